@@ -1,0 +1,34 @@
+# The words of this project: quickstart test lint typecheck bench clean.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+AREAS := __init__.py pretrain decode kernels eval tools
+
+.PHONY: quickstart test lint typecheck bench clean
+
+quickstart: $(VENV)/installed
+	$(BIN)/anchored quickstart
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not gpu" --durations=10
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(VENV)/installed # mypy needs to see the folders under the name `anchored`
+	@mkdir -p .cache/typing/anchored
+	@for area in $(AREAS); do ln -sfn ../../../$$area .cache/typing/anchored/$$area; done
+	MYPYPATH=.cache/typing $(BIN)/mypy -p anchored.kernels -p anchored.decode
+
+bench: $(VENV)/installed
+	$(BIN)/anchored bench kernel
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[eval,dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,53 @@
+"""Anchored Decoding: a strong language model inside an information budget of a safe one."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decode.decoder import Decoder
+    from .decode.generation import Generation
+    from .decode.ledger import Ledger, LedgerError
+    from .decode.model_pair import ModelPair
+    from .decode.rules.anchored import Anchored
+    from .decode.rules.risky_only import RiskyOnly
+    from .decode.rules.safe_only import SafeOnly
+    from .decode.verification import Verification, verify
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Decoder": "decode.decoder",
+    "Generation": "decode.generation",
+    "Ledger": "decode.ledger",
+    "LedgerError": "decode.ledger",
+    "ModelPair": "decode.model_pair",
+    "Anchored": "decode.rules.anchored",
+    "RiskyOnly": "decode.rules.risky_only",
+    "SafeOnly": "decode.rules.safe_only",
+    "Verification": "decode.verification",
+    "verify": "decode.verification",
+}
+
+__all__ = [
+    "Anchored",
+    "Decoder",
+    "Generation",
+    "Ledger",
+    "LedgerError",
+    "ModelPair",
+    "RiskyOnly",
+    "SafeOnly",
+    "Verification",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported at first use: `import anchored` loads neither torch nor models."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

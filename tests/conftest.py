@@ -1,0 +1,36 @@
+"""Fixtures shared by all areas: one tiny pair, in memory and as folders."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import tiny_llama, train_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from anchored import ModelPair
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def pair(tokenizer) -> ModelPair:
+    """A float64 pair whose models disagree enough for budgets to bind."""
+    return ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
+
+
+@pytest.fixture(scope="session")
+def pair_folders(tmp_path_factory, tokenizer) -> tuple[Path, Path]:
+    """The same kind of pair as Hugging Face folders, in float32."""
+    root = tmp_path_factory.mktemp("pair")
+    for name, model in (("safe", tiny_llama(1)), ("risky", tiny_llama(2, layers=3))):
+        model.float().save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root / "safe", root / "risky"
