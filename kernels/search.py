@@ -1,0 +1,156 @@
+"""The search for the largest beta whose KL fits the budget, over all rows of a batch at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .bracket import Bracket, bracket, narrowed_by_estimates, predicted_beta
+from .logit_pair import LogitPair
+from .tilt import TiltSums, tilted_sums
+from .tilt_points import (
+    TiltPoints,
+    certified_points,
+    estimated_points,
+    start_point,
+    unknown_point,
+)
+
+# A rows, P points a row.
+
+MAX_PASSES = 16
+"""Random rows within +-100 nats took at most 8; at the limit the feasible end is returned."""
+
+NUM_ESTIMATED_PASSES = 2
+"""Passes that interpolate between estimates; should those mislead, later ones do without them."""
+
+TRIAL_OFFSETS = (-4.0 / 3.0, -2.0 / 3.0, 0.0, 2.0 / 3.0)
+"""Where the four points of a pass lie, in error estimates from the predicted root."""
+
+SHARPNESS = 10.0
+"""One point is tried in place of four if the estimated error in KL is below this many tolerances:
+the estimate, quintic minus cubic, is the cubic's error and lies far above the quintic's own."""
+
+LEAST_STEP = 1e-3
+"""Trial points keep this fraction of the bracket from its ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class KlTarget:
+    """What each row may spend on the common support, and how near the search must come to it."""
+
+    log2_shared: Tensor
+    """(A,) float64, log2 of the safe weight on the common support."""
+    allowance: Tensor
+    """(A,) float64 nats; KL plus its margin must not exceed it."""
+    tolerance: Tensor
+    """(A,) float64 nats; the search ends within it of the allowance."""
+    is_untilted: Tensor
+    """(A,) bool, the models agree wherever the safe one has weight."""
+
+    def take(self, rows: Tensor | slice) -> KlTarget:
+        return KlTarget(
+            self.log2_shared[rows],
+            self.allowance[rows],
+            self.tolerance[rows],
+            self.is_untilted[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """Where to measure next; (A,) each."""
+
+    beta: Tensor
+    error: Tensor
+    is_sharp: Tensor
+    """One point is likely to settle the row."""
+
+
+def largest_feasible(
+    pair: LogitPair, rows: Tensor, first: TiltSums, target: KlTarget
+) -> TiltPoints:
+    """The largest beta found feasible in each row.
+
+    rows: (A,) int64, rows of the pair that have a common support. first: their `estimated_sums`.
+    Returns: (A, 1) points measured in float64: feasible means feasible.
+    """
+    estimates = estimated_points(first)
+    start = start_point(first, target.log2_shared)
+    interval = Bracket(start, unknown_point(start))
+    is_stalled = torch.zeros_like(rows, dtype=torch.bool)
+    for num_passes in range(MAX_PASSES):
+        is_open = _is_open(interval, target)
+        if not bool(is_open.any()):
+            break
+        still = _members(is_open)
+        before, part = interval.take(still), target.take(still)
+        is_guided = num_passes < NUM_ESTIMATED_PASSES
+        known = estimates.take(still) if is_guided else TiltPoints(estimates.values[still, :0])
+        trials = _trials(before, known, part, is_stalled[still])
+        after = _narrowed(pair, rows[still], before, part, trials)
+        is_stalled[still] = (after.width > 0.5 * before.width) & (not is_guided)
+        interval.put(still, after)
+    return interval.lower
+
+
+def _members(mask: Tensor) -> Tensor | slice:
+    # Most often all rows: a slice of them is a view, a tenth of the cost of an index.
+    return slice(None) if bool(mask.all()) else mask.nonzero()[:, 0]
+
+
+def _is_open(interval: Bracket, target: KlTarget) -> Tensor:
+    lower = interval.lower
+    slack = torch.maximum(target.tolerance, 4.0 * lower.margin[:, 0])
+    can_rise = (lower.beta[:, 0] < 1.0) & (interval.width > 0.0)
+    return can_rise & (lower.kl[:, 0] < target.allowance - slack)
+
+
+def _trials(
+    interval: Bracket, estimates: TiltPoints, target: KlTarget, is_stalled: Tensor
+) -> _Trials:
+    slack = torch.maximum(0.5 * target.tolerance, 2.0 * interval.lower.margin[:, 0])
+    aim = target.allowance - slack
+    guide = narrowed_by_estimates(interval, estimates, aim)
+    low, width = guide.lower.beta[:, 0], guide.width
+    beta, error = predicted_beta(guide, aim)
+    rise = (guide.upper.kl.sqrt() - guide.lower.kl.sqrt())[:, 0] / width
+    error_nats = 2.0 * aim.sqrt() * rise * error
+    beta = torch.where(is_stalled, low + 0.5 * width, beta).clamp_max(1.0)
+    error = torch.where(is_stalled, 0.3 * width, error)
+    is_sharp = (error_nats < SHARPNESS * target.tolerance) & ~is_stalled
+    return _Trials(beta, error, is_sharp | (beta == 1.0))
+
+
+def _narrowed(
+    pair: LogitPair, rows: Tensor, interval: Bracket, target: KlTarget, trials: _Trials
+) -> Bracket:
+    """The bracket after one pass: one point for the sharp rows and four for the others."""
+    narrowed = Bracket(
+        *(TiltPoints(end.values.clone()) for end in (interval.lower, interval.upper))
+    )
+    for group, offsets in ((trials.is_sharp, (0.0,)), (~trials.is_sharp, TRIAL_OFFSETS)):
+        if not bool(group.any()):
+            continue
+        members = _members(group)
+        before, part = interval.take(members), target.take(members)
+        beta = _trial_betas(before, trials.beta[members], trials.error[members], offsets)
+        sums = tilted_sums(pair, rows[members], beta)
+        rounding = pair.rounding(rows[members])
+        points = certified_points(rounding, sums, part.log2_shared, part.is_untilted)
+        known = torch.cat([before.lower.values, points.values, before.upper.values], dim=1)
+        narrowed.put(members, bracket(TiltPoints(known), part.allowance))
+    return narrowed
+
+
+def _trial_betas(
+    interval: Bracket, beta: Tensor, error: Tensor, offsets: tuple[float, ...]
+) -> Tensor:
+    if len(offsets) == 1:
+        return beta[:, None]
+    low, high = interval.lower.beta, interval.upper.beta.clamp_max(1.0)
+    gap = LEAST_STEP * (high - low)
+    spread = torch.tensor(offsets, dtype=beta.dtype, device=beta.device) * error[:, None]
+    return torch.clamp(beta[:, None] + spread, low + gap, high - gap)

@@ -1,0 +1,42 @@
+"""The grid on which budgets and spends live, so that float64 sums of spends are exact."""
+
+import torch
+from torch import Tensor
+
+SPEND_QUANTUM = 2.0**-32
+"""Nats; every spend is a multiple of it."""
+
+BUDGET_CAP = 2.0**20
+"""Nats; multiples of the quantum below it take 52 bits, so sums up to twice the cap are exact."""
+
+
+def floor_to_quantum(nats: Tensor) -> Tensor:
+    """Largest multiple of SPEND_QUANTUM that is not above each value.
+
+    nats: any shape, float64, |nats| <= 2**63 (beyond that a float64 is a multiple already).
+    Returns: the same shape and dtype, exact: scaling by a power of two does not round.
+    """
+    return torch.floor(nats / SPEND_QUANTUM) * SPEND_QUANTUM
+
+
+def ceil_to_quantum(nats: Tensor) -> Tensor:
+    """Smallest multiple of SPEND_QUANTUM that is not below each value; see `floor_to_quantum`."""
+    return torch.ceil(nats / SPEND_QUANTUM) * SPEND_QUANTUM
+
+
+def usable_budget(budget: Tensor, num_rows: int, device: torch.device) -> Tensor:
+    """The part of each budget that spends can fill: capped, rounded down to the quantum.
+
+    budget: (num_rows,) of a float dtype, nats; may be negative or infinite.
+    Returns: (num_rows,) float64 on the device.
+    Raises: ValueError for another shape or dtype, or a NaN.
+    """
+    if budget.shape != (num_rows,) or not budget.dtype.is_floating_point:
+        raise ValueError(
+            f"budget must be ({num_rows},) of a float dtype, "
+            f"got {tuple(budget.shape)} {budget.dtype}"
+        )
+    if bool(budget.isnan().any()):
+        raise ValueError(f"budget must not be NaN, got {budget.tolist()}")
+    budget = budget.to(device=device, dtype=torch.float64)
+    return floor_to_quantum(budget.clamp(min=-BUDGET_CAP, max=BUDGET_CAP))

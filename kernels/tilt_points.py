@@ -1,0 +1,152 @@
+"""Divergences of the tilted family from its power sums, with a bound on their rounding error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .logit_pair import BITS_PER_NAT
+from .tilt import TiltSums
+
+# A rows, P points (betas) a row.
+
+LEAST_PARTITION = -900.0
+"""log2 of the least float64 sum that is trusted; less needs logits beyond +-300 nats."""
+
+LEAST_ESTIMATE = -40.0
+"""The same for the float32 sums of `tilt.estimated_sums`."""
+
+ESTIMATE_ROUNDING = 1e-6
+"""Usual relative error of the float32 sums, generously."""
+
+UNKNOWN_BETA = 2.0
+"""Halfway to it from 0 lies beta = 1, which is what a search without any knowledge tries first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiltPoints:
+    """KL(p_beta || p_s on the common support) at several betas a row, and the curve's shape there.
+
+    With s = sqrt(KL), a nearly straight function of beta, `velocity` is d beta / d s and
+    `acceleration` its derivative. A point that is not known has KL = inf.
+    """
+
+    values: Tensor
+    """(A, P, 6) float64: the properties below, in order."""
+
+    @property
+    def beta(self) -> Tensor:
+        return self.values[..., 0]
+
+    @property
+    def log2_partition(self) -> Tensor:
+        """log2 of the sum of the weights of `TiltSums`."""
+        return self.values[..., 1]
+
+    @property
+    def kl(self) -> Tensor:
+        """Nats, at least 0."""
+        return self.values[..., 2]
+
+    @property
+    def margin(self) -> Tensor:
+        """Nats; the true KL is within it of `kl`."""
+        return self.values[..., 3]
+
+    @property
+    def velocity(self) -> Tensor:
+        return self.values[..., 4]
+
+    @property
+    def acceleration(self) -> Tensor:
+        return self.values[..., 5]
+
+    def take(self, rows: Tensor | slice) -> TiltPoints:
+        return TiltPoints(self.values[rows])
+
+    def select(self, point: Tensor) -> TiltPoints:
+        """One point a row: point (A,) int64 in [0, P); the result has P = 1."""
+        index = point[:, None, None].expand(-1, 1, self.values.shape[-1])
+        return TiltPoints(self.values.gather(1, index))
+
+
+def certified_points(
+    rounding: Tensor, sums: TiltSums, log2_shared: Tensor, is_untilted: Tensor
+) -> TiltPoints:
+    """Divergences from float64 sums, each with a bound on its rounding error.
+
+    rounding: (A,) float64, `LogitPair.rounding` of the rows. log2_shared: (A,) float64, log2 of the
+    safe weight on the common support. is_untilted: (A,) bool, the tilt is 0 wherever p_s has
+    weight; where it is 0 under p_beta too, the two laws are one and the divergence is exactly 0.
+    """
+    points = _points(sums, log2_shared[:, None], rounding[:, None])
+    is_known = (points.log2_partition > LEAST_PARTITION) & points.kl.isfinite()
+    is_same = is_untilted[:, None] & (sums.sums[..., 2] == 0.0)
+    points.kl.masked_fill_(~is_known, torch.inf).masked_fill_(is_same, 0.0)
+    points.margin.masked_fill_(is_same, 0.0)
+    return points
+
+
+def estimated_points(sums: TiltSums) -> TiltPoints:
+    """Divergences from `estimated_sums`; the margin is a usual error, not a bound."""
+    # Their own sum at beta = 0: the rounding that all points share then cancels.
+    log2_shared = sums.sums[:, :1, 0].log2()
+    points = _points(sums, log2_shared, torch.full_like(log2_shared, ESTIMATE_ROUNDING))
+    is_known = (points.log2_partition > LEAST_ESTIMATE) & points.kl.isfinite()
+    points.kl.masked_fill_(~is_known, torch.inf)
+    return points
+
+
+def start_point(sums: TiltSums, log2_shared: Tensor) -> TiltPoints:
+    """beta = 0, where p_0 is p_s on the common support by definition: KL and margin are 0.
+
+    sums: its first point has beta = 0. There KL = V beta^2 / 2 + T beta^3 / 3 + ... with V and T
+    the variance and the third central moment of the tilt, which gives the shape of the curve.
+    """
+    variance, skew = _central_moments(sums.sums[:, :1])[2:]
+    zero = torch.zeros_like(variance)
+    velocity = (2.0 / variance).sqrt()
+    acceleration = -4.0 / 3.0 * skew / (variance * variance)
+    columns = [zero, log2_shared[:, None], zero, zero, velocity, acceleration]
+    return TiltPoints(torch.stack(columns, dim=-1))
+
+
+def unknown_point(like: TiltPoints) -> TiltPoints:
+    """A point above every beta, not known to be feasible."""
+    unknown = torch.full_like(like.values, torch.inf)
+    unknown[..., 0] = UNKNOWN_BETA
+    return TiltPoints(unknown)
+
+
+def _points(sums: TiltSums, log2_shared: Tensor, rounding: Tensor) -> TiltPoints:
+    """KL(p_beta || p_s) = beta psi' - psi with psi = log E_{p_s}[exp(beta d)]; KL' = beta psi''."""
+    mean, mean_square, variance, skew = _central_moments(sums.sums)
+    beta, log2_partition = sums.beta, sums.sums[..., 0].log2()
+    psi = (log2_partition - log2_shared) / BITS_PER_NAT
+    kl = (beta * mean - psi).clamp_min_(0.0)
+    root = kl.sqrt()
+    slope = beta * variance / (2.0 * root)
+    bend = (variance + beta * skew) / (2.0 * root) - slope * slope / root
+    margin = _margin(rounding, psi.abs(), beta, mean_square.sqrt())
+    columns = [beta, log2_partition, kl, margin, 1.0 / slope, -bend / slope**3]
+    return TiltPoints(torch.stack(columns, dim=-1))
+
+
+def _central_moments(sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, mean square, variance and third central moment of the tilt, in nats; (A, P) each."""
+    scale = sums.new_tensor([1.0 / BITS_PER_NAT**power for power in (1, 2, 3)])
+    mean, mean_square, mean_cube = (sums[..., 1:] / sums[..., :1] * scale).unbind(-1)
+    variance = (mean_square - mean * mean).clamp_min_(0.0)
+    skew = mean_cube - mean * (mean_square + 2.0 * variance)
+    return mean, mean_square, variance, skew
+
+
+def _margin(rounding: Tensor, psi: Tensor, beta: Tensor, spread: Tensor) -> Tensor:
+    """To first order: relative errors of the weights, and how far the divergence passes them on.
+
+    psi is its absolute value; spread is the root mean square of the tilt.
+    """
+    weight_error = rounding + torch.finfo(torch.float64).eps * (spread + psi)
+    return 8.0 * weight_error * (1.0 + psi + beta * spread)

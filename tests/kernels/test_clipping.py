@@ -1,0 +1,134 @@
+"""project_max against float64: the largest log-ratio in every case, and the laws of clipping."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchored.kernels import reference
+from anchored.kernels.clipping import project_max
+from anchored.kernels.spend import SPEND_QUANTUM
+from anchored.kernels.uniforms import uniforms
+
+KINDS = (
+    "generic",
+    "agreeing",
+    "memorised",
+    "confident",
+    "disjoint_peaks",
+    "identical",
+    "shifted",
+    "scaled",
+    "two_atoms",
+    "masked_risky",
+    "masked_safe",
+    "masked_both",
+    "disjoint_support",
+    "huge",
+)
+# 14 kinds x 2 dtypes x (8 sizes x 42 rows + 4,001 x 16 + 128,256 x 9) = 10,108 cases.
+SIZES = [(size, 42) for size in (1, 2, 3, 5, 17, 64, 257, 1000)] + [(4001, 16), (128256, 9)]
+
+REFERENCE_ERROR = 1e-11
+"""Nats; rounding of the float64 log-probabilities compared, 1e-16 times the range of the logits."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_random_cases_keep_the_bound(kind, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(KINDS.index(kind))
+    for vocab_size, num_rows in SIZES:
+        for dtype in (torch.bfloat16, torch.float32):
+            risky, safe = (x.to(dtype) for x in logit_pairs(kind, num_rows, vocab_size, generator))
+            budget = budgets(num_rows, generator)
+            projection = project_max(risky, safe, budget)
+            # The same values in float64: the same law, with log-probabilities in float64.
+            log_probs = project_max(risky.double(), safe.double(), budget).log_probs()
+            divergence = reference.max_divergence(log_probs, safe)
+            spent = torch.where(projection.is_safe_only, 0.0, divergence)
+            assert bool((spent <= projection.spend + REFERENCE_ERROR).all())
+            assert bool((projection.spend <= budget.clamp_min(0.0)).all())
+            assert bool((projection.spend / SPEND_QUANTUM).frac().eq(0).all())
+            assert log_probs.logsumexp(-1).abs().max() < 1e-9
+            assert bool((log_probs[reference.log_softmax(safe) == -math.inf] == -math.inf).all())
+            error = (projection.log_probs().double() - log_probs)[log_probs > math.log(1e-8)]
+            assert error.abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "huge"])
+def test_scale_agrees_with_bisection(kind, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(1)
+    risky, safe = logit_pairs(kind, 60, 33, generator)
+    budget = budgets(60, generator)
+    projection = project_max(risky, safe, budget)
+    log_scale = reference.project_max(risky, safe, budget)
+    assert torch.equal(projection.is_safe_only, log_scale.isnan())
+    expected = reference.clipped_probs(risky, safe, budget, log_scale.nan_to_num(0.0))
+    expected = torch.where(log_scale.isnan()[:, None], safe.softmax(-1), expected)
+    torch.testing.assert_close(projection.log_probs().exp(), expected, rtol=0, atol=1e-8)
+
+
+def test_an_ample_budget_gives_the_risky_law_on_the_common_support(logit_pairs):
+    risky, safe = logit_pairs("masked_both", 10, 50, torch.Generator().manual_seed(2))
+    is_shared = (risky > -math.inf) & (safe > -math.inf)
+    is_possible = is_shared.any(-1)
+    risky, safe, is_shared = risky[is_possible], safe[is_possible], is_shared[is_possible]
+    projection = project_max(risky, safe, torch.full((len(risky),), 500.0))
+    expected = risky.masked_fill(~is_shared, -math.inf).softmax(-1)
+    torch.testing.assert_close(projection.log_probs().exp(), expected)
+    torch.testing.assert_close(projection.weight, torch.ones_like(projection.weight))
+    divergence = reference.max_divergence(projection.log_probs(), safe)
+    torch.testing.assert_close(projection.spend, divergence, rtol=0, atol=1e-9)
+
+
+def test_identical_models_give_the_risky_law_for_nothing(logit_pairs):
+    _, safe = logit_pairs("masked_safe", 20, 300, torch.Generator().manual_seed(3))
+    projection = project_max(safe, safe, torch.full((20,), 0.1))
+    torch.testing.assert_close(projection.weight, torch.ones_like(projection.weight))
+    assert projection.spend.tolist() == [0.0] * 20
+
+
+def test_a_hand_made_case():
+    # c 0.9 and e^k 0.5 against e^k 0.5 with e^k = 1.2: the first is clipped at 0.6, c = 4.
+    risky = torch.tensor([[0.9, 0.1]], dtype=torch.float64).log()
+    safe = torch.zeros(1, 2, dtype=torch.float64)
+    projection = project_max(risky, safe, torch.tensor([math.log(1.2)], dtype=torch.float64))
+    expected = torch.tensor([[0.6, 0.4]], dtype=torch.float64)
+    torch.testing.assert_close(projection.log_probs().exp(), expected, rtol=0, atol=1e-8)
+    assert projection.weight.item() == pytest.approx(0.25, abs=1e-7)
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    vocab_size=st.sampled_from([1, 2, 7, 63, 64, 65, 300]),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=30, deadline=None)
+def test_laws_of_clipping(kind, vocab_size, seed, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(seed)
+    risky, safe = logit_pairs(kind, 6, vocab_size, generator)
+    budget = budgets(6, generator)
+    uniform = uniforms(torch.arange(6), torch.arange(6))
+    projection = project_max(risky, safe, budget, uniform)
+    for row in range(6):
+        one = slice(row, row + 1)
+        alone = project_max(risky[one], safe[one], budget[one], uniform[one])
+        assert alone.token_ids[0] == projection.token_ids[row]
+        assert (alone.spend - projection.spend[one]).abs().max() <= SPEND_QUANTUM
+    more = project_max(risky, safe, 2.0 * budget + 1e-3)
+    assert bool((more.weight >= projection.weight - 1e-9).all())
+    if kind == "huge":
+        return
+    order = torch.randperm(vocab_size, generator=generator)
+    permuted = project_max(risky[:, order], safe[:, order], budget)
+    shifted = project_max(risky + 3.0, safe - 5.0, budget)
+    for other in (permuted.spend, shifted.spend):
+        assert (other - projection.spend).abs().max() <= 1e-8
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="backend must be one of auto, torch, got 'cuda'"):
+        project_max(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1), backend="cuda")
+    with pytest.raises(ValueError, match="budget must not be NaN"):
+        project_max(torch.zeros(1, 3), torch.zeros(1, 3), torch.tensor([math.nan]))

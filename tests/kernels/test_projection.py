@@ -1,0 +1,241 @@
+"""project_kl against float64: the bound in every case, accuracy where it is promised, and laws."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchored.kernels import reference
+from anchored.kernels.projection import project_kl
+from anchored.kernels.spend import SPEND_QUANTUM
+from anchored.kernels.uniforms import uniforms
+
+KINDS = (
+    "generic",
+    "agreeing",
+    "memorised",
+    "confident",
+    "disjoint_peaks",
+    "identical",
+    "shifted",
+    "scaled",
+    "two_atoms",
+    "masked_risky",
+    "masked_safe",
+    "masked_both",
+    "disjoint_support",
+    "huge",
+)
+# 14 kinds x 2 dtypes x (8 sizes x 42 rows + 4,001 x 16 + 128,256 x 9) = 10,108 cases.
+SIZES = [(size, 42) for size in (1, 2, 3, 5, 17, 64, 257, 1000)] + [(4001, 16), (128256, 9)]
+
+REFERENCE_ERROR = 1e-12
+"""Nats; rounding of the float64 reference itself, at most 1e-16 times the range of the logits."""
+
+
+def assert_feasible(projection, risky, safe, budget):
+    """float64 KL at the returned weight <= spend <= budget; returns that KL and its log-probs."""
+    forced = projection.is_safe_only[:, None]
+    tilted = reference.tilted_log_probs(risky, safe, projection.weight)
+    log_probs = torch.where(forced, reference.log_softmax(safe), tilted)
+    kl = reference.kl_divergence(log_probs, safe)
+    assert bool((kl <= projection.spend + REFERENCE_ERROR).all())
+    assert bool((projection.spend <= budget.clamp_min(0.0)).all())
+    assert bool((projection.spend / SPEND_QUANTUM).frac().eq(0).all())
+    banned = reference.log_softmax(safe) == -math.inf
+    assert bool((projection.log_probs()[banned] == -math.inf).all())
+    return kl, log_probs
+
+
+def assert_accurate(projection, kl, log_probs, budget):
+    """The promises for logits within +-100."""
+    binds = (projection.weight < 1.0) & ~projection.is_safe_only
+    shortfall = torch.where(binds, budget - kl, 0.0)
+    assert bool((shortfall <= torch.clamp(1e-5 * budget, min=1e-7)).all())
+    is_likely = log_probs > math.log(1e-8)
+    error = (projection.log_probs().double() - log_probs)[is_likely].abs()
+    assert error.max() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_random_cases_keep_the_bound_and_the_accuracy(kind, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(KINDS.index(kind))
+    for vocab_size, num_rows in SIZES:
+        for dtype in (torch.bfloat16, torch.float32):
+            risky, safe = (x.to(dtype) for x in logit_pairs(kind, num_rows, vocab_size, generator))
+            budget = budgets(num_rows, generator)
+            projection = project_kl(risky, safe, budget)
+            kl, log_probs = assert_feasible(projection, risky, safe, budget)
+            if kind != "huge":
+                assert_accurate(projection, kl, log_probs, budget)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "huge"])
+def test_weight_agrees_with_bisection(kind, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(1)
+    risky, safe = logit_pairs(kind, 60, 33, generator)
+    budget = budgets(60, generator)
+    projection = project_kl(risky, safe, budget)
+    expected = reference.project_kl(risky, safe, budget)
+    assert torch.equal(projection.is_safe_only, expected.isnan())
+    at_expected = reference.tilted_log_probs(risky, safe, expected.nan_to_num(0.0))
+    at_weight = reference.tilted_log_probs(risky, safe, projection.weight)
+    gap = reference.kl_divergence(at_expected, safe) - reference.kl_divergence(at_weight, safe)
+    is_within = gap <= torch.clamp(1e-5 * budget, min=1e-7)
+    assert bool((is_within | projection.is_safe_only).all())
+
+
+def test_support_rules():
+    inf = math.inf
+    safe = torch.tensor([[0.0, 0.0, -inf]] * 5, dtype=torch.float64)
+    risky = torch.tensor(
+        [[-inf, 0.0, 9.0], [-inf, 0.0, 9.0], [-inf, -inf, 0.0], [0.0, 0.0, 9.0], [1.0, 0.0, 9.0]],
+        dtype=torch.float64,
+    )
+    budget = torch.tensor([0.69, 0.70, 5.0, 5.0, 0.0], dtype=torch.float64)
+    projection = project_kl(risky, safe, budget)
+    # Rows: floor log 2 above the budget, below it, empty S, p_r on S is p_s, no budget.
+    assert projection.is_safe_only.tolist() == [True, False, True, False, True]
+    assert projection.weight.tolist() == [0.0, 1.0, 0.0, 1.0, 0.0]
+    half = [0.5, 0.5, 0.0]
+    expected = torch.tensor([half, [0.0, 1.0, 0.0], half, half, half], dtype=torch.float64)
+    torch.testing.assert_close(projection.log_probs().exp(), expected)
+    assert projection.spend[[0, 2, 4]].tolist() == [0.0] * 3
+    assert projection.spend[3] <= SPEND_QUANTUM
+    assert math.log(2.0) <= projection.spend[1] <= math.log(2.0) + 2 * SPEND_QUANTUM
+
+
+def test_identical_models_give_the_risky_law_for_nothing(logit_pairs):
+    _, safe = logit_pairs("masked_safe", 20, 300, torch.Generator().manual_seed(2))
+    projection = project_kl(safe, safe, torch.full((20,), 1e-9))
+    assert projection.weight.tolist() == [1.0] * 20
+    assert projection.spend.tolist() == [0.0] * 20
+    assert not projection.is_safe_only.any()
+
+
+def test_one_token_vocabulary_is_certain():
+    projection = project_kl(
+        torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1), torch.zeros(1, 3).double()
+    )
+    assert projection.log_probs().tolist() == [[0.0]]
+    assert projection.token_ids.tolist() == [0]
+
+
+def test_invalid_rows_are_flagged_and_leave_the_others_alone(logit_pairs):
+    risky, safe = logit_pairs("masked_both", 5, 40, torch.Generator().manual_seed(3))
+    clean = risky.clone(), safe.clone()
+    risky[0, 7], safe[1, 3], risky[2], safe[3, 0] = math.nan, math.inf, -math.inf, math.nan
+    budget = torch.full((5,), 3.0)
+    uniform = uniforms(torch.arange(5), torch.zeros(5, dtype=torch.int64))
+    projection = project_kl(risky, safe, budget, uniform)
+    alone = project_kl(clean[0][4:], clean[1][4:], budget[4:], uniform[4:])
+    assert projection.is_valid.tolist() == [False] * 4 + [True]
+    assert projection.token_ids[:4].tolist() == [-1] * 4
+    assert projection.spend[:4].tolist() == [0.0] * 4 == projection.weight[:4].tolist()
+    assert not projection.accepted[:4].any()
+    assert projection.log_probs()[:4].isnan().all()
+    assert projection.spend[4] == alone.spend[0]
+    assert projection.token_ids[4] == alone.token_ids[0]
+
+
+def test_token_log_probs_are_those_of_the_whole_row(logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(4)
+    for kind in KINDS:
+        risky, safe = logit_pairs(kind, 30, 50, generator)
+        projection = project_kl(risky, safe, budgets(30, generator))
+        token_ids = torch.randint(50, (30,), generator=generator)
+        whole = projection.log_probs().gather(1, token_ids[:, None])[:, 0]
+        torch.testing.assert_close(
+            projection.token_log_probs(token_ids), whole, rtol=1e-9, atol=1e-9
+        )
+        whole_safe = reference.log_softmax(safe).gather(1, token_ids[:, None])[:, 0]
+        torch.testing.assert_close(
+            projection.safe_token_log_probs(token_ids), whole_safe, rtol=1e-9, atol=1e-9
+        )
+
+
+def test_log_probs_are_float32_unless_the_logits_are_float64():
+    budget = torch.ones(1)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        logits = torch.randn(1, 9).to(dtype)
+        assert project_kl(logits, logits, budget).log_probs().dtype == torch.float32
+    assert project_kl(logits.double(), logits, budget).log_probs().dtype == torch.float64
+
+
+def test_strided_logits_are_read_in_place(logit_pairs):
+    risky, safe = logit_pairs("generic", 6, 100, torch.Generator().manual_seed(5))
+    budget = torch.full((3,), 0.3)
+    expected = project_kl(risky[::2, ::2].contiguous(), safe[::2, 1::2].contiguous(), budget)
+    actual = project_kl(risky[::2, ::2], safe[::2, 1::2], budget)
+    assert torch.equal(actual.spend, expected.spend)
+    transposed = project_kl(risky.T.contiguous().T[:3], safe.T.contiguous().T[:3], budget)
+    assert torch.equal(transposed.spend, project_kl(risky[:3], safe[:3], budget).spend)
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    vocab_size=st.sampled_from([1, 2, 7, 63, 64, 65, 300]),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_laws_of_the_projection(kind, vocab_size, seed, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(seed)
+    risky, safe = logit_pairs(kind, 6, vocab_size, generator)
+    budget = budgets(6, generator)
+    uniform = uniforms(torch.arange(6), torch.arange(6))
+    projection = project_kl(risky, safe, budget, uniform)
+    log_probs = projection.log_probs()
+    tolerance = torch.clamp(2e-5 * budget, min=2e-7)
+    assert log_probs.logsumexp(-1).abs().max() < 1e-9
+
+    # A whole batch is its rows one by one: the same numbers, hence the same tokens.
+    for row in range(6):
+        one = slice(row, row + 1)
+        alone = project_kl(risky[one], safe[one], budget[one], uniform[one])
+        assert alone.token_ids[0] == projection.token_ids[row]
+        assert (alone.spend - projection.spend[one]).abs().max() <= SPEND_QUANTUM
+        assert (alone.weight - projection.weight[one]).abs().max() < 1e-12
+
+    if kind == "huge":
+        return
+    shifted = project_kl(risky + 3.0, safe - 5.0, budget)
+    assert bool(((shifted.spend - projection.spend).abs() <= tolerance).all())
+    order = torch.randperm(vocab_size, generator=generator)
+    permuted = project_kl(risky[:, order], safe[:, order], budget)
+    assert bool(((permuted.spend - projection.spend).abs() <= tolerance).all())
+    more = project_kl(risky, safe, 2.0 * budget + 1e-3)
+    assert bool((more.weight >= projection.weight - 1e-12).all())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"risky_logits": torch.zeros(2, 4)}, r"both be \(B, V\), got \(2, 4\) and \(2, 5\)"),
+        ({"risky_logits": torch.zeros(2, 5).long()}, "float dtype, got torch.int64"),
+        ({"budget": torch.tensor([1.0, math.nan])}, "budget must not be NaN"),
+        ({"budget": torch.ones(3)}, r"budget must be \(2,\)"),
+        ({"uniform": torch.zeros(2, 3)}, r"uniform must be \(2, 3\) float64"),
+        ({"uniform": torch.ones(2, 3).double()}, r"uniform must be in \[0, 1\)"),
+        ({"backend": "triton"}, "backend must be one of auto, torch, got 'triton'"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, message):
+    arguments = {
+        "risky_logits": torch.zeros(2, 5),
+        "safe_logits": torch.zeros(2, 5),
+        "budget": torch.ones(2),
+    }
+    with pytest.raises(ValueError, match=message):
+        project_kl(**(arguments | change))
+
+
+def test_an_empty_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="at least 1 token, got 0"):
+        project_kl(torch.zeros(1, 0), torch.zeros(1, 0), torch.ones(1))
+
+
+def test_an_empty_batch_is_empty():
+    projection = project_kl(torch.zeros(0, 4), torch.zeros(0, 4), torch.ones(0))
+    assert projection.log_probs().shape == (0, 4)

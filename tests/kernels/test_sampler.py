@@ -1,0 +1,136 @@
+"""The coupled sampler draws exactly p*, and keeps the safe draft as often as any coupling can."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchored.kernels import reference
+from anchored.kernels.clipping import project_max
+from anchored.kernels.projection import project_kl
+from anchored.kernels.sampler import coupled_sample
+from anchored.kernels.uniforms import uniforms
+
+NUM_DRAWS = 60_000
+
+FALSE_ALARM_Z = 4.9
+"""A standard normal exceeds it in absolute value once in a million times."""
+
+
+def chi_square_limit(degrees: int) -> float:
+    """Exceeded about once in a million (Wilson and Hilferty 1931)."""
+    spread = 2.0 / (9.0 * degrees)
+    return degrees * (1.0 - spread + 4.75 * math.sqrt(spread)) ** 3
+
+
+def assert_law(token_ids, probs):
+    """Chi-square of the tokens against the probabilities; false alarm 1e-6, seeds fixed."""
+    counts = torch.bincount(token_ids, minlength=len(probs)).double()
+    assert counts[probs == 0.0].sum() == 0.0
+    expected = probs * len(token_ids)
+    is_common = expected >= 5.0
+    counts = torch.cat([counts[is_common], counts[~is_common].sum()[None]])
+    expected = torch.cat([expected[is_common], expected[~is_common].sum()[None]])
+    terms = torch.where(expected > 0, (counts - expected) ** 2 / expected.clamp_min(1e-9), 0.0)
+    assert terms.sum() < chi_square_limit(max(1, len(expected) - 1))
+
+
+def assert_share(accepted, expected):
+    share = accepted.double().mean().item()
+    deviation = math.sqrt(expected * (1.0 - expected) / len(accepted))
+    assert abs(share - expected) <= FALSE_ALARM_Z * deviation + 1e-12
+
+
+def draws(seed: int):
+    return uniforms(torch.full((NUM_DRAWS,), seed), torch.arange(NUM_DRAWS))
+
+
+def check_draws(token_ids, accepted, safe_probs, probs):
+    distance = 0.5 * (probs - safe_probs).abs().sum()
+    residual = (probs - safe_probs).clamp_min(0.0)
+    assert_law(token_ids, probs)
+    assert_law(token_ids[~accepted], residual / residual.sum())
+    assert_law(token_ids[accepted], torch.minimum(probs, safe_probs) / (1.0 - distance))
+    assert_share(accepted, 1.0 - distance.item())
+
+
+@pytest.mark.parametrize("project", [project_kl, project_max])
+@pytest.mark.parametrize("kind", ["generic", "memorised", "masked_both"])
+def test_a_projection_draws_its_own_law(kind, project, logit_pairs):
+    risky, safe = logit_pairs(kind, 1, 60, torch.Generator().manual_seed(6))
+    budget = torch.full((1,), 0.05) + reference.support_floor(risky, safe)
+    rows = (NUM_DRAWS, 60)
+    projection = project(risky.expand(rows), safe.expand(rows), budget.expand(NUM_DRAWS), draws(1))
+    assert 0.0 < projection.weight[0] < 1.0
+    probs = project(risky, safe, budget).log_probs()[0].exp()
+    safe_probs = reference.log_softmax(safe)[0].exp()
+    check_draws(projection.token_ids, projection.accepted, safe_probs, probs)
+
+
+def test_coupled_sample_draws_any_law_even_off_the_safe_support(logit_pairs):
+    generator = torch.Generator().manual_seed(7)
+    risky, safe = logit_pairs("masked_both", 1, 40, generator)
+    log_probs, safe_log_probs = risky.log_softmax(-1), safe.log_softmax(-1)
+    rows = (NUM_DRAWS, 40)
+    token_ids, accepted = coupled_sample(
+        safe_log_probs.expand(rows), log_probs.expand(rows), draws(2)
+    )
+    check_draws(token_ids, accepted, safe_log_probs[0].exp(), log_probs[0].exp())
+
+
+@pytest.mark.parametrize("project", [project_kl, project_max])
+def test_the_draft_is_drawn_in_token_id_order_across_blocks(project, logit_pairs):
+    risky, safe = logit_pairs("generic", 40, 70_001, torch.Generator().manual_seed(8))
+    uniform = uniforms(torch.arange(40), torch.arange(40))
+    projection = project(risky, safe, torch.full((40,), 0.5), uniform)
+    dense = coupled_sample(safe.log_softmax(-1), projection.log_probs(), uniform)
+    assert torch.equal(projection.token_ids, dense[0])
+    assert torch.equal(projection.accepted, dense[1])
+    assert 0 < projection.accepted.sum() < 40
+
+
+def test_a_law_equal_to_the_safe_one_keeps_every_draft(logit_pairs):
+    _, safe = logit_pairs("masked_safe", 500, 30, torch.Generator().manual_seed(9))
+    uniform = uniforms(torch.arange(500), torch.zeros(500, dtype=torch.int64))
+    _, accepted = coupled_sample(safe.log_softmax(-1), safe.log_softmax(-1), uniform)
+    assert bool(accepted.all())
+    for budget in (0.0, 1.0):
+        projection = project_kl(safe, safe, torch.full((500,), budget), uniform)
+        assert bool(projection.accepted.all())
+
+
+@pytest.mark.parametrize("project", [project_kl, project_max])
+def test_a_banned_draft_whose_residual_rounds_away_is_still_replaced(project):
+    # u1 = 0 draws token 0, of probability e^-40: the risky model bans it, and floor is lost in 1.0.
+    safe = torch.tensor([[-40.0, 0.0]], dtype=torch.float64)
+    risky = torch.tensor([[-math.inf, 0.0]], dtype=torch.float64)
+    uniform = torch.zeros(1, 3, dtype=torch.float64)
+    projection = project(risky, safe, torch.ones(1), uniform)
+    assert projection.token_ids.tolist() == [1]
+    token_ids, _ = coupled_sample(safe.log_softmax(-1), risky.log_softmax(-1), uniform)
+    assert token_ids.tolist() == [1]
+
+
+@given(
+    kind=st.sampled_from(["masked_both", "disjoint_support", "two_atoms", "huge", "scaled"]),
+    seed=st.integers(0, 2**31),
+    corner=st.sampled_from([0.0, 0.5, 1.0 - 2.0**-53]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_token_of_zero_probability_is_drawn(kind, seed, corner, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(seed)
+    risky, safe = logit_pairs(kind, 20, 37, generator)
+    uniform = uniforms(torch.full((20,), seed), torch.arange(20))
+    uniform[::3, seed % 3] = corner
+    for project in (project_kl, project_max):
+        projection = project(risky, safe, budgets(20, generator), uniform)
+        assert bool((projection.token_log_probs(projection.token_ids) > -math.inf).all())
+    token_ids, _ = coupled_sample(safe.log_softmax(-1), risky.log_softmax(-1), uniform)
+    assert bool((risky.gather(1, token_ids[:, None]) > -math.inf).all())
+
+
+def test_different_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"must both be \(B, V\), got \(1, 3\) and \(1, 4\)"):
+        coupled_sample(torch.zeros(1, 3), torch.zeros(1, 4), torch.zeros(1, 3).double())

@@ -1,0 +1,86 @@
+"""The passes over the vocabulary, and how many of them the search takes."""
+
+import collections
+
+import pytest
+import torch
+
+from anchored.kernels import reference, search
+from anchored.kernels.logit_pair import BITS_PER_NAT, PIECE_SIZE, logit_pair
+from anchored.kernels.projection import project_kl
+from anchored.kernels.tilt import estimated_sums, support_masses, tilted_sums
+from anchored.kernels.tilt_points import estimated_points
+
+SIZES = [1, 63, 65, PIECE_SIZE, PIECE_SIZE + 1, 3 * PIECE_SIZE + 17]
+
+
+def plain_sums(risky, safe, beta):
+    """(B, 4) float64: sums of p_s^(1-beta) p_r^beta d**n with peak weights 1, d in bits."""
+    safe_bits, risky_bits = (
+        (x.double() - x.double().amax(-1, keepdim=True)) * BITS_PER_NAT for x in (safe, risky)
+    )
+    tilt = risky_bits - safe_bits
+    weight = ((1.0 - beta) * safe_bits + beta * risky_bits).exp2()
+    return torch.stack([(weight * tilt**power).sum(-1) for power in range(4)], dim=-1)
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_agree_with_a_plain_sum(vocab_size, dtype, logit_pairs):
+    generator = torch.Generator().manual_seed(vocab_size)
+    risky, safe = (x.to(dtype) for x in logit_pairs("generic", 3, vocab_size, generator))
+    pair, rows = logit_pair(risky, safe), torch.tensor([2, 0])
+    beta = torch.tensor([[0.0, 0.37, 1.0]] * 2, dtype=torch.float64)
+    exact = tilted_sums(pair, rows, beta).sums
+    estimated = estimated_sums(pair, rows)
+    for point in range(3):
+        expected = plain_sums(risky[rows], safe[rows], beta[0, point])
+        torch.testing.assert_close(exact[:, point], expected, rtol=1e-11, atol=1e-9)
+    for point in range(9):
+        expected = plain_sums(risky[rows], safe[rows], point / 8)
+        torch.testing.assert_close(estimated.sums[:, point], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["generic", "memorised", "masked_both", "disjoint_peaks"])
+def test_estimates_lie_within_their_margin(kind, logit_pairs):
+    risky, safe = logit_pairs(kind, 20, 9000, torch.Generator().manual_seed(1))
+    points = estimated_points(estimated_sums(logit_pair(risky, safe), torch.arange(20)))
+    floor = reference.support_floor(risky, safe)
+    for point in range(1, 9):
+        log_probs = reference.tilted_log_probs(risky, safe, torch.full((20,), point / 8))
+        kl = reference.kl_divergence(log_probs, safe) - floor
+        known = points.kl[:, point].isfinite()
+        error = (points.kl[:, point] - kl).abs()
+        assert bool((error <= points.margin[:, point])[known].all())
+    assert known.double().mean() > 0.5
+
+
+def test_masses_are_those_of_the_safe_model(logit_pairs):
+    vocab_size = 2 * PIECE_SIZE + 100
+    risky, safe = logit_pairs("masked_both", 4, vocab_size, torch.Generator().manual_seed(2))
+    masses = support_masses(logit_pair(risky, safe), torch.arange(4))
+    weight = (safe - safe.amax(-1, keepdim=True)).exp()
+    shared = weight.masked_fill(risky == -torch.inf, 0.0).sum(-1)
+    torch.testing.assert_close(masses.pieces.sum(-1), weight.sum(-1))
+    torch.testing.assert_close(masses.pieces[:, 0], weight[:, :PIECE_SIZE].sum(-1))
+    torch.testing.assert_close(masses.shared, shared)
+    torch.testing.assert_close(masses.banned, weight.sum(-1) - shared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean_limit", "limit"),
+    [("generic", 1.3, 3), ("memorised", 1.8, 4), ("disjoint_peaks", 3.0, 7), ("two_atoms", 6.0, 9)],
+)
+def test_few_passes_settle_a_row(kind, mean_limit, limit, logit_pairs, budgets, monkeypatch):
+    passes = collections.Counter()
+
+    def counted_sums(pair, rows, beta):
+        passes.update(rows.tolist())
+        return tilted_sums(pair, rows, beta)
+
+    monkeypatch.setattr(search, "tilted_sums", counted_sums)
+    generator = torch.Generator().manual_seed(3)
+    risky, safe = logit_pairs(kind, 200, 1000, generator)
+    project_kl(risky, safe, budgets(200, generator))
+    assert max(passes.values()) <= limit
+    assert sum(passes.values()) / 200 <= mean_limit

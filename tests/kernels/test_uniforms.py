@@ -1,0 +1,116 @@
+"""uniforms against the published Philox vectors, Triton's own generator and the uniform law."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchored.kernels.uniforms import philox, philox_words, uniforms
+
+# Known answers for philox4x32-10 from the Random123 distribution (kat_vectors).
+KNOWN_ANSWERS = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_answers(counter, key, words):
+    actual = philox_words(torch.tensor(counter)[:, None], torch.tensor(key)[:, None])
+    assert actual[:, 0].tolist() == words
+
+
+def test_key_and_counter_are_the_low_and_high_words():
+    seed, block = (7 << 32) + 3, (5 << 32) + 2
+    words = philox(torch.tensor([seed]), torch.tensor([block]))
+    expected = philox_words(torch.tensor([[2], [5], [0], [0]]), torch.tensor([[3], [7]]))
+    assert torch.equal(words, expected)
+
+
+TRITON_PROGRAM = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def words_kernel(seed_ptr, block_ptr, words_ptr, BLOCK_SIZE: tl.constexpr):
+    lanes = tl.arange(0, BLOCK_SIZE)
+    words = tl.randint4x(tl.load(seed_ptr), tl.load(block_ptr + lanes))
+    for index in tl.static_range(4):
+        tl.store(words_ptr + index * BLOCK_SIZE + lanes, words[index].to(tl.int64))
+
+seed, blocks = torch.tensor([0x0123456789ABCDEF]), 7 * torch.arange(8) + 2**33
+words = torch.zeros(4, 8, dtype=torch.int64)
+words_kernel[(1,)](seed, blocks, words, 8)
+print((words & 0xFFFFFFFF).tolist())
+"""
+
+
+@pytest.mark.slow
+def test_triton_draws_the_same_words(tmp_path):
+    pytest.importorskip("triton")
+    program = tmp_path / "words.py"
+    program.write_text(TRITON_PROGRAM)
+    # A process of its own: the interpreter must be chosen before triton is first imported.
+    result = subprocess.run(
+        [sys.executable, str(program)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seed, blocks = torch.tensor([0x0123456789ABCDEF]), 7 * torch.arange(8) + 2**33
+    assert json.loads(result.stdout) == philox(seed.expand(8), blocks).tolist()
+
+
+def test_the_three_uniforms_are_the_top_53_bits_of_their_words():
+    first = philox(torch.tensor([11]), torch.tensor([2 * 6]))[:, 0].tolist()
+    second = philox(torch.tensor([11]), torch.tensor([2 * 6 + 1]))[:, 0].tolist()
+    drawn = uniforms(torch.tensor([11]), torch.tensor([6]))[0].tolist()
+    pairs = [(first[0], first[1]), (first[2], first[3]), (second[0], second[1])]
+    assert drawn == [((high << 32 | low) >> 11) / 2**53 for high, low in pairs]
+
+
+@given(seed=st.integers(-(2**63), 2**63 - 1), position=st.integers(0, 2**40))
+@settings(max_examples=30, deadline=None)
+def test_a_draw_depends_on_its_own_seed_and_position_only(seed, position):
+    seeds = torch.tensor([seed, 1, 2])
+    positions = torch.tensor([[position, position + 1], [0, 1], [5, 6]])
+    batch = uniforms(seeds, positions)
+    assert batch.shape == (3, 2, 3)
+    assert bool(((batch >= 0) & (batch < 1)).all())
+    for step in range(2):
+        assert torch.equal(batch[:, step], uniforms(seeds, positions[:, step]))
+    assert torch.equal(batch[:1], uniforms(seeds[:1], positions[:1]))
+
+
+def test_draws_are_uniform_and_uncorrelated():
+    drawn = uniforms(torch.arange(200), torch.arange(500).expand(200, -1)).reshape(-1, 3)
+    counts = torch.stack([torch.histc(column, 64, 0.0, 1.0) for column in drawn.T])
+    expected = len(drawn) / 64
+    chi_square = ((counts - expected) ** 2 / expected).sum(-1)
+    # Fixed seed; 63 degrees of freedom: above 127.5 once in a million draws of a fair generator.
+    assert chi_square.max() < 127.5
+    correlation = torch.corrcoef(drawn.T).fill_diagonal_(0.0)
+    assert correlation.abs().max() < 5.0 / len(drawn) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("seeds", "positions", "message"),
+    [
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), "must be int64"),
+        (torch.arange(2), torch.arange(3), r"got \(3,\) and \(2,\)"),
+        (torch.arange(1), torch.tensor([-1]), "positions must be >= 0, got -1"),
+    ],
+)
+def test_wrong_arguments_are_refused(seeds, positions, message):
+    with pytest.raises(ValueError, match=message):
+        uniforms(seeds, positions)
