@@ -1,0 +1,164 @@
+"""The record of one generation, step by step, in a form that shows whether it was touched."""
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "anchored-ledger/1"
+SAMPLER = "coupled/1"
+
+
+class LedgerError(ValueError):
+    """A ledger that cannot be trusted: changed, reordered, cut off or not a ledger at all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerHeader:
+    """Everything that decides a generation before its first token."""
+
+    rule: str
+    rule_settings: dict[str, Any]
+    sampling: dict[str, Any]
+    seed: int
+    prompt_token_ids: list[int]
+    stop_token_ids: list[int]
+    fingerprints: dict[str, str]
+    dtype: str
+    debt: float
+    k: float
+    K: float
+    horizon: int
+    bound: float
+    schema: str = SCHEMA
+    sampler: str = SAMPLER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerStep:
+    """One token: what it was allowed to spend, what it spent, how likely it was."""
+
+    step: int
+    token_id: int
+    accepted: bool
+    """The token is the safe model's own draw; False where the risky model stepped in."""
+    budget: float
+    spend: float
+    weight: float
+    log_prob: float
+    """log p* of the token, in nats."""
+    safe_log_prob: float
+    """log p_s of the token, in nats."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Ledger:
+    """Header, one line a step, and a footer with totals and a hash over all lines."""
+
+    header: LedgerHeader
+    steps: list[LedgerStep] = field(default_factory=list)
+    certified: bool = False
+    finish_reason: str = ""
+    safe_forwards: int = 0
+    risky_forwards: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens drawn, the end symbol included."""
+        return [step.token_id for step in self.steps]
+
+    @property
+    def spent(self) -> float:
+        """Sum of the spends in nats (exact: spends are multiples of a power of two)."""
+        return math.fsum(step.spend for step in self.steps)
+
+    @property
+    def is_within_bound(self) -> bool:
+        """sum(spend) <= bound, in float64, without tolerance."""
+        return self.spent <= self.header.bound
+
+    def save(self, path: Path) -> None:
+        """Write JSON lines to `path`, atomically."""
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("".join(line + "\n" for line in self.lines()), encoding="utf-8")
+        partial.replace(path)
+
+    def lines(self) -> list[str]:
+        """The ledger as JSON lines: header, steps, footer."""
+        lines = [_dump(asdict(self.header))] + [_dump(asdict(step)) for step in self.steps]
+        footer = {
+            "total_spend": self.spent,
+            "num_steps": len(self.steps),
+            "safe_forwards": self.safe_forwards,
+            "risky_forwards": self.risky_forwards,
+            "certified": self.certified,
+            "finish_reason": self.finish_reason,
+        }
+        return [*lines, _dump({**footer, "sha256": _sha256([*lines, _dump(footer)])})]
+
+    @classmethod
+    def load(cls, path: Path) -> "Ledger":
+        """Read a ledger; LedgerError says what is wrong with one that was touched."""
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        records = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+        _check_order(records, path)
+        header, *steps, footer = records
+        claimed = footer.pop("sha256")
+        if _sha256([*lines[:-1], _dump(footer)]) != claimed:
+            raise LedgerError(f"{path}: a figure was changed: the lines do not match their sha256")
+        return cls(
+            header=LedgerHeader(**header),
+            steps=[LedgerStep(**step) for step in steps],
+            certified=footer["certified"],
+            finish_reason=footer["finish_reason"],
+            safe_forwards=footer["safe_forwards"],
+            risky_forwards=footer["risky_forwards"],
+        )
+
+
+def _check_order(records: list[dict[str, Any]], path: Path) -> None:
+    if not records or records[0].get("schema") != SCHEMA:
+        raise LedgerError(f"{path}: line 1 is not the header of an {SCHEMA} ledger")
+    if "sha256" not in records[-1]:
+        raise LedgerError(f"{path}: cut off after {len(records) - 1} steps: the footer is missing")
+    for expected, record in enumerate(records[1:-1]):
+        if record.get("step") != expected:
+            raise LedgerError(
+                f"{path}: line {expected + 2} holds step {record.get('step')}, "
+                f"expected {expected}: lines were reordered or removed"
+            )
+    if records[-1].get("num_steps") != len(records) - 2:
+        raise LedgerError(
+            f"{path}: {len(records) - 2} steps, the footer counts {records[-1].get('num_steps')}: "
+            "lines were removed"
+        )
+
+
+def _dump(record: dict[str, Any]) -> str:
+    plain = {key: _to_json(value) for key, value in record.items()}
+    return json.dumps(plain, allow_nan=False)
+
+
+def _to_json(value: Any) -> Any:
+    """Infinite floats become strings: JSON has no number for them."""
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        raise LedgerError(f"{path}: line {number} is cut off or not JSON") from None
+    if not isinstance(record, dict):
+        raise LedgerError(f"{path}: line {number} is not a JSON object")
+    infinite = {"inf": math.inf, "-inf": -math.inf}
+    return {
+        key: infinite.get(value, value) if isinstance(value, str) else value
+        for key, value in record.items()
+    }
+
+
+def _sha256(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,86 @@
+"""Teacher forcing under a rule: given continuations walked step by step with their budgets."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .model_pair import ModelPair
+from .prompt_reading import PromptReading
+from .rules.rule import NextToken, Rule, StepInputs
+from .stream import ModelStream
+from .warpers import Warpers
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedStep:
+    """p* of one step over the batch, beside the tokens that were forced."""
+
+    step: int
+    inputs: StepInputs
+    drawn: NextToken
+    token_ids: Tensor
+    """(batch,) int64; token 0 in rows whose continuation has ended."""
+    rows: list[int]
+    """Rows that still have a token at this step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """Continuations of prompts that both models have just read; a reading serves one replay."""
+
+    pair: ModelPair
+    rule: Rule
+    warpers: Warpers
+    reading: PromptReading
+    continuations: list[list[int]]
+    uniforms: Tensor | None = None
+    """(batch, steps, 3) float64 to draw tokens beside the forced ones; None draws nothing."""
+
+    @torch.inference_mode()
+    def steps(self, allowances: Callable[[int], list[float]]) -> Iterator[ForcedStep]:
+        """p* at every step; `allowances(step)` is asked for each row's budget in nats, in order."""
+        token_ids, mask = _right_padded(self.continuations)
+        if not mask.numel():
+            return
+        seen = self.reading.seen
+        token_ids = token_ids.to(seen.device)
+        for step, logits in enumerate(self._logits(token_ids, mask)):
+            inputs = StepInputs(
+                risky_logits=logits["risky"].to(seen.device),
+                safe_logits=logits["safe"].to(seen.device),
+                warp=partial(self.warpers, seen=seen),
+                budget=torch.tensor(allowances(step), dtype=torch.float64, device=seen.device),
+                uniform=None if self.uniforms is None else self.uniforms[:, step],
+            )
+            rows = [row for row, tokens in enumerate(self.continuations) if step < len(tokens)]
+            drawn = self.rule.next_token(inputs)
+            yield ForcedStep(step, inputs, drawn, token_ids[:, step], rows)
+            seen.scatter_(1, token_ids[:, step : step + 1], True)
+
+    def _logits(self, token_ids: Tensor, mask: Tensor) -> Iterator[dict[str, Tensor]]:
+        """Both models' logits (batch, vocab_size) before each token; the last one is never fed."""
+        yield self.reading.logits
+        fed = {
+            name: _columns(stream, token_ids[:, :-1], mask[:, :-1])
+            for name, stream in self.reading.streams.items()
+        }
+        for safe, risky in zip(fed["safe"], fed["risky"], strict=True):
+            yield {"safe": safe, "risky": risky}
+
+
+def _columns(stream: ModelStream, token_ids: Tensor, mask: Tensor) -> Iterator[Tensor]:
+    for _, logits in stream.feed_in_chunks(token_ids, mask):
+        yield from logits.unbind(1)
+
+
+def _right_padded(continuations: list[list[int]]) -> tuple[Tensor, Tensor]:
+    width = max(len(tokens) for tokens in continuations)
+    token_ids = torch.zeros(len(continuations), width, dtype=torch.long)
+    mask = torch.zeros_like(token_ids)
+    for row, tokens in enumerate(continuations):
+        token_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        mask[row, : len(tokens)] = 1
+    return token_ids, mask

@@ -1,0 +1,96 @@
+"""One generation: what was asked for, and how far it has come."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .budget import Budget
+from .ledger import LedgerStep
+from .rules.rule import Rule
+from .text_stream import TextStream
+
+logger = logging.getLogger(__name__)
+
+MAX_SEED = 2**63
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A prompt and what decides its continuation beside the rule and the warpers."""
+
+    prompt_token_ids: list[int]
+    max_new_tokens: int
+    seed: int = 0
+    k: float | None = None
+    """Nats a step in place of the rule's own k."""
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}")
+        if not 0 <= self.seed < MAX_SEED:
+            raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
+        if self.k is not None and not (math.isfinite(self.k) and self.k >= 0):
+            raise ValueError(f"k must be finite and >= 0 nats, got {self.k}")
+        if "" in self.stop:
+            raise ValueError("stop must not hold an empty string")
+
+
+@dataclass(kw_only=True, slots=True)
+class RequestState:
+    """A request that is being decoded; finished once `finish_reason` is set."""
+
+    request: Request
+    budget: Budget
+    text: TextStream
+    steps: list[LedgerStep] = field(default_factory=list)
+    spent: float = 0.0
+    finish_reason: str = ""
+    error: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.finish_reason)
+
+    @property
+    def allowance(self) -> float:
+        """Nats that the next token may spend; 0 once finished."""
+        return 0.0 if self.is_finished else self.budget.allowance(len(self.steps), self.spent)
+
+    def fail(self, message: str) -> None:
+        """End the request with an error; what was drawn so far stays."""
+        self.finish_reason, self.error = "error", message
+
+    def append(self, step: LedgerStep, *, is_end: bool) -> str:
+        """Bank the step's spend; returns the text that it makes certain."""
+        self.steps.append(step)
+        self.spent += step.spend
+        piece = "" if is_end else self.text.push(step.token_id)
+        if is_end:
+            self.finish_reason = "stop_token"
+        elif self.text.is_stopped:
+            self.finish_reason = "stop_string"
+        elif len(self.steps) == self.request.max_new_tokens:
+            self.finish_reason = "length"
+        return piece + self.text.finish() if self.is_finished else piece
+
+
+def request_budget(request: Request, rule: Rule, ratios: Tensor) -> Budget:
+    """The request's budget; `ratios` (num_positions,) float64 are its prompt's, in nats."""
+    return rule.budget_for(horizon=request.max_new_tokens, k=request.k, ratios=ratios)
+
+
+def warn_of_safe_only(budgets: Sequence[Budget]) -> None:
+    """One line if debts leave some requests nothing to spend."""
+    indebted = [budget for budget in budgets if budget.debt > 0 and budget.is_safe_only]
+    if indebted:
+        logger.warning(
+            "prefix debt %.4g >= K %.4g: the safe model decodes alone (%d of %d requests)",
+            indebted[0].debt,
+            indebted[0].total,
+            len(indebted),
+            len(budgets),
+        )

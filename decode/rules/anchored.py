@@ -1,0 +1,84 @@
+"""Anchored Decoding: the risky model inside an information budget of the safe one."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ...kernels.clipping import project_max
+from ...kernels.projection import project_kl
+from ..budget import Budget, Schedule
+from ..prefix_debt import DebtMode, prefix_debt
+from .rule import NextToken, StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Anchored:
+    """Anchored Decoding (divergence "kl") or Anchored_inf ("max"); certified.
+
+    Source: paper, algorithm AnchoredDecode and section "Anchored Decoding with Renyi Divergence".
+    """
+
+    k: float | None = None
+    """Nats a step; K = k * horizon. Give either k or K."""
+    divergence: Literal["kl", "max"] = "kl"
+    debt_window: int = 5
+    """Number of prompt tokens whose log-likelihood ratios make the prefix debt."""
+    debt: DebtMode = "top"
+    budget: Schedule = "adaptive"
+    K: float | None = None
+    """Nats for the whole sequence; k = K / horizon."""
+
+    def __post_init__(self) -> None:
+        if (self.k is None) == (self.K is None):
+            raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
+        _check_nats("k" if self.K is None else "K", self.k if self.K is None else self.K)
+        _check_choice("divergence", self.divergence, ("kl", "max"))
+        _check_choice("debt", self.debt, ("top", "average", "none"))
+        _check_choice("budget", self.budget, ("adaptive", "global", "fixed"))
+        if self.debt_window < 1:
+            raise ValueError(f"debt_window must be >= 1, got {self.debt_window}")
+
+    @property
+    def name(self) -> str:
+        return "anchored" if self.divergence == "kl" else "anchored_inf"
+
+    @property
+    def is_certified(self) -> bool:
+        return True
+
+    def settings(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
+        _check_nats("k", k)
+        per_step, total = self._nats(horizon, self.k if k is None else k)
+        return Budget(
+            per_step=per_step,
+            total=total,
+            horizon=horizon,
+            debt=prefix_debt(ratios, mode=self.debt, window=self.debt_window),
+            schedule=self.budget,
+        )
+
+    def _nats(self, horizon: int, k: float | None) -> tuple[float, float]:
+        if k is not None:
+            return k, k * horizon
+        assert self.K is not None
+        return self.K / horizon, self.K
+
+    def next_token(self, inputs: StepInputs) -> NextToken:
+        project = project_kl if self.divergence == "kl" else project_max
+        risky, safe = inputs.warp(inputs.risky_logits), inputs.warp(inputs.safe_logits)
+        return project(risky, safe, inputs.budget, inputs.uniform)
+
+
+def _check_nats(name: str, nats: float | None) -> None:
+    if nats is not None and not (math.isfinite(nats) and nats >= 0):
+        raise ValueError(f"{name} must be finite and >= 0 nats, got {nats}")
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

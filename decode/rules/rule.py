@@ -1,0 +1,71 @@
+"""What a decoding rule sees and what it returns; sampling, caches and stopping are the engine's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..budget import Budget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInputs:
+    """Both models' views of the next token, for a batch of rows."""
+
+    risky_logits: Tensor
+    """(batch, vocab_size), raw, any float dtype."""
+    safe_logits: Tensor
+    """(batch, vocab_size), raw, on the same device."""
+    warp: Callable[[Tensor], Tensor]
+    """Raw logits to warped logits: penalties, temperature, truncation, one end symbol."""
+    budget: Tensor
+    """(batch,) float64, nats this step may spend."""
+    uniform: Tensor | None
+    """(batch, 3) float64 in [0, 1) for the coupled sampler; None draws nothing."""
+
+
+class NextToken(Protocol):
+    """A distribution p* over the next token of every row, and the token drawn from it."""
+
+    @property
+    def weight(self) -> Tensor: ...  # (batch,) float64
+    @property
+    def spend(self) -> Tensor: ...  # (batch,) float64 nats
+    @property
+    def is_valid(self) -> Tensor: ...  # (batch,) bool
+    @property
+    def token_ids(self) -> Tensor | None: ...  # (batch,) int64
+    @property
+    def accepted(self) -> Tensor | None: ...  # (batch,) bool
+    def log_probs(self) -> Tensor: ...  # (batch, vocab_size)
+    def token_log_probs(self, token_ids: Tensor) -> Tensor: ...  # (batch,) float64
+    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor: ...  # (batch,) float64
+
+
+class Rule(Protocol):
+    """A decoding rule: a frozen object without state of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether the spends that the rule reports bound the divergence from the safe model."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Plain JSON values from which `registry.make_rule` makes the rule again."""
+        ...
+
+    def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
+        """The budget of one request.
+
+        horizon: most steps. k: nats a step in place of the rule's own. ratios: (num_positions,)
+        float64 log-likelihood ratios of the prompt's tokens.
+        """
+        ...
+
+    def next_token(self, inputs: StepInputs) -> NextToken:
+        """p* of this step for every row, with the token drawn from it where uniforms are given."""
+        ...

@@ -1,0 +1,196 @@
+"""Replay of a ledger against the models: every figure checked, every token drawn again."""
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..kernels.sampler import coupled_sample
+from ..kernels.uniforms import uniforms
+from .budget import Budget
+from .ledger import Ledger, LedgerStep
+from .model_pair import ModelPair
+from .prompt_reading import read_prompts
+from .replay import ForcedStep, Replay
+from .rules.registry import make_rule
+from .rules.rule import Rule
+from .sampling_config import SamplingConfig
+from .warpers import Warpers
+
+TOLERANCE_NATS = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.02,
+}
+"""Largest difference per step that another batch shape of the same dtype explains."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Verification:
+    """The outcome of a replay; `failures` is empty exactly when the ledger stands."""
+
+    tolerance: float
+    """Nats per step within which recorded and replayed figures must agree."""
+    num_steps: int = 0
+    tokens_drawn_again: int = 0
+    """Tokens that the seed gives again, exactly."""
+    tokens_at_a_boundary: int = 0
+    """Tokens given again only by a uniform moved by the tolerance: rounding at a CDF boundary."""
+    max_spend_error: float = 0.0
+    max_log_prob_error: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failures
+
+    def __str__(self) -> str:
+        verdict = "verified" if self.is_ok else f"REFUSED: {self.failures[0]}"
+        return (
+            f"{verdict}: {self.num_steps} steps, {self.tokens_drawn_again} tokens drawn again "
+            f"(+{self.tokens_at_a_boundary} at a boundary), largest difference "
+            f"spend {self.max_spend_error:.1e}, log p {self.max_log_prob_error:.1e} nats "
+            f"(tolerance {self.tolerance:.0e})"
+        )
+
+
+def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
+    """Check a ledger against the models that it names.
+
+    Checked: model fingerprints; debt; that each allowance follows from the spends before it; that
+    spends stay within allowances and their sum within the bound; and, by running both models over
+    the recorded tokens, every spend, log p* and log p_s and every token from its seed. Raises
+    LedgerError for a file that was touched; all else is reported in `failures`.
+    """
+    if not isinstance(ledger, Ledger):
+        ledger = Ledger.load(Path(ledger))
+    report = Verification(tolerance=TOLERANCE_NATS[pair.dtype], num_steps=len(ledger.steps))
+    rule = make_rule(ledger.header.rule, ledger.header.rule_settings)
+    _check_models(ledger, pair, report)
+    _check_accounting(ledger, report)
+    if report.is_ok:
+        _replay(ledger, pair, rule, report)
+    return report
+
+
+def _check_models(ledger: Ledger, pair: ModelPair, report: Verification) -> None:
+    for name, recorded in ledger.header.fingerprints.items():
+        if pair.fingerprints[name] != recorded:
+            report.failures.append(
+                f"the {name} model is not the recorded one "
+                f"({pair.fingerprints[name][:12]}, recorded {recorded[:12]})"
+            )
+
+
+def _check_accounting(ledger: Ledger, report: Verification) -> None:
+    budget, spent = _recorded_budget(ledger), 0.0
+    if budget.bound != ledger.header.bound:
+        report.failures.append(f"bound {ledger.header.bound} does not follow from K and debt")
+    for step in ledger.steps:
+        if step.budget != budget.allowance(step.step, spent):
+            report.failures.append(f"step {step.step}: the budget does not follow from the spends")
+        if ledger.certified and step.spend > step.budget:
+            report.failures.append(f"step {step.step}: spend {step.spend} > budget {step.budget}")
+        spent += step.spend
+    if ledger.certified and not ledger.is_within_bound:
+        report.failures.append(f"spent {ledger.spent} > bound {ledger.header.bound}")
+
+
+def _recorded_budget(ledger: Ledger) -> Budget:
+    header = ledger.header
+    return Budget(
+        per_step=header.k,
+        total=header.K,
+        horizon=header.horizon,
+        debt=header.debt,
+        schedule=header.rule_settings.get("budget", "adaptive"),
+    )
+
+
+def _replay(ledger: Ledger, pair: ModelPair, rule: Rule, report: Verification) -> None:
+    header = ledger.header
+    sampling = SamplingConfig(**header.sampling)
+    reading = read_prompts(pair, [header.prompt_token_ids])
+    debt = rule.budget_for(horizon=header.horizon, k=None, ratios=reading.ratios[0]).debt
+    if _difference(debt, header.debt) > report.tolerance:
+        report.failures.append(f"debt {header.debt}, replayed {debt}")
+    replay = Replay(
+        pair=pair,
+        rule=rule,
+        warpers=Warpers(sampling, header.stop_token_ids),
+        reading=reading,
+        continuations=[ledger.token_ids],
+        uniforms=_uniforms(ledger, sampling, reading.seen.device),
+    )
+    for forced in replay.steps(lambda step: [ledger.steps[step].budget]):
+        _check_step(forced, ledger.steps[forced.step], report)
+
+
+def _uniforms(ledger: Ledger, sampling: SamplingConfig, device: torch.device) -> Tensor | None:
+    if sampling.is_greedy:
+        return None
+    steps = torch.arange(len(ledger.steps))[None]
+    return uniforms(torch.tensor([ledger.header.seed]), steps).to(device)
+
+
+def _check_step(forced: ForcedStep, recorded: LedgerStep, report: Verification) -> None:
+    drawn, token_ids = forced.drawn, forced.token_ids
+    if not drawn.is_valid.item():
+        report.failures.append(f"step {recorded.step}: the replayed logits are no distribution")
+        return
+    log_probs = drawn.token_log_probs(token_ids).item()
+    safe_log_probs = drawn.safe_token_log_probs(token_ids).item()
+    errors = {
+        "spend": _difference(drawn.spend.item(), recorded.spend),
+        "log_prob": _difference(log_probs, recorded.log_prob),
+        "safe_log_prob": _difference(safe_log_probs, recorded.safe_log_prob),
+    }
+    report.max_spend_error = max(report.max_spend_error, errors["spend"])
+    report.max_log_prob_error = max(
+        report.max_log_prob_error, errors["log_prob"], errors["safe_log_prob"]
+    )
+    for name, error in errors.items():
+        if error > report.tolerance:
+            report.failures.append(f"step {recorded.step}: {name} differs by {error:.3g} nats")
+    _check_token(forced, recorded, report)
+
+
+def _check_token(forced: ForcedStep, recorded: LedgerStep, report: Verification) -> None:
+    drawn = forced.drawn
+    if drawn.token_ids is None or drawn.accepted is None:
+        again = _is_most_likely(forced, report.tolerance)
+        report.tokens_drawn_again += again
+    else:
+        again = drawn.token_ids.item() == recorded.token_id
+        again = again and bool(drawn.accepted.item()) == recorded.accepted
+        report.tokens_drawn_again += again
+        if not again and _is_at_boundary(forced, recorded, report.tolerance):
+            report.tokens_at_a_boundary += 1
+            return
+    if not again:
+        report.failures.append(f"step {recorded.step}: the seed gives another token")
+
+
+def _is_most_likely(forced: ForcedStep, tolerance: float) -> bool:
+    best = forced.drawn.log_probs().amax(-1).item()
+    return best - forced.drawn.token_log_probs(forced.token_ids).item() <= tolerance
+
+
+def _is_at_boundary(forced: ForcedStep, recorded: LedgerStep, tolerance: float) -> bool:
+    """Whether uniforms within the tolerance give the recorded token."""
+    inputs, star = forced.inputs, forced.drawn.log_probs().double()
+    safe = inputs.warp(inputs.safe_logits).double().log_softmax(-1)
+    assert inputs.uniform is not None
+    for shift in itertools.product((-tolerance, 0.0, tolerance), repeat=3):
+        moved = inputs.uniform + torch.tensor([shift], dtype=torch.float64)
+        token_ids, accepted = coupled_sample(safe, star, moved.clamp(0.0, 1.0 - 2**-53))
+        if (token_ids.item(), bool(accepted.item())) == (recorded.token_id, recorded.accepted):
+            return True
+    return False
+
+
+def _difference(left: float, right: float) -> float:
+    return 0.0 if left == right else abs(left - right)

@@ -1,0 +1,61 @@
+"""The warped logits of one model: penalty, temperature, truncation, one end symbol."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from .sampling_config import SamplingConfig
+
+
+class Warpers:
+    """Applies a SamplingConfig and merges all stop tokens into the first one.
+
+    Both models go through the same object, so the bound holds against the warped safe model.
+    """
+
+    def __init__(self, config: SamplingConfig, stop_token_ids: Sequence[int]) -> None:
+        self.config = config
+        self.stop_token_ids = sorted(stop_token_ids)
+        self._truncations = list(_truncations(config))
+
+    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
+        """Warped logits (batch, vocab_size), float32 or the wider dtype of the input.
+
+        logits: (batch, vocab_size), any float dtype. seen: (batch, vocab_size) bool, the tokens of
+        each row's prompt and output, which the repetition penalty pushes down.
+        """
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        if self.config.repetition_penalty != 1.0:
+            scores = torch.where(seen, self._penalised(scores), scores)
+        if self.config.temperature not in (0.0, 1.0):  # greedy projects at temperature 1
+            scores = scores / self.config.temperature
+        for truncate in self._truncations:
+            scores = truncate(None, scores)
+        return self._with_one_end_symbol(scores)
+
+    def end_merged(self, token_id: int) -> int:
+        """The token itself, or the end symbol for any stop token."""
+        return self.stop_token_ids[0] if token_id in self.stop_token_ids else token_id
+
+    def _penalised(self, scores: Tensor) -> Tensor:
+        penalty = self.config.repetition_penalty
+        return torch.where(scores > 0, scores / penalty, scores * penalty)
+
+    def _with_one_end_symbol(self, scores: Tensor) -> Tensor:
+        if len(self.stop_token_ids) < 2:
+            return scores
+        merged = scores.clone()
+        merged[:, self.stop_token_ids[0]] = scores[:, self.stop_token_ids].logsumexp(-1)
+        merged[:, self.stop_token_ids[1:]] = float("-inf")
+        return merged
+
+
+def _truncations(config: SamplingConfig):  # type: ignore[no-untyped-def]
+    if config.top_k > 0:
+        yield TopKLogitsWarper(config.top_k)
+    if config.top_p < 1.0:
+        yield TopPLogitsWarper(config.top_p)
+    if config.min_p > 0.0:
+        yield MinPLogitsWarper(config.min_p)

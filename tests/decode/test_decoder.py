@@ -1,0 +1,241 @@
+"""Generation and scoring on tiny float64 pairs: laws that hold whatever the models say."""
+
+import logging
+import math
+
+import pytest
+import torch
+from tiny_models import tiny_gpt2, tiny_llama
+
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+
+PROMPTS = [
+    "the keeper of the lamp",
+    "import math",
+    "Nine tides ago, the harbour bell rang twice; nobody had pulled its rope.",
+    "salt",
+    "def area(radius):",
+]
+RULES = [
+    Anchored(k=0.5),
+    Anchored(k=0.5, divergence="max"),
+    Anchored(k=0.5, budget="global"),
+    Anchored(k=0.5, budget="fixed"),
+    Anchored(K=10.0, debt="average"),
+    Anchored(k=2.0, debt="none"),
+]
+
+
+@pytest.fixture(scope="module")
+def gpt2_pair(tokenizer):
+    return ModelPair(tiny_gpt2(5), tiny_gpt2(6), tokenizer)
+
+
+@pytest.mark.parametrize("family", ["pair", "gpt2_pair"])
+def test_tokens_and_debt_are_the_same_alone_and_in_any_batch(family, request):
+    pair = request.getfixturevalue(family)
+    decoder = Decoder(pair, Anchored(k=1.0), batch_size=3)
+    seeds = [3, 1, 4, 1, 5]
+    together = decoder.generate(PROMPTS, max_new_tokens=20, seed=seeds)
+    for prompt, seed, result in zip(PROMPTS, seeds, together, strict=True):
+        (alone,) = decoder.generate(prompt, max_new_tokens=20, seed=seed)
+        assert alone.token_ids == result.token_ids
+        assert alone.text == result.text
+        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_every_certified_ledger_stays_within_its_bound(pair, rule):
+    for result in Decoder(pair, rule).generate(PROMPTS, max_new_tokens=20, temperature=1.0):
+        ledger = result.ledger
+        assert ledger.certified and ledger.is_within_bound
+        assert all(step.spend <= step.budget for step in ledger.steps)
+        assert ledger.header.bound <= ledger.header.K
+
+
+@pytest.mark.parametrize(
+    "warpers", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.9}], ids=str
+)
+def test_truncation_keeps_the_bound_and_the_safe_support(pair, warpers):
+    for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=20, **warpers):
+        assert result.ledger.is_within_bound
+        assert all(step.safe_log_prob > -math.inf for step in result.ledger.steps)
+
+
+def test_no_budget_gives_the_safe_models_tokens(pair):
+    anchored = Decoder(pair, Anchored(k=0.0)).generate(PROMPTS, max_new_tokens=15)
+    safe = Decoder(pair, SafeOnly()).generate(PROMPTS, max_new_tokens=15)
+    assert [result.token_ids for result in anchored] == [result.token_ids for result in safe]
+    assert all(step.accepted for result in anchored for step in result.ledger.steps)
+
+
+def test_an_ample_budget_gives_the_risky_models_tokens(pair):
+    anchored = Decoder(pair, Anchored(k=1000.0)).generate(PROMPTS, max_new_tokens=15)
+    risky = Decoder(pair, RiskyOnly()).generate(PROMPTS, max_new_tokens=15)
+    assert [result.token_ids for result in anchored] == [result.token_ids for result in risky]
+    assert not any(result.ledger.certified for result in risky)
+
+
+def test_one_k_per_prompt_equals_one_call_each(pair):
+    ks = [0.0, 0.5, 1.0, 2.0, 50.0]
+    together = Decoder(pair, Anchored(k=9.0)).generate(PROMPTS, max_new_tokens=12, k=ks)
+    for prompt, k, result in zip(PROMPTS, ks, together, strict=True):
+        (alone,) = Decoder(pair, Anchored(k=k)).generate(prompt, max_new_tokens=12)
+        assert alone.token_ids == result.token_ids
+        assert k * 12 == result.ledger.header.K
+
+
+def test_streamed_pieces_join_to_the_generated_text(pair):
+    decoder = Decoder(pair, Anchored(k=1.0))
+    for seed in range(5):
+        (whole,) = decoder.generate(PROMPTS[0], max_new_tokens=30, seed=seed, temperature=1.5)
+        pieces = list(decoder.stream(PROMPTS[0], max_new_tokens=30, seed=seed, temperature=1.5))
+        assert "".join(piece.text for piece in pieces) == whole.text
+        assert math.fsum(piece.spend for piece in pieces) == whole.ledger.spent
+
+
+def test_a_stop_string_cuts_the_text(pair):
+    decoder = Decoder(pair, RiskyOnly())
+    (whole,) = decoder.generate(PROMPTS[0], max_new_tokens=30, temperature=1.0)
+    stop = whole.text[10:13]
+    (cut,) = decoder.generate(PROMPTS[0], max_new_tokens=30, temperature=1.0, stop=[stop])
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop_string"
+    assert len(cut.token_ids) < len(whole.token_ids)
+
+
+def test_a_stop_token_ends_the_request_and_is_not_text(tokenizer):
+    eager = tiny_llama(1)
+    eager.lm_head.weight.data[1] += 0.3 * eager.lm_head.weight.data.abs().mean() * 40
+    pair = ModelPair(eager, eager, tokenizer)
+    results = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=40, temperature=1.0)
+    ended = [result for result in results if result.finish_reason == "stop_token"]
+    assert ended
+    assert all(result.token_ids[-1] == 1 and "<|end|>" not in result.text for result in ended)
+
+
+def test_greedy_is_uncertified_and_warns_once(pair, caplog):
+    with caplog.at_level(logging.WARNING):
+        results = Decoder(pair, Anchored(k=1.0)).generate(
+            PROMPTS, max_new_tokens=8, temperature=0.0
+        )
+    assert not any(result.ledger.certified for result in results)
+    assert sum("temperature 0" in message for message in caplog.messages) == 1
+    again = Decoder(pair, Anchored(k=1.0)).generate(
+        PROMPTS, max_new_tokens=8, temperature=0.0, seed=99
+    )
+    assert [result.token_ids for result in results] == [result.token_ids for result in again]
+
+
+def test_a_debt_above_k_means_safe_only_and_warns(pair, caplog):
+    with caplog.at_level(logging.WARNING):
+        (result,) = Decoder(pair, Anchored(k=0.001)).generate(PROMPTS[2], max_new_tokens=8)
+    assert "the safe model decodes alone" in caplog.text
+    assert result.ledger.spent == result.ledger.header.bound == 0.0
+
+
+def test_a_one_token_prompt_owes_nothing(pair):
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate([[0]], max_new_tokens=5)
+    assert result.ledger.header.debt == 0.0
+    assert len(result.token_ids) == 5
+
+
+def test_special_tokens_do_not_count_for_the_debt(pair):
+    decoder = Decoder(pair, Anchored(k=1.0))
+    (marked,) = decoder.generate([[0, 1, 2]], max_new_tokens=2)
+    assert marked.ledger.header.debt == 0.0
+
+
+def test_a_row_with_nan_logits_fails_alone(tokenizer):
+    broken = tiny_llama(2)
+    (token, *_) = set(tokenizer("salt")["input_ids"]) - set(tokenizer("import math")["input_ids"])
+    broken.model.embed_tokens.weight.data[token] = math.nan
+    pair = ModelPair(tiny_llama(1), broken, tokenizer)
+    healthy = Decoder(ModelPair(tiny_llama(1), tiny_llama(2), tokenizer), Anchored(k=1.0))
+    prompts = ["import math", "salt"]
+    fine, failed = Decoder(pair, Anchored(k=1.0)).generate(prompts, max_new_tokens=3)
+    assert failed.error.startswith("request 1: the risky model's logits")
+    assert failed.finish_reason == "error" and not failed.ledger.certified
+    (expected,) = healthy.generate(prompts[0], max_new_tokens=3)
+    assert not fine.error and fine.token_ids == expected.token_ids
+    with pytest.raises(RuntimeError, match="the risky model's logits"):
+        list(Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_scoring_a_generation_gives_the_ledgers_figures(pair, rule):
+    decoder = Decoder(pair, rule)
+    warpers = {"temperature": 0.9, "repetition_penalty": 1.2, "top_p": 0.95}
+    results = decoder.generate(PROMPTS, max_new_tokens=16, **warpers)
+    scores = decoder.score(PROMPTS, [result.token_ids for result in results], horizon=16, **warpers)
+    for result, score in zip(results, scores, strict=True):
+        steps = result.ledger.steps
+        assert score.token_log_probs == pytest.approx([step.log_prob for step in steps], abs=1e-6)
+        assert score.spends == pytest.approx([step.spend for step in steps], abs=1e-6)
+        assert score.bound == pytest.approx(result.ledger.header.bound, abs=1e-9)
+
+
+def test_scores_are_the_same_alone_and_in_any_batch(pair):
+    decoder = Decoder(pair, Anchored(k=0.7), batch_size=3)
+    continuations = [" of salt and rain", " wrote", " radius ** 2\n", " x", " ledger of waves"]
+    together = decoder.score(PROMPTS, continuations, horizon=20)
+    for prompt, continuation, score in zip(PROMPTS, continuations, together, strict=True):
+        (alone,) = decoder.score(prompt, continuation, horizon=20)
+        assert alone.log_prob == pytest.approx(score.log_prob, abs=1e-6)
+
+
+def test_safe_and_risky_scores_are_the_models_own_log_likelihoods(pair):
+    prompt, text = PROMPTS[0], " of salt and rain"
+    tokens = pair.encode(prompt)
+    target = pair.encode_continuation(text)
+    for rule, model in ((SafeOnly(), pair.safe), (RiskyOnly(), pair.risky)):
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens + target])).logits.log_softmax(-1)[0]
+        expected = logits[len(tokens) - 1 : -1].gather(-1, torch.tensor(target)[:, None]).sum()
+        (score,) = Decoder(pair, rule).score(prompt, text)
+        assert score.log_prob == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_results_print_as_one_line(pair):
+    (result,) = Decoder(pair, Anchored(k=1.5)).generate(PROMPTS[0], max_new_tokens=4)
+    assert str(result).startswith("K=6 (k=1.5 x 4) debt=") and "\n" not in str(result)
+    for word in ("spent=", "bound=", "4 tokens", "length", "certified"):
+        assert word in str(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_new_tokens": 200}, "exceeds the pair's context of 128"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be >= 1, got 0"),
+        ({"temperature": -0.1}, "temperature must be finite and >= 0, got -0.1"),
+        ({"top_p": 1.9}, r"top_p must be in \(0, 1\], got 1.9"),
+        ({"k": -1.0}, "k must be finite and >= 0 nats, got -1.0"),
+        ({"k": math.nan}, "k must be finite and >= 0 nats, got nan"),
+        ({"seed": [1, 2]}, "seed must be one value or one per prompt: 1, got 2"),
+        ({"seed": -1}, "seed must be in"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(pair, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Decoder(pair, Anchored(k=1.0)).generate(PROMPTS[0], **{"max_new_tokens": 5, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": -1.0}, "k must be finite and >= 0 nats, got -1.0"),
+        ({"k": math.nan}, "got nan"),
+        ({}, "give either k or K"),
+        ({"k": 1.0, "divergence": "js"}, "divergence must be one of kl, max, got 'js'"),
+        ({"k": 1.0, "debt_window": 0}, "debt_window must be >= 1, got 0"),
+    ],
+)
+def test_bad_rule_settings_are_refused_in_one_line(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Anchored(**settings)
+
+
+def test_the_byte_level_is_named_as_not_there_yet(pair):
+    with pytest.raises(ValueError, match='level must be "auto" or "token"'):
+        Decoder(pair, Anchored(k=1.0), level="byte")
