@@ -1,0 +1,40 @@
+"""Pretrain TinyComma: torchrun --nproc-per-node 8 -m anchored.pretrain --job.config_file FILE.toml
+
+One process needs no torchrun: python -m anchored.pretrain --job.config_file FILE.toml
+"""
+
+import os
+import sys
+
+from .cpu_device import use_cpu_without_accelerator
+
+# What torchrun would set for a single process; port 0 lets the system choose a free one.
+_SINGLE_PROCESS = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+
+
+def main() -> None:
+    if "RANK" not in os.environ:
+        os.environ.update(_SINGLE_PROCESS)
+    use_cpu_without_accelerator()
+    # Not before: these import torchtitan, which binds its device at that moment.
+    from .job_config import load_job_config
+    from .run import prepare, run
+
+    is_first = os.environ["RANK"] == "0"
+    try:
+        config = load_job_config(sys.argv[1:])
+        if is_first:
+            prepare(config)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"anchored.pretrain: {error}" if is_first else 1)
+    sys.exit(run(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The [data] section of a run: which token shards are mixed, and in what proportion."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSource:
+    """One source of the mixture."""
+
+    name: str
+    """Identifies the source in plans and logs; also keys the order in which it is read."""
+    path: str
+    """Folder of token shards."""
+    weight: float
+    """Positive; only the ratios between sources matter."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight of source {self.name} must be positive, got {self.weight}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """What the model is trained on."""
+
+    sources: tuple[DataSource, ...] = ()
+    """At least one; all tokenised by the same tokenizer."""
+    weight_unit: Literal["tokens", "documents"] = "tokens"
+    """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
+    seed: int = 0
+    """Keys the order of windows in every source and epoch."""
+    verify_checksums: bool = True
+    """Read every shard once before training and compare its sha256."""
+
+    def __post_init__(self) -> None:
+        names = [source.name for source in self.sources]
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"data.sources names must differ, got twice: {', '.join(duplicates)}")

@@ -1,0 +1,86 @@
+"""The configuration of a pretraining run: torchtitan's, with our defaults and a [data] section."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torchtitan.config as titan
+import tyro
+
+from .data_config import DataConfig
+from .toml_table import from_table, read_toml
+
+_CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
+
+
+@dataclass
+class Job(titan.Job):
+    verbose: bool = False
+    """Show torchtitan's log on stderr too; it always goes to train.log in the dump folder."""
+
+
+@dataclass
+class Model(titan.Model):
+    name: str = "tinycomma"
+    """Which family of models to train"""
+
+    hf_assets_path: str = "."
+    """Not used: token shards carry their tokenizer's hash, and export is given its folder"""
+
+
+@dataclass
+class Metrics(titan.Metrics):
+    disable_color_printing: bool = True
+    """Whether to disable color printing in logs"""
+
+
+@dataclass
+class Checkpoint(titan.Checkpoint):
+    enable: bool = True
+    """Whether to enable checkpoint"""
+
+    last_save_model_only: bool = False
+    """Must stay false: a finished run could not be extended, nor started again without failing"""
+
+
+@dataclass
+class ActivationCheckpoint(titan.ActivationCheckpoint):
+    mode: Literal["selective", "full", "memory_budget", "none"] = "none"
+    """Type of activation checkpointing to use"""
+
+
+@dataclass
+class JobConfig(titan.JobConfig):
+    """Everything that a run can be told; the sections not listed here are torchtitan's own."""
+
+    job: Job = field(default_factory=Job)
+    model: Model = field(default_factory=Model)
+    metrics: Metrics = field(default_factory=Metrics)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
+    # Tables of sources do not fit on a command line: they are given in the file only.
+    data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)
+
+
+def load_job_config(arguments: Sequence[str]) -> JobConfig:
+    """Defaults, then the file that --job.config_file names, then the other arguments.
+
+    Raises: ValueError for an unknown key, a value of the wrong type or unreadable TOML, and
+    FileNotFoundError if there is no such file. A wrong argument exits with status 2.
+    """
+    return _TomlConfigManager(JobConfig).parse_args(list(arguments))
+
+
+class _TomlConfigManager(titan.ConfigManager):
+    """torchtitan's order of precedence with our reading of the file: torchtitan checks no types."""
+
+    def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
+        for index, argument in enumerate(args):
+            flag, has_value, value = argument.partition("=")
+            if flag in _CONFIG_FLAGS and (has_value or index + 1 < len(args)):
+                return read_toml(Path(value if has_value else args[index + 1]))
+        return None
+
+    def _dict_to_dataclass(self, cls: type, data: dict[str, Any]) -> Any:
+        return from_table(cls, data)

@@ -1,0 +1,52 @@
+"""The training loader: the same global batches for any number of processes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchtitan.components.dataloader import BaseDataLoader
+
+from .data_plan import DataPlan
+
+
+class SequenceLoader(BaseDataLoader):
+    """Yields one rank's share of the plan's sequences, in order.
+
+    A round is one microbatch on every rank: local_batch_size * dp_world_size consecutive
+    sequences, of which rank r takes the r-th slice. A step is a whole number of rounds, so step t
+    always holds sequences t * G .. (t + 1) * G - 1, whatever the number of ranks. The state is
+    the plan's hash and the next sequence, the same on all ranks.
+    """
+
+    def __init__(
+        self, plan: DataPlan, *, dp_rank: int, dp_world_size: int, local_batch_size: int
+    ) -> None:
+        self._plan = plan
+        self._plan_hash = plan.hash
+        self._rank_offset = dp_rank * local_batch_size
+        self._round_size = dp_world_size * local_batch_size
+        self._local_batch_size = local_batch_size
+        self.next_sequence = 0
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """Endless batches: {"input": (local_batch_size, seq_len) int64} and labels alike."""
+        while True:
+            first = self.next_sequence + self._rank_offset
+            rows = [self._plan.tokens(first + row) for row in range(self._local_batch_size)]
+            tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
+            self.next_sequence += self._round_size
+            yield {"input": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"plan_hash": self._plan_hash, "next_sequence": self.next_sequence}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises ValueError if the state was saved under another plan."""
+        if state_dict["plan_hash"] != self._plan_hash:
+            raise ValueError(
+                f"the checkpoint was trained on data plan {state_dict['plan_hash']}, "
+                f"this run has plan {self._plan_hash}"
+            )
+        self.next_sequence = state_dict["next_sequence"]

@@ -1,0 +1,70 @@
+"""TinyComma: torchtitan's Llama 3 with plain rotary embeddings and lingua's initial weights."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.models.llama3.model.args import RoPEScalingArgs
+
+from .initialization import initialize_weights
+from .job_config import JobConfig
+from .shards import Manifest
+
+
+def _no_rope_scaling() -> RoPEScalingArgs:
+    # torchtitan's default factor of 8 changes the angles; 1 leaves them as plain Llama has them.
+    return RoPEScalingArgs(scaling_factor=1.0)
+
+
+@dataclass
+class TinyCommaArgs(TransformerModelArgs):
+    """Shape of a model. Heads of 64, untied embeddings, no grouped queries, no biases."""
+
+    rope_scaling_args: RoPEScalingArgs = field(default_factory=_no_rope_scaling)
+    use_tokenizer_vocab: bool = False
+    """Take vocab_size from the tokenizer of the token shards."""
+    init_seed: int = 0
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of the feed-forward: two thirds of 4 * dim, rounded up to multiple_of."""
+        return -(-int(8 * self.dim / 3) // self.multiple_of) * self.multiple_of
+
+    def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
+        super().update_from_config(job_config, **kwargs)
+        self.init_seed = job_config.debug.seed
+        if self.use_tokenizer_vocab:
+            self.vocab_size = Manifest.read(Path(job_config.data.sources[0].path)).vocab_size
+
+
+class TinyComma(Transformer):
+    """The model that is trained; export makes a Hugging Face LlamaForCausalLM of its weights."""
+
+    def init_weights(self, buffer_device: torch.device | None = None) -> None:
+        with torch.device(buffer_device or self.freqs_cis.device):
+            self.freqs_cis = self._precompute_freqs_cis()
+        args = self.model_args
+        initialize_weights(self, dim=args.dim, hidden_dim=args.hidden_dim, seed=args.init_seed)
+
+
+def flavors() -> dict[str, TinyCommaArgs]:
+    """The models that `model.flavor` can name."""
+    return {
+        "smoke": TinyCommaArgs(
+            dim=32, n_layers=2, n_heads=2, multiple_of=32, use_tokenizer_vocab=True
+        ),
+        "quickstart-safe": TinyCommaArgs(
+            dim=128, n_layers=3, n_heads=4, multiple_of=32, use_tokenizer_vocab=True
+        ),
+        "quickstart-risky": TinyCommaArgs(
+            dim=256, n_layers=4, n_heads=4, multiple_of=32, use_tokenizer_vocab=True
+        ),
+        # Widths: paper. Vocabulary: Llama 3 tokenizer. Feed-forward 5632 and untied embeddings
+        # follow from the paper's parameter count; theta, eps: lingua defaults.
+        "tinycomma-1.8b": TinyCommaArgs(
+            dim=2048, n_layers=24, n_heads=32, vocab_size=128256, multiple_of=256,
+            norm_eps=1e-5, rope_theta=10000.0,
+        ),
+    }  # fmt: skip

@@ -1,0 +1,146 @@
+"""Token shards on disk: memory-mapped uint32 tokens and a checksummed manifest."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+SCHEMA = "anchored-tokens/1"
+MANIFEST_NAME = "manifest.json"
+_HASH_BLOCK_BYTES = 1 << 22
+
+
+def file_sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file's bytes, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """A pair of files: little-endian uint32 tokens, and int64 offsets of their documents."""
+
+    tokens_file: str
+    tokens_sha256: str
+    num_tokens: int
+    documents_file: str
+    documents_sha256: str
+    num_documents: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a folder of shards holds, and where it came from."""
+
+    source: str
+    revision: str
+    licences: dict[str, int]
+    """Number of documents under each licence."""
+    tokenizer_sha256: str
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    num_documents: int
+    num_empty_documents: int
+    """Documents without text, left out of the shards."""
+    num_bytes: int
+    """UTF-8 bytes of the text that was tokenised."""
+    num_tokens: int
+    """Tokens in all shards, BOS and EOS included."""
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """A folder's manifest. Raises ValueError if it is absent, damaged or of another schema."""
+        path = folder / MANIFEST_NAME
+        if not path.is_file():
+            raise ValueError(f"no token shards in {folder}: {MANIFEST_NAME} is missing")
+        try:
+            fields = json.loads(path.read_text())
+            if fields.pop("schema") != SCHEMA:
+                raise ValueError(f"its schema is not {SCHEMA}")
+            shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
+            return cls(shards=shards, **fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a token shard manifest: {error}") from error
+
+    def to_json(self) -> str:
+        """The text of manifest.json: the same shards always give the same bytes."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n"
+
+
+class TokenShards:
+    """The tokens of one source, read in place as a single stream that runs over its shards."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._ends = np.cumsum([shard.num_tokens for shard in manifest.shards])
+        self._tokens = [
+            np.memmap(folder / shard.tokens_file, dtype="<u4", mode="r")
+            for shard in manifest.shards
+        ]
+
+    @classmethod
+    def open(cls, folder: Path | str, *, verify: bool = True) -> "TokenShards":
+        """Open a folder written by `write_token_shards`.
+
+        verify: read every shard and compare its sha256; without it only the sizes are compared.
+        Raises: ValueError, naming the file, if the manifest or a shard is missing or changed.
+        """
+        folder = Path(folder)
+        manifest = Manifest.read(folder)
+        for shard in manifest.shards:
+            num_offsets = shard.num_documents + 1
+            _check_size(folder / shard.tokens_file, 4 * shard.num_tokens)
+            _check_size(folder / shard.documents_file, 8 * num_offsets)
+            if verify:
+                _check_sha256(folder / shard.tokens_file, shard.tokens_sha256)
+                _check_sha256(folder / shard.documents_file, shard.documents_sha256)
+        return cls(folder, manifest)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the stream."""
+        return self.manifest.num_tokens
+
+    def tokens(self, start: int, count: int) -> np.ndarray:
+        """A copy of tokens start .. start + count - 1 of the stream, (count,) uint32."""
+        if not 0 <= start <= start + count <= self.num_tokens:
+            raise ValueError(
+                f"tokens {start} to {start + count} are outside {self.folder}, "
+                f"which holds {self.num_tokens}"
+            )
+        pieces = []
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        while count > 0:
+            offset = start - (int(self._ends[shard - 1]) if shard else 0)
+            piece = self._tokens[shard][offset : offset + count]
+            pieces.append(piece)
+            start, count, shard = start + len(piece), count - len(piece), shard + 1
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype="<u4")
+
+    def document_starts(self) -> np.ndarray:
+        """Offset in the stream of every document's BOS, then the stream's length: int64."""
+        starts = []
+        for shard, end in zip(self.manifest.shards, self._ends, strict=True):
+            offsets = np.fromfile(self.folder / shard.documents_file, dtype="<i8")
+            starts.append(offsets[:-1] + int(end) - shard.num_tokens)
+        return np.concatenate([*starts, np.array([self.num_tokens], dtype="<i8")])
+
+
+def _check_size(path: Path, expected: int) -> None:
+    if not path.is_file():
+        raise ValueError(f"corrupt token shard: {path} is missing")
+    if (actual := path.stat().st_size) != expected:
+        raise ValueError(f"corrupt token shard: {path} has {actual} bytes, expected {expected}")
+
+
+def _check_sha256(path: Path, expected: str) -> None:
+    if (actual := file_sha256(path)) != expected:
+        raise ValueError(f"corrupt token shard: {path} has sha256 {actual}, expected {expected}")

@@ -1,0 +1,53 @@
+"""Registers TinyComma with torchtitan: what to build for a run whose model.name is "tinycomma"."""
+
+from torchtitan.components.loss import build_cross_entropy_loss
+from torchtitan.components.lr_scheduler import build_lr_schedulers
+from torchtitan.components.optimizer import build_optimizers
+from torchtitan.models.llama3 import parallelize_llama
+from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
+
+from .data_plan import DataPlan
+from .job_config import JobConfig
+from .loader import SequenceLoader
+from .model import TinyComma, flavors
+from .run_metrics import RunMetrics
+
+NAME = "tinycomma"
+
+
+def register() -> None:
+    """Make torchtitan know the model; once in a process."""
+    register_train_spec(NAME, train_spec())
+
+
+def train_spec() -> TrainSpec:
+    """torchtitan's Llama 3 recipe with our model, loader and metrics.
+
+    One optimizer group for all parameters, as in lingua: norms and embeddings decay too.
+    No tokenizer: the data is token ids. No pipeline stages, no validator.
+    """
+    return TrainSpec(
+        model_cls=TinyComma,
+        model_args=flavors(),
+        parallelize_fn=parallelize_llama,
+        pipelining_fn=None,
+        build_optimizers_fn=build_optimizers,
+        build_lr_schedulers_fn=build_lr_schedulers,
+        build_dataloader_fn=_build_loader,
+        build_tokenizer_fn=None,
+        build_loss_fn=build_cross_entropy_loss,
+        build_metrics_processor_fn=RunMetrics,
+    )
+
+
+def _build_loader(
+    *, dp_world_size: int, dp_rank: int, tokenizer: None, job_config: JobConfig
+) -> SequenceLoader:
+    # Checksums were compared by the first process before training, so that they are read once.
+    plan = DataPlan.open(job_config.data, seq_len=job_config.training.seq_len, verify=False)
+    return SequenceLoader(
+        plan,
+        dp_rank=dp_rank,
+        dp_world_size=dp_world_size,
+        local_batch_size=job_config.training.local_batch_size,
+    )

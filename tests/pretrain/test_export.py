@@ -1,0 +1,105 @@
+"""Export: transformers loads the folder, and its logits are those of the trained model."""
+
+import shutil
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anchored.pretrain.export import ExportConfig, export_checkpoint, run
+from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.llama_weights import half_split_rotary
+from anchored.pretrain.model import TinyComma, flavors
+from anchored.pretrain.preflight import check_run
+
+
+@pytest.fixture(scope="module")
+def trained(write_config, tmp_path_factory):
+    """A model in memory and its checkpoint, as a run of flavor quickstart-safe leaves it."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    path = write_config(folder, model={"flavor": "quickstart-safe"}, training={"seq_len": 48})
+    config = load_job_config(["--job.config_file", str(path)])
+    check_run(config, num_processes=1)
+    args = flavors()["quickstart-safe"]
+    args.update_from_config(config)
+    model = TinyComma(args)
+    model.init_weights()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms away from 1, so that swapping them shows
+            parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+    checkpoint = folder / "checkpoint" / "step-24"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it saves from a single process
+        dcp.save(model.state_dict(), checkpoint_id=checkpoint, no_dist=True)
+    return model, checkpoint
+
+
+@pytest.fixture(scope="module")
+def exported(trained, corpus, tmp_path_factory):
+    output = tmp_path_factory.mktemp("exported") / "model"
+    _, checkpoint = trained
+    export_checkpoint(checkpoint, corpus.tokenizer_folder, output, max_position_embeddings=512)
+    return output
+
+
+def test_logits_agree_with_the_trained_model(trained, exported):
+    model, _ = trained
+    loaded = AutoModelForCausalLM.from_pretrained(exported)
+    token_ids = torch.randint(300, (3, 48), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(token_ids)
+        actual = loaded(token_ids).logits
+    assert expected.std() > 0.5
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+def test_config_and_tokenizer_say_what_decoding_needs(exported, corpus):
+    config = AutoModelForCausalLM.from_pretrained(exported).config
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    assert config.max_position_embeddings == tokenizer.model_max_length == 512
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (0, 1, 1)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1, 1)
+    assert not config.tie_word_embeddings
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert len(tokenizer) == config.vocab_size
+    generation = AutoModelForCausalLM.from_pretrained(exported).generation_config
+    assert (generation.eos_token_id, generation.pad_token_id) == (1, 1)
+
+
+def test_the_command_prints_the_folder_and_stores_the_asked_type(trained, corpus, tmp_path, capsys):
+    config = ExportConfig(
+        checkpoint=trained[1],
+        tokenizer=corpus.tokenizer_folder,
+        output=tmp_path / "m",
+        dtype="bfloat16",
+    )
+    assert run(config) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'm'}\n"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert model.dtype == torch.bfloat16
+    assert model.config.max_position_embeddings == 48
+
+
+def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported, tmp_path):
+    _, checkpoint = trained
+    tokenizer = corpus.tokenizer_folder
+    with pytest.raises(ValueError, match=r"and .* exists"):
+        export_checkpoint(checkpoint, tokenizer, exported)
+    with pytest.raises(ValueError, match="step-9 is not a complete checkpoint"):
+        export_checkpoint(checkpoint.parent / "step-9", tokenizer, tmp_path / "m")
+    with pytest.raises(ValueError, match="at least the training length 48, got 40"):
+        export_checkpoint(checkpoint, tokenizer, tmp_path / "m", max_position_embeddings=40)
+    other = shutil.copytree(tokenizer, tmp_path / "tokenizer")
+    (other / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not the tokenizer of the run"):
+        export_checkpoint(checkpoint, other, tmp_path / "m")
+    with pytest.raises(ValueError, match=r"tokenizer file .* does not exist"):
+        export_checkpoint(checkpoint, tmp_path, tmp_path / "m")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
+
+
+def test_rotary_rows_are_split_by_parity_within_each_head():
+    rows = torch.arange(8.0)[:, None]
+    assert half_split_rotary(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]

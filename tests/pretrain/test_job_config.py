@@ -1,0 +1,66 @@
+"""The config of a run: defaults, file, arguments, and one clear line for every mistake."""
+
+import pytest
+
+from anchored.pretrain.data_config import DataSource
+from anchored.pretrain.job_config import load_job_config
+
+
+def load(tmp_path, text, *arguments):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return load_job_config(["--job.config_file", str(path), *arguments])
+
+
+def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
+    text = "[training]\nsteps = 7\nseq_len = 128\n"
+    config = load(tmp_path, text, "--training.steps", "9")
+    assert (config.training.steps, config.training.seq_len) == (9, 128)
+    assert config.model.name == "tinycomma"
+    assert config.checkpoint.enable
+    assert not config.checkpoint.last_save_model_only
+    assert config.activation_checkpoint.mode == "none"
+
+
+def test_sources_are_read_from_the_file(tmp_path):
+    text = '[data]\nseed = 4\n[[data.sources]]\nname = "a"\npath = "x/a"\nweight = 2\n'
+    config = load(tmp_path, text)
+    assert config.data.sources == (DataSource(name="a", path="x/a", weight=2),)
+    assert (config.data.seed, config.data.weight_unit) == (4, "tokens")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[training]\nstps = 7\n", r"unknown config key training\.stps \(did you mean steps\?\)$"),
+        ("[trainning]\n", r"unknown config key trainning \(did you mean training\?\)$"),
+        ("[data]\n[[data.sources]]\nnam = 'a'\n", r"unknown config key data\.sources\[0\]\.nam "),
+        ("[data]\n[[data.sources]]\nname = 'a'\n", r"data\.sources\[0\]: .*path.*weight"),
+        ("[training]\nsteps = '7'\n", r"training\.steps must be int, got '7'$"),
+        ("[training]\nsteps = true\n", r"training\.steps must be int, got True$"),
+        ("[job]\nverbose = 1\n", r"job\.verbose must be bool, got 1$"),
+        ("training = 3\n", r"training must be a table, got 3$"),
+        (
+            "[lr_scheduler]\ndecay_type = 'cosin'\n",
+            r"decay_type must be one of 'linear', 'sqrt', 'cosine', got 'cosin'$",
+        ),
+        ("[data]\nweight_unit = 'words'\n", r"must be one of 'tokens', 'documents', got 'words'$"),
+        ("[training\n", r"run\.toml is not valid TOML: "),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        load(tmp_path, text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(FileNotFoundError, match=r"config file no/such\.toml does not exist"):
+        load_job_config(["--job.config_file=no/such.toml"])
+
+
+def test_an_unknown_argument_exits_with_status_2(tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        load(tmp_path, "", "--training.stps", "3")
+    assert exit_.value.code == 2
+    assert "--training.stps" in capsys.readouterr().err

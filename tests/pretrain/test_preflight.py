@@ -1,0 +1,195 @@
+"""Runs that cannot work, or would train the wrong thing, are refused before they start."""
+
+import shutil
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.preflight import check_run
+from anchored.pretrain.run_record import RunRecord
+
+
+def save_checkpoint(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it saves from a single process
+        dcp.save({"weight": torch.zeros(9)}, checkpoint_id=path, no_dist=True)
+
+
+@pytest.fixture
+def check(write_config, tmp_path):
+    """Runs the preflight of a tiny run in tmp_path/run, with sections of its config changed."""
+
+    def run(*, num_processes=1, folder="run", **sections):
+        path = write_config(tmp_path / folder, **sections)
+        config = load_job_config(["--job.config_file", str(path)])
+        return check_run(config, num_processes=num_processes)
+
+    return run
+
+
+def refusal(check, **arguments):
+    with pytest.raises(ValueError) as error:
+        check(**arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_sound_run_passes_and_leaves_its_record(check, tmp_path):
+    assert check() == []
+    record = RunRecord.read(tmp_path / "run")
+    assert record.model["hidden_size"] == 32
+    assert record.model["vocab_size"] == 300
+    assert len(record.identity["data.plan_hash"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"flavor": "small"}}, "model.flavor must be one of smoke, quickstart-safe"),
+        ({"model": {"name": "llama3"}}, "of model.name tinycomma, got smoke of llama3"),
+        ({"checkpoint": {"enable": False}}, "checkpoint.enable is false"),
+        ({"checkpoint": {"last_save_model_only": True}}, "last_save_model_only"),
+        ({"checkpoint": {"last_save_in_hf": True}}, "use `anchored export`"),
+        ({"validation": {"enable": True}}, "validation.enable is not supported"),
+        ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
+        ({"training": {"seq_len": 50_000}}, "too few for one sequence of 50000"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(check, sections, message):
+    assert message in refusal(check, **sections)
+
+
+def test_a_batch_that_the_processes_cannot_share_is_refused(check):
+    assert "got 4 and 2 * 4" in refusal(check, num_processes=4)
+
+
+def test_a_run_without_a_seed_is_refused(write_config, tmp_path):
+    path = write_config(tmp_path / "run")
+    path.write_text(path.read_text().replace("[debug]\nseed = 3\n", ""))
+    config = load_job_config(["--job.config_file", str(path)])
+    with pytest.raises(ValueError, match=r"debug\.seed is not set"):
+        check_run(config, num_processes=1)
+
+
+def test_a_dump_folder_that_cannot_be_written_is_refused(check, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = refusal(check, job={"dump_folder": str(tmp_path / "file/x")})
+    assert "file/x is not writable: Not a directory" in message
+
+
+def test_a_corrupt_shard_is_refused_naming_the_file(check, corpus, tmp_path, write_config):
+    folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
+    shard = folder / "tokens-00000.bin"
+    shard.write_bytes(bytes(8) + shard.read_bytes()[8:])
+    path = write_config(tmp_path / "run")
+    path.write_text(path.read_text().replace(str(corpus.source("quarry")), str(folder)))
+    config = load_job_config(["--job.config_file", str(path)])
+    with pytest.raises(ValueError, match=r"quarry/tokens-00000\.bin has sha256 .* expected"):
+        check_run(config, num_processes=1)
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(check, monkeypatch):
+    from anchored.pretrain import model
+
+    flavors = model.flavors
+    small = dict(flavors(), smoke=model.TinyCommaArgs(dim=32, n_layers=1, n_heads=2, vocab_size=99))
+    monkeypatch.setattr("anchored.pretrain.run_identity.flavors", lambda: small)
+    assert "has 300 tokens, more than the 99" in refusal(check)
+
+
+# Stage 2: starting from another run's weights.
+
+
+@pytest.fixture
+def first_stage(check, tmp_path):
+    check(folder="first")
+    checkpoint = tmp_path / "first" / "checkpoint" / "step-24"
+    save_checkpoint(checkpoint)
+    return checkpoint
+
+
+def test_stage_two_starts_from_a_complete_checkpoint(check, first_stage):
+    assert check(checkpoint={"initial_load_path": str(first_stage)}) == []
+
+
+def test_stage_two_is_refused_without_the_checkpoint_of_stage_one(check, tmp_path):
+    path = tmp_path / "first" / "checkpoint" / "step-24"
+    message = refusal(check, checkpoint={"initial_load_path": str(path)})
+    assert message.endswith(f"{path} does not exist: train the stage before first")
+
+
+def test_stage_two_is_refused_from_an_incomplete_checkpoint(check, first_stage):
+    (first_stage / ".metadata").unlink()
+    message = refusal(check, checkpoint={"initial_load_path": str(first_stage)})
+    assert "step-24 is incomplete" in message
+
+
+def test_stage_two_is_refused_from_a_model_of_another_shape(check, first_stage):
+    message = refusal(
+        check,
+        model={"flavor": "quickstart-safe"},
+        checkpoint={"initial_load_path": str(first_stage)},
+    )
+    assert "holds a model of another shape" in message
+
+
+@pytest.mark.parametrize("contents", ["empty", "checkpoint"])
+def test_a_foreign_checkpoint_folder_would_shadow_stage_one(check, first_stage, tmp_path, contents):
+    # torchtitan ignores initial_load_path when this folder exists, even empty, and only warns.
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    if contents == "checkpoint":
+        save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
+    message = refusal(check, checkpoint={"initial_load_path": str(first_stage)})
+    assert f"would shadow checkpoint.initial_load_path {first_stage}" in message
+
+
+def test_a_folder_that_another_run_began_is_refused_naming_the_difference(check, tmp_path):
+    check()
+    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
+    message = refusal(check, optimizer={"lr": 1e-3})
+    assert "another run (optimizer.lr was 0.003 and is now 0.001)" in message
+
+
+def test_a_changed_data_plan_is_refused_on_resume(check, tmp_path):
+    check()
+    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
+    assert "another run (data.plan_hash was " in refusal(check, data={"seed": 8})
+
+
+# Resuming this very run.
+
+
+def test_the_same_run_is_resumed_on_any_number_of_processes(check, tmp_path, first_stage):
+    stage = {"initial_load_path": str(first_stage)}
+    check(checkpoint=stage)
+    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
+    shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint of its own
+    remarks = check(checkpoint=stage, num_processes=2)
+    assert remarks == [f"resuming from {tmp_path}/run/checkpoint/step-5"]
+
+
+def test_a_torn_checkpoint_is_removed_and_the_last_whole_one_resumed(check, tmp_path):
+    check()
+    folder = tmp_path / "run" / "checkpoint"
+    for step in (5, 10):
+        save_checkpoint(folder / f"step-{step}")
+    (folder / "step-10" / ".metadata").unlink()
+    assert check() == [
+        f"checkpoint {folder}/step-10 is incomplete and was removed",
+        f"resuming from {folder}/step-5",
+    ]
+    assert [path.name for path in folder.iterdir()] == ["step-5"]
+
+
+def test_a_run_killed_in_its_first_save_starts_over_from_stage_one(check, tmp_path, first_stage):
+    stage = {"initial_load_path": str(first_stage)}
+    check(checkpoint=stage)
+    folder = tmp_path / "run" / "checkpoint"
+    save_checkpoint(folder / "step-5")
+    (folder / "step-5" / ".metadata").unlink()
+    remarks = check(checkpoint=stage)
+    assert remarks[-1] == f"no complete checkpoint in {folder}: starting from the beginning"
+    assert not folder.exists()

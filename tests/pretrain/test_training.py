@@ -1,0 +1,144 @@
+"""Whole runs as processes of their own: one curve however they are started, killed and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from anchored.pretrain.data_plan import DataPlan
+from anchored.pretrain.export import export_checkpoint
+from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.launch import launch
+from anchored.pretrain.llama_weights import llama_weights
+from anchored.pretrain.run_record import RunRecord
+
+STEPS = 24
+
+
+def curve(dump_folder):
+    lines = (dump_folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def losses(dump_folder):
+    return [line["loss"] for line in curve(dump_folder)]
+
+
+def final_weights(dump_folder):
+    model = RunRecord.read(dump_folder).model
+    return llama_weights(dump_folder / "checkpoint" / f"step-{STEPS}", model, torch.float32)
+
+
+def same_weights(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def finished(write_config, tmp_path_factory):
+    """The uninterrupted run on one process that all others are compared with."""
+    dump_folder = tmp_path_factory.mktemp("finished") / "run"
+    launch(write_config(dump_folder))
+    return dump_folder
+
+
+def kill_in_the_middle(config_file, dump_folder, after_steps):
+    """Start the run and kill it as soon as it has logged `after_steps` steps."""
+    command = [sys.executable, "-m", "anchored.pretrain", "--job.config_file", str(config_file)]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        metrics = dump_folder / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not metrics.exists() or metrics.read_text().count("\n") < after_steps:
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_run_learns_and_records_every_step(finished):
+    lines = curve(finished)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert lines[-1]["tokens"] == STEPS * 4 * 32
+    assert all(line["tokens_per_s"] > 0 and line["grad_norm"] > 0 for line in lines)
+    assert [line["lr"] for line in lines[:4]] == pytest.approx([0.00075, 0.0015, 0.00225, 0.003])
+    assert lines[-1]["lr"] < 3e-4
+
+
+def test_the_first_loss_is_that_of_the_initial_weights(finished):
+    # Weights of 3 sigma 32**-0.5 on normed inputs: logits of deviation near 1, so the loss lies
+    # about half a nat above the uniform one.
+    assert losses(finished)[0] == pytest.approx(torch.tensor(300.0).log().item() + 0.5, abs=0.35)
+
+
+def test_a_killed_run_resumes_to_the_very_same_weights(finished, write_config, tmp_path):
+    config_file = write_config(tmp_path / "run")
+    kill_in_the_middle(config_file, tmp_path / "run", after_steps=8)
+    assert not (tmp_path / "run" / "checkpoint" / f"step-{STEPS}").exists()
+    before = curve(tmp_path / "run")[:5]
+    launch(config_file)
+    # The same timings too: steps before the checkpoint were not trained again.
+    assert curve(tmp_path / "run")[:5] == before
+    assert losses(tmp_path / "run") == losses(finished)
+    assert same_weights(final_weights(tmp_path / "run"), final_weights(finished))
+
+
+@pytest.mark.slow
+def test_two_processes_and_then_one_give_the_loss_curve_of_one(finished, write_config, tmp_path):
+    # Also the extension of a finished run: torchtitan's default last save has no optimizer in it.
+    launch(write_config(tmp_path / "run", steps=18), num_processes=2)
+    assert len(losses(tmp_path / "run")) == 18
+    launch(write_config(tmp_path / "run"))
+    assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
+    norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
+    assert norms[0] == pytest.approx(norms[1], abs=1e-4)
+
+
+def test_a_finished_run_started_again_does_nothing(finished, write_config):
+    before = losses(finished)
+    launch(write_config(finished))
+    assert losses(finished) == before
+
+
+def test_stage_two_starts_from_the_weights_of_stage_one(finished, write_config, corpus, tmp_path):
+    stage_one = finished / "checkpoint" / f"step-{STEPS}"
+    config_file = write_config(
+        tmp_path / "stage2",
+        steps=6,
+        optimizer={"lr": 1e-3},
+        lr_scheduler={"warmup_steps": 0, "decay_type": "linear", "total_steps": 6},
+        data={"seed": 8, "sources": {"quarry": 1.0}},
+        checkpoint={"initial_load_path": str(stage_one)},
+    )
+    launch(config_file)
+    lines = curve(tmp_path / "stage2")
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert lines[0]["lr"] == pytest.approx(1e-3)
+    assert lines[-1]["lr"] == pytest.approx(1e-3 / 6)
+    export_checkpoint(stage_one, corpus.tokenizer_folder, tmp_path / "model")
+    config = load_job_config(["--job.config_file", str(config_file)])
+    plan = DataPlan.open(config.data, seq_len=32, verify=True)
+    token_ids = torch.stack(
+        [torch.from_numpy(plan.tokens(row).astype("int64")) for row in range(4)]
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        loss = model(token_ids, labels=token_ids).loss.item()
+    assert lines[0]["loss"] == pytest.approx(loss, abs=1e-4)
+
+
+def test_a_refused_run_is_one_line_and_status_1(write_config, tmp_path, capfd):
+    config_file = write_config(tmp_path / "run", training={"stepz": 3})
+    line = "anchored.pretrain: unknown config key training.stepz (did you mean steps?)"
+    with pytest.raises(RuntimeError) as error:
+        launch(config_file)
+    assert str(error.value) == f"pretraining with {config_file} failed with status 1:\n{line}"
+    assert capfd.readouterr() == ("", f"{line}\n")
