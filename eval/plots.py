@@ -1,0 +1,260 @@
+"""Pictures of recorded results: the trade-off, budgets over time and loss curves."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .label_placement import label_points
+from .ncr import HIGH_PROTECTION
+
+Role = Literal["safe", "risky", "anchored", "baseline"]
+
+# Okabe and Ito 2008: told apart with any colour vision; each role has its own marker as well.
+_GREEN, _VERMILION, _BLUE, _PURPLE, _ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
+_GREY: Final = "#5F5F5F"
+_ROLE_STYLE: Final = {
+    "safe": (_GREEN, "s", "safe model"),
+    "risky": (_VERMILION, "D", "risky model"),
+    "anchored": (_BLUE, "o", "Anchored Decoding"),
+    "baseline": (_PURPLE, "^", "other methods"),
+}
+_LINE_STYLES: Final = ("-", "--", "-.", ":")
+# The same figure gives the same bytes: no time of writing, and no random ids in SVG (below).
+_UNDATED: Final[dict[str, dict[str, None]]] = {
+    ".png": {},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+_RC: Final[dict[Any, Any]] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _GREY,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+    "svg.hashsalt": "anchored",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TradeOffPoint:
+    """One setting; a standard deviation of nan or 0 draws no error bar."""
+
+    label: str
+    role: Role
+    ncr: float
+    bits_per_byte: float
+    ncr_std: float = math.nan
+    bits_per_byte_std: float = math.nan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetTrajectory:
+    """One generation's ledger as series; one spend (nats) and one accepted flag per step."""
+
+    label: str
+    k: float
+    debt: float
+    bound: float
+    spends: Sequence[float]
+    accepted: Sequence[bool]
+
+    def __post_init__(self) -> None:
+        if len(self.spends) != len(self.accepted):
+            raise ValueError(
+                f"spends and accepted must have one value per step, got {len(self.spends)} "
+                f"and {len(self.accepted)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossCurve:
+    """Training loss in nats per token at each recorded step."""
+
+    label: str
+    steps: Sequence[int]
+    losses_nats: Sequence[float]
+
+
+def plot_trade_off(
+    points: Sequence[TradeOffPoint], path: Path, *, utility_name: str = "extra source"
+) -> None:
+    """NCR against held-out bits per byte, drawn so that up and right is better.
+
+    points: in order of k; the "anchored" ones are joined by a line. utility_name: the held-out
+    set that bits per byte were measured on. path: .png, .svg or .pdf.
+    Raises: ValueError if there are no points or the suffix is another.
+    """
+    if not points:
+        raise ValueError("a trade-off picture needs at least one point, got none")
+    with rc_context(_RC):
+        figure = _figure(6.4, 4.6)
+        axes = figure.add_subplot()
+        for role in _ROLE_STYLE:
+            _draw_role(axes, [point for point in points if point.role == role])
+        _draw_high_protection(axes)
+        axes.invert_yaxis()
+        axes.margins(0.1)
+        axes.set_xlabel("normalized copying reduction (1 = safe model)")
+        axes.set_ylabel(f"bits per byte, {utility_name}\n(lower is better: axis reversed)")
+        axes.set_title("up and to the right is better", loc="left", color=_GREY, fontsize=9)
+        figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
+        positions = [(point.ncr, point.bits_per_byte) for point in points]
+        lines = [(p.ncr, p.bits_per_byte) for p in points if _is_joined(p)]
+        labels = [point.label for point in points]
+        obstacles = _between(lines) + _error_bar_ends(points)
+        label_points(axes, positions, labels, obstacles=obstacles)
+        _save(figure, path)
+
+
+def plot_budget_trajectories(trajectories: Sequence[BudgetTrajectory], path: Path) -> None:
+    """Spend so far, its allowance max(0, (t + 1) k - debt) and the bound, one panel a generation.
+
+    Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
+    is False) and the token is the risky model's. path: .png, .svg or .pdf.
+    Raises: ValueError if there are no trajectories or the suffix is another.
+    """
+    if not trajectories:
+        raise ValueError("a budget picture needs at least one trajectory, got none")
+    num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
+    num_rows = math.ceil(len(trajectories) / num_columns)
+    with rc_context(_RC):
+        figure = _figure(0.6 + 3.4 * num_columns, 0.9 + 2.6 * num_rows)
+        panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+        for axes, trajectory in itertools.zip_longest(panels, trajectories):
+            if trajectory is None:
+                axes.set_axis_off()
+            else:
+                _draw_trajectory(axes, trajectory)
+        figure.supxlabel("token", fontsize=10)
+        figure.supylabel("nats", fontsize=10)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        _save(figure, path)
+
+
+def plot_loss_curves(curves: Sequence[LossCurve], path: Path) -> None:
+    """Training loss over steps: a faint raw line and its centred running mean.
+
+    path: .png, .svg or .pdf. Raises: ValueError if there are no curves or the suffix is another.
+    """
+    if not curves:
+        raise ValueError("a loss picture needs at least one curve, got none")
+    dash_styles = itertools.cycle(_LINE_STYLES)
+    colours = itertools.cycle((_GREEN, _VERMILION, _BLUE, _PURPLE, _ORANGE))
+    with rc_context(_RC):
+        figure = _figure(6.4, 4.0)
+        axes = figure.add_subplot()
+        half_width = max(len(curve.losses_nats) for curve in curves) // 60
+        for curve, colour, dashes in zip(curves, colours, dash_styles, strict=False):
+            axes.plot(curve.steps, curve.losses_nats, color=colour, alpha=0.25, linewidth=0.8)
+            smooth = _running_mean(curve.losses_nats, half_width)
+            axes.plot(curve.steps, smooth, dashes, color=colour, linewidth=1.6, label=curve.label)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss (nats per token)")
+        axes.legend()
+        _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    if path.suffix not in _UNDATED:
+        raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
+    figure.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])
+
+
+def _draw_role(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
+    if not points:
+        return
+    colour, marker, name = _ROLE_STYLE[points[0].role]
+    x = [point.ncr for point in points]
+    y = [point.bits_per_byte for point in points]
+    x_error, y_error = zip(*(_error_bar(point) for point in points), strict=True)
+    axes.errorbar(x, y, xerr=x_error, yerr=y_error, fmt="none", ecolor=colour, elinewidth=1)
+    line = "-" if _is_joined(points[0]) else "none"
+    axes.plot(x, y, color=colour, marker=marker, markersize=7, linestyle=line, label=name, zorder=3)
+
+
+def _is_joined(point: TradeOffPoint) -> bool:
+    return point.role == "anchored"
+
+
+def _error_bar(point: TradeOffPoint) -> tuple[float, float]:
+    """Half lengths along x and y; a point of one seed has no spread and gets no bar."""
+    stds = (point.ncr_std, point.bits_per_byte_std)
+    x, y = (0.0 if math.isnan(std) else std for std in stds)
+    return x, y
+
+
+def _error_bar_ends(points: Sequence[TradeOffPoint]) -> list[tuple[float, float]]:
+    ends = []
+    for point in points:
+        x, y = _error_bar(point)
+        ends += [(point.ncr + sign * x, point.bits_per_byte) for sign in (-1, 1)]
+        ends += [(point.ncr, point.bits_per_byte + sign * y) for sign in (-1, 1)]
+    return ends
+
+
+def _between(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points along the line through `corners`, dense enough for a label not to slip between."""
+    return [
+        (x0 + (x1 - x0) * step / 20, y0 + (y1 - y0) * step / 20)
+        for (x0, y0), (x1, y1) in itertools.pairwise(corners)
+        for step in range(1, 20)
+    ]
+
+
+def _draw_high_protection(axes: Axes) -> None:
+    axes.axvline(HIGH_PROTECTION, color=_GREY, linestyle="--", linewidth=1, zorder=1)
+    axes.text(
+        HIGH_PROTECTION,
+        1.0,
+        f"high protection, {HIGH_PROTECTION} \N{RIGHTWARDS ARROW}",
+        transform=axes.get_xaxis_transform(),
+        ha="left",
+        va="bottom",
+        color=_GREY,
+        fontsize=9,
+    )
+
+
+def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
+    steps = range(1, len(trajectory.spends) + 1)
+    allowance = [max(0.0, step * trajectory.k - trajectory.debt) for step in steps]
+    spent = list(itertools.accumulate(trajectory.spends))
+    rejected = [
+        step for step, accepted in zip(steps, trajectory.accepted, strict=True) if not accepted
+    ]
+    axes.axhline(trajectory.bound, color=_GREY, linestyle=":", linewidth=1.2, label="bound")
+    axes.plot(steps, allowance, "--", color=_ORANGE, linewidth=1.4, label="allowance")
+    axes.plot(steps, spent, color=_BLUE, linewidth=1.6, label="spent")
+    axes.plot(
+        rejected,
+        [0.02] * len(rejected),
+        "|",
+        color=_VERMILION,
+        markersize=6,
+        transform=axes.get_xaxis_transform(),
+        label="risky model intervened",
+    )
+    axes.set_title(trajectory.label)
+    top = max([trajectory.bound, *allowance, *spent]) or 1.0
+    axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip of their own below 0
+
+
+def _running_mean(values: Sequence[float], width: int) -> list[float]:
+    sums = list(itertools.accumulate(values, initial=0.0))
+    windows = [(max(0, i - width), min(len(values), i + width + 1)) for i in range(len(values))]
+    return [(sums[end] - sums[start]) / (end - start) for start, end in windows]

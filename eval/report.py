@@ -1,0 +1,88 @@
+"""Tables of results, for a terminal and as Markdown."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .seed_statistics import SeedStatistics
+
+Cell = str | int | float | SeedStatistics | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """Which entry of a row is shown, under which title and with how many decimals."""
+
+    key: str
+    title: str
+    num_decimals: int = 3
+
+
+SETTING_COLUMN: Final = Column(key="setting", title="setting")
+COPYING_COLUMNS: Final = (
+    Column(key="rouge1_ge_tau", title="ROUGE-1", num_decimals=3),
+    Column(key="rougeL_ge_tau", title="ROUGE-L", num_decimals=3),
+    Column(key="word_lcs", title="word LCS", num_decimals=2),
+    Column(key="char_lcs", title="char LCS", num_decimals=1),
+    Column(key="word_acs", title="ACS", num_decimals=2),
+    Column(key="minhash", title="MinHash", num_decimals=3),
+    Column(key="ncr", title="NCR", num_decimals=3),
+)
+
+
+def bits_per_byte_column(held_out_set: str) -> Column:
+    """Column of the rows' entry "bits_per_byte/NAME" for the held-out set NAME."""
+    return Column(key=f"bits_per_byte/{held_out_set}", title=f"bpb {held_out_set}")
+
+
+def terminal_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
+    """Aligned plain text, one line a row, the first column to the left and the others to the right.
+
+    rows: a cell may be a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone
+    for one seed) or None (shown as "-", as are nan and a missing entry).
+    Raises: ValueError if there are no columns.
+    """
+    lines = _cells(rows, columns)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    aligned = ["  ".join(_align(line, widths)).rstrip() for line in lines]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    return "\n".join([aligned[0], rule, *aligned[1:], *_note(rows, columns)])
+
+
+def markdown_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
+    """The table of `terminal_table` as Markdown; a "|" in a cell is escaped."""
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in _cells(rows, columns)]
+    rule = [":--"] + ["--:"] * (len(columns) - 1)
+    table = ["| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:])]
+    return "\n".join([*table, *("\n" + note for note in _note(rows, columns))])
+
+
+def _cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[list[str]]:
+    if not columns:
+        raise ValueError("a table needs at least one column, got none")
+    head = [column.title for column in columns]
+    return [head] + [[_shown(row.get(column.key), column) for column in columns] for row in rows]
+
+
+def _shown(cell: Cell, column: Column) -> str:
+    if isinstance(cell, SeedStatistics):
+        mean = _shown(cell.mean, column)
+        return mean if math.isnan(cell.std) else f"{mean} ({cell.std:.{column.num_decimals}f})"
+    if isinstance(cell, float):
+        return "-" if math.isnan(cell) else f"{cell:.{column.num_decimals}f}"
+    return "-" if cell is None else str(cell)
+
+
+def _align(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+    numbers = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+    return [line[0].ljust(widths[0]), *numbers]
+
+
+def _note(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[str]:
+    cells = (row.get(column.key) for row in rows for column in columns)
+    num_seeds = {cell.num_seeds for cell in cells if isinstance(cell, SeedStatistics)} - {1}
+    if not num_seeds:
+        return []
+    seeds = " or ".join(str(number) for number in sorted(num_seeds))
+    return [f"mean (standard deviation) over {seeds} seeds"]

@@ -1,0 +1,148 @@
+"""Pictures: what is drawn where, file formats, and refusals."""
+
+import math
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from anchored.eval import plots
+from anchored.eval.label_placement import label_points
+from anchored.eval.plots import (
+    BudgetTrajectory,
+    LossCurve,
+    TradeOffPoint,
+    plot_budget_trajectories,
+    plot_loss_curves,
+    plot_trade_off,
+)
+
+POINTS = [
+    TradeOffPoint(label="p_s", role="safe", ncr=1.0, bits_per_byte=2.4),
+    TradeOffPoint(
+        label="k=0.1",
+        role="anchored",
+        ncr=0.99,
+        bits_per_byte=2.38,
+        ncr_std=0.02,
+        bits_per_byte_std=0.01,
+    ),
+    TradeOffPoint(label="k=2", role="anchored", ncr=0.6, bits_per_byte=2.1),
+    TradeOffPoint(label="p_r", role="risky", ncr=0.0, bits_per_byte=2.0),
+]
+TRAJECTORY = BudgetTrajectory(
+    label="k=0.5", k=0.5, debt=0.8, bound=1.2, spends=[0, 0.2, 0.5, 0.4], accepted=[1, 0, 1, 0]
+)
+CURVE = LossCurve(label="safe", steps=[0, 10, 20], losses_nats=[5.0, 3.0, 2.5])
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of each figure that was saved."""
+    axes = []
+    save = plots._save
+
+    def keep_and_save(figure, path):
+        axes.extend(figure.axes)
+        save(figure, path)
+
+    monkeypatch.setattr(plots, "_save", keep_and_save)
+    return axes
+
+
+def line_of(axes, label):
+    (line,) = (line for line in axes.get_lines() if line.get_label() == label)
+    return line
+
+
+def test_trade_off_joins_the_points_of_k_and_puts_better_up_and_right(drawn, tmp_path):
+    plot_trade_off(POINTS, tmp_path / "trade_off.png")
+    (axes,) = drawn
+    assert line_of(axes, "Anchored Decoding").get_xydata().tolist() == [[0.99, 2.38], [0.6, 2.1]]
+    assert line_of(axes, "risky model").get_linestyle() == "None"
+    bottom, top = axes.get_ylim()
+    assert bottom > top  # fewer bits per byte are higher up
+    left, right = axes.get_xlim()
+    assert left < right
+    assert {"p_s", "k=0.1", "k=2", "p_r"} <= {text.get_text() for text in axes.texts}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
+)
+def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, suffix, magic):
+    first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
+    plot_trade_off(POINTS, first)
+    plot_trade_off(POINTS, second)
+    assert first.read_bytes().startswith(magic)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_budget_panel_shows_spend_allowance_bound_and_rejections(drawn, tmp_path):
+    plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.png")
+    (axes,) = drawn
+    assert line_of(axes, "spent").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.1])
+    assert line_of(axes, "allowance").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.2])
+    assert list(line_of(axes, "bound").get_ydata()) == [1.2, 1.2]
+    assert list(line_of(axes, "risky model intervened").get_xdata()) == [2, 4]
+
+
+@pytest.mark.parametrize(("count", "num_panels"), [(1, 1), (3, 3), (4, 4), (5, 6)])
+def test_each_generation_has_a_panel(drawn, tmp_path, count, num_panels):
+    plot_budget_trajectories([TRAJECTORY] * count, tmp_path / "budget.svg")
+    assert len(drawn) == num_panels
+    assert sum(axes.axison for axes in drawn) == count
+
+
+def test_a_generation_without_tokens_or_bound_is_drawn(tmp_path):
+    empty = BudgetTrajectory(label="k=0", k=0, debt=0, bound=0, spends=[], accepted=[])
+    plot_budget_trajectories([empty], tmp_path / "budget.png")
+
+
+def test_loss_curve_is_drawn_raw_and_smooth(drawn, tmp_path):
+    plot_loss_curves([CURVE], tmp_path / "loss.png")
+    (axes,) = drawn
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[5.0, 3.0, 2.5]] * 2
+
+
+def test_running_mean_is_centred_and_keeps_a_straight_line():
+    straight = [float(value) for value in range(20)]
+    assert plots._running_mean(straight, 3)[3:-3] == pytest.approx(straight[3:-3])
+    assert plots._running_mean([4.0, 0.0, 2.0], 1) == [2.0, 2.0, 1.0]
+
+
+def test_labels_of_a_crowd_do_not_overlap():
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    crowd = [(0.5, 0.5), (0.51, 0.5), (0.5, 0.51), (0.51, 0.51)]
+    labels = label_points(axes, crowd, ["k=0.1", "k=0.2", "k=0.5", "k=1"])
+    boxes = [matplotlib.text.Text.get_window_extent(label) for label in labels]
+    assert not any(boxes[i].overlaps(boxes[j]) for i in range(4) for j in range(i))
+
+
+def test_matplotlib_settings_are_left_as_they_were(tmp_path):
+    with matplotlib.rc_context({"font.size": 3, "legend.frameon": True}):
+        plot_loss_curves([CURVE], tmp_path / "loss.png")
+        assert matplotlib.rcParams["font.size"] == 3
+        assert matplotlib.rcParams["legend.frameon"]
+
+
+@pytest.mark.parametrize(
+    "plot", [plot_trade_off, plot_budget_trajectories, plot_loss_curves], ids=lambda f: f.__name__
+)
+def test_a_picture_of_nothing_is_refused(plot, tmp_path):
+    with pytest.raises(ValueError, match="at least one"):
+        plot([], tmp_path / "nothing.png")
+
+
+def test_unknown_file_types_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got .*loss\.jpg"):
+        plot_loss_curves([CURVE], tmp_path / "loss.jpg")
+
+
+def test_unequal_steps_are_refused():
+    with pytest.raises(ValueError, match="one value per step, got 2 and 1"):
+        BudgetTrajectory(label="", k=1, debt=0, bound=1, spends=[0, math.inf], accepted=[True])

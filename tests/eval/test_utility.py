@@ -1,0 +1,65 @@
+"""Bits per byte against a hand computation."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
+from anchored.eval.utility import Utility, excerpts, utility
+
+TEXTS = [
+    "the keeper of the lamp wrote every wave into a ledger of salt and rain",
+    "Nine tides ago, the harbour bell rang twice; nobody had pulled its rope.",
+    "import math\ndef area(radius):\n    return math.pi * radius ** 2\n",
+]
+
+
+def test_bits_per_byte_of_the_safe_model_are_its_own_cross_entropy(pair):
+    (passage,) = excerpts(pair.tokenizer, TEXTS[:1], num_prompt_tokens=4, num_tokens=6)
+    ids = passage.prompt_token_ids + passage.token_ids
+    with torch.inference_mode():
+        log_probs = pair.safe(torch.tensor([ids])).logits.log_softmax(-1)[0]
+    nats = -sum(log_probs[i - 1, ids[i]].item() for i in range(4, len(ids)))
+    result = utility(Decoder(pair, SafeOnly()), [passage])
+    num_bytes = len(pair.tokenizer.decode(passage.token_ids).encode())
+    assert result.bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes, abs=1e-5)
+
+
+def test_utility_moves_from_the_safe_to_the_risky_models_as_k_grows(pair):
+    passages = excerpts(pair.tokenizer, TEXTS, num_prompt_tokens=4, num_tokens=10)
+    safe, risky = (utility(Decoder(pair, rule), passages) for rule in (SafeOnly(), RiskyOnly()))
+    anchored = Decoder(pair, Anchored(k=1.0))
+    none, ample = utility(anchored, passages, k=0.0), utility(anchored, passages, k=500.0)
+    assert none.nats == pytest.approx(safe.nats, abs=1e-6)
+    assert ample.nats == pytest.approx(risky.nats, abs=1e-6)
+
+
+def test_excerpts_end_at_whole_characters(pair):
+    for length in range(1, 12):
+        for passage in excerpts(
+            pair.tokenizer, ["a☃b☃c☃d☃e"], num_prompt_tokens=2, num_tokens=length
+        ):
+            assert "�" not in pair.tokenizer.decode(passage.token_ids)[-1:]
+
+
+def test_short_texts_are_left_out(pair):
+    assert excerpts(pair.tokenizer, ["a"], num_prompt_tokens=4) == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 9)), min_size=2, max_size=9))
+def test_gain_over_itself_is_zero_without_error(rows):
+    result = Utility(nats=[nats for nats, _ in rows], num_bytes=[size for _, size in rows])
+    assert result.gain_over(result) == (0.0, 0.0)
+
+
+def test_standard_error_is_that_of_the_mean_for_equal_sizes():
+    result = Utility(nats=[1.0, 2.0, 3.0], num_bytes=[1, 1, 1])
+    assert result.standard_error == pytest.approx(1 / math.sqrt(3) / math.log(2))
+
+
+def test_different_excerpts_cannot_be_compared():
+    with pytest.raises(ValueError, match="same excerpts"):
+        Utility(nats=[1.0], num_bytes=[1]).gain_over(Utility(nats=[1.0], num_bytes=[2]))
