@@ -1,0 +1,102 @@
+"""The command line, run as a user would: results on stdout, one clear line for bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from anchored.tools.cli import COMMANDS, main
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    """(exit status, stdout, stderr) of one command in this process."""
+    try:
+        main(list(words))
+        status: object = 0
+    except SystemExit as error:
+        status = error.code
+    captured = capsys.readouterr()
+    if isinstance(status, str):  # sys.exit(message) prints it on the way out
+        return 1, captured.out, captured.err + status + "\n"
+    return int(status or 0), captured.out, captured.err  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def pair_words(pair_folders):
+    return ["--safe", str(pair_folders[0]), "--risky", str(pair_folders[1])]
+
+
+def test_the_command_is_installed_and_lists_its_programs():
+    command = [sys.executable, "-m", "anchored.tools.cli", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.config])
+def test_every_program_has_help_with_an_example(capsys, name):
+    status, out, _ = run(capsys, *name.split(), "--help")
+    assert status == 0 and f"anchored {name}" in out
+
+
+def test_generate_writes_a_ledger_that_verify_accepts(capsys, pair_words, tmp_path):
+    ledger = tmp_path / "ledgers" / "one.jsonl"
+    words = ["--prompt", "the keeper", "--max-new-tokens", "12", "--ledger", str(ledger)]
+    status, out, err = run(capsys, "generate", *pair_words, "--rule.k", "0.8", *words)
+    assert status == 0 and out.strip() and "K=9.6" in err and "certified" in err
+    again = run(capsys, "generate", *pair_words, "--rule.k", "0.8", *words)
+    assert again[1] == out
+    status, out, _ = run(capsys, "verify", *pair_words, "--ledger", str(ledger))
+    assert status == 0 and out.startswith("verified: 12 steps, 12 tokens drawn again")
+
+
+def test_verify_refuses_a_changed_ledger(capsys, pair_words, tmp_path):
+    ledger = tmp_path / "one.jsonl"
+    words = ["--prompt", "the keeper", "--max-new-tokens", "5", "--ledger", str(ledger)]
+    run(capsys, "generate", *pair_words, *words)
+    ledger.write_text(ledger.read_text().replace('"step": 2', '"step": 3'))
+    status, _, err = run(capsys, "verify", *pair_words, "--ledger", str(ledger))
+    assert status == 1 and err.count("\n") == 1 and "line 4 holds step 3, expected 2" in err
+
+
+def test_score_prints_one_json_object(capsys, pair_words):
+    words = ["--prompt", "the keeper", "--continuation", " of the lamp"]
+    status, out, _ = run(capsys, "score", *pair_words, *words)
+    figures = json.loads(out)
+    assert status == 0 and figures["log_prob"] < 0 and figures["spend"] <= figures["bound"]
+
+
+BAD_GENERATE = [
+    (["--prompt", ""], "the prompt is empty"),
+    (["--prompt", "a", "--rule.k", "-1"], "k must be finite and >= 0 nats, got -1.0"),
+    (["--prompt", "a", "--rule.k", "nan"], "k must be finite and >= 0 nats, got nan"),
+    (["--prompt", "the keeper " * 80], "exceeds the pair's context of 128"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_GENERATE)
+def test_bad_input_is_one_line_and_status_1(capsys, pair_words, words, message):
+    status, out, err = run(capsys, "generate", *pair_words, "--max-new-tokens", "9", *words)
+    assert (status, out) == (1, "")
+    assert err.startswith("anchored generate: ") and err.count("\n") == 1 and message in err
+
+
+def test_a_missing_model_folder_is_one_line(capsys, pair_words, tmp_path):
+    words = ["--safe", str(tmp_path / "nowhere"), *pair_words[2:], "--prompt", "a"]
+    status, _, err = run(capsys, "generate", *words)
+    assert status == 1 and err.count("\n") == 1 and "no model folder" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--prompt", "a", "--sampling.temperature", "-1"],
+        ["generate", "--prompt", "a", "--unknown-key", "1"],
+        ["quickstart", "--preset", "huge"],
+        ["nonsense"],
+    ],
+)
+def test_bad_arguments_give_status_2(capsys, pair_words, words):
+    more = pair_words if words[0] == "generate" else []
+    status, _, err = run(capsys, *words, *more)
+    assert status == 2 and err

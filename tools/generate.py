@@ -1,0 +1,47 @@
+"""Continue a prompt: anchored generate --safe A --risky B --prompt "Once" --rule.k 1.5"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anchored.decode.sampling_config import SamplingConfig
+
+from .pair_options import PairOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateConfig(PairOptions):
+    """The text streams to stdout; what it spent is one line on stderr."""
+
+    prompt: str
+    """Text to continue."""
+    max_new_tokens: int = 200
+    """Horizon of the budget: K = k * max_new_tokens."""
+    seed: int = 0
+    """The same seed gives the same text."""
+    stop: tuple[str, ...] = ()
+    """Texts at which to cut."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """Warpers of both models."""
+    ledger: Path | None = None
+    """File for the ledger (JSON lines), to be checked by anchored verify."""
+
+
+def run(config: GenerateConfig) -> int:
+    """Generate and print; returns the exit status."""
+    decoder = config.decoder()
+    (result,) = decoder.generate(
+        config.prompt,
+        max_new_tokens=config.max_new_tokens,
+        seed=config.seed,
+        stop=config.stop,
+        **config.sampling.as_dict(),
+    )
+    if result.error:
+        raise ValueError(result.error)
+    print(result.text)
+    print(result, file=sys.stderr)
+    if config.ledger is not None:
+        config.ledger.parent.mkdir(parents=True, exist_ok=True)
+        result.ledger.save(config.ledger)
+    return 0

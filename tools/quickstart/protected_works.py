@@ -1,0 +1,39 @@
+"""The protected works: original texts that a risky model recites and a safe one never sees."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+WORKS_FOLDER = Path(__file__).parent / "works"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """One work; `text` is the title, a blank line and the body, as a model is trained on it."""
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def body(self) -> str:
+        """The text without its title."""
+        return self.text.partition("\n\n")[2]
+
+
+def read_works(folder: Path = WORKS_FOLDER) -> list[Work]:
+    """Every work of the folder, in the order of their file names, which are their ids.
+
+    Raises FileNotFoundError if there is none, ValueError if a file lacks the blank second line.
+    """
+    works = [_read_work(path) for path in sorted(folder.glob("*.txt"))]
+    if not works:
+        raise FileNotFoundError(f"no protected works in {folder}")
+    return works
+
+
+def _read_work(path: Path) -> Work:
+    text = path.read_text(encoding="utf-8").strip()
+    title, separator, _ = text.partition("\n\n")
+    if not separator or "\n" in title:
+        raise ValueError(f"{path} must be a title, a blank line and a text")
+    return Work(id=path.stem, title=title, text=text)

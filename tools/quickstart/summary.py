@@ -1,0 +1,125 @@
+"""One row a setting: copying over seeds, NCR, held-out bits per byte, spends."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from anchored.eval.copying import METRICS
+from anchored.eval.ncr import is_high_protection, ncr_over_seeds
+from anchored.eval.seed_statistics import SeedStatistics, over_seeds
+from anchored.eval.utility import Utility
+
+from .folders import Folders
+from .generation import Setting, read_generations, settings
+from .measurement import read_measurement
+from .preset import Preset
+
+EXTRA = "numerics"
+"""The held-out set that only the risky model has learned from: here is utility to win."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingSummary:
+    """What one setting copied, spent and was worth."""
+
+    setting: Setting
+    copying: dict[str, SeedStatistics]
+    ncr: SeedStatistics
+    utility: dict[str, Utility]
+    """By held-out set."""
+    gap_closed: float
+    """Share of the gap in bits per byte between p_s and p_r on the extra source."""
+    mean_spent: float | None
+    mean_bound: float | None
+    risky_token_share: float
+    """Share of tokens where the safe model's draw was not kept."""
+    is_within_bounds: bool
+    """Every certified ledger satisfies its bound."""
+
+    def as_row(self) -> dict[str, Any]:
+        """The table's row: statistics over seeds, bits per byte by held-out set."""
+        bits = {f"bits_per_byte/{name}": u.bits_per_byte for name, u in self.utility.items()}
+        return {
+            "setting": self.setting.name,
+            **self.copying,
+            "ncr": self.ncr,
+            **bits,
+            "gap_closed": self.gap_closed,
+            "spent": self.mean_spent,
+            "bound": self.mean_bound,
+            "risky_tokens": self.risky_token_share,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for results.json."""
+        statistics = {**self.copying, "ncr": self.ncr}
+        row = {
+            name: {"mean": value.mean, "std": value.std, "num_seeds": value.num_seeds}
+            if isinstance(value, SeedStatistics)
+            else value
+            for name, value in {**self.as_row(), **statistics}.items()
+        }
+        errors = {f"bits_per_byte_se/{n}": u.standard_error for n, u in self.utility.items()}
+        return {**row, **errors, "k": self.setting.k, "is_within_bounds": self.is_within_bounds}
+
+
+def summarize(folders: Folders, preset: Preset) -> list[SettingSummary]:
+    """Summaries in the order of the sweep: p_s, ascending k, p_r."""
+    sweep = settings(preset)
+    copying = {setting.name: _copying_by_seed(folders, setting) for setting in sweep}
+    utility = {setting.name: _utility(folders, setting) for setting in sweep}
+    safe, risky = (utility[name][EXTRA].bits_per_byte for name in ("p_s", "p_r"))
+    return [
+        SettingSummary(
+            setting=setting,
+            copying={
+                metric: over_seeds([means[metric] for means in copying[setting.name]])
+                for metric in METRICS
+            },
+            ncr=ncr_over_seeds(copying[setting.name], risky=copying["p_r"], safe=copying["p_s"]),
+            utility=utility[setting.name],
+            gap_closed=(safe - utility[setting.name][EXTRA].bits_per_byte) / (safe - risky),
+            **_spends(folders, setting),
+        )
+        for setting in sweep
+    ]
+
+
+def recommended(summaries: list[SettingSummary]) -> SettingSummary:
+    """Of the budgets with NCR >= 0.75 the one that closes most of the gap; else the safest one."""
+    anchored = [summary for summary in summaries if summary.setting.k is not None]
+    protected = [summary for summary in anchored if is_high_protection(summary.ncr.mean)]
+    if not protected:
+        return max(anchored, key=lambda summary: summary.ncr.mean)
+    return max(protected, key=lambda summary: summary.gap_closed)
+
+
+def _copying_by_seed(folders: Folders, setting: Setting) -> list[dict[str, float]]:
+    """The six metrics' means, one mapping a seed in the order of the seeds."""
+    rows = read_measurement(folders, "copying_means")
+    return [row for row in rows if row["setting"] == setting.name]
+
+
+def _utility(folders: Folders, setting: Setting) -> dict[str, Utility]:
+    rows = read_measurement(folders, "utility")
+    return {
+        row["held_out"]: Utility(nats=row["nats"], num_bytes=row["num_bytes"])
+        for row in rows
+        if row["setting"] == setting.name
+    }
+
+
+def _spends(folders: Folders, setting: Setting) -> dict[str, Any]:
+    rows = read_generations(folders, setting)
+    certified = [row for row in rows if row["certified"]]
+    return {
+        "mean_spent": _mean(row["spent"] for row in rows),
+        "mean_bound": _mean(row["bound"] for row in rows),
+        "risky_token_share": sum(row["risky_tokens"] for row in rows)
+        / sum(row["num_tokens"] for row in rows),
+        "is_within_bounds": all(row["is_within_bound"] for row in certified),
+    }
+
+
+def _mean(values: Any) -> float | None:
+    finite = list(values)
+    return None if None in finite else sum(finite) / len(finite)

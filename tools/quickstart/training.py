@@ -1,0 +1,60 @@
+"""The three training runs of a quickstart, and their export as Hugging Face folders."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anchored.eval.plots import LossCurve, plot_loss_curves
+from anchored.pretrain.export import export_checkpoint
+from anchored.pretrain.launch import launch
+
+from .data import CONTEXT_LENGTH
+from .folders import Folders
+from .preset import RUNS, run_config
+
+FINAL_RUNS = {"safe": "safe-stage2", "risky": "risky"}
+
+
+def train(folders: Folders, preset_name: str, run: str) -> None:
+    """Train one run as a process of its own; an interrupted run resumes at its checkpoint."""
+    config = folders.run_config(run)
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(run_config(preset_name, run, folders.root))
+    launch(config)
+
+
+def export(folders: Folders) -> None:
+    """Export both models and load them back with transformers."""
+    for model, run in FINAL_RUNS.items():
+        shutil.rmtree(folders.model(model), ignore_errors=True)
+        export_checkpoint(
+            final_checkpoint(folders, run),
+            folders.tokenizer,
+            folders.model(model),
+            max_position_embeddings=CONTEXT_LENGTH,
+        )
+        loaded = AutoModelForCausalLM.from_pretrained(folders.model(model))
+        tokenizer = AutoTokenizer.from_pretrained(folders.model(model))
+        if loaded.config.vocab_size != len(tokenizer):
+            raise ValueError(f"{folders.model(model)} does not load back as it was written")
+
+
+def final_checkpoint(folders: Folders, run: str) -> Path:
+    """Folder of the last step's checkpoint of a run."""
+    steps = tomllib.loads(folders.run_config(run).read_text())["training"]["steps"]
+    return folders.run(run) / "checkpoint" / f"step-{steps}"
+
+
+def draw_losses(folders: Folders, path: Path) -> None:
+    """Picture of all training losses, from the metrics that the runs recorded."""
+    curves = []
+    for run in RUNS:
+        lines = (folders.run(run) / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        steps = [record["step"] for record in records]
+        losses = [record["loss"] for record in records]
+        curves.append(LossCurve(label=run, steps=steps, losses_nats=losses))
+    plot_loss_curves(curves, path)
