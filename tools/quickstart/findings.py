@@ -3,6 +3,8 @@
 import itertools
 from dataclasses import dataclass
 
+from anchored.eval.ncr import is_high_protection
+
 from .summary import EXTRA, SettingSummary, recommended
 
 NOISE = 2.0
@@ -72,7 +74,7 @@ def _loose_copies(loosest: SettingSummary) -> Finding:
 def _trade_off(best: SettingSummary) -> Finding:
     return Finding(
         claim="a budget in between protects (NCR >= 0.75) and closes 30 % of the utility gap",
-        holds=best.ncr.mean >= 0.75 and best.gap_closed >= 0.3,
+        holds=is_high_protection(best.ncr.mean) and best.gap_closed >= 0.3,
         figures=f"{best.setting.name}: NCR {best.ncr.mean:.3f}, {best.gap_closed:.0%} closed",
     )
 

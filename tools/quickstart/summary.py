@@ -1,5 +1,7 @@
 """One row a setting: copying over seeds, NCR, held-out bits per byte, spends."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,7 @@ class SettingSummary:
     utility: dict[str, Utility]
     """By held-out set."""
     gap_closed: float
-    """Share of the gap in bits per byte between p_s and p_r on the extra source."""
+    """Share of the gap in bits per byte between p_s and p_r on EXTRA; nan without a gap."""
     mean_spent: float | None
     mean_bound: float | None
     risky_token_share: float
@@ -50,16 +52,11 @@ class SettingSummary:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for results.json."""
-        statistics = {**self.copying, "ncr": self.ncr}
-        row = {
-            name: {"mean": value.mean, "std": value.std, "num_seeds": value.num_seeds}
-            if isinstance(value, SeedStatistics)
-            else value
-            for name, value in {**self.as_row(), **statistics}.items()
-        }
+        """Plain values for results.json; what is not defined is None."""
         errors = {f"bits_per_byte_se/{n}": u.standard_error for n, u in self.utility.items()}
-        return {**row, **errors, "k": self.setting.k, "is_within_bounds": self.is_within_bounds}
+        row = {**self.as_row(), **errors, "k": self.setting.k}
+        plain = {name: _plain(value) for name, value in row.items()}
+        return {**plain, "is_within_bounds": self.is_within_bounds}
 
 
 def summarize(folders: Folders, preset: Preset) -> list[SettingSummary]:
@@ -77,7 +74,7 @@ def summarize(folders: Folders, preset: Preset) -> list[SettingSummary]:
             },
             ncr=ncr_over_seeds(copying[setting.name], risky=copying["p_r"], safe=copying["p_s"]),
             utility=utility[setting.name],
-            gap_closed=(safe - utility[setting.name][EXTRA].bits_per_byte) / (safe - risky),
+            gap_closed=_share(safe - utility[setting.name][EXTRA].bits_per_byte, safe - risky),
             **_spends(folders, setting),
         )
         for setting in sweep
@@ -89,8 +86,8 @@ def recommended(summaries: list[SettingSummary]) -> SettingSummary:
     anchored = [summary for summary in summaries if summary.setting.k is not None]
     protected = [summary for summary in anchored if is_high_protection(summary.ncr.mean)]
     if not protected:
-        return max(anchored, key=lambda summary: summary.ncr.mean)
-    return max(protected, key=lambda summary: summary.gap_closed)
+        return max(anchored, key=lambda summary: _or_least(summary.ncr.mean))
+    return max(protected, key=lambda summary: _or_least(summary.gap_closed))
 
 
 def _copying_by_seed(folders: Folders, setting: Setting) -> list[dict[str, float]]:
@@ -120,6 +117,21 @@ def _spends(folders: Folders, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _mean(values: Any) -> float | None:
-    finite = list(values)
-    return None if None in finite else sum(finite) / len(finite)
+def _mean(values: Iterable[float | None]) -> float | None:
+    """None if one of the values is None, which stands for infinity."""
+    known = list(values)
+    return None if None in known else sum(known) / len(known)
+
+
+def _share(part: float, gap: float) -> float:
+    return part / gap if gap > 0 else math.nan
+
+
+def _or_least(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SeedStatistics):
+        return {name: _plain(figure) for name, figure in value._asdict().items()}
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,95 @@
+"""The smoke preset as a user runs it: killed on the way, started again, then read."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from anchored.tools.quickstart.preset import load_preset
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 300
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """The quickstart in a session of its own, so that its training process can be killed too."""
+    command = [sys.executable, "-m", "anchored.tools.cli", "quickstart"]
+    return subprocess.Popen(
+        [*command, "--preset", "smoke", "--output", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def kill_when(process: subprocess.Popen[str], path: Path) -> None:
+    """SIGKILL to the whole session as soon as `path` exists."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory) -> tuple[Path, str]:
+    """Folder and output of a run that was killed while it trained the risky model."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    kill_when(start(folder), folder / "risky" / "metrics.jsonl")
+    process = start(folder)
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, output
+    return folder, output
+
+
+def test_finished_steps_were_not_done_again(quickstart):
+    _, output = quickstart
+    skipped = re.findall(r"^\[\d+\] (.*): done before, skipped$", output, re.MULTILINE)
+    assert skipped[:3] == ["gather text", "train the tokenizer", "tokenize"]
+    assert "pretrain safe-stage2" in skipped and "pretrain risky" not in skipped
+
+
+def test_all_that_was_promised_is_there(quickstart):
+    folder, output = quickstart
+    for name in ("trade_off.png", "budgets.png", "losses.png", "side_by_side.html", "table.md"):
+        assert (folder / name).stat().st_size > 0 and not list(folder.glob("*.partial"))
+    assert "every certified ledger satisfies its bound" in output
+    assert f"anchored verify --safe {folder}/models/safe" in output
+
+
+def test_results_hold_every_setting_and_are_strict_json(quickstart):
+    folder, _ = quickstart
+    preset = load_preset("smoke")
+    results = json.loads(
+        (folder / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
+    names = ["p_s", *(f"k={k:g}" for k in preset.ks), "p_r"]
+    assert [row["setting"] for row in results["rows"]] == names
+    assert len(results["examples"]) == len(names) * preset.num_works * len(preset.seeds)
+    assert all(row["is_within_bounds"] for row in results["rows"])
+    assert {row["setting"] for row in results["questions"]} == {
+        "p_s",
+        "p_r",
+        results["recommended"],
+    }
+    num_ledgers = len(list((folder / "ledgers").rglob("*.jsonl")))
+    assert num_ledgers == len(results["examples"])
+
+
+def test_a_ledger_of_the_run_is_verified_from_the_command_line(quickstart):
+    folder, _ = quickstart
+    ledger = next((folder / "ledgers" / "k=1").glob("*.jsonl"))
+    safe, risky = folder / "models" / "safe", folder / "models" / "risky"
+    words = ["verify", "--safe", safe, "--risky", risky, "--ledger", ledger]
+    command = [sys.executable, "-m", "anchored.tools.cli", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
