@@ -61,7 +61,8 @@ def excerpts(
     """
     cut = []
     for text in texts:
-        token_ids = list(tokenizer(text)["input_ids"])[: num_prompt_tokens + num_tokens]
+        limit = num_prompt_tokens + num_tokens
+        token_ids = list(tokenizer(text, truncation=True, max_length=limit)["input_ids"])
         prompt, target = token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
         while target and tokenizer.decode(target).endswith("\ufffd"):
             target.pop()

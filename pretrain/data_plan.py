@@ -23,8 +23,16 @@ class Window:
 
     source: int
     epoch: int
-    index: int
-    """Number of the window in its source; it starts at token index * seq_len."""
+    start: int
+    """First token's place in the source; the window runs on at token 0 after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """One pass over a source as a circle of tokens, cut into windows from `phase` on."""
+
+    phase: int
+    order: KeyedPermutation
 
 
 class DataPlan:
@@ -32,7 +40,9 @@ class DataPlan:
 
     Nothing is stored per sequence and nothing depends on ranks, so a run can be resumed at any
     step on any number of processes, and what it has read is known from its step alone.
-    Within an epoch a source's windows are visited once each, in a keyed order.
+    Within an epoch a source's windows are visited once each, in a keyed order. Every epoch cuts
+    its windows at other places, so that a source that is read often is not always torn apart at
+    the same tokens, and no token is left out of every epoch.
     """
 
     def __init__(self, config: DataConfig, shards: Sequence[TokenShards], *, seq_len: int) -> None:
@@ -45,7 +55,7 @@ class DataPlan:
         self._check_tokenizers()
         self.num_windows = [self._window_count(index) for index in range(len(self.shards))]
         self.mixture = Mixture([self._token_weight(index) for index in range(len(self.shards))])
-        self._permutation = lru_cache(maxsize=4 * len(self.shards))(self._new_permutation)
+        self._epoch = lru_cache(maxsize=4 * len(self.shards))(self._new_epoch)
 
     @classmethod
     def open(cls, config: DataConfig, *, seq_len: int, verify: bool) -> "DataPlan":
@@ -67,12 +77,19 @@ class DataPlan:
         """The window that sequence number `sequence` reads."""
         source, occurrence = self.mixture.locate(sequence)
         epoch, index = divmod(occurrence, self.num_windows[source])
-        return Window(source, epoch, self._permutation(source, epoch)[index])
+        cut = self._epoch(source, epoch)
+        return Window(source, epoch, cut.phase + cut.order[index] * self.seq_len)
 
     def tokens(self, sequence: int) -> np.ndarray:
         """The tokens of one sequence, (seq_len + 1,) uint32."""
         window = self.locate(sequence)
-        return self.shards[window.source].tokens(window.index * self.seq_len, self.seq_len + 1)
+        shards = self.shards[window.source]
+        count = self.seq_len + 1
+        before_end = min(count, shards.num_tokens - window.start)
+        tokens = shards.tokens(window.start, before_end)
+        if before_end == count:
+            return tokens
+        return np.concatenate([tokens, shards.tokens(0, count - before_end)])
 
     @property
     def hash(self) -> str:
@@ -98,9 +115,11 @@ class DataPlan:
             "sources": sources,
         }
 
-    def _new_permutation(self, source: int, epoch: int) -> KeyedPermutation:
+    def _new_epoch(self, source: int, epoch: int) -> _Epoch:
         key = f"{self.config.seed}/{self.config.sources[source].name}/{epoch}"
-        return KeyedPermutation(self.num_windows[source], key)
+        phase = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+        order = KeyedPermutation(self.num_windows[source], key)
+        return _Epoch(phase=phase % self.seq_len, order=order)
 
     def _window_count(self, index: int) -> int:
         num_tokens = self.shards[index].num_tokens

@@ -29,23 +29,44 @@ def plan_of(corpus, weights=WEIGHTS, *, seq_len=SEQ_LEN, **changes):
 
 def test_a_sequence_is_its_window_and_one_token_more(corpus):
     plan = plan_of(corpus)
-    for sequence in range(40):
+    num_wrapped = 0
+    for sequence in range(8 * sum(plan.num_windows)):
         window = plan.locate(sequence)
         shards = plan.shards[window.source]
-        stream = shards.tokens(0, shards.num_tokens)
-        start = window.index * SEQ_LEN
-        assert plan.tokens(sequence).tolist() == stream[start : start + SEQ_LEN + 1].tolist()
+        stream = shards.tokens(0, shards.num_tokens).tolist()
+        expected = (stream + stream)[window.start : window.start + SEQ_LEN + 1]
+        assert plan.tokens(sequence).tolist() == expected
+        num_wrapped += window.start + SEQ_LEN >= shards.num_tokens
+    assert num_wrapped > 0
 
 
-def test_every_epoch_reads_each_window_once_and_in_another_order(corpus):
-    plan = plan_of(corpus)
-    windows = defaultdict(list)
-    for sequence in range(4 * sum(plan.num_windows)):
+def starts_by_epoch(plan, num_epochs):
+    starts = defaultdict(list)
+    for sequence in range((num_epochs + 1) * sum(plan.num_windows)):
         window = plan.locate(sequence)
-        windows[window.source, window.epoch].append(window.index)
-    for source, count in enumerate(plan.num_windows):
-        assert sorted(windows[source, 0]) == sorted(windows[source, 1]) == list(range(count))
-        assert windows[source, 0] != windows[source, 1]
+        starts[window.source, window.epoch].append(window.start)
+    return starts
+
+
+def test_every_epoch_reads_each_token_at_most_once_and_almost_all(corpus):
+    plan = plan_of(corpus)
+    starts = starts_by_epoch(plan, num_epochs=2)
+    for source, shards in enumerate(plan.shards):
+        read = Counter(
+            (start + i) % shards.num_tokens for start in starts[source, 0] for i in range(SEQ_LEN)
+        )
+        assert max(read.values()) == 1 and shards.num_tokens - len(read) <= SEQ_LEN
+        assert len(read) == plan.num_windows[source] * SEQ_LEN
+
+
+def test_epochs_differ_in_where_windows_are_cut_and_in_their_order(corpus):
+    plan = plan_of(corpus)
+    starts = starts_by_epoch(plan, num_epochs=2)
+    for source in range(len(plan.shards)):
+        phases = [min(starts[source, epoch]) for epoch in (0, 1)]
+        order = [[start // SEQ_LEN for start in starts[source, epoch]] for epoch in (0, 1)]
+        assert phases[0] != phases[1] and max(phases) < SEQ_LEN
+        assert order[0] != order[1]
 
 
 def test_shares_of_tokens_follow_the_weights(corpus):
@@ -103,15 +124,15 @@ def test_order_and_hash_never_change(corpus):
     shards = [invented_shards(name, size) for name, size in sizes.items()]
     plan = DataPlan(config_of(corpus, seed=7), shards, seq_len=SEQ_LEN)
     windows = [plan.locate(sequence) for sequence in (0, 1, 2, 3, 20, 21, 22, 1_000_000)]
-    assert [(window.source, window.epoch, window.index) for window in windows] == [
-        (0, 0, 27),
-        (1, 0, 0),
-        (0, 0, 12),
-        (2, 0, 0),
-        (0, 0, 43),
-        (1, 0, 10),
-        (0, 0, 55),
-        (0, 8064, 8),
+    assert [(window.source, window.epoch, window.start) for window in windows] == [
+        (0, 0, 868),
+        (1, 0, 23),
+        (0, 0, 388),
+        (2, 0, 19),
+        (0, 0, 1380),
+        (1, 0, 343),
+        (0, 0, 1764),
+        (0, 8064, 269),
     ]
     assert plan.hash == "ffd69355491605a08e726821aff05c855cc93af652174d26d6c71874f060ae53"
 
