@@ -65,6 +65,7 @@ def _generate(
     results = decoder.generate(
         [prompt.prompt for prompt, _ in tasks],
         max_new_tokens=preset.max_new_tokens,
+        repetition_penalty=preset.repetition_penalty,
         seed=[_request_seed(prompt, seed) for prompt, seed in tasks],
         progress=setting.name,
     )

@@ -27,6 +27,8 @@ class Preset:
     """How many protected works are used."""
     max_new_tokens: int
     """Length of a generation: the horizon of its budget."""
+    repetition_penalty: float
+    """Of all generations; 1 is none."""
     num_excerpts: int
     """Held-out passages a source, for bits per byte."""
     excerpt_tokens: int
