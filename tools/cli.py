@@ -33,6 +33,7 @@ COMMANDS = {
     "export": Command("export", "ExportConfig", "a training checkpoint as a Hugging Face folder"),
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
+    "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),
 }
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130

@@ -1,0 +1,52 @@
+"""The decoding benchmark: rows for every engine, the bytes that a step reads, refused settings."""
+
+import math
+
+import pytest
+import torch
+
+from anchored.tools.bench_decode import BenchDecodeConfig, decode_rows, run, step_bytes
+from anchored.tools.random_pair import random_pair
+
+SMALL = BenchDecodeConfig(
+    safe="tiny", risky="tiny", batch_sizes=(1, 2), vocab_size=64, prompt_tokens=4, new_tokens=4
+)
+
+
+def test_every_engine_has_a_row_for_every_batch_size():
+    rows = list(decode_rows(SMALL))
+    engines = ["risky_only", "safe_only", "anchored", "anchored_inf"]
+    assert [(row.batch_size, row.engine) for row in rows] == [
+        (b, e) for b in (1, 2) for e in engines
+    ]
+    for row in rows:
+        assert row.tokens_per_s > 0 and row.first_token_s > 0 and math.isfinite(row.error)
+        assert 0 < row.over_bandwidth < 1
+        assert (row.over_risky == 1) == (row.engine == "risky_only")
+
+
+def test_the_table_names_what_was_measured(capsys):
+    assert run(SMALL) == 0
+    header, titles, *rows = capsys.readouterr().out.splitlines()
+    assert "tiny + tiny, V = 64, float32 on cpu" in header and "x risky alone" in titles
+    assert len(rows) == 8
+
+
+def test_a_step_reads_all_weights_but_the_embedding_table():
+    pair = random_pair("tiny", "tiny", vocab_size=64, context_length=8, dtype=torch.bfloat16)
+    num_weights = sum(p.numel() for p in pair.safe.parameters())
+    assert step_bytes(pair.safe) == 2 * (num_weights - 64 * 128)
+    assert pair.safe.lm_head.weight.data_ptr() != pair.safe.get_input_embeddings().weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_sizes": (0,)}, "batch_sizes must be >= 1, got 0"),
+        ({"new_tokens": 1}, "new_tokens must be >= 2, got 1"),
+        ({"runs": 0}, "runs must be >= 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        BenchDecodeConfig(**change)

@@ -1,0 +1,67 @@
+"""Model pairs of real shapes with random weights: speed does not depend on what a model knows."""
+
+from typing import Literal
+
+import torch
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from anchored import ModelPair
+
+Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "small", "tiny"]
+LLAMA_3_VOCAB_SIZE = 128_256
+SHAPES: dict[str, dict[str, int]] = {
+    # hidden, feed-forward, layers, query heads, key-value heads
+    "tinycomma-1.8b": dict(hidden=2048, feed=5632, layers=24, heads=32, kv_heads=32),
+    "llama-8b": dict(hidden=4096, feed=14336, layers=32, heads=32, kv_heads=8),
+    "llama-70b": dict(hidden=8192, feed=28672, layers=80, heads=64, kv_heads=8),
+    "small": dict(hidden=256, feed=704, layers=4, heads=4, kv_heads=4),
+    "tiny": dict(hidden=128, feed=352, layers=2, heads=4, kv_heads=4),
+}
+
+
+def random_pair(
+    safe: Shape,
+    risky: Shape,
+    *,
+    vocab_size: int = LLAMA_3_VOCAB_SIZE,
+    context_length: int = 8192,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+    seed: int = 0,
+) -> ModelPair:
+    """Two Llamas with untied embeddings over `vocab_size` tokens that are words t0, t1, ..."""
+    torch.manual_seed(seed)
+    pair = [
+        _random_llama(shape, vocab_size, context_length, dtype, device) for shape in (safe, risky)
+    ]
+    prints = {"safe": f"random {safe}", "risky": f"random {risky}"}
+    return ModelPair(*pair, _word_tokenizer(vocab_size), prints)
+
+
+def _random_llama(
+    shape: Shape, vocab_size: int, context_length: int, dtype: torch.dtype, device: str
+) -> LlamaForCausalLM:
+    sizes = SHAPES[shape]
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=sizes["hidden"],
+        intermediate_size=sizes["feed"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["kv_heads"],
+        max_position_embeddings=context_length,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    with torch.device(device):
+        model: LlamaForCausalLM = LlamaForCausalLM._from_config(config, dtype=dtype)
+    return model
+
+
+def _word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t2"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
