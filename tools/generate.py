@@ -11,7 +11,7 @@ from .pair_options import PairOptions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateConfig(PairOptions):
-    """The text streams to stdout; what it spent is one line on stderr."""
+    """The text goes to stdout; what it spent is one line on stderr."""
 
     prompt: str
     """Text to continue."""

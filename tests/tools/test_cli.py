@@ -1,10 +1,12 @@
 """The command line, run as a user would: results on stdout, one clear line for bad input."""
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
+from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.tools.cli import COMMANDS, main
 
@@ -79,6 +81,26 @@ def test_bad_input_is_one_line_and_status_1(capsys, pair_words, words, message):
     status, out, err = run(capsys, "generate", *pair_words, "--max-new-tokens", "9", *words)
     assert (status, out) == (1, "")
     assert err.startswith("anchored generate: ") and err.count("\n") == 1 and message in err
+
+
+def test_different_tokenizers_are_one_line_that_names_the_byte_level(capsys, pair_words, tmp_path):
+    tiny_llama(1, vocab_size=290).float().save_pretrained(tmp_path)
+    train_tokenizer(vocab_size=290).save_pretrained(tmp_path)
+    words = ["--safe", str(tmp_path), *pair_words[2:], "--prompt", "a"]
+    status, _, err = run(capsys, "generate", *words)
+    assert status == 1 and err.count("\n") == 1
+    assert "different tokenizers (290 and 320 tokens)" in err and 'level="byte"' in err
+
+
+def test_nan_logits_are_one_line_that_names_the_model(capsys, pair_words, tokenizer, tmp_path):
+    broken = tiny_llama(2).float()
+    broken.model.norm.weight.data.fill_(math.nan)
+    broken.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    words = [*pair_words[:2], "--risky", str(tmp_path), "--prompt", "a", "--max-new-tokens", "9"]
+    status, out, err = run(capsys, "generate", *words)
+    assert (status, out) == (1, "") and err.count("\n") == 1
+    assert "the risky model's logits over the prompt are NaN" in err
 
 
 def test_a_missing_model_folder_is_one_line(capsys, pair_words, tmp_path):
