@@ -102,7 +102,7 @@ class ModelPair:
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a prompt with the special tokens that the tokenizer puts before a text."""
         if isinstance(prompt, str) and prompt:
-            token_ids = list(self.tokenizer(prompt)["input_ids"])
+            token_ids = list(self.tokenizer(prompt, verbose=False)["input_ids"])
         else:
             token_ids = list(prompt)
         if not token_ids:

@@ -1,7 +1,9 @@
 """The command line, run as a user would: results on stdout, one clear line for bad input."""
 
+import copy
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -81,6 +83,18 @@ def test_bad_input_is_one_line_and_status_1(capsys, pair_words, words, message):
     status, out, err = run(capsys, "generate", *pair_words, "--max-new-tokens", "9", *words)
     assert (status, out) == (1, "")
     assert err.startswith("anchored generate: ") and err.count("\n") == 1 and message in err
+
+
+def test_a_prompt_beyond_the_tokenizer_s_own_limit_is_one_line(pair_folders, tokenizer, tmp_path):
+    for name, folder in zip(("safe", "risky"), pair_folders, strict=True):
+        shutil.copytree(folder, tmp_path / name)
+        limited = copy.deepcopy(tokenizer)
+        limited.model_max_length = 16
+        limited.save_pretrained(tmp_path / name)
+    command = [sys.executable, "-m", "anchored.tools.cli", "generate", "--prompt", "keeper " * 90]
+    words = ["--safe", str(tmp_path / "safe"), "--risky", str(tmp_path / "risky")]
+    result = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
 
 
 def test_different_tokenizers_are_one_line_that_names_the_byte_level(capsys, pair_words, tmp_path):
