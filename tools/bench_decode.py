@@ -144,7 +144,7 @@ def copy_bytes_per_s(device: str) -> float:
     """Bytes read or written a second by a large copy on the device: the fastest of a few."""
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    seconds = [_timed(device, lambda: target.copy_(source))[0] for _ in range(NUM_COPIES)]
+    seconds = [timed(device, lambda: target.copy_(source))[0] for _ in range(NUM_COPIES)]
     return 2 * COPY_BYTES / min(seconds)
 
 
@@ -204,21 +204,25 @@ def _timing(config: BenchDecodeConfig, engine: Engine | None, batch_size: int) -
     """The paper's method: what follows the first token, after a warm-up."""
     if engine is None:
         return _Timing(math.nan, math.nan, math.nan)
-    generator = torch.Generator().manual_seed(0)
-    shape = (batch_size, config.prompt_tokens)
-    prompts = torch.randint(2, config.vocab_size, shape, generator=generator).tolist()
+    prompts = random_prompts(batch_size, config.prompt_tokens, config.vocab_size)
     engine.generate(prompts, config.new_tokens)
     first_s, speeds = [], []
     for _ in range(config.runs):
-        one_s, one = _timed(config.device, partial(engine.generate, prompts, 1))
-        whole_s, whole = _timed(config.device, partial(engine.generate, prompts, config.new_tokens))
+        one_s, one = timed(config.device, partial(engine.generate, prompts, 1))
+        whole_s, whole = timed(config.device, partial(engine.generate, prompts, config.new_tokens))
         first_s.append(one_s)
         speeds.append((whole - one) / (whole_s - one_s))
     error = statistics.stdev(speeds) if len(speeds) > 1 else math.nan
     return _Timing(statistics.median(first_s), statistics.mean(speeds), error)
 
 
-def _timed(device: str, work: Callable[[], Any]) -> tuple[float, Any]:
+def random_prompts(batch_size: int, num_tokens: int, vocab_size: int) -> list[list[int]]:
+    """Prompts of ordinary tokens, the same ones every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(2, vocab_size, (batch_size, num_tokens), generator=generator).tolist()
+
+
+def timed(device: str, work: Callable[[], Any]) -> tuple[float, Any]:
     """(wall time, result) of `work`, the device's queue empty before and after."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)

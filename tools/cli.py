@@ -34,6 +34,7 @@ COMMANDS = {
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
     "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),
+    "bench flops": Command("bench_flops", "BenchFlopsConfig", "the cost model beside the clock"),
 }
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
