@@ -20,9 +20,8 @@ def test_every_engine_has_a_row_for_every_batch_size():
         (b, e) for b in (1, 2) for e in engines
     ]
     for row in rows:
-        assert row.tokens_per_s > 0 and row.first_token_s > 0 and math.isfinite(row.error)
-        assert 0 < row.over_bandwidth < 1
-        assert (row.over_risky == 1) == (row.engine == "risky_only")
+        assert row.first_token_s > 0 and row.peak_bytes > 0 and math.isfinite(row.over_bandwidth)
+    assert all(row.over_risky == 1 for row in rows if row.engine == "risky_only")
 
 
 def test_the_table_names_what_was_measured(capsys):
