@@ -10,7 +10,6 @@ import torch
 
 _PACKAGES = (
     "anchored",
-    "torch",
     "torchtitan",
     "transformers",
     "triton",
@@ -27,7 +26,7 @@ def environment_record() -> dict[str, object]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {**{name: _version(name) for name in _PACKAGES}, "torch": torch.__version__},
         "num_cpus": os.cpu_count(),
         "num_threads": torch.get_num_threads(),
         "devices": [

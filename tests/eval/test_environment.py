@@ -17,7 +17,7 @@ def test_record_is_json_and_names_the_versions_in_use():
 
 
 def test_absent_packages_are_null(monkeypatch):
-    monkeypatch.setattr(environment, "_PACKAGES", ("torch", "no-such-package-here"))
+    monkeypatch.setattr(environment, "_PACKAGES", ("numpy", "no-such-package-here"))
     assert environment_record()["packages"]["no-such-package-here"] is None
 
 
