@@ -17,6 +17,8 @@ from transformers import (
 )
 
 from .fingerprint import folder_fingerprint, model_fingerprint
+from .row_attention import RowAttention
+from .row_check import checked_row_attention
 
 DeviceMap = str | torch.device | Mapping[str, str | torch.device] | None
 HUB_FILES = ["*.json", "*.safetensors", "tokenizer*", "LICENSE*"]
@@ -34,6 +36,8 @@ class ModelPair:
     tokenizer: PreTrainedTokenizerFast
     fingerprints: dict[str, str] = field(default_factory=dict)
     """sha256 by "safe" and "risky"; computed from the tensors in memory when not given."""
+    row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
+    """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
 
     def __post_init__(self) -> None:
         for name, model in self.models.items():
@@ -46,6 +50,7 @@ class ModelPair:
             if name not in self.fingerprints:
                 self.fingerprints[name] = model_fingerprint(model)
             model.train(False)
+            self.row_attention[name] = checked_row_attention(model, name)
 
     @classmethod
     def from_pretrained(
