@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.uniforms import uniforms
+from .agreement import agreed
 from .ledger import LedgerStep
 from .model_pair import ModelPair
 from .paired_streams import open_streams
@@ -75,11 +76,11 @@ class PairedBatch:
             return []
         inputs = self._inputs(rows)
         drawn = self.rule.next_token(inputs)
-        token_ids = self._chosen(drawn)
+        token_ids = agreed(self._chosen(drawn), self.pair.num_processes)
         self._record(rows, inputs, drawn, token_ids)
         finished = self._release(rows)
         if not self.is_empty:
-            self._advance(rows, token_ids)
+            self._advance(rows, token_ids.clamp(min=0))
         return finished
 
     def _new_state(self, request: Request, reading: PromptReading, place: int) -> RequestState:
@@ -128,9 +129,9 @@ class PairedBatch:
         return state
 
     def _chosen(self, drawn: NextToken) -> Tensor:
-        """(A,) token ids; token 0 where nothing can be drawn."""
+        """(A,) token ids; -1 where nothing can be drawn."""
         token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
-        return token_ids.masked_fill(~drawn.is_valid, 0)
+        return token_ids.masked_fill(~drawn.is_valid, -1)
 
     def _record(
         self, rows: list[int], inputs: StepInputs, drawn: NextToken, token_ids: Tensor
@@ -138,23 +139,23 @@ class PairedBatch:
         accepted = drawn.accepted
         if accepted is None:  # greedy: the token that the safe model would have taken too
             accepted = token_ids == inputs.warp(inputs.safe_logits).argmax(-1)
+        given = token_ids.clamp(min=0)
         columns = zip(
             rows,
-            drawn.is_valid.tolist(),
             token_ids.tolist(),
             accepted.tolist(),
             inputs.budget.tolist(),
             drawn.spend.tolist(),
             drawn.weight.tolist(),
-            drawn.token_log_probs(token_ids).tolist(),
-            drawn.safe_token_log_probs(token_ids).tolist(),
+            drawn.token_log_probs(given).tolist(),
+            drawn.safe_token_log_probs(given).tolist(),
             strict=True,
         )
-        for row, is_valid, *figures in columns:
-            if is_valid:
-                self._append(self._state(row), *figures)
-            else:
+        for row, token_id, *figures in columns:
+            if token_id < 0:
                 self._fail(row)
+            else:
+                self._append(self._state(row), token_id, *figures)
 
     def _append(self, state: RequestState, token_id: int, accepted: bool, *figures: float) -> None:
         budget, spend, weight, log_prob, safe_log_prob = figures

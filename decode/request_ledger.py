@@ -38,4 +38,5 @@ def _header(
         K=state.budget.total,
         horizon=state.budget.horizon,
         bound=state.budget.bound,
+        quantization=pair.quantization,
     )

@@ -84,6 +84,10 @@ def _check_models(ledger: Ledger, pair: ModelPair, report: Verification) -> None
                 f"the {name} model is not the recorded one "
                 f"({pair.fingerprints[name][:12]}, recorded {recorded[:12]})"
             )
+    if pair.quantization != ledger.header.quantization:
+        report.failures.append(
+            f"quantised are {pair.quantization}, recorded {ledger.header.quantization}"
+        )
 
 
 def _check_accounting(ledger: Ledger, report: Verification) -> None:
