@@ -11,7 +11,7 @@ from .model_pair import ModelPair
 from .paired_batch import PairedBatch
 from .paired_streams import rows_can_join
 from .progress import with_bar
-from .request import Piece, Request, RequestState, refused
+from .request import Piece, Request, RequestState, refused, warn_of_safe_only
 from .request_ledger import request_ledger
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
@@ -67,8 +67,11 @@ class Decoder:
         config = self._sampling(SamplingConfig(**sampling))
         requests = self._requests(prompts, max_new_tokens, seed=seed, k=k, stop=tuple(stop))
         generations: dict[int, Generation] = {}
+        budgets = []
         for state in with_bar(self._decode(requests, config), len(requests), progress):
             generations[state.request.index] = self._generation(state, config)
+            budgets.append(state.budget)
+        warn_of_safe_only(budgets)
         return [generations[index] for index in range(len(requests))]
 
     def stream(
@@ -112,7 +115,7 @@ class Decoder:
         config = SamplingConfig(
             temperature=temperature, repetition_penalty=repetition_penalty, **sampling
         )
-        targets = [self.pair.encode_continuation(text) for text in _as_list(continuations)]
+        targets = [self.pair.encode_continuation(text) for text in _as_list(continuations)[0]]
         longest = max((len(target) for target in targets), default=1)
         requests = self._requests(prompts, max(horizon or longest, 1), seed=0, k=k, stop=())
         if len(requests) != len(targets):
@@ -144,7 +147,8 @@ class Decoder:
         k: float | Sequence[float] | None,
         stop: tuple[str, ...],
     ) -> list[Request]:
-        encoded = [self.pair.encode(prompt) for prompt in _as_list(prompts)]
+        several, is_single = _as_list(prompts)
+        encoded = [self.pair.encode(prompt) for prompt in several]
         seeds = _one_each("seed", seed, len(encoded))
         ks = _one_each("k", k, len(encoded))
         requests = [
@@ -158,7 +162,7 @@ class Decoder:
             )
             for index, tokens in enumerate(encoded)
         ]
-        if _is_single(prompts) and (error := self._too_long(requests[0])):
+        if is_single and (error := self._too_long(requests[0])):
             raise ValueError(error)
         return requests
 
@@ -216,6 +220,7 @@ class Decoder:
     def _pieces(self, request: Request, config: SamplingConfig) -> Iterator[Piece]:
         batch = self._open([request], config)
         (state,) = batch.admit([request])
+        warn_of_safe_only([state.budget])
         while not state.is_finished:
             num_pieces = len(state.pieces)
             batch.step()
@@ -230,19 +235,14 @@ def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Re
     return bar
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text, one list of token ids, or several of either."""
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
+    """(prompts, whether one was given by itself: a text or a list of token ids)."""
     if isinstance(prompts, str):
-        return [prompts]
-    if _is_single(prompts):
-        return [list(prompts)]  # type: ignore[arg-type]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
-    if isinstance(prompts, str):
-        return True
-    return len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
+        return [prompts], True
+    several = list(prompts)
+    if several and all(isinstance(item, int) for item in several):
+        return [several], True  # type: ignore[list-item]
+    return several, False  # type: ignore[return-value]
 
 
 def _one_each(name: str, value: Any, count: int) -> list[Any]:

@@ -11,7 +11,7 @@ from .ledger import LedgerStep
 from .model_pair import ModelPair
 from .paired_streams import open_streams
 from .prompt_reading import PromptReading, read_prompts
-from .request import Request, RequestState, request_budget, warn_of_safe_only
+from .request import Request, RequestState, request_budget
 from .rules.rule import NextToken, Rule, StepInputs
 from .sampling_config import SamplingConfig
 from .text_stream import TextStream
@@ -65,7 +65,6 @@ class PairedBatch:
         self._keep_logits(reading.logits, rows)
         self._seen[rows] = reading.seen
         self._release(rows)
-        warn_of_safe_only([state.budget for state in states])
         return states
 
     @torch.inference_mode()

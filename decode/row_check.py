@@ -23,7 +23,7 @@ def checked_row_attention(model: PreTrainedModel, name: str) -> RowAttention | N
     try:
         attention = row_attention(model)
     except ValueError as reason:
-        logger.info("the %s model decodes in whole batches: %s", name, reason)
+        logger.warning("the %s model decodes in whole batches: %s", name, reason)
         return None
     error, tolerance = largest_error(model, attention)
     if error <= tolerance:

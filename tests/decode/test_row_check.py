@@ -66,7 +66,7 @@ def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog)
     ],
 )
 def test_other_models_decode_in_batches_with_one_log_line(model, reason, caplog):
-    with caplog.at_level(logging.INFO, logger="anchored"):
+    with caplog.at_level(logging.WARNING):
         assert checked_row_attention(model, "safe") is None
     assert caplog.messages == [f"the safe model decodes in whole batches: {reason}"]
 
