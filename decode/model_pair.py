@@ -28,6 +28,8 @@ from .row_check import checked_row_attention
 class ModelPair:
     """Two causal models over the same tokens; construction fails when they do not fit together.
 
+    Each model is run on a few tokens to see whether its rows can differ in length.
+
     Both may carry embeddings padded beyond the tokenizer: the padding is never predicted. Only the
     safe model has to be exact for the bound, so a quantised one is refused unless asked for.
     """

@@ -80,7 +80,8 @@ class RowStream:
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_ids, lengths = _right_padded(prompts)
         token_ids = token_ids.to(self.model.device)
-        self._cache.place(rows, token_ids.shape[1], self.model.device)
+        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
+        assert place.is_fresh, f"rows {rows} were not freed"
         # Nothing lies before these tokens and padding only after them: the causal mask that the
         # model makes itself is right, and it leaves the fused attention kernels usable.
         hidden = self._backbone(
