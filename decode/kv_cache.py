@@ -20,8 +20,10 @@ class Placement:
     """(R, T) int64, column of each new key; those past a row's new length are scratch."""
     num_columns: int
     """Columns that hold something in one of the rows after this forward."""
+    is_level: bool
+    """All rows start at the same column, so the model's own causal mask is right."""
     is_fresh: bool
-    """Every row starts at column 0, so the new keys are all that there is to read."""
+    """That column is 0, so the new keys are all that there is to read."""
     is_whole: bool
     """`rows` are all rows of the cache, in order."""
 
@@ -52,6 +54,7 @@ class RowCache(Cache):
             rows=torch.tensor(rows, device=device),
             columns=columns.to(device),
             num_columns=num_columns,
+            is_level=bool((starts == starts[0]).all()),
             is_fresh=not starts.any(),
             is_whole=list(rows) == list(range(self.num_rows)),
         )
@@ -117,12 +120,12 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.values[row].zero_()
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(columns, first column) that a mask made by the model itself has to cover."""
+        """(columns, first column) that a mask made by the model itself covers: level rows only."""
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Columns before the announced forward; 0 while prompts are read."""
-        if self.placement is None or self.placement.is_fresh:
+        """Columns before the announced forward, in the longest row."""
+        if self.placement is None:
             return 0
         return self.placement.num_columns - self.placement.columns.shape[1]
 

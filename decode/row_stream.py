@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .kv_cache import RowCache
+from .kv_cache import Placement, RowCache
 from .output_layer import OutputLayer
 from .row_attention import RowAttention
 from .stream import PromptLogits
@@ -59,7 +59,7 @@ class RowStream:
         ends = (self._cache.lengths + counts - 1).clamp(min=0).to(self.model.device)
         hidden = self._backbone(
             input_ids=token_ids.to(self.model.device),
-            attention_mask=self.attention.masks(place.columns, place.num_columns, self.model.dtype),
+            attention_mask=self._masks(place),
             # Padding has no position of its own: one past the context would be out of range.
             position_ids=torch.minimum(place.columns, ends[:, None]),
             past_key_values=self._cache,
@@ -76,6 +76,12 @@ class RowStream:
     def roll_back(self, row: int, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens of a row."""
         self._cache.roll_back(row, num_tokens)
+
+    def _masks(self, place: Placement) -> Tensor | dict[str, Tensor] | None:
+        # Without a mask of ours one row decodes by the fused kernels, which repeat no keys.
+        if place.is_level:
+            return None
+        return self.attention.masks(place.columns, place.num_columns, self.model.dtype)
 
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_ids, lengths = _right_padded(prompts)
