@@ -8,11 +8,16 @@ from tqdm.auto import tqdm
 
 from .generation import Generation
 from .model_pair import ModelPair
-from .paired_batch import PairedBatch, Piece
-from .request import Request
+from .paired_batch import PairedBatch
+from .paired_streams import rows_can_join
+from .progress import with_bar
+from .request import Piece, Request, RequestState, refused, warn_of_safe_only
+from .request_ledger import request_ledger
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
-from .score import Score, score_batch
+from .schedule import decode_all
+from .score import Score, refused_score, score_batch
+from .text_stream import TextStream
 
 logger = logging.getLogger(__name__)
 
@@ -54,17 +59,19 @@ class Decoder:
         on its batch. stop: texts at which to cut. progress: show a bar, with this title.
         sampling: fields of SamplingConfig (temperature 0.7, repetition_penalty 1.1, top_k, top_p,
         min_p).
-        Raises ValueError for bad values; a request whose logits are NaN fails alone, with `.error`.
+        Raises ValueError for bad values. Of several prompts, one that is too long for the pair or
+        whose logits are NaN fails alone, with `.error`; a single one that is too long is a
+        ValueError.
         Source: paper, algorithm AnchoredDecode.
         """
         config = self._sampling(SamplingConfig(**sampling))
         requests = self._requests(prompts, max_new_tokens, seed=seed, k=k, stop=tuple(stop))
         generations: dict[int, Generation] = {}
-        for batch in _bar(self._batches(requests), "generate", progress):
-            decoded = PairedBatch(self.pair, self.rule, config, [requests[i] for i in batch])
-            pieces = _all_pieces(decoded)
-            for row, index in enumerate(batch):
-                generations[index] = _generation(decoded, row, pieces[row], index)
+        budgets = []
+        for state in with_bar(self._decode(requests, config), len(requests), progress):
+            generations[state.request.index] = self._generation(state, config)
+            budgets.append(state.budget)
+        warn_of_safe_only(budgets)
         return [generations[index] for index in range(len(requests))]
 
     def stream(
@@ -83,8 +90,8 @@ class Decoder:
         RuntimeError when a model's logits are NaN.
         """
         config = self._sampling(SamplingConfig(**sampling))
-        requests = self._requests([prompt], max_new_tokens, seed=seed, k=k, stop=tuple(stop))
-        return self._pieces(PairedBatch(self.pair, self.rule, config, requests))
+        (request,) = self._requests(prompt, max_new_tokens, seed=seed, k=k, stop=tuple(stop))
+        return self._pieces(request, config)
 
     def score(
         self,
@@ -103,12 +110,12 @@ class Decoder:
         prompts, continuations: as many of each; texts or token ids (a text continuation gets no
         special tokens). horizon: steps that K = k * horizon is spread over, by default the longest
         continuation. Warpers are off unless given. Teacher forcing is exact: p* is a function of
-        the prefix. Raises ValueError for bad values.
+        the prefix. Raises ValueError for bad values; failures are reported as by `generate`.
         """
         config = SamplingConfig(
             temperature=temperature, repetition_penalty=repetition_penalty, **sampling
         )
-        targets = [self.pair.encode_continuation(text) for text in _as_list(continuations)]
+        targets = [self.pair.encode_continuation(text) for text in _as_list(continuations)[0]]
         longest = max((len(target) for target in targets), default=1)
         requests = self._requests(prompts, max(horizon or longest, 1), seed=0, k=k, stop=())
         if len(requests) != len(targets):
@@ -116,9 +123,14 @@ class Decoder:
         if horizon is not None and longest > horizon:
             raise ValueError(f"a continuation has {longest} tokens, the horizon is {horizon}")
         scores: dict[int, Score] = {}
-        for batch in _bar(self._batches(requests), "score", progress):
-            rows = [requests[i] for i in batch], [targets[i] for i in batch]
-            scores.update(zip(batch, score_batch(self.pair, self.rule, config, *rows), strict=True))
+        fitting, refusals = self._split(requests)
+        for request, error in refusals:
+            tokens = targets[request.index]
+            scores[request.index] = refused_score(request, self.rule, tokens, error)
+        for batch in _bar(self._batches(fitting), progress):
+            tokens_of_batch = [targets[request.index] for request in batch]
+            scored = score_batch(self.pair, self.rule, config, batch, tokens_of_batch)
+            scores.update((r.index, score) for r, score in zip(batch, scored, strict=True))
         return [scores[index] for index in range(len(requests))]
 
     def _sampling(self, config: SamplingConfig) -> SamplingConfig:
@@ -135,80 +147,102 @@ class Decoder:
         k: float | Sequence[float] | None,
         stop: tuple[str, ...],
     ) -> list[Request]:
-        encoded = [self.pair.encode(prompt) for prompt in _as_list(prompts)]
-        self._check_lengths(encoded, max_new_tokens)
+        several, is_single = _as_list(prompts)
+        encoded = [self.pair.encode(prompt) for prompt in several]
         seeds = _one_each("seed", seed, len(encoded))
         ks = _one_each("k", k, len(encoded))
-        return [
+        requests = [
             Request(
                 prompt_token_ids=tokens,
                 max_new_tokens=max_new_tokens,
                 seed=seeds[index],
                 k=ks[index],
                 stop=stop,
+                index=index,
             )
             for index, tokens in enumerate(encoded)
         ]
+        if is_single and (error := self._too_long(requests[0])):
+            raise ValueError(error)
+        return requests
 
-    def _check_lengths(self, prompts: list[list[int]], max_new_tokens: int) -> None:
+    def _split(self, requests: list[Request]) -> tuple[list[Request], list[tuple[Request, str]]]:
+        """(requests that fit the pair's context, the others with what is wrong with them)."""
+        errors = [(request, self._too_long(request)) for request in requests]
+        fitting = [request for request, error in errors if not error]
+        return fitting, [(request, error) for request, error in errors if error]
+
+    def _too_long(self, request: Request) -> str:
         limit = self.pair.context_length
-        for index, tokens in enumerate(prompts):
-            if limit is not None and len(tokens) + max_new_tokens > limit:
-                raise ValueError(
-                    f"prompt {index} has {len(tokens)} tokens; with {max_new_tokens} new ones it "
-                    f"exceeds the pair's context of {limit}"
-                )
+        if limit is None or request.max_length <= limit:
+            return ""
+        return (
+            f"the prompt has {len(request.prompt_token_ids)} tokens; with "
+            f"{request.max_new_tokens} new ones it exceeds the pair's context of {limit}"
+        )
 
-    def _batches(self, requests: list[Request]) -> list[list[int]]:
-        """Indices by prompt length, so that a batch holds little padding."""
-        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_token_ids))
-        return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+    def _batches(self, requests: list[Request]) -> list[list[Request]]:
+        """By prompt length, longest first, so that prompts read together need little padding."""
+        ordered = sorted(requests, key=lambda request: -len(request.prompt_token_ids))
+        starts = range(0, len(ordered), self.batch_size)
+        return [ordered[start : start + self.batch_size] for start in starts]
 
-    def _pieces(self, batch: PairedBatch) -> Iterator[Piece]:
-        while not batch.is_finished:
-            (piece,) = batch.step()
-            if piece is not None:
-                yield piece
-        if error := batch.states[0].error:
-            raise RuntimeError(error)
+    def _decode(self, requests: list[Request], config: SamplingConfig) -> Iterator[RequestState]:
+        """Every request as it ends."""
+        fitting, refusals = self._split(requests)
+        for request, error in refusals:
+            yield refused(request, self.rule, TextStream(self.pair.tokenizer), error)
+        longest = max((request.max_length for request in fitting), default=0)
+        batches = self._batches(fitting)
+        if batches and rows_can_join(self.pair, longest):
+            batches = [[request for batch in batches for request in batch]]
+        for batch in batches:
+            yield from decode_all(self._open(batch, config), batch)
+
+    def _open(self, requests: list[Request], config: SamplingConfig) -> PairedBatch:
+        return PairedBatch(
+            self.pair,
+            self.rule,
+            config,
+            num_rows=min(self.batch_size, len(requests)),
+            max_length=max(request.max_length for request in requests),
+        )
+
+    def _generation(self, state: RequestState, config: SamplingConfig) -> Generation:
+        return Generation(
+            prompt=state.request.prompt_token_ids,
+            text=state.text.text,
+            pieces=[(piece.text, piece.accepted) for piece in state.pieces],
+            ledger=request_ledger(self.pair, self.rule, config, state),
+            error=f"request {state.request.index}: {state.error}" if state.error else "",
+        )
+
+    def _pieces(self, request: Request, config: SamplingConfig) -> Iterator[Piece]:
+        batch = self._open([request], config)
+        (state,) = batch.admit([request])
+        warn_of_safe_only([state.budget])
+        while not state.is_finished:
+            num_pieces = len(state.pieces)
+            batch.step()
+            yield from state.pieces[num_pieces:]
+        if state.error:
+            raise RuntimeError(state.error)
 
 
-def _bar(batches: list[list[int]], title: str, progress: bool | str) -> Iterable[list[int]]:
-    shown = progress if isinstance(progress, str) else title
-    bar: Iterable[list[int]] = tqdm(batches, shown, unit="batch", disable=not progress)
+def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Request]]:
+    title = progress if isinstance(progress, str) else "score"
+    bar: Iterable[list[Request]] = tqdm(batches, title, unit="batch", disable=not progress)
     return bar
 
 
-def _all_pieces(batch: PairedBatch) -> list[list[tuple[str, bool]]]:
-    pieces: list[list[tuple[str, bool]]] = [[] for _ in batch.states]
-    while not batch.is_finished:
-        for row, piece in enumerate(batch.step()):
-            if piece is not None:
-                pieces[row].append((piece.text, piece.accepted))
-    return pieces
-
-
-def _generation(
-    batch: PairedBatch, row: int, pieces: list[tuple[str, bool]], index: int
-) -> Generation:
-    state = batch.states[row]
-    return Generation(
-        prompt=state.request.prompt_token_ids,
-        text=state.text.text,
-        pieces=pieces,
-        ledger=batch.ledger(row),
-        error=f"request {index}: {state.error}" if state.error else "",
-    )
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text, one list of token ids, or several of either."""
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
+    """(prompts, whether one was given by itself: a text or a list of token ids)."""
     if isinstance(prompts, str):
-        return [prompts]
+        return [prompts], True
     several = list(prompts)
     if several and all(isinstance(item, int) for item in several):
-        return [several]  # type: ignore[list-item]
-    return several  # type: ignore[return-value]
+        return [several], True  # type: ignore[list-item]
+    return several, False  # type: ignore[return-value]
 
 
 def _one_each(name: str, value: Any, count: int) -> list[Any]:

@@ -32,6 +32,8 @@ class LedgerHeader:
     K: float
     horizon: int
     bound: float
+    quantization: dict[str, str] = field(default_factory=dict)
+    """By "safe" and "risky": what their weights are quantised with; exact ones are left out."""
     schema: str = SCHEMA
     sampler: str = SAMPLER
 

@@ -1,32 +1,37 @@
 """A safe and a risky language model that share one vocabulary."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .fingerprint import folder_fingerprint, model_fingerprint
-
-DeviceMap = str | torch.device | Mapping[str, str | torch.device] | None
-HUB_FILES = ["*.json", "*.safetensors", "tokenizer*", "LICENSE*"]
+from .model_loading import (
+    DeviceMap,
+    check_same_tokens,
+    device_of,
+    load_config,
+    load_model,
+    load_split_model,
+    load_tokenizer,
+    model_folder,
+    quantization_method,
+)
+from .row_attention import RowAttention
+from .row_check import checked_row_attention
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
     """Two causal models over the same tokens; construction fails when they do not fit together.
 
-    Both may carry embeddings padded beyond the tokenizer: the padding is never predicted.
+    Each model is run on a few tokens to see whether its rows can differ in length.
+
+    Both may carry embeddings padded beyond the tokenizer: the padding is never predicted. Only the
+    safe model has to be exact for the bound, so a quantised one is refused unless asked for.
     """
 
     safe: PreTrainedModel
@@ -34,8 +39,15 @@ class ModelPair:
     tokenizer: PreTrainedTokenizerFast
     fingerprints: dict[str, str] = field(default_factory=dict)
     """sha256 by "safe" and "risky"; computed from the tensors in memory when not given."""
+    _: KW_ONLY
+    allow_quantized_safe: bool = False
+    """Take a quantised safe model: the bound then holds against that model, not the original."""
+    row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
+    """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
 
     def __post_init__(self) -> None:
+        if not self.allow_quantized_safe:
+            _refuse_quantized(self.safe.config)
         for name, model in self.models.items():
             rows = model.config.get_text_config().vocab_size
             if rows < self.vocab_size:
@@ -46,31 +58,65 @@ class ModelPair:
             if name not in self.fingerprints:
                 self.fingerprints[name] = model_fingerprint(model)
             model.train(False)
+            self.row_attention[name] = checked_row_attention(model, name)
 
     @classmethod
     def from_pretrained(
-        cls, safe: str | Path, risky: str | Path, *, dtype: str = "auto", device: DeviceMap = None
+        cls,
+        safe: str | Path,
+        risky: str | Path,
+        *,
+        dtype: str = "auto",
+        device: DeviceMap = None,
+        risky_quantization: QuantizationConfigMixin | None = None,
+        allow_quantized_safe: bool = False,
+        tp_size: int = 1,
     ) -> "ModelPair":
         """Load both models from Hugging Face folders or Hub ids (safetensors only, no remote code).
 
         dtype: "auto" (as stored) or a torch dtype name. device: one for both, or a mapping with
-        "safe" and "risky"; by default CUDA where there is one. Raises FileNotFoundError for a
-        missing folder and ValueError for tokenizers that differ.
+        "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
+        transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
+        (started by torchrun, one device each) that the risky model is split over; each has the
+        whole safe model and gets the same results. Raises FileNotFoundError for a missing folder
+        and ValueError for tokenizers that differ or a quantised safe model.
         """
-        folders = {"safe": _model_folder(safe), "risky": _model_folder(risky)}
-        tokenizers = {name: _load_tokenizer(folder) for name, folder in folders.items()}
-        _check_same_tokens(tokenizers["safe"], tokenizers["risky"])
-        models = {
-            name: _load_model(folder, dtype).to(torch.device(_device_of(device, name)))  # type: ignore[arg-type]
-            for name, folder in folders.items()
-        }
-        prints = {name: folder_fingerprint(folder) for name, folder in folders.items()}
-        return cls(models["safe"], models["risky"], tokenizers["safe"], prints)
+        folders = {"safe": model_folder(safe), "risky": model_folder(risky)}
+        tokenizers = {name: load_tokenizer(folder) for name, folder in folders.items()}
+        check_same_tokens(tokenizers["safe"], tokenizers["risky"])
+        if not allow_quantized_safe:
+            _refuse_quantized(load_config(folders["safe"]))
+        if tp_size == 1:
+            place = device_of(device, "risky")
+            risky_model = load_model(folders["risky"], dtype, place, risky_quantization)
+            safe_model = load_model(folders["safe"], dtype, device_of(device, "safe"))
+        else:
+            _check_split(device, risky_quantization)
+            risky_model = load_split_model(folders["risky"], dtype, tp_size)
+            safe_model = load_model(folders["safe"], dtype, risky_model.device)
+        return cls(
+            safe_model,
+            risky_model,
+            tokenizers["safe"],
+            {name: folder_fingerprint(folder) for name, folder in folders.items()},
+            allow_quantized_safe=allow_quantized_safe,
+        )
 
     @property
     def models(self) -> dict[str, PreTrainedModel]:
         """Both models by name, safe first."""
         return {"safe": self.safe, "risky": self.risky}
+
+    @property
+    def quantization(self) -> dict[str, str]:
+        """Methods by the names of the quantised models."""
+        methods = {name: quantization_method(m.config) for name, m in self.models.items()}
+        return {name: method for name, method in methods.items() if method}
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that the risky model is split over."""
+        return self.risky.tp_size or 1
 
     @property
     def vocab_size(self) -> int:
@@ -122,53 +168,19 @@ class ModelPair:
         return logits[..., : self.vocab_size]
 
 
-def _model_folder(name: str | Path) -> Path:
-    folder = Path(name)
-    if (folder / "config.json").is_file():
-        return folder
-    if folder.exists() or folder.is_absolute() or str(name).count("/") != 1:
-        raise FileNotFoundError(f"no model folder with a config.json at {name}")
-    return Path(snapshot_download(str(name), allow_patterns=HUB_FILES))
-
-
-def _load_model(folder: Path, dtype: str) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, trust_remote_code=False
-    )
-    return model
-
-
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"the tokenizer in {folder} has no tokenizer.json")
-    return tokenizer
-
-
-def _check_same_tokens(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast) -> None:
-    if _tokenization(safe) != _tokenization(risky):
+def _refuse_quantized(config: PretrainedConfig) -> None:
+    if method := quantization_method(config):
         raise ValueError(
-            "the models have different tokenizers "
-            f"({len(safe)} and {len(risky)} tokens): token level needs equal ones, "
-            'such a pair needs level="byte"'
+            f"the safe model is quantised ({method}), so the bound would hold against another "
+            "model than the original: pass allow_quantized_safe=True to accept that"
         )
 
 
-def _tokenization(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """All that decides which ids a text becomes, special tokens around it aside."""
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    parts = {name: content[name] for name in ("normalizer", "pre_tokenizer", "model")}
-    return {**parts, "vocab": tokenizer.get_vocab()}
-
-
-def _device_of(device: DeviceMap, name: str) -> str | torch.device:
-    if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if isinstance(device, Mapping):
-        if name not in device:
-            raise ValueError(f'device must name "safe" and "risky", got {sorted(device)}')
-        return device[name]
-    return device
+def _check_split(device: DeviceMap, quantization: QuantizationConfigMixin | None) -> None:
+    if device is not None:
+        raise ValueError(f"tp_size gives each process its own device, got device={device!r}")
+    if quantization is not None:
+        raise ValueError("a model cannot be quantised and split over processes while it is loaded")
 
 
 def _ids(token_ids: int | list[int] | None) -> set[int]:

@@ -1,183 +1,202 @@
-"""The paired decoding loop: both models, a rule and a sampler over one batch of requests."""
+"""The paired decoding step: both models, a rule and a sampler over the rows of a batch."""
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..kernels.uniforms import uniforms
-from .ledger import Ledger, LedgerHeader, LedgerStep
+from .agreement import agreed
+from .ledger import LedgerStep
 from .model_pair import ModelPair
+from .paired_streams import open_streams
 from .prompt_reading import PromptReading, read_prompts
-from .request import Request, RequestState, request_budget, warn_of_safe_only
+from .request import Request, RequestState, request_budget
 from .rules.rule import NextToken, Rule, StepInputs
 from .sampling_config import SamplingConfig
 from .text_stream import TextStream
 from .warpers import Warpers
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one step added to one request."""
-
-    text: str
-    """Whole characters only; "" while a character or a possible stop string is incomplete."""
-    spend: float
-    """Nats."""
-    accepted: bool
-    token_id: int
+# B rows of the batch, A rows that hold a request, V vocabulary.
 
 
 class PairedBatch:
-    """Decodes its requests together; a request's tokens do not depend on the others.
+    """Decodes the requests in its rows together; a row is free again once its request ends.
 
-    Rows are independent: own budget, own seed, own history. A row with NaN logits fails alone.
+    Rows are independent: own budget, own seed, own history, own length. A request's tokens do not
+    depend on the others, and one whose logits are NaN fails alone.
     """
 
     def __init__(
-        self, pair: ModelPair, rule: Rule, sampling: SamplingConfig, requests: list[Request]
+        self,
+        pair: ModelPair,
+        rule: Rule,
+        sampling: SamplingConfig,
+        *,
+        num_rows: int,
+        max_length: int,
     ) -> None:
         self.pair, self.rule, self.sampling = pair, rule, sampling
         self.warpers = Warpers(sampling, pair.stop_token_ids)
-        reading = read_prompts(pair, [request.prompt_token_ids for request in requests])
-        self.streams, self.logits, self.seen = reading.streams, reading.logits, reading.seen
-        self.states = self._initial_states(requests, reading)
-        self._uniforms = self._draw_uniforms(requests)
-        warn_of_safe_only([state.budget for state in self.states])
+        self.streams = open_streams(pair, num_rows, max_length)
+        self._states: list[RequestState | None] = [None] * num_rows
+        self._device = pair.safe.device
+        self._seen = torch.zeros(num_rows, pair.vocab_size, dtype=torch.bool, device=self._device)
+        self._logits: dict[str, Tensor] = {}
 
     @property
-    def is_finished(self) -> bool:
-        return all(state.is_finished for state in self.states)
+    def free_rows(self) -> list[int]:
+        """Rows without a request, ascending."""
+        return [row for row, state in enumerate(self._states) if state is None]
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._states)
 
     @torch.inference_mode()
-    def step(self) -> list[Piece | None]:
-        """Draw the next token of every unfinished request; None for the finished ones."""
-        drawn = self.rule.next_token(self._inputs())
-        token_ids = self._chosen(drawn)
-        pieces = self._record(drawn, token_ids)
-        if not self.is_finished:
-            self._advance(token_ids)
-        return pieces
-
-    def ledger(self, row: int) -> Ledger:
-        """The record of one request so far."""
-        state = self.states[row]
-        return Ledger(
-            header=ledger_header(self.pair, self.rule, self.sampling, state),
-            steps=list(state.steps),
-            certified=self.rule.is_certified and not self.sampling.is_greedy and not state.error,
-            finish_reason=state.finish_reason,
-            safe_forwards=self.streams["safe"].num_forwards,
-            risky_forwards=self.streams["risky"].num_forwards,
-        )
-
-    def _initial_states(
-        self, requests: list[Request], reading: PromptReading
-    ) -> list[RequestState]:
-        states = []
-        for row, request in enumerate(requests):
-            budget = request_budget(request, self.rule, reading.ratios[row])
-            text = TextStream(self.pair.tokenizer, request.stop)
-            state = RequestState(request=request, budget=budget, text=text)
-            if model := reading.broken_models[row]:
-                state.fail(f"the {model} model's logits over the prompt are NaN or +inf")
-            states.append(state)
+    def admit(self, requests: list[Request]) -> list[RequestState]:
+        """Read the prompts of new requests into free rows; one that fails there takes no row."""
+        rows = self.free_rows[: len(requests)]
+        prompts = [request.prompt_token_ids for request in requests]
+        reading = read_prompts(self.pair, self.streams, prompts, rows)
+        states = [self._new_state(request, reading, i) for i, request in enumerate(requests)]
+        for row, state in zip(rows, states, strict=True):
+            self._states[row] = state
+        self._keep_logits(reading.logits, rows)
+        self._seen[rows] = reading.seen
+        self._release(rows)
         return states
 
-    def _draw_uniforms(self, requests: list[Request]) -> Tensor | None:
+    @torch.inference_mode()
+    def step(self) -> list[RequestState]:
+        """Draw the next token of every request; returns those that it ended."""
+        rows = [row for row, state in enumerate(self._states) if state is not None]
+        if not rows:
+            return []
+        inputs = self._inputs(rows)
+        drawn = self.rule.next_token(inputs)
+        token_ids = agreed(self._chosen(drawn), self.pair.num_processes)
+        self._record(rows, inputs, drawn, token_ids)
+        finished = self._release(rows)
+        if not self.is_empty:
+            self._advance(rows, token_ids.clamp(min=0))
+        return finished
+
+    def _new_state(self, request: Request, reading: PromptReading, place: int) -> RequestState:
+        state = RequestState(
+            request=request,
+            budget=request_budget(request, self.rule, reading.ratios[place]),
+            text=TextStream(self.pair.tokenizer, request.stop),
+            uniforms=self._uniforms(request),
+        )
+        state.num_forwards.update(reading.num_forwards)
+        if error := reading.errors[place]:
+            state.fail(error)
+        return state
+
+    def _uniforms(self, request: Request) -> Tensor | None:
         if self.sampling.is_greedy:
             return None
-        seeds = torch.tensor([request.seed for request in requests])
-        steps = torch.arange(max(request.max_new_tokens for request in requests))
-        return uniforms(seeds, steps.expand(len(requests), -1)).to(self.seen.device)
+        return uniforms(torch.tensor([request.seed]), torch.arange(request.max_new_tokens)[None])[0]
 
-    def _inputs(self) -> StepInputs:
-        step = max(len(state.steps) for state in self.states)
-        allowances = [state.allowance for state in self.states]
+    def _keep_logits(self, logits: dict[str, Tensor], rows: list[int]) -> None:
+        for name, new in logits.items():
+            if name not in self._logits:
+                self._logits[name] = new.new_zeros(len(self._states), new.shape[1])
+            self._logits[name][rows] = new
+
+    def _inputs(self, rows: list[int]) -> StepInputs:
+        states = [self._state(row) for row in rows]
+        allowances = [state.allowance for state in states]
+        uniform = [
+            state.uniforms[len(state.steps)] for state in states if state.uniforms is not None
+        ]
         return StepInputs(
-            risky_logits=self.logits["risky"].to(self.seen.device),
-            safe_logits=self.logits["safe"],
-            warp=partial(self.warpers, seen=self.seen),
-            budget=torch.tensor(allowances, dtype=torch.float64, device=self.seen.device),
-            uniform=None if self._uniforms is None else self._uniforms[:, step],
+            risky_logits=self._of_rows(self._logits["risky"], rows).to(self._device),
+            safe_logits=self._of_rows(self._logits["safe"], rows),
+            warp=partial(self.warpers, seen=self._of_rows(self._seen, rows)),
+            budget=torch.tensor(allowances, dtype=torch.float64, device=self._device),
+            uniform=torch.stack(uniform).to(self._device) if uniform else None,
         )
+
+    def _of_rows(self, values: Tensor, rows: list[int]) -> Tensor:
+        return values if len(rows) == len(values) else values[rows]
+
+    def _state(self, row: int) -> RequestState:
+        state = self._states[row]
+        assert state is not None, f"row {row} holds no request"
+        return state
 
     def _chosen(self, drawn: NextToken) -> Tensor:
-        """(batch,) token ids; token 0 where nothing can be drawn."""
+        """(A,) token ids; -1 where nothing can be drawn."""
         token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
-        return token_ids.masked_fill(~drawn.is_valid, 0)
+        return token_ids.masked_fill(~drawn.is_valid, -1)
 
-    def _record(self, drawn: NextToken, token_ids: Tensor) -> list[Piece | None]:
+    def _record(
+        self, rows: list[int], inputs: StepInputs, drawn: NextToken, token_ids: Tensor
+    ) -> None:
         accepted = drawn.accepted
         if accepted is None:  # greedy: the token that the safe model would have taken too
-            accepted = token_ids == self.warpers(self.logits["safe"], self.seen).argmax(-1)
-        budgets = [state.allowance for state in self.states]
+            accepted = token_ids == inputs.warp(inputs.safe_logits).argmax(-1)
+        given = token_ids.clamp(min=0)
         columns = zip(
-            self.states,
-            drawn.is_valid.tolist(),
+            rows,
             token_ids.tolist(),
             accepted.tolist(),
-            budgets,
+            inputs.budget.tolist(),
             drawn.spend.tolist(),
             drawn.weight.tolist(),
-            drawn.token_log_probs(token_ids).tolist(),
-            drawn.safe_token_log_probs(token_ids).tolist(),
+            drawn.token_log_probs(given).tolist(),
+            drawn.safe_token_log_probs(given).tolist(),
             strict=True,
         )
-        return [self._append(row, *values) for row, values in enumerate(columns)]
+        for row, token_id, *figures in columns:
+            if token_id < 0:
+                self._fail(row)
+            else:
+                self._append(self._state(row), token_id, *figures)
 
-    def _append(
-        self, row: int, state: RequestState, is_valid: bool, *figures: float
-    ) -> Piece | None:
-        if state.is_finished:
-            return None
-        if not is_valid:
-            state.fail(self._invalid_logits(row, len(state.steps)))
-            return None
-        token_id, accepted, budget, spend, weight, log_prob, safe_log_prob = figures
+    def _append(self, state: RequestState, token_id: int, accepted: bool, *figures: float) -> None:
+        budget, spend, weight, log_prob, safe_log_prob = figures
         step = LedgerStep(
             step=len(state.steps),
-            token_id=int(token_id),
-            accepted=bool(accepted),
+            token_id=token_id,
+            accepted=accepted,
             budget=budget,
             spend=spend,
             weight=weight,
             log_prob=log_prob,
             safe_log_prob=safe_log_prob,
         )
-        text = state.append(step, is_end=step.token_id in self.pair.stop_token_ids)
-        return Piece(text, spend, step.accepted, step.token_id)
+        state.append(step, is_end=token_id in self.pair.stop_token_ids)
 
-    def _invalid_logits(self, row: int, step: int) -> str:
-        for name, logits in self.logits.items():
+    def _fail(self, row: int) -> None:
+        state = self._state(row)
+        for name, logits in self._logits.items():
             if not torch.isfinite(logits[row].max()):
-                return f"the {name} model's logits at step {step} are NaN, +inf or all -inf"
-        return f"the warped logits at step {step} are not finite"
+                state.fail(
+                    f"the {name} model's logits at step {len(state.steps)} are NaN, +inf or "
+                    "all -inf"
+                )
+                return
+        state.fail(f"the warped logits at step {len(state.steps)} are not finite")
 
-    def _advance(self, token_ids: Tensor) -> None:
-        columns = token_ids[:, None]
-        self.seen.scatter_(1, columns, True)
+    def _release(self, rows: list[int]) -> list[RequestState]:
+        """Free the rows of requests that have ended; returns these."""
+        finished = [(row, state) for row in rows if (state := self._state(row)).is_finished]
+        for row, _ in finished:
+            self._states[row] = None
+            for stream in self.streams.values():
+                stream.free(row)
+        return [state for _, state in finished]
+
+    def _advance(self, rows: list[int], token_ids: Tensor) -> None:
+        columns = token_ids.new_zeros(len(self._states), 1)
+        columns[rows, 0] = token_ids
+        self._seen[rows, token_ids] = True
+        mask = torch.tensor([[int(state is not None)] for state in self._states])
         for name, stream in self.streams.items():
-            self.logits[name] = stream.feed(columns, torch.ones_like(columns))[:, -1]
-
-
-def ledger_header(
-    pair: ModelPair, rule: Rule, sampling: SamplingConfig, state: RequestState
-) -> LedgerHeader:
-    """What decided the generation, as the ledger records it."""
-    return LedgerHeader(
-        rule=rule.name,
-        rule_settings=rule.settings(),
-        sampling=sampling.as_dict(),
-        seed=state.request.seed,
-        prompt_token_ids=state.request.prompt_token_ids,
-        stop_token_ids=pair.stop_token_ids,
-        fingerprints=pair.fingerprints,
-        dtype=str(pair.dtype).removeprefix("torch."),
-        debt=state.budget.debt,
-        k=state.budget.per_step,
-        K=state.budget.total,
-        horizon=state.budget.horizon,
-        bound=state.budget.bound,
-    )
+            self._logits[name] = stream.feed(columns, mask)[:, -1]
+        for state in self._states:
+            if state is not None:
+                state.num_forwards.update(self.streams.keys())

@@ -1,5 +1,6 @@
-"""Both models read a batch of prompts once: caches, last logits and the ratios behind the debt."""
+"""Both models read prompts once: last logits and the ratios behind the debt."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -7,84 +8,61 @@ from torch import Tensor
 
 from .model_pair import ModelPair
 from .prefix_debt import log_likelihood_ratios
-from .stream import ModelStream
+from .stream import Stream
+
+# R prompts.
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReading:
     """What is known after the prompts, before the first new token."""
 
-    streams: dict[str, ModelStream]
-    """By "safe" and "risky"."""
     logits: dict[str, Tensor]
-    """(batch, vocab_size), raw, after the last prompt token."""
+    """By "safe" and "risky": (R, vocab_size), raw, after the last prompt token."""
     ratios: list[Tensor]
-    """Per row (num_positions,) float64 log p_r - log p_s of tokens 1.., special ones left out."""
-    broken_models: list[str]
-    """Per row the model whose logits over the prompt are no distribution, "" for none."""
+    """Per prompt (num_positions,) float64 log p_r - log p_s of tokens 1.., but special ones."""
+    errors: list[str]
+    """Per prompt what is wrong with a model's logits over it, "" for nothing."""
+    num_forwards: dict[str, int]
+    """By model: forwards that each prompt took part in."""
     seen: Tensor
-    """(batch, vocab_size) bool on the safe model's device: tokens that occur in the prompt."""
+    """(R, vocab_size) bool on the safe model's device: tokens that occur in the prompt."""
 
 
-def left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """(token_ids, mask), both (batch, longest) int64; padding is token 0 with mask 0."""
-    width = max(len(prompt) for prompt in prompts)
-    token_ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros_like(token_ids)
-    for row, prompt in enumerate(prompts):
-        token_ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    return token_ids, mask
-
-
-def read_prompts(pair: ModelPair, prompts: list[list[int]]) -> PromptReading:
-    """Prefill both models with prompts of any lengths; no (L, V) logits are ever held."""
-    token_ids, mask = left_padded(prompts)
-    streams, logits, log_probs = {}, {}, {}
-    for name, model in pair.models.items():
-        streams[name] = ModelStream(model, len(prompts), pair.vocab_size)
-        logits[name], log_probs[name] = _read(streams[name], token_ids, mask)
-    counted = _counted_positions(pair, token_ids, mask)
-    ratios = log_likelihood_ratios(log_probs["risky"], log_probs["safe"])
+def read_prompts(
+    pair: ModelPair, streams: Mapping[str, Stream], prompts: list[list[int]], rows: list[int]
+) -> PromptReading:
+    """Prefill empty rows of both streams with prompts of any lengths."""
+    read = {name: stream.read(prompts, rows) for name, stream in streams.items()}
+    log_probs = {name: prompt.token_log_probs for name, prompt in read.items()}
+    special = torch.tensor(sorted(pair.tokenizer.all_special_ids), dtype=torch.long)
     return PromptReading(
-        streams=streams,
-        logits=logits,
-        ratios=[row[keep & ~row.isnan()] for row, keep in zip(ratios, counted, strict=True)],
-        broken_models=_broken_models(log_probs, mask),
-        seen=_seen(token_ids, mask, pair.vocab_size).to(pair.safe.device),
+        logits={name: prompt.logits for name, prompt in read.items()},
+        ratios=[
+            _ratios(torch.tensor(prompt), special, log_probs["risky"][i], log_probs["safe"][i])
+            for i, prompt in enumerate(prompts)
+        ],
+        errors=[
+            _error({name: values[i] for name, values in log_probs.items()})
+            for i in range(len(prompts))
+        ],
+        num_forwards={name: prompt.num_forwards for name, prompt in read.items()},
+        seen=_seen(prompts, pair.vocab_size).to(pair.safe.device),
     )
 
 
-def _read(stream: ModelStream, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(last logits (batch, vocab_size), log-probabilities of tokens 1.. (batch, columns - 1))."""
-    gathered = []
-    for start, logits in stream.feed_in_chunks(token_ids, mask):
-        targets = token_ids[:, start + 1 : start + 1 + logits.shape[1]].to(logits.device)
-        gathered.append(_token_log_probs(logits[:, : targets.shape[1]], targets).cpu())
-    return logits[:, -1], torch.cat(gathered, dim=1)
+def _ratios(prompt: Tensor, special: Tensor, risky: Tensor, safe: Tensor) -> Tensor:
+    ratios = log_likelihood_ratios(risky, safe)
+    return ratios[~torch.isin(prompt[1:], special) & ~ratios.isnan()]
 
 
-def _token_log_probs(logits: Tensor, token_ids: Tensor) -> Tensor:
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    chosen = wide.gather(-1, token_ids[..., None])[..., 0]
-    return (chosen - wide.logsumexp(-1)).double()
+def _error(log_probs: dict[str, Tensor]) -> str:
+    broken = [name for name, values in log_probs.items() if values.isnan().any()]
+    return f"the {broken[-1]} model's logits over the prompt are NaN or +inf" if broken else ""
 
 
-def _counted_positions(pair: ModelPair, token_ids: Tensor, mask: Tensor) -> Tensor:
-    special = torch.tensor(sorted(pair.tokenizer.all_special_ids), dtype=torch.long)
-    is_token = (mask[:, 1:] == 1) & (mask[:, :-1] == 1)
-    return is_token & ~torch.isin(token_ids[:, 1:], special)
-
-
-def _broken_models(log_probs: dict[str, Tensor], mask: Tensor) -> list[str]:
-    is_read = (mask[:, 1:] == 1) & (mask[:, :-1] == 1)
-    names = [""] * mask.shape[0]
-    for name, values in log_probs.items():
-        for row in (values.isnan() & is_read).any(-1).nonzero()[:, 0].tolist():
-            names[row] = name
-    return names
-
-
-def _seen(token_ids: Tensor, mask: Tensor, vocab_size: int) -> Tensor:
-    counts = torch.zeros(token_ids.shape[0], vocab_size, dtype=torch.long)
-    return counts.scatter_add_(1, token_ids, mask).bool()
+def _seen(prompts: list[list[int]], vocab_size: int) -> Tensor:
+    seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        seen[row, prompt] = True
+    return seen

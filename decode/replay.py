@@ -1,16 +1,15 @@
 """Teacher forcing under a rule: given continuations walked step by step with their budgets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from .model_pair import ModelPair
 from .prompt_reading import PromptReading
 from .rules.rule import NextToken, Rule, StepInputs
-from .stream import ModelStream
+from .stream import Stream, feed_in_chunks
 from .warpers import Warpers
 
 
@@ -29,11 +28,11 @@ class ForcedStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """Continuations of prompts that both models have just read; a reading serves one replay."""
+    """Continuations of prompts that both streams have just read; a reading serves one replay."""
 
-    pair: ModelPair
     rule: Rule
     warpers: Warpers
+    streams: Mapping[str, Stream]
     reading: PromptReading
     continuations: list[list[int]]
     uniforms: Tensor | None = None
@@ -64,16 +63,11 @@ class Replay:
         """Both models' logits (batch, vocab_size) before each token; the last one is never fed."""
         yield self.reading.logits
         fed = {
-            name: _columns(stream, token_ids[:, :-1], mask[:, :-1])
-            for name, stream in self.reading.streams.items()
+            name: feed_in_chunks(stream, token_ids[:, :-1], mask[:, :-1])
+            for name, stream in self.streams.items()
         }
         for safe, risky in zip(fed["safe"], fed["risky"], strict=True):
             yield {"safe": safe, "risky": risky}
-
-
-def _columns(stream: ModelStream, token_ids: Tensor, mask: Tensor) -> Iterator[Tensor]:
-    for _, logits in stream.feed_in_chunks(token_ids, mask):
-        yield from logits.unbind(1)
 
 
 def _right_padded(continuations: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,11 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from .budget import Budget
@@ -27,6 +29,8 @@ class Request:
     k: float | None = None
     """Nats a step in place of the rule's own k."""
     stop: tuple[str, ...] = ()
+    index: int = 0
+    """Its place among the prompts of the call."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -38,6 +42,23 @@ class Request:
         if "" in self.stop:
             raise ValueError("stop must not hold an empty string")
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of the prompt and the longest continuation."""
+        return len(self.prompt_token_ids) + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to one request."""
+
+    text: str
+    """Whole characters only; "" while a character or a possible stop string is incomplete."""
+    spend: float
+    """Nats."""
+    accepted: bool
+    token_id: int
+
 
 @dataclass(kw_only=True, slots=True)
 class RequestState:
@@ -46,7 +67,12 @@ class RequestState:
     request: Request
     budget: Budget
     text: TextStream
+    uniforms: Tensor | None = None
+    """(max_new_tokens, 3) float64 for the coupled sampler; None samples nothing."""
     steps: list[LedgerStep] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    num_forwards: Counter[str] = field(default_factory=Counter)
+    """By model: forwards that the request took part in."""
     spent: float = 0.0
     finish_reason: str = ""
     error: str = ""
@@ -64,23 +90,32 @@ class RequestState:
         """End the request with an error; what was drawn so far stays."""
         self.finish_reason, self.error = "error", message
 
-    def append(self, step: LedgerStep, *, is_end: bool) -> str:
-        """Bank the step's spend; returns the text that it makes certain."""
+    def append(self, step: LedgerStep, *, is_end: bool) -> None:
+        """Bank the step's spend and keep the text that it makes certain."""
         self.steps.append(step)
         self.spent += step.spend
-        piece = "" if is_end else self.text.push(step.token_id)
+        text = "" if is_end else self.text.push(step.token_id)
         if is_end:
             self.finish_reason = "stop_token"
         elif self.text.is_stopped:
             self.finish_reason = "stop_string"
         elif len(self.steps) == self.request.max_new_tokens:
             self.finish_reason = "length"
-        return piece + self.text.finish() if self.is_finished else piece
+        text += self.text.finish() if self.is_finished else ""
+        self.pieces.append(Piece(text, step.spend, step.accepted, step.token_id))
 
 
 def request_budget(request: Request, rule: Rule, ratios: Tensor) -> Budget:
     """The request's budget; `ratios` (num_positions,) float64 are its prompt's, in nats."""
     return rule.budget_for(horizon=request.max_new_tokens, k=request.k, ratios=ratios)
+
+
+def refused(request: Request, rule: Rule, text: TextStream, error: str) -> RequestState:
+    """A request that was never read; its budget knows no debt."""
+    budget = request_budget(request, rule, torch.empty(0, dtype=torch.float64))
+    state = RequestState(request=request, budget=budget, text=text)
+    state.fail(error)
+    return state
 
 
 def warn_of_safe_only(budgets: Sequence[Budget]) -> None:

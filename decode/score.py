@@ -3,8 +3,11 @@
 import math
 from dataclasses import dataclass, field
 
+import torch
+
 from .budget import Budget
 from .model_pair import ModelPair
+from .paired_streams import open_streams
 from .prompt_reading import read_prompts
 from .replay import ForcedStep, Replay
 from .request import Request, request_budget
@@ -52,7 +55,10 @@ def score_batch(
     continuations: list[list[int]],
 ) -> list[Score]:
     """Scores of one batch; the horizon of a request is its max_new_tokens."""
-    reading = read_prompts(pair, [request.prompt_token_ids for request in requests])
+    prompts = [request.prompt_token_ids for request in requests]
+    longest = max(map(len, prompts)) + max(map(len, continuations))
+    streams = open_streams(pair, len(prompts), longest)
+    reading = read_prompts(pair, streams, prompts, list(range(len(prompts))))
     warpers = Warpers(sampling, pair.stop_token_ids)
     budgets = [
         request_budget(request, rule, ratios)
@@ -60,13 +66,23 @@ def score_batch(
     ]
     merged = [[warpers.end_merged(token) for token in tokens] for tokens in continuations]
     scores = [_empty_score(budget, tokens) for budget, tokens in zip(budgets, merged, strict=True)]
-    for score, model in zip(scores, reading.broken_models, strict=True):
-        score.error = f"the {model} model's logits over the prompt are NaN or +inf" if model else ""
-    replay = Replay(pair=pair, rule=rule, warpers=warpers, reading=reading, continuations=merged)
+    for score, error in zip(scores, reading.errors, strict=True):
+        score.error = error
+    replay = Replay(
+        rule=rule, warpers=warpers, streams=streams, reading=reading, continuations=merged
+    )
     spent = [0.0] * len(requests)
     for forced in replay.steps(lambda step: _allowances(step, budgets, spent)):
         _bank(forced, scores, spent)
     return scores
+
+
+def refused_score(request: Request, rule: Rule, tokens: list[int], error: str) -> Score:
+    """The score of a request that was never read; its budget knows no debt."""
+    budget = request_budget(request, rule, torch.empty(0, dtype=torch.float64))
+    score = _empty_score(budget, tokens)
+    score.error = error
+    return score
 
 
 def _empty_score(budget: Budget, tokens: list[int]) -> Score:

@@ -1,56 +1,59 @@
-"""One model's KV cache over a left-padded batch."""
+"""What the engine asks of one model: read prompts, then feed new columns."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
-import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+
+# B rows of a batch, R rows of one call, T new columns.
 
 CHUNK_LOGITS = 1 << 24
-"""Most logits held at once while a prompt is read: 64 MiB in float32."""
+"""Most logits held at once while given tokens are walked: 64 MiB in float32."""
 
 
-class ModelStream:
-    """Feeds columns of a batch to one model; what was fed before is remembered.
+@dataclass(frozen=True, slots=True)
+class PromptLogits:
+    """What one model says about the prompts that it has read."""
 
-    Rows are left-padded and positions count real tokens only, so a row's logits do not depend on
-    its padding (absolute position embeddings included).
-    """
+    logits: Tensor
+    """(R, vocab_size) after the last token of each prompt, in the model's dtype."""
+    token_log_probs: list[Tensor]
+    """Per prompt (length - 1,) float64 on the CPU: log-probabilities of tokens 1.., in nats; NaN
+    where the logits are no distribution."""
+    num_forwards: int
+    """Forwards that each prompt took part in."""
 
-    def __init__(self, model: PreTrainedModel, batch_size: int, vocab_size: int) -> None:
-        self.model = model
-        self.vocab_size = vocab_size
-        self._cache = DynamicCache(config=model.config)
-        self._mask = torch.zeros(batch_size, 0, dtype=torch.long, device=model.device)
-        self.num_forwards = 0
 
-    @torch.inference_mode()
+class Stream(Protocol):
+    """One model's memory of a batch of B rows."""
+
+    vocab_size: int
+
+    def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        """Read whole prompts, one into each of the given empty rows."""
+        ...
+
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Logits (batch, columns, vocab_size) after each of the new columns, in the model's dtype.
+        """Logits (B, T, vocab_size) after each of T new columns, in the model's dtype.
 
-        token_ids: (batch, columns) int64. mask: (batch, columns) int64, 0 for padding.
+        token_ids, mask: (B, T) int64; a row's ones come before its zeros, which are padding.
         """
-        token_ids, mask = token_ids.to(self.model.device), mask.to(self.model.device)
-        self._mask = torch.cat([self._mask, mask], dim=1)
-        positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -token_ids.shape[1] :]
-        output = self.model(
-            input_ids=token_ids,
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        self.num_forwards += 1
-        logits: Tensor = output.logits[..., : self.vocab_size]
-        return logits
+        ...
 
-    def feed_in_chunks(self, token_ids: Tensor, mask: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(first column, logits) of consecutive chunks, so that (L, V) logits never exist at once.
+    def free(self, row: int) -> None:
+        """Forget a row whose request has ended."""
+        ...
 
-        Logits of a chunk are (batch, chunk, vocab_size); shapes of the input as in `feed`.
-        """
-        batch_size, num_columns = token_ids.shape
-        width = max(1, CHUNK_LOGITS // (batch_size * self.vocab_size))
-        for start in range(0, num_columns, width):
-            columns = slice(start, start + width)
-            yield start, self.feed(token_ids[:, columns], mask[:, columns])
+
+def feed_in_chunks(stream: Stream, token_ids: Tensor, mask: Tensor) -> Iterator[Tensor]:
+    """Logits (B, vocab_size) after each column of (B, T) tokens; (B, T, V) never exist at once."""
+    for columns in chunks(stream.vocab_size, *token_ids.shape):
+        yield from stream.feed(token_ids[:, columns], mask[:, columns]).unbind(1)
+
+
+def chunks(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[slice]:
+    """Slices of the columns, each of at most CHUNK_LOGITS logits."""
+    width = max(1, CHUNK_LOGITS // (batch_size * vocab_size))
+    for start in range(0, num_columns, width):
+        yield slice(start, min(start + width, num_columns))

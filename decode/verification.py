@@ -12,6 +12,7 @@ from ..kernels.uniforms import uniforms
 from .budget import Budget
 from .ledger import Ledger, LedgerStep
 from .model_pair import ModelPair
+from .paired_streams import open_streams
 from .prompt_reading import read_prompts
 from .replay import ForcedStep, Replay
 from .rules.registry import make_rule
@@ -83,6 +84,10 @@ def _check_models(ledger: Ledger, pair: ModelPair, report: Verification) -> None
                 f"the {name} model is not the recorded one "
                 f"({pair.fingerprints[name][:12]}, recorded {recorded[:12]})"
             )
+    if pair.quantization != ledger.header.quantization:
+        report.failures.append(
+            f"quantised are {pair.quantization}, recorded {ledger.header.quantization}"
+        )
 
 
 def _check_accounting(ledger: Ledger, report: Verification) -> None:
@@ -113,14 +118,16 @@ def _recorded_budget(ledger: Ledger) -> Budget:
 def _replay(ledger: Ledger, pair: ModelPair, rule: Rule, report: Verification) -> None:
     header = ledger.header
     sampling = SamplingConfig(**header.sampling)
-    reading = read_prompts(pair, [header.prompt_token_ids])
+    num_tokens = len(header.prompt_token_ids) + len(ledger.steps)
+    streams = open_streams(pair, 1, num_tokens)
+    reading = read_prompts(pair, streams, [header.prompt_token_ids], [0])
     debt = rule.budget_for(horizon=header.horizon, k=None, ratios=reading.ratios[0]).debt
     if _difference(debt, header.debt) > report.tolerance:
         report.failures.append(f"debt {header.debt}, replayed {debt}")
     replay = Replay(
-        pair=pair,
         rule=rule,
         warpers=Warpers(sampling, header.stop_token_ids),
+        streams=streams,
         reading=reading,
         continuations=[ledger.token_ids],
         uniforms=_uniforms(ledger, sampling, reading.seen.device),

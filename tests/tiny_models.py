@@ -1,13 +1,22 @@
 """Tiny real models and tokenizers, made from a seed."""
 
+import copy
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    Olmo2Config,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
 )
 
 TEXT = [
@@ -66,3 +75,58 @@ def tiny_gpt2(seed: int, *, vocab_size: int = 320) -> GPT2LMHeadModel:
         eos_token_id=1,
     )
     return GPT2LMHeadModel(config).double()
+
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES),
+    "mistral": MistralConfig(**SIZES, head_dim=8, sliding_window=None),
+    "mistral, sliding": MistralConfig(**SIZES, head_dim=8, sliding_window=5),
+    "olmo2": Olmo2Config(**SIZES),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen2, sliding": Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1
+    ),
+    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+    "llama4_text": Llama4TextConfig(
+        **SIZES,
+        intermediate_size_mlp=64,
+        head_dim=8,
+        num_local_experts=3,
+        moe_layers=[1],
+        no_rope_layers=[1, 1, 0],
+        attention_chunk_size=6,
+        floor_scale=40,
+        attn_scale=0.4,
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=320,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=128,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+}
+"""Every family of which rows can join a batch, some with windows that a short text fills."""
+
+
+def tiny_family(name: str, seed: int, **changes) -> PreTrainedModel:
+    """A float64 model of a family in evaluation mode."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name]), **changes)
+    return model.double().eval()

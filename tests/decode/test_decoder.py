@@ -134,6 +134,13 @@ def test_a_debt_above_k_means_safe_only_and_warns(pair, caplog):
     assert result.ledger.spent == result.ledger.header.bound == 0.0
 
 
+def test_many_prompts_without_a_budget_warn_in_one_line(pair, caplog):
+    with caplog.at_level(logging.WARNING):
+        Decoder(pair, Anchored(k=0.001), batch_size=2).generate(PROMPTS, max_new_tokens=4)
+    (line,) = caplog.messages
+    assert "the safe model decodes alone" in line and "of 5 requests" in line
+
+
 def test_a_one_token_prompt_owes_nothing(pair):
     (result,) = Decoder(pair, Anchored(k=1.0)).generate([[0]], max_new_tokens=5)
     assert result.ledger.header.debt == 0.0

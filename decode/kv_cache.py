@@ -1,0 +1,154 @@
+"""Keys and values of a batch whose rows have lengths of their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+# B rows of the cache, R rows of one forward, T new columns, H heads, D head size.
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the keys and values of one forward go, and what its queries may read."""
+
+    rows: Tensor
+    """(R,) int64, rows of the cache."""
+    columns: Tensor
+    """(R, T) int64, column of each new key; those past a row's new length are scratch."""
+    num_columns: int
+    """Columns that hold something in one of the rows after this forward."""
+    is_level: bool
+    """All rows start at the same column, so the model's own causal mask is right."""
+    is_fresh: bool
+    """That column is 0, so the new keys are all that there is to read."""
+    is_whole: bool
+    """`rows` are all rows of the cache, in order."""
+
+
+class RowCache(Cache):
+    """B rows of one model, each with a pointer: columns below it count, columns above are stale.
+
+    Rolling back is moving the pointer, as stale columns are masked and written over. Storage grows
+    with the longest row, up to `max_length` columns. A freed row is zeroed: a masked NaN would
+    still spread (0 * NaN) to the request that has the row next.
+    """
+
+    def __init__(self, num_layers: int, num_rows: int, max_length: int) -> None:
+        self.num_rows, self.max_length = num_rows, max_length
+        self.lengths = torch.zeros(num_rows, dtype=torch.long)
+        """(B,) int64 on the CPU."""
+        self._layers = [RowLayer(num_rows, max_length) for _ in range(num_layers)]
+        super().__init__(layers=list(self._layers))
+
+    def place(self, rows: Sequence[int], num_new: int, device: torch.device) -> Placement:
+        """Announce a forward of `num_new` columns after the ends of these rows."""
+        starts = self.lengths[list(rows)]
+        columns = starts[:, None] + torch.arange(num_new)
+        num_columns = int(columns.max()) + 1
+        if num_columns > self.max_length:
+            raise ValueError(f"the cache holds {self.max_length} columns, {num_columns} are needed")
+        placement = Placement(
+            rows=torch.tensor(rows, device=device),
+            columns=columns.to(device),
+            num_columns=num_columns,
+            is_level=bool((starts == starts[0]).all()),
+            is_fresh=not starts.any(),
+            is_whole=list(rows) == list(range(self.num_rows)),
+        )
+        for layer in self._layers:
+            layer.placement = placement
+        return placement
+
+    def advance(self, rows: Sequence[int], counts: Tensor) -> None:
+        """Move each row's pointer past its new columns; counts: (R,) int64 on the CPU."""
+        self.lengths[list(rows)] += counts
+
+    def roll_back(self, row: int, length: int) -> None:
+        """Forget the columns of a row from `length` on."""
+        if not 0 <= length <= self.lengths[row]:
+            raise ValueError(
+                f"row {row} holds {int(self.lengths[row])} columns, it cannot go back to {length}"
+            )
+        self.lengths[row] = length
+
+    def free(self, row: int) -> None:
+        """Empty a row, so that another request can have it."""
+        self.lengths[row] = 0
+        for layer in self._layers:
+            layer.clear(row)
+
+
+class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values of one layer: (B, H, capacity, D), sized by the first forward."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, num_rows: int, max_length: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_rows, self.max_length = num_rows, max_length
+        self.placement: Placement | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Empty storage for the heads of these states: (R, H, T, D) each."""
+        self.keys = key_states.new_zeros(self._shape(key_states, 0))
+        self.values = value_states.new_zeros(self._shape(value_states, 0))
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Store new states (R, H, T, D); returns those to attend to, (R, H, columns, D) each."""
+        place = self.placement
+        assert place is not None, "RowCache.place comes before every forward"
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._grow(place.num_columns)
+        self.keys[place.rows[:, None], :, place.columns] = key_states.transpose(1, 2)
+        self.values[place.rows[:, None], :, place.columns] = value_states.transpose(1, 2)
+        if place.is_fresh:
+            return key_states, value_states
+        return self._read(self.keys, place), self._read(self.values, place)
+
+    def clear(self, row: int) -> None:
+        """Zero one row."""
+        if self.is_initialized:
+            self.keys[row].zero_()
+            self.values[row].zero_()
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(columns, first column) that a mask made by the model itself covers: level rows only."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns before the announced forward, in the longest row."""
+        if self.placement is None:
+            return 0
+        return self.placement.num_columns - self.placement.columns.shape[1]
+
+    def get_max_length(self) -> int:
+        """Most columns of a row."""
+        return self.max_length
+
+    def _grow(self, num_columns: int) -> None:
+        capacity = self.keys.shape[2]
+        if num_columns <= capacity:
+            return
+        wanted = min(max(num_columns, capacity + capacity // 2), self.max_length)
+        self.keys = self._grown(self.keys, wanted)
+        self.values = self._grown(self.values, wanted)
+
+    def _grown(self, storage: Tensor, capacity: int) -> Tensor:
+        larger = storage.new_zeros(self._shape(storage, capacity))
+        larger[:, :, : storage.shape[2]] = storage
+        return larger
+
+    def _shape(self, states: Tensor, capacity: int) -> tuple[int, int, int, int]:
+        return self.num_rows, states.shape[1], capacity, states.shape[3]
+
+    def _read(self, storage: Tensor, place: Placement) -> Tensor:
+        rows = storage if place.is_whole else storage[place.rows]
+        return rows[:, :, : place.num_columns]

@@ -1,0 +1,118 @@
+"""Models and tokenizers from Hugging Face folders: safetensors only, no remote code."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+DeviceMap = str | torch.device | Mapping[str, str | torch.device] | None
+HUB_FILES = ["*.json", "*.safetensors", "tokenizer*", "LICENSE*"]
+
+
+def model_folder(name: str | Path) -> Path:
+    """A local folder, or the one that a Hub id is downloaded to; FileNotFoundError if neither."""
+    folder = Path(name)
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists() or folder.is_absolute() or str(name).count("/") != 1:
+        raise FileNotFoundError(f"no model folder with a config.json at {name}")
+    return Path(snapshot_download(str(name), allow_patterns=HUB_FILES))
+
+
+def load_config(folder: Path) -> PretrainedConfig:
+    """The config alone."""
+    config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return config
+
+
+def load_model(
+    folder: Path,
+    dtype: str,
+    device: str | torch.device,
+    quantization: QuantizationConfigMixin | None = None,
+) -> PreTrainedModel:
+    """A model on one device; quantised as given, or as its own config says."""
+    if quantization is None and not quantization_method(load_config(folder)):
+        model = _from_pretrained(folder, dtype)
+        model.to(torch.device(device))  # type: ignore[arg-type]
+        return model
+    # Quantised weights are made on their device: most of them cannot be moved.
+    settings = {} if quantization is None else {"quantization_config": quantization}
+    return _from_pretrained(folder, dtype, device_map={"": device}, **settings)
+
+
+def load_split_model(folder: Path, dtype: str, tp_size: int) -> PreTrainedModel:
+    """A model split over the `tp_size` processes that torchrun started, one device each."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size != tp_size:
+        raise ValueError(
+            f"tp_size {tp_size} needs torchrun --nproc-per-node {tp_size}, "
+            f"this process is one of {world_size}"
+        )
+    return _from_pretrained(folder, dtype, distributed_config=DistributedConfig(tp_size=tp_size))
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a folder; ValueError if it has none."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"the tokenizer in {folder} has no tokenizer.json")
+    return tokenizer
+
+
+def check_same_tokens(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast) -> None:
+    """ValueError unless both turn every text into the same ids, special tokens around it aside."""
+    if _tokenization(safe) != _tokenization(risky):
+        raise ValueError(
+            "the models have different tokenizers "
+            f"({len(safe)} and {len(risky)} tokens): token level needs equal ones, "
+            'such a pair needs level="byte"'
+        )
+
+
+def device_of(device: DeviceMap, name: str) -> str | torch.device:
+    """Where a model goes: CUDA where there is one unless given."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(device, Mapping):
+        if name not in device:
+            raise ValueError(f'device must name "safe" and "risky", got {sorted(device)}')
+        return device[name]
+    return device
+
+
+def quantization_method(config: PretrainedConfig) -> str:
+    """What a model's weights are quantised with ("gptq", ...), "" if they are not."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return ""
+    plain: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()
+    method = plain["quant_method"]
+    return str(getattr(method, "value", method))
+
+
+def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, **settings
+    )
+    return model
+
+
+def _tokenization(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    parts = {name: content[name] for name in ("normalizer", "pre_tokenizer", "model")}
+    return {**parts, "vocab": tokenizer.get_vocab()}

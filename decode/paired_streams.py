@@ -1,0 +1,35 @@
+"""The streams of both models of a pair, of the best kind that each model allows."""
+
+from .batch_stream import BatchStream
+from .model_pair import ModelPair
+from .row_attention import RowAttention
+from .row_stream import RowStream
+from .stream import Stream
+
+
+def rows_can_join(pair: ModelPair, max_length: int) -> bool:
+    """Whether rows of up to `max_length` tokens can join a batch that is being decoded."""
+    return all(_attention(pair, name, max_length) is not None for name in pair.models)
+
+
+def open_streams(pair: ModelPair, num_rows: int, max_length: int) -> dict[str, Stream]:
+    """By "safe" and "risky": memories of `num_rows` rows of up to `max_length` tokens."""
+    return {name: _open_stream(pair, name, num_rows, max_length) for name in pair.models}
+
+
+def _open_stream(pair: ModelPair, name: str, num_rows: int, max_length: int) -> Stream:
+    model, attention = pair.models[name], _attention(pair, name, max_length)
+    if attention is None:
+        return BatchStream(model, num_rows, pair.vocab_size)
+    return RowStream(
+        model,
+        attention,
+        num_rows=num_rows,
+        max_length=max_length,
+        vocab_size=pair.vocab_size,
+    )
+
+
+def _attention(pair: ModelPair, name: str, max_length: int) -> RowAttention | None:
+    attention = pair.row_attention[name]
+    return attention if attention is not None and attention.covers(max_length) else None

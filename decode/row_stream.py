@@ -1,0 +1,129 @@
+"""One model's memory of rows that join, grow and leave on their own."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .kv_cache import Placement, RowCache
+from .output_layer import OutputLayer
+from .row_attention import RowAttention
+from .stream import PromptLogits
+
+# B rows of the batch, R rows of one forward, T new columns, D hidden size.
+
+PREFILL_TOKENS = 8192
+"""Most prompt tokens, padding included, of one forward; a longer prompt is read alone."""
+
+
+class RowStream:
+    """A row cache, the backbone that fills it and the output layer behind it.
+
+    A row's logits depend on its own tokens alone, whatever the other rows hold; the output layer
+    runs for the last position of a prompt only, and in tiles for the log-probabilities before it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        attention: RowAttention,
+        *,
+        num_rows: int,
+        max_length: int,
+        vocab_size: int,
+    ) -> None:
+        self.model, self.attention, self.vocab_size = model, attention, vocab_size
+        # get_decoder() of Llama 4 is the whole model.
+        is_gpt2 = model.config.model_type == "gpt2"
+        self._backbone = model.get_submodule("transformer" if is_gpt2 else "model")
+        self._output = OutputLayer(model, vocab_size)
+        self._cache = RowCache(model.config.num_hidden_layers, num_rows, max_length)
+
+    @torch.inference_mode()
+    def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        """Read whole prompts into the given free rows."""
+        logits, log_probs = [], []
+        for group in _groups([len(prompt) for prompt in prompts]):
+            read = self._read_together(prompts[group], rows[group])
+            logits.append(read.logits)
+            log_probs += read.token_log_probs
+        return PromptLogits(torch.cat(logits), log_probs, num_forwards=1)
+
+    @torch.inference_mode()
+    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Logits (B, T, vocab_size) after each new column; see Stream."""
+        rows = range(len(token_ids))
+        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
+        counts = mask.sum(1).cpu()
+        ends = (self._cache.lengths + counts - 1).clamp(min=0).to(self.model.device)
+        hidden = self._backbone(
+            input_ids=token_ids.to(self.model.device),
+            attention_mask=self._masks(place),
+            # Padding has no position of its own: one past the context would be out of range.
+            position_ids=torch.minimum(place.columns, ends[:, None]),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        self._cache.advance(rows, counts)
+        return self._output.logits(hidden)
+
+    @torch.inference_mode()
+    def free(self, row: int) -> None:
+        """Empty a row for the next request."""
+        self._cache.free(row)
+
+    def roll_back(self, row: int, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens of a row."""
+        self._cache.roll_back(row, num_tokens)
+
+    def _masks(self, place: Placement) -> Tensor | dict[str, Tensor] | None:
+        # Without a mask of ours one row decodes by the fused kernels, which repeat no keys.
+        if place.is_level:
+            return None
+        return self.attention.masks(place.columns, place.num_columns, self.model.dtype)
+
+    def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        token_ids, lengths = _right_padded(prompts)
+        token_ids = token_ids.to(self.model.device)
+        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
+        assert place.is_fresh, f"rows {rows} were not freed"
+        # Nothing lies before these tokens and padding only after them: the causal mask that the
+        # model makes itself is right, and it leaves the fused attention kernels usable.
+        hidden = self._backbone(
+            input_ids=token_ids, past_key_values=self._cache, use_cache=True
+        ).last_hidden_state
+        self._cache.advance(rows, lengths)
+        last = hidden[torch.arange(len(rows)), (lengths - 1).to(hidden.device)]
+        return PromptLogits(
+            self._output.logits(last), self._token_log_probs(hidden, token_ids, lengths), 1
+        )
+
+    def _token_log_probs(self, hidden: Tensor, token_ids: Tensor, lengths: Tensor) -> list[Tensor]:
+        is_followed = torch.arange(1, token_ids.shape[1]) < lengths[:, None]
+        chosen = is_followed.to(hidden.device)
+        log_probs = self._output.token_log_probs(
+            hidden[:, :-1][chosen], token_ids[:, 1:][chosen].to(hidden.device)
+        )
+        return list(torch.split(log_probs.cpu(), (lengths - 1).tolist()))
+
+
+def _groups(lengths: Sequence[int]) -> Iterator[slice]:
+    """Slices of prompts that are read in one forward."""
+    start, longest = 0, 0
+    for index, length in enumerate(lengths):
+        longest = max(longest, length)
+        if index > start and longest * (index + 1 - start) > PREFILL_TOKENS:
+            yield slice(start, index)
+            start, longest = index, length
+    yield slice(start, len(lengths))
+
+
+def _right_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """(token_ids (R, longest), lengths (R,)), int64; padding repeats the prompt's last token.
+
+    A token of the row's own, as one with broken embeddings would spread NaN through the mask.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    padded = [prompt + prompt[-1:] * (longest - len(prompt)) for prompt in prompts]
+    return torch.tensor(padded), torch.tensor([len(prompt) for prompt in prompts])

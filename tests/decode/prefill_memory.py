@@ -1,0 +1,62 @@
+"""Peak memory of one prefill, in a process of its own: python prefill_memory.py plain|debt"""
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from anchored.decode.prefix_debt import log_likelihood_ratios, prefix_debt
+from anchored.decode.row_attention import row_attention
+from anchored.decode.row_stream import RowStream
+
+NUM_TOKENS, VOCAB_SIZE = 4096, 128256
+
+
+def status_mib(field: str) -> float:
+    kib = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(kib[1]) / 1024
+
+
+def plain(model, token_ids: list[int]) -> None:
+    with torch.inference_mode():
+        model(torch.tensor([token_ids]), use_cache=True, logits_to_keep=1)
+
+
+def debt(model, token_ids: list[int]) -> None:
+    stream = RowStream(
+        model,
+        row_attention(model),
+        num_rows=1,
+        max_length=NUM_TOKENS,
+        vocab_size=VOCAB_SIZE,
+    )
+    log_probs = stream.read([token_ids], [0]).token_log_probs[0]
+    prefix_debt(log_likelihood_ratios(log_probs, log_probs - 1.0))
+
+
+def main(name: str) -> None:
+    """Print the memory before the prefill and the peak within it, in MiB."""
+    torch.set_num_threads(1)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=NUM_TOKENS,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).eval()
+    prefill = {"plain": plain, "debt": debt}[name]
+    prefill(model, [7, 8])
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (proc(5))
+    before = status_mib("VmRSS")
+    prefill(model, [i * 31 % VOCAB_SIZE for i in range(NUM_TOKENS)])
+    print(before, status_mib("VmHWM"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

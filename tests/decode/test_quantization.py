@@ -1,0 +1,91 @@
+"""A quantised risky model is allowed and recorded; a quantised safe model has to be asked for."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_models import tiny_llama
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from anchored import Anchored, Decoder, Ledger, ModelPair, verify
+
+
+@register_quantization_config("rounded")
+class RoundedConfig(QuantizationConfigMixin):
+    """Weights of the output layer rounded to eighths: as real as transformers' own methods."""
+
+    def __init__(self, **_) -> None:
+        self.quant_method = "rounded"
+
+
+@register_quantizer("rounded")
+class RoundedQuantizer(HfQuantizer):
+    requires_calibration = False
+
+    def is_serializable(self, **_) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    def _process_model_before_weight_loading(self, model, **_) -> None:
+        pass
+
+    def _process_model_after_weight_loading(self, model, **_) -> None:
+        with torch.no_grad():
+            model.lm_head.weight.copy_((model.lm_head.weight * 8).round() / 8)
+
+
+@pytest.fixture(scope="module")
+def quantized_pair(pair_folders) -> ModelPair:
+    return ModelPair.from_pretrained(*pair_folders, risky_quantization=RoundedConfig())
+
+
+def test_a_quantised_risky_model_decodes_certified_and_is_recorded(quantized_pair, tmp_path):
+    assert quantized_pair.quantization == {"risky": "rounded"}
+    rounded = quantized_pair.risky.lm_head.weight * 8
+    assert torch.equal(rounded, rounded.round())
+    (result,) = Decoder(quantized_pair, Anchored(k=1.0)).generate("salt", max_new_tokens=20)
+    assert result.ledger.certified and result.ledger.is_within_bound
+    result.ledger.save(tmp_path / "ledger.jsonl")
+    assert Ledger.load(tmp_path / "ledger.jsonl").header.quantization == {"risky": "rounded"}
+    assert verify(result.ledger, quantized_pair).is_ok
+
+
+def test_exact_models_do_not_verify_what_quantised_ones_wrote(quantized_pair, pair_folders):
+    (result,) = Decoder(quantized_pair, Anchored(k=1.0)).generate("salt", max_new_tokens=5)
+    report = verify(result.ledger, ModelPair.from_pretrained(*pair_folders))
+    assert report.failures == ["quantised are {}, recorded {'risky': 'rounded'}"]
+
+
+def test_a_quantised_safe_folder_is_refused_before_it_is_loaded(pair_folders, tmp_path):
+    folder = tmp_path / "safe"
+    shutil.copytree(pair_folders[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "rounded"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"the safe model is quantised \(rounded\)"):
+        ModelPair.from_pretrained(folder, pair_folders[1])
+    pair = ModelPair.from_pretrained(folder, pair_folders[1], allow_quantized_safe=True)
+    assert pair.quantization == {"safe": "rounded"}
+
+
+def test_a_quantised_safe_model_in_memory_is_refused_unless_asked_for(tokenizer):
+    safe, risky = tiny_llama(1), tiny_llama(2)
+    safe.config.quantization_config = RoundedConfig()
+    with pytest.raises(ValueError, match="pass allow_quantized_safe=True to accept that"):
+        ModelPair(safe, risky, tokenizer)
+    pair = ModelPair(safe, risky, tokenizer, allow_quantized_safe=True)
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=3)
+    assert result.ledger.header.quantization == {"safe": "rounded"}
+
+
+def test_a_ledger_from_before_quantisation_was_recorded_still_loads(pair, tmp_path):
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=3)
+    header = dataclasses.asdict(result.ledger.header)
+    assert header.pop("quantization") == {}
+    assert type(result.ledger.header)(**header) == result.ledger.header

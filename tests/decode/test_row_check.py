@@ -1,0 +1,97 @@
+"""Models are checked when they are loaded; those that rows would get wrong decode in batches."""
+
+import logging
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny_family, tiny_llama
+from transformers import AutoModelForCausalLM, GPTNeoXConfig
+
+from anchored import Anchored, Decoder, ModelPair
+from anchored.decode.row_attention import row_attention
+from anchored.decode.row_check import checked_row_attention, largest_error
+
+PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the harbour bell"]
+
+
+def tiny_neox(seed: int):
+    torch.manual_seed(seed)
+    config = GPTNeoXConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return AutoModelForCausalLM.from_config(config).double()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_every_family_passes_its_check_in_every_dtype(family, dtype):
+    assert checked_row_attention(tiny_family(family, 1).to(dtype), "safe") is not None
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog):
+    def everything(kind, positions, num_columns, span):
+        return torch.ones(*positions.shape, num_columns, dtype=torch.bool)[:, None]
+
+    model = tiny_family(family, 1).float()
+    monkeypatch.setattr("anchored.decode.row_attention._visible", everything)
+    error, tolerance = largest_error(model, row_attention(model))
+    assert error > 10 * tolerance
+    with caplog.at_level(logging.WARNING):
+        assert checked_row_attention(model, "risky") is None
+    assert len(caplog.messages) == 1
+    assert "the risky model decodes in whole batches: with rows its logits" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (tiny_neox(1), "the family gpt_neox has not been tested with rows"),
+        (
+            tiny_llama(1, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+            "its rotary embedding, dynamic, depends on the longest row",
+        ),
+        (
+            tiny_family("llama", 1, attn_implementation="flex_attention"),
+            "its attention is flex_attention, not sdpa or eager",
+        ),
+    ],
+)
+def test_other_models_decode_in_batches_with_one_log_line(model, reason, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert checked_row_attention(model, "safe") is None
+    assert caplog.messages == [f"the safe model decodes in whole batches: {reason}"]
+
+
+def test_a_pair_outside_the_families_decodes_the_same_alone_and_in_batches(tokenizer):
+    pair = ModelPair(tiny_neox(1), tiny_neox(2), tokenizer)
+    together = Decoder(pair, Anchored(k=1.0), batch_size=3).generate(PROMPTS, max_new_tokens=12)
+    for prompt, result in zip(PROMPTS, together, strict=True):
+        (alone,) = Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_tokens=12)
+        assert alone.token_ids == result.token_ids
+        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
+
+
+def test_one_model_in_rows_and_one_in_batches_decode_together(tokenizer):
+    mixed = ModelPair(tiny_neox(1), tiny_llama(2), tokenizer)
+    assert mixed.row_attention["safe"] is None and mixed.row_attention["risky"] is not None
+    (alone,) = Decoder(mixed, Anchored(k=1.0)).generate(PROMPTS[1], max_new_tokens=12)
+    together = Decoder(mixed, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=12)
+    assert together[1].token_ids == alone.token_ids
+
+
+def test_rows_and_batches_of_one_model_give_the_same_tokens(pair, tokenizer, monkeypatch):
+    in_rows = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=20)
+    plain = ModelPair(pair.safe, pair.risky, tokenizer, dict(pair.fingerprints))
+    plain.row_attention.update(safe=None, risky=None)
+    in_batches = Decoder(plain, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=20)
+    assert [r.token_ids for r in in_rows] == [r.token_ids for r in in_batches]
+    assert [r.ledger.spent for r in in_rows] == [r.ledger.spent for r in in_batches]
