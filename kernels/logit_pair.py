@@ -214,8 +214,9 @@ def _peak(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _has_bans(logits: Tensor) -> bool:
-    # Row by row: the NaN of one row must not hide the bans of another.
-    return bool((logits.amin(-1) < MASK_LIMIT).any())
+    # Row by row: the NaN of one row must not hide the bans of another. In float64, for the limit
+    # itself is -inf in float16, and nothing is below that.
+    return bool((logits.amin(-1).double() < MASK_LIMIT).any())
 
 
 def _cheap_index(rows: Tensor) -> Tensor | slice:

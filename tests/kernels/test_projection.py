@@ -164,6 +164,13 @@ def test_log_probs_are_float32_unless_the_logits_are_float64():
     assert project_kl(logits.double(), logits, budget).log_probs().dtype == torch.float64
 
 
+def test_float16_logits_may_ban_tokens():
+    safe = torch.tensor([[0.0, 0.0, -math.inf]], dtype=torch.float16)
+    risky = torch.tensor([[0.0, -math.inf, 0.0]], dtype=torch.float16)
+    projection = project_kl(risky, safe, torch.ones(1), torch.zeros(1, 3).double())
+    assert projection.log_probs().exp().tolist() == [[1.0, 0.0, 0.0]]
+
+
 def test_strided_logits_are_read_in_place(logit_pairs):
     risky, safe = logit_pairs("generic", 6, 100, torch.Generator().manual_seed(5))
     budget = torch.full((3,), 0.3)
