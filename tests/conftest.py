@@ -1,9 +1,15 @@
 """Fixtures shared by all areas: one tiny pair, in memory and as folders."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton's own interpreter, so that its kernels are tested too; read when triton is imported.
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from tiny_models import tiny_llama, train_tokenizer
 from transformers import PreTrainedTokenizerFast
 

@@ -225,7 +225,7 @@ def test_laws_of_the_projection(kind, vocab_size, seed, logit_pairs, budgets):
         ({"budget": torch.ones(3)}, r"budget must be \(2,\)"),
         ({"uniform": torch.zeros(2, 3)}, r"uniform must be \(2, 3\) float64"),
         ({"uniform": torch.ones(2, 3).double()}, r"uniform must be in \[0, 1\)"),
-        ({"backend": "triton"}, "backend must be one of auto, torch, got 'triton'"),
+        ({"backend": "cuda"}, "backend must be one of auto, torch, triton, got 'cuda'"),
     ],
 )
 def test_wrong_arguments_are_refused(change, message):
