@@ -105,6 +105,20 @@ def test_random_cases_keep_the_bound_and_agree_with_torch(kind, project, logit_p
         check_against_torch(project, projection, risky, safe, budget, uniform)
 
 
+@pytest.mark.parametrize("project", PROJECTS)
+def test_what_the_common_support_costs_is_paid_from_the_budget(project, logit_pairs):
+    risky, safe = logit_pairs("masked_both", 12, 90, torch.Generator().manual_seed(19))
+    floor = reference.support_floor(risky, safe)
+    is_payable = floor < 5.0
+    risky, safe, budget = risky[is_payable], safe[is_payable], floor[is_payable] + 0.05
+    projection = project_on_device(project, risky, safe, budget)
+    divergence = check_feasible(project, projection, risky, safe, budget)
+    assert not projection.is_safe_only.any()
+    assert bool((projection.weight < 1.0).any())
+    shortfall = torch.where(projection.weight.cpu() < 1.0, budget - divergence, 0.0)
+    assert bool((shortfall <= torch.clamp(1e-5 * budget, min=1e-7)).all())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
 def test_a_full_vocabulary(project, logit_pairs):
