@@ -83,22 +83,23 @@ def workspace(
             f"sizes must be >= 1 and num_splits in [1, {num_blocks}], got {sizes} and {num_splits}"
         )
     rows = (num_requests, num_positions)
-    counts = {
-        "facts": (*rows, layout.NUM_FACTS.value),
-        "walks": (num_requests, num_positions + 1, 2),
-        "records": (*rows, layout.NUM_RECORDS.value, num_blocks),
-        "tables": (*rows, NUM_COLUMNS.value, TABLE_SIZE.value),
-    }
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+
     return Workspace(
         vocab_size=vocab_size,
         num_splits=num_splits,
-        flags=torch.zeros(*rows, layout.NUM_FLAGS.value, dtype=torch.bool, device=device),
-        token_ids=torch.zeros(rows, dtype=torch.int64, device=device),
-        counters=torch.zeros(num_requests, dtype=torch.int64, device=device),
-        **{
-            name: torch.zeros(shape, dtype=torch.float64, device=device)
-            for name, shape in counts.items()
-        },
+        facts=zeros(*rows, layout.NUM_FACTS.value),
+        flags=zeros(*rows, layout.NUM_FLAGS.value, dtype=torch.bool),
+        token_ids=zeros(*rows, dtype=torch.int64),
+        walks=zeros(num_requests, num_positions + 1, 2),
+        # The largest by far; what is read of it was written in the same launch.
+        records=torch.empty(
+            *rows, layout.NUM_RECORDS.value, num_blocks, dtype=torch.float64, device=device
+        ),
+        tables=zeros(*rows, NUM_COLUMNS.value, TABLE_SIZE.value),
+        counters=zeros(num_requests, dtype=torch.int64),
     )
 
 
