@@ -1,9 +1,17 @@
 """Which implementation of a kernel runs."""
 
-BACKENDS = ("auto", "torch")
+import torch
+
+BACKENDS = ("auto", "torch", "triton")
 
 
-def check_backend(backend: str) -> None:
-    """Raise ValueError unless `backend` can run here; "auto" is the fastest of the others."""
+def resolved_backend(backend: str, device: torch.device) -> str:
+    """The implementation that `backend` stands for: "auto" is "triton" on CUDA, else "torch".
+
+    Raises: ValueError for another name.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "auto":
+        return "triton" if device.type == "cuda" else "torch"
+    return backend

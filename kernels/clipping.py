@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .backend import check_backend
+from .backend import resolved_backend
 from .law import Projection, safe_only_law
 from .logit_pair import BITS_PER_NAT, LogitPair, logit_pair
 from .projection import floor_nats
@@ -38,7 +38,10 @@ def project_max(
     Source: paper, proposition on optimal Renyi clipping; c by Newton from c = 1, which climbs
     monotonically because the total mass is concave and piecewise linear in c.
     """
-    check_backend(backend)
+    if resolved_backend(backend, safe_logits.device) == "triton":
+        from .triton_projection import project  # triton is not there on every platform
+
+        return project(risky_logits, safe_logits, budget, uniform, is_max=True)
     pair = logit_pair(risky_logits, safe_logits)
     budget = usable_budget(budget, len(pair.is_valid), pair.safe.device)
     if uniform is not None:

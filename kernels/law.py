@@ -22,7 +22,8 @@ class RatioLaw:
 
     pair: LogitPair
     safe_pieces: Tensor
-    """(B, num_pieces) float64, the safe model's weight in each piece of the vocabulary."""
+    """(B, num_pieces) float64, the safe model's weight in each piece of the vocabulary; or (B, 1),
+    the weight of the whole, which is enough for all but `sampler.sample_law`."""
     slope: Tensor
     """(B,) float64."""
     offset: Tensor

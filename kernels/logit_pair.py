@@ -165,7 +165,7 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     risky_logits, safe_logits: (B, V), any float dtype and strides, on one device.
     Raises: ValueError if the shapes differ or are empty, or a dtype is not a float type.
     """
-    _check_logits(risky_logits, safe_logits)
+    check_logits(risky_logits, safe_logits)
     risky_peak, is_risky_valid = _peak(risky_logits)
     safe_peak, is_safe_valid = _peak(safe_logits)
     return LogitPair(
@@ -189,7 +189,8 @@ def padded(num_columns: int) -> int:
     return -(-num_columns // unit) * unit
 
 
-def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
+def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
+    """Raise ValueError unless both are (B, V) of a float dtype, V >= 1, on one device."""
     if risky_logits.ndim != 2 or risky_logits.shape != safe_logits.shape:
         raise ValueError(
             f"risky_logits and safe_logits must both be (B, V), "
@@ -214,8 +215,9 @@ def _peak(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _has_bans(logits: Tensor) -> bool:
-    # Row by row: the NaN of one row must not hide the bans of another.
-    return bool((logits.amin(-1) < MASK_LIMIT).any())
+    # Row by row: the NaN of one row must not hide the bans of another. In float64, for the limit
+    # itself is -inf in float16, and nothing is below that.
+    return bool((logits.amin(-1).double() < MASK_LIMIT).any())
 
 
 def _cheap_index(rows: Tensor) -> Tensor | slice:

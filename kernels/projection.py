@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .backend import check_backend
+from .backend import resolved_backend
 from .law import Projection, safe_only_law
 from .logit_pair import LogitPair, logit_pair
 from .sampler import check_uniform, sample_law
@@ -36,14 +36,18 @@ def project_kl(
     risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
     budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
     uniform: (B, 3) float64 in [0, 1) for the coupled sampler, or None.
-    backend: "torch", or "auto" for the fastest there is.
+    backend: "torch"; "triton", which needs CUDA tensors or Triton's interpreter and checks no
+    values, so as not to wait for the device; or "auto", the fastest of them here.
     Returns: a Projection; the float64 KL at its weight is at most its spend, which is at most the
     budget. Where the budget binds and logits lie within +-100 the shortfall is at most
     max(1e-5 * budget, 1e-7) nats.
     Raises: ValueError for a wrong shape or dtype, a NaN budget or an unknown backend.
     Source: paper algorithm ProjectKL, solved by inverse Hermite interpolation of sqrt(KL).
     """
-    check_backend(backend)
+    if resolved_backend(backend, safe_logits.device) == "triton":
+        from .triton_projection import project  # triton is not there on every platform
+
+        return project(risky_logits, safe_logits, budget, uniform, is_max=False)
     pair = logit_pair(risky_logits, safe_logits)
     budget = usable_budget(budget, len(pair.is_valid), pair.safe.device)
     if uniform is not None:

@@ -128,7 +128,7 @@ def test_laws_of_clipping(kind, vocab_size, seed, logit_pairs, budgets):
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="backend must be one of auto, torch, got 'cuda'"):
+    with pytest.raises(ValueError, match="backend must be one of auto, torch, triton, got 'cuda'"):
         project_max(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1), backend="cuda")
     with pytest.raises(ValueError, match="budget must not be NaN"):
         project_max(torch.zeros(1, 3), torch.zeros(1, 3), torch.tensor([math.nan]))

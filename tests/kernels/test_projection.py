@@ -164,6 +164,13 @@ def test_log_probs_are_float32_unless_the_logits_are_float64():
     assert project_kl(logits.double(), logits, budget).log_probs().dtype == torch.float64
 
 
+def test_float16_logits_may_ban_tokens():
+    safe = torch.tensor([[0.0, 0.0, -math.inf]], dtype=torch.float16)
+    risky = torch.tensor([[0.0, -math.inf, 0.0]], dtype=torch.float16)
+    projection = project_kl(risky, safe, torch.ones(1), torch.zeros(1, 3).double())
+    assert projection.log_probs().exp().tolist() == [[1.0, 0.0, 0.0]]
+
+
 def test_strided_logits_are_read_in_place(logit_pairs):
     risky, safe = logit_pairs("generic", 6, 100, torch.Generator().manual_seed(5))
     budget = torch.full((3,), 0.3)
@@ -218,7 +225,7 @@ def test_laws_of_the_projection(kind, vocab_size, seed, logit_pairs, budgets):
         ({"budget": torch.ones(3)}, r"budget must be \(2,\)"),
         ({"uniform": torch.zeros(2, 3)}, r"uniform must be \(2, 3\) float64"),
         ({"uniform": torch.ones(2, 3).double()}, r"uniform must be in \[0, 1\)"),
-        ({"backend": "triton"}, "backend must be one of auto, torch, got 'triton'"),
+        ({"backend": "cuda"}, "backend must be one of auto, torch, triton, got 'cuda'"),
     ],
 )
 def test_wrong_arguments_are_refused(change, message):

@@ -1,0 +1,152 @@
+"""The statistics pass: peaks, masses on the common support, and free estimates of the curve."""
+
+import triton
+import triton.language as tl
+
+from .triton_layout import (
+    BANNED_MASS,
+    ESTIMATE_PEAK,
+    ESTIMATE_SUM,
+    FLOOR,
+    IS_BAD,
+    IS_VALID,
+    LARGEST_TILT,
+    LOG2_RISKY,
+    LOG2_SAFE_MASS,
+    LOG2_SHARED,
+    NUM_ESTIMATES,
+    RISKY_MASS,
+    RISKY_MAX,
+    RISKY_PEAK,
+    RISKY_PEAK_BITS,
+    SAFE_MASS,
+    SAFE_MAX,
+    SAFE_PEAK,
+    SAFE_PEAK_BITS,
+    SHARED_MASS,
+    SMALLEST_TILT,
+    TILT_MAX,
+    TILT_MIN,
+)
+from .triton_tokens import INF, LOG2_E, load_blocks, read_logits
+
+ROUNDING = tl.constexpr(3e-13)
+"""Relative error bound of any sum of weights: 2**18 float64 terms, 1,024 of them in a chain."""
+
+
+@triton.jit
+def measure_statistics(
+    risky_ptr,
+    safe_ptr,
+    risky_stride,
+    safe_stride,
+    records_ptr,
+    split,
+    vocab_size,
+    num_blocks,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    IS_MAX: tl.constexpr,
+):
+    """Peaks and masses of every block of this split, relative to the block's own largest logits."""
+    for block in range(split, num_blocks, NUM_SPLITS):
+        risky = read_logits(risky_ptr, risky_stride, block, vocab_size, BLOCK_SIZE)
+        safe = read_logits(safe_ptr, safe_stride, block, vocab_size, BLOCK_SIZE)
+        is_bad = (risky != risky) | (safe != safe) | (risky == INF) | (safe == INF)
+        risky, safe = tl.where(is_bad, -INF, risky), tl.where(is_bad, -INF, safe)
+        risky_max, safe_max = tl.max(risky, 0), tl.max(safe, 0)
+        safe_bits = (safe - tl.where(safe_max > -INF, safe_max, 0.0)) * LOG2_E
+        risky_bits = (risky - tl.where(risky_max > -INF, risky_max, 0.0)) * LOG2_E
+        is_shared = (risky > -INF) & (safe > -INF)
+        safe_weight = tl.exp2(safe_bits)
+        record_ptr = records_ptr + block
+        tl.store(record_ptr + SAFE_MAX * num_blocks, safe_max)
+        tl.store(record_ptr + RISKY_MAX * num_blocks, risky_max)
+        tl.store(record_ptr + IS_BAD * num_blocks, tl.max(is_bad.to(tl.float64), 0))
+        tl.store(
+            record_ptr + SHARED_MASS * num_blocks, tl.sum(tl.where(is_shared, safe_weight, 0.0), 0)
+        )
+        tl.store(
+            record_ptr + BANNED_MASS * num_blocks, tl.sum(tl.where(is_shared, 0.0, safe_weight), 0)
+        )
+        if IS_MAX:
+            _store_extremes(record_ptr, num_blocks, risky, safe, risky_bits, is_shared)
+        else:
+            _store_estimates(record_ptr, num_blocks, risky_bits, safe_bits, is_shared)
+
+
+@triton.jit
+def _store_estimates(record_ptr, num_blocks, risky_bits, safe_bits, is_shared):
+    """Power sums of the tilt at NUM_ESTIMATES betas from 0 to 1, in float32 (1e-6 relative)."""
+    safe = tl.where(is_shared, safe_bits, 0.0).to(tl.float32)
+    tilt = tl.where(is_shared, risky_bits, 0.0).to(tl.float32) - safe
+    points = tl.arange(0, NUM_ESTIMATES)
+    beta = points.to(tl.float32) / (NUM_ESTIMATES - 1)
+    bits = safe[:, None] + beta[None, :] * tilt[:, None]
+    bits = tl.where(is_shared[:, None], bits, -INF)
+    # Each point has its own peak, so that none underflows however far the models disagree.
+    peak = tl.max(bits, 0)
+    weight = tl.exp2(bits - tl.where(peak > -INF, peak, 0.0)[None, :])
+    moment = tl.where(weight > 0.0, weight * tilt[:, None], 0.0)
+    first = record_ptr + points * num_blocks
+    tl.store(first + ESTIMATE_PEAK * num_blocks, peak.to(tl.float64))
+    sums = first + ESTIMATE_SUM * num_blocks
+    column = NUM_ESTIMATES * num_blocks
+    tl.store(sums, tl.sum(weight, 0).to(tl.float64))
+    tl.store(sums + column, tl.sum(moment, 0).to(tl.float64))
+    tl.store(sums + 2 * column, tl.sum(moment * tilt[:, None], 0).to(tl.float64))
+
+
+@triton.jit
+def _store_extremes(record_ptr, num_blocks, risky, safe, risky_bits, is_shared):
+    tilt = tl.where(is_shared, risky, 0.0) - tl.where(is_shared, safe, 0.0)
+    weight = tl.where(is_shared, tl.exp2(risky_bits), 0.0)
+    tl.store(record_ptr + RISKY_MASS * num_blocks, tl.sum(weight, 0))
+    tl.store(record_ptr + TILT_MAX * num_blocks, tl.max(tl.where(is_shared, tilt, -INF), 0))
+    tl.store(record_ptr + TILT_MIN * num_blocks, tl.min(tl.where(is_shared, tilt, INF), 0))
+
+
+@triton.jit
+def merge_masses(records_ptr, facts_ptr, flags_ptr, num_blocks, NUM_SLOTS: tl.constexpr):
+    """Facts that both divergences need; returns whether the row is valid."""
+    safe_max = load_blocks(records_ptr + SAFE_MAX * num_blocks, num_blocks, -INF, NUM_SLOTS)
+    risky_max = load_blocks(records_ptr + RISKY_MAX * num_blocks, num_blocks, -INF, NUM_SLOTS)
+    is_bad = load_blocks(records_ptr + IS_BAD * num_blocks, num_blocks, 0.0, NUM_SLOTS)
+    safe_peak, risky_peak = tl.max(safe_max, 0), tl.max(risky_max, 0)
+    is_valid = (tl.max(is_bad, 0) == 0.0) & (safe_peak > -INF) & (risky_peak > -INF)
+    safe_peak = tl.where(is_valid, safe_peak, 0.0)
+    risky_peak = tl.where(is_valid, risky_peak, 0.0)
+    scale = tl.where(safe_max > -INF, tl.exp2((safe_max - safe_peak) * LOG2_E), 0.0)
+    shared = load_blocks(records_ptr + SHARED_MASS * num_blocks, num_blocks, 0.0, NUM_SLOTS)
+    banned = load_blocks(records_ptr + BANNED_MASS * num_blocks, num_blocks, 0.0, NUM_SLOTS)
+    shared, banned = tl.sum(scale * shared, 0), tl.sum(scale * banned, 0)
+    is_possible = is_valid & (shared > 0.0)
+    quotient = banned / tl.where(is_possible, shared, 1.0)
+    floor = tl.where(banned > 0.0, tl.log(1.0 + quotient) * (1.0 + 8.0 * ROUNDING) + ROUNDING, 0.0)
+    tl.store(facts_ptr + SAFE_PEAK, safe_peak)
+    tl.store(facts_ptr + RISKY_PEAK, risky_peak)
+    tl.store(facts_ptr + SAFE_PEAK_BITS, safe_peak * LOG2_E)
+    tl.store(facts_ptr + RISKY_PEAK_BITS, risky_peak * LOG2_E)
+    tl.store(facts_ptr + SAFE_MASS, shared + banned)
+    tl.store(facts_ptr + LOG2_SHARED, tl.where(is_possible, tl.log2(shared), 0.0))
+    tl.store(facts_ptr + LOG2_SAFE_MASS, tl.where(is_valid, tl.log2(shared + banned), 0.0))
+    tl.store(facts_ptr + FLOOR, tl.where(is_possible, floor, INF))
+    tl.store(flags_ptr + IS_VALID, is_valid.to(tl.uint8))
+    return is_valid
+
+
+@triton.jit
+def merge_extremes(records_ptr, facts_ptr, num_blocks, NUM_SLOTS: tl.constexpr):
+    """The risky mass and the range of the tilt on the common support."""
+    safe_peak, risky_peak = tl.load(facts_ptr + SAFE_PEAK), tl.load(facts_ptr + RISKY_PEAK)
+    risky_max = load_blocks(records_ptr + RISKY_MAX * num_blocks, num_blocks, -INF, NUM_SLOTS)
+    mass = load_blocks(records_ptr + RISKY_MASS * num_blocks, num_blocks, 0.0, NUM_SLOTS)
+    bits = tl.where(mass > 0.0, (risky_max - risky_peak) * LOG2_E + tl.log2(mass), -INF)
+    peak = tl.max(bits, 0)
+    total = tl.sum(tl.exp2(bits - tl.where(peak > -INF, peak, 0.0)), 0)
+    largest = load_blocks(records_ptr + TILT_MAX * num_blocks, num_blocks, -INF, NUM_SLOTS)
+    smallest = load_blocks(records_ptr + TILT_MIN * num_blocks, num_blocks, INF, NUM_SLOTS)
+    shift = risky_peak - safe_peak
+    tl.store(facts_ptr + LOG2_RISKY, peak + tl.log2(tl.where(total > 0.0, total, 1.0)))
+    tl.store(facts_ptr + LARGEST_TILT, (tl.max(largest, 0) - shift) * LOG2_E)
+    tl.store(facts_ptr + SMALLEST_TILT, (tl.min(smallest, 0) - shift) * LOG2_E)

@@ -1,0 +1,307 @@
+"""Triton's projections against float64 and the torch backend, in the interpreter or on a GPU."""
+
+import math
+
+import pytest
+import torch
+
+from anchored.kernels import reference, triton_projection
+from anchored.kernels.clipping import project_max
+from anchored.kernels.projection import project_kl
+from anchored.kernels.spend import SPEND_QUANTUM
+from anchored.kernels.triton_layout import NUM_STEPS
+from anchored.kernels.triton_workspace import workspace
+from anchored.kernels.uniforms import uniforms
+
+# Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+KINDS = (
+    "generic",
+    "agreeing",
+    "memorised",
+    "confident",
+    "disjoint_peaks",
+    "identical",
+    "shifted",
+    "scaled",
+    "two_atoms",
+    "masked_risky",
+    "masked_safe",
+    "masked_both",
+    "disjoint_support",
+    "huge",
+)
+SIZES = [(1, 1), (17, 4), (257, 4), (1025, 1)]
+PROJECTS = [project_kl, project_max]
+
+REFERENCE_ERROR = 1e-12
+"""Nats; rounding of the float64 reference itself."""
+
+
+def project_on_device(project, risky, safe, budget, uniform=None):
+    """The projection by Triton, where it can run, and its tensors back on the CPU."""
+    arguments = [None if x is None else x.to(DEVICE) for x in (risky, safe, budget, uniform)]
+    return project(*arguments, backend="triton")
+
+
+def divergence_of(project, projection, risky, safe):
+    """The float64 divergence from the safe model of the law returned, not of its rounding."""
+    forced = projection.is_safe_only.cpu()
+    if project is project_kl:
+        tilted = reference.tilted_log_probs(risky, safe, projection.weight.cpu())
+        log_probs = torch.where(forced[:, None], reference.log_softmax(safe), tilted)
+        return reference.kl_divergence(log_probs, safe)
+    law = projection.law
+    is_shared = (risky > -math.inf) & (safe > -math.inf)
+    tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
+    tilt = tilt - (law.pair.risky_peak - law.pair.safe_peak).cpu()
+    ratio = torch.minimum(tilt + law.offset.cpu()[:, None], law.ceiling.cpu()[:, None])
+    ratio = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
+    return torch.where(forced, 0.0, ratio)
+
+
+def check_feasible(project, projection, risky, safe, budget):
+    """True divergence <= spend <= budget, spends on the grid; returns the divergence."""
+    divergence = divergence_of(project, projection, risky, safe)
+    spend = projection.spend.cpu()
+    assert bool((divergence <= spend + REFERENCE_ERROR).all())
+    assert bool((spend <= budget.clamp_min(0.0)).all())
+    assert bool((spend / SPEND_QUANTUM).frac().eq(0).all())
+    banned = reference.log_softmax(safe) == -math.inf
+    assert bool((projection.log_probs().cpu()[banned] == -math.inf).all())
+    return divergence
+
+
+def check_against_torch(project, projection, risky, safe, budget, uniform):
+    """The same law as the torch backend's within what both promise, and the same draws."""
+    expected = project(risky, safe, budget, uniform, backend="torch")
+    assert torch.equal(projection.is_safe_only.cpu(), expected.is_safe_only)
+    gap = (projection.spend.cpu() - expected.spend).abs()
+    assert bool((gap <= torch.clamp(1e-5 * budget, min=1e-7)).all())
+    assert torch.equal(projection.token_ids.cpu(), expected.token_ids)
+    assert torch.equal(projection.accepted.cpu(), expected.accepted)
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_cases_keep_the_bound_and_agree_with_torch(kind, project, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(KINDS.index(kind))
+    for index, (vocab_size, num_rows) in enumerate(SIZES):
+        dtype = (torch.float32, torch.bfloat16, torch.float16)[index % 3]
+        risky, safe = logit_pairs(kind, num_rows, vocab_size, generator)
+        risky, safe = risky.to(dtype), safe.to(torch.bfloat16 if index == 3 else dtype)
+        budget = budgets(num_rows, generator)
+        uniform = uniforms(torch.arange(num_rows), torch.arange(num_rows))
+        projection = project_on_device(project, risky, safe, budget, uniform)
+        divergence = check_feasible(project, projection, risky, safe, budget)
+        if kind == "huge":  # beyond +-100 a lower weight is allowed, an overspend is not
+            continue
+        binds = (projection.weight.cpu() < 1.0) & ~projection.is_safe_only.cpu()
+        shortfall = torch.where(binds, budget - divergence, 0.0)
+        assert bool((shortfall <= torch.clamp(1e-5 * budget, min=1e-7)).all())
+        check_against_torch(project, projection, risky, safe, budget, uniform)
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_what_the_common_support_costs_is_paid_from_the_budget(project, logit_pairs):
+    risky, safe = logit_pairs("masked_both", 12, 90, torch.Generator().manual_seed(19))
+    floor = reference.support_floor(risky, safe)
+    is_payable = floor < 5.0
+    risky, safe, budget = risky[is_payable], safe[is_payable], floor[is_payable] + 0.05
+    projection = project_on_device(project, risky, safe, budget)
+    divergence = check_feasible(project, projection, risky, safe, budget)
+    assert not projection.is_safe_only.any()
+    assert bool((projection.weight < 1.0).any())
+    shortfall = torch.where(projection.weight.cpu() < 1.0, budget - divergence, 0.0)
+    assert bool((shortfall <= torch.clamp(1e-5 * budget, min=1e-7)).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("project", "kind", "vocab_size"),
+    [(project_kl, "memorised", 128_256), (project_max, "masked_both", 50_257)],
+)
+def test_a_full_vocabulary(project, kind, vocab_size, logit_pairs):
+    generator = torch.Generator().manual_seed(20)
+    risky, safe = (x.bfloat16() for x in logit_pairs(kind, 1, vocab_size, generator))
+    budget = 0.7 + reference.support_floor(risky, safe)
+    uniform = uniforms(torch.arange(1), torch.arange(1))
+    projection = project_on_device(project, risky, safe, budget, uniform)
+    check_feasible(project, projection, risky, safe, budget)
+    check_against_torch(project, projection, risky, safe, budget, uniform)
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_results_do_not_depend_on_the_programs_that_share_a_row(project, logit_pairs):
+    risky, safe = logit_pairs("masked_both", 3, 3000, torch.Generator().manual_seed(21))
+    risky, safe = risky.float().to(DEVICE), safe.float().to(DEVICE)
+    budget = torch.tensor([2.0, 0.5, 6.0], dtype=torch.float64, device=DEVICE)
+    uniform = uniforms(torch.arange(3), torch.tensor([4, 5, 6])).to(DEVICE)
+    facts = []
+    for num_splits in (1, 2, 3, 1):
+        memory = workspace(3, 1, 3000, DEVICE, num_splits)
+        triton_projection.project_into(
+            memory, risky, safe, budget, uniform, is_max=project is project_max
+        )
+        facts.append((memory.facts, memory.flags, memory.token_ids))
+    for other in facts[1:]:
+        assert all(
+            torch.equal(a.nan_to_num(), b.nan_to_num())
+            for a, b in zip(facts[0], other, strict=True)
+        )
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_a_batch_is_its_rows_one_by_one_bit_for_bit(project, logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(22)
+    risky, safe = logit_pairs("generic", 4, 70, generator)
+    budget, uniform = budgets(4, generator), uniforms(torch.arange(4), torch.arange(4))
+    whole = project_on_device(project, risky, safe, budget, uniform)
+    for row in range(4):
+        one = slice(row, row + 1)
+        alone = project_on_device(project, risky[one], safe[one], budget[one], uniform[one])
+        for name in ("weight", "spend", "token_ids", "accepted"):
+            assert torch.equal(getattr(alone, name), getattr(whole, name)[one])
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_a_workspace_used_again_gives_the_same_bits(project, logit_pairs):
+    risky, safe = logit_pairs("memorised", 2, 1500, torch.Generator().manual_seed(23))
+    risky, safe = risky.to(DEVICE), safe.to(DEVICE)
+    memory = workspace(2, 1, 1500, DEVICE, 2)
+    budgets = torch.tensor([[0.3, 0.01], [4.0, 0.0], [0.3, 0.01]]).double().to(DEVICE)
+    uniform = uniforms(torch.arange(2), torch.arange(2)).to(DEVICE)
+    is_max = project is project_max
+    results = []
+    for budget in budgets:
+        projection = triton_projection.project_into(
+            memory, risky, safe, budget, uniform, is_max=is_max
+        )
+        results.append((projection.spend.clone(), projection.token_ids.clone()))
+    assert torch.equal(results[0][0], results[2][0])
+    assert torch.equal(results[0][1], results[2][1])
+    assert not torch.equal(results[0][0], results[1][0])
+
+
+def test_strides_are_read_in_place(logit_pairs):
+    risky, safe = logit_pairs("generic", 4, 80, torch.Generator().manual_seed(24))
+    budget = torch.full((2,), 0.3).double()
+    expected = project_on_device(
+        project_kl, risky[::2, ::2].contiguous(), safe[::2, 1::2].contiguous(), budget
+    )
+    actual = project_on_device(project_kl, risky[::2, ::2], safe[::2, 1::2], budget)
+    assert torch.equal(actual.spend, expected.spend)
+    transposed = project_on_device(project_kl, risky.T.contiguous().T[:2], safe[:2], budget)
+    contiguous = project_on_device(project_kl, risky[:2], safe[:2], budget)
+    assert torch.equal(transposed.spend, contiguous.spend)
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, logit_pairs):
+    risky, safe = logit_pairs("generic", 5, 40, torch.Generator().manual_seed(25))
+    clean = risky.clone(), safe.clone()
+    risky[0, 7], safe[1, 3], risky[2], safe[3, 0] = math.nan, math.inf, -math.inf, math.nan
+    budget = torch.full((5,), 3.0).double()
+    uniform = uniforms(torch.arange(5), torch.zeros(5, dtype=torch.int64))
+    projection = project_on_device(project, risky, safe, budget, uniform)
+    alone = project_on_device(project, clean[0][4:], clean[1][4:], budget[4:], uniform[4:])
+    assert projection.is_valid.tolist() == [False] * 4 + [True]
+    assert projection.token_ids[:4].tolist() == [-1] * 4
+    assert projection.spend[:4].tolist() == [0.0] * 4 == projection.weight[:4].tolist()
+    assert not projection.accepted[:4].any()
+    assert projection.log_probs()[:4].isnan().all()
+    assert projection.spend[4] == alone.spend[0]
+    assert projection.token_ids[4] == alone.token_ids[0]
+
+
+def test_support_rules():
+    inf = math.inf
+    safe = torch.tensor([[0.0, 0.0, -inf]] * 5)
+    risky = torch.tensor(
+        [[-inf, 0.0, 9.0], [-inf, 0.0, 9.0], [-inf, -inf, 0.0], [0.0, 0.0, 9.0], [1.0, 0.0, 9.0]]
+    )
+    budget = torch.tensor([0.69, 0.70, 5.0, 5.0, 0.0], dtype=torch.float64)
+    projection = project_on_device(project_kl, risky, safe, budget)
+    # Rows: floor log 2 above the budget, below it, empty S, p_r on S is p_s, no budget.
+    assert projection.is_safe_only.tolist() == [True, False, True, False, True]
+    assert projection.weight.tolist() == [0.0, 1.0, 0.0, 1.0, 0.0]
+    half = [0.5, 0.5, 0.0]
+    expected = torch.tensor([half, [0.0, 1.0, 0.0], half, half, half])
+    torch.testing.assert_close(projection.log_probs().exp().cpu(), expected)
+    assert projection.spend[[0, 2, 4]].tolist() == [0.0] * 3
+    assert math.log(2.0) <= projection.spend[1].item() <= math.log(2.0) + 2 * SPEND_QUANTUM
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_identical_models_give_the_risky_law_for_nothing(project, logit_pairs):
+    _, safe = logit_pairs("masked_safe", 3, 1100, torch.Generator().manual_seed(26))
+    projection = project_on_device(project, safe, safe, torch.full((3,), 0.1).double())
+    torch.testing.assert_close(projection.weight, torch.ones_like(projection.weight))
+    assert projection.spend.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_a_banned_draft_whose_residual_rounds_away_is_still_replaced(project):
+    # u1 = 0 draws token 0, of probability e^-40: the risky model bans it, and floor is lost in 1.0.
+    safe = torch.tensor([[-40.0, 0.0]], dtype=torch.float64)
+    risky = torch.tensor([[-math.inf, 0.0]], dtype=torch.float64)
+    uniform = torch.zeros(1, 3, dtype=torch.float64)
+    projection = project_on_device(project, risky, safe, torch.ones(1), uniform)
+    assert projection.token_ids.tolist() == [1]
+
+
+@pytest.mark.slow
+def test_tokens_follow_the_law_returned(logit_pairs):
+    num_draws = 60 if DEVICE.type == "cpu" else 20_000
+    risky, safe = logit_pairs("memorised", 1, 5, torch.Generator().manual_seed(27))
+    rows = (num_draws, 5)
+    uniform = uniforms(torch.full((num_draws,), 3), torch.arange(num_draws))
+    budget = torch.full((num_draws,), 0.1).double()
+    projection = project_on_device(
+        project_kl, risky.expand(rows), safe.expand(rows), budget, uniform
+    )
+    probs = projection.log_probs()[0].double().exp().cpu()
+    counts = torch.bincount(projection.token_ids.cpu(), minlength=5).double()
+    statistic = ((counts - num_draws * probs) ** 2 / (num_draws * probs)).sum()
+    assert statistic < 33.4  # chi-square, 4 degrees: exceeded once in a million
+    distance = 0.5 * (probs - reference.log_softmax(safe)[0].exp()).abs().sum().item()
+    deviation = math.sqrt(distance * (1.0 - distance) / num_draws)
+    share = 1.0 - projection.accepted.double().mean().item()
+    assert abs(share - distance) < 4.9 * deviation
+
+
+def test_most_rows_take_one_or_two_steps(logit_pairs):
+    risky, safe = logit_pairs("generic", 20, 200, torch.Generator().manual_seed(28))
+    projection = project_on_device(project_kl, risky, safe, torch.full((20,), 0.2).double())
+    num_steps = projection.weight._base[:, 0, NUM_STEPS.value]
+    assert num_steps.mean() <= 1.8
+    assert num_steps.max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"risky_logits": torch.zeros(2, 4)}, r"both be \(B, V\), got \(2, 4\) and \(2, 5\)"),
+        ({"budget": torch.ones(3)}, r"budget must be \(2,\)"),
+        ({"uniform": torch.zeros(2, 3)}, r"uniform must be \(2, 3\) float64"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, message):
+    arguments = {
+        "risky_logits": torch.zeros(2, 5),
+        "safe_logits": torch.zeros(2, 5),
+        "budget": torch.ones(2),
+        "uniform": None,
+    }
+    with pytest.raises(ValueError, match=message):
+        project_kl(**(arguments | change), backend="triton")
+
+
+def test_auto_is_torch_on_the_cpu(logit_pairs):
+    risky, safe = logit_pairs("generic", 2, 30, torch.Generator().manual_seed(29))
+    budget = torch.full((2,), 0.2).double()
+    auto = project_kl(risky, safe, budget)
+    assert torch.equal(auto.weight, project_kl(risky, safe, budget, backend="torch").weight)
