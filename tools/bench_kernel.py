@@ -76,11 +76,12 @@ def run(config: BenchKernelConfig) -> int:
 
 
 def paper_projection(
-    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor
+    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, *, may_stop: bool = True
 ) -> tuple[Tensor, Tensor]:
     """The paper's solver and the fused law: the baseline.
 
-    risky_logits, safe_logits: (B, V). budget: (B,) float32 nats.
+    risky_logits, safe_logits: (B, V). budget: (B,) float32 nats. may_stop: ask after every Newton
+    step whether all brackets are closed, for which a GPU must be waited for.
     Returns: the weight (B,) and log p* (B, V), float32.
     Source: paper, algorithm ProjectKL with its 20 safeguarded Newton steps, and the bisection
     that makes the result feasible, in float32 and vectorised over the batch.
@@ -95,7 +96,7 @@ def paper_projection(
         newton = weight - (kl - budget) / slope
         is_inside = (newton > low) & (newton < high)
         weight = torch.where(is_inside, newton, 0.5 * (low + high))
-        if bool((high - low < BRACKET_TOLERANCE).all()):
+        if may_stop and bool((high - low < BRACKET_TOLERANCE).all()):
             break
     for _ in range(NUM_BISECTION_STEPS):
         weight = 0.5 * (low + high)
@@ -116,7 +117,7 @@ def _kl_and_slope(safe: Tensor, tilt: Tensor, weight: Tensor) -> tuple[Tensor, T
 
 
 def _table_row(config: BenchKernelConfig, batch_size: int) -> str:
-    risky, safe = _logits(config, batch_size)
+    risky, safe = sample_logits(config, batch_size)
     budget = torch.full((batch_size,), BUDGET_NATS)
     rows = torch.arange(batch_size)
     uniform = uniforms(rows, rows)
@@ -147,8 +148,8 @@ def _table_row(config: BenchKernelConfig, batch_size: int) -> str:
     return "".join(f"{cell:>{WIDTH}}" for cell in cells)
 
 
-def _logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Zipf-like rows with noise, as next-token laws are; the budget binds in nearly all rows."""
+def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:
+    """(B, V) each, Zipf-like with noise, as next-token laws are; the budget binds nearly always."""
     generator = torch.Generator().manual_seed(config.seed)
     shape = (batch_size, config.vocab_size)
     rank = torch.rand(shape, generator=generator).argsort(-1)

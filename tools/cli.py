@@ -31,6 +31,7 @@ COMMANDS = {
     "score": Command("score", "ScoreConfig", "log p* of a given continuation"),
     "verify": Command("verify", "VerifyConfig", "replay a ledger against its models"),
     "export": Command("export", "ExportConfig", "a training checkpoint as a Hugging Face folder"),
+    "gpu-check": Command("gpu_check", "", "correctness and speed on this machine's GPU"),
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
     "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),

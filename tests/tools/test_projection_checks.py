@@ -10,7 +10,7 @@ from anchored.tools.gpu_checks.projection_checks import projection_checks
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # discarded lanes divide by zero
 def test_every_check_passes_or_is_skipped():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    checks = projection_checks(device, num_replays=100)
+    checks = list(projection_checks(device, num_replays=100))
     assert len(checks) == 10
     for check in checks:
         assert check.passed is not False, f"{check.name}: {check.detail}"

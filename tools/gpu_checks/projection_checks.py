@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ NUM_REPLAYS = 1000
 """Graph replays of one check; `replays` takes another number."""
 
 
-def projection_checks(device: torch.device, num_replays: int = NUM_REPLAYS) -> list[Check]:
+def projection_checks(device: torch.device, num_replays: int = NUM_REPLAYS) -> Iterator[Check]:
     """Every check of this file in turn; all are skipped where Triton cannot run."""
     runs: list[tuple[str, RunCheck]] = [
         ("KL projection keeps its bound", lambda d: feasible(project_kl, d)),
@@ -43,10 +43,11 @@ def projection_checks(device: torch.device, num_replays: int = NUM_REPLAYS) -> l
         ("warping agrees with torch", warping),
         ("a CUDA graph replays the launch", lambda d: replays(d, num_replays)),
     ]
-    return [
-        run(device) if can_run(device) else skipped(name, f"Triton cannot run on {device}")
-        for name, run in runs
-    ]
+    for name, run in runs:
+        if can_run(device):
+            yield run(device)
+        else:
+            yield skipped(name, f"Triton cannot run on {device}")
 
 
 def feasible(project: Callable[..., Projection], device: torch.device) -> Check:

@@ -1,0 +1,63 @@
+"""gpu-check runs to its end without a GPU too: what needs one is skipped, results are saved."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import anchored
+from anchored.tools.bench_kernel import sample_logits
+from anchored.tools.gpu_checks import kernel_speed
+from anchored.tools.gpu_checks.attention_checks import attention_checks
+from anchored.tools.gpu_checks.engine_checks import engine_checks
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_engine_checks_pass_here():
+    checks = list(engine_checks(DEVICE))
+    assert len(checks) == 4 and all(check.passed for check in checks), checks
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+def test_attention_check_passes_here():
+    (check,) = attention_checks(DEVICE)
+    assert check.passed, check
+
+
+def test_a_bare_checkout_runs_to_its_end(tmp_path):
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "anchored").symlink_to(Path(anchored.__file__).parent)
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    output = tmp_path / "check.json"
+    result = subprocess.run(
+        [sys.executable, "-m", "anchored.tools.gpu_check", "--output", str(output)],
+        env={**environment, "PYTHONPATH": str(tmp_path / "path"), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = json.loads(output.read_text())
+    statuses = [row["status"] for row in record["correctness"]]
+    assert set(statuses) == {"passed", "skipped"} and statuses.count("passed") == 4
+    assert all(row["status"] == "skipped: not measured on a GPU" for row in record["speed"])
+
+
+@pytest.mark.gpu
+def test_kernel_timings_have_a_row_for_every_size_and_divergence(monkeypatch):
+    monkeypatch.setattr(kernel_speed, "TARGET_US", {1: 12.0, 4: 14.0})
+    timings = list(kernel_speed.kernel_timings(DEVICE))
+    assert [(t.batch_size, t.divergence) for t in timings] == [
+        (batch_size, divergence) for batch_size in (1, 4) for divergence in ("kl", "max")
+    ]
+
+
+def test_sample_logits_are_the_same_every_time():
+    config = kernel_speed.BenchKernelConfig(vocab_size=100)
+    first, again = (sample_logits(config, 2) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

@@ -1,0 +1,65 @@
+"""Checks of whole decoding: batches, ledgers and their replay, on tiny random models."""
+
+from collections.abc import Iterator
+from itertools import cycle, islice
+
+import torch
+
+from anchored import Anchored, Decoder, Generation, ModelPair, verify
+from anchored.decode.rules.rule import Rule
+from anchored.tools.random_pair import random_pair
+
+from .check import Check
+
+VOCAB_SIZE = 2048
+NUM_REQUESTS = 24
+LENGTHS = (3, 17, 40)
+"""Prompt tokens, in turn, so that rows differ and join and leave."""
+
+
+def engine_checks(device: torch.device) -> Iterator[Check]:
+    """Both divergences: the same tokens in any batch, within the bound, and verified."""
+    pair = random_pair(
+        "tiny",
+        "small",
+        vocab_size=VOCAB_SIZE,
+        context_length=128,
+        dtype=torch.float64,
+        device=str(device),
+    )
+    for rule in (Anchored(k=0.5), Anchored(k=0.5, divergence="max")):
+        yield same_in_any_batch(pair, rule)
+        yield ledgers_verify(pair, rule)
+
+
+def same_in_any_batch(pair: ModelPair, rule: Rule) -> Check:
+    """Tokens of a request are the same alone and beside others (float64 models)."""
+    alone, together = (_generate(pair, rule, batch_size) for batch_size in (1, 16))
+    num_equal = sum(a.token_ids == b.token_ids for a, b in zip(alone, together, strict=True))
+    return Check(
+        name=f"{rule.name}: tokens do not depend on the batch",
+        passed=num_equal == NUM_REQUESTS,
+        detail=f"{num_equal} of {NUM_REQUESTS} requests equal at batch 1 and 16",
+    )
+
+
+def ledgers_verify(pair: ModelPair, rule: Rule) -> Check:
+    """Every ledger stays within its bound, and a replay agrees with the first of them."""
+    results = _generate(pair, rule, batch_size=16)
+    num_within = sum(result.ledger.is_within_bound for result in results)
+    report = verify(results[0].ledger, pair)
+    return Check(
+        name=f"{rule.name}: ledgers stay within their bound and verify",
+        passed=num_within == NUM_REQUESTS and report.is_ok,
+        detail=f"{num_within} of {NUM_REQUESTS} within; {report}",
+    )
+
+
+def _generate(pair: ModelPair, rule: Rule, batch_size: int) -> list[Generation]:
+    generator = torch.Generator().manual_seed(1)
+    prompts = [
+        torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist()
+        for length in islice(cycle(LENGTHS), NUM_REQUESTS)
+    ]
+    decoder = Decoder(pair, rule, batch_size=batch_size)
+    return decoder.generate(prompts, max_new_tokens=24, seed=list(range(NUM_REQUESTS)))
