@@ -33,10 +33,15 @@ def test_a_bare_checkout_runs_to_its_end(tmp_path):
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "anchored").symlink_to(Path(anchored.__file__).parent)
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    additions = {
+        "PYTHONPATH": str(tmp_path / "path"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
     output = tmp_path / "check.json"
     result = subprocess.run(
         [sys.executable, "-m", "anchored.tools.gpu_check", "--output", str(output)],
-        env={**environment, "PYTHONPATH": str(tmp_path / "path"), "CUDA_VISIBLE_DEVICES": ""},
+        env=environment | additions,
         cwd=tmp_path,
         capture_output=True,
         text=True,
