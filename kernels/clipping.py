@@ -125,17 +125,16 @@ def _cut_sums(
     pair: LogitPair, rows: Tensor, offset: Tensor, ceiling: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Safe weight where tilt + offset >= ceiling, and log2 of the risky weight elsewhere; (A,)."""
-    shape, device = (len(rows), pair.num_blocks), rows.device
+    shape, device = (len(rows), pair.num_pieces), rows.device
     clipped = torch.zeros(shape, dtype=torch.float64, device=device)
-    free = torch.zeros(shape, dtype=torch.float64, device=device)
+    free = torch.full_like(clipped, -torch.inf)
     cut = (ceiling - offset)[:, None]
-    scratch = pair.scratch(len(rows), 3, torch.float64)
-    for read in pair.reads(rows):
-        safe, risky, tilt = slots = read.room(scratch)
-        pair.read_shared(read, *slots)
+    for read in pair.reads(rows, 3, torch.float64):
+        safe, risky, tilt = read.slots.unbind(1)
+        pair.read_shared(read, safe, risky, tilt)
         is_clipped = tilt >= cut[read.group]
-        free[read.group, read.block] = _log2_sum(risky.masked_fill_(is_clipped, -torch.inf))
-        clipped[read.group, read.block] = safe.exp2_().mul_(is_clipped).sum(-1)
+        free[read.group, read.pieces.start] = _log2_sum(risky.masked_fill_(is_clipped, -torch.inf))
+        clipped[read.group, read.pieces.start] = safe.exp2_().mul_(is_clipped).sum(-1)
     return clipped.sum(-1), _log2_total(free)
 
 
@@ -151,16 +150,14 @@ def _log2_total(bits: Tensor) -> Tensor:
 
 
 def _support_sums(pair: LogitPair, rows: Tensor) -> _SupportSums:
-    shape, device = (len(rows), pair.num_blocks), rows.device
-    log2_risky, highest, lowest = (
-        torch.zeros(shape, dtype=torch.float64, device=device) for _ in range(3)
-    )
-    scratch = pair.scratch(len(rows), 3, torch.float64)
-    for read in pair.reads(rows):
-        safe, risky, tilt = slots = read.room(scratch)
-        pair.read_shared(read, *slots)
+    shape, device = (len(rows), pair.num_pieces), rows.device
+    log2_risky = torch.full(shape, -torch.inf, dtype=torch.float64, device=device)
+    highest, lowest = log2_risky.clone(), -log2_risky
+    for read in pair.reads(rows, 3, torch.float64):
+        safe, risky, tilt = read.slots.unbind(1)
+        pair.read_shared(read, safe, risky, tilt)
         is_outside = safe == -torch.inf
-        highest[read.group, read.block] = tilt.masked_fill_(is_outside, -torch.inf).amax(-1)
-        lowest[read.group, read.block] = tilt.masked_fill_(is_outside, torch.inf).amin(-1)
-        log2_risky[read.group, read.block] = _log2_sum(risky)
+        highest[read.group, read.pieces.start] = tilt.masked_fill_(is_outside, -torch.inf).amax(-1)
+        lowest[read.group, read.pieces.start] = tilt.masked_fill_(is_outside, torch.inf).amin(-1)
+        log2_risky[read.group, read.pieces.start] = _log2_sum(risky)
     return _SupportSums(_log2_total(log2_risky), highest.amax(-1), lowest.amin(-1))

@@ -1,7 +1,6 @@
 """The projected next-token law: the safe law times a tilted and clipped likelihood ratio."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,9 +87,8 @@ class Projection:
         dtype = torch.float64 if is_double else torch.float32
         log_probs = torch.full(pair.safe.shape, math.nan, dtype=dtype, device=pair.safe.device)
         rows = self.is_valid.nonzero()[:, 0]
-        scratch = pair.scratch(len(rows), 3, torch.float64)
-        for read in pair.reads(rows):
-            bits = read_log2_probs(self.law, read, read.room(scratch))
+        for read in pair.reads(rows, 3, torch.float64):
+            bits = read_log2_probs(self.law, read)
             nats = bits[:, : read.num_columns].div_(BITS_PER_NAT)
             log_probs[read.rows, read.columns] = nats.to(dtype)
         return log_probs
@@ -106,9 +104,9 @@ class Projection:
         return torch.where(self.is_valid, safe_bits / BITS_PER_NAT, math.nan)
 
 
-def read_log2_probs(law: RatioLaw, read: Read, slots: Sequence[Tensor]) -> Tensor:
+def read_log2_probs(law: RatioLaw, read: Read) -> Tensor:
     """(R, C) float64, log2 p* of a block of tokens, in one of the three slots."""
-    safe, risky, tilt = slots
+    safe, risky, tilt = read.slots.unbind(1)
     law.pair.read_shared(read, safe, risky, tilt)
     bits = safe.add_(law.log2_ratio(read.rows, tilt))
     is_safe_only = law.is_safe_only[read.rows]
@@ -122,8 +120,8 @@ def token_log2_probs(law: RatioLaw, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     """log2 p* and log2 p_s of one token a row, (B,) float64 each, from two logits a row."""
     _check_token_ids(token_ids, law.pair)
     index = token_ids[:, None]
-    safe = law.pair.safe.gather(1, index).double() * BITS_PER_NAT - law.pair.safe_peak
-    risky = law.pair.risky.gather(1, index).double() * BITS_PER_NAT - law.pair.risky_peak
+    safe = law.pair.safe.gather(1, index).double() * BITS_PER_NAT + law.pair.safe_shift
+    risky = law.pair.risky.gather(1, index).double() * BITS_PER_NAT + law.pair.risky_shift
     rows = torch.arange(len(token_ids), device=token_ids.device)
     is_shared = (safe > -math.inf) & (risky > -math.inf)
     tilt = torch.where(is_shared, risky - safe, 0.0)

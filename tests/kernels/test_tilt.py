@@ -8,7 +8,7 @@ import torch
 from anchored.kernels import reference, search
 from anchored.kernels.logit_pair import BITS_PER_NAT, PIECE_SIZE, logit_pair
 from anchored.kernels.projection import project_kl
-from anchored.kernels.tilt import estimated_sums, support_masses, tilted_sums
+from anchored.kernels.tilt import ESTIMATED_BETAS, estimated_sums, support_masses, tilted_sums
 from anchored.kernels.tilt_points import estimated_points
 
 SIZES = [1, 63, 65, PIECE_SIZE, PIECE_SIZE + 1, 3 * PIECE_SIZE + 17]
@@ -36,8 +36,8 @@ def test_sums_agree_with_a_plain_sum(vocab_size, dtype, logit_pairs):
     for point in range(3):
         expected = plain_sums(risky[rows], safe[rows], beta[0, point])
         torch.testing.assert_close(exact[:, point], expected, rtol=1e-11, atol=1e-9)
-    for point in range(9):
-        expected = plain_sums(risky[rows], safe[rows], point / 8)
+    for point, weight in enumerate(ESTIMATED_BETAS):
+        expected = plain_sums(risky[rows], safe[rows], weight)
         torch.testing.assert_close(estimated.sums[:, point], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -46,8 +46,8 @@ def test_estimates_lie_within_their_margin(kind, logit_pairs):
     risky, safe = logit_pairs(kind, 20, 9000, torch.Generator().manual_seed(1))
     points = estimated_points(estimated_sums(logit_pair(risky, safe), torch.arange(20)))
     floor = reference.support_floor(risky, safe)
-    for point in range(1, 9):
-        log_probs = reference.tilted_log_probs(risky, safe, torch.full((20,), point / 8))
+    for point, weight in enumerate(ESTIMATED_BETAS):
+        log_probs = reference.tilted_log_probs(risky, safe, torch.full((20,), weight))
         kl = reference.kl_divergence(log_probs, safe) - floor
         known = points.kl[:, point].isfinite()
         error = (points.kl[:, point] - kl).abs()
