@@ -63,7 +63,8 @@ class _SupportSums:
 
 
 def _solve(pair: LogitPair, budget: Tensor) -> Projection:
-    law = safe_only_law(pair)
+    highest_ratio = torch.full_like(budget, torch.inf)
+    law = replace(safe_only_law(pair), ceiling=highest_ratio)
     spend, weight = torch.zeros_like(budget), torch.zeros_like(budget)
     valid = pair.is_valid.nonzero()[:, 0]
     masses = support_masses(pair, valid)
@@ -77,9 +78,10 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     ends = (unscaled, ceiling - support.smallest_tilt)
     offset, excess = _scaled_offset(pair, rows, law.log2_safe_mass[rows], ends, ceiling)
     law.is_safe_only[rows] = False
-    law.slope[rows], law.offset[rows], law.ceiling[rows] = 1.0, offset - excess, ceiling - excess
+    law.slope[rows], law.offset[rows] = 1.0, offset - excess
+    highest_ratio[rows] = ceiling - excess
     weight[rows] = (unscaled - offset).exp2().clamp_max(1.0)
-    largest = torch.minimum(law.offset[rows] + support.largest_tilt, law.ceiling[rows])
+    largest = torch.minimum(law.offset[rows] + support.largest_tilt, highest_ratio[rows])
     spend[rows] = _spend(pair, rows, largest, support, floor).minimum(budget[rows])
     return Projection(
         weight=weight,

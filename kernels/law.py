@@ -1,5 +1,7 @@
 """The projected next-token law: the safe law times a tilted and clipped likelihood ratio."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
@@ -26,8 +28,8 @@ class RatioLaw:
     """(B,) float64."""
     offset: Tensor
     """(B,) float64, bits."""
-    ceiling: Tensor
-    """(B,) float64, bits."""
+    ceiling: Tensor | None
+    """(B,) float64, bits; None if no row has one."""
     is_safe_only: Tensor
     """(B,) bool."""
 
@@ -38,7 +40,20 @@ class RatioLaw:
     def log2_ratio(self, rows: Tensor | slice, tilt: Tensor) -> Tensor:
         """log2 of p* / p_s on the common support: R rows, tilt (R, C); written over the tilt."""
         torch.addcmul(self.offset[rows, None], self.slope[rows, None], tilt, out=tilt)
-        return torch.minimum(tilt, self.ceiling[rows, None], out=tilt)
+        if self.ceiling is not None:
+            torch.minimum(tilt, self.ceiling[rows, None], out=tilt)
+        return tilt
+
+    def pieces(self, rows: Tensor, numbers: Tensor) -> RatioLaw:
+        """The law on one piece of the vocabulary for each row, without the safe masses."""
+        return RatioLaw(
+            pair=self.pair.pieces(rows, numbers),
+            safe_pieces=self.safe_pieces[rows, :0],
+            slope=self.slope[rows],
+            offset=self.offset[rows],
+            ceiling=None if self.ceiling is None else self.ceiling[rows],
+            is_safe_only=self.is_safe_only[rows],
+        )
 
 
 def safe_only_law(pair: LogitPair) -> RatioLaw:
@@ -50,7 +65,7 @@ def safe_only_law(pair: LogitPair) -> RatioLaw:
         safe_pieces=torch.zeros(num_rows, pair.num_pieces, dtype=torch.float64, device=device),
         slope=zeros,
         offset=zeros.clone(),
-        ceiling=torch.full_like(zeros, torch.inf),
+        ceiling=None,
         is_safe_only=torch.ones_like(pair.is_valid),
     )
 

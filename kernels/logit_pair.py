@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +67,8 @@ class LogitPair:
     """(B, 1) float64, minus the largest risky logit, in bits; 0 where the row is not valid."""
     safe_shift: Tensor
     """(B, 1) float64."""
+    tilt_range: Tensor
+    """(B,) float64, bits by which the tilts of two tokens that are not banned differ at most."""
     is_valid: Tensor
     """(B,) bool."""
     has_bans: bool
@@ -104,12 +107,23 @@ class LogitPair:
                 slots = scratch[: stop - start, :, : padded(columns.stop - first)]
                 yield Read(members, group, columns, slots)
 
-    def piece(self, rows: Tensor, number: int, num_slots: int) -> Read:
-        """One piece of the given rows, (R,) int64, with float64 slots."""
-        first = number * PIECE_SIZE
-        columns = slice(first, min(first + PIECE_SIZE, self.vocab_size))
-        slots = self._scratch(len(rows), num_slots, columns.stop - first, torch.float64)
-        return Read(_cheap_index(rows), slice(0, len(rows)), columns, slots)
+    def pieces(self, rows: Tensor, numbers: Tensor) -> LogitPair:
+        """A copy of one piece of each row: rows (A,) int64, numbers (A,) int64 of the pieces."""
+        columns = torch.arange(min(PIECE_SIZE, self.vocab_size), device=rows.device)
+        columns = columns + PIECE_SIZE * numbers[:, None]
+        is_outside = columns >= self.vocab_size
+        is_cut = bool(is_outside.any())
+        index = rows[:, None], columns.clamp_max_(self.vocab_size - 1)
+        risky, safe = self.risky[index], self.safe[index]
+        return LogitPair(
+            risky=risky.masked_fill(is_outside, -math.inf) if is_cut else risky,
+            safe=safe.masked_fill(is_outside, -math.inf) if is_cut else safe,
+            risky_shift=self.risky_shift[rows],
+            safe_shift=self.safe_shift[rows],
+            tilt_range=self.tilt_range[rows],
+            is_valid=self.is_valid[rows],
+            has_bans=self.has_bans or is_cut,
+        )
 
     def _read_shape(self, bytes_per_token: int) -> tuple[int, int]:
         """How many rows and columns the scratch of one read may hold."""
@@ -157,15 +171,15 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     Raises: ValueError if the shapes differ or are empty, or a dtype is not a float type.
     """
     _check_logits(risky_logits, safe_logits)
-    risky_shift, is_risky_valid = _shift(risky_logits)
-    safe_shift, is_safe_valid = _shift(safe_logits)
+    risky, safe = _extremes(risky_logits), _extremes(safe_logits)
     return LogitPair(
         risky=risky_logits,
         safe=safe_logits,
-        risky_shift=risky_shift,
-        safe_shift=safe_shift,
-        is_valid=is_risky_valid & is_safe_valid,
-        has_bans=_has_bans(risky_logits) or _has_bans(safe_logits),
+        risky_shift=-risky.largest[:, None],
+        safe_shift=-safe.largest[:, None],
+        tilt_range=risky.largest - risky.smallest + safe.largest - safe.smallest,
+        is_valid=risky.is_valid & safe.is_valid,
+        has_bans=risky.has_bans or safe.has_bans,
     )
 
 
@@ -197,16 +211,25 @@ def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         )
 
 
-def _shift(logits: Tensor) -> tuple[Tensor, Tensor]:
+class _Extremes(NamedTuple):
+    """The largest and the smallest logit of each row that is not banned; (B,) float64 bits."""
+
+    largest: Tensor
+    smallest: Tensor
+    is_valid: Tensor
+    has_bans: bool
+
+
+def _extremes(logits: Tensor) -> _Extremes:
     # amax carries NaN and +inf through, and is -inf only for a row without a token.
-    largest = logits.amax(-1, keepdim=True).double()
+    largest, smallest = logits.amax(-1).double(), logits.amin(-1).double()
     is_valid = largest.isfinite()
-    return torch.where(is_valid, -BITS_PER_NAT * largest, 0.0), is_valid[:, 0]
-
-
-def _has_bans(logits: Tensor) -> bool:
     # Row by row: the NaN of one row must not hide the bans of another.
-    return bool((logits.amin(-1) < MASK_LIMIT).any())
+    has_bans = bool((smallest < MASK_LIMIT).any())
+    if has_bans:
+        smallest = torch.where(logits < MASK_LIMIT, math.inf, logits).amin(-1).double()
+    largest, smallest = (torch.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
+    return _Extremes(largest, smallest, is_valid, has_bans)
 
 
 def _cheap_index(rows: Tensor) -> Tensor | slice:

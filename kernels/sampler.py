@@ -6,15 +6,12 @@ import torch
 from torch import Tensor
 
 from .law import RatioLaw, token_log2_probs
-from .logit_pair import Read, piece_sums
+from .logit_pair import PIECE_SIZE, Read, piece_sums
 
 # A rows drawn for, B requests, V vocabulary, R rows and C columns of one read.
 
 ReadWeights = Callable[[RatioLaw, Read], Tensor]
 """law, read of three slots -> (R, C) float64 weights, at least 0, in one of the slots."""
-
-ROWS_PER_PIECE = 4096
-"""Rows whose pieces are scanned together; bounds the memory of a large batch."""
 
 
 def coupled_sample(
@@ -146,10 +143,8 @@ def _draw(
     target = uniform[rows] * running_sum[:, -1]
     chosen = _first_above(running_sum, target)
     before = torch.nn.functional.pad(running_sum, (1, 0)).gather(1, chosen[:, None])[:, 0]
-    for piece in torch.unique(chosen).tolist():
-        for members in (chosen == piece).nonzero()[:, 0].split(ROWS_PER_PIECE):
-            read = law.pair.piece(rows[members], piece, 3)
-            in_piece = weights(law, read).cumsum(-1)
-            places = _first_above(in_piece, (target - before)[members])
-            token_ids[members] = places + read.columns.start
-    return token_ids
+    inside = law.pieces(rows, chosen)
+    for read in inside.pair.reads(torch.arange(len(rows), device=rows.device), 3, torch.float64):
+        in_piece = weights(inside, read).cumsum(-1)
+        token_ids[read.group] = _first_above(in_piece, (target - before)[read.group])
+    return token_ids + PIECE_SIZE * chosen

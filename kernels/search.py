@@ -143,7 +143,7 @@ def _narrowed(
         sums = tilted_sums(pair, rows[members], beta)
         rounding = pair.rounding(rows[members])
         points = certified_points(rounding, sums, part.log2_shared, part.is_untilted)
-        settled = settled_points(points, sums, trials.aim[members])
+        settled = settled_points(points, sums, pair.tilt_range[rows[members]], trials.aim[members])
         known = [point.values for point in (before.lower, points, settled, before.upper)]
         narrowed.put(members, bracket(TiltPoints(torch.cat(known, dim=1)), part.allowance))
     return narrowed

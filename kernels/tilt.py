@@ -25,8 +25,6 @@ class TiltSums:
     """(A, P) float64."""
     sums: Tensor
     """(A, P, 4) float64."""
-    tilt_range: Tensor
-    """(A,) float64, bits by which the tilts of a row differ at most; inf if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
             torch.add(safe, tilt, alpha=share, out=out)
         weights.exp2_()
         sums[read.group] += torch.bmm(weights, powers.transpose(1, 2))
-    return TiltSums(beta.expand(len(rows), -1), sums, torch.full_like(sums[:, 0, 0], torch.inf))
+    return TiltSums(beta.expand(len(rows), -1), sums)
 
 
 def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
@@ -88,19 +86,14 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
     matters only if the sum of all weights is nearly as small; see `tilt_points`.
     """
     sums = torch.zeros(*beta.shape, 4, dtype=torch.float64, device=rows.device)
-    # A banned token has tilt 0, so 0 counts as a tilt anyway.
-    highest, lowest = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
     for read in pair.reads(rows, 5, torch.float64):
-        safe, tilt, square, weight, product = read.slots.unbind(1)
+        safe, weight, tilt, square, cube = read.slots.unbind(1)
         pair.read_shared(read, safe, weight, tilt)
-        highest[read.group] = torch.maximum(highest[read.group], tilt.amax(-1))
-        lowest[read.group] = torch.minimum(lowest[read.group], tilt.amin(-1))
         torch.mul(tilt, tilt, out=square)
+        torch.mul(square, tilt, out=cube)
+        powers = read.slots[:, 2:].transpose(1, 2)
         for point, factor in enumerate(beta[read.group].split(1, dim=1)):
             torch.addcmul(safe, factor, tilt, out=weight).exp2_()
-            torch.mul(weight, tilt, out=product)
-            low = read.slots[:, 3:].sum(-1)
-            # A column on the right instead would be summed otherwise for one row than for many.
-            high = torch.bmm(product[:, None], read.slots[:, 1:3].transpose(1, 2))[:, 0]
-            sums[read.group, point] += torch.cat([low, high], dim=-1)
-    return TiltSums(beta, sums, highest - lowest)
+            higher = torch.bmm(weight[:, None], powers)[:, 0]
+            sums[read.group, point] += torch.cat([weight.sum(-1, keepdim=True), higher], dim=-1)
+    return TiltSums(beta, sums)

@@ -21,7 +21,10 @@ LEAST_ESTIMATE = -40.0
 ESTIMATE_ROUNDING = 1e-6
 """Usual relative error of the float32 sums, generously."""
 
-LOG_PARTITION_ERROR = 1e-12
+EXPANSION_ERROR = 4e-6
+"""Fraction of the KL sought, the search stops within 9e-6; it counts as spent."""
+
+LOG_PARTITION_ERROR = 1e-11
 """Nats; how exact the sum of the weights must be where it is not measured but expanded."""
 
 TILT_ROUNDING = 1e-9
@@ -95,11 +98,14 @@ def certified_points(
     return points
 
 
-def settled_points(points: TiltPoints, sums: TiltSums, aim: Tensor) -> TiltPoints:
+def settled_points(
+    points: TiltPoints, sums: TiltSums, tilt_range: Tensor, aim: Tensor
+) -> TiltPoints:
     """Points near the certified ones whose KL is the aim, found and certified by Taylor expansion.
 
-    points, sums: (A, P), what was measured. aim: (A,) nats. Not known where the expansion might err
-    by more than a millionth of the aim in KL, or LOG_PARTITION_ERROR in the sum of the weights.
+    points, sums: (A, P), what was measured. tilt_range: (A,) bits by which the tilts of a row
+    differ at most. aim: (A,) nats. Not known where the expansion might err by more than
+    EXPANSION_ERROR of the aim in KL, or LOG_PARTITION_ERROR in the sum of the weights.
 
     Let D be the range of the tilt, V its variance at beta, and step the way from there. In between
     the probabilities change by a factor of exp(step D) at most, so there the cumulants are bounded:
@@ -107,7 +113,7 @@ def settled_points(points: TiltPoints, sums: TiltSums, aim: Tensor) -> TiltPoint
     k4 in log Z, and 2 k3 + beta k4 in KL, which are their next derivatives.
     """
     mean, _, variance, skew = _central_moments(sums.sums)
-    beta, reach = points.beta, sums.tilt_range[:, None] / BITS_PER_NAT + TILT_ROUNDING
+    beta, reach = points.beta, tilt_range[:, None] / BITS_PER_NAT + TILT_ROUNDING
     rise = aim[:, None].sqrt() - points.kl.sqrt()
     step = rise * (points.velocity + 0.5 * rise * points.acceleration)
     kl = points.kl + step * (beta * variance + 0.5 * step * (variance + beta * skew))
@@ -115,7 +121,7 @@ def settled_points(points: TiltPoints, sums: TiltSums, aim: Tensor) -> TiltPoint
     length = step.abs()
     cube = length**3 * reach * variance * (length * reach).exp()
     kl_error = cube * (2.0 + reach) / 6.0
-    is_known = (kl_error <= 1e-6 * aim[:, None]) & (beta + step <= 1.0)
+    is_known = (kl_error <= EXPANSION_ERROR * aim[:, None]) & (beta + step <= 1.0)
     is_known &= cube * length * reach / 24.0 <= LOG_PARTITION_ERROR
     columns = [
         beta + step,
