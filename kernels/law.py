@@ -44,16 +44,18 @@ class RatioLaw:
             torch.minimum(tilt, self.ceiling[rows, None], out=tilt)
         return tilt
 
-    def pieces(self, rows: Tensor, numbers: Tensor) -> RatioLaw:
-        """The law on one piece of the vocabulary for each row, without the safe masses."""
-        return RatioLaw(
-            pair=self.pair.pieces(rows, numbers),
+    def windows(self, rows: Tensor, numbers: Tensor) -> tuple[RatioLaw, Tensor]:
+        """The law on `LogitPair.windows`, without the safe masses."""
+        pair, first = self.pair.windows(rows, numbers)
+        law = RatioLaw(
+            pair=pair,
             safe_pieces=self.safe_pieces[rows, :0],
             slope=self.slope[rows],
             offset=self.offset[rows],
             ceiling=None if self.ceiling is None else self.ceiling[rows],
             is_safe_only=self.is_safe_only[rows],
         )
+        return law, first
 
 
 def safe_only_law(pair: LogitPair) -> RatioLaw:

@@ -107,23 +107,30 @@ class LogitPair:
                 slots = scratch[: stop - start, :, : padded(columns.stop - first)]
                 yield Read(members, group, columns, slots)
 
-    def pieces(self, rows: Tensor, numbers: Tensor) -> LogitPair:
-        """A copy of one piece of each row: rows (A,) int64, numbers (A,) int64 of the pieces."""
-        columns = torch.arange(min(PIECE_SIZE, self.vocab_size), device=rows.device)
-        columns = columns + PIECE_SIZE * numbers[:, None]
-        is_outside = columns >= self.vocab_size
-        is_cut = bool(is_outside.any())
-        index = rows[:, None], columns.clamp_max_(self.vocab_size - 1)
-        risky, safe = self.risky[index], self.safe[index]
-        return LogitPair(
-            risky=risky.masked_fill(is_outside, -math.inf) if is_cut else risky,
-            safe=safe.masked_fill(is_outside, -math.inf) if is_cut else safe,
+    def windows(self, rows: Tensor, numbers: Tensor) -> tuple[LogitPair, Tensor]:
+        """A copy of one piece of each row, and the column at which each copy starts.
+
+        rows: (A,) int64. numbers: (A,) int64 of the pieces. The copies are of one width: that of a
+        short last piece starts before it, with the tokens of the other piece banned.
+        """
+        width = min(PIECE_SIZE, self.vocab_size)
+        first = (PIECE_SIZE * numbers).clamp_max(self.vocab_size - width)
+        risky, safe = (_windows(x, rows, first, width) for x in (self.risky, self.safe))
+        overlap = PIECE_SIZE * numbers - first
+        is_cut = bool(overlap.any())
+        if is_cut:
+            is_other = torch.arange(width, device=rows.device) < overlap[:, None]
+            risky, safe = (x.masked_fill(is_other, -math.inf) for x in (risky, safe))
+        pair = LogitPair(
+            risky=risky,
+            safe=safe,
             risky_shift=self.risky_shift[rows],
             safe_shift=self.safe_shift[rows],
             tilt_range=self.tilt_range[rows],
             is_valid=self.is_valid[rows],
             has_bans=self.has_bans or is_cut,
         )
+        return pair, first
 
     def _read_shape(self, bytes_per_token: int) -> tuple[int, int]:
         """How many rows and columns the scratch of one read may hold."""
@@ -232,6 +239,14 @@ def _extremes(logits: Tensor) -> _Extremes:
     return _Extremes(largest, smallest, is_valid, has_bans)
 
 
+def _windows(logits: Tensor, rows: Tensor, first: Tensor, width: int) -> Tensor:
+    if width == logits.shape[1]:
+        return logits[rows]
+    # Slices, for an index tensor takes 4 ns a token.
+    starts = zip(rows.tolist(), first.tolist(), strict=True)
+    return torch.stack([logits[row, start : start + width] for row, start in starts])
+
+
 def _cheap_index(rows: Tensor) -> Tensor | slice:
     return slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else rows
 
@@ -242,5 +257,8 @@ def _read_bits(logits: Tensor, shift: Tensor, read: Read, out: Tensor) -> Tensor
         inside = out[:, : read.num_columns]
         out[:, read.num_columns :] = -math.inf
     block = logits[read.rows, read.columns]
+    if out.dtype != logits.dtype:
+        # An addition of two dtypes would make a temporary of its own.
+        block = inside.copy_(block)
     torch.add(shift[read.rows].to(out.dtype), block, alpha=BITS_PER_NAT, out=inside)
     return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .law import RatioLaw, token_log2_probs
-from .logit_pair import PIECE_SIZE, Read, piece_sums
+from .logit_pair import Read, piece_sums
 
 # A rows drawn for, B requests, V vocabulary, R rows and C columns of one read.
 
@@ -143,8 +143,8 @@ def _draw(
     target = uniform[rows] * running_sum[:, -1]
     chosen = _first_above(running_sum, target)
     before = torch.nn.functional.pad(running_sum, (1, 0)).gather(1, chosen[:, None])[:, 0]
-    inside = law.pieces(rows, chosen)
+    inside, first = law.windows(rows, chosen)
     for read in inside.pair.reads(torch.arange(len(rows), device=rows.device), 3, torch.float64):
         in_piece = weights(inside, read).cumsum(-1)
         token_ids[read.group] = _first_above(in_piece, (target - before)[read.group])
-    return token_ids + PIECE_SIZE * chosen
+    return token_ids + first
