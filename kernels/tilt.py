@@ -92,8 +92,8 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
         torch.mul(tilt, tilt, out=square)
         torch.mul(square, tilt, out=cube)
         powers = read.slots[:, 2:].transpose(1, 2)
-        for point, factor in enumerate(beta[read.group].split(1, dim=1)):
-            torch.addcmul(safe, factor, tilt, out=weight).exp2_()
+        for point, factor in enumerate(beta[read.group].unbind(1)):
+            torch.addcmul(safe, factor[:, None], tilt, out=weight).exp2_()
             higher = torch.bmm(weight[:, None], powers)[:, 0]
             sums[read.group, point] += torch.cat([weight.sum(-1, keepdim=True), higher], dim=-1)
     return TiltSums(beta, sums)
