@@ -1,7 +1,8 @@
 """The projected next-token law: the safe law times a tilted and clipped likelihood ratio."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +29,8 @@ class RatioLaw:
     """(B,) float64."""
     offset: Tensor
     """(B,) float64, bits."""
-    ceiling: Tensor
-    """(B,) float64, bits."""
+    ceiling: Tensor | None
+    """(B,) float64, bits; None if no row has one."""
     is_safe_only: Tensor
     """(B,) bool."""
 
@@ -40,7 +41,22 @@ class RatioLaw:
     def log2_ratio(self, rows: Tensor | slice, tilt: Tensor) -> Tensor:
         """log2 of p* / p_s on the common support: R rows, tilt (R, C); written over the tilt."""
         torch.addcmul(self.offset[rows, None], self.slope[rows, None], tilt, out=tilt)
-        return torch.minimum(tilt, self.ceiling[rows, None], out=tilt)
+        if self.ceiling is not None:
+            torch.minimum(tilt, self.ceiling[rows, None], out=tilt)
+        return tilt
+
+    def windows(self, rows: Tensor, numbers: Tensor) -> tuple[RatioLaw, Tensor]:
+        """The law on `LogitPair.windows`, without the safe masses."""
+        pair, first = self.pair.windows(rows, numbers)
+        law = RatioLaw(
+            pair=pair,
+            safe_pieces=self.safe_pieces[rows, :0],
+            slope=self.slope[rows],
+            offset=self.offset[rows],
+            ceiling=None if self.ceiling is None else self.ceiling[rows],
+            is_safe_only=self.is_safe_only[rows],
+        )
+        return law, first
 
 
 def safe_only_law(pair: LogitPair) -> RatioLaw:
@@ -52,7 +68,7 @@ def safe_only_law(pair: LogitPair) -> RatioLaw:
         safe_pieces=torch.zeros(num_rows, pair.num_pieces, dtype=torch.float64, device=device),
         slope=zeros,
         offset=zeros.clone(),
-        ceiling=torch.full_like(zeros, torch.inf),
+        ceiling=None,
         is_safe_only=torch.ones_like(pair.is_valid),
     )
 
@@ -89,9 +105,8 @@ class Projection:
         dtype = torch.float64 if is_double else torch.float32
         log_probs = torch.full(pair.safe.shape, math.nan, dtype=dtype, device=pair.safe.device)
         rows = self.is_valid.nonzero()[:, 0]
-        scratch = pair.scratch(len(rows), 3, torch.float64)
-        for read in pair.reads(rows):
-            bits = read_log2_probs(self.law, read, read.room(scratch))
+        for read in pair.reads(rows, 3, torch.float64):
+            bits = read_log2_probs(self.law, read)
             nats = bits[:, : read.num_columns].div_(BITS_PER_NAT)
             log_probs[read.rows, read.columns] = nats.to(dtype)
         return log_probs
@@ -107,9 +122,9 @@ class Projection:
         return torch.where(self.is_valid, safe_bits / BITS_PER_NAT, math.nan)
 
 
-def read_log2_probs(law: RatioLaw, read: Read, slots: Sequence[Tensor]) -> Tensor:
+def read_log2_probs(law: RatioLaw, read: Read) -> Tensor:
     """(R, C) float64, log2 p* of a block of tokens, in one of the three slots."""
-    safe, risky, tilt = slots
+    safe, risky, tilt = read.slots.unbind(1)
     law.pair.read_shared(read, safe, risky, tilt)
     bits = safe.add_(law.log2_ratio(read.rows, tilt))
     is_safe_only = law.is_safe_only[read.rows]
@@ -123,8 +138,8 @@ def token_log2_probs(law: RatioLaw, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     """log2 p* and log2 p_s of one token a row, (B,) float64 each, from two logits a row."""
     _check_token_ids(token_ids, law.pair)
     index = token_ids[:, None]
-    safe = law.pair.safe.gather(1, index).double() * BITS_PER_NAT - law.pair.safe_peak
-    risky = law.pair.risky.gather(1, index).double() * BITS_PER_NAT - law.pair.risky_peak
+    safe = law.pair.safe.gather(1, index).double() * BITS_PER_NAT + law.pair.safe_shift
+    risky = law.pair.risky.gather(1, index).double() * BITS_PER_NAT + law.pair.risky_shift
     rows = torch.arange(len(token_ids), device=token_ids.device)
     is_shared = (safe > -math.inf) & (risky > -math.inf)
     tilt = torch.where(is_shared, risky - safe, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +15,9 @@ from torch import Tensor
 BITS_PER_NAT = 1.0 / math.log(2.0)
 """Log-weights are kept in bits: float64 exp2 takes 0.9 ns a token where exp takes 1.65 (Zen 4)."""
 
-BLOCK_SIZE = 131072
-"""Columns (and, for a short vocabulary, tokens) of one read. The buffers of larger ones leave the
-cache; in smaller ones the 40 calls a read weigh more: B = 4, V = 128,256 takes 13, 11, 9, 8.7 ms
-with 2**14, 15, 16, 17."""
+CACHE_BYTES = 3 * 2**19
+"""Scratch of one read, for each thread of torch: what stays in the second-level cache of a core.
+Where it does not, float64 work takes three times as long."""
 
 PIECE_SIZE = 4096
 """Columns whose weight is kept, so that a draw has to look at no more than one piece again."""
@@ -38,8 +38,9 @@ class Read:
     """(R,) int64, rows of the batch, or a slice of one row, which costs no copy."""
     group: slice
     """Their places in the list of rows asked for."""
-    block: int
     columns: slice
+    slots: Tensor
+    """(R, num_slots, C) scratch of the pass, not initialised; C is the padded number of columns."""
 
     @property
     def pieces(self) -> slice:
@@ -47,16 +48,8 @@ class Read:
         return slice(self.columns.start // PIECE_SIZE, -(-self.columns.stop // PIECE_SIZE))
 
     @property
-    def num_rows(self) -> int:
-        return int(self.group.stop - self.group.start)
-
-    @property
     def num_columns(self) -> int:
         return int(self.columns.stop - self.columns.start)
-
-    def room(self, scratch: Tensor) -> tuple[Tensor, ...]:
-        """The slots of a scratch tensor, cut to the padded size of this read: (R, C) each."""
-        return scratch[: self.num_rows, :, : padded(self.num_columns)].unbind(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +63,12 @@ class LogitPair:
     """(B, V), any float dtype; -inf is a banned token."""
     safe: Tensor
     """(B, V), any float dtype."""
-    risky_peak: Tensor
-    """(B, 1) float64, the largest risky logit in bits; 0 where the row is not valid."""
-    safe_peak: Tensor
+    risky_shift: Tensor
+    """(B, 1) float64, minus the largest risky logit, in bits; 0 where the row is not valid."""
+    safe_shift: Tensor
     """(B, 1) float64."""
+    tilt_range: Tensor
+    """(B,) float64, bits by which the tilts of two tokens that are not banned differ at most."""
     is_valid: Tensor
     """(B,) bool."""
     has_bans: bool
@@ -84,54 +79,71 @@ class LogitPair:
         return self.safe.shape[1]
 
     @property
-    def num_blocks(self) -> int:
-        return -(-self.vocab_size // BLOCK_SIZE)
-
-    @property
     def num_pieces(self) -> int:
         return -(-self.vocab_size // PIECE_SIZE)
 
     def rounding(self, rows: Tensor) -> Tensor:
         """(A,) float64, relative error bound of a sum of weights: additions and exponents."""
-        num_additions = min(PIECE_SIZE, self.vocab_size) + self.num_pieces + 64
-        offset = (self.risky_peak[rows, 0].abs() + self.safe_peak[rows, 0].abs()) / BITS_PER_NAT
-        return torch.finfo(torch.float64).eps * (num_additions + offset)
+        offset = (self.risky_shift[rows, 0].abs() + self.safe_shift[rows, 0].abs()) / BITS_PER_NAT
+        # In whatever order they are added; 64 stands for the few operations on each weight.
+        return torch.finfo(torch.float64).eps * (self.vocab_size + 64 + offset)
 
-    @property
-    def rows_per_read(self) -> int:
-        """At most; several rows share a read only where each fits one piece."""
-        return max(1, BLOCK_SIZE // self.vocab_size) if self.vocab_size <= PIECE_SIZE else 1
+    def reads(self, rows: Tensor, num_slots: int, dtype: torch.dtype) -> Iterator[Read]:
+        """The blocks that cover the given rows, (A,) int64, each with its slots of scratch.
 
-    def reads(self, rows: Tensor) -> Iterator[Read]:
-        """The blocks that cover the given rows, (A,) int64; the rows must be valid.
+        The rows must be valid. Several of them share a read only where each fits one piece. Which
+        columns share one does not depend on the rows, so neither do the sums over a row.
 
-        Which columns share a block depends on the vocabulary alone, so that sums over a row do not
-        depend on the other rows asked for.
+        The scratch is made once for all reads: malloc returns buffers above its threshold to the
+        kernel, and every page of the next one faults (measured: twice the time of a pass).
         """
-        num_rows = self.rows_per_read
+        num_rows, num_columns = self._read_shape(num_slots * dtype.itemsize)
+        scratch = self._scratch(min(num_rows, len(rows)), num_slots, num_columns, dtype)
         for start in range(0, len(rows), num_rows):
             stop = min(start + num_rows, len(rows))
             members, group = _cheap_index(rows[start:stop]), slice(start, stop)
-            for block in range(self.num_blocks):
-                yield Read(members, group, block, self._columns(block, BLOCK_SIZE))
+            for first in range(0, self.vocab_size, num_columns):
+                columns = slice(first, min(first + num_columns, self.vocab_size))
+                slots = scratch[: stop - start, :, : padded(columns.stop - first)]
+                yield Read(members, group, columns, slots)
 
-    def piece(self, rows: Tensor, number: int) -> Read:
-        """One piece of the given rows, (R,) int64."""
-        columns = self._columns(number, PIECE_SIZE)
-        return Read(_cheap_index(rows), slice(0, len(rows)), 0, columns)
+    def windows(self, rows: Tensor, numbers: Tensor) -> tuple[LogitPair, Tensor]:
+        """A copy of one piece of each row, and the column at which each copy starts.
 
-    def _columns(self, number: int, size: int) -> slice:
-        return slice(number * size, min((number + 1) * size, self.vocab_size))
-
-    def scratch(self, num_rows: int, num_slots: int, dtype: torch.dtype) -> Tensor:
-        """(R, num_slots, C) room for the reads of `num_rows` rows, made once and used for each.
-
-        Fresh buffers cost more than the work on them: malloc returns those above its threshold to
-        the kernel, and every page of the next one faults (measured: twice the time of a pass).
+        rows: (A,) int64. numbers: (A,) int64 of the pieces. The copies are of one width: that of a
+        short last piece starts before it, with the tokens of the other piece banned.
         """
-        num_rows = min(num_rows, self.rows_per_read)
-        num_columns = padded(min(BLOCK_SIZE, self.vocab_size))
-        shape = (num_rows, num_slots, num_columns)
+        width = min(PIECE_SIZE, self.vocab_size)
+        first = (PIECE_SIZE * numbers).clamp_max(self.vocab_size - width)
+        risky, safe = (_windows(x, rows, first, width) for x in (self.risky, self.safe))
+        overlap = PIECE_SIZE * numbers - first
+        is_cut = bool(overlap.any())
+        if is_cut:
+            is_other = torch.arange(width, device=rows.device) < overlap[:, None]
+            risky, safe = (x.masked_fill(is_other, -math.inf) for x in (risky, safe))
+        pair = LogitPair(
+            risky=risky,
+            safe=safe,
+            risky_shift=self.risky_shift[rows],
+            safe_shift=self.safe_shift[rows],
+            tilt_range=self.tilt_range[rows],
+            is_valid=self.is_valid[rows],
+            has_bans=self.has_bans or is_cut,
+        )
+        return pair, first
+
+    def _read_shape(self, bytes_per_token: int) -> tuple[int, int]:
+        """How many rows and columns the scratch of one read may hold."""
+        num_tokens = CACHE_BYTES * torch.get_num_threads() // bytes_per_token
+        if self.vocab_size <= PIECE_SIZE:
+            return max(1, num_tokens // padded(self.vocab_size)), self.vocab_size
+        num_reads = -(-self.num_pieces // max(1, num_tokens // PIECE_SIZE))
+        return 1, -(-self.num_pieces // num_reads) * PIECE_SIZE
+
+    def _scratch(
+        self, num_rows: int, num_slots: int, num_columns: int, dtype: torch.dtype
+    ) -> Tensor:
+        shape = (num_rows, num_slots, padded(num_columns))
         return torch.empty(shape, dtype=dtype, device=self.safe.device)
 
     def read_safe(self, read: Read, out: Tensor) -> Tensor:
@@ -139,7 +151,7 @@ class LogitPair:
 
         out: (R, C), C the columns of the read, padded; overwritten and returned.
         """
-        return _read_bits(self.safe, self.safe_peak, read, out)
+        return _read_bits(self.safe, self.safe_shift, read, out)
 
     def read_shared(self, read: Read, safe: Tensor, risky: Tensor, tilt: Tensor) -> None:
         """Log-weights on the common support, and the tilt risky - safe between the models, in bits.
@@ -147,8 +159,8 @@ class LogitPair:
         safe, risky, tilt: (R, C), overwritten. Where either model bans a token, and in the
         padding, safe and risky become -inf and tilt 0, so that no NaN can arise.
         """
-        _read_bits(self.safe, self.safe_peak, read, safe)
-        _read_bits(self.risky, self.risky_peak, read, risky)
+        _read_bits(self.safe, self.safe_shift, read, safe)
+        _read_bits(self.risky, self.risky_shift, read, risky)
         torch.sub(risky, safe, out=tilt)
         if tilt.shape[1] > read.num_columns:
             tilt[:, read.num_columns :] = 0.0
@@ -160,21 +172,21 @@ class LogitPair:
 
 
 def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
-    """Check two logit tensors and find the peak of every row.
+    """Check two logit tensors and find the largest of every row.
 
     risky_logits, safe_logits: (B, V), any float dtype and strides, on one device.
     Raises: ValueError if the shapes differ or are empty, or a dtype is not a float type.
     """
     check_logits(risky_logits, safe_logits)
-    risky_peak, is_risky_valid = _peak(risky_logits)
-    safe_peak, is_safe_valid = _peak(safe_logits)
+    risky, safe = _extremes(risky_logits), _extremes(safe_logits)
     return LogitPair(
         risky=risky_logits,
         safe=safe_logits,
-        risky_peak=risky_peak,
-        safe_peak=safe_peak,
-        is_valid=is_risky_valid & is_safe_valid,
-        has_bans=_has_bans(risky_logits) or _has_bans(safe_logits),
+        risky_shift=-risky.largest[:, None],
+        safe_shift=-safe.largest[:, None],
+        tilt_range=risky.largest - risky.smallest + safe.largest - safe.smallest,
+        is_valid=risky.is_valid & safe.is_valid,
+        has_bans=risky.has_bans or safe.has_bans,
     )
 
 
@@ -207,28 +219,48 @@ def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         )
 
 
-def _peak(logits: Tensor) -> tuple[Tensor, Tensor]:
+class _Extremes(NamedTuple):
+    """The largest and the smallest logit of each row that is not banned; (B,) float64 bits."""
+
+    largest: Tensor
+    smallest: Tensor
+    is_valid: Tensor
+    has_bans: bool
+
+
+def _extremes(logits: Tensor) -> _Extremes:
     # amax carries NaN and +inf through, and is -inf only for a row without a token.
-    largest = logits.amax(-1, keepdim=True).double()
+    largest, smallest = logits.amax(-1).double(), logits.amin(-1).double()
     is_valid = largest.isfinite()
-    return torch.where(is_valid, largest, 0.0) * BITS_PER_NAT, is_valid[:, 0]
+    # Row by row: the NaN of one row must not hide the bans of another.
+    has_bans = bool((smallest < MASK_LIMIT).any())
+    if has_bans:
+        limit = max(MASK_LIMIT, torch.finfo(logits.dtype).min)  # it overflows in float16
+        smallest = torch.where(logits < limit, math.inf, logits).amin(-1).double()
+    largest, smallest = (torch.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
+    return _Extremes(largest, smallest, is_valid, has_bans)
 
 
-def _has_bans(logits: Tensor) -> bool:
-    # Row by row: the NaN of one row must not hide the bans of another. In float64, for the limit
-    # itself is -inf in float16, and nothing is below that.
-    return bool((logits.amin(-1).double() < MASK_LIMIT).any())
+def _windows(logits: Tensor, rows: Tensor, first: Tensor, width: int) -> Tensor:
+    if width == logits.shape[1]:
+        return logits[rows]
+    # Slices, for an index tensor takes 4 ns a token.
+    starts = zip(rows.tolist(), first.tolist(), strict=True)
+    return torch.stack([logits[row, start : start + width] for row, start in starts])
 
 
 def _cheap_index(rows: Tensor) -> Tensor | slice:
     return slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else rows
 
 
-def _read_bits(logits: Tensor, peak: Tensor, read: Read, out: Tensor) -> Tensor:
+def _read_bits(logits: Tensor, shift: Tensor, read: Read, out: Tensor) -> Tensor:
     inside = out
     if out.shape[1] > read.num_columns:
         inside = out[:, : read.num_columns]
         out[:, read.num_columns :] = -math.inf
     block = logits[read.rows, read.columns]
-    torch.add(peak[read.rows].to(out.dtype).neg(), block, alpha=BITS_PER_NAT, out=inside)
+    if out.dtype != logits.dtype:
+        # An addition of two dtypes would make a temporary of its own.
+        block = inside.copy_(block)
+    torch.add(shift[read.rows].to(out.dtype), block, alpha=BITS_PER_NAT, out=inside)
     return out

@@ -1,17 +1,17 @@
 """The coupled sampler coupled/1: the safe model's draw where it may stand, else the residual."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .law import RatioLaw, token_log2_probs
-from .logit_pair import BITS_PER_NAT, Read, piece_sums
+from .logit_pair import Read, piece_sums
 
 # A rows drawn for, B requests, V vocabulary, R rows and C columns of one read.
 
-ReadWeights = Callable[[RatioLaw, Read, Sequence[Tensor]], Tensor]
-"""law, read, its three slots of scratch -> (R, C) float64 weights, at least 0, in one of them."""
+ReadWeights = Callable[[RatioLaw, Read], Tensor]
+"""law, read of three slots -> (R, C) float64 weights, at least 0, in one of the slots."""
 
 
 def coupled_sample(
@@ -103,30 +103,29 @@ def _residual(safe_log_probs: Tensor, log_probs: Tensor) -> Tensor:
     return log_ratio.neg_().expm1_().neg_().clamp_min_(0.0).mul_(log_probs.exp())
 
 
-def _safe_weights(law: RatioLaw, read: Read, slots: Sequence[Tensor]) -> Tensor:
-    return law.pair.read_safe(read, slots[0]).exp2_()
+def _safe_weights(law: RatioLaw, read: Read) -> Tensor:
+    return law.pair.read_safe(read, read.slots[:, 0]).exp2_()
 
 
-def _shared_weights(law: RatioLaw, read: Read, slots: Sequence[Tensor]) -> Tensor:
-    law.pair.read_shared(read, *slots)
-    return slots[0].exp2_()
+def _shared_weights(law: RatioLaw, read: Read) -> Tensor:
+    safe, risky, tilt = read.slots.unbind(1)
+    law.pair.read_shared(read, safe, risky, tilt)
+    return safe.exp2_()
 
 
-def _residual_weights(law: RatioLaw, read: Read, slots: Sequence[Tensor]) -> Tensor:
-    safe, _, tilt = slots
-    law.pair.read_shared(read, *slots)
-    log2_ratio = law.log2_ratio(read.rows, tilt)
-    weight = safe.add_(log2_ratio).exp2_()
-    # As in `_residual`.
-    return log2_ratio.div_(-BITS_PER_NAT).expm1_().neg_().clamp_min_(0.0).mul_(weight)
+def _residual_weights(law: RatioLaw, read: Read) -> Tensor:
+    """(p* - p_s)_+ up to a factor; its rounding error is that of p_s itself."""
+    safe, risky, tilt = read.slots.unbind(1)
+    law.pair.read_shared(read, safe, risky, tilt)
+    weight = torch.add(safe, law.log2_ratio(read.rows, tilt), out=risky).exp2_()
+    return weight.sub_(safe.exp2_()).clamp_min_(0.0)
 
 
 def _masses(law: RatioLaw, rows: Tensor, weights: ReadWeights) -> Tensor:
     """(A, num_pieces) float64, the weight in each piece of the vocabulary."""
     masses = torch.zeros(len(rows), law.pair.num_pieces, dtype=torch.float64, device=rows.device)
-    scratch = law.pair.scratch(len(rows), 3, torch.float64)
-    for read in law.pair.reads(rows):
-        masses[read.group, read.pieces] = piece_sums(weights(law, read, read.room(scratch)))
+    for read in law.pair.reads(rows, 3, torch.float64):
+        masses[read.group, read.pieces] = piece_sums(weights(law, read))
     return masses
 
 
@@ -137,16 +136,15 @@ def _draw(
 
     rows: (A,). masses: (A, num_pieces) float64. uniform: (B,) float64. Returns: (A,) int64.
     """
+    token_ids = torch.empty_like(rows)
+    if not len(rows):
+        return token_ids
     running_sum = masses.cumsum(-1)
     target = uniform[rows] * running_sum[:, -1]
     chosen = _first_above(running_sum, target)
     before = torch.nn.functional.pad(running_sum, (1, 0)).gather(1, chosen[:, None])[:, 0]
-    token_ids = torch.empty_like(rows)
-    scratch = law.pair.scratch(len(rows), 3, torch.float64)
-    for piece in torch.unique(chosen).tolist():
-        for members in (chosen == piece).nonzero()[:, 0].split(law.pair.rows_per_read):
-            read = law.pair.piece(rows[members], piece)
-            in_piece = weights(law, read, read.room(scratch)).cumsum(-1)
-            places = _first_above(in_piece, (target - before)[members])
-            token_ids[members] = places + read.columns.start
-    return token_ids
+    inside, first = law.windows(rows, chosen)
+    for read in inside.pair.reads(torch.arange(len(rows), device=rows.device), 3, torch.float64):
+        in_piece = weights(inside, read).cumsum(-1)
+        token_ids[read.group] = _first_above(in_piece, (target - before)[read.group])
+    return token_ids + first

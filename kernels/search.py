@@ -14,6 +14,7 @@ from .tilt_points import (
     TiltPoints,
     certified_points,
     estimated_points,
+    settled_points,
     start_point,
     unknown_point,
 )
@@ -23,13 +24,13 @@ from .tilt_points import (
 MAX_PASSES = 16
 """Random rows within +-100 nats took at most 8; at the limit the feasible end is returned."""
 
-NUM_ESTIMATED_PASSES = 2
+NUM_GUIDED_PASSES = 2
 """Passes that interpolate between estimates; should those mislead, later ones do without them."""
 
 TRIAL_OFFSETS = (-4.0 / 3.0, -2.0 / 3.0, 0.0, 2.0 / 3.0)
 """Where the four points of a pass lie, in error estimates from the predicted root."""
 
-SHARPNESS = 10.0
+SHARPNESS = 1000.0
 """One point is tried in place of four if the estimated error in KL is below this many tolerances:
 the estimate, quintic minus cubic, is the cubic's error and lies far above the quintic's own."""
 
@@ -63,6 +64,8 @@ class KlTarget:
 class _Trials:
     """Where to measure next; (A,) each."""
 
+    aim: Tensor
+    """Nats; the KL sought."""
     beta: Tensor
     error: Tensor
     is_sharp: Tensor
@@ -77,9 +80,9 @@ def largest_feasible(
     rows: (A,) int64, rows of the pair that have a common support. first: their `estimated_sums`.
     Returns: (A, 1) points measured in float64: feasible means feasible.
     """
-    estimates = estimated_points(first)
     start = start_point(first, target.log2_shared)
     interval = Bracket(start, unknown_point(start))
+    estimates = estimated_points(first)
     is_stalled = torch.zeros_like(rows, dtype=torch.bool)
     for num_passes in range(MAX_PASSES):
         is_open = _is_open(interval, target)
@@ -87,7 +90,7 @@ def largest_feasible(
             break
         still = _members(is_open)
         before, part = interval.take(still), target.take(still)
-        is_guided = num_passes < NUM_ESTIMATED_PASSES
+        is_guided = num_passes < NUM_GUIDED_PASSES
         known = estimates.take(still) if is_guided else TiltPoints(estimates.values[still, :0])
         trials = _trials(before, known, part, is_stalled[still])
         after = _narrowed(pair, rows[still], before, part, trials)
@@ -121,7 +124,7 @@ def _trials(
     beta = torch.where(is_stalled, low + 0.5 * width, beta).clamp_max(1.0)
     error = torch.where(is_stalled, 0.3 * width, error)
     is_sharp = (error_nats < SHARPNESS * target.tolerance) & ~is_stalled
-    return _Trials(beta, error, is_sharp | (beta == 1.0))
+    return _Trials(aim, beta, error, is_sharp | (beta == 1.0))
 
 
 def _narrowed(
@@ -140,8 +143,9 @@ def _narrowed(
         sums = tilted_sums(pair, rows[members], beta)
         rounding = pair.rounding(rows[members])
         points = certified_points(rounding, sums, part.log2_shared, part.is_untilted)
-        known = torch.cat([before.lower.values, points.values, before.upper.values], dim=1)
-        narrowed.put(members, bracket(TiltPoints(known), part.allowance))
+        settled = settled_points(points, sums, pair.tilt_range[rows[members]], trials.aim[members])
+        known = [point.values for point in (before.lower, points, settled, before.upper)]
+        narrowed.put(members, bracket(TiltPoints(torch.cat(known, dim=1)), part.allowance))
     return narrowed
 
 

@@ -1,29 +1,16 @@
 """Power sums of the family between the models: p_beta proportional to p_s^(1-beta) p_r^beta."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .logit_pair import PIECE_SIZE, LogitPair, Read, padded, piece_sums
+from .logit_pair import LogitPair, piece_sums
 
 # A rows asked for, B requests, P points (betas) a row, R rows and C columns of one read.
 
-NUM_STEPS = 8
-"""The statistics pass measures beta = 0, 1/8, ..., 1 from three exponentials a token."""
-
-STEP_LIMIT = 60.0
-"""Bits; exp2 of one step is held within it, so that four of them cannot overflow a float32."""
-
-
-PRODUCT_SIZE = 512
-"""Columns of one matrix product; a divisor of PIECE_SIZE. Its float32 sums run token after token:
-KL at beta = 1 errs by 5e-6 with 4,096 columns, 4e-7 with 512, at the same speed."""
-
-NUM_POWERS = 4
-FIRST_WEIGHT = 6
-"""Scratch slots: safe, risky, the four powers of the tilt, and from here the weights."""
+ESTIMATED_BETAS = (0.0, 0.5, 1.0)
+"""What the statistics pass measures; most roots are then known to 1e-4 of the KL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +41,42 @@ class SupportMasses:
 
 def support_masses(pair: LogitPair, rows: Tensor) -> SupportMasses:
     """One pass over the safe logits, and over the risky ones where tokens are banned."""
-    shape = (len(rows), pair.num_pieces)
-    pieces = torch.zeros(shape, dtype=torch.float64, device=rows.device)
-    shared, banned = torch.zeros_like(pieces), torch.zeros_like(pieces)
-    scratch = pair.scratch(len(rows), 4, torch.float64)
-    for read in pair.reads(rows):
-        every, *others = read.room(scratch)
+    shape = (3, len(rows), pair.num_pieces)
+    pieces, shared, banned = torch.zeros(shape, dtype=torch.float64, device=rows.device)
+    for read in pair.reads(rows, 4 if pair.has_bans else 1, torch.float64):
+        every, *others = read.slots.unbind(1)
         weight = pair.read_safe(read, every).exp2_()
-        mass = piece_sums(weight)
-        pieces[read.group, read.pieces] = mass
-        shared[read.group, read.pieces] = mass
+        pieces[read.group, read.pieces] = piece_sums(weight)
         if pair.has_bans:
             pair.read_shared(read, *others)
             shared_weight = others[0].exp2_()
             shared[read.group, read.pieces] = piece_sums(shared_weight)
             banned[read.group, read.pieces] = piece_sums(weight.sub_(shared_weight))
-    return SupportMasses(pieces, shared.sum(-1), banned.sum(-1))
+    return SupportMasses(
+        pieces, shared.sum(-1) if pair.has_bans else pieces.sum(-1), banned.sum(-1)
+    )
+
+
+def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
+    """The statistics pass: the sums at ESTIMATED_BETAS, in float32 (about 1e-6 relative).
+
+    rows: (A,) int64. Weights below 2**-149 are lost.
+    """
+    beta = torch.tensor(ESTIMATED_BETAS, dtype=torch.float64, device=rows.device)
+    sums = torch.zeros(len(rows), len(beta), 4, dtype=torch.float64, device=rows.device)
+    for read in pair.reads(rows, len(ESTIMATED_BETAS) + 4, torch.float32):
+        weights, powers = read.slots[:, :-4], read.slots[:, -4:]
+        safe, *between, risky = weights.unbind(1)
+        one, tilt, square, cube = powers.unbind(1)
+        pair.read_shared(read, safe, risky, tilt)
+        one.fill_(1.0)
+        torch.mul(tilt, tilt, out=square)
+        torch.mul(square, tilt, out=cube)
+        for out, share in zip(between, ESTIMATED_BETAS[1:-1], strict=True):
+            torch.add(safe, tilt, alpha=share, out=out)
+        weights.exp2_()
+        sums[read.group] += torch.bmm(weights, powers.transpose(1, 2))
+    return TiltSums(beta.expand(len(rows), -1), sums)
 
 
 def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
@@ -78,72 +85,15 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
     rows: (A,) int64. beta: (A, P) float64 in [0, 1]. Weights below 2**-1074 are lost, which
     matters only if the sum of all weights is nearly as small; see `tilt_points`.
     """
-    sums = torch.zeros(*beta.shape, NUM_POWERS, dtype=torch.float64, device=rows.device)
-    scratch = _scratch(pair, rows, beta.shape[1], torch.float64)
-    for read in pair.reads(rows):
-        slots = read.room(scratch)
-        safe, tilt = _read_powers(pair, read, slots)
-        for weight, point in zip(slots[FIRST_WEIGHT:], beta[read.group].unbind(1), strict=True):
-            torch.addcmul(safe, point[:, None], tilt, out=weight).exp2_()
-        sums[read.group] += _power_sums(scratch, read)
+    sums = torch.zeros(*beta.shape, 4, dtype=torch.float64, device=rows.device)
+    for read in pair.reads(rows, 5, torch.float64):
+        safe, weight, tilt, square, cube = read.slots.unbind(1)
+        pair.read_shared(read, safe, weight, tilt)
+        torch.mul(tilt, tilt, out=square)
+        torch.mul(square, tilt, out=cube)
+        powers = read.slots[:, 2:].transpose(1, 2)
+        for point, factor in enumerate(beta[read.group].unbind(1)):
+            torch.addcmul(safe, factor[:, None], tilt, out=weight).exp2_()
+            higher = torch.bmm(weight[:, None], powers)[:, 0]
+            sums[read.group, point] += torch.cat([weight.sum(-1, keepdim=True), higher], dim=-1)
     return TiltSums(beta, sums)
-
-
-def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
-    """The statistics pass: the sums at beta = j / 8 for j = 0, ..., 8, in float32 (1e-6 relative).
-
-    rows: (A,) int64. Points 1 to 4 are multiplied up from beta = 0 and points 5 to 7 down from
-    beta = 1, so a token whose weight at the nearer end underflows (below 2**-149) is lost only
-    where its true weight is below 2**-74.
-    """
-    shape = (len(rows), NUM_STEPS + 1, NUM_POWERS)
-    sums = torch.zeros(shape, dtype=torch.float64, device=rows.device)
-    scratch = _scratch(pair, rows, NUM_STEPS + 1, torch.float32)
-    for read in pair.reads(rows):
-        slots = read.room(scratch)
-        _read_powers(pair, read, slots)
-        _chain_weights(slots)
-        sums[read.group] += _power_sums(scratch, read)
-    beta = torch.arange(NUM_STEPS + 1, dtype=torch.float64, device=rows.device) / NUM_STEPS
-    return TiltSums(beta.expand(len(rows), -1), sums)
-
-
-def _scratch(pair: LogitPair, rows: Tensor, num_points: int, dtype: torch.dtype) -> Tensor:
-    scratch = pair.scratch(len(rows), FIRST_WEIGHT + num_points, dtype)
-    scratch[:, FIRST_WEIGHT - NUM_POWERS] = 1.0
-    return scratch
-
-
-def _read_powers(pair: LogitPair, read: Read, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Fill the slots before the weights: safe, risky, and the powers 1 to 3 of the tilt."""
-    safe, risky, _, tilt, square, cube = slots[:FIRST_WEIGHT]
-    pair.read_shared(read, safe, risky, tilt)
-    torch.mul(tilt, tilt, out=square)
-    torch.mul(square, tilt, out=cube)
-    return safe, tilt
-
-
-def _chain_weights(slots: Sequence[Tensor]) -> None:
-    """Fill the nine weights, at beta = j / 8."""
-    safe, risky, _, tilt = slots[:4]
-    weights = slots[FIRST_WEIGHT:]
-    torch.exp2(safe, out=weights[0])
-    torch.exp2(risky, out=weights[NUM_STEPS])
-    step = torch.mul(tilt, 1.0 / NUM_STEPS, out=safe).clamp_(-STEP_LIMIT, STEP_LIMIT).exp2_()
-    for point in range(1, NUM_STEPS // 2 + 1):
-        torch.mul(weights[point - 1], step, out=weights[point])
-    step.reciprocal_()
-    for point in range(NUM_STEPS - 1, NUM_STEPS // 2, -1):
-        torch.mul(weights[point + 1], step, out=weights[point])
-
-
-def _power_sums(scratch: Tensor, read: Read) -> Tensor:
-    """(R, P, 4) float64: sums of weights * tilt**n, as matrix products over pieces of the block."""
-    filled = scratch[: read.num_rows, :, : padded(read.num_columns)]
-    # Reads of several columns of pieces have one row, so that nothing is copied here.
-    num_rows, num_slots, num_columns = filled.shape
-    width = num_columns if num_columns <= PIECE_SIZE else PRODUCT_SIZE
-    pieces = filled.view(num_rows, num_slots, -1, width).transpose(1, 2).flatten(0, 1)
-    powers = pieces[:, FIRST_WEIGHT - NUM_POWERS : FIRST_WEIGHT]
-    products = torch.bmm(pieces[:, FIRST_WEIGHT:], powers.transpose(1, 2))
-    return products.view(num_rows, -1, *products.shape[1:]).sum(1, dtype=torch.float64)

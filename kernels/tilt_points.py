@@ -21,6 +21,15 @@ LEAST_ESTIMATE = -40.0
 ESTIMATE_ROUNDING = 1e-6
 """Usual relative error of the float32 sums, generously."""
 
+EXPANSION_ERROR = 4e-6
+"""Fraction of the KL sought, the search stops within 9e-6; it counts as spent."""
+
+LOG_PARTITION_ERROR = 1e-11
+"""Nats; how exact the sum of the weights must be where it is not measured but expanded."""
+
+TILT_ROUNDING = 1e-9
+"""Nats, added to the range of the tilts for the rounding of each."""
+
 UNKNOWN_BETA = 2.0
 """Halfway to it from 0 lies beta = 1, which is what a search without any knowledge tries first."""
 
@@ -87,6 +96,43 @@ def certified_points(
     points.kl.masked_fill_(~is_known, torch.inf).masked_fill_(is_same, 0.0)
     points.margin.masked_fill_(is_same, 0.0)
     return points
+
+
+def settled_points(
+    points: TiltPoints, sums: TiltSums, tilt_range: Tensor, aim: Tensor
+) -> TiltPoints:
+    """Points near the certified ones whose KL is the aim, found and certified by Taylor expansion.
+
+    points, sums: (A, P), what was measured. tilt_range: (A,) bits by which the tilts of a row
+    differ at most. aim: (A,) nats. Not known where the expansion might err by more than
+    EXPANSION_ERROR of the aim in KL, or LOG_PARTITION_ERROR in the sum of the weights.
+
+    Let D be the range of the tilt, V its variance at beta, and step the way from there. In between
+    the probabilities change by a factor of exp(step D) at most, so there the cumulants are bounded:
+    |k3| <= D V exp(step D) and |k4| <= D^2 V exp(step D). They are what the remainders consist of:
+    k4 in log Z, and 2 k3 + beta k4 in KL, which are their next derivatives.
+    """
+    mean, _, variance, skew = _central_moments(sums.sums)
+    beta, reach = points.beta, tilt_range[:, None] / BITS_PER_NAT + TILT_ROUNDING
+    rise = aim[:, None].sqrt() - points.kl.sqrt()
+    step = rise * (points.velocity + 0.5 * rise * points.acceleration)
+    kl = points.kl + step * (beta * variance + 0.5 * step * (variance + beta * skew))
+    nats = step * (mean + step * (0.5 * variance + step * skew / 6.0))
+    length = step.abs()
+    cube = length**3 * reach * variance * (length * reach).exp()
+    kl_error = cube * (2.0 + reach) / 6.0
+    is_known = (kl_error <= EXPANSION_ERROR * aim[:, None]) & (beta + step <= 1.0)
+    is_known &= cube * length * reach / 24.0 <= LOG_PARTITION_ERROR
+    columns = [
+        beta + step,
+        points.log2_partition + nats * BITS_PER_NAT,
+        kl,
+        points.margin + kl_error + LOG_PARTITION_ERROR,
+        points.velocity,
+        points.acceleration,
+    ]
+    unknown = unknown_point(points).values
+    return TiltPoints(torch.where(is_known[..., None], torch.stack(columns, dim=-1), unknown))
 
 
 def estimated_points(sums: TiltSums) -> TiltPoints:

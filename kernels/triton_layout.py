@@ -29,10 +29,11 @@ SMALLEST_TILT = tl.constexpr(18)
 DRAFT = tl.constexpr(19)
 IS_KEPT = tl.constexpr(20)
 ROW_STEP = tl.constexpr(21)
-SAFE_PEAK_BITS = tl.constexpr(22)
-RISKY_PEAK_BITS = tl.constexpr(23)
+SAFE_SHIFT = tl.constexpr(22)
+RISKY_SHIFT = tl.constexpr(23)
 SAFE_MASS = tl.constexpr(24)
-NUM_FACTS = tl.constexpr(25)
+TILT_RANGE = tl.constexpr(25)  # infinite: not measured
+NUM_FACTS = tl.constexpr(26)
 
 # Flags of a row, one byte each.
 IS_VALID = tl.constexpr(0)

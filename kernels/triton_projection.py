@@ -78,8 +78,9 @@ def _projection(
     pair = LogitPair(
         risky=risky_logits,
         safe=safe_logits,
-        risky_peak=facts[:, layout.RISKY_PEAK_BITS.value, None],
-        safe_peak=facts[:, layout.SAFE_PEAK_BITS.value, None],
+        risky_shift=facts[:, layout.RISKY_SHIFT.value, None],
+        safe_shift=facts[:, layout.SAFE_SHIFT.value, None],
+        tilt_range=facts[:, layout.TILT_RANGE.value],
         is_valid=is_valid,
         has_bans=True,  # they may; to know it would mean to wait for the device
     )

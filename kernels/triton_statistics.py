@@ -18,15 +18,16 @@ from .triton_layout import (
     RISKY_MASS,
     RISKY_MAX,
     RISKY_PEAK,
-    RISKY_PEAK_BITS,
+    RISKY_SHIFT,
     SAFE_MASS,
     SAFE_MAX,
     SAFE_PEAK,
-    SAFE_PEAK_BITS,
+    SAFE_SHIFT,
     SHARED_MASS,
     SMALLEST_TILT,
     TILT_MAX,
     TILT_MIN,
+    TILT_RANGE,
 )
 from .triton_tokens import INF, LOG2_E, load_blocks, read_logits
 
@@ -125,8 +126,9 @@ def merge_masses(records_ptr, facts_ptr, flags_ptr, num_blocks, NUM_SLOTS: tl.co
     floor = tl.where(banned > 0.0, tl.log(1.0 + quotient) * (1.0 + 8.0 * ROUNDING) + ROUNDING, 0.0)
     tl.store(facts_ptr + SAFE_PEAK, safe_peak)
     tl.store(facts_ptr + RISKY_PEAK, risky_peak)
-    tl.store(facts_ptr + SAFE_PEAK_BITS, safe_peak * LOG2_E)
-    tl.store(facts_ptr + RISKY_PEAK_BITS, risky_peak * LOG2_E)
+    tl.store(facts_ptr + SAFE_SHIFT, -safe_peak * LOG2_E)
+    tl.store(facts_ptr + RISKY_SHIFT, -risky_peak * LOG2_E)
+    tl.store(facts_ptr + TILT_RANGE, INF)
     tl.store(facts_ptr + SAFE_MASS, shared + banned)
     tl.store(facts_ptr + LOG2_SHARED, tl.where(is_possible, tl.log2(shared), 0.0))
     tl.store(facts_ptr + LOG2_SAFE_MASS, tl.where(is_valid, tl.log2(shared + banned), 0.0))

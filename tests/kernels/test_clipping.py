@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchored.kernels import reference
+from anchored.kernels import clipping, reference
 from anchored.kernels.clipping import project_max
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
@@ -125,6 +125,23 @@ def test_laws_of_clipping(kind, vocab_size, seed, logit_pairs, budgets):
     shifted = project_max(risky + 3.0, safe - 5.0, budget)
     for other in (permuted.spend, shifted.spend):
         assert (other - projection.spend).abs().max() <= 1e-8
+
+
+@pytest.mark.parametrize("kind", ["generic", "memorised", "scaled", "two_atoms", "huge"])
+def test_few_passes_find_the_scale(kind, logit_pairs, budgets, monkeypatch):
+    num_passes = 0
+
+    def counted_sums(*arguments):
+        nonlocal num_passes
+        num_passes += 1
+        return cut_sums(*arguments)
+
+    cut_sums = clipping._cut_sums
+    monkeypatch.setattr(clipping, "_cut_sums", counted_sums)
+    generator = torch.Generator().manual_seed(1)
+    risky, safe = logit_pairs(kind, 40, 5000, generator)
+    project_max(risky, safe, budgets(40, generator))
+    assert num_passes <= 30  # Newton alone takes 893 for "huge"
 
 
 def test_wrong_arguments_are_refused():

@@ -8,8 +8,13 @@ import torch
 from anchored.kernels import reference, search
 from anchored.kernels.logit_pair import BITS_PER_NAT, PIECE_SIZE, logit_pair
 from anchored.kernels.projection import project_kl
-from anchored.kernels.tilt import estimated_sums, support_masses, tilted_sums
-from anchored.kernels.tilt_points import estimated_points
+from anchored.kernels.tilt import ESTIMATED_BETAS, estimated_sums, support_masses, tilted_sums
+from anchored.kernels.tilt_points import (
+    LOG_PARTITION_ERROR,
+    certified_points,
+    estimated_points,
+    settled_points,
+)
 
 SIZES = [1, 63, 65, PIECE_SIZE, PIECE_SIZE + 1, 3 * PIECE_SIZE + 17]
 
@@ -36,8 +41,8 @@ def test_sums_agree_with_a_plain_sum(vocab_size, dtype, logit_pairs):
     for point in range(3):
         expected = plain_sums(risky[rows], safe[rows], beta[0, point])
         torch.testing.assert_close(exact[:, point], expected, rtol=1e-11, atol=1e-9)
-    for point in range(9):
-        expected = plain_sums(risky[rows], safe[rows], point / 8)
+    for point, weight in enumerate(ESTIMATED_BETAS):
+        expected = plain_sums(risky[rows], safe[rows], weight)
         torch.testing.assert_close(estimated.sums[:, point], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -46,8 +51,8 @@ def test_estimates_lie_within_their_margin(kind, logit_pairs):
     risky, safe = logit_pairs(kind, 20, 9000, torch.Generator().manual_seed(1))
     points = estimated_points(estimated_sums(logit_pair(risky, safe), torch.arange(20)))
     floor = reference.support_floor(risky, safe)
-    for point in range(1, 9):
-        log_probs = reference.tilted_log_probs(risky, safe, torch.full((20,), point / 8))
+    for point, weight in enumerate(ESTIMATED_BETAS):
+        log_probs = reference.tilted_log_probs(risky, safe, torch.full((20,), weight))
         kl = reference.kl_divergence(log_probs, safe) - floor
         known = points.kl[:, point].isfinite()
         error = (points.kl[:, point] - kl).abs()
@@ -67,9 +72,43 @@ def test_masses_are_those_of_the_safe_model(logit_pairs):
     torch.testing.assert_close(masses.banned, weight.sum(-1) - shared)
 
 
+@pytest.mark.parametrize("kind", ["generic", "memorised", "masked_both", "two_atoms"])
+def test_points_settled_by_expansion_lie_within_their_margin(kind, logit_pairs):
+    risky, safe = logit_pairs(kind, 40, 500, torch.Generator().manual_seed(4))
+    pair, rows = logit_pair(risky, safe), torch.arange(40)
+    log2_shared = support_masses(pair, rows).shared.log2()
+    is_untilted = torch.zeros(40, dtype=torch.bool)
+
+    def measured(beta):
+        sums = tilted_sums(pair, rows, beta)
+        return certified_points(pair.rounding(rows), sums, log2_shared, is_untilted), sums
+
+    start, sums = measured(torch.linspace(0.1, 0.9, 40, dtype=torch.float64)[:, None])
+    num_known = []
+    for change in (1e-5, 1e-4, 1e-3, 1e-1):
+        aim = start.kl[:, 0] * (1.0 + change)
+        settled = settled_points(start, sums, pair.tilt_range, aim)
+        known = settled.kl[:, 0].isfinite()
+        exact, _ = measured(settled.beta.clamp_max(1.0))
+        error = (settled.kl - exact.kl).abs() - exact.margin
+        assert bool((error <= settled.margin)[known].all())
+        assert bool(((settled.kl[:, 0] - aim).abs() <= 1e-5 * aim)[known].all())
+        gap = (settled.log2_partition - exact.log2_partition).abs()
+        assert bool((gap <= 2.0 * LOG_PARTITION_ERROR * BITS_PER_NAT)[known].all())
+        num_known.append(int(known.sum()))
+    # The longer the step, the fewer are known; the margin alone would not show what went wrong.
+    assert num_known[0] >= 10 and num_known == sorted(num_known, reverse=True)
+    assert num_known[-1] == 0
+
+
 @pytest.mark.parametrize(
     ("kind", "mean_limit", "limit"),
-    [("generic", 1.3, 3), ("memorised", 1.8, 4), ("disjoint_peaks", 3.0, 7), ("two_atoms", 6.0, 9)],
+    [
+        ("generic", 1.15, 3),
+        ("memorised", 1.8, 4),
+        ("disjoint_peaks", 3.0, 7),
+        ("two_atoms", 6.0, 9),
+    ],
 )
 def test_few_passes_settle_a_row(kind, mean_limit, limit, logit_pairs, budgets, monkeypatch):
     passes = collections.Counter()
