@@ -9,8 +9,9 @@ from torch.distributed.checkpoint import FileSystemReader
 _STEP_NAME = re.compile(r"step-(\d+)")
 
 
-def checkpoint_steps(folder: Path) -> dict[int, Path]:
+def checkpoint_steps(folder: Path | str) -> dict[int, Path]:
     """Folders step-N by their step, in ascending order, whole or not."""
+    folder = Path(folder)
     if not folder.is_dir():
         return {}
     matches = [(_STEP_NAME.fullmatch(path.name), path) for path in folder.iterdir()]

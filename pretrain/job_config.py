@@ -43,6 +43,12 @@ class Checkpoint(titan.Checkpoint):
     last_save_model_only: bool = False
     """Must stay false: a finished run could not be extended, nor started again without failing"""
 
+    interval_minutes: float = 0.0
+    """Also save after this many minutes without a checkpoint; 0: by steps only"""
+
+    milestone_interval: int = 0
+    """Checkpoints of multiples of this many steps are never deleted; 0: keep_latest_k alone"""
+
 
 @dataclass
 class ActivationCheckpoint(titan.ActivationCheckpoint):

@@ -92,13 +92,14 @@ def _prepare_checkpoints(config: JobConfig, record: RunRecord, dump_folder: Path
     whole = [step for step in steps if step not in torn]
     for path in torn.values():
         shutil.rmtree(path)
-    remarks = [f"checkpoint {path} is incomplete and was removed" for path in torn.values()]
+    removed = f"removed incomplete {', '.join(path.name for path in torn.values())}: "
+    prefix = removed if torn else ""
     if whole:
-        return [*remarks, f"resuming from {folder}/step-{whole[-1]}"]
+        return [f"{prefix}resuming from {folder}/step-{whole[-1]}"]
     # An empty folder would make torchtitan ignore checkpoint.initial_load_path.
     shutil.rmtree(folder)
     _check_initial_weights(config, record)
-    return [*remarks, f"no complete checkpoint in {folder}: starting from the beginning"]
+    return [f"{prefix}no complete checkpoint in {folder}, starting from the beginning"]
 
 
 def _check_same_run(config: JobConfig, record: RunRecord, dump_folder: Path) -> None:

@@ -6,14 +6,33 @@ from torch.distributed.fsdp import FSDPModule
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
 from torchtitan.train import Trainer
 
+from .checkpointer import RunCheckpointer
 from .job_config import JobConfig
+from .rank_agreement import any_rank
+from .stop_signal import StopSignal
 
 
 class PretrainTrainer(Trainer):
-    """Trains from the last checkpoint (or the initial weights) to the last step."""
+    """Trains from the last checkpoint (or the initial weights) to the last step, or to a signal.
 
-    def __init__(self, job_config: JobConfig) -> None:
+    A stop signal to any process ends training on all of them after the same step, with a whole
+    checkpoint of that step.
+    """
+
+    def __init__(self, job_config: JobConfig, stop_signal: StopSignal) -> None:
         super().__init__(job_config)
+        self._stop_signal = stop_signal
+        self.checkpointer.close()
+        self.checkpointer = RunCheckpointer(
+            checkpoint_config=job_config.checkpoint,
+            dataloader=self.dataloader,
+            model_parts=self.model_parts,
+            optimizers=self.optimizers,
+            lr_schedulers=self.lr_schedulers,
+            states={"train_state": self},
+            sd_adapter=None,
+            base_folder=job_config.job.dump_folder,
+        )
         if self.device.type == "cpu":
             reduce_gradients_by_sum(self.model_parts)
 
@@ -28,15 +47,25 @@ class PretrainTrainer(Trainer):
             maybe_enable_memory_snapshot(config.profiling, **folder) as snapshot,
         ):
             data_iterator = self.batch_generator(self.dataloader)
-            while self.should_continue_training():
+            is_stopping = False
+            while self.should_continue_training() and not is_stopping:
                 self.step += 1
                 self.gc_handler.run(self.step)
                 self.train_step(data_iterator)
-                self.checkpointer.save(self.step, last_step=self.step == config.training.steps)
+                is_stopping = self._save_if_due()
                 for observer in (profiler, snapshot):
                     if observer:
                         observer.step()
         dist.barrier()  # no process leaves while another still needs it
+
+    def _save_if_due(self) -> bool:
+        """Save what the step, the clock or a signal asks for; returns whether to stop now."""
+        is_stopping, is_time_up = any_rank(
+            self._stop_signal.arrived, self.checkpointer.is_time_up, device=self.device
+        )
+        is_last = is_stopping or not self.should_continue_training()
+        self.checkpointer.save(self.step, last_step=is_last, is_due=is_time_up)
+        return is_stopping
 
     def _tokens_per_step(self) -> int:
         training = self.job_config.training

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from anchored.pretrain.checkpoints import checkpoint_steps, is_complete
 from anchored.pretrain.data_plan import DataPlan
 from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.job_config import load_job_config
@@ -47,8 +48,8 @@ def finished(write_config, tmp_path_factory):
     return dump_folder
 
 
-def kill_in_the_middle(config_file, dump_folder, after_steps):
-    """Start the run and kill it as soon as it has logged `after_steps` steps."""
+def end_in_the_middle(config_file, dump_folder, after_steps, number):
+    """Start the run and send it a signal as soon as it has logged `after_steps` steps."""
     command = [sys.executable, "-m", "anchored.pretrain", "--job.config_file", str(config_file)]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -59,8 +60,8 @@ def kill_in_the_middle(config_file, dump_folder, after_steps):
             assert process.poll() is None, "the run ended before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+        os.killpg(process.pid, number)
+    return process.returncode
 
 
 def test_a_run_learns_and_records_every_step(finished):
@@ -81,12 +82,25 @@ def test_the_first_loss_is_that_of_the_initial_weights(finished):
 
 def test_a_killed_run_resumes_to_the_very_same_weights(finished, write_config, tmp_path):
     config_file = write_config(tmp_path / "run")
-    kill_in_the_middle(config_file, tmp_path / "run", after_steps=8)
+    status = end_in_the_middle(config_file, tmp_path / "run", 8, signal.SIGKILL)
+    assert status == -signal.SIGKILL
     assert not (tmp_path / "run" / "checkpoint" / f"step-{STEPS}").exists()
     before = curve(tmp_path / "run")[:5]
     launch(config_file)
     # The same timings too: steps before the checkpoint were not trained again.
     assert curve(tmp_path / "run")[:5] == before
+    assert losses(tmp_path / "run") == losses(finished)
+    assert same_weights(final_weights(tmp_path / "run"), final_weights(finished))
+
+
+def test_sigterm_ends_a_run_with_a_whole_checkpoint_and_status_0(finished, write_config, tmp_path):
+    config_file = write_config(tmp_path / "run", checkpoint={"interval": STEPS})
+    assert end_in_the_middle(config_file, tmp_path / "run", 4, signal.SIGTERM) == 0
+    (checkpoint,) = checkpoint_steps(tmp_path / "run" / "checkpoint").items()
+    step, folder = checkpoint
+    assert step == len(losses(tmp_path / "run")) < STEPS
+    assert is_complete(folder)
+    launch(config_file)
     assert losses(tmp_path / "run") == losses(finished)
     assert same_weights(final_weights(tmp_path / "run"), final_weights(finished))
 
