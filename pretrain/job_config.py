@@ -51,6 +51,14 @@ class Checkpoint(titan.Checkpoint):
 
 
 @dataclass
+class Loss:
+    """How the cross entropy is computed; its value does not depend on it."""
+
+    chunk_tokens: int = 0
+    """Tokens of a process whose logits exist at once, inside the model's forward; 0: all"""
+
+
+@dataclass
 class ActivationCheckpoint(titan.ActivationCheckpoint):
     mode: Literal["selective", "full", "memory_budget", "none"] = "none"
     """Type of activation checkpointing to use"""
@@ -65,6 +73,7 @@ class JobConfig(titan.JobConfig):
     metrics: Metrics = field(default_factory=Metrics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
+    loss: Loss = field(default_factory=Loss)
     # Tables of sources do not fit on a command line: they are given in the file only.
     data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)
 

@@ -1,7 +1,10 @@
 """torchtitan's trainer for one run of TinyComma."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
 from torchtitan.train import Trainer
@@ -35,6 +38,13 @@ class PretrainTrainer(Trainer):
         )
         if self.device.type == "cpu":
             reduce_gradients_by_sum(self.model_parts)
+
+    def post_dataloading_process(self, input_dict: dict[str, Tensor], labels: Tensor) -> Any:
+        """Also hand the labels to the forward where it computes the loss."""
+        inputs, labels, extra_inputs, options = super().post_dataloading_process(input_dict, labels)
+        if self.job_config.loss.chunk_tokens:
+            options["labels"] = labels
+        return inputs, labels, extra_inputs, options
 
     def train(self) -> None:
         """Run the remaining steps; torchtitan's own loop adds a fixed pause of 2 s at the end."""

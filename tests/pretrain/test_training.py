@@ -105,6 +105,16 @@ def test_sigterm_ends_a_run_with_a_whole_checkpoint_and_status_0(finished, write
     assert same_weights(final_weights(tmp_path / "run"), final_weights(finished))
 
 
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path, num_processes):
+    # Also on two processes, which hold half of the vocabulary's weights each.
+    config_file = write_config(tmp_path / "run", loss={"chunk_tokens": 24})
+    launch(config_file, num_processes=num_processes)
+    assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
+    norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
+    assert norms[0] == pytest.approx(norms[1], abs=1e-4)
+
+
 @pytest.mark.slow
 def test_two_processes_and_then_one_give_the_loss_curve_of_one(finished, write_config, tmp_path):
     # Also the extension of a finished run: torchtitan's default last save has no optimizer in it.
