@@ -19,6 +19,12 @@ class Job(titan.Job):
     verbose: bool = False
     """Show torchtitan's log on stderr too; it always goes to train.log in the dump folder."""
 
+    needs_gpu: bool = False
+    """Refuse to start on a machine without a GPU"""
+
+    check_memory: bool = True
+    """Refuse to start where a step is estimated not to fit into a GPU's memory"""
+
 
 @dataclass
 class Model(titan.Model):
@@ -27,6 +33,9 @@ class Model(titan.Model):
 
     hf_assets_path: str = "."
     """Not used: token shards carry their tokenizer's hash, and export is given its folder"""
+
+    tokenizer: str = ""
+    """Folder of the tokenizer that the token shards must have been made by; empty: any"""
 
 
 @dataclass
