@@ -9,6 +9,8 @@ import torchtitan.config as titan
 import tyro
 
 from .data_config import DataConfig
+from .heldout import HeldoutConfig
+from .spike_guard import SpikeGuardConfig
 from .toml_table import from_table, read_toml
 
 _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
@@ -42,6 +44,9 @@ class Model(titan.Model):
 class Metrics(titan.Metrics):
     disable_color_printing: bool = True
     """Whether to disable color printing in logs"""
+
+    enable_tensorboard: bool = True
+    """Whether to log metrics to TensorBoard"""
 
 
 @dataclass
@@ -83,7 +88,9 @@ class JobConfig(titan.JobConfig):
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
     loss: Loss = field(default_factory=Loss)
+    spike_guard: SpikeGuardConfig = field(default_factory=SpikeGuardConfig)
     # Tables of sources do not fit on a command line: they are given in the file only.
+    heldout: Annotated[HeldoutConfig, tyro.conf.Suppress] = field(default_factory=HeldoutConfig)
     data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)
 
 

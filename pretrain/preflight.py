@@ -6,6 +6,7 @@ from pathlib import Path
 from .capacity import check_disk, check_gpus, check_memory
 from .checkpoints import checkpoint_steps
 from .data_plan import DataPlan
+from .heldout import check_heldout
 from .job_config import JobConfig
 from .machine import Machine
 from .memory_estimate import estimate_memory, parameter_count
@@ -39,6 +40,7 @@ def check_run(
     record = record_of(config, plan, num_processes=num_processes)
     _check_vocabulary(record, plan)
     _check_tokenizer(config, plan)
+    check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
     start = find_starting_point(config, record)
     _check_capacity(config, machine, num_processes)
     if config.data.verify_checksums and start.step == 0:

@@ -55,5 +55,7 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
         for key, value in keys.items()
     }
     identity["debug.seed"] = config.debug.seed
+    guard = config.spike_guard
+    identity["spike_guard"] = asdict(guard) if guard.action == "skip" else None
     identity["checkpoint.initial_load_path"] = config.checkpoint.initial_load_path
     return identity

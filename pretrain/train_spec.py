@@ -13,6 +13,7 @@ from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
 
 from .chunked_cross_entropy import logit_loss_and_gradient
 from .data_plan import DataPlan
+from .guarded_optimizers import GuardedOptimizers
 from .job_config import JobConfig
 from .loader import SequenceLoader
 from .model import TinyComma, flavors
@@ -37,13 +38,22 @@ def train_spec() -> TrainSpec:
         model_args=flavors(),
         parallelize_fn=_parallelize,
         pipelining_fn=None,
-        build_optimizers_fn=build_optimizers,
+        build_optimizers_fn=_build_optimizers,
         build_lr_schedulers_fn=build_lr_schedulers,
         build_dataloader_fn=_build_loader,
         build_tokenizer_fn=None,
         build_loss_fn=_build_loss,
         build_metrics_processor_fn=RunMetrics,
     )
+
+
+def open_plan(job_config: JobConfig) -> DataPlan:
+    """The plan of a run that has passed its preflight, which has compared the checksums."""
+    return DataPlan.open(job_config.data, seq_len=job_config.training.seq_len, verify=False)
+
+
+def _build_optimizers(*arguments: Any) -> GuardedOptimizers:
+    return GuardedOptimizers(build_optimizers(*arguments))
 
 
 def _parallelize(
@@ -71,10 +81,8 @@ def _loss_of_forward(loss: Tensor, labels: Tensor) -> Tensor:
 def _build_loader(
     *, dp_world_size: int, dp_rank: int, tokenizer: None, job_config: JobConfig
 ) -> SequenceLoader:
-    # Checksums were compared by the first process before training, so that they are read once.
-    plan = DataPlan.open(job_config.data, seq_len=job_config.training.seq_len, verify=False)
     return SequenceLoader(
-        plan,
+        open_plan(job_config),
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         local_batch_size=job_config.training.local_batch_size,

@@ -119,6 +119,19 @@ def test_another_tokenizer_than_that_of_the_shards_is_refused(check, corpus, tmp
     assert "tokenizer.json has sha256 44136fa355b3, and the token shards were made by" in message
 
 
+def test_held_out_shards_are_checked_too(check, corpus, tmp_path):
+    heldout = {"num_sequences": 3, "sources": ["quarry", "absent"]}
+    assert "no token shards in" in refusal(check, heldout=heldout)
+    shutil.copytree(corpus.source("quarry"), tmp_path / "other")
+    manifest = tmp_path / "other" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"tokenizer_sha256": "', '"tokenizer_sha256": "0'))
+    heldout["sources"] = [str(tmp_path / "other")]
+    assert "other was tokenised by another tokenizer than the data" in refusal(
+        check, heldout=heldout
+    )
+
+
 def test_a_batch_that_the_processes_cannot_share_is_refused(check):
     assert "got 4 and 2 * 4" in refusal(check, num_processes=4)
 
