@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 import torchtitan.config as titan
 import tyro
 
+from .config_file import read_config_file
 from .data_config import DataConfig
 from .heldout import HeldoutConfig
 from .spike_guard import SpikeGuardConfig
-from .toml_table import from_table, read_toml
+from .toml_table import from_table
 
 _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
 
@@ -110,7 +111,7 @@ class _TomlConfigManager(titan.ConfigManager):
         for index, argument in enumerate(args):
             flag, has_value, value = argument.partition("=")
             if flag in _CONFIG_FLAGS and (has_value or index + 1 < len(args)):
-                return read_toml(Path(value if has_value else args[index + 1]))
+                return read_config_file(Path(value if has_value else args[index + 1]))
         return None
 
     def _dict_to_dataclass(self, cls: type, data: dict[str, Any]) -> Any:

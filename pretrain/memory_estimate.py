@@ -53,7 +53,7 @@ def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) 
         weights=shard_bytes,
         gradients=shard_bytes,
         optimizer=_ADAM_MOMENTS * shard_bytes,
-        gathered=_gathered_bytes(args, width, num_shards=num_shards),
+        gathered=_gathered_bytes(config, args, num_shards=num_shards),
         activations=num_tokens * _activation_bytes_per_token(config, args, width),
         logits=_logits_bytes(args, num_tokens, width),
     )
@@ -90,13 +90,17 @@ def _layer_parameters(args: TinyCommaArgs) -> int:
     return attention + 3 * args.dim * args.hidden_dim + 2 * args.dim
 
 
-def _gathered_bytes(args: TinyCommaArgs, width: int, *, num_shards: int) -> int:
+def _gathered_bytes(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) -> int:
+    width = TORCH_DTYPE_MAP[config.training.mixed_precision_param].itemsize
     if num_shards == 1:  # whole already; autocast keeps a copy of each weight in its dtype
         return 0 if width == _FLOAT32_BYTES else width * parameter_count(args)
-    # FSDP2 holds the layer at work and the next one, embedding and output, and the gradient of
-    # one of these in float32 while it is being reduced.
     embedding = args.vocab_size * args.dim
-    return width * 2 * (embedding + _layer_parameters(args)) + (width + 4) * embedding
+    # The layer at work and the next one, embedding and output; or all, where they stay gathered.
+    weights = 2 * (embedding + _layer_parameters(args))
+    if config.parallelism.fsdp_reshard_after_forward == "never":
+        weights = parameter_count(args)
+    # The largest gradient, and its float32 form while it is reduced.
+    return width * weights + (width + _FLOAT32_BYTES) * embedding
 
 
 def _logits_bytes(args: TinyCommaArgs, num_tokens: int, width: int) -> int:

@@ -55,6 +55,7 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
         for key, value in keys.items()
     }
     identity["debug.seed"] = config.debug.seed
+    identity["model.converters"] = config.model.converters or None
     guard = config.spike_guard
     identity["spike_guard"] = asdict(guard) if guard.action == "skip" else None
     identity["checkpoint.initial_load_path"] = config.checkpoint.initial_load_path
