@@ -45,7 +45,7 @@ def check_run(
     _check_capacity(config, machine, num_processes)
     if config.data.verify_checksums and start.step == 0:
         DataPlan.open(config.data, seq_len=config.training.seq_len, verify=True)
-    record.write(dump_folder)
+    start.record.write(dump_folder)
     return [start.remark] if start.remark else []
 
 

@@ -1,10 +1,10 @@
 """Where a run starts: at a checkpoint of its own, at another run's weights, or from nothing."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .checkpoints import checkpoint_steps, is_complete
+from .checkpoints import checkpoint_step, checkpoint_steps, is_complete
 from .job_config import JobConfig
 from .run_record import RECORD_NAME, RunRecord
 
@@ -13,7 +13,9 @@ from .run_record import RECORD_NAME, RunRecord
 class StartingPoint:
     """The step that a run goes on from, and what its user should know about that."""
 
-    step: int
+    record: RunRecord
+    """Of the run, with the runs before it."""
+    step: int = 0
     """Of its last whole checkpoint; 0 where it begins."""
     remark: str = ""
 
@@ -26,18 +28,17 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     """
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
     if not folder.exists():
-        _check_initial_weights(config, record)
-        return StartingPoint(0)
+        return StartingPoint(_with_earlier(config, record))
     _check_same_run(config, record)
     prefix = _remove_torn(folder)
     if whole := list(checkpoint_steps(folder)):
-        return StartingPoint(whole[-1], f"{prefix}resuming from {folder}/step-{whole[-1]}")
+        record = replace(record, earlier=RunRecord.read(folder.parent).earlier)
+        remark = f"{prefix}resuming from {folder}/step-{whole[-1]}"
+        return StartingPoint(record, whole[-1], remark)
     # An empty folder would make torchtitan ignore checkpoint.initial_load_path.
     shutil.rmtree(folder)
-    _check_initial_weights(config, record)
-    return StartingPoint(
-        0, f"{prefix}no complete checkpoint in {folder}, starting from the beginning"
-    )
+    remark = f"{prefix}no complete checkpoint in {folder}, starting from the beginning"
+    return StartingPoint(_with_earlier(config, record), 0, remark)
 
 
 def _remove_torn(folder: Path) -> str:
@@ -68,10 +69,10 @@ def _check_same_run(config: JobConfig, record: RunRecord) -> None:
         )
 
 
-def _check_initial_weights(config: JobConfig, record: RunRecord) -> None:
+def _with_earlier(config: JobConfig, record: RunRecord) -> RunRecord:
     path = config.checkpoint.initial_load_path
     if path is None:
-        return
+        return record
     checkpoint = Path(path)
     if not checkpoint.is_dir() or not is_complete(checkpoint):
         state = "is incomplete" if checkpoint.is_dir() else "does not exist"
@@ -86,3 +87,4 @@ def _check_initial_weights(config: JobConfig, record: RunRecord) -> None:
     shapes = [dict(run.model, max_position_embeddings=None) for run in (earlier, record)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"checkpoint.initial_load_path {path} holds a model of another shape")
+    return record.after(earlier, checkpoint_step(checkpoint))
