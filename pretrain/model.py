@@ -84,6 +84,14 @@ def flavors() -> dict[str, TinyCommaArgs]:
         "smoke": TinyCommaArgs(
             dim=32, n_layers=2, n_heads=2, multiple_of=32, use_tokenizer_vocab=True
         ),
+        # For trials of the pipeline: 4.9 million parameters with 8,192 tokens; and so narrow that
+        # even the Llama 3 vocabulary leaves a model that a CPU can train.
+        "trial": TinyCommaArgs(
+            dim=192, n_layers=4, n_heads=3, multiple_of=64, use_tokenizer_vocab=True
+        ),
+        "narrow": TinyCommaArgs(
+            dim=64, n_layers=2, n_heads=1, multiple_of=32, use_tokenizer_vocab=True
+        ),
         "quickstart-safe": TinyCommaArgs(
             dim=128, n_layers=3, n_heads=4, multiple_of=32, use_tokenizer_vocab=True
         ),
