@@ -2,6 +2,7 @@
 
 import logging
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torchtitan.distributed.utils import set_pg_timeouts
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
 from torchtitan.train import Trainer
 
@@ -91,17 +93,24 @@ class PretrainTrainer(Trainer):
             maybe_enable_memory_snapshot(config.profiling, **folder) as snapshot,
         ):
             data_iterator = self.batch_generator(self.dataloader)
+            first_step = self.step + 1
             is_stopping = False
             while self.should_continue_training() and not is_stopping:
                 self.step += 1
                 self.gc_handler.run(self.step)
                 self.train_step(data_iterator)
+                if self.step == first_step:  # the preflight and compilation lie behind it
+                    self._limit_waiting()
                 self._measure_heldout_if_due()
                 is_stopping = self._save_if_due()
                 for observer in (profiler, snapshot):
                     if observer:
                         observer.step()
         dist.barrier()  # no process leaves while another still needs it
+
+    def _limit_waiting(self) -> None:
+        seconds = self.job_config.comm.train_timeout_seconds
+        set_pg_timeouts(timedelta(seconds=seconds), self.parallel_dims)
 
     def _save_if_due(self) -> bool:
         """Save what the step, the clock or a signal asks for; returns whether to stop now."""

@@ -162,7 +162,10 @@ print(json.dumps({
 
 @pytest.mark.parametrize(
     ("name", "num_processes"),
-    [("tinycomma-1.8b-stage1", 8), ("tinycomma-1.8b-stage1-multinode", 16)],
+    [
+        ("tinycomma-1.8b-stage1", 8),
+        pytest.param("tinycomma-1.8b-stage1-multinode", 16, marks=pytest.mark.slow),
+    ],
 )
 def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes):
     command = [sys.executable, "-c", SHARDED_PROGRAM, str(CONFIGS / f"{name}.toml")]
