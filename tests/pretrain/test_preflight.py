@@ -49,7 +49,7 @@ def test_a_sound_run_passes_and_leaves_its_record(check, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"flavor": "small"}}, "model.flavor must be one of smoke, quickstart-safe"),
+        ({"model": {"flavor": "small"}}, "model.flavor must be one of smoke, trial, narrow"),
         ({"model": {"name": "llama3"}}, "of model.name tinycomma, got smoke of llama3"),
         ({"checkpoint": {"enable": False}}, "checkpoint.enable is false"),
         ({"checkpoint": {"last_save_model_only": True}}, "last_save_model_only"),
