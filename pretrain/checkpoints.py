@@ -9,8 +9,34 @@ from torch.distributed.checkpoint import FileSystemReader
 _STEP_NAME = re.compile(r"step-(\d+)")
 
 
-def checkpoint_steps(folder: Path) -> dict[int, Path]:
+def checkpoint_step(checkpoint: Path) -> int:
+    """The step N of a folder step-N. Raises ValueError for any other name."""
+    if not (match := _STEP_NAME.fullmatch(checkpoint.name)):
+        raise ValueError(f"{checkpoint} is not a checkpoint: its name must be step-N")
+    return int(match[1])
+
+
+def last_complete(checkpoint: Path, count: int) -> list[Path]:
+    """A checkpoint and the whole ones before it, `count` together, in ascending order.
+
+    Raises: ValueError if it is not whole, or if there are fewer.
+    """
+    if not is_complete(checkpoint):
+        raise ValueError(f"{checkpoint} is not a complete checkpoint")
+    last = checkpoint_step(checkpoint)
+    folders = checkpoint_steps(checkpoint.parent)
+    whole = [path for step, path in folders.items() if step <= last and is_complete(path)]
+    if count < 1 or len(whole) < count:
+        raise ValueError(
+            f"{checkpoint.parent} has {len(whole)} complete checkpoints up to {checkpoint.name}, "
+            f"and {count} were asked for"
+        )
+    return whole[-count:]
+
+
+def checkpoint_steps(folder: Path | str) -> dict[int, Path]:
     """Folders step-N by their step, in ascending order, whole or not."""
+    folder = Path(folder)
     if not folder.is_dir():
         return {}
     matches = [(_STEP_NAME.fullmatch(path.name), path) for path in folder.iterdir()]

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, LlamaConfig
 
-from .checkpoints import is_complete
-from .llama_weights import llama_weights
+from .checkpoints import checkpoint_step, last_complete
+from .llama_weights import averaged_llama_weights
+from .model_card import model_card
 from .run_record import RunRecord
 from .shard_writer import BOS_TOKEN, EOS_TOKEN
 from .shards import file_sha256
@@ -38,6 +39,8 @@ class ExportConfig:
     """Longest context that the model declares; 0 takes the length it was trained at."""
     dtype: Dtype = "float32"
     """Of the stored weights."""
+    average_last: int = 1
+    """Average the weights of so many checkpoints: this one and the whole ones before it."""
 
 
 def run(config: ExportConfig) -> int:
@@ -48,6 +51,7 @@ def run(config: ExportConfig) -> int:
         config.output,
         max_position_embeddings=config.max_position_embeddings,
         dtype=config.dtype,
+        average_last=config.average_last,
     )
     print(config.output)
     return 0
@@ -60,6 +64,7 @@ def export_checkpoint(
     *,
     max_position_embeddings: int = 0,
     dtype: Dtype = "float32",
+    average_last: int = 1,
 ) -> None:
     """Write a Hugging Face folder from one checkpoint; it appears only when it is complete.
 
@@ -67,15 +72,17 @@ def export_checkpoint(
     tokenizer_folder: holds the tokenizer.json that the run's data was tokenised by.
     max_position_embeddings: 0, or at least the training length: rotary embeddings go on beyond
         it without new weights, at a quality that training did not see.
+    average_last: number of whole checkpoints of the run, ending with this one, whose mean is
+        exported; 1 takes this one as it is.
     transformers loads the result as LlamaForCausalLM; in float32 its logits agree with the
     trained model's to 1e-4. Padding is done with the end-of-text token.
-    Raises: ValueError if the output exists, the checkpoint is missing or incomplete, or the
-    tokenizer is another one.
+    README.md is the model card, with what was read of each source under which licences.
+    Raises: ValueError if the output exists, the checkpoint is missing or incomplete, there are
+    too few to average, or the tokenizer is another one.
     """
     if output.exists():
         raise ValueError(f"export writes a new folder, and {output} exists")
-    if not is_complete(checkpoint):
-        raise ValueError(f"{checkpoint} is not a complete checkpoint")
+    checkpoints = last_complete(checkpoint, average_last)
     record = RunRecord.read(checkpoint.resolve().parents[1])
     _check_tokenizer(tokenizer_folder / _TOKENIZER_NAME, record)
     config = _llama_config(record, max_position_embeddings, dtype)
@@ -86,7 +93,9 @@ def export_checkpoint(
     config.save_pretrained(partial)
     _generation_config(record).save_pretrained(partial)
     _copy_tokenizer(tokenizer_folder, partial, config.max_position_embeddings)
-    weights = llama_weights(checkpoint, record.model, getattr(torch, dtype))
+    steps = [checkpoint_step(path) for path in checkpoints]
+    (partial / "README.md").write_text(model_card(record, steps=steps, title=output.name))
+    weights = averaged_llama_weights(checkpoints, record.model, getattr(torch, dtype))
     save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
     os.replace(partial, output)
 

@@ -8,8 +8,11 @@ from typing import Annotated, Any, Literal
 import torchtitan.config as titan
 import tyro
 
+from .config_file import read_config_file
 from .data_config import DataConfig
-from .toml_table import from_table, read_toml
+from .heldout import HeldoutConfig
+from .spike_guard import SpikeGuardConfig
+from .toml_table import from_table
 
 _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
 
@@ -18,6 +21,12 @@ _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
 class Job(titan.Job):
     verbose: bool = False
     """Show torchtitan's log on stderr too; it always goes to train.log in the dump folder."""
+
+    needs_gpu: bool = False
+    """Refuse to start on a machine without a GPU"""
+
+    check_memory: bool = True
+    """Refuse to start where a step is estimated not to fit into a GPU's memory"""
 
 
 @dataclass
@@ -28,11 +37,17 @@ class Model(titan.Model):
     hf_assets_path: str = "."
     """Not used: token shards carry their tokenizer's hash, and export is given its folder"""
 
+    tokenizer: str = ""
+    """Folder of the tokenizer that the token shards must have been made by; empty: any"""
+
 
 @dataclass
 class Metrics(titan.Metrics):
     disable_color_printing: bool = True
     """Whether to disable color printing in logs"""
+
+    enable_tensorboard: bool = True
+    """Whether to log metrics to TensorBoard"""
 
 
 @dataclass
@@ -42,6 +57,20 @@ class Checkpoint(titan.Checkpoint):
 
     last_save_model_only: bool = False
     """Must stay false: a finished run could not be extended, nor started again without failing"""
+
+    interval_minutes: float = 0.0
+    """Also save after this many minutes without a checkpoint; 0: by steps only"""
+
+    milestone_interval: int = 0
+    """Checkpoints of multiples of this many steps are never deleted; 0: keep_latest_k alone"""
+
+
+@dataclass
+class Loss:
+    """How the cross entropy is computed; its value does not depend on it."""
+
+    chunk_tokens: int = 0
+    """Tokens of a process whose logits exist at once, inside the model's forward; 0: all"""
 
 
 @dataclass
@@ -59,7 +88,10 @@ class JobConfig(titan.JobConfig):
     metrics: Metrics = field(default_factory=Metrics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
+    loss: Loss = field(default_factory=Loss)
+    spike_guard: SpikeGuardConfig = field(default_factory=SpikeGuardConfig)
     # Tables of sources do not fit on a command line: they are given in the file only.
+    heldout: Annotated[HeldoutConfig, tyro.conf.Suppress] = field(default_factory=HeldoutConfig)
     data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)
 
 
@@ -79,7 +111,7 @@ class _TomlConfigManager(titan.ConfigManager):
         for index, argument in enumerate(args):
             flag, has_value, value = argument.partition("=")
             if flag in _CONFIG_FLAGS and (has_value or index + 1 < len(args)):
-                return read_toml(Path(value if has_value else args[index + 1]))
+                return read_config_file(Path(value if has_value else args[index + 1]))
         return None
 
     def _dict_to_dataclass(self, cls: type, data: dict[str, Any]) -> Any:

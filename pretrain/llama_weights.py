@@ -1,6 +1,7 @@
 """Weights of a checkpoint under their Hugging Face names."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ def llama_weights(checkpoint: Path, model: dict[str, Any], dtype: torch.dtype) -
             weight = half_split_rotary(weight, num_heads[projection])
         exported[exported_name] = weight.to(dtype).contiguous()
     return exported
+
+
+def averaged_llama_weights(
+    checkpoints: Sequence[Path], model: dict[str, Any], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The mean of the weights of several step folders, taken in float32; else `llama_weights`.
+
+    Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better
+    generalization", equal weights.
+    """
+    mean = llama_weights(checkpoints[0], model, torch.float32)
+    for count, checkpoint in enumerate(checkpoints[1:], start=2):
+        for name, weight in llama_weights(checkpoint, model, torch.float32).items():
+            mean[name].lerp_(weight, 1 / count)
+    return {name: weight.to(dtype) for name, weight in mean.items()}
 
 
 def half_split_rotary(weight: Tensor, num_heads: int) -> Tensor:

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
 from .initialization import initialize_weights
 from .job_config import JobConfig
+from .loss_head import LossHead
 from .shards import Manifest
 
 
@@ -26,6 +28,8 @@ class TinyCommaArgs(TransformerModelArgs):
     use_tokenizer_vocab: bool = False
     """Take vocab_size from the tokenizer of the token shards."""
     init_seed: int = 0
+    loss_chunk_tokens: int = 0
+    """Given labels, the forward returns their loss, from logits of this many tokens at a time."""
 
     @property
     def hidden_dim(self) -> int:
@@ -35,12 +39,37 @@ class TinyCommaArgs(TransformerModelArgs):
     def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
         super().update_from_config(job_config, **kwargs)
         self.init_seed = job_config.debug.seed
+        self.loss_chunk_tokens = job_config.loss.chunk_tokens
         if self.use_tokenizer_vocab:
             self.vocab_size = Manifest.read(Path(job_config.data.sources[0].path)).vocab_size
 
 
 class TinyComma(Transformer):
     """The model that is trained; export makes a Hugging Face LlamaForCausalLM of its weights."""
+
+    def __init__(self, model_args: TinyCommaArgs) -> None:
+        super().__init__(model_args)
+        if model_args.loss_chunk_tokens:
+            self.output = LossHead(
+                model_args.dim, model_args.vocab_size, chunk_tokens=model_args.loss_chunk_tokens
+            )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_masks: Any = None,
+        positions: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        """tokens (B, T) -> logits (B, T, V), or the loss where labels (B, T) are given.
+
+        The loss is the summed cross entropy in nats, and needs loss_chunk_tokens.
+        """
+        hidden = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            hidden = layer(hidden, self.freqs_cis, attention_masks, positions)
+        hidden = self.norm(hidden)
+        return self.output(hidden) if labels is None else self.output(hidden, labels)
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         with torch.device(buffer_device or self.freqs_cis.device):
@@ -54,6 +83,14 @@ def flavors() -> dict[str, TinyCommaArgs]:
     return {
         "smoke": TinyCommaArgs(
             dim=32, n_layers=2, n_heads=2, multiple_of=32, use_tokenizer_vocab=True
+        ),
+        # For trials of the pipeline: 4.9 million parameters with 8,192 tokens; and so narrow that
+        # even the Llama 3 vocabulary leaves a model that a CPU can train.
+        "trial": TinyCommaArgs(
+            dim=192, n_layers=4, n_heads=3, multiple_of=64, use_tokenizer_vocab=True
+        ),
+        "narrow": TinyCommaArgs(
+            dim=64, n_layers=2, n_heads=1, multiple_of=32, use_tokenizer_vocab=True
         ),
         "quickstart-safe": TinyCommaArgs(
             dim=128, n_layers=3, n_heads=4, multiple_of=32, use_tokenizer_vocab=True

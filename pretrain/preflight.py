@@ -1,59 +1,62 @@
 """Checks before training: everything that would fail later, or train the wrong thing, fails now."""
 
-import shutil
 import tempfile
 from pathlib import Path
 
-from .checkpoints import checkpoint_steps, is_complete
+from .capacity import check_disk, check_gpus, check_memory
+from .checkpoints import checkpoint_steps
 from .data_plan import DataPlan
+from .heldout import check_heldout
 from .job_config import JobConfig
+from .machine import Machine
+from .memory_estimate import estimate_memory, parameter_count
 from .model import flavors
 from .run_identity import record_of
-from .run_record import RECORD_NAME, RunRecord
+from .run_record import RunRecord
+from .settings_check import check_settings
+from .shards import file_sha256
+from .starting_point import find_starting_point
 from .trainer import global_batch_size
 
 
-def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
+def check_run(
+    config: JobConfig, *, num_processes: int, machine: Machine | None = None
+) -> list[str]:
     """Refuse a run that cannot work, and make its dump folder ready; returns remarks for the user.
 
-    Called by the first process only, before the processes meet. Incomplete checkpoints of this
-    very run, left by a process killed while saving, are removed.
+    Called by the first process only, before the processes meet. What takes long, the comparison
+    of checksums, comes last and is left out where the run goes on from a checkpoint of its own.
+    Incomplete checkpoints of this very run, left by a process killed while saving, are removed.
+    machine: None stands for this one.
     Raises: ValueError with one line that says what is wrong.
     """
-    _check_settings(config)
+    check_settings(config)
     _check_batch(config, num_processes)
     dump_folder = Path(config.job.dump_folder)
     _check_writable(dump_folder)
-    plan = DataPlan.open(
-        config.data, seq_len=config.training.seq_len, verify=config.data.verify_checksums
-    )
+    machine = machine or Machine.here(dump_folder)
+    check_gpus(config, machine)
+    plan = DataPlan.open(config.data, seq_len=config.training.seq_len, verify=False)
     record = record_of(config, plan, num_processes=num_processes)
     _check_vocabulary(record, plan)
-    remarks = _prepare_checkpoints(config, record, dump_folder)
-    record.write(dump_folder)
-    return remarks
-
-
-def _check_settings(config: JobConfig) -> None:
-    if config.model.name != "tinycomma" or config.model.flavor not in flavors():
-        raise ValueError(
-            f"model.flavor must be one of {', '.join(flavors())} of model.name tinycomma, "
-            f"got {config.model.flavor} of {config.model.name}"
-        )
-    if config.debug.seed is None:
-        raise ValueError("debug.seed is not set: the initial weights are drawn from it")
-    if not config.checkpoint.enable:
-        raise ValueError("checkpoint.enable is false: the run would leave nothing behind")
-    if config.checkpoint.last_save_model_only or config.checkpoint.last_save_in_hf:
-        raise ValueError(
-            "checkpoint.last_save_model_only and last_save_in_hf must be false: a run that ends "
-            "so cannot be started again; use `anchored export` on its checkpoint"
-        )
-    if config.validation.enable:
-        raise ValueError("validation.enable is not supported: there is no validation data")
+    _check_tokenizer(config, plan)
+    check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
+    start = find_starting_point(config, record)
+    _check_capacity(config, machine, num_processes)
+    if config.data.verify_checksums and start.step == 0:
+        DataPlan.open(config.data, seq_len=config.training.seq_len, verify=True)
+    start.record.write(dump_folder)
+    return [start.remark] if start.remark else []
 
 
 def _check_batch(config: JobConfig, num_processes: int) -> None:
+    num_replicas = config.parallelism.data_parallel_replicate_degree
+    num_shards = config.parallelism.data_parallel_shard_degree
+    if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
+        raise ValueError(
+            f"parallelism: {num_replicas} replicas of {num_shards} shards (-1: the rest) do not "
+            f"make {num_processes} processes"
+        )
     batch_size = global_batch_size(config, num_processes)
     round_size = config.training.local_batch_size * num_processes
     if batch_size % round_size:
@@ -81,61 +84,28 @@ def _check_vocabulary(record: RunRecord, plan: DataPlan) -> None:
         )
 
 
-def _prepare_checkpoints(config: JobConfig, record: RunRecord, dump_folder: Path) -> list[str]:
-    folder = dump_folder / config.checkpoint.folder
-    if not folder.exists():
-        _check_initial_weights(config, record)
-        return []
-    _check_same_run(config, record, dump_folder)
-    steps = checkpoint_steps(folder)
-    torn = {step: path for step, path in steps.items() if not is_complete(path)}
-    whole = [step for step in steps if step not in torn]
-    for path in torn.values():
-        shutil.rmtree(path)
-    remarks = [f"checkpoint {path} is incomplete and was removed" for path in torn.values()]
-    if whole:
-        return [*remarks, f"resuming from {folder}/step-{whole[-1]}"]
-    # An empty folder would make torchtitan ignore checkpoint.initial_load_path.
-    shutil.rmtree(folder)
-    _check_initial_weights(config, record)
-    return [*remarks, f"no complete checkpoint in {folder}: starting from the beginning"]
-
-
-def _check_same_run(config: JobConfig, record: RunRecord, dump_folder: Path) -> None:
-    folder = dump_folder / config.checkpoint.folder
-    if not (dump_folder / RECORD_NAME).exists():
-        shadowed = config.checkpoint.initial_load_path
-        effect = (
-            f"would shadow checkpoint.initial_load_path {shadowed}"
-            if shadowed
-            else ("would be resumed")
-        )
-        raise ValueError(
-            f"{folder} exists without the record of a run and {effect}: "
-            "remove it or choose another job.dump_folder"
-        )
-    if difference := RunRecord.read(dump_folder).difference(record):
-        raise ValueError(
-            f"{folder} holds checkpoints of another run ({difference}): "
-            "restore the setting or choose another job.dump_folder"
-        )
-
-
-def _check_initial_weights(config: JobConfig, record: RunRecord) -> None:
-    path = config.checkpoint.initial_load_path
-    if path is None:
+def _check_tokenizer(config: JobConfig, plan: DataPlan) -> None:
+    if not config.model.tokenizer:
         return
-    checkpoint = Path(path)
-    if not checkpoint.is_dir() or not is_complete(checkpoint):
-        state = "is incomplete" if checkpoint.is_dir() else "does not exist"
+    path = Path(config.model.tokenizer) / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"model.tokenizer: {path} does not exist")
+    if (actual := file_sha256(path)) != plan.tokenizer_sha256:
         raise ValueError(
-            f"checkpoint.initial_load_path {path} {state}: train the stage before first"
+            f"model.tokenizer {path} has sha256 {actual[:12]}, and the token shards were made by "
+            f"{plan.tokenizer_sha256[:12]}"
         )
-    earlier = RunRecord.read(checkpoint.parents[1])
-    if earlier.tokenizer_sha256 != record.tokenizer_sha256:
-        raise ValueError(
-            f"checkpoint.initial_load_path {path} was trained with another tokenizer than the data"
-        )
-    shapes = [dict(run.model, max_position_embeddings=None) for run in (earlier, record)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"checkpoint.initial_load_path {path} holds a model of another shape")
+
+
+def _check_capacity(config: JobConfig, machine: Machine, num_processes: int) -> None:
+    args = flavors()[config.model.flavor]
+    args.update_from_config(config)
+    num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
+    check_memory(config, machine, estimate_memory(config, args, num_shards=num_shards))
+    folder = Path(config.job.dump_folder) / config.checkpoint.folder
+    check_disk(
+        config,
+        machine,
+        num_parameters=parameter_count(args),
+        num_existing=len(checkpoint_steps(folder)),
+    )

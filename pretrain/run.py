@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from .job_config import JobConfig
 from .preflight import check_run
+from .stop_signal import StopSignal
 from .train_spec import register
 from .trainer import PretrainTrainer
 
@@ -25,18 +26,26 @@ def prepare(config: JobConfig) -> None:
 
 
 def run(config: JobConfig) -> int:
-    """Train to the last step; returns the exit status.
+    """Train to the last step, or to SIGTERM; returns the exit status, 0 in both cases.
 
     Needs torchrun's environment variables, and `prepare` to have run in the first process.
     """
+    stop_signal = StopSignal()
+    stop_signal.install()
     _start_log(config)
     register()
-    trainer = PretrainTrainer(config)
+    trainer = PretrainTrainer(config, stop_signal)
     try:
         trainer.train()
     finally:
         trainer.close()
     dist.destroy_process_group()
+    if trainer.step < config.training.steps and os.environ["RANK"] == "0":
+        print(
+            f"anchored.pretrain: stopped by a signal after step {trainer.step} of "
+            f"{config.training.steps}; the same command goes on from its checkpoint",
+            file=sys.stderr,
+        )
     return 0
 
 

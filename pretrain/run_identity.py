@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .data_plan import DataPlan
+from .data_record import data_record
 from .job_config import JobConfig
 from .model import TinyCommaArgs, flavors
 from .run_record import RunRecord
@@ -21,6 +22,7 @@ def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRe
         bos_id=manifest.bos_id,
         eos_id=manifest.eos_id,
         identity=_identity(config, num_processes) | {"data.plan_hash": plan.hash},
+        data=data_record(plan, batch_size=global_batch_size(config, num_processes)),
     )
 
 
@@ -55,5 +57,8 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
         for key, value in keys.items()
     }
     identity["debug.seed"] = config.debug.seed
+    identity["model.converters"] = config.model.converters or None
+    guard = config.spike_guard
+    identity["spike_guard"] = asdict(guard) if guard.action == "skip" else None
     identity["checkpoint.initial_load_path"] = config.checkpoint.initial_load_path
     return identity

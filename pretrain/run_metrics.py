@@ -1,43 +1,60 @@
 """Metrics of a run: one JSON line a logged step in the dump folder, and a progress bar."""
 
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.metrics import (
+    BaseLogger,
+    LoggerContainer,
+    MetricsProcessor,
+    WandBLogger,
+)
 from torchtitan.distributed import ParallelDims
 from tqdm import tqdm
 
+from .data_plan import DataPlan
+from .flops_utilization import flops_utilization, peak_flops_per_s
 from .job_config import JobConfig
+from .source_usage import SourceUsage, source_usage
+from .step_log import StepLog
 
 METRICS_NAME = "metrics.jsonl"
+HELDOUT_NAME = "heldout.jsonl"
 
 
 class RunMetrics(MetricsProcessor):
-    """Adds to torchtitan's log: metrics.jsonl holds each logged step once, in order.
+    """Adds to torchtitan's log, TensorBoard and Weights & Biases what the data plan knows.
 
-    A resumed run continues the file after the step it resumes from, so that the file is one
-    curve however often the run was interrupted. Only the first process writes.
+    metrics.jsonl holds each logged step once, in order, and heldout.jsonl each measured one: a
+    resumed run continues both after the step it resumes from. Only the first process writes.
     """
 
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: Any = None
     ) -> None:
         super().__init__(job_config, parallel_dims)
-        self._path = Path(job_config.job.dump_folder) / METRICS_NAME
+        folder = Path(job_config.job.dump_folder)
+        self._log, self._heldout_log = (
+            StepLog(folder / METRICS_NAME),
+            StepLog(folder / HELDOUT_NAME),
+        )
         self._is_writer = dist.get_rank() == 0
         self._bar: tqdm | None = None
+        self._peak_flops = peak_flops_per_s(self.device_memory_monitor.device_name)
+        if self._is_writer and job_config.metrics.enable_wandb:
+            require_wandb(self.logger)
 
-    def start(self, step: int, *, tokens_per_step: int) -> None:
-        """Begin after `step`, with `tokens_per_step` tokens over all processes."""
-        self._tokens_per_step = tokens_per_step
+    def start(self, step: int, *, plan: DataPlan, batch_size: int) -> None:
+        """Begin after `step`, with `batch_size` sequences of the plan in every step."""
+        self._plan, self._batch_size = plan, batch_size
         self._start_time = self._last_time = time.perf_counter()
         self._last_step = step
         if self._is_writer:
-            keep_metrics_until(self._path, step)
+            self._log.keep_until(step)
+            self._heldout_log.keep_until(step)
             self._bar = tqdm(
                 total=self.job_config.training.steps,
                 initial=step,
@@ -58,27 +75,45 @@ class RunMetrics(MetricsProcessor):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
+        usage = source_usage(self._plan, step * self._batch_size)
+        extra = (extra_metrics or {}) | _usage_scalars(usage)
+        super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
         if self._bar is None:
             return
-        now = time.perf_counter()
-        num_tokens = (step - self._last_step) * self._tokens_per_step
-        line = {
-            "step": step,
-            "loss": global_avg_loss,
-            "grad_norm": grad_norm,
-            "lr": (extra_metrics or {})["lr"],
-            "tokens": step * self._tokens_per_step,
-            "tokens_per_s": num_tokens / (now - self._last_time),
-            "seconds": now - self._start_time,
-        }
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        line = {"step": step, "loss": global_avg_loss, "grad_norm": grad_norm, "lr": extra["lr"]}
+        line |= self._speed(step)
+        line["source_tokens"] = {source.name: source.num_tokens for source in usage}
+        line["source_epochs"] = {source.name: source.num_epochs for source in usage}
+        self._log.append(line)
         self._bar.set_postfix_str(
             f"loss {line['loss']:.4f}, {line['tokens_per_s']:,.0f} tokens/s", refresh=False
         )
         self._bar.update(step - self._last_step)
-        self._last_step, self._last_time = step, now
+        self._last_step, self._last_time = step, time.perf_counter()
+
+    def log_heldout(self, step: int, losses: dict[str, float], *, seconds: float) -> None:
+        """Record held-out losses in nats a token, measured in `seconds` between two steps."""
+        self.logger.log({f"heldout_loss/{name}": loss for name, loss in losses.items()}, step)
+        if self._is_writer:
+            self._heldout_log.append({"step": step, "losses": losses})
+        # Not part of the time that the next steps take: speeds are of training.
+        self._last_time += seconds
+        self.time_last_log += seconds
+
+    def _speed(self, step: int) -> dict[str, float]:
+        """Tokens so far and, since the last logged step, tokens/s over all processes and MFU."""
+        now = time.perf_counter()
+        tokens_per_step = self._batch_size * self._plan.seq_len
+        tokens_per_s = (step - self._last_step) * tokens_per_step / (now - self._last_time)
+        speed = {"tokens": step * tokens_per_step, "tokens_per_s": tokens_per_s}
+        if self._peak_flops is not None:
+            speed["mfu"] = flops_utilization(
+                tokens_per_s,
+                flops_per_token=self.num_flops_per_token,
+                num_gpus=dist.get_world_size(),
+                peak=self._peak_flops,
+            )
+        return speed | {"seconds": now - self._start_time}
 
     def close(self) -> None:
         if self._bar is not None:
@@ -86,16 +121,15 @@ class RunMetrics(MetricsProcessor):
         super().close()
 
 
-def keep_metrics_until(path: Path, step: int) -> None:
-    """Drop what a metrics file says of later steps: they are about to be trained again."""
-    if not path.exists():
-        return
-    kept = [line for line in _complete_lines(path.read_text()) if json.loads(line)["step"] <= step]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(kept))
-    partial.replace(path)
+def require_wandb(logger: BaseLogger) -> None:
+    """Raises RuntimeError if Weights & Biases is not among the loggers; torchtitan goes on."""
+    loggers = logger._loggers if isinstance(logger, LoggerContainer) else [logger]
+    if not any(isinstance(one, WandBLogger) for one in loggers):
+        raise RuntimeError(
+            "metrics.enable_wandb is true and Weights & Biases did not start: see train.log"
+        )
 
 
-def _complete_lines(text: str) -> list[str]:
-    # A process killed while writing leaves a last line without its end.
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+def _usage_scalars(usage: list[SourceUsage]) -> dict[str, float]:
+    tokens = {f"source_tokens/{source.name}": source.num_tokens for source in usage}
+    return tokens | {f"source_epochs/{source.name}": source.num_epochs for source in usage}

@@ -1,7 +1,7 @@
 """The record of a run in its dump folder, so that only the same run continues it."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,10 @@ class RunRecord:
     eos_id: int
     identity: dict[str, Any]
     """Two runs with equal identities give the same weights."""
+    data: dict[str, Any]
+    """What `data_record` says of the data plan."""
+    earlier: dict[str, Any] | None = None
+    """The run whose weights this one began with: its record, and its "step"."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
@@ -41,6 +45,18 @@ class RunRecord:
         partial = folder / (RECORD_NAME + ".partial")
         partial.write_text(text)
         partial.replace(folder / RECORD_NAME)
+
+    def after(self, earlier: "RunRecord", step: int) -> "RunRecord":
+        """This record, of a run that began with another one's weights after `step`."""
+        return replace(self, earlier={**asdict(earlier), "step": step})
+
+    def stages(self, step: int) -> list[tuple["RunRecord", int]]:
+        """The runs behind the weights after `step` with their last steps, the first run first."""
+        if self.earlier is None:
+            return [(self, step)]
+        fields = dict(self.earlier)
+        earlier_step = fields.pop("step")
+        return [*RunRecord(**fields).stages(earlier_step), (self, step)]
 
     def difference(self, other: "RunRecord") -> str | None:
         """The first setting in which `other` is another run, in words; None if it is the same."""

@@ -1,12 +1,19 @@
 """Registers TinyComma with torchtitan: what to build for a run whose model.name is "tinycomma"."""
 
-from torchtitan.components.loss import build_cross_entropy_loss
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchtitan.components.loss import LossFunction, build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers
+from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3 import parallelize_llama
 from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
 
+from .chunked_cross_entropy import logit_loss_and_gradient
 from .data_plan import DataPlan
+from .guarded_optimizers import GuardedOptimizers
 from .job_config import JobConfig
 from .loader import SequenceLoader
 from .model import TinyComma, flavors
@@ -29,24 +36,53 @@ def train_spec() -> TrainSpec:
     return TrainSpec(
         model_cls=TinyComma,
         model_args=flavors(),
-        parallelize_fn=parallelize_llama,
+        parallelize_fn=_parallelize,
         pipelining_fn=None,
-        build_optimizers_fn=build_optimizers,
+        build_optimizers_fn=_build_optimizers,
         build_lr_schedulers_fn=build_lr_schedulers,
         build_dataloader_fn=_build_loader,
         build_tokenizer_fn=None,
-        build_loss_fn=build_cross_entropy_loss,
+        build_loss_fn=_build_loss,
         build_metrics_processor_fn=RunMetrics,
     )
+
+
+def open_plan(job_config: JobConfig) -> DataPlan:
+    """The plan of a run that has passed its preflight, which has compared the checksums."""
+    return DataPlan.open(job_config.data, seq_len=job_config.training.seq_len, verify=False)
+
+
+def _build_optimizers(*arguments: Any) -> GuardedOptimizers:
+    return GuardedOptimizers(build_optimizers(*arguments))
+
+
+def _parallelize(
+    model: TinyComma, parallel_dims: ParallelDims, job_config: JobConfig
+) -> torch.nn.Module:
+    settings = job_config.compile
+    if job_config.loss.chunk_tokens and settings.enable and "loss" in settings.components:
+        # One pass over a chunk's logits in place of six: they are its only memory traffic.
+        model.output.logit_loss = torch.compile(logit_loss_and_gradient, backend=settings.backend)
+    parallel: torch.nn.Module = parallelize_llama(model, parallel_dims, job_config)
+    return parallel
+
+
+def _build_loss(job_config: JobConfig, **options: Any) -> LossFunction:
+    if job_config.loss.chunk_tokens:
+        return _loss_of_forward
+    return build_cross_entropy_loss(job_config, **options)
+
+
+def _loss_of_forward(loss: Tensor, labels: Tensor) -> Tensor:
+    # The model was given the labels and has computed its loss.
+    return loss
 
 
 def _build_loader(
     *, dp_world_size: int, dp_rank: int, tokenizer: None, job_config: JobConfig
 ) -> SequenceLoader:
-    # Checksums were compared by the first process before training, so that they are read once.
-    plan = DataPlan.open(job_config.data, seq_len=job_config.training.seq_len, verify=False)
     return SequenceLoader(
-        plan,
+        open_plan(job_config),
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         local_batch_size=job_config.training.local_batch_size,

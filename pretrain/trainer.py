@@ -1,46 +1,164 @@
 """torchtitan's trainer for one run of TinyComma."""
 
+import logging
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torchtitan.distributed.utils import set_pg_timeouts
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
 from torchtitan.train import Trainer
 
+from .checkpointer import RunCheckpointer
+from .heldout import HeldoutLoss
 from .job_config import JobConfig
+from .rank_agreement import any_rank
+from .spike_guard import SpikeGuard
+from .spike_report import spike_line
+from .step_log import StepLog
+from .stop_signal import StopSignal
+from .train_spec import open_plan
+
+SPIKES_NAME = "spikes.jsonl"
+
+logger = logging.getLogger(__name__)
 
 
 class PretrainTrainer(Trainer):
-    """Trains from the last checkpoint (or the initial weights) to the last step."""
+    """Trains from the last checkpoint (or the initial weights) to the last step, or to a signal.
 
-    def __init__(self, job_config: JobConfig) -> None:
+    A stop signal to any process ends training on all of them after the same step, with a whole
+    checkpoint of that step.
+    """
+
+    def __init__(self, job_config: JobConfig, stop_signal: StopSignal) -> None:
         super().__init__(job_config)
+        self._stop_signal = stop_signal
+        self.checkpointer.close()
+        self.checkpointer = RunCheckpointer(
+            checkpoint_config=job_config.checkpoint,
+            dataloader=self.dataloader,
+            model_parts=self.model_parts,
+            optimizers=self.optimizers,
+            lr_schedulers=self.lr_schedulers,
+            states={"train_state": self},
+            sd_adapter=None,
+            base_folder=job_config.job.dump_folder,
+        )
+        self._plan = open_plan(job_config)
+        self._batch_size = global_batch_size(job_config, dist.get_world_size())
+        self._heldout = HeldoutLoss(
+            job_config.heldout,
+            seq_len=job_config.training.seq_len,
+            batch_size=job_config.training.local_batch_size,
+            device=self.device,
+        )
+        self._guard = SpikeGuard(job_config.spike_guard)
+        self._spike_log = StepLog(Path(job_config.job.dump_folder) / SPIKES_NAME)
+        self._round_losses: list[Tensor] = []
+        if job_config.spike_guard.action != "off":
+            self.optimizers.permits_step = self._permits_step
         if self.device.type == "cpu":
             reduce_gradients_by_sum(self.model_parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"spike_guard": self._guard.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._guard.load_state_dict(state_dict["spike_guard"])
+
+    def post_dataloading_process(self, input_dict: dict[str, Tensor], labels: Tensor) -> Any:
+        """Also hand the labels to the forward where it computes the loss."""
+        inputs, labels, extra_inputs, options = super().post_dataloading_process(input_dict, labels)
+        if self.job_config.loss.chunk_tokens:
+            options["labels"] = labels
+        return inputs, labels, extra_inputs, options
 
     def train(self) -> None:
         """Run the remaining steps; torchtitan's own loop adds a fixed pause of 2 s at the end."""
         config = self.job_config
         self.checkpointer.load(step=config.checkpoint.load_step)
-        self.metrics_processor.start(self.step, tokens_per_step=self._tokens_per_step())
+        self.metrics_processor.start(self.step, plan=self._plan, batch_size=self._batch_size)
+        if dist.get_rank() == 0:
+            self._spike_log.keep_until(self.step)
         folder = {"global_step": self.step, "base_folder": config.job.dump_folder}
         with (
             maybe_enable_profiling(config.profiling, **folder) as profiler,
             maybe_enable_memory_snapshot(config.profiling, **folder) as snapshot,
         ):
             data_iterator = self.batch_generator(self.dataloader)
-            while self.should_continue_training():
+            first_step = self.step + 1
+            is_stopping = False
+            while self.should_continue_training() and not is_stopping:
                 self.step += 1
                 self.gc_handler.run(self.step)
                 self.train_step(data_iterator)
-                self.checkpointer.save(self.step, last_step=self.step == config.training.steps)
+                if self.step == first_step:  # the preflight and compilation lie behind it
+                    self._limit_waiting()
+                self._measure_heldout_if_due()
+                is_stopping = self._save_if_due()
                 for observer in (profiler, snapshot):
                     if observer:
                         observer.step()
         dist.barrier()  # no process leaves while another still needs it
 
-    def _tokens_per_step(self) -> int:
-        training = self.job_config.training
-        return global_batch_size(self.job_config, dist.get_world_size()) * training.seq_len
+    def _limit_waiting(self) -> None:
+        seconds = self.job_config.comm.train_timeout_seconds
+        set_pg_timeouts(timedelta(seconds=seconds), self.parallel_dims)
+
+    def _save_if_due(self) -> bool:
+        """Save what the step, the clock or a signal asks for; returns whether to stop now."""
+        is_stopping, is_time_up = any_rank(
+            self._stop_signal.arrived, self.checkpointer.is_time_up, device=self.device
+        )
+        is_last = is_stopping or not self.should_continue_training()
+        self.checkpointer.save(self.step, last_step=is_last, is_due=is_time_up)
+        return is_stopping
+
+    def forward_backward_step(self, **batch: Any) -> Tensor:
+        """Also keep the loss of the round for the spike guard."""
+        loss: Tensor = super().forward_backward_step(**batch)
+        if self.job_config.spike_guard.action != "off":
+            self._round_losses.append(loss.detach())
+        return loss
+
+    def _permits_step(self) -> bool:
+        """Whether the gradients may move the weights; called once a step, on all processes."""
+        loss = torch.stack(self._round_losses).sum()
+        self._round_losses.clear()
+        dist.all_reduce(loss)
+        spike = self._guard.check(loss.item())
+        if spike is None:
+            return True
+        if dist.get_rank() == 0:
+            logger.warning("step %d: %s, see %s", self.step, spike, self._spike_log.path)
+            self._spike_log.append(
+                spike_line(spike, self._plan, step=self.step, batch_size=self._batch_size)
+            )
+        return not spike.is_skipped
+
+    def _measure_heldout_if_due(self) -> None:
+        if not self._heldout.is_due(self.step, is_last=not self.should_continue_training()):
+            return
+        start = time.perf_counter()
+        losses = self._heldout.measure(self._batch_loss)
+        for module in fsdp_modules(self.model_parts):
+            module.reshard()  # the output layer stays gathered where no backward follows
+        self.metrics_processor.log_heldout(self.step, losses, seconds=time.perf_counter() - start)
+
+    @torch.no_grad()
+    def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        (model,) = self.model_parts
+        options = {"labels": labels} if self.job_config.loss.chunk_tokens else {}
+        with self.train_context(), self.maybe_enable_amp:
+            loss: Tensor = self.loss_fn(model(inputs, **options), labels)
+        return loss
 
 
 def global_batch_size(config: JobConfig, num_processes: int) -> int:
@@ -55,7 +173,11 @@ def reduce_gradients_by_sum(model_parts: list[torch.nn.Module]) -> None:
 
     torchtitan asks for a division by 1, for which FSDP2 uses a reduction that gloo does not have.
     """
-    for model in model_parts:
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)
+    for module in fsdp_modules(model_parts):
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def fsdp_modules(model_parts: list[torch.nn.Module]) -> list[FSDPModule]:
+    """All modules whose weights FSDP2 has divided among the processes."""
+    modules = [module for model in model_parts for module in model.modules()]
+    return [module for module in modules if isinstance(module, FSDPModule)]

@@ -106,10 +106,13 @@ def write_config(corpus) -> Callable[..., Path]:
         for section, values in sections.items():
             config[section] = config.get(section, {}) | values
         sources = config["data"].pop("sources", dict.fromkeys(SOURCES, 1.0))
+        heldout = config.get("heldout", {}).pop("sources", [])
         text = "".join(_table(section, values) for section, values in config.items())
         for name, weight in sources.items():
             path = str(corpus.source(name))
             text += _table("[data.sources]", {"name": name, "path": path, "weight": weight})
+        for name in heldout:
+            text += _table("[heldout.sources]", {"name": name, "path": str(corpus.source(name))})
         path = dump_folder.with_suffix(".toml")
         path.write_text(text)
         return path

@@ -12,7 +12,11 @@ from anchored.pretrain.export import ExportConfig, export_checkpoint, run
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.llama_weights import half_split_rotary
 from anchored.pretrain.model import TinyComma, flavors
+from anchored.pretrain.model_card import model_card
 from anchored.pretrain.preflight import check_run
+from anchored.pretrain.run_record import RunRecord
+
+SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +34,14 @@ def trained(write_config, tmp_path_factory):
         for parameter in model.parameters():  # norms away from 1, so that swapping them shows
             parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
     checkpoint = folder / "checkpoint" / "step-24"
+    save(model.state_dict(), checkpoint)
+    return model, checkpoint
+
+
+def save(weights, checkpoint):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it saves from a single process
-        dcp.save(model.state_dict(), checkpoint_id=checkpoint, no_dist=True)
-    return model, checkpoint
+        dcp.save(weights, checkpoint_id=checkpoint, no_dist=True)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +106,54 @@ def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported
     with pytest.raises(ValueError, match=r"tokenizer file .* does not exist"):
         export_checkpoint(checkpoint, tmp_path, tmp_path / "m")
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
+
+
+def test_the_last_checkpoints_are_averaged(trained, corpus, tmp_path):
+    model, checkpoint = trained
+    run_folder = tmp_path / "run"
+    shutil.copytree(checkpoint.parents[1], run_folder)
+    for step, factor in ((30, 2.0), (36, 6.0)):
+        scaled = {name: factor * weight for name, weight in model.state_dict().items()}
+        save(scaled, run_folder / "checkpoint" / f"step-{step}")
+    last = run_folder / "checkpoint" / "step-36"
+    export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "mean", average_last=3)
+    weights = AutoModelForCausalLM.from_pretrained(tmp_path / "mean").state_dict()
+    expected = 3.0 * model.state_dict()["output.weight"]  # of 1, 2 and 6
+    torch.testing.assert_close(weights["lm_head.weight"], expected)
+    assert (
+        "mean of 3 checkpoints, of steps 24, 30, 36." in (tmp_path / "mean/README.md").read_text()
+    )
+    with pytest.raises(ValueError, match="has 3 complete checkpoints up to step-36, and 4 were"):
+        export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "m", average_last=4)
+
+
+def test_the_model_card_says_what_was_read_under_which_licences(exported, trained, corpus):
+    card = (exported / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    # 24 steps of 4 sequences of 48 tokens, from three equal sources.
+    assert "4,608 tokens in sequences of 48; weights count tokens" in card
+    for name, count in SOURCES.items():
+        row = next(line for line in card.splitlines() if line.startswith(f"| {name} |"))
+        assert f"| {name} @ 1 | 1,536 | 33.33% |" in row
+        assert f"| CC0-1.0 ({count}) |" in row
+    assert "| optimizer.weight_decay | 0.033 |" in card
+    assert RunRecord.read(trained[1].parents[1]).identity["data.plan_hash"] in card
+
+
+def test_the_card_of_a_second_stage_tells_of_the_first(trained, write_config, tmp_path):
+    _, checkpoint = trained
+    path = write_config(
+        tmp_path / "second",
+        model={"flavor": "quickstart-safe"},
+        training={"seq_len": 48},
+        checkpoint={"initial_load_path": str(checkpoint)},
+        data={"sources": {"quarry": 2.0}},
+    )
+    check_run(load_job_config(["--job.config_file", str(path)]), num_processes=1)
+    card = model_card(RunRecord.read(tmp_path / "second"), steps=[10], title="second")
+    first, second = card.split("## Stage 2: 10 steps")
+    assert "## Stage 1: 24 steps" in first and "| harbour |" in first
+    assert "| quarry | quarry @ 1 | 1,920 | 100.00% |" in second and "harbour" not in second
 
 
 def test_rotary_rows_are_split_by_parity_within_each_head():

@@ -54,6 +54,21 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path, text, message
     assert "\n" not in str(error.value)
 
 
+def test_a_file_takes_what_it_does_not_say_from_its_base(tmp_path):
+    sources = '[[data.sources]]\nname = "a"\npath = "a"\nweight = 1\n'
+    (tmp_path / "base.toml").write_text(f"[training]\nsteps = 7\nseq_len = 64\n{sources}")
+    (tmp_path / "middle.toml").write_text('base = "base.toml"\n[training]\nseq_len = 128\n')
+    config = load(tmp_path, 'base = "middle.toml"\n[training]\nsteps = 9\n')
+    assert (config.training.steps, config.training.seq_len) == (9, 128)
+    assert config.data.sources[0].name == "a"
+
+
+def test_a_file_that_is_its_own_base_is_refused(tmp_path):
+    (tmp_path / "other.toml").write_text('base = "run.toml"\n')
+    with pytest.raises(ValueError, match=r"run\.toml is its own base$"):
+        load(tmp_path, 'base = "other.toml"\n')
+
+
 def test_a_missing_file_is_named():
     with pytest.raises(FileNotFoundError, match=r"config file no/such\.toml does not exist"):
         load_job_config(["--job.config_file=no/such.toml"])

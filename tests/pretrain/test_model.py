@@ -76,6 +76,17 @@ def test_initial_weights_depend_on_the_seed_and_differ_between_parameters():
     assert not torch.equal(one["layers.0.attention.wq.weight"], one["layers.1.attention.wq.weight"])
 
 
+def test_given_labels_the_forward_returns_the_loss_of_its_logits():
+    model, plain = build(loss_chunk_tokens=7), build()
+    tokens = torch.randint(2048, (2, 33), generator=torch.Generator().manual_seed(1))
+    logits = model(tokens[:, :-1])
+    assert torch.equal(logits, plain(tokens[:, :-1]))
+    expected = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+    )
+    torch.testing.assert_close(model(tokens[:, :-1], labels=tokens[:, 1:]), expected)
+
+
 def test_wrapped_layers_get_the_same_initial_weights():
     plain, wrapped = build(), build()
     wrapped.layers["0"] = torch.compile(wrapped.layers["0"], backend="eager")

@@ -8,6 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.machine import Machine
 from anchored.pretrain.preflight import check_run
 from anchored.pretrain.run_record import RunRecord
 
@@ -22,10 +23,10 @@ def save_checkpoint(path):
 def check(write_config, tmp_path):
     """Runs the preflight of a tiny run in tmp_path/run, with sections of its config changed."""
 
-    def run(*, num_processes=1, folder="run", **sections):
+    def run(*, num_processes=1, folder="run", machine=None, **sections):
         path = write_config(tmp_path / folder, **sections)
         config = load_job_config(["--job.config_file", str(path)])
-        return check_run(config, num_processes=num_processes)
+        return check_run(config, num_processes=num_processes, machine=machine)
 
     return run
 
@@ -48,18 +49,87 @@ def test_a_sound_run_passes_and_leaves_its_record(check, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"flavor": "small"}}, "model.flavor must be one of smoke, quickstart-safe"),
+        ({"model": {"flavor": "small"}}, "model.flavor must be one of smoke, trial, narrow"),
         ({"model": {"name": "llama3"}}, "of model.name tinycomma, got smoke of llama3"),
         ({"checkpoint": {"enable": False}}, "checkpoint.enable is false"),
         ({"checkpoint": {"last_save_model_only": True}}, "last_save_model_only"),
         ({"checkpoint": {"last_save_in_hf": True}}, "use `anchored export`"),
         ({"validation": {"enable": True}}, "validation.enable is not supported"),
+        ({"checkpoint": {"keep_latest_k": 1}}, "must be 0 (all) or at least 2, got 1"),
+        ({"parallelism": {"tensor_parallel_degree": 2}}, "tensor_parallel_degree must be 1, got 2"),
+        ({"parallelism": {"data_parallel_replicate_degree": 2}}, "do not make 1 processes"),
+        ({"metrics": {"enable_wandb": True}}, "needs a package: pip install wandb"),
+        ({"model": {"converters": ["quantize.linear.float8"]}}, 'must hold "output"'),
+        ({"model": {"tokenizer": "none"}}, "model.tokenizer: none/tokenizer.json does not exist"),
         ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
         ({"training": {"seq_len": 50_000}}, "too few for one sequence of 50000"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(check, sections, message):
     assert message in refusal(check, **sections)
+
+
+def test_a_missing_torchao_is_refused(check):
+    converter = "quantize.linear.float8"
+    float8 = {converter: {"filter_fqns": ["output"]}, "model": {"converters": [converter]}}
+    assert "needs a package: pip install torchao" in refusal(check, **float8)
+
+
+# The machine.
+
+
+def node(**values):
+    size = {"num_processes": 1, "num_gpus": 1, "gpu_memory_bytes": 80 << 30, "gpu_name": "H"}
+    return Machine(**{**size, "free_disk_bytes": 10**12, **values})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machine without a GPU")
+def test_a_run_that_needs_a_gpu_is_refused_without_one(check):
+    message = refusal(check, job={"needs_gpu": True})
+    assert message == "job.needs_gpu is true, and torch sees no GPU on this machine"
+
+
+def test_more_processes_than_gpus_are_refused(check):
+    message = refusal(check, machine=node(num_processes=8, num_gpus=4))
+    assert message.startswith("8 processes were started on a machine of 4 GPUs")
+
+
+def test_a_step_that_does_not_fit_is_refused_with_its_estimate(check):
+    machine = node(gpu_memory_bytes=1 << 20, gpu_name="NVIDIA Small")
+    message = refusal(check, machine=machine)
+    assert "and NVIDIA Small has 0.0 GiB: lower training.local_batch_size" in message
+    assert "activations" in message and "logits" in message
+    assert check(machine=machine, job={"check_memory": False}) == []
+
+
+def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(check, tmp_path):
+    machine = node(free_disk_bytes=10**6)  # a checkpoint of the smoke model is 0.5 MB
+    settings = {"interval": 5, "keep_latest_k": 2, "milestone_interval": 10}
+    message = refusal(check, machine=machine, checkpoint=settings)
+    assert message.startswith("5 checkpoints of 0.0 GB will be kept")
+    assert f"{tmp_path}/run, and 0.0 GB are free: lower checkpoint.keep_latest_k" in message
+    settings = {"interval": 24, "keep_latest_k": 2}
+    assert check(machine=machine, checkpoint=settings) == []
+
+
+def test_another_tokenizer_than_that_of_the_shards_is_refused(check, corpus, tmp_path):
+    assert check(model={"tokenizer": str(corpus.tokenizer_folder)}) == []
+    (tmp_path / "tokenizer.json").write_text("{}")
+    message = refusal(check, model={"tokenizer": str(tmp_path)})
+    assert "tokenizer.json has sha256 44136fa355b3, and the token shards were made by" in message
+
+
+def test_held_out_shards_are_checked_too(check, corpus, tmp_path):
+    heldout = {"num_sequences": 3, "sources": ["quarry", "absent"]}
+    assert "no token shards in" in refusal(check, heldout=heldout)
+    shutil.copytree(corpus.source("quarry"), tmp_path / "other")
+    manifest = tmp_path / "other" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"tokenizer_sha256": "', '"tokenizer_sha256": "0'))
+    heldout["sources"] = [str(tmp_path / "other")]
+    assert "other was tokenised by another tokenizer than the data" in refusal(
+        check, heldout=heldout
+    )
 
 
 def test_a_batch_that_the_processes_cannot_share_is_refused(check):
@@ -177,10 +247,7 @@ def test_a_torn_checkpoint_is_removed_and_the_last_whole_one_resumed(check, tmp_
     for step in (5, 10):
         save_checkpoint(folder / f"step-{step}")
     (folder / "step-10" / ".metadata").unlink()
-    assert check() == [
-        f"checkpoint {folder}/step-10 is incomplete and was removed",
-        f"resuming from {folder}/step-5",
-    ]
+    assert check() == [f"removed incomplete step-10: resuming from {folder}/step-5"]
     assert [path.name for path in folder.iterdir()] == ["step-5"]
 
 
@@ -190,6 +257,6 @@ def test_a_run_killed_in_its_first_save_starts_over_from_stage_one(check, tmp_pa
     folder = tmp_path / "run" / "checkpoint"
     save_checkpoint(folder / "step-5")
     (folder / "step-5" / ".metadata").unlink()
-    remarks = check(checkpoint=stage)
-    assert remarks[-1] == f"no complete checkpoint in {folder}: starting from the beginning"
+    beginning = f"no complete checkpoint in {folder}, starting from the beginning"
+    assert check(checkpoint=stage) == [f"removed incomplete step-5: {beginning}"]
     assert not folder.exists()

@@ -9,21 +9,25 @@ import time
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
+from anchored.pretrain.checkpoints import checkpoint_steps, is_complete
 from anchored.pretrain.data_plan import DataPlan
 from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.launch import launch
 from anchored.pretrain.llama_weights import llama_weights
 from anchored.pretrain.run_record import RunRecord
+from anchored.pretrain.shards import TokenShards
 
 STEPS = 24
+SOURCES = ("harbour", "orchard", "quarry")
+HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["quarry", "orchard"]}
 
 
-def curve(dump_folder):
-    lines = (dump_folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def curve(dump_folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (dump_folder / name).read_text().splitlines()]
 
 
 def losses(dump_folder):
@@ -43,12 +47,12 @@ def same_weights(one, other):
 def finished(write_config, tmp_path_factory):
     """The uninterrupted run on one process that all others are compared with."""
     dump_folder = tmp_path_factory.mktemp("finished") / "run"
-    launch(write_config(dump_folder))
+    launch(write_config(dump_folder, heldout=HELDOUT))
     return dump_folder
 
 
-def kill_in_the_middle(config_file, dump_folder, after_steps):
-    """Start the run and kill it as soon as it has logged `after_steps` steps."""
+def end_in_the_middle(config_file, dump_folder, after_steps, number):
+    """Start the run and send it a signal as soon as it has logged `after_steps` steps."""
     command = [sys.executable, "-m", "anchored.pretrain", "--job.config_file", str(config_file)]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -59,8 +63,8 @@ def kill_in_the_middle(config_file, dump_folder, after_steps):
             assert process.poll() is None, "the run ended before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+        os.killpg(process.pid, number)
+    return process.returncode
 
 
 def test_a_run_learns_and_records_every_step(finished):
@@ -73,6 +77,37 @@ def test_a_run_learns_and_records_every_step(finished):
     assert lines[-1]["lr"] < 3e-4
 
 
+def test_every_line_says_what_was_read_of_each_source(finished, corpus):
+    last = curve(finished)[-1]
+    assert sum(last["source_tokens"].values()) == last["tokens"]
+    windows = {name: TokenShards.open(corpus.source(name)).num_tokens // 32 for name in SOURCES}
+    for name, epochs in last["source_epochs"].items():
+        assert last["source_tokens"][name] == 32 * 32  # three equal weights, 96 sequences
+        assert epochs == pytest.approx(32 / windows[name], rel=0.02)
+
+
+def test_tensorboard_has_the_same_curves(finished):
+    (folder,) = (finished / "tb").iterdir()
+    events = EventAccumulator(str(folder)).Reload()
+    scalars = {"loss_metrics/global_avg_loss", "source_epochs/quarry", "heldout_loss/quarry"}
+    assert scalars <= set(events.Tags()["scalars"])
+    values = [event.value for event in events.Scalars("loss_metrics/global_avg_loss")]
+    assert values == pytest.approx(losses(finished))
+
+
+def test_held_out_loss_is_that_of_the_exported_model(finished, corpus, tmp_path):
+    lines = curve(finished, "heldout.jsonl")
+    assert [line["step"] for line in lines] == [10, 20, STEPS]
+    checkpoint = finished / "checkpoint" / f"step-{STEPS}"
+    export_checkpoint(checkpoint, corpus.tokenizer_folder, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for name, loss in lines[-1]["losses"].items():
+        tokens = TokenShards.open(corpus.source(name)).tokens(0, 5 * 32 + 1).astype("int64")
+        rows = torch.from_numpy(tokens).unfold(0, 33, 32)
+        with torch.no_grad():
+            assert loss == pytest.approx(model(rows, labels=rows).loss.item(), abs=1e-4)
+
+
 def test_the_first_loss_is_that_of_the_initial_weights(finished):
     # Weights of 3 sigma 32**-0.5 on normed inputs: logits of deviation near 1, so the loss lies
     # about half a nat above the uniform one.
@@ -81,7 +116,8 @@ def test_the_first_loss_is_that_of_the_initial_weights(finished):
 
 def test_a_killed_run_resumes_to_the_very_same_weights(finished, write_config, tmp_path):
     config_file = write_config(tmp_path / "run")
-    kill_in_the_middle(config_file, tmp_path / "run", after_steps=8)
+    status = end_in_the_middle(config_file, tmp_path / "run", 8, signal.SIGKILL)
+    assert status == -signal.SIGKILL
     assert not (tmp_path / "run" / "checkpoint" / f"step-{STEPS}").exists()
     before = curve(tmp_path / "run")[:5]
     launch(config_file)
@@ -89,6 +125,30 @@ def test_a_killed_run_resumes_to_the_very_same_weights(finished, write_config, t
     assert curve(tmp_path / "run")[:5] == before
     assert losses(tmp_path / "run") == losses(finished)
     assert same_weights(final_weights(tmp_path / "run"), final_weights(finished))
+
+
+def test_sigterm_ends_a_run_with_a_whole_checkpoint_and_status_0(finished, write_config, tmp_path):
+    config_file = write_config(tmp_path / "run", checkpoint={"interval": STEPS})
+    assert end_in_the_middle(config_file, tmp_path / "run", 4, signal.SIGTERM) == 0
+    (checkpoint,) = checkpoint_steps(tmp_path / "run" / "checkpoint").items()
+    step, folder = checkpoint
+    assert step == len(losses(tmp_path / "run")) < STEPS
+    assert is_complete(folder)
+    launch(config_file)
+    assert losses(tmp_path / "run") == losses(finished)
+    assert same_weights(final_weights(tmp_path / "run"), final_weights(finished))
+
+
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path, num_processes):
+    # Also on two processes, which hold half of the vocabulary's weights each.
+    config_file = write_config(tmp_path / "run", loss={"chunk_tokens": 24}, heldout=HELDOUT)
+    launch(config_file, num_processes=num_processes)
+    measured = [curve(run, "heldout.jsonl")[-1]["losses"] for run in (tmp_path / "run", finished)]
+    assert measured[0] == pytest.approx(measured[1], abs=2e-5)
+    assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
+    norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
+    assert norms[0] == pytest.approx(norms[1], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -100,6 +160,23 @@ def test_two_processes_and_then_one_give_the_loss_curve_of_one(finished, write_c
     assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
     norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
     assert norms[0] == pytest.approx(norms[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
+    # So strict a guard calls every rise a spike.
+    guard = {"action": "skip", "window": 4, "deviations": 0.01, "min_rise_nats": 0.0}
+    launch(write_config(tmp_path / "whole", spike_guard=guard))
+    spikes = curve(tmp_path / "whole", "spikes.jsonl")
+    assert spikes and all(line["loss"] > line["limit"] for line in spikes)
+    assert all(line["action"] == "skipped" for line in spikes)
+    first = 4 * (spikes[0]["step"] - 1)
+    assert [row["sequence"] for row in spikes[0]["sequences"]] == list(range(first, first + 4))
+    launch(write_config(tmp_path / "run", spike_guard=guard, steps=12), num_processes=2)
+    launch(write_config(tmp_path / "run", spike_guard=guard))
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
+    resumed = curve(tmp_path / "run", "spikes.jsonl")
+    assert [line["step"] for line in resumed] == [line["step"] for line in spikes]
 
 
 def test_a_finished_run_started_again_does_nothing(finished, write_config):

@@ -1,8 +1,8 @@
-"""metrics.jsonl stays one curve through interruptions."""
+"""A log of steps stays one curve through interruptions."""
 
 import json
 
-from anchored.pretrain.run_metrics import keep_metrics_until
+from anchored.pretrain.step_log import StepLog
 
 
 def write(path, steps, tail=""):
@@ -16,17 +16,17 @@ def read(path):
 def test_steps_after_the_checkpoint_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write(path, range(1, 14))
-    keep_metrics_until(path, 10)
+    StepLog(path).keep_until(10)
     assert read(path) == list(range(1, 11))
 
 
 def test_a_line_cut_by_a_kill_is_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write(path, [1, 2], tail='{"step": 3, "lo')
-    keep_metrics_until(path, 10)
+    StepLog(path).keep_until(10)
     assert read(path) == [1, 2]
 
 
 def test_a_run_without_metrics_starts_its_file_later(tmp_path):
-    keep_metrics_until(tmp_path / "metrics.jsonl", 0)
+    StepLog(tmp_path / "metrics.jsonl").keep_until(0)
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,97 @@
+"""When a checkpoint is saved, and which ones are deleted."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.stateful import Stateful
+
+from anchored.pretrain.checkpointer import RunCheckpointer, stale_steps
+from anchored.pretrain.checkpoints import checkpoint_steps, is_complete
+from anchored.pretrain.job_config import Checkpoint
+
+
+class Counter(Stateful):
+    def __init__(self):
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict):
+        self.value = state_dict["value"]
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    """Builds a checkpointer of one process over a small model, in tmp_path/checkpoint."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    built = []
+
+    def build(**settings):
+        parts = {name: Counter() for name in ("optimizers", "lr_schedulers", "dataloader")}
+        config = Checkpoint(**{"keep_latest_k": 2, **settings})
+        built.append(
+            RunCheckpointer(
+                config,
+                model_parts=[torch.nn.Linear(3, 3)],
+                states={"train_state": Counter()},
+                sd_adapter=None,
+                base_folder=str(tmp_path),
+                **parts,
+            )
+        )
+        return built[-1]
+
+    yield build
+    for one in built:
+        one.close()  # waits for what is being deleted
+    dist.destroy_process_group()
+
+
+def saved_steps(tmp_path):
+    return list(checkpoint_steps(tmp_path / "checkpoint"))
+
+
+def test_the_last_ones_and_the_milestones_stay():
+    assert stale_steps(range(5, 60, 5), keep_latest=2, milestone_interval=20) == [
+        *(5, 10, 15, 25, 30, 35, 45)
+    ]
+    assert stale_steps([30, 10, 20], keep_latest=2, milestone_interval=0) == [10]
+    assert stale_steps([10], keep_latest=2, milestone_interval=0) == []
+
+
+def test_steps_are_saved_by_interval_and_milestones_survive_the_purge(checkpointer, tmp_path):
+    run = checkpointer(interval=2, milestone_interval=4)
+    for step in range(1, 13):
+        run.save(step)
+    run.close()
+    assert saved_steps(tmp_path) == [4, 8, 10, 12]
+
+
+def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path):
+    run = checkpointer(interval=1000, interval_minutes=0.1 / 60)
+    assert not run.is_time_up
+    time.sleep(0.11)
+    assert run.is_time_up
+    run.save(7, is_due=run.is_time_up)
+    assert saved_steps(tmp_path) == [7]
+    assert not run.is_time_up  # the clock starts again at a save
+    run.save(8, is_due=run.is_time_up)
+    assert saved_steps(tmp_path) == [7]
+
+
+def test_without_minutes_no_time_is_ever_up(checkpointer):
+    run = checkpointer(interval=1000)
+    assert not run.is_time_up
+
+
+def test_the_save_of_the_last_step_waits_for_an_asynchronous_one(checkpointer, tmp_path):
+    run = checkpointer(interval=2, async_mode="async")
+    run.save(2)
+    run.save(3, last_step=True)
+    folders = checkpoint_steps(tmp_path / "checkpoint")
+    assert list(folders) == [2, 3]
+    assert all(is_complete(folder) for folder in folders.values())
