@@ -71,8 +71,11 @@ class ShardFiles:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace a text file in one step: readers and a crash see the old text or the new one."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    """Replace a text file in one step: readers and a crash see the old text or the new one.
+
+    Two processes must not write the same file at once.
+    """
+    partial = path.with_name(f"{path.name}.partial")
     with partial.open("wb") as file:
         file.write(text.encode())
         _sync(file)
