@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +109,11 @@ class TokenShards:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self._ends = np.cumsum([shard.num_tokens for shard in manifest.shards])
-        self._tokens = [
-            np.memmap(folder / shard.tokens_file, dtype="<u4", mode="r")
+        self._ends = list(accumulate(shard.num_tokens for shard in manifest.shards))
+        self._tokens = {
+            shard.tokens_file: np.memmap(folder / shard.tokens_file, dtype="<u4", mode="r")
             for shard in manifest.shards
-        ]
+        }
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = True) -> "TokenShards":
@@ -144,21 +147,28 @@ class TokenShards:
                 f"tokens {start} to {start + count} are outside {self.folder}, "
                 f"which holds {self.num_tokens}"
             )
-        pieces = []
-        shard = int(np.searchsorted(self._ends, start, side="right"))
-        while count > 0:
-            offset = start - (int(self._ends[shard - 1]) if shard else 0)
-            piece = self._tokens[shard][offset : offset + count]
-            pieces.append(piece)
-            start, count, shard = start + len(piece), count - len(piece), shard + 1
+        pieces = [
+            self._tokens[shard.tokens_file][offset : offset + length]
+            for shard, offset, length in self.pieces(start, count)
+        ]
         return np.concatenate(pieces) if pieces else np.empty(0, dtype="<u4")
+
+    def pieces(self, start: int, count: int) -> Iterator[tuple[Shard, int, int]]:
+        """Where tokens start .. start + count - 1 lie: (shard, first token in it, how many)."""
+        place = bisect_right(self._ends, start)
+        while count > 0:
+            shard = self.manifest.shards[place]
+            offset = start - (self._ends[place] - shard.num_tokens)
+            length = min(count, shard.num_tokens - offset)
+            yield shard, offset, length
+            start, count, place = start + length, count - length, place + 1
 
     def document_starts(self) -> np.ndarray:
         """Offset in the stream of every document's BOS, then the stream's length: int64."""
         starts = []
         for shard, end in zip(self.manifest.shards, self._ends, strict=True):
             offsets = np.fromfile(self.folder / shard.documents_file, dtype="<i8")
-            starts.append(offsets[:-1] + int(end) - shard.num_tokens)
+            starts.append(offsets[:-1] + end - shard.num_tokens)
         return np.concatenate([*starts, np.array([self.num_tokens], dtype="<i8")])
 
 

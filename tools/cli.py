@@ -31,6 +31,7 @@ COMMANDS = {
     "score": Command("score", "ScoreConfig", "log p* of a given continuation"),
     "verify": Command("verify", "VerifyConfig", "replay a ledger against its models"),
     "tokenize": Command("tokenize", "TokenizeConfig", "text to token shards, resumable"),
+    "plan": Command("plan", "PlanConfig", "what training reads: epochs, days, documents of a step"),
     "export": Command("export", "ExportConfig", "a training checkpoint as a Hugging Face folder"),
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
