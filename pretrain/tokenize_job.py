@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from .document import DocumentRules
 from .document_encoder import DocumentEncoder, EncodedDocument
@@ -135,10 +135,16 @@ class TokenizeJob:
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
         # Held by the system: it goes with the process, however that ends.
-        folder = self.output if self.is_complete else self.partial
-        with (folder / _PROGRESS_FOLDER / f"{name}.lock").open("w") as file:
+        with self._lock_file(name) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def _lock_file(self, name: str) -> TextIO:
+        path = Path(_PROGRESS_FOLDER) / f"{name}.lock"
+        try:
+            return (self.partial / path).open("w")
+        except FileNotFoundError:  # completed by another process, and renamed
+            return (self.output / path).open("w")
 
 
 def _observed(documents: Iterator[EncodedDocument], observe: Observer) -> Iterator[EncodedDocument]:

@@ -4,7 +4,8 @@ A source of the Common Pile, streamed from the Hub: anchored tokenize --source w
 --mixture configs/pretrain/common_pile.toml --tokenizer T --output data/common_pile/wikimedia
 
 Run again after an interruption it goes on where it was, and the shards come out the same. Under
-torchrun, or as a Slurm array, each process takes its share of the input files.
+torchrun (torchrun ... -m anchored.tools.cli tokenize ...), or as a Slurm array
+(configs/pretrain/slurm/tokenize.sh), each process takes its share of the input files.
 """
 
 import os
@@ -64,7 +65,6 @@ class TokenizeConfig:
 
 def run(config: TokenizeConfig) -> int:
     """Tokenise this process's share of the files; the last process completes the folder."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     job = _job(config)
     rank = Rank.of(os.environ)
     job.start()
@@ -158,4 +158,7 @@ def _inputs(config: TokenizeConfig, dataset: str, revision: str) -> SourceFiles:
         raise ValueError("give one of --input, --dataset, or --mixture that has the source")
     if dataset:
         return hub_files(dataset, revision=revision)
+    for folder in config.input:
+        if folder.resolve() in config.output.resolve().parents:
+            raise ValueError(f"output {config.output} must not lie in the input folder {folder}")
     return local_files(config.input, revision=revision or "local")

@@ -224,6 +224,11 @@ def test_bad_input_is_refused_in_words(config, tmp_path, change, message):
         run(config(tmp_path / "s", **change))
 
 
+def test_an_output_among_the_inputs_is_refused(config, texts_folder):
+    with pytest.raises(ValueError, match=r"must not lie in the input folder"):
+        run(config(texts_folder / "shards"))
+
+
 def test_a_tokenizer_is_a_file_or_its_folder(tokenizer_folder, tmp_path):
     file = tokenizer_folder / "tokenizer.json"
     assert tokenizer_file(str(file)) == tokenizer_file(str(tokenizer_folder)) == file
