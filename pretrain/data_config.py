@@ -1,7 +1,10 @@
 """The [data] section of a run: which token shards are mixed, and in what proportion."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from .shards import MANIFEST_NAME
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +21,15 @@ class DataSource:
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"weight of source {self.name} must be positive, got {self.weight}")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.path)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether the folder has a manifest; its shards are not looked at."""
+        return (self.folder / MANIFEST_NAME).is_file()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

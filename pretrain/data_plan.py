@@ -73,6 +73,11 @@ class DataPlan:
         """Tokens in that tokenizer."""
         return self.shards[0].manifest.vocab_size
 
+    @property
+    def bos_id(self) -> int:
+        """The token that every document begins with."""
+        return self.shards[0].manifest.bos_id
+
     def locate(self, sequence: int) -> Window:
         """The window that sequence number `sequence` reads."""
         source, occurrence = self.mixture.locate(sequence)

@@ -1,6 +1,7 @@
 """The training loader: the same global batches for any number of processes."""
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,22 @@ from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 
 from .data_plan import DataPlan
+from .prefetch import prefetched
+
+DEFAULT_NUM_PREFETCHED = 4
+
+Batch = tuple[dict[str, Tensor], Tensor]
+
+
+def document_ids(token_ids: Tensor, *, bos_id: int) -> Tensor:
+    """Which document of its sequence each token belongs to.
+
+    token_ids: (batch_size, seq_len) int64.
+    Returns: (batch_size, seq_len) int64, 0 up to the first BOS that does not open the sequence.
+    """
+    is_start = token_ids == bos_id
+    is_start[:, 0] = False
+    return is_start.cumsum(dim=1)
 
 
 class SequenceLoader(BaseDataLoader):
@@ -21,23 +38,46 @@ class SequenceLoader(BaseDataLoader):
     """
 
     def __init__(
-        self, plan: DataPlan, *, dp_rank: int, dp_world_size: int, local_batch_size: int
+        self,
+        plan: DataPlan,
+        *,
+        dp_rank: int,
+        dp_world_size: int,
+        local_batch_size: int,
+        with_document_ids: bool = False,
+        num_prefetched: int = DEFAULT_NUM_PREFETCHED,
     ) -> None:
+        """with_document_ids: add "document_ids" to the inputs, from which a model can build a mask
+        that keeps documents apart. num_prefetched: batches read ahead of the training loop.
+        """
         self._plan = plan
         self._plan_hash = plan.hash
         self._rank_offset = dp_rank * local_batch_size
         self._round_size = dp_world_size * local_batch_size
         self._local_batch_size = local_batch_size
+        self._with_document_ids = with_document_ids
+        self._num_prefetched = num_prefetched
         self.next_sequence = 0
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Endless batches: {"input": (local_batch_size, seq_len) int64} and labels alike."""
-        while True:
-            first = self.next_sequence + self._rank_offset
+    def __iter__(self) -> Iterator[Batch]:
+        """Endless batches: {"input": (local_batch_size, seq_len) int64} and labels alike.
+
+        "document_ids", where asked for, is as `document_ids` gives it.
+        """
+        with prefetched(self._batches(self.next_sequence), self._num_prefetched) as batches:
+            for batch in batches:
+                # The state is that of the batches handed out, not of those read ahead.
+                self.next_sequence += self._round_size
+                yield batch
+
+    def _batches(self, next_sequence: int) -> Iterator[Batch]:
+        for first in count(next_sequence + self._rank_offset, self._round_size):
             rows = [self._plan.tokens(first + row) for row in range(self._local_batch_size)]
             tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
-            self.next_sequence += self._round_size
-            yield {"input": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous()
+            inputs = {"input": tokens[:, :-1].contiguous()}
+            if self._with_document_ids:
+                inputs["document_ids"] = document_ids(inputs["input"], bos_id=self._plan.bos_id)
+            yield inputs, tokens[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
         return {"plan_hash": self._plan_hash, "next_sequence": self.next_sequence}

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
+from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,7 @@ class _Split:
     left_weight: int
     weight: int
 
-    def left_count(self, num_positions: int) -> int:
+    def left_count(self, num_positions: Any) -> Any:
         return (2 * num_positions * self.left_weight + self.weight) // (2 * self.weight)
 
 
@@ -53,8 +56,17 @@ class Mixture:
 
     def counts(self, num_positions: int) -> list[int]:
         """How many of the first `num_positions` positions belong to each source."""
-        counts = [0] * len(self.weights)
-        pending: list[tuple[_Split | int, int]] = [(self._root, num_positions)]
+        return self._deal(num_positions)
+
+    def counts_at(self, num_positions: Sequence[int]) -> np.ndarray:
+        """`counts` of many prefixes at once: (len(num_positions), num_sources) int64."""
+        # Python's integers: positions times weights of 17 digits do not fit in 64 bits.
+        columns = self._deal(np.array(num_positions, dtype=object))
+        return np.stack([column.astype(np.int64) for column in columns], axis=1)
+
+    def _deal(self, num_positions: Any) -> list[Any]:
+        counts: list[Any] = [0] * len(self.weights)
+        pending: list[tuple[_Split | int, Any]] = [(self._root, num_positions)]
         while pending:
             node, count = pending.pop()
             if isinstance(node, _Split):

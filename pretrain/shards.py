@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-SCHEMA = "anchored-tokens/1"
+SCHEMA = "anchored-tokens/2"
 MANIFEST_NAME = "manifest.json"
 _HASH_BLOCK_BYTES = 1 << 22
 
@@ -23,7 +27,11 @@ def file_sha256(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """A pair of files: little-endian uint32 tokens, and int64 offsets of their documents."""
+    """Three files: uint32 tokens, int64 offsets of their documents, and where each came from.
+
+    All are little-endian. Provenance is two uint32 a document: its record number in the input
+    file (lines or rows, from 0), and the place of its licence in `licences`.
+    """
 
     tokens_file: str
     tokens_sha256: str
@@ -31,6 +39,17 @@ class Shard:
     documents_file: str
     documents_sha256: str
     num_documents: int
+    provenance_file: str
+    provenance_sha256: str
+    input_file: str
+    """Name of the file the documents were read from, within the source."""
+    licences: tuple[str, ...]
+    """Licences of the shard's documents, in order of first appearance."""
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> "Shard":
+        """A shard from its JSON object. Raises TypeError if a field is missing or unknown."""
+        return cls(**table | {"licences": tuple(table.get("licences", ()))})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +58,13 @@ class Manifest:
 
     source: str
     revision: str
+    split: str
+    """"train" or "heldout"; a document's hash decides, so copies never fall on both sides."""
+    heldout_fraction: float
     licences: dict[str, int]
     """Number of documents under each licence."""
+    refused_licences: dict[str, int]
+    """Number of documents left out for each licence that is not on the allow-list."""
     tokenizer_sha256: str
     vocab_size: int
     bos_id: int
@@ -48,6 +72,11 @@ class Manifest:
     num_documents: int
     num_empty_documents: int
     """Documents without text, left out of the shards."""
+    num_invalid_documents: int
+    """Documents left out because they are not valid UTF-8 (or not valid JSON)."""
+    num_oversized_documents: int
+    """Documents left out because they are longer than max_document_bytes."""
+    max_document_bytes: int
     num_bytes: int
     """UTF-8 bytes of the text that was tokenised."""
     num_tokens: int
@@ -64,7 +93,7 @@ class Manifest:
             fields = json.loads(path.read_text())
             if fields.pop("schema") != SCHEMA:
                 raise ValueError(f"its schema is not {SCHEMA}")
-            shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
+            shards = tuple(Shard.from_table(shard) for shard in fields.pop("shards"))
             return cls(shards=shards, **fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a token shard manifest: {error}") from error
@@ -80,11 +109,11 @@ class TokenShards:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self._ends = np.cumsum([shard.num_tokens for shard in manifest.shards])
-        self._tokens = [
-            np.memmap(folder / shard.tokens_file, dtype="<u4", mode="r")
+        self._ends = list(accumulate(shard.num_tokens for shard in manifest.shards))
+        self._tokens = {
+            shard.tokens_file: np.memmap(folder / shard.tokens_file, dtype="<u4", mode="r")
             for shard in manifest.shards
-        ]
+        }
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = True) -> "TokenShards":
@@ -99,9 +128,11 @@ class TokenShards:
             num_offsets = shard.num_documents + 1
             _check_size(folder / shard.tokens_file, 4 * shard.num_tokens)
             _check_size(folder / shard.documents_file, 8 * num_offsets)
+            _check_size(folder / shard.provenance_file, 8 * shard.num_documents)
             if verify:
                 _check_sha256(folder / shard.tokens_file, shard.tokens_sha256)
                 _check_sha256(folder / shard.documents_file, shard.documents_sha256)
+                _check_sha256(folder / shard.provenance_file, shard.provenance_sha256)
         return cls(folder, manifest)
 
     @property
@@ -116,21 +147,28 @@ class TokenShards:
                 f"tokens {start} to {start + count} are outside {self.folder}, "
                 f"which holds {self.num_tokens}"
             )
-        pieces = []
-        shard = int(np.searchsorted(self._ends, start, side="right"))
-        while count > 0:
-            offset = start - (int(self._ends[shard - 1]) if shard else 0)
-            piece = self._tokens[shard][offset : offset + count]
-            pieces.append(piece)
-            start, count, shard = start + len(piece), count - len(piece), shard + 1
+        pieces = [
+            self._tokens[shard.tokens_file][offset : offset + length]
+            for shard, offset, length in self.pieces(start, count)
+        ]
         return np.concatenate(pieces) if pieces else np.empty(0, dtype="<u4")
+
+    def pieces(self, start: int, count: int) -> Iterator[tuple[Shard, int, int]]:
+        """Where tokens start .. start + count - 1 lie: (shard, first token in it, how many)."""
+        place = bisect_right(self._ends, start)
+        while count > 0:
+            shard = self.manifest.shards[place]
+            offset = start - (self._ends[place] - shard.num_tokens)
+            length = min(count, shard.num_tokens - offset)
+            yield shard, offset, length
+            start, count, place = start + length, count - length, place + 1
 
     def document_starts(self) -> np.ndarray:
         """Offset in the stream of every document's BOS, then the stream's length: int64."""
         starts = []
         for shard, end in zip(self.manifest.shards, self._ends, strict=True):
             offsets = np.fromfile(self.folder / shard.documents_file, dtype="<i8")
-            starts.append(offsets[:-1] + int(end) - shard.num_tokens)
+            starts.append(offsets[:-1] + end - shard.num_tokens)
         return np.concatenate([*starts, np.array([self.num_tokens], dtype="<i8")])
 
 

@@ -46,6 +46,10 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         _require(isinstance(value, list), name, "an array of tables", value)
         item = get_args(kind)[0]
         return tuple(_convert(item, entry, f"{name}[{i}]") for i, entry in enumerate(value))
+    if get_origin(kind) is dict:
+        _require(isinstance(value, dict), name, "a table", value)
+        item = get_args(kind)[1]
+        return {key: _convert(item, entry, f"{name}.{key}") for key, entry in value.items()}
     _require(_fits(kind, value), name, _describe(kind), value)
     return value
 

@@ -1,13 +1,17 @@
 """The loader: the same global batches for any number of ranks, resumable at any step."""
 
+import threading
+import time
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
 from anchored.pretrain.data_config import DataConfig, DataSource
 from anchored.pretrain.data_plan import DataPlan
 from anchored.pretrain.loader import SequenceLoader
+from anchored.pretrain.shard_writer import write_token_shards
 
 GLOBAL_BATCH = 8
 SEQ_LEN = 16
@@ -80,6 +84,77 @@ def test_a_state_resumes_at_any_step_on_any_number_of_ranks(plan, step, world_si
     for loader in after:
         loader.load_state_dict(states[0])
     assert global_steps(after, 3) == expected
+
+
+def test_resuming_at_every_seventh_step_equals_running_on(plan):
+    whole = global_steps(loaders(plan, 1, 8), 29)
+    for step in range(0, 29, 7):
+        (loader,) = loaders(plan, 1, 8)
+        state = {"plan_hash": plan.hash, "next_sequence": step * GLOBAL_BATCH}
+        loader.load_state_dict(state)
+        assert global_steps([loader], 29 - step) == whole[step:]
+
+
+def test_the_state_counts_what_was_handed_out_and_not_what_was_read_ahead(plan):
+    (loader,) = loaders(plan, 1, 2)
+    batches = iter(loader)
+    for taken in range(1, 6):
+        next(batches)
+        assert loader.state_dict()["next_sequence"] == 2 * taken
+
+
+def test_resuming_far_into_a_run_takes_no_longer(plan):
+    (loader,) = loaders(plan, 1, 1)
+    loader.load_state_dict({"plan_hash": plan.hash, "next_sequence": 10**9})
+    start = time.process_time()
+    inputs, _ = next(iter(loader))
+    assert time.process_time() - start < 0.5
+    assert inputs["input"][0].tolist() == plan.tokens(10**9)[:-1].tolist()
+
+
+def test_document_ids_rise_where_documents_begin(plan):
+    loader = SequenceLoader(
+        plan, dp_rank=0, dp_world_size=1, local_batch_size=8, with_document_ids=True
+    )
+    num_starts = 0
+    for inputs, _ in islice(iter(loader), 20):
+        assert inputs["document_ids"].shape == inputs["input"].shape
+        for tokens, ids in zip(inputs["input"], inputs["document_ids"], strict=True):
+            is_start = (tokens[1:] == plan.bos_id).int()
+            assert ids[0] == 0 and torch.equal(ids.diff().int(), is_start)
+            num_starts += int(is_start.sum())
+    assert num_starts > 10
+
+
+def test_document_ids_are_off_by_default(plan):
+    (loader,) = loaders(plan, 1, 1)
+    assert set(next(iter(loader))[0]) == {"input"}
+
+
+def test_the_thread_that_reads_ahead_ends_with_the_iteration(plan):
+    (loader,) = loaders(plan, 1, 1)
+    before = threading.active_count()
+    batches = iter(loader)
+    next(batches)
+    assert threading.active_count() == before + 1
+    batches.close()
+    assert threading.active_count() == before
+
+
+def test_one_core_loads_five_million_tokens_a_second(tmp_path, corpus):
+    generator = np.random.default_rng(0)
+    text = " ".join(generator.choice(["salt", "rain", "wave"], size=2000))
+    file = corpus.tokenizer_folder / "tokenizer.json"
+    origin = {"source": "s", "licence": "x", "revision": "1"}
+    write_token_shards(tmp_path / "s", [text] * 100, file, **origin)
+    source = DataSource(name="s", path=str(tmp_path / "s"), weight=1.0)
+    plan = DataPlan.open(DataConfig(sources=(source,)), seq_len=2048, verify=False)
+    (loader,) = loaders(plan, 1, 8)
+    batches = iter(loader)
+    next(batches)
+    start = time.process_time()  # of all threads: what one core would take
+    num_tokens = sum(labels.numel() for _, labels in islice(batches, 200))
+    assert num_tokens / (time.process_time() - start) > 5e6
 
 
 def test_a_state_of_another_plan_is_refused(plan):

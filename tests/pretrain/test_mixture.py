@@ -47,6 +47,14 @@ def test_every_prefix_is_in_proportion(weights, length):
         assert bound < 1.68
 
 
+@given(weights=WEIGHTS, lengths=st.lists(st.integers(0, 10**12), min_size=1, max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_counts_of_many_prefixes_are_the_counts_of_each(weights, lengths):
+    mixture = Mixture(weights)
+    expected = [mixture.counts(length) for length in lengths]
+    assert mixture.counts_at(lengths).tolist() == expected
+
+
 def test_fibonacci_weights_stay_below_the_stated_constant():
     fibonacci = [1, 1]
     while len(fibonacci) < 31:

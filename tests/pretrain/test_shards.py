@@ -86,7 +86,9 @@ def test_reading_past_the_end_is_refused(tmp_path, tokenizer_file):
         shards.tokens(shards.num_tokens - 1, 2)
 
 
-@pytest.mark.parametrize("name", ["tokens-00001.bin", "documents-00000.bin"])
+@pytest.mark.parametrize(
+    "name", ["tokens-00001.bin", "documents-00000.bin", "provenance-00000.bin"]
+)
 def test_a_flipped_byte_is_refused_naming_file_and_both_hashes(corpus, tmp_path, name):
     folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
     data = bytearray((folder / name).read_bytes())

@@ -1,0 +1,116 @@
+"""The input files of a source: local ones, or those of a Hub dataset at a pinned revision."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+JSON_LINES_SUFFIXES = (".jsonl", ".json", ".ndjson")
+COMPRESSION_SUFFIXES = ("", ".gz", ".zst", ".zstd")
+PARQUET_SUFFIX = ".parquet"
+_HUB_PREFIX = "hf://datasets/"
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file of documents."""
+
+    name: str
+    """Within the source: the same on every machine."""
+    url: str
+    """A path, or an address that datasets opens."""
+    num_bytes: int
+    """Size of a local file; 0 where the revision already pins the content."""
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.name.endswith(PARQUET_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFiles:
+    """All input files of a source, in an order that does not depend on the machine."""
+
+    revision: str
+    """Commit of a Hub dataset, or what the user calls this version of local files."""
+    files: tuple[InputFile, ...]
+
+    def __post_init__(self) -> None:
+        for file in self.files:
+            _check_format(file.name)
+
+
+def local_files(inputs: Sequence[Path], *, revision: str) -> SourceFiles:
+    """Files, and the supported files in folders and below them, in the order of their names.
+
+    Raises: ValueError if an input does not exist or holds no supported file, or if two have the
+    same name.
+    """
+    files = [file for path in inputs for file in _expand(path)]
+    names = [file.name for file in files]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"input files must have different names, got twice: {duplicates[0]}")
+    return SourceFiles(revision, tuple(sorted(files, key=lambda file: file.name)))
+
+
+def hub_files(dataset: str, *, revision: str) -> SourceFiles:
+    """The training files of a Hub dataset; nothing is downloaded but their list.
+
+    revision: a commit; shortened ones are resolved to the full hash.
+    Raises: ValueError if no revision is given or the dataset cannot be listed.
+    """
+    if not revision:
+        raise ValueError(f"dataset {dataset} needs a revision: name the commit to read")
+    from datasets import load_dataset_builder
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        data_files = load_dataset_builder(dataset, revision=revision).config.data_files
+    except (DatasetNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"dataset {dataset} at revision {revision} cannot be listed: {reason}"
+        ) from error
+    urls = sorted(str(url) for url in (data_files or {}).get("train", []))
+    if not urls:
+        raise ValueError(f"dataset {dataset} at revision {revision} has no training files")
+    return _pinned(urls)
+
+
+def _pinned(urls: Sequence[str]) -> SourceFiles:
+    # hf://datasets/OWNER/NAME@COMMIT/PATH, as datasets resolves them
+    commits = {url.removeprefix(_HUB_PREFIX).partition("@")[2].partition("/")[0] for url in urls}
+    if len(commits) != 1:
+        raise ValueError(f"{urls[0]} and the other files are not of one commit: {sorted(commits)}")
+    files = (InputFile(url.partition("@")[2].partition("/")[2], url, 0) for url in urls)
+    return SourceFiles(commits.pop(), tuple(files))
+
+
+def _expand(path: Path) -> list[InputFile]:
+    if path.is_file():
+        return [InputFile(path.name, str(path), path.stat().st_size)]
+    if not path.is_dir():
+        raise ValueError(f"input {path} does not exist")
+    found = [file for file in path.rglob("*") if file.is_file() and _is_supported(file.name)]
+    if not found:
+        raise ValueError(f"input folder {path} holds no file of a supported format")
+    return [
+        InputFile(file.relative_to(path).as_posix(), str(file), file.stat().st_size)
+        for file in found
+    ]
+
+
+def _is_supported(name: str) -> bool:
+    json_lines = (
+        lines + compression for lines in JSON_LINES_SUFFIXES for compression in COMPRESSION_SUFFIXES
+    )
+    return name.endswith((PARQUET_SUFFIX, *json_lines))
+
+
+def _check_format(name: str) -> None:
+    if not _is_supported(name):
+        allowed = ", ".join((*JSON_LINES_SUFFIXES, PARQUET_SUFFIX))
+        raise ValueError(
+            f"input file {name} is of no supported format: {allowed} "
+            "(JSON lines also compressed: .gz, .zst)"
+        )

@@ -1,0 +1,164 @@
+"""What training will read, or has read: anchored plan [--config FILE.toml] [--step N --stage NAME]
+
+Without --step: tokens and epochs of every source and stage, steps, days, disk and memory, also
+saved as JSON. With --step: one JSON object for every piece of a document that this step reads, with
+its source, licence and position.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from anchored.pretrain.consumption import consumed_documents
+from anchored.pretrain.data_plan import DataPlan
+from anchored.pretrain.mixture_config import MixtureConfig, load_mixture
+from anchored.pretrain.run_estimate import RunEstimate, estimate_run
+from anchored.pretrain.stage_plan import (
+    StagePlan,
+    StageSpec,
+    check_epochs,
+    missing_sources,
+    plan_stage,
+)
+from anchored.pretrain.stage_specs import is_mixture, mixture_specs, run_spec
+
+COMMON_PILE = Path(__file__).parents[1] / "configs" / "pretrain" / "common_pile.toml"
+DEFAULT_MAX_EPOCHS = 4.0  # as in the Common Pile's mixture
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig:
+    """Plans a mixture with its stages, or training runs by their own configs."""
+
+    config: tuple[Path, ...] = (COMMON_PILE,)
+    """One mixture, or the config of each stage's run, in their order."""
+    shards: str = ""
+    """Folder with one folder of shards a source, instead of the mixture's."""
+    gpus: int = 0
+    """GPUs to estimate the time for; 0 takes the mixture's."""
+    mfu: float = 0.0
+    """Share of the GPUs' peak to estimate the time for; 0 takes the mixture's."""
+    max_epochs: float = 0.0
+    """Refuse to read a source more often; 0 takes the mixture's, or 4."""
+    step: int = 0
+    """List what this step reads (from 1, as in the training log); 0 prints the plan."""
+    stage: str = ""
+    """Stage of --step, where the config has several."""
+    output: Path = Path("runs/plan.json")
+    """Where the plan is saved."""
+
+
+def run(config: PlanConfig) -> int:
+    """Print the plan or a step's documents; returns the exit status."""
+    mixture, specs = _specs(config)
+    if config.step:
+        _print_step(_stage_of(specs, config.stage), config.step)
+        return 0
+    missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
+    stages = [plan_stage(spec, missing_sources(spec.data)) for spec in specs]
+    estimate = estimate_run(stages, mixture.model, mixture.hardware) if mixture else None
+    lines = [line for stage in stages for line in _stage_lines(stage)]
+    if mixture and estimate:
+        lines += _estimate_lines(estimate, mixture)
+    if missing:
+        lines.append(f"token shards are missing of {len(missing)} sources: {', '.join(missing)}")
+    print("\n".join(lines))
+    default = mixture.max_epochs if mixture else DEFAULT_MAX_EPOCHS
+    check_epochs(stages, config.max_epochs or default)
+    _save(config.output, stages, estimate, missing)
+    return 0
+
+
+def _specs(config: PlanConfig) -> tuple[MixtureConfig | None, list[StageSpec]]:
+    if len(config.config) == 1 and is_mixture(config.config[0]):
+        mixture = _overridden(load_mixture(config.config[0]), config)
+        return mixture, mixture_specs(mixture)
+    return None, [run_spec(path) for path in config.config]
+
+
+def _overridden(mixture: MixtureConfig, config: PlanConfig) -> MixtureConfig:
+    hardware = replace(
+        mixture.hardware,
+        num_gpus=config.gpus or mixture.hardware.num_gpus,
+        mfu=config.mfu or mixture.hardware.mfu,
+    )
+    folder = config.shards or mixture.shards_folder
+    return replace(mixture, hardware=hardware, shards_folder=folder)
+
+
+def _stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
+    names = [spec.name for spec in specs]
+    if not name and len(specs) == 1:
+        return specs[0]
+    if name not in names:
+        raise ValueError(f"--stage must be one of {', '.join(names)}, got {name!r}")
+    return specs[names.index(name)]
+
+
+def _print_step(spec: StageSpec, step: int) -> None:
+    if not 1 <= step <= spec.num_steps:
+        raise ValueError(f"--step must be in [1, {spec.num_steps}], got {step}")
+    if missing := missing_sources(spec.data):
+        raise ValueError(f"--step needs the token shards of every source; missing: {missing[0]}")
+    plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+    licences: Counter[str] = Counter()
+    for document in consumed_documents(plan, step, sequences_per_step=spec.sequences_per_step):
+        table = asdict(document)
+        span = table.pop("span")
+        print(json.dumps(table | span, ensure_ascii=False))
+        licences[document.span.licence] += document.span.num_tokens
+    print(f"step {step} of {spec.name}, plan {plan.hash}", file=sys.stderr)
+    for licence, num_tokens in licences.most_common():
+        print(f"  {num_tokens:>12,} tokens  {licence}", file=sys.stderr)
+
+
+def _stage_lines(stage: StagePlan) -> list[str]:
+    lines = [
+        f"{stage.name}: {stage.num_steps:,} steps of {stage.sequences_per_step:,} sequences of "
+        f"{stage.seq_len:,} tokens, {_billions(stage.num_tokens)} tokens, weights by "
+        f"{stage.weight_unit}",
+        f"  {'source':<31} {'has':>10} {'':<10} {'share':>9} {'reads':>10} {'epochs':>7}",
+    ]
+    for source in stage.sources:
+        lines.append(
+            f"  {source.name:<31} {_billions(source.size.num_tokens):>10} "
+            f"{source.size.origin:<10} {source.share:>9.4%} "
+            f"{_billions(source.num_tokens):>10} {source.epochs:>7.3f}"
+        )
+    known = stage.plan_hash or "none until the shards of all sources are there"
+    return [*lines, f"  plan hash: {known}", ""]
+
+
+def _estimate_lines(estimate: RunEstimate, mixture: MixtureConfig) -> list[str]:
+    hardware = mixture.hardware
+    stages = ", ".join(f"{name} {days:.2f}" for name, days in estimate.days.items())
+    return [
+        f"{hardware.num_gpus} GPUs at {hardware.mfu:.0%} MFU of {hardware.peak_flops / 1e12:g} "
+        f"TFLOP/s ({estimate.tokens_per_s_per_gpu:,.0f} tokens/s a GPU): "
+        f"{estimate.total_days:.2f} days ({stages})",
+        f"disk: {estimate.shards_bytes / 1e9:,.1f} GB of token shards, "
+        f"{estimate.checkpoint_bytes / 1e9:,.1f} GB a checkpoint",
+        f"memory: {estimate.state_bytes_per_gpu / 1e9:,.1f} GB a GPU for weights, gradients and "
+        "optimizer; activations come on top",
+    ]
+
+
+def _billions(num_tokens: int) -> str:
+    return f"{num_tokens / 1e9:,.1f}B" if num_tokens >= 1e10 else f"{num_tokens / 1e9:.4f}B"
+
+
+def _save(
+    path: Path, stages: Sequence[StagePlan], estimate: RunEstimate | None, missing: Sequence[str]
+) -> None:
+    table = {
+        "schema": "anchored-plan-report/1",
+        "stages": [asdict(stage) | {"num_tokens": stage.num_tokens} for stage in stages],
+        "estimate": asdict(estimate) if estimate else None,
+        "missing_shards": list(missing),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(table, indent=2) + "\n")
+    print(f"saved to {path}", file=sys.stderr)

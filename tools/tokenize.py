@@ -1,0 +1,164 @@
+"""Text to token shards: anchored tokenize --input TEXTS --tokenizer T --output SHARDS --source NAME
+
+A source of the Common Pile, streamed from the Hub: anchored tokenize --source wikimedia
+--mixture configs/pretrain/common_pile.toml --tokenizer T --output data/common_pile/wikimedia
+
+Run again after an interruption it goes on where it was, and the shards come out the same. Under
+torchrun (torchrun ... -m anchored.tools.cli tokenize ...), or as a Slurm array
+(configs/pretrain/slurm/tokenize.sh), each process takes its share of the input files.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from anchored.pretrain.document import DEFAULT_MAX_DOCUMENT_BYTES, DocumentRules
+from anchored.pretrain.document_encoder import DocumentEncoder
+from anchored.pretrain.input_documents import RecordFields
+from anchored.pretrain.input_files import SourceFiles, hub_files, local_files
+from anchored.pretrain.mixture_config import load_mixture
+from anchored.pretrain.rank import Rank
+from anchored.pretrain.shard_segments import HELDOUT_FOLDER
+from anchored.pretrain.shard_writer import DEFAULT_SHARD_TOKENS
+from anchored.pretrain.shards import MANIFEST_NAME, Manifest
+from anchored.pretrain.throughput import Throughput
+from anchored.pretrain.tokenize_job import TokenizeJob
+from anchored.pretrain.tokenize_workers import WorkerCounts, tokenize_here, tokenize_in_processes
+from anchored.pretrain.tokenizer_file import tokenizer_file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeConfig:
+    """Prints what was kept, what was left out and why, and the licences."""
+
+    source: str
+    """Name of the source, recorded in the manifest."""
+    tokenizer: str
+    """tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
+    output: Path
+    """New folder of token shards; held-out documents go to heldout/ in it."""
+    input: tuple[Path, ...] = ()
+    """Local files or folders: .jsonl (also .gz, .zst), .parquet."""
+    dataset: str = ""
+    """Hub dataset to stream instead of local files."""
+    revision: str = ""
+    """Commit of the dataset; for local files, what to call this version of them."""
+    mixture: Path | None = None
+    """TOML that gives dataset, revision and licences of --source."""
+    licences: tuple[str, ...] = ()
+    """Allow-list, shell patterns; empty takes the mixture's, without a mixture all are allowed."""
+    licence: str = ""
+    """The licence of every document, where records do not state it."""
+    text_field: str = "text"
+    """Field of a record that holds the text."""
+    licence_field: str = "metadata.license"
+    """Field that holds the licence, or a list of them."""
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
+    """Longer documents are left out and counted."""
+    heldout_fraction: float = 0.001
+    """Share of documents, chosen by their hash, that is kept from training."""
+    shard_tokens: int = DEFAULT_SHARD_TOKENS
+    """Tokens a shard holds at most; 4 bytes each."""
+    workers: int = 0
+    """Processes on this machine; 0: one a core."""
+
+
+def run(config: TokenizeConfig) -> int:
+    """Tokenise this process's share of the files; the last process completes the folder."""
+    job = _job(config)
+    rank = Rank.of(os.environ)
+    job.start()
+    if not job.is_complete:
+        encoder = DocumentEncoder(job.tokenizer_file)
+        _tokenize_share(job, encoder, rank, config.workers)
+        if not job.finish(encoder):
+            print(f"{config.source}: other processes are still at work on {job.partial}")
+            return 0
+    print(report(config.output))
+    return 0
+
+
+def report(folder: Path) -> str:
+    """What a folder of shards holds and what was left out, in lines."""
+    manifest = Manifest.read(folder)
+    left_out = {
+        "empty": manifest.num_empty_documents,
+        "invalid UTF-8 or JSON": manifest.num_invalid_documents,
+        f"longer than {manifest.max_document_bytes:,} bytes": manifest.num_oversized_documents,
+        "licence not allowed": sum(manifest.refused_licences.values()),
+    }
+    lines = [f"{manifest.source}: {_size(manifest)} in {folder}"]
+    if (folder / HELDOUT_FOLDER / MANIFEST_NAME).is_file():
+        heldout = Manifest.read(folder / HELDOUT_FOLDER)
+        lines.append(f"  held out: {_size(heldout)}")
+    lines += [f"  left out, {reason}: {count:,}" for reason, count in left_out.items() if count]
+    lines += [f"  licence {name}: {count:,}" for name, count in manifest.licences.items()]
+    lines += [f"  refused {name}: {count:,}" for name, count in manifest.refused_licences.items()]
+    return "\n".join(lines)
+
+
+def _size(manifest: Manifest) -> str:
+    return (
+        f"{manifest.num_documents:,} documents, {manifest.num_bytes / 1e6:,.1f} MB, "
+        f"{manifest.num_tokens:,} tokens"
+    )
+
+
+def _tokenize_share(
+    job: TokenizeJob, encoder: DocumentEncoder, rank: Rank, requested_workers: int
+) -> None:
+    indices = range(rank.rank, len(job.inputs.files), rank.world_size)
+    num_cores = max(1, len(os.sched_getaffinity(0)) // rank.num_local)
+    counts = WorkerCounts.of(
+        num_cores=num_cores, num_files=len(indices), requested=requested_workers
+    )
+    throughput = Throughput(job.source, num_files=len(indices))
+    try:
+        if counts.num_workers == 1:
+            tokenize_here(job, encoder, indices, throughput)
+        else:
+            tokenize_in_processes(job, indices, counts, throughput)
+    finally:
+        rate = throughput.close()
+    print(
+        f"{job.source}: process {rank.rank} of {rank.world_size} with {counts.num_workers} "
+        f"workers: {len(indices)} of {len(job.inputs.files)} files, {rate}"
+    )
+
+
+def _job(config: TokenizeConfig) -> TokenizeJob:
+    dataset, revision, licences = config.dataset, config.revision, config.licences
+    if config.mixture is not None:
+        mixture = load_mixture(config.mixture)
+        source = mixture.source(config.source)
+        licences = licences or mixture.licences
+        if not (dataset or config.input):
+            dataset, revision = source.dataset, revision or source.revision
+    rules = DocumentRules(
+        licences=licences,
+        max_document_bytes=config.max_document_bytes,
+        heldout_fraction=config.heldout_fraction,
+    )
+    fields = RecordFields(
+        text=config.text_field, licence=config.licence_field, fixed_licence=config.licence
+    )
+    return TokenizeJob(
+        source=config.source,
+        output=config.output,
+        inputs=_inputs(config, dataset, revision),
+        tokenizer_file=tokenizer_file(config.tokenizer),
+        fields=fields,
+        rules=rules,
+        max_tokens_per_shard=config.shard_tokens,
+    )
+
+
+def _inputs(config: TokenizeConfig, dataset: str, revision: str) -> SourceFiles:
+    if bool(config.input) == bool(dataset):
+        raise ValueError("give one of --input, --dataset, or --mixture that has the source")
+    if dataset:
+        return hub_files(dataset, revision=revision)
+    for folder in config.input:
+        if folder.resolve() in config.output.resolve().parents:
+            raise ValueError(f"output {config.output} must not lie in the input folder {folder}")
+    return local_files(config.input, revision=revision or "local")
