@@ -13,8 +13,9 @@ class MergeTable:
 
     A token is *reachable* when BPE turns its bytes into it. A sequence of reachable tokens is what
     BPE makes of its bytes if and only if every adjacent pair is valid. `split` holds the merge that
-    really makes each token; a token whose split does not follow the order of ranks is *irregular*,
-    and pairs that touch one are decided by running BPE.
+    really makes each token, `rank` its rank and `latest` the highest rank among all merges that
+    lead to it. A token whose split does not follow the order of ranks is *irregular*, and pairs
+    that touch one are decided by running BPE.
     Source: Berglund and van der Merwe 2023, "Formalizing BPE Tokenization"; rust-gems `bpe`.
     """
 
@@ -29,6 +30,7 @@ class MergeTable:
             self.merged.setdefault((left, right), (rank, merged))
         self.split: dict[int, tuple[int, int]] = {}
         self.rank = dict.fromkeys(self.byte_token.values(), -1)
+        self.latest = dict(self.rank)
         self.left_spine: dict[int, tuple[int, ...]] = {token: (token,) for token in self.rank}
         self.right_spine = dict(self.left_spine)
         self._find_splits()
@@ -97,6 +99,7 @@ class MergeTable:
     def _set_split(self, token: int, left: int, right: int, rank: int) -> None:
         self.split[token] = (left, right)
         self.rank[token] = rank
+        self.latest[token] = max(rank, self.latest[left], self.latest[right])
         self.left_spine[token] = (*self.left_spine[left], token)
         self.right_spine[token] = (*self.right_spine[right], token)
 

@@ -39,29 +39,27 @@ class PairRows:
 
     def _compute(self, left: int) -> NDArray[np.bool_]:
         is_irregular = left in self.merges.irregular
-        changes = np.zeros(self._num_stops + 2, np.int32)
+        changes = np.zeros(self._num_stops + 1, np.int32)
         spine = self.merges.right_spine[left]
         for piece, parent in zip(spine, (*spine[1:], None), strict=True):
-            end = RANK_LIMIT if parent is None or is_irregular else self.merges.rank[parent]
-            self._mark(changes, piece, end, is_irregular)
+            end = RANK_LIMIT if parent is None else self.merges.latest[parent] + is_irregular
+            self._mark(changes, piece, end)
         invalid: NDArray[np.bool_] = np.cumsum(changes)[self._stop_of_column] > 0
-        if is_irregular:
-            self._decide(left, invalid, self._tokens[invalid].tolist())
-        else:
-            self._decide(left, invalid, self._meeting_irregular(spine))
+        # An irregular piece may die before `latest`, so its row is an upper bound still.
+        doubtful = self._tokens[invalid].tolist() if is_irregular else []
+        for right in {*doubtful, *self._meeting_irregular(spine)}:
+            invalid[self._column[right]] = not self.merges.encoded_pair_is_valid(left, right)
         return invalid
 
-    def _mark(self, changes: NDArray[np.int32], piece: int, end: float, is_irregular: bool) -> None:
+    def _mark(self, changes: NDArray[np.int32], piece: int, end: float) -> None:
         """Count the merges of `piece` that fire before it dies over the stops that they spoil."""
         bans = self._bans.get(piece)
         if bans is None:
             return
         alive = bans[: np.searchsorted(bans[:, 0], end)]
-        first = alive[:, 1] + 1 if is_irregular else alive[:, 2]
-        np.add.at(changes, alive[:, 1], 1)
+        for column, change in ((1, 1), (2, 1), (3, -1)):
+            np.add.at(changes, alive[:, column], change)
         np.add.at(changes, alive[:, 1] + 1, -1)
-        np.add.at(changes, first, 1)
-        np.add.at(changes, alive[:, 3], -1)
 
     def _meeting_irregular(self, spine: tuple[int, ...]) -> list[int]:
         merged = self.merges.merged
@@ -70,11 +68,6 @@ class PairRows:
             for token, pieces in self._irregular_pieces
             if any((piece, other) in merged for piece in spine for other in pieces)
         ]
-
-    def _decide(self, left: int, invalid: NDArray[np.bool_], rights: list[int]) -> None:
-        """Replace the answer for some tokens by running BPE."""
-        for right in rights:
-            invalid[self._column[right]] = not self.merges.encoded_pair_is_valid(left, right)
 
 
 def _euler_tour(merges: MergeTable) -> tuple[dict[int, int], dict[int, int]]:
