@@ -1,17 +1,18 @@
 """Characters by what a pretokenizer's regex can tell apart."""
 
-import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Regex, normalizers
 
 from .utf8 import completions
 
 NUM_CODE_POINTS = 0x110000
 SURROGATES = range(0xD800, 0xE000)
+CATEGORIES = ("Lu", "Lt", "Ll", "Lm", "Lo", "M", "N")
 # Unicode White_Space: what \s means to Oniguruma, and less than str.isspace.
 WHITE_SPACE = frozenset(
     chain(
@@ -30,13 +31,18 @@ class CharacterClasses:
     """
 
     def __init__(self, classify: Callable[[str, str], str]) -> None:
-        """classify: name of the class of a character, given it and its Unicode category."""
-        found = np.array([classify(*pair) for pair in _categories()])
+        """classify: name of the class of a character, given it and its category.
+
+        Categories are those of CATEGORIES, "" for all others.
+        """
+        categories = _categories()
+        found = np.array([classify(c, categories.get(c, "")) for c in _characters()])
         names, of = np.unique(found, return_inverse=True)
         self.names = ["", *names.tolist()]
-        self.of = np.zeros(NUM_CODE_POINTS, np.uint8)
-        self.of[_defined()] = of + 1
-        self.of[_undefined()] = self.names.index(classify("\U0010ffff", "Cn"))
+        rest = self.names.index(classify("\U0010ffff", ""))
+        self.of = np.full(NUM_CODE_POINTS, rest, np.uint8)
+        self.of[SURROGATES.start : SURROGATES.stop] = 0
+        self.of[np.frombuffer(_characters().encode("utf-32-le"), np.uint32)] = of + 1
         self._completions: dict[bytes, frozenset[int]] = {}
 
     def index(self, name: str) -> int:
@@ -58,22 +64,20 @@ class CharacterClasses:
 
 
 @lru_cache(maxsize=1)
-def _categories() -> list[tuple[str, str]]:
-    characters = map(chr, _defined().tolist())
-    return [(character, unicodedata.category(character)) for character in characters]
+def _characters() -> str:
+    """Planes 0 to 3 and 14 without the surrogates: all that is assigned, private use aside."""
+    spans = (range(SURROGATES.start), range(SURROGATES.stop, 0x40000), range(0xE0000, 0xE1000))
+    return "".join(map(chr, chain(*spans)))
 
 
 @lru_cache(maxsize=1)
-def _defined() -> NDArray[np.int64]:
-    """Code points with a category of their own in planes 0 to 3 and 14."""
-    candidates = [*range(0x40000), *range(0xE0000, 0xE1000)]
-    return np.array(
-        [n for n in candidates if unicodedata.category(chr(n)) not in ("Cn", "Cs", "Co")]
-    )
+def _categories() -> dict[str, str]:
+    """Category of each letter, mark and number, as the pretokenizers' own regex engine has it.
 
-
-def _undefined() -> NDArray[np.bool_]:
-    mask = np.ones(NUM_CODE_POINTS, np.bool_)
-    mask[_defined()] = False
-    mask[SURROGATES.start : SURROGATES.stop] = False
-    return mask
+    Python's table would differ from it by the version of Unicode: 9,392 letters with Python 3.11.
+    """
+    found: dict[str, str] = {}
+    for name in CATEGORIES:
+        others = normalizers.Replace(Regex(rf"\P{{{name}}}+"), "")
+        found.update(dict.fromkeys(others.normalize_str(_characters()), name))
+    return found

@@ -153,8 +153,8 @@ def _class_without_case(character: str, category: str) -> str:
 
 
 def _visible_class(character: str, category: str) -> str:
-    if category[0] == "L":
+    if category.startswith("L"):
         return ROLES.get(character, "letter")
-    if category[0] == "N":
+    if category == "N":
         return NUMBER
     return APOSTROPHE if character == "'" else OTHER

@@ -141,9 +141,9 @@ def _class(character: str, category: str) -> str:
         return SPACE if character == " " else WHITE
     if category in ("Lu", "Lt", "Ll"):
         return _cased_class(character, "lower" if category == "Ll" else "upper")
-    if category[0] in "LM":
-        return MARK if category[0] == "M" else "both"
-    if category[0] == "N":
+    if category in ("Lm", "Lo", "M"):
+        return MARK if category == "M" else "both"
+    if category == "N":
         return NUMBER
     return {"'": APOSTROPHE, "/": SLASH}.get(character, OTHER)
 

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from itertools import chain, product
 
-import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from anchored.decode.byte.byte_alphabet import byte_characters
+from anchored.decode.byte.byte_trie import ROOT
 from anchored.decode.byte.byte_vocabulary import ByteVocabulary
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.byte.utf8 import completions, cut_partial
@@ -89,7 +89,7 @@ def test_rows_and_single_tokens_agree(family, tokenizer, hard_strings):
     assert len(compared) > 100
 
 
-def assert_row_is_right(viability: Viability, standing: Standing, text: bytes) -> None:
+def assert_row_is_right(viability: Viability, standing: Standing, text: bytes | bytearray) -> None:
     texts, tokens = viability.trie.texts, viability.trie.tokens.tolist()
     expected = [
         viability.extend(standing, token, text + added) is not None
@@ -115,7 +115,9 @@ def test_no_text_ends_inside_a_character(tokenizer):
     assert tree.closed_node() is None
 
 
-@pytest.mark.parametrize("wrong", [b"\x80", b"\xc0", b"\xe4a", b"\xed\xa0", b"\xf4\x90", b"\xff"])
+@pytest.mark.parametrize(
+    "wrong", [b"\x80", b"\xc0", b"\xe4a", b"\xe0\x80", b"\xed\xa0", b"\xf4\x90", b"\xff"]
+)
 def test_ill_formed_utf8_cannot_follow(tokenizer, wrong):
     tree = TokenTree(vocabulary_of(tokenizer))
     with pytest.raises(ValueError, match=f"byte 0x{wrong[-1]:02x} cannot follow"):
@@ -156,6 +158,10 @@ def test_added_tokens_are_matched_leftmost_longest(tokenizer, hard_strings):
         closed = tree.closed_node()
         assert closed is not None
         assert tree.path(closed) == added.encode(text).ids
+        if len(text) < 4:
+            for head in tree.heads:
+                if head.prefix == ROOT:
+                    assert_row_is_right(vocabulary.viability, tree.standing[head.node], tree.text)
 
 
 def with_whole_pretokens() -> tuple[Tokenizer, int]:
@@ -176,8 +182,8 @@ def test_whole_pretokens_stand_only_for_themselves(split_by, regexes):
     for text in (" abc", " abcd", "x abc", "x abc abc1", " abc  abc", "  abc", "abc", "abc abcabc"):
         tree = TokenTree(vocabulary)
         tree.extend(text.encode())
-        closed = tree.closed_node()
-        assert closed is not None
-        assert tree.path(closed) == tokenizer.encode(text).ids
-        row = vocabulary.viability.allowed(tree.standing[closed])
-        assert row[vocabulary.trie.row_of[whole]] == np.bool_(True)
+        ends = [node for node in tree.alive() if tree.end[node] == len(text)]
+        closed = [node for node in ends if vocabulary.viability.may_end(tree.standing[node])]
+        assert [tree.path(node) for node in closed] == [tokenizer.encode(text).ids]
+        row = vocabulary.viability.allowed(tree.standing[closed[0]])
+        assert row[vocabulary.trie.row_of[whole]]
