@@ -1,0 +1,92 @@
+"""The vocabulary sorted by bytes, and its trie, as flat arrays."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = 0
+
+
+class ByteTrie:
+    """Tokens sorted by bytes; every byte prefix is an interval of them and a node of the trie.
+
+    Rows are places in the sorted order: `tokens` (V,) int32 and `texts` are what each row holds,
+    `row_of` is the row of a token. Nodes are numbered level by level, so the children of a node are
+    consecutive. By node, int32: `low`, `high`, the rows with its prefix; `num_ends`, how many of
+    the first of them are exactly that prefix; `first_child`, `num_children`; `byte` (uint8), the
+    last byte of the prefix.
+    """
+
+    def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
+        """bytes_of: the non-empty bytes of each token; two tokens may share theirs."""
+        order = sorted(bytes_of, key=lambda token: (bytes_of[token], token))
+        self.texts = texts = [bytes_of[token] for token in order]
+        self.tokens = np.array(order, np.int32)
+        self.row_of = {token: row for row, token in enumerate(order)}
+        levels = np.concatenate(_levels(texts), axis=1)
+        self.low, self.high, self.num_ends, parent, byte = levels.astype(np.int32)
+        num_nodes = len(self.low)
+        self.num_children = np.bincount(parent[1:], minlength=num_nodes).astype(np.int32)
+        self.first_child = np.searchsorted(parent[1:], np.arange(num_nodes)).astype(np.int32) + 1
+        self.byte = byte.astype(np.uint8)
+        self._bytes: bytes = self.byte.tobytes()
+
+    def child(self, node: int, byte: int) -> int:
+        """The node one byte further, or -1 where no token goes on."""
+        start = int(self.first_child[node])
+        end = start + int(self.num_children[node])
+        return self._bytes.find(byte, start, end)
+
+    def children(self, node: int) -> slice:
+        """The consecutive nodes one byte further."""
+        start = int(self.first_child[node])
+        return slice(start, start + int(self.num_children[node]))
+
+    def ends(self, node: int) -> list[int]:
+        """The tokens whose bytes are exactly the node's prefix."""
+        low = int(self.low[node])
+        ends: list[int] = self.tokens[low : low + int(self.num_ends[node])].tolist()
+        return ends
+
+    def interval(self, prefix: bytes) -> tuple[int, int]:
+        """The rows whose bytes start with `prefix`, as a half-open interval."""
+        node = ROOT
+        for byte in prefix:
+            node = self.child(node, byte)
+            if node < 0:
+                return 0, 0
+        return int(self.low[node]), int(self.high[node])
+
+
+def _levels(texts: Sequence[bytes]) -> list[NDArray[np.int64]]:
+    """(low, high, num_ends, parent, byte) of the nodes of each depth, as rows of one array each."""
+    lengths = np.array([len(text) for text in texts])
+    shared = np.array([0, *map(_num_shared, texts, texts[1:])])
+    flat = np.frombuffer(b"".join(texts), np.uint8)
+    starts = np.cumsum(lengths) - lengths
+    node_of_row = np.zeros(len(texts), np.int64)
+    levels = [np.array([[0], [len(texts)], [0], [0], [0]])]
+    num_nodes = 1
+    for depth in range(1, int(lengths.max()) + 1):
+        rows = np.flatnonzero(lengths >= depth)
+        is_first = shared[rows] < depth  # rows with one prefix are consecutive
+        low = rows[is_first]
+        node = np.cumsum(is_first) - 1
+        high = low + np.bincount(node)
+        num_ends = np.bincount(node[lengths[rows] == depth], minlength=len(low))
+        byte = flat[starts[low] + depth - 1]
+        levels.append(np.stack((low, high, num_ends, node_of_row[low], byte)))
+        node_of_row[rows] = num_nodes + node
+        num_nodes += len(low)
+    return levels
+
+
+def _num_shared(first: bytes, second: bytes) -> int:
+    """Length of the longest common prefix."""
+    count = 0
+    for left, right in zip(first, second, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

@@ -1,0 +1,80 @@
+"""Everything about a tokenizer that byte-level decoding needs, made once from the tokenizer."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from .added_tokens import AddedTokens
+from .byte_trie import ByteTrie
+from .merge_table import MergeTable
+from .pretokenizer_detection import detect_pretokenizer, normalized
+from .tokenizer_file import TokenizerFile, read_tokenizer
+from .viability import Viability
+
+END_SYMBOL = 256
+NUM_SYMBOLS = 257
+
+
+class ByteVocabulary:
+    """A byte-level BPE tokenizer as a trie of its tokens and the rule of what may follow what.
+
+    Special tokens have no bytes and no probability, except that all of `stop_token_ids` together
+    are symbol 256, the end of the text. `start_token_ids` stand before every text, so that its
+    first byte has a distribution: what the tokenizer puts there, or else `bos_token_id`, or else
+    the first stop token (GPT-2 was trained with it between documents).
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], bos_token_id: int | None = None
+    ) -> None:
+        """stop_token_ids: tokens that end a text, of either model.
+
+        Raises ValueError, in one line, for tokenizers that are not byte-level BPE, for
+        pretokenizers that cut like no supported family, for stop tokens that stand for text, and
+        for missing start tokens.
+        """
+        file = read_tokenizer(tokenizer)
+        _check_stop_tokens(stop_token_ids, file)
+        self._tokenizer = tokenizer
+        self.stop_token_ids = np.array(sorted(set(stop_token_ids)), np.int64)
+        self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
+        self.vocab_size = file.vocab_size
+        self.trie, self.viability = _trie_and_viability(tokenizer, file, set(stop_token_ids))
+
+    def normalize(self, text: str) -> bytes:
+        """The bytes that the tokenizer sees in a whole prompt (NFC where it asks for that)."""
+        return normalized(self._tokenizer, text).encode()
+
+
+def _trie_and_viability(
+    tokenizer: Tokenizer, file: TokenizerFile, stops: set[int]
+) -> tuple[ByteTrie, Viability]:
+    literals = {token: file.token_bytes[token] for token in file.added_token_ids - stops}
+    base = {t: text for t, text in file.token_bytes.items() if t not in file.added_token_ids}
+    trie = ByteTrie({**base, **literals})
+    viability = Viability(
+        MergeTable(base, file.merges),
+        trie,
+        detect_pretokenizer(tokenizer),
+        AddedTokens(literals),
+        has_whole_pretokens=file.has_whole_pretokens,
+    )
+    return trie, viability
+
+
+def _check_stop_tokens(stop_token_ids: Sequence[int], file: TokenizerFile) -> None:
+    plain = file.token_bytes.keys() - file.added_token_ids
+    if stands_for_text := plain & set(stop_token_ids):
+        raise ValueError(f"stop token {min(stands_for_text)} stands for text")
+
+
+def _start_token_ids(
+    file: TokenizerFile, stop_token_ids: Sequence[int], bos_token_id: int | None
+) -> tuple[int, ...]:
+    if file.leading_token_ids:
+        return file.leading_token_ids
+    first = [*([] if bos_token_id is None else [bos_token_id]), *stop_token_ids]
+    if not first:
+        raise ValueError("byte level needs a begin token or a stop token to stand before a text")
+    return (first[0],)

@@ -1,0 +1,132 @@
+"""The tree of token sequences that a text may turn out to be, grown byte by byte."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .byte_trie import ROOT
+from .byte_vocabulary import ByteVocabulary
+from .viability import Standing
+
+ROOT_NODE = 0
+NO_NODE = -1
+
+
+class Head(NamedTuple):
+    """A node whose next token may reach beyond the text.
+
+    prefix: the trie node of the bytes between the end of `node` and the end of the text.
+    """
+
+    node: int
+    prefix: int
+
+
+class TokenTree:
+    """Viable tokenisations of one growing text (Berglund and van der Merwe 2023: one per prefix).
+
+    A node is a token sequence whose text is the first `end[node]` bytes; there is one per byte, two
+    where a later character decides (white space, unfinished characters, contractions). Nodes are
+    numbered as they appear and keep their numbers; parents come before children. Node 0 is the
+    empty sequence. A node is *alive* while it is a head or an ancestor of one: only the keys and
+    values of those are needed again. `heads` are exactly the nodes whose next-token distribution
+    the bytes after the text depend on. `parent`, `token`, `end`, `depth` (tokens on the path) are
+    indexed by node and kept for dead ones too.
+    """
+
+    def __init__(self, vocabulary: ByteVocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.text = bytearray()
+        self.parent, self.token, self.end, self.depth = [NO_NODE], [NO_NODE], [0], [0]
+        self.standing = {ROOT_NODE: vocabulary.viability.start()}
+        self.heads = [Head(ROOT_NODE, ROOT)]
+        self._children: dict[int, set[int]] = {ROOT_NODE: set()}
+        self._trunk_end = ROOT_NODE
+        self._trunk: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def append(self, byte: int) -> list[int]:
+        """Grow the text by one byte; returns the new nodes, all of them heads.
+
+        Raises ValueError, and changes nothing, when no viable sequence goes on with `byte`.
+        """
+        trie = self.vocabulary.trie
+        moved = [Head(head.node, trie.child(head.prefix, byte)) for head in self.heads]
+        moved = [head for head in moved if head.prefix >= 0]
+        self.text.append(byte)
+        found = [node for head in moved for node in self._ends(head)]
+        going_on = [head for head in moved if trie.num_children[head.prefix]]
+        if not found:  # every beginning of a text has a viable sequence of its own
+            self.text.pop()
+            raise ValueError(f"byte 0x{byte:02x} cannot follow {bytes(self.text[-16:])!r}")
+        new = [self._add(*node) for node in found]
+        left = {head.node for head in self.heads} - {head.node for head in going_on}
+        self.heads = [*going_on, *(Head(node, ROOT) for node in new)]
+        self._release(left)
+        return new
+
+    def extend(self, text: Iterable[int]) -> list[int]:
+        """Append many bytes; returns the new nodes, those that died on the way included."""
+        return [node for byte in text for node in self.append(byte)]
+
+    def closed_node(self) -> int | None:
+        """The node that is the tokenisation of the whole text, if the text may end here."""
+        for head in self.heads:
+            if head.prefix == ROOT and self.vocabulary.viability.may_end(self.standing[head.node]):
+                return head.node
+        return None
+
+    def is_alive(self, node: int) -> bool:
+        """Whether a head depends on the node."""
+        return node in self._children
+
+    def alive(self) -> list[int]:
+        """The nodes that heads depend on, parents first."""
+        return sorted(self._children)
+
+    def path(self, node: int) -> list[int]:
+        """The tokens of a node, first to last."""
+        tokens = []
+        while node != ROOT_NODE:
+            tokens.append(self.token[node])
+            node = self.parent[node]
+        return tokens[::-1]
+
+    def trunk(self) -> list[int]:
+        """Nodes below the root that all alive sequences share; the list only ever grows."""
+        while len(self._children[self._trunk_end]) == 1 and not self._is_head(self._trunk_end):
+            (self._trunk_end,) = self._children[self._trunk_end]
+            self._trunk.append(self._trunk_end)
+        return self._trunk
+
+    def _is_head(self, node: int) -> bool:
+        return any(head.node == node for head in self.heads)
+
+    def _ends(self, head: Head) -> list[tuple[int, int, Standing]]:
+        """(parent, token, standing) of the sequences that end with the text."""
+        viability = self.vocabulary.viability
+        before = self.standing[head.node]
+        tokens = self.vocabulary.trie.ends(head.prefix)
+        pairs = ((token, viability.extend(before, token, self.text)) for token in tokens)
+        return [(head.node, token, after) for token, after in pairs if after is not None]
+
+    def _add(self, parent: int, token: int, standing: Standing) -> int:
+        node = len(self.parent)
+        self.parent.append(parent)
+        self.token.append(token)
+        self.end.append(len(self.text))
+        self.depth.append(self.depth[parent] + 1)
+        self.standing[node] = standing
+        self._children[node] = set()
+        self._children[parent].add(node)
+        return node
+
+    def _release(self, left: Iterable[int]) -> None:
+        """Nodes that stopped being heads die unless they have children; so may their ancestors."""
+        heads = {head.node for head in self.heads}
+        for node in left:
+            while self._children.get(node) == set() and node not in heads and node != ROOT_NODE:
+                del self._children[node], self.standing[node]
+                self._children[self.parent[node]].remove(node)
+                node = self.parent[node]

@@ -1,0 +1,124 @@
+"""Which keys and values of a token tree a model holds, and what its next forward must compute."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .token_tree import ROOT_NODE, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class TreeForward:
+    """One forward of K nodes of a tree over a cache of P slots; their slots become P..P+K-1.
+
+    token_ids, positions: (K,) int64; a position counts tokens before it, start tokens included, and
+    is not the slot. mask: (K, P + K) bool, True where a token attends: its ancestors and itself.
+    """
+
+    nodes: list[int]
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+
+
+class TreeCache:
+    """The cache slots of one row's tree: start tokens first, then nodes as they were computed.
+
+    A slot is kept while its node is alive (see TokenTree). The longest stretch of slots that holds
+    the start tokens and the first nodes of the trunk in order is `num_settled`: for those,
+    attention is causal and no mask needs to walk them.
+    """
+
+    def __init__(self, tree: TokenTree) -> None:
+        self.tree = tree
+        self._num_start = len(tree.vocabulary.start_token_ids)
+        self._nodes = [ROOT_NODE] * self._num_start
+        self._slot = {ROOT_NODE: self._num_start - 1}
+        self.num_settled = self._num_start
+
+    @property
+    def num_slots(self) -> int:
+        """Slots in use, those of dead nodes not yet dropped included."""
+        return len(self._nodes)
+
+    @property
+    def num_dead(self) -> int:
+        """Slots that no later forward attends to."""
+        return sum(not self.tree.is_alive(node) for node in self._nodes[self.num_settled :])
+
+    def missing(self) -> list[int]:
+        """Heads that have not been computed yet, with their ancestors, parents first."""
+        found: set[int] = set()
+        for head in self.tree.heads:
+            node = head.node
+            while node not in self._slot and node not in found:
+                found.add(node)
+                node = self.tree.parent[node]
+        return sorted(found)
+
+    def add_trunk(self) -> list[int]:
+        """Give slots to the trunk behind what is settled: plain causal attention computes it.
+
+        Returns its nodes in order. Raises ValueError while unsettled slots are in use.
+        """
+        if self.num_slots != self.num_settled:
+            raise ValueError(f"{self.num_slots - self.num_settled} slots are not of the trunk")
+        nodes = self.tree.trunk()[self.num_settled - self._num_start :]
+        for node in nodes:
+            self._take_slot(node)
+        self._settle()
+        return nodes
+
+    def add(self, nodes: list[int]) -> TreeForward:
+        """Give slots to `nodes` and say how to compute them; parents must be held or come before.
+
+        Raises ValueError for a node whose parent is neither.
+        """
+        past = self.num_slots
+        for node in nodes:
+            if self.tree.parent[node] not in self._slot:
+                raise ValueError(f"node {node} is given before its parent")
+            self._take_slot(node)
+        depths = [self._num_start + self.tree.depth[node] - 1 for node in nodes]
+        return TreeForward(
+            nodes,
+            np.array([self.tree.token[node] for node in nodes], np.int64),
+            np.array(depths, np.int64),
+            np.stack([self._attended(node, past + len(nodes)) for node in nodes]),
+        )
+
+    def _take_slot(self, node: int) -> None:
+        self._slot[node] = len(self._nodes)
+        self._nodes.append(node)
+
+    def _attended(self, node: int, num_slots: int) -> NDArray[np.bool_]:
+        attended = np.zeros(num_slots, np.bool_)
+        slot = self._slot[node]
+        while slot >= self.num_settled:
+            attended[slot] = True
+            node = self.tree.parent[node]
+            slot = self._slot[node]
+        attended[: slot + 1] = True
+        return attended
+
+    def compact(self) -> NDArray[np.int64]:
+        """Drop the slots of dead nodes: (survivors,) int64, the old slots to keep, in order."""
+        loose = range(self.num_settled, self.num_slots)
+        kept = [slot for slot in loose if self.tree.is_alive(self._nodes[slot])]
+        moved, self._nodes = self._nodes[self.num_settled :], self._nodes[: self.num_settled]
+        for node in moved:
+            del self._slot[node]
+        for node in filter(self.tree.is_alive, moved):
+            self._take_slot(node)
+        survivors = np.array([*range(self.num_settled), *kept], np.int64)
+        self._settle()
+        return survivors
+
+    def _settle(self) -> None:
+        trunk = self.tree.trunk()
+        while self.num_settled < self.num_slots:
+            place = self.num_settled - self._num_start
+            if place >= len(trunk) or self._nodes[self.num_settled] != trunk[place]:
+                return
+            self.num_settled += 1

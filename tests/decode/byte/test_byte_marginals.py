@@ -1,0 +1,217 @@
+"""Byte distributions against sums over all token sequences, and the laws that they keep."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from anchored.decode.byte.byte_marginals import ByteMarginals
+from anchored.decode.byte.byte_scores import byte_log_probs
+from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
+
+ALPHABET = ("t", " ", "'", "\u00e9")
+# What may come behind decides what is viable, and need not be likely.
+BEHIND = ("", *ALPHABET, "\n", "r", "Q", "1", "!", "\u4e2d", "\u00e8", "\u00f7")
+NUM_CHARACTERS, LONGEST_TOKEN = 3, 2
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
+    return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
+
+
+class RandomModel:
+    """Fixed random next-token log-probabilities, maybe only on short tokens over an alphabet."""
+
+    def __init__(self, vocabulary: ByteVocabulary, alphabet: tuple[str, ...] | None = None) -> None:
+        self.vocab_size = vocabulary.vocab_size
+        self.banned = np.zeros(self.vocab_size, np.bool_)
+        letters = set("".join(alphabet or ()).encode())
+        for token, text in vocabulary.viability.merges.bytes_of.items() if alphabet else ():
+            is_short = len(text.decode(errors="replace")) <= LONGEST_TOKEN
+            self.banned[token] = not is_short or not set(text) <= letters
+
+    def row(self, path: tuple[int, ...]) -> np.ndarray:
+        source = np.random.default_rng([*path, 7])
+        logits = np.where(self.banned, -math.inf, source.normal(size=self.vocab_size) * 2)
+        return logits - np.logaddexp.reduce(logits)
+
+    def __call__(self, paths) -> np.ndarray:
+        return np.stack([self.row(tuple(path)) for path in paths])
+
+
+class AllSequences:
+    """The masked token model by definition: every viable sequence over a small alphabet.
+
+    A sequence is viable if it begins the library's tokenisation of a string: of those that are
+    compared, and a token and one more character of any kind.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: ByteVocabulary, model: RandomModel):
+        self.bytes_of = vocabulary.viability.merges.bytes_of
+        self.start = vocabulary.start_token_ids
+        self.end_id = int(vocabulary.stop_token_ids[0])
+        longest = NUM_CHARACTERS + LONGEST_TOKEN
+        drawn = (letters for k in range(longest + 1) for letters in product(ALPHABET, repeat=k))
+        strings = ["".join(letters) + last for letters in drawn for last in BEHIND]
+        encodings = tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+        self.complete = {tuple(encoding.ids) for encoding in encodings}
+        self.followers: dict[tuple[int, ...], set[int]] = {}
+        for ids in self.complete:
+            for place, token in enumerate(ids):
+                self.followers.setdefault(ids[:place], set()).add(token)
+        self.model = model
+        self.step: dict[tuple[int, ...], dict[int, float]] = {}
+
+    def law(self, path: tuple[int, ...]) -> dict[int, float]:
+        """Masked and renormalised log-probabilities of what follows a sequence."""
+        if path not in self.step:
+            row = self.model.row((*self.start, *path))
+            may_end = {self.end_id} if path in self.complete else set()
+            allowed = self.followers.get(path, set()) | may_end
+            total = np.logaddexp.reduce([row[token] for token in allowed])
+            shift = 0.0 if total == -math.inf else total
+            self.step[path] = {token: row[token] - shift for token in allowed}
+        return self.step[path]
+
+    def log_masses(self, text: bytes) -> np.ndarray:
+        """log W(text x) for all 257 symbols: a sum over sequences that just reach beyond `text`."""
+        masses = np.full(257, -math.inf)
+        open_paths = [((), b"", 0.0)]
+        while open_paths:
+            path, held, mass = open_paths.pop()
+            for token, step in self.law(path).items():
+                if token == self.end_id:
+                    if held == text:
+                        masses[END_SYMBOL] = np.logaddexp(masses[END_SYMBOL], mass + step)
+                    continue
+                longer = held + self.bytes_of[token]
+                if longer.startswith(text) and len(longer) > len(text):
+                    symbol = longer[len(text)]
+                    masses[symbol] = np.logaddexp(masses[symbol], mass + step)
+                elif text.startswith(longer):
+                    open_paths.append(((*path, token), longer, mass + step))
+        return masses
+
+
+def test_marginals_equal_sums_over_all_token_sequences(tokenizer):
+    vocabulary = vocabulary_of(tokenizer)
+    model = RandomModel(vocabulary, ALPHABET)
+    every = AllSequences(tokenizer, vocabulary, model)
+    texts = {"".join(letters) for letters in product(ALPHABET, repeat=NUM_CHARACTERS)}
+    checked: set[bytes] = set()
+    for text in sorted(texts):
+        marginals = ByteMarginals(vocabulary, model)
+        for place in range(len(text.encode()) + 1):
+            if (held := text.encode()[:place]) not in checked:
+                checked.add(held)
+                expected = every.log_masses(held)
+                np.testing.assert_allclose(marginals.log_masses(), expected, rtol=0, atol=1e-12)
+            marginals.extend(text.encode()[place : place + 1])
+    assert len(checked) > 100
+
+
+def grown(tokenizer: Tokenizer, text: str, mode: str = "masked"):
+    """The marginals at every byte of a text."""
+    vocabulary = vocabulary_of(tokenizer)
+    marginals = ByteMarginals(vocabulary, RandomModel(vocabulary), mode=mode)
+    for byte in vocabulary.normalize(text):
+        yield marginals
+        marginals.append(byte)
+    yield marginals
+
+
+TEXTS = ("the caf\u00e9's  12345 \n\n\t x", "I'll 'Ve \u4e2d\u6587 \U0001f44d\U0001f3fd!?\r\n")
+
+
+@pytest.mark.parametrize("mode", ["masked", "raw"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_distribution_sums_to_one(tokenizer, text, mode):
+    for marginals in grown(tokenizer, text, mode):
+        assert np.exp(marginals.log_probs()).sum() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_masked_mass_telescopes(tokenizer, text):
+    for marginals in grown(tokenizer, text):
+        assert abs(marginals.leak) < 1e-12
+
+
+def test_raw_mode_loses_the_mass_that_masking_removes(tokenizer):
+    leaks = [marginals.leak for marginals in grown(tokenizer, TEXTS[0], "raw")]
+    assert leaks[0] == pytest.approx(0, abs=1e-12)
+    assert min(leaks) > -1e-12
+    assert max(leaks) > 0.01
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_complete_text_has_the_probability_of_its_one_tokenisation(tokenizer, text):
+    vocabulary = vocabulary_of(tokenizer)
+    model = RandomModel(vocabulary)
+    total = 0.0
+    for marginals in grown(tokenizer, text):
+        closing = marginals.log_probs()[END_SYMBOL]
+        symbols = vocabulary.normalize(text)[len(marginals.tree.text) :]
+        total += float(marginals.log_probs()[symbols[0]] if symbols else closing)
+    assert total == pytest.approx(masked_log_prob(tokenizer, vocabulary, model, text), abs=1e-10)
+
+
+def masked_log_prob(tokenizer, vocabulary, model, text) -> float:
+    """log of the product of masked token probabilities along the library's tokenisation."""
+    viability, total = vocabulary.viability, 0.0
+    standing, held = viability.start(), b""
+    path = list(vocabulary.start_token_ids)
+    for token in [*tokenizer.encode(text).ids, None]:
+        row = model.row(tuple(path))
+        allowed = row[vocabulary.trie.tokens[viability.allowed(standing)]]
+        ends = row[vocabulary.stop_token_ids] if viability.may_end(standing) else []
+        total -= float(np.logaddexp.reduce([*allowed, *ends]))
+        if token is None:
+            return total + float(ends[0])
+        total += float(row[token])
+        held += viability.merges.bytes_of[token]
+        standing = viability.extend(standing, token, held)
+        path.append(token)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("mode", ["masked", "raw"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_one_pass_scores_equal_those_byte_by_byte(tokenizer, text, mode):
+    vocabulary = vocabulary_of(tokenizer)
+    symbols = [*vocabulary.normalize(text), END_SYMBOL]
+    steps = grown(tokenizer, text, mode)
+    expected = [float(m.log_probs()[x]) for m, x in zip(steps, symbols, strict=True)]
+    data = bytes(symbols[:-1])
+    scores = byte_log_probs(vocabulary, data, RandomModel(vocabulary), mode=mode, chunk_size=7)
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-11)
+
+
+def test_an_unfinished_word_gives_its_next_letter_the_mass_of_the_whole_word(tokenizer):
+    # A model sure of " the" must expect "e" after " th", though " th" is a token of its own.
+    vocabulary = vocabulary_of(tokenizer)
+    (the,) = tokenizer.encode(" the").ids
+
+    def sure_of_the(paths):
+        row = np.full(vocabulary.vocab_size, -9.0)
+        row[the] = 9.0
+        return np.stack([row - np.logaddexp.reduce(row)] * len(paths))
+
+    marginals = ByteMarginals(vocabulary, sure_of_the)
+    marginals.extend(b" th")
+    assert np.exp(marginals.log_probs()[ord("e")]) > 0.999
+
+
+def test_nothing_can_follow_when_the_model_bans_everything(tokenizer):
+    vocabulary = vocabulary_of(tokenizer)
+    banned = np.full((1, vocabulary.vocab_size), -math.inf)
+    with pytest.raises(ValueError, match="no token can follow b''"):
+        ByteMarginals(vocabulary, lambda paths: banned).log_probs()
+
+
+@pytest.mark.parametrize("row", [np.zeros(3), np.full(5000, math.nan)])
+def test_nan_and_short_rows_are_refused(tokenizer, row):
+    vocabulary = vocabulary_of(tokenizer)
+    with pytest.raises(ValueError, match="numbers without NaN"):
+        ByteMarginals(vocabulary, lambda paths: row[None]).log_probs()

@@ -1,0 +1,134 @@
+"""The tree as it grows: what lives, what dies, what the trunk is, what a forward computes."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from anchored.decode.byte.byte_vocabulary import ByteVocabulary
+from anchored.decode.byte.token_tree import NO_NODE, ROOT_NODE, TokenTree
+from anchored.decode.byte.tree_cache import TreeCache
+
+PROSE = "The harbour bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 3
+
+
+def tree_of(tokenizer: Tokenizer) -> TokenTree:
+    return TokenTree(ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")]))
+
+
+def ancestors(tree: TokenTree, node: int) -> list[int]:
+    chain = [node]
+    while chain[-1] != ROOT_NODE:
+        chain.append(tree.parent[chain[-1]])
+    return chain[::-1]
+
+
+def test_nodes_spell_the_text_up_to_their_end(tokenizer):
+    tree = tree_of(tokenizer)
+    tree.extend(PROSE.encode())
+    bytes_of = tree.vocabulary.viability.merges.bytes_of
+    for node in range(1, len(tree)):
+        spelt = b"".join(bytes_of[token] for token in tree.path(node))
+        assert spelt == bytes(tree.text[: tree.end[node]])
+        assert tree.depth[node] == len(tree.path(node))
+        assert tree.parent[node] < node
+    assert tree.parent[ROOT_NODE] == NO_NODE
+
+
+def test_about_one_node_appears_for_each_byte(tokenizer):
+    tree = tree_of(tokenizer)
+    counts = [len(tree.append(byte)) for byte in PROSE.encode()]
+    assert min(counts) == 1
+    assert max(counts) <= 2
+    assert np.mean(counts) < 1.2
+
+
+def test_the_alive_are_the_heads_and_their_ancestors(tokenizer):
+    tree = tree_of(tokenizer)
+    for byte in PROSE.encode():
+        tree.append(byte)
+        needed = {ancestor for head in tree.heads for ancestor in ancestors(tree, head.node)}
+        assert set(tree.alive()) == needed | {ROOT_NODE}
+
+
+def test_the_trunk_only_grows_and_begins_the_final_tokenisation(tokenizer):
+    tree = tree_of(tokenizer)
+    final = tokenizer.encode(PROSE).ids
+    before: list[int] = []
+    for byte in tree.vocabulary.normalize(PROSE):
+        tree.append(byte)
+        trunk = list(tree.trunk())
+        assert trunk[: len(before)] == before
+        assert [tree.token[node] for node in trunk] == final[: len(trunk)]
+        before = trunk
+    assert len(before) > 0.9 * len(final)
+
+
+def test_a_byte_that_cannot_follow_changes_nothing(tokenizer):
+    tree = tree_of(tokenizer)
+    tree.extend("caf\u00e9".encode())
+    before = (len(tree), list(tree.heads), bytes(tree.text), tree.alive())
+    with pytest.raises(ValueError, match="byte 0xa9 cannot follow"):
+        tree.append(0xA9)
+    assert (len(tree), list(tree.heads), bytes(tree.text), tree.alive()) == before
+
+
+def test_long_texts_need_no_recursion(tokenizer):
+    tree = tree_of(tokenizer)
+    tree.extend(b"ab" * 3000)
+    assert len(tree.trunk()) > 500
+
+
+def test_forwards_attend_to_exactly_their_ancestors(tokenizer):
+    tree = tree_of(tokenizer)
+    cache = TreeCache(tree)
+    held = [ROOT_NODE]
+    for place, byte in enumerate(PROSE.encode()):
+        tree.append(byte)
+        forward = cache.add(cache.missing())
+        held.extend(forward.nodes)
+        for row, node in enumerate(forward.nodes):
+            chain = ancestors(tree, node)
+            assert [held[slot] for slot in np.flatnonzero(forward.mask[row])] == sorted(chain)
+            assert forward.token_ids[row] == tree.token[node]
+            assert forward.positions[row] == len(chain) - 1
+        if place % 9 == 0:
+            kept = cache.compact()
+            held = [held[slot] for slot in kept]
+            assert sorted(held) == tree.alive()
+    assert cache.num_settled > len(tree.trunk()) - 8
+
+
+def test_slots_of_dead_nodes_are_counted_and_dropped(tokenizer):
+    tree = tree_of(tokenizer)
+    cache = TreeCache(tree)
+    for byte in PROSE.encode():
+        tree.append(byte)
+        cache.add(cache.missing())
+    num_alive = len(tree.alive())
+    assert cache.num_slots - cache.num_dead == num_alive
+    assert cache.num_dead > 50
+    assert len(cache.compact()) == cache.num_slots == num_alive
+    assert cache.num_dead == 0
+
+
+def test_a_node_needs_its_parent_first(tokenizer):
+    tree = tree_of(tokenizer)
+    cache = TreeCache(tree)
+    tree.extend(b"the sea")
+    last = max(range(len(tree)), key=tree.depth.__getitem__)
+    with pytest.raises(ValueError, match="before its parent"):
+        cache.add([last])
+
+
+def test_the_trunk_of_a_prompt_is_computed_causally_and_the_rest_as_a_tree(tokenizer):
+    tree = tree_of(tokenizer)
+    tree.extend(PROSE.encode())
+    cache = TreeCache(tree)
+    assert cache.add_trunk() == tree.trunk()
+    assert cache.num_slots == cache.num_settled == len(tree.trunk()) + 1
+    forward = cache.add(cache.missing())
+    assert len(forward.nodes) <= 12
+    assert not cache.missing()
+    assert forward.mask[:, : cache.num_settled].all()
+    with pytest.raises(ValueError, match="slots are not of the trunk"):
+        cache.add_trunk()
