@@ -1,5 +1,6 @@
 """A few steps on the device against the same steps from the host."""
 
+import math
 from typing import Literal
 
 from .device_batch import DeviceBatch
@@ -56,12 +57,12 @@ def _steps(batch: PairedBatch) -> list[list[LedgerStep]]:
 
 
 def _difference(by_host: list[LedgerStep], by_device: list[LedgerStep]) -> float:
-    """Infinite where only one of them could draw."""
-    error = 0.0 if bool(by_host) == bool(by_device) else float("inf")
+    """Infinite where only one of them could go on after the same tokens."""
+    error = 0.0
     for host, device in zip(by_host, by_device, strict=False):
         error = max(error, abs(host.spend - device.spend))
         if host.token_id != device.token_id:
-            break
+            return error
         error = max(error, abs(host.log_prob - device.log_prob))
         error = max(error, abs(host.safe_log_prob - device.safe_log_prob))
-    return error
+    return error if len(by_host) == len(by_device) else math.inf

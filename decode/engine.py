@@ -3,6 +3,8 @@
 import logging
 from typing import Literal, get_args
 
+from triton.errors import TritonError
+
 from ..kernels.triton_launch import check_device
 from .device_batch import DeviceBatch
 from .device_check import largest_difference
@@ -61,13 +63,22 @@ class Engine:
         if not _is_on_cuda(self.pair):
             return "there is no CUDA device"
         refusal = pair_refusal(self.pair, self.rule) or sampling_refusal(sampling)
-        refusal = refusal or self._found_disagreement()
+        refusal = refusal or self._found_fault()
         if refusal and refusal not in self._logged:
             self._logged.add(refusal)
             logger.warning("decoding step by step from the host: %s", refusal)
         return refusal
 
+    def _found_fault(self) -> str:
+        """As `_found_disagreement`; an error of the device or of a kernel is one too."""
+        try:
+            return self._found_disagreement()
+        except (RuntimeError, TritonError) as error:
+            self._disagreement = f"steps on the device fail: {error}"
+            return self._disagreement
+
     def _found_disagreement(self) -> str:
+        """How a few steps differ from eager ones, "" if only by rounding; looked at once."""
         if self._disagreement is None:
             assert isinstance(self.rule, Anchored)
             error, tolerance = largest_difference(self.pair, self.rule.divergence)

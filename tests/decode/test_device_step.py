@@ -255,19 +255,16 @@ def test_the_triton_attention_gives_the_eager_tokens_too(tokenizer, monkeypatch)
     assert_same(*both(pair_of(tokenizer, "qwen3"), KL, max_new_tokens=6))
 
 
-def misread(*_, **__):
-    """Attention of a new column that sees nothing but zeros."""
-
-    def zeros(query, *_, **__):
-        return torch.zeros_like(query)
-
-    return zeros
+def blind(query, *_, value: float, **__):
+    """An attention that reads nothing."""
+    return torch.full_like(query, value)
 
 
-def test_an_attention_that_misreads_its_rows_is_found(llama_pair, monkeypatch, caplog):
+@pytest.mark.parametrize("value", [0.0, torch.nan])
+def test_an_attention_that_misreads_its_rows_is_found(llama_pair, value, monkeypatch, caplog):
     error, tolerance = largest_difference(llama_pair, "kl")
     assert error < tolerance / 5
-    monkeypatch.setattr(column_attention, "decode_attention", misread())
+    monkeypatch.setattr(column_attention, "decode_attention", partial(blind, value=value))
     with pytest.raises(ValueError, match="steps on the device differ by"):
         Decoder(llama_pair, KL, engine="device").generate(PROMPTS[0], max_new_tokens=3)
     monkeypatch.setattr(engine, "_is_on_cuda", lambda pair: True)
@@ -278,6 +275,20 @@ def test_an_attention_that_misreads_its_rows_is_found(llama_pair, monkeypatch, c
             assert type(batch) is PairedBatch
     assert len(caplog.messages) == 1
     assert "decoding step by step from the host: steps on the device differ by" in caplog.text
+
+
+def test_auto_decodes_eagerly_where_steps_on_the_device_fail(llama_pair, monkeypatch, caplog):
+    def failing(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(engine, "_is_on_cuda", lambda pair: True)
+    monkeypatch.setattr(engine, "largest_difference", failing)
+    with caplog.at_level(logging.WARNING):
+        (result,) = Decoder(llama_pair, KL).generate(PROMPTS[0], max_new_tokens=3)
+    assert result.token_ids and len(caplog.messages) == 1
+    assert "steps on the device fail: operation not permitted" in caplog.text
+    with pytest.raises(RuntimeError, match="not permitted"):
+        Decoder(llama_pair, KL, engine="device").generate(PROMPTS[0], max_new_tokens=3)
 
 
 def test_auto_takes_the_device_on_cuda_only(llama_pair, monkeypatch, caplog):
