@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
+from .engine import Engine, EngineName
 from .generation import Generation
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
@@ -34,12 +35,19 @@ class Decoder:
         *,
         level: Literal["auto", "token", "byte"] = "auto",
         batch_size: int = 16,
+        engine: EngineName = "auto",
     ) -> None:
+        """engine: "eager" looks at every token on the host; "device" keeps steps on the device
+        (Anchored rules, no top_k, top_p or min_p, see `device_refusal`), as a CUDA graph on CUDA;
+        "auto" takes "device" on CUDA where it can run and agrees with "eager" on a few steps.
+        Raises ValueError for bad values, or for "device" where it cannot run.
+        """
         if level not in ("auto", "token"):
             raise ValueError(f'level must be "auto" or "token" in this version, got {level!r}')
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.pair, self.rule, self.batch_size = pair, rule, batch_size
+        self.engine = Engine(pair, rule, engine)
 
     def generate(
         self,
@@ -65,6 +73,7 @@ class Decoder:
         Source: paper, algorithm AnchoredDecode.
         """
         config = self._sampling(SamplingConfig(**sampling))
+        self.engine.check(config)
         requests = self._requests(prompts, max_new_tokens, seed=seed, k=k, stop=tuple(stop))
         generations: dict[int, Generation] = {}
         budgets = []
@@ -90,6 +99,7 @@ class Decoder:
         RuntimeError when a model's logits are NaN.
         """
         config = self._sampling(SamplingConfig(**sampling))
+        self.engine.check(config)
         (request,) = self._requests(prompt, max_new_tokens, seed=seed, k=k, stop=tuple(stop))
         return self._pieces(request, config)
 
@@ -200,9 +210,7 @@ class Decoder:
             yield from decode_all(self._open(batch, config), batch)
 
     def _open(self, requests: list[Request], config: SamplingConfig) -> PairedBatch:
-        return PairedBatch(
-            self.pair,
-            self.rule,
+        return self.engine.open(
             config,
             num_rows=min(self.batch_size, len(requests)),
             max_length=max(request.max_length for request in requests),

@@ -62,6 +62,28 @@ class RowCache(Cache):
             layer.placement = placement
         return placement
 
+    def place_at(self, positions: Tensor) -> None:
+        """Announce a forward of one column for every row, at places that only the device knows.
+
+        positions: (B,) int64 on the device, below `max_length`; read when the forward runs. The
+        storage must be reserved, and `lengths` is left to the caller.
+        """
+        placement = Placement(
+            rows=torch.arange(self.num_rows, device=positions.device),
+            columns=positions[:, None],
+            num_columns=self.max_length,
+            is_level=False,
+            is_fresh=False,
+            is_whole=True,
+        )
+        for layer in self._layers:
+            layer.placement = placement
+
+    def reserve(self) -> None:
+        """Let the first forward take all `max_length` columns, so that storage never moves."""
+        for layer in self._layers:
+            layer.first_capacity = self.max_length
+
     def advance(self, rows: Sequence[int], counts: Tensor) -> None:
         """Move each row's pointer past its new columns; counts: (R,) int64 on the CPU."""
         self.lengths[list(rows)] += counts
@@ -91,11 +113,13 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_rows, self.max_length = num_rows, max_length
         self.placement: Placement | None = None
+        self.first_capacity = 0
+        """Columns that the storage begins with."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Empty storage for the heads of these states: (R, H, T, D) each."""
-        self.keys = key_states.new_zeros(self._shape(key_states, 0))
-        self.values = value_states.new_zeros(self._shape(value_states, 0))
+        self.keys = key_states.new_zeros(self._shape(key_states, self.first_capacity))
+        self.values = value_states.new_zeros(self._shape(value_states, self.first_capacity))
         self.is_initialized = True
 
     def update(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .column_attention import attends_by_column, places
 from .kv_cache import Placement, RowCache
 from .output_layer import OutputLayer
 from .row_attention import RowAttention
@@ -34,6 +35,7 @@ class RowStream:
         vocab_size: int,
     ) -> None:
         self.model, self.attention, self.vocab_size = model, attention, vocab_size
+        self.max_length = max_length
         # get_decoder() of Llama 4 is the whole model.
         is_gpt2 = model.config.model_type == "gpt2"
         self._backbone = model.get_submodule("transformer" if is_gpt2 else "model")
@@ -67,6 +69,30 @@ class RowStream:
         ).last_hidden_state
         self._cache.advance(rows, counts)
         return self._output.logits(hidden)
+
+    @torch.inference_mode()
+    def feed_at(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Logits (B, vocab_size) after one token a row, at columns that only the device knows.
+
+        token_ids, positions: (B,) int64 on the model's device. Nothing waits for the device, so a
+        CUDA graph may capture it. Needs `reserve` and full attention in all layers; the lengths on
+        the host stay as they are.
+        """
+        self._cache.place_at(positions)
+        mask = places(positions)
+        with attends_by_column(self.model.config):
+            hidden = self._backbone(
+                input_ids=token_ids[:, None],
+                attention_mask={"full_attention": mask} if self.attention.takes_mapping else mask,
+                position_ids=positions[:, None],
+                past_key_values=self._cache,
+                use_cache=True,
+            ).last_hidden_state
+        return self._output.logits(hidden[:, 0])
+
+    def reserve(self) -> None:
+        """Take all memory with the first prompt, so that it never moves afterwards."""
+        self._cache.reserve()
 
     @torch.inference_mode()
     def free(self, row: int) -> None:

@@ -20,7 +20,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def test_engine_checks_pass_here():
     checks = list(engine_checks(DEVICE))
-    assert len(checks) == 4 and all(check.passed for check in checks), checks
+    assert len(checks) == 6 and not any(check.passed is False for check in checks), checks
+    # A captured step needs CUDA; the same step without a graph is tested in tests/decode.
+    assert sum(check.passed is None for check in checks) == (0 if DEVICE.type == "cuda" else 2)
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")

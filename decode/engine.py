@@ -1,0 +1,113 @@
+"""Which engine decodes a batch: steps on the device where they can run, eager ones elsewhere."""
+
+import logging
+from typing import Literal, get_args
+
+from triton.errors import TritonError
+
+from ..kernels.triton_launch import check_device
+from .device_batch import DeviceBatch
+from .device_check import largest_difference
+from .device_refusal import pair_refusal, sampling_refusal
+from .model_pair import ModelPair
+from .paired_batch import PairedBatch
+from .rules.anchored import Anchored
+from .rules.rule import Rule
+from .sampling_config import SamplingConfig
+
+logger = logging.getLogger(__name__)
+
+EngineName = Literal["auto", "eager", "device"]
+
+
+class Engine:
+    """Opens the batches of one decoder.
+
+    "eager" draws a token a row and looks at it; "device" keeps steps on the device and raises
+    ValueError where it cannot; "auto" is "device" on CUDA where that can and agrees with "eager".
+    One batch on the device is kept with its graph, and its memory, for calls of the same size.
+    """
+
+    def __init__(self, pair: ModelPair, rule: Rule, name: EngineName) -> None:
+        if name not in get_args(EngineName):
+            raise ValueError(f'engine must be "auto", "eager" or "device", got {name!r}')
+        self.pair, self.rule, self.name = pair, rule, name
+        self._kept: DeviceBatch | None = None
+        self._disagreement: str | None = None
+        self._logged: set[str] = set()
+        if name == "device":
+            check_device(pair.safe.device)
+            _raise_if(pair_refusal(pair, rule))
+
+    def check(self, sampling: SamplingConfig) -> None:
+        """Raise ValueError if the engine that was asked for by name cannot sample like this."""
+        if self.name == "device":
+            _raise_if(sampling_refusal(sampling))
+
+    def open(self, sampling: SamplingConfig, num_rows: int, max_length: int) -> PairedBatch:
+        """An empty batch of `num_rows` rows of up to `max_length` tokens.
+
+        Raises ValueError if the engine was asked for by name and cannot run or differs.
+        """
+        if self.name == "device":
+            self.check(sampling)
+            _raise_if(self._found_disagreement())
+        elif self.name == "eager" or self._logged_refusal(sampling):
+            return PairedBatch(
+                self.pair, self.rule, sampling, num_rows=num_rows, max_length=max_length
+            )
+        return self._device_batch(sampling, num_rows, max_length)
+
+    def _logged_refusal(self, sampling: SamplingConfig) -> str:
+        """Why "auto" decodes eagerly, "" if it does not; each reason is logged once."""
+        if not _is_on_cuda(self.pair):
+            return "there is no CUDA device"
+        refusal = pair_refusal(self.pair, self.rule) or sampling_refusal(sampling)
+        refusal = refusal or self._found_fault()
+        if refusal and refusal not in self._logged:
+            self._logged.add(refusal)
+            logger.warning("decoding step by step from the host: %s", refusal)
+        return refusal
+
+    def _found_fault(self) -> str:
+        """As `_found_disagreement`; an error of the device or of a kernel is one too."""
+        try:
+            return self._found_disagreement()
+        except (RuntimeError, TritonError) as error:
+            self._disagreement = f"steps on the device fail: {error}"
+            return self._disagreement
+
+    def _found_disagreement(self) -> str:
+        """How a few steps differ from eager ones, "" if only by rounding; looked at once."""
+        if self._disagreement is None:
+            assert isinstance(self.rule, Anchored)
+            error, tolerance = largest_difference(self.pair, self.rule.divergence)
+            self._disagreement = (
+                ""
+                if error <= tolerance
+                else f"steps on the device differ by {error:.2g} nats ({tolerance:.2g} allowed)"
+            )
+        return self._disagreement
+
+    def _device_batch(
+        self, sampling: SamplingConfig, num_rows: int, max_length: int
+    ) -> DeviceBatch:
+        kept = self._kept
+        if kept is not None and kept.fits(num_rows, max_length):
+            kept.warp_by(sampling)
+            return kept
+        assert isinstance(self.rule, Anchored)
+        self._kept = None  # its memory is free before the next one takes its own
+        self._kept = DeviceBatch(
+            self.pair, self.rule, sampling, num_rows=num_rows, max_length=max_length
+        )
+        return self._kept
+
+
+def _is_on_cuda(pair: ModelPair) -> bool:
+    return pair.safe.device.type == "cuda"
+
+
+def _raise_if(refusal: str) -> None:
+    if refusal:
+        raise ValueError(f'engine="device" cannot run here: {refusal}')
