@@ -1,5 +1,7 @@
 """What keeps a pair, a rule or a way of sampling from decoding on the device."""
 
+from importlib.util import find_spec
+
 import torch
 
 from .model_pair import ModelPair
@@ -18,6 +20,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def pair_refusal(pair: ModelPair, rule: Rule) -> str:
     """Why this pair cannot decode on the device under this rule, "" if it can."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
     if not isinstance(rule, Anchored):
         return f"the rule {rule.name} is not Anchored"
     if pair.num_processes > 1:

@@ -1,19 +1,19 @@
 """Which engine decodes a batch: steps on the device where they can run, eager ones elsewhere."""
 
 import logging
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from triton.errors import TritonError
-
-from ..kernels.triton_launch import check_device
-from .device_batch import DeviceBatch
-from .device_check import largest_difference
 from .device_refusal import pair_refusal, sampling_refusal
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
 from .rules.anchored import Anchored
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
+
+if TYPE_CHECKING:
+    from .device_batch import DeviceBatch
+
+# Triton is not there on every platform: what needs it is imported where it is used.
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class Engine:
         self._disagreement: str | None = None
         self._logged: set[str] = set()
         if name == "device":
-            check_device(pair.safe.device)
             _raise_if(pair_refusal(pair, rule))
+            _check_device(pair)
 
     def check(self, sampling: SamplingConfig) -> None:
         """Raise ValueError if the engine that was asked for by name cannot sample like this."""
@@ -71,6 +71,8 @@ class Engine:
 
     def _found_fault(self) -> str:
         """As `_found_disagreement`; an error of the device or of a kernel is one too."""
+        from triton.errors import TritonError
+
         try:
             return self._found_disagreement()
         except (RuntimeError, TritonError) as error:
@@ -79,6 +81,8 @@ class Engine:
 
     def _found_disagreement(self) -> str:
         """How a few steps differ from eager ones, "" if only by rounding; looked at once."""
+        from .device_check import largest_difference
+
         if self._disagreement is None:
             assert isinstance(self.rule, Anchored)
             error, tolerance = largest_difference(self.pair, self.rule.divergence)
@@ -91,7 +95,9 @@ class Engine:
 
     def _device_batch(
         self, sampling: SamplingConfig, num_rows: int, max_length: int
-    ) -> DeviceBatch:
+    ) -> "DeviceBatch":
+        from .device_batch import DeviceBatch
+
         kept = self._kept
         if kept is not None and kept.fits(num_rows, max_length):
             kept.warp_by(sampling)
@@ -106,6 +112,12 @@ class Engine:
 
 def _is_on_cuda(pair: ModelPair) -> bool:
     return pair.safe.device.type == "cuda"
+
+
+def _check_device(pair: ModelPair) -> None:
+    from ..kernels.triton_launch import check_device
+
+    check_device(pair.safe.device)
 
 
 def _raise_if(refusal: str) -> None:

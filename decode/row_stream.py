@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .column_attention import attends_by_column, places
 from .kv_cache import Placement, RowCache
 from .output_layer import OutputLayer
 from .row_attention import RowAttention
@@ -78,6 +77,8 @@ class RowStream:
         CUDA graph may capture it. Needs `reserve` and full attention in all layers; the lengths on
         the host stay as they are.
         """
+        from .column_attention import attends_by_column, places  # needs Triton
+
         self._cache.place_at(positions)
         mask = places(positions)
         with attends_by_column(self.model.config):

@@ -1,6 +1,9 @@
 """Steps on the device give what the eager engine gives, and ask the device for nothing."""
 
 import logging
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 from functools import partial
 
@@ -11,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
-from anchored.decode import column_attention, engine
+from anchored.decode import column_attention, device_check, device_refusal, engine
 from anchored.decode.device_batch import CAPACITY_STEP, DeviceBatch, capacity_for
 from anchored.decode.device_check import largest_difference
 from anchored.decode.device_state import NUM_KEPT
@@ -282,7 +285,7 @@ def test_auto_decodes_eagerly_where_steps_on_the_device_fail(llama_pair, monkeyp
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(engine, "_is_on_cuda", lambda pair: True)
-    monkeypatch.setattr(engine, "largest_difference", failing)
+    monkeypatch.setattr(device_check, "largest_difference", failing)
     with caplog.at_level(logging.WARNING):
         (result,) = Decoder(llama_pair, KL).generate(PROMPTS[0], max_new_tokens=3)
     assert result.token_ids and len(caplog.messages) == 1
@@ -295,7 +298,7 @@ def test_auto_takes_the_device_on_cuda_only(llama_pair, monkeypatch, caplog):
     decoder = Decoder(llama_pair, KL)
     assert type(decoder.engine.open(SamplingConfig(), 1, 10)) is PairedBatch
     monkeypatch.setattr(engine, "_is_on_cuda", lambda pair: True)
-    monkeypatch.setattr(engine, "largest_difference", lambda *_: (0.0, 1.0))
+    monkeypatch.setattr(device_check, "largest_difference", lambda *_: (0.0, 1.0))
     assert type(decoder.engine.open(SamplingConfig(), 1, 10)) is DeviceBatch
     with caplog.at_level(logging.WARNING):
         assert type(decoder.engine.open(SamplingConfig(top_p=0.9), 1, 10)) is PairedBatch
@@ -333,4 +336,20 @@ def test_pairs_and_rules_that_cannot_run_on_the_device_are_refused(
         Decoder(llama_pair, KL, engine="graph")
     monkeypatch.setattr(triton_launch, "is_interpreted", lambda: False)
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
+        Decoder(llama_pair, KL, engine="device")
+
+
+def test_decoding_without_triton_is_eager(llama_pair, monkeypatch):
+    code = """
+import sys
+sys.modules["triton"] = None
+from anchored.decode import decoder, row_stream, verification
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    monkeypatch.setattr(device_refusal, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="triton is not installed"):
         Decoder(llama_pair, KL, engine="device")
