@@ -119,6 +119,7 @@ def peak_mib(kind):
 
 def test_the_logits_of_a_large_vocabulary_never_exist_at_once():
     # 512 x 128,256 float32 logits are 250 MiB, and torch holds three of their size. A chunk of 16
-    # is 7.8 MiB, in at most four forms, beside three weight gradients of 3.9 MiB.
+    # is 7.8 MiB, in at most four forms, beside three weight gradients of 3.9 MiB; what threads and
+    # the allocator keep differs by tens of MiB from run to run.
     assert peak_mib("plain") > 500
-    assert peak_mib("chunked") < 80
+    assert peak_mib("chunked") < 200
