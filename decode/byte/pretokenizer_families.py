@@ -18,6 +18,7 @@ from .pretokenizer_rules import (
     NEWLINE,
     NUMBER,
     OTHER,
+    ROLES,
     SPACE,
     WHITE,
     TransitionRules,
@@ -28,8 +29,6 @@ from .pretokenizer_rules import (
     finish,
 )
 
-# Letters by their part in contractions.
-ROLES = {**dict.fromkeys("stmd", "stmd"), **dict.fromkeys("rv", "rv"), "e": "e", "l": "l"}
 LETTERS = ("letter", "stmd", "rv", "e", "l")
 ROLE_CLASSES = {role: (role,) for role in LETTERS}
 SYMBOLS = (OTHER, APOSTROPHE)

@@ -18,6 +18,7 @@ from .pretokenizer_rules import (
     NEWLINE,
     NUMBER,
     OTHER,
+    ROLES,
     SLASH,
     SPACE,
     WHITE,
@@ -29,7 +30,6 @@ from .pretokenizer_rules import (
     finish,
 )
 
-ROLES = {**dict.fromkeys("stmd", "stmd"), **dict.fromkeys("rv", "rv"), "e": "e", "l": "l"}
 LOWER = ("lower", "lower_stmd", "lower_rv", "lower_e", "lower_l")
 UPPER = ("upper", "upper_stmd", "upper_rv", "upper_e", "upper_l")
 BOTH = ("both", MARK)

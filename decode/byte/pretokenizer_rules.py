@@ -8,6 +8,8 @@ Table = dict[tuple[str, str], tuple[str, ...]]
 
 APOSTROPHE, SPACE, WHITE, NEWLINE = "apostrophe", "space", "white", "newline"
 NUMBER, OTHER, SLASH, MARK = "number", "other", "slash", "mark"
+ROLES = {**dict.fromkeys("stmd", "stmd"), **dict.fromkeys("rv", "rv"), "e": "e", "l": "l"}
+"""Letters by their part in contractions."""
 
 
 class TransitionRules:

@@ -5,10 +5,14 @@ import random
 import re
 import subprocess
 import sys
-import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from torch import Tensor
+from torch.nn import Module
 
 from anchored import Anchored, Decoder, ModelPair
 
@@ -42,8 +46,23 @@ def resident_mib() -> float:
     return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 
+@contextmanager
+def counted_forwards(decoder: Decoder) -> Iterator[Counter]:
+    """Calls of both models' first layers and the positions, padding included, they were given."""
+    work: Counter[str] = Counter()
+
+    def count(module: Module, args: tuple[Tensor, ...]) -> None:
+        work.update(calls=1, positions=args[0].shape[:2].numel())
+
+    models = (decoder.pair.risky, decoder.pair.safe)
+    hooks = [model.model.layers[0].register_forward_pre_hook(count) for model in models]
+    yield work
+    for hook in hooks:
+        hook.remove()
+
+
 @pytest.mark.slow
-def test_memory_is_bounded_and_time_linear_in_the_number_of_prompts(pair_folders):
+def test_memory_is_bounded_and_work_linear_in_the_number_of_prompts(pair_folders):
     """Measured on one core: 250 prompts of 2 to 60 tokens in 3.5 s, 2,000 in 20 s and +8 MiB."""
     decoder = Decoder(ModelPair.from_pretrained(*pair_folders), Anchored(k=1.0))
     source = random.Random(0)
@@ -51,12 +70,14 @@ def test_memory_is_bounded_and_time_linear_in_the_number_of_prompts(pair_folders
         [source.randrange(3, 320) for _ in range(source.randint(2, 60))] for _ in range(2000)
     ]
     prompts[7] = prompts[7] * 100
-    seconds, grown = {}, {}
+    work, grown = {}, {}
     for count in (250, 2000):
-        before, start = resident_mib(), time.perf_counter()
-        results = decoder.generate(prompts[:count], max_new_tokens=16, seed=list(range(count)))
-        seconds[count] = time.perf_counter() - start
+        before = resident_mib()
+        with counted_forwards(decoder) as work[count]:
+            results = decoder.generate(prompts[:count], max_new_tokens=16, seed=list(range(count)))
         grown[count] = resident_mib() - before
         assert [i for i, result in enumerate(results) if result.error] == [7]
-    assert seconds[2000] < 1.5 * 8 * seconds[250]
+    assert work[250]["calls"] > 0
+    assert work[2000]["calls"] < 1.2 * 8 * work[250]["calls"]
+    assert work[2000]["positions"] < 1.2 * 8 * work[250]["positions"]
     assert grown[2000] < 64

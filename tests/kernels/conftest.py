@@ -9,24 +9,6 @@ from torch import Tensor
 
 LogitPairs = Callable[[str, int, int, torch.Generator], tuple[Tensor, Tensor]]
 
-KINDS = (
-    "generic",
-    "agreeing",
-    "memorised",
-    "confident",
-    "disjoint_peaks",
-    "identical",
-    "shifted",
-    "scaled",
-    "two_atoms",
-    "masked_risky",
-    "masked_safe",
-    "masked_both",
-    "disjoint_support",
-    "huge",
-)
-"""Of these, all but "huge" keep finite logits within +-100."""
-
 
 @pytest.fixture(scope="session")
 def logit_pairs() -> LogitPairs:

@@ -6,30 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logit_kinds import KINDS, SIZES
 
 from anchored.kernels import reference
 from anchored.kernels.projection import project_kl
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
-
-KINDS = (
-    "generic",
-    "agreeing",
-    "memorised",
-    "confident",
-    "disjoint_peaks",
-    "identical",
-    "shifted",
-    "scaled",
-    "two_atoms",
-    "masked_risky",
-    "masked_safe",
-    "masked_both",
-    "disjoint_support",
-    "huge",
-)
-# 14 kinds x 2 dtypes x (8 sizes x 42 rows + 4,001 x 16 + 128,256 x 9) = 10,108 cases.
-SIZES = [(size, 42) for size in (1, 2, 3, 5, 17, 64, 257, 1000)] + [(4001, 16), (128256, 9)]
 
 REFERENCE_ERROR = 1e-12
 """Nats; rounding of the float64 reference itself, at most 1e-16 times the range of the logits."""

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from logit_kinds import KINDS
 
 from anchored.kernels import reference, triton_projection
 from anchored.kernels.clipping import project_max
@@ -18,22 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-KINDS = (
-    "generic",
-    "agreeing",
-    "memorised",
-    "confident",
-    "disjoint_peaks",
-    "identical",
-    "shifted",
-    "scaled",
-    "two_atoms",
-    "masked_risky",
-    "masked_safe",
-    "masked_both",
-    "disjoint_support",
-    "huge",
-)
 SIZES = [(1, 1), (17, 4), (257, 4), (1025, 1)]
 PROJECTS = [project_kl, project_max]
 
