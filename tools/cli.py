@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     name, rest = _command_name(words)
     try:
         sys.exit(_run(name, COMMANDS[name], rest))
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+    except (ValueError, FileNotFoundError, ImportError, RuntimeError) as error:
         sys.exit(f"anchored {name}: {error}")
     except KeyboardInterrupt:
         print(f"anchored {name}: interrupted", file=sys.stderr)
