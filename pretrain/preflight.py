@@ -6,6 +6,8 @@ from pathlib import Path
 from .capacity import check_disk, check_gpus, check_memory
 from .checkpoints import checkpoint_steps
 from .data_plan import DataPlan
+from .data_record import epochs_read
+from .epoch_limit import check_epochs
 from .heldout import check_heldout
 from .job_config import JobConfig
 from .machine import Machine
@@ -42,6 +44,7 @@ def check_run(
     _check_tokenizer(config, plan)
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
     start = find_starting_point(config, record)
+    _check_epochs(config, start.record)
     _check_capacity(config, machine, num_processes)
     if config.data.verify_checksums and start.step == 0:
         DataPlan.open(config.data, seq_len=config.training.seq_len, verify=True)
@@ -95,6 +98,11 @@ def _check_tokenizer(config: JobConfig, plan: DataPlan) -> None:
             f"model.tokenizer {path} has sha256 {actual[:12]}, and the token shards were made by "
             f"{plan.tokenizer_sha256[:12]}"
         )
+
+
+def _check_epochs(config: JobConfig, record: RunRecord) -> None:
+    stages = [epochs_read(run.data, step) for run, step in record.stages(config.training.steps)]
+    check_epochs(stages, config.data.max_epochs)
 
 
 def _check_capacity(config: JobConfig, machine: Machine, num_processes: int) -> None:
