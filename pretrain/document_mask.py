@@ -1,4 +1,4 @@
-"""Keeping the documents of a sequence apart: B rows, H heads, T tokens, D head_dim."""
+"""Attention within documents: B rows, H heads, T tokens, D head_dim."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -6,21 +6,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 from torchtitan.models.attention import FlexAttentionWrapper
 
 
-def document_ids(token_ids: Tensor, *, bos_id: int) -> Tensor:
-    """Which document of its sequence each token belongs to.
-
-    token_ids: (B, T) int64.
-    Returns: (B, T) int64, 0 up to the first BOS that does not open the sequence.
-    """
-    is_start = token_ids == bos_id
-    is_start[:, 0] = False
-    return is_start.cumsum(dim=1)
-
-
 def document_mask(document_ids: Tensor) -> BlockMask:
     """The mask under which a token attends to itself and to what precedes it in its document.
 
-    document_ids: (B, T) int64, as `document_ids` gives them; the mask is on their device.
+    document_ids: (B, T) int64, as of `document_ids.document_ids`; the mask is on their device.
     """
 
     def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

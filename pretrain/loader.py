@@ -10,7 +10,7 @@ from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 
 from .data_plan import DataPlan
-from .document_mask import document_ids
+from .document_ids import document_ids
 from .prefetch import prefetched
 
 DEFAULT_NUM_PREFETCHED = 4

@@ -15,7 +15,8 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enabl
 from torchtitan.train import Trainer
 
 from .checkpointer import RunCheckpointer
-from .document_mask import document_ids, document_mask
+from .document_ids import document_ids
+from .document_mask import document_mask
 from .heldout import HeldoutLoss
 from .job_config import JobConfig
 from .rank_agreement import any_rank

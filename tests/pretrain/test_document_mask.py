@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
-from anchored.pretrain.document_mask import DocumentAttention, document_ids, document_mask
+from anchored.pretrain.document_ids import document_ids
+from anchored.pretrain.document_mask import DocumentAttention, document_mask
 from anchored.pretrain.model import TinyComma, flavors
 
 BOS = 0
