@@ -33,7 +33,7 @@ def check_run(
     Raises: ValueError with one line that says what is wrong.
     """
     check_settings(config)
-    _check_batch(config, num_processes)
+    check_batch(config, num_processes)
     dump_folder = Path(config.job.dump_folder)
     _check_writable(dump_folder)
     machine = machine or Machine.here(dump_folder)
@@ -52,7 +52,8 @@ def check_run(
     return [start.remark] if start.remark else []
 
 
-def _check_batch(config: JobConfig, num_processes: int) -> None:
+def check_batch(config: JobConfig, num_processes: int) -> None:
+    """Raises ValueError if a step cannot be shared equally among that many processes."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
     num_shards = config.parallelism.data_parallel_shard_degree
     if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
