@@ -59,7 +59,6 @@ def test_a_sound_run_passes_and_leaves_its_record(check, tmp_path):
         ({"checkpoint": {"keep_latest_k": 1}}, "must be 0 (all) or at least 2, got 1"),
         ({"parallelism": {"tensor_parallel_degree": 2}}, "tensor_parallel_degree must be 1, got 2"),
         ({"parallelism": {"data_parallel_replicate_degree": 2}}, "do not make 1 processes"),
-        ({"metrics": {"enable_wandb": True}}, "needs a package: pip install wandb"),
         ({"model": {"converters": ["quantize.linear.float8"]}}, 'must hold "output"'),
         ({"model": {"tokenizer": "none"}}, "model.tokenizer: none/tokenizer.json does not exist"),
         ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
@@ -70,7 +69,10 @@ def test_settings_that_cannot_work_are_refused(check, sections, message):
     assert message in refusal(check, **sections)
 
 
-def test_a_missing_torchao_is_refused(check):
+def test_a_package_that_is_not_installed_is_refused_by_name(check, monkeypatch):
+    monkeypatch.setattr("anchored.pretrain.settings_check.find_spec", lambda name: None)
+    message = refusal(check, metrics={"enable_wandb": True})
+    assert message == "metrics.enable_wandb needs a package: pip install wandb"
     converter = "quantize.linear.float8"
     float8 = {converter: {"filter_fqns": ["output"]}, "model": {"converters": [converter]}}
     assert "needs a package: pip install torchao" in refusal(check, **float8)
