@@ -65,6 +65,8 @@ class Ledger:
     finish_reason: str = ""
     safe_forwards: int = 0
     risky_forwards: int = 0
+    skipped_risky: int = 0
+    """Tokens that were drawn before the risky model had run for them, as nothing could be spent."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -95,6 +97,7 @@ class Ledger:
             "num_steps": len(self.steps),
             "safe_forwards": self.safe_forwards,
             "risky_forwards": self.risky_forwards,
+            "skipped_risky": self.skipped_risky,
             "certified": self.certified,
             "finish_reason": self.finish_reason,
         }
@@ -117,6 +120,7 @@ class Ledger:
             finish_reason=footer["finish_reason"],
             safe_forwards=footer["safe_forwards"],
             risky_forwards=footer["risky_forwards"],
+            skipped_risky=footer.get("skipped_risky", 0),
         )
 
 

@@ -73,6 +73,8 @@ class RequestState:
     pieces: list[Piece] = field(default_factory=list)
     num_forwards: Counter[str] = field(default_factory=Counter)
     """By model: forwards that the request took part in."""
+    num_skipped: int = 0
+    """Tokens that were drawn before the risky model had run for them."""
     spent: float = 0.0
     finish_reason: str = ""
     error: str = ""
