@@ -71,9 +71,7 @@ class RowStream:
         token_ids, counts = _right_padded(tokens)
         hidden = self._hidden(rows, token_ids, counts)
         last = (counts[:, None] - num_last + torch.arange(num_last)).clamp(min=0).to(hidden.device)
-        return self._output.logits(
-            hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[2]))
-        )
+        return self._output.logits(hidden[torch.arange(len(rows))[:, None], last])
 
     @torch.inference_mode()
     def feed_at(self, token_ids: Tensor, positions: Tensor) -> Tensor:
