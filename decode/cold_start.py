@@ -23,7 +23,7 @@ class Backlog:
         return not self._tokens[row]
 
     def of(self, row: int) -> list[int]:
-        """The unread tokens of a row, oldest first."""
+        """What a row has not read, oldest first."""
         return list(self._tokens[row])
 
     def add(self, row: int, token_id: int) -> None:
@@ -36,13 +36,13 @@ class Backlog:
 
     def read(self, rows: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
         """Read on in these rows: (rows of one forward, their logits (R, vocab_size))."""
-        for group in by_length({row: self.of(row) for row in rows if self._tokens[row]}):
+        for group in _by_length({row: self.of(row) for row in rows if self._tokens[row]}):
             yield group, self._stream.feed_rows(group, [self.of(row) for row in group])
             for row in group:
                 self._tokens[row].clear()
 
 
-def by_length(tokens: Mapping[int, Sequence[int]]) -> list[list[int]]:
+def _by_length(tokens: Mapping[int, Sequence[int]]) -> list[list[int]]:
     """Rows by how many tokens they have: a row that catches up would pad the others' forward."""
     groups: dict[int, list[int]] = {}
     for row, unread in tokens.items():

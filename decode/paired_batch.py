@@ -92,16 +92,22 @@ class PairedBatch:
         return dict(zip(rows, allowances, strict=True))
 
     def _draw(self, rows: list[int]) -> None:
-        """Draw and bank the next token of these rows; it is in no model's memory yet."""
+        """Decide the next token of these rows; neither model has read it yet."""
+        for row in rows:
+            self._state(row).num_skipped += not self._backlogs["risky"].is_empty(row)
+        for row, token_id in zip(rows, self._decide(rows), strict=True):
+            for backlog in self._backlogs.values():
+                backlog.add(row, token_id)
+
+    def _decide(self, rows: list[int]) -> list[int]:
+        """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
         inputs = self._inputs(rows)
         drawn = self.rule.next_token(inputs)
         token_ids = agreed(self._chosen(drawn), self.pair.num_processes)
         self._record(rows, inputs, drawn, token_ids)
         self._seen[rows, token_ids.clamp(min=0)] = True
-        for row, token_id in zip(rows, token_ids.tolist(), strict=True):
-            self._state(row).num_skipped += not self._backlogs["risky"].is_empty(row)
-            for backlog in self._backlogs.values():
-                backlog.add(row, token_id)
+        drawn_ids: list[int] = token_ids.tolist()
+        return drawn_ids
 
     def _read_on(self, rows: list[int]) -> None:
         """Let the safe model read what was drawn, and the risky one where it will be asked next."""

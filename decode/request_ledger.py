@@ -19,6 +19,8 @@ def request_ledger(
         safe_forwards=state.num_forwards["safe"],
         risky_forwards=state.num_forwards["risky"],
         skipped_risky=state.num_skipped,
+        drafted=state.num_drafted,
+        accepted=state.num_accepted,
     )
 
 

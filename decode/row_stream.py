@@ -123,6 +123,10 @@ class RowStream:
         self._cache.advance(rows, counts)
         return hidden
 
+    def erase_rest(self, row: int) -> None:
+        """Zero what lies behind a row's end."""
+        self._cache.erase_rest(row)
+
     def _masks(self, place: Placement) -> Tensor | dict[str, Tensor] | None:
         # Without a mask of ours one row decodes by the fused kernels, which repeat no keys.
         if place.is_level:
