@@ -54,9 +54,8 @@ def _shared_scale(config: PretrainedConfig) -> str:
 def _scales_by_tensor(settings: object) -> bool:
     """Whether any part of the settings asks for per-tensor dynamic scales of activations."""
     if isinstance(settings, dict):
-        activations = settings.get("input_activations") or settings.get("activation")
-        is_dynamic = isinstance(activations, dict) and bool(activations.get("dynamic"))
-        if is_dynamic and activations.get("strategy", activations.get("granularity")) == "tensor":
+        scales = settings.get("input_activations") or settings.get("activation")
+        if isinstance(scales, dict) and scales.get("dynamic") and scales.get("strategy") == "tensor":
             return True
         return any(_scales_by_tensor(value) for value in settings.values())
     return "PerTensor" in type(settings).__name__ or "PerTensor" in str(settings)
