@@ -96,11 +96,15 @@ class RowCache(Cache):
             )
         self.lengths[row] = length
 
+    def erase_rest(self, row: int) -> None:
+        """Zero the columns of a row that do not count; for NaN, which spreads though masked."""
+        for layer in self._layers:
+            layer.clear(row, int(self.lengths[row]))
+
     def free(self, row: int) -> None:
         """Empty a row, so that another request can have it."""
         self.lengths[row] = 0
-        for layer in self._layers:
-            layer.clear(row)
+        self.erase_rest(row)
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -137,11 +141,11 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return key_states, value_states
         return self._read(self.keys, place), self._read(self.values, place)
 
-    def clear(self, row: int) -> None:
-        """Zero one row."""
+    def clear(self, row: int, start: int) -> None:
+        """Zero one row from a column on."""
         if self.is_initialized:
-            self.keys[row].zero_()
-            self.values[row].zero_()
+            self.keys[row, :, start:].zero_()
+            self.values[row, :, start:].zero_()
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(columns, first column) that a mask made by the model itself covers: level rows only."""
