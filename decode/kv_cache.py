@@ -96,6 +96,12 @@ class RowCache(Cache):
             )
         self.lengths[row] = length
 
+    def keep(self, row: int, first: int, columns: Sequence[int]) -> None:
+        """Forget the columns of a row from `first` on but those given, which move up in order."""
+        for layer in self._layers:
+            layer.move(row, first, columns)
+        self.lengths[row] = first + len(columns)
+
     def free(self, row: int) -> None:
         """Empty a row, so that another request can have it."""
         self.lengths[row] = 0
@@ -136,6 +142,12 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if place.is_fresh:
             return key_states, value_states
         return self._read(self.keys, place), self._read(self.values, place)
+
+    def move(self, row: int, first: int, columns: Sequence[int]) -> None:
+        """Copy columns of a row, ascending, to `first` and those behind it."""
+        place = torch.tensor(columns, dtype=torch.long, device=self.keys.device)
+        for storage in (self.keys, self.values):
+            storage[row, :, first : first + len(columns)] = storage[row].index_select(1, place)
 
     def clear(self, row: int) -> None:
         """Zero one row."""

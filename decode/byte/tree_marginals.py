@@ -1,0 +1,92 @@
+"""The distribution of the next byte from the laws of a tree's nodes, some of them maybe unknown."""
+
+import math
+
+import numpy as np
+
+from .byte_trie import ROOT
+from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
+from .log_sums import Array, log_sum
+from .node_law import NodeLaw
+from .token_tree import ROOT_NODE, TokenTree
+
+
+class TreeMarginals:
+    """Masses of a growing tree's heads: W(bx) is summed over the heads whose law is known.
+
+    A node's mass is the probability of its tokens behind `base`. It is known once its parent's law
+    is; a head without a law is *pending*, and no more than the mass of its nearest ancestor (itself
+    included) whose mass is known is missing from the sums on its account.
+    """
+
+    def __init__(self, tree: TokenTree, base: int = ROOT_NODE) -> None:
+        """base: an ancestor of all heads; other nodes are given relative to it."""
+        self.tree = tree
+        self.laws: dict[int, NodeLaw] = {}
+        self.log_mass = {base: 0.0}
+
+    def append(self, byte: int) -> list[int]:
+        """Grow the tree; returns the new nodes. Raises ValueError if `byte` cannot follow."""
+        new = self.tree.append(byte)
+        for node in new:
+            self._weigh(node)
+        heads = {head.node for head in self.tree.heads}
+        kept = heads.union(self.missing())
+        self.laws = {node: law for node, law in self.laws.items() if node in heads}
+        self.log_mass = {node: mass for node, mass in self.log_mass.items() if node in kept}
+        return new
+
+    def add_law(self, node: int, law: NodeLaw) -> None:
+        """Learn the law of a node; parents come first."""
+        self.laws[node] = law
+        for child in self.tree.children(node):
+            self._weigh(child)
+
+    def restart(self) -> None:
+        """Let the text stand for its newest nodes alone, whatever led there."""
+        self.log_mass = {
+            node: 0.0 if prefix == ROOT else -math.inf for node, prefix in self.tree.heads
+        }
+
+    def missing(self) -> list[int]:
+        """Nodes whose laws are needed to sum over all heads, parents first."""
+        found: set[int] = set()
+        for head in self.tree.heads:
+            node = head.node
+            if node not in self.laws:
+                found.add(node)
+                while node not in self.log_mass:
+                    node = self.tree.parent[node]
+                    found.add(node)
+        return sorted(found)
+
+    def log_masses(self) -> Array:
+        """log W(bx) for each next symbol x over the heads with a law: (257,) float64, nats."""
+        masses = np.full(NUM_SYMBOLS, -math.inf)
+        trie = self.tree.vocabulary.trie
+        for node, prefix in self.tree.heads:
+            if node not in self.laws:
+                continue
+            law, log_mass = self.laws[node], self.log_mass[node]
+            symbols = trie.byte[trie.children(prefix)]
+            masses[symbols] = np.logaddexp(masses[symbols], log_mass + law.log_children(prefix))
+            if prefix == ROOT:
+                masses[END_SYMBOL] = np.logaddexp(masses[END_SYMBOL], log_mass + law.log_end)
+        return masses
+
+    def log_probs(self) -> Array:
+        """log q(x | b) over the 257 symbols: float64, normalised to within 1e-12.
+
+        Raises ValueError when nothing can follow (all mass leaked).
+        """
+        masses = self.log_masses()
+        total = log_sum(masses)
+        if total == -math.inf:
+            raise ValueError(f"no token can follow {bytes(self.tree.text[-16:])!r}")
+        return masses - total
+
+    def _weigh(self, node: int) -> None:
+        parent = self.tree.parent[node]
+        if parent in self.laws:
+            step = self.laws[parent].of_token(self.tree.token[node])
+            self.log_mass[node] = self.log_mass[parent] + step
