@@ -34,6 +34,9 @@ class LedgerHeader:
     bound: float
     quantization: dict[str, str] = field(default_factory=dict)
     """By "safe" and "risky": what their weights are quantised with; exact ones are left out."""
+    level: str = "token"
+    """Where this is "byte", token ids are bytes and 256 is the end of the text."""
+    level_settings: dict[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
     sampler: str = SAMPLER
 

@@ -8,16 +8,13 @@ from torch import Tensor
 from ..kernels.uniforms import uniforms
 from .agreement import agreed
 from .ledger import LedgerStep
-from .model_pair import ModelPair
-from .paired_streams import open_streams
+from .level import Level
 from .prompt_reading import PromptReading, read_prompts
 from .request import Request, RequestState, request_budget
 from .rules.rule import NextToken, Rule, StepInputs
 from .sampling_config import SamplingConfig
-from .text_stream import TextStream
-from .warpers import Warpers
 
-# B rows of the batch, A rows that hold a request, V vocabulary.
+# B rows of the batch, A rows that hold a request, V symbols of the level.
 
 
 class PairedBatch:
@@ -29,19 +26,20 @@ class PairedBatch:
 
     def __init__(
         self,
-        pair: ModelPair,
+        level: Level,
         rule: Rule,
         sampling: SamplingConfig,
         *,
         num_rows: int,
         max_length: int,
     ) -> None:
-        self.pair, self.rule, self.sampling = pair, rule, sampling
-        self.warpers = Warpers(sampling, pair.stop_token_ids)
-        self.streams = open_streams(pair, num_rows, max_length)
+        self.level, self.pair = level, level.pair
+        self.rule, self.sampling = rule, sampling
+        self.warpers = level.warpers(sampling)
+        self.streams = level.open_streams(num_rows, max_length, sampling)
         self._states: list[RequestState | None] = [None] * num_rows
-        self._device = pair.safe.device
-        self._seen = torch.zeros(num_rows, pair.vocab_size, dtype=torch.bool, device=self._device)
+        self._device = self.pair.safe.device
+        self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
         self._logits: dict[str, Tensor] = {}
 
     @property
@@ -58,7 +56,7 @@ class PairedBatch:
         """Read the prompts of new requests into free rows; one that fails there takes no row."""
         rows = self.free_rows[: len(requests)]
         prompts = [request.prompt_token_ids for request in requests]
-        reading = read_prompts(self.pair, self.streams, prompts, rows)
+        reading = read_prompts(self.level, self.streams, prompts, rows)
         states = [self._new_state(request, reading, i) for i, request in enumerate(requests)]
         for row, state in zip(rows, states, strict=True):
             self._states[row] = state
@@ -86,7 +84,7 @@ class PairedBatch:
         state = RequestState(
             request=request,
             budget=request_budget(request, self.rule, reading.ratios[place]),
-            text=TextStream(self.pair.tokenizer, request.stop),
+            text=self.level.text_stream(request.stop),
             uniforms=self._uniforms(request),
         )
         state.num_forwards.update(reading.num_forwards)
@@ -168,7 +166,7 @@ class PairedBatch:
             log_prob=log_prob,
             safe_log_prob=safe_log_prob,
         )
-        state.append(step, is_end=token_id in self.pair.stop_token_ids)
+        state.append(step, is_end=token_id in self.level.stop_token_ids)
 
     def _fail(self, row: int) -> None:
         state = self._state(row)
