@@ -20,7 +20,10 @@ UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
 
 
 class ReferenceStream:
-    """A Stream over bytes without caches: exact, and slow."""
+    """A Stream over bytes without caches: exact, and slow.
+
+    Where truncation leaves the text no probability, its newest nodes alone are what goes on.
+    """
 
     vocab_size = NUM_SYMBOLS
 
@@ -37,6 +40,7 @@ class ReferenceStream:
         self.mode = mode
         self.warpers = Warpers(sampling, vocabulary.stop_token_ids.tolist())
         self.trees: list[TokenTree | None] = [None] * num_rows
+        self.known: list[dict[int, float]] = [{} for _ in range(num_rows)]
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_log_probs = []
@@ -44,6 +48,7 @@ class ReferenceStream:
             tree = TokenTree(self.vocabulary)
             tree.extend(prompt)
             self.trees[row] = tree
+            self.known[row] = {(tree.trunk() or [ROOT_NODE])[-1]: 0.0}
             try:
                 scores = byte_log_probs(
                     self.vocabulary, bytes(prompt), self.raw_logits, mode=self.mode
@@ -89,21 +94,22 @@ class ReferenceStream:
                 )
             return laws[node]
 
-        base = (tree.trunk() or [ROOT_NODE])[-1]
-
         def log_mass(node: int) -> float:
-            if node == base:
-                return 0.0
+            if node in self.known[row]:
+                return self.known[row][node]
             parent = tree.parent[node]
             return log_mass(parent) + law(parent).of_token(tree.token[node])
 
+        def masses() -> np.ndarray:
+            heads = [self._of_head(law(node), p, log_mass(node)) for node, p in tree.heads]
+            return np.logaddexp.reduce(heads)
+
         try:
-            masses = np.logaddexp.reduce(
-                [self._of_head(law(n), p, log_mass(n)) for n, p in tree.heads]
-            )
+            if log_sum(masses()) == -math.inf:
+                self.known[row] = {n: 0.0 if p == ROOT else -math.inf for n, p in tree.heads}
+            return torch.from_numpy(masses() - log_sum(masses()))
         except ValueError:
             return torch.full((NUM_SYMBOLS,), math.nan, dtype=torch.float64)
-        return torch.from_numpy(masses - log_sum(masses))
 
     def _of_head(self, law, prefix: int, log_mass: float) -> np.ndarray:
         trie, masses = self.vocabulary.trie, np.full(NUM_SYMBOLS, -math.inf)
