@@ -4,14 +4,11 @@ import torch
 from torch import Tensor
 
 from .byte_evaluation import ByteCounts, ByteEvaluation
-from .byte_row import ByteRow
+from .byte_row import NODES_PER_FORWARD, ByteRow
 from .byte_scores import PathSums, score_tree
 from .byte_vocabulary import ByteVocabulary
 from .token_tree import ROOT_NODE, TokenTree
 from .tree_cache import TreeCache, TreeForward
-
-NODES_PER_FORWARD = 512
-"""Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
 
 
 class BytePrompt:
@@ -81,9 +78,9 @@ class BytePrompt:
         values = self.sums.log_probs() if is_exact else self.sums.bounds(is_upper=is_upper)
         return torch.from_numpy(values[1:])
 
-    def row(self) -> ByteRow:
-        """The row that goes on from the prompt."""
-        row = ByteRow(self.tree, self.cache, self.counts, self.evaluation)
+    def row(self, reach: int) -> ByteRow:
+        """The row that goes on from the prompt, up to `reach` positions."""
+        row = ByteRow(self.cache, self.counts, self.evaluation, reach)
         row.hidden = self._hidden
         return row
 

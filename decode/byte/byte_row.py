@@ -1,16 +1,23 @@
 """One text of a batch at byte level: its tree, what the model holds of it, and its next byte."""
 
+import logging
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .byte_evaluation import ByteCounts, ByteEvaluation
 from .log_sums import Array, log_sum
 from .node_law import NodeLaw
-from .token_tree import ROOT_NODE, TokenTree
+from .token_tree import ROOT_NODE
 from .tree_cache import TreeCache, TreeForward
 from .tree_marginals import TreeMarginals
+
+logger = logging.getLogger(__name__)
+
+NODES_PER_FORWARD = 512
+"""Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
 
 MAX_DEAD_SLOTS = 64
 """Slots of dead nodes that are tolerated, and a quarter of all."""
@@ -24,15 +31,21 @@ class ByteRow:
     """
 
     def __init__(
-        self, tree: TokenTree, cache: TreeCache, counts: ByteCounts, evaluation: ByteEvaluation
+        self, cache: TreeCache, counts: ByteCounts, evaluation: ByteEvaluation, reach: int
     ) -> None:
-        """tree: grown over the prompt; its trunk and all its heads have slots in `cache`."""
-        self.tree, self.cache, self.counts, self.evaluation = tree, cache, counts, evaluation
+        """cache: its tree is grown over the prompt; the trunk and all heads have slots.
+
+        reach: positions that the model has; a text that needs more is over.
+        """
+        self.tree, self.cache = cache.tree, cache
+        self.counts, self.evaluation, self.reach = counts, evaluation, reach
+        tree = cache.tree
         trunk = tree.trunk()
         self.marginals = TreeMarginals(tree, trunk[-1] if trunk else ROOT_NODE)
         self.hidden: dict[int, Tensor] = {}
         self.is_over = False
         self._guessed: set[int] = set()
+        self._foreseen: list[int] = []
         self._num_seen = 0
         self._seen = torch.zeros(tree.vocabulary.vocab_size, dtype=torch.bool)
         self._seen[list(tree.vocabulary.start_token_ids)] = True
@@ -47,8 +60,31 @@ class ByteRow:
             self.is_over = True
 
     def wanted(self) -> list[int]:
-        """Nodes whose laws the next byte asks for, parents first."""
-        return [] if self.is_over else self.marginals.missing()
+        """Nodes whose laws the next byte asks for, parents first.
+
+        Nodes of small mass are left out as long as all of them together make at most `tau` of the
+        text's mass.
+        """
+        if self.is_over:
+            return []
+        wanted = self._above_tau() if self.evaluation.tau else self.marginals.missing()
+        if any(self.cache.position(node) >= self.reach for node in wanted):
+            logger.warning("a text needs more than the model's %d positions", self.reach)
+            self.is_over = True
+            return []
+        return wanted
+
+    def _above_tau(self) -> list[int]:
+        groups = self.marginals.pending()
+        total = log_sum(self.marginals.log_masses()) if groups else 0.0
+        log_tau, left_out = math.log(self.evaluation.tau), -math.inf
+        for node in sorted(groups, key=self.marginals.log_mass.__getitem__):
+            longer = np.logaddexp(left_out, self.marginals.log_mass[node])
+            if not longer <= log_tau + np.logaddexp(total, longer):
+                break
+            left_out = longer
+            del groups[node]
+        return sorted(node for nodes in groups.values() for node in nodes)
 
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
@@ -59,18 +95,74 @@ class ByteRow:
         missing = self.cache.missing(wanted)
         if not missing:
             return None
-        self.counts.num_forwards += 1
-        self.counts.num_nodes += len(missing)
-        return self.cache.add(missing)
+        guesses = self.cache.missing(self._guesses())
+        return self._forward(sorted({*missing, *guesses}), guesses)
 
-    def foresee(self, continuation: bytes) -> list[int]:
-        """Nodes that a given continuation will need, without slots yet."""
-        nodes = [] if self.is_over else self.tree.guess(continuation)
-        return [node for node in nodes if node not in self.cache]
+    def foresee(self, continuation: bytes) -> None:
+        """Prepare for bytes that are certain to come: `next_forward` computes what they need."""
+        guesses = [] if self.is_over else self.tree.guess(continuation)
+        self._foreseen = self.cache.missing(self._within_reach(guesses))
+
+    def next_forward(self) -> TreeForward | None:
+        """The next forward of what is foreseen, None when there is no more."""
+        nodes = self._foreseen[:NODES_PER_FORWARD]
+        self._foreseen = self._foreseen[NODES_PER_FORWARD:]
+        return self._forward(nodes, nodes) if nodes else None
+
+    def _forward(self, nodes: list[int], guesses: list[int]) -> TreeForward:
+        self._guessed.update(guesses)
+        self.counts.num_forwards += 1
+        self.counts.num_nodes += len(nodes)
+        self.counts.num_guesses += len(guesses)
+        return self.cache.add(nodes)
+
+    def _guesses(self) -> list[int]:
+        """Nodes that the likeliest tokens behind the heads would add."""
+        number, trie = self.evaluation.prefetch, self.tree.vocabulary.trie
+        found: list[tuple[float, bytes]] = []
+        for node, prefix in self.tree.heads if number else ():
+            law = self.marginals.laws.get(node)
+            if law is None:
+                continue
+            log_mass, known = (
+                self.marginals.log_mass[node],
+                len(self.tree.text) - self.tree.end[node],
+            )
+            for row in law.likeliest(prefix, number):
+                step = law.of_token(int(trie.tokens[row]))
+                found.append((log_mass + step, trie.texts[row][known:]))
+        likely = sorted(found, reverse=True)[:number]
+        guesses = [
+            node
+            for log_mass, text in likely
+            for node in self._worth(self.tree.guess(text), log_mass)
+        ]
+        return self._within_reach(guesses)
+
+    def _worth(self, guesses: list[int], log_mass: float) -> list[int]:
+        """Those that will not be left out for their small share of a text of at least this mass."""
+        if not self.evaluation.tau:
+            return guesses
+        limit, skipped = log_mass + math.log(self.evaluation.tau), set[int]()
+        for node in guesses:
+            parent = self.tree.parent[node]
+            law = self.marginals.laws.get(parent)
+            if law is None:
+                is_small = parent in skipped
+            else:
+                step = law.of_token(self.tree.token[node])
+                is_small = self.marginals.log_mass[parent] + step < limit
+            if is_small:
+                skipped.add(node)
+        return [node for node in guesses if node not in skipped]
+
+    def _within_reach(self, nodes: list[int]) -> list[int]:
+        return [node for node in nodes if self.cache.position(node) < self.reach]
 
     def add_law(self, node: int, law: NodeLaw) -> None:
         """Learn what follows a node."""
-        self.hidden.pop(node, None)
+        self.counts.num_hits += node in self._guessed
+        del self.hidden[node]
         self.marginals.add_law(node, law)
 
     def log_probs(self) -> Array:
@@ -83,10 +175,21 @@ class ByteRow:
             self.marginals.restart()
             masses = self.marginals.log_masses()
         total = log_sum(masses)
+        if self.evaluation.tau:
+            self._count_left_out(total)
         if self.is_over or total == -math.inf:
             masses.fill(-math.inf)
             return masses
         return masses - total
+
+    def _count_left_out(self, log_known: float) -> None:
+        log_mass = self.marginals.log_mass
+        left_out = log_sum(np.array([log_mass[node] for node in self.marginals.pending()]))
+        share = (
+            math.exp(left_out - np.logaddexp(log_known, left_out)) if left_out > -math.inf else 0.0
+        )
+        self.counts.total_variation = share
+        self.counts.max_total_variation = max(share, self.counts.max_total_variation)
 
     def seen(self, node: int) -> Tensor:
         """(V,) bool: the tokens of a node's path, start tokens included."""
@@ -105,4 +208,5 @@ class ByteRow:
         if self.cache.num_dead <= limit:
             return None
         self.hidden = {n: state for n, state in self.hidden.items() if self.tree.is_alive(n)}
+        self._guessed = set(filter(self.tree.is_alive, self._guessed))
         return self.cache.compact()

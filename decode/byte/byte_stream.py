@@ -11,7 +11,7 @@ from ..row_attention import RowAttention
 from ..row_stream import prompt_groups
 from ..stream import PromptLogits
 from .byte_evaluation import ByteCounts, ByteEvaluation
-from .byte_prompt import NODES_PER_FORWARD, BytePrompt
+from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from .node_law import node_laws
@@ -84,7 +84,7 @@ class ByteStream:
         for group in prompt_groups([len(prompt.trunk) for prompt in read]):
             self._read_together(read[group], rows[group])
         for prompt, row in zip(read, rows, strict=True):
-            self._rows[row] = prompt.row()
+            self._rows[row] = prompt.row(self._reach)
         return PromptLogits(
             self._logits(rows),
             [prompt.log_probs() for prompt in read],
@@ -145,16 +145,11 @@ class ByteStream:
 
     def _foresee(self, continuations: list[bytes]) -> None:
         """Compute what given continuations need, by row."""
-        nodes = {
-            row: self._row(row).foresee(text) for row, text in enumerate(continuations) if text
-        }
-        while nodes := {row: ahead for row, ahead in nodes.items() if ahead}:
-            forwards = {
-                row: self._row(row).forward(ahead[:NODES_PER_FORWARD])
-                for row, ahead in nodes.items()
-            }
+        rows = [row for row, text in enumerate(continuations) if text]
+        for row in rows:
+            self._row(row).foresee(continuations[row])
+        while any((forwards := {row: self._row(row).next_forward() for row in rows}).values()):
             self._compute(forwards)
-            nodes = {row: ahead[NODES_PER_FORWARD:] for row, ahead in nodes.items()}
 
     def _logits(self, rows: list[int]) -> Tensor:
         """(R, 257) after the texts of these rows."""

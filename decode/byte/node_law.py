@@ -71,6 +71,17 @@ class NodeLaw:
             logs = np.where(sums < SMALLEST_SUM, exact, logs)
         return logs
 
+    def likeliest(self, prefix: int, number: int) -> list[int]:
+        """Rows of the most likely tokens that start with a trie node's prefix and are longer."""
+        low = int(self.trie.low[prefix]) + int(self.trie.num_ends[prefix])
+        weights = self.weights[low : int(self.trie.high[prefix])]
+        if len(weights) > number:
+            places = np.argpartition(weights, len(weights) - number)[-number:]
+        else:
+            places = np.arange(len(weights))
+        likeliest: list[int] = (low + places[weights[places] > 0]).tolist()
+        return likeliest
+
     def _log_sum(self, low: int, high: int) -> float:
         total = float(self.weights[low:high].sum(dtype=np.float64))
         if total >= SMALLEST_SUM:

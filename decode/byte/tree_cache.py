@@ -51,6 +51,10 @@ class TreeCache:
         """Slots that no later forward attends to."""
         return sum(not self.tree.is_alive(node) for node in self._nodes[self.num_settled :])
 
+    def position(self, node: int) -> int:
+        """Number of tokens before the node's own, start tokens included."""
+        return self._num_start - 1 + self.tree.depth[node]
+
     def missing(self, nodes: Iterable[int]) -> list[int]:
         """Those of `nodes` and their ancestors that have no slot, parents first."""
         found: set[int] = set()
@@ -83,21 +87,20 @@ class TreeCache:
             if self.tree.parent[node] not in self._slot:
                 raise ValueError(f"node {node} is given before its parent")
             self._take_slot(node)
-        depths = [self._num_start + self.tree.depth[node] - 1 for node in nodes]
         mask = np.zeros((len(nodes), past + len(nodes)), np.bool_)
         for node, row in zip(nodes, mask, strict=True):
             self._attend(node, row)
         return TreeForward(
             nodes,
             np.array([self.tree.token[node] for node in nodes], np.int64),
-            np.array(depths, np.int64),
+            np.array([self.position(node) for node in nodes], np.int64),
             mask,
         )
 
     def slot_positions(self) -> NDArray[np.int64]:
         """(num_slots,) position of each slot's token."""
-        depths = [self.tree.depth[node] for node in self._nodes[self._num_start :]]
-        return np.array([*range(self._num_start), *(self._num_start - 1 + d for d in depths)])
+        nodes = self._nodes[self._num_start :]
+        return np.array([*range(self._num_start), *map(self.position, nodes)], np.int64)
 
     def compact(self, needed: Container[int] = ()) -> tuple[int, list[int]]:
         """Drop the slots of dead nodes but those `needed`.

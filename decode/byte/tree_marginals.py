@@ -60,6 +60,16 @@ class TreeMarginals:
                     found.add(node)
         return sorted(found)
 
+    def pending(self) -> dict[int, list[int]]:
+        """The same nodes by the one of known mass that they hang on, itself included."""
+        groups: dict[int, list[int]] = {}
+        for node in self.missing():
+            above = node
+            while above not in self.log_mass:
+                above = self.tree.parent[above]
+            groups.setdefault(above, []).append(node)
+        return groups
+
     def log_masses(self) -> Array:
         """log W(bx) for each next symbol x over the heads with a law: (257,) float64, nats."""
         masses = np.full(NUM_SYMBOLS, -math.inf)

@@ -175,3 +175,18 @@ def test_prompts_that_no_text_begins_with_and_too_long_ones_are_refused(tokenize
         stream.read([[ord("a"), 0xFF]], [0])
     with pytest.raises(ValueError, match=r"the prompt has 15\d\d tokens, the model has 1024"):
         stream.read([list(b"1!" * 777)], [0])
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_prefetching_changes_nothing_but_the_number_of_forwards(tokenizer, prefetch):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary)
+    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+    counts, fed = [], []
+    for number in (0, prefetch):
+        stream = stream_of(model, vocabulary, prefetch=number)
+        stream.read([prompt], [0])
+        fed.append(feed_byte_by_byte(stream, 0, text))
+        counts.append(stream.counts(0))
+    assert_same(fed[1], fed[0])
+    assert counts[0].num_guesses == 0 < counts[1].num_guesses
