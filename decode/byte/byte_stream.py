@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -71,6 +72,7 @@ class ByteStream:
         return self._row(row).counts
 
     @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts (byte values) into the given free rows.
 
@@ -92,6 +94,7 @@ class ByteStream:
         )
 
     @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
 
