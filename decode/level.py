@@ -44,6 +44,11 @@ class Level(Protocol):
         """Scales the default horizon, and brings prefix debts to the nats of a token."""
         ...
 
+    @property
+    def context_length(self) -> int | None:
+        """Most symbols of a text; None where the models have no limit or do not count symbols."""
+        ...
+
     def settings(self) -> dict[str, Any]:
         """Plain JSON values: with the pair, they make the same level again."""
         ...

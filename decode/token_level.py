@@ -40,6 +40,10 @@ class TokenLevel:
     def special_token_ids(self) -> Sequence[int]:
         return sorted(self.pair.tokenizer.all_special_ids)
 
+    @property
+    def context_length(self) -> int | None:
+        return self.pair.context_length
+
     def settings(self) -> dict[str, Any]:
         return {}
 
@@ -55,7 +59,7 @@ class TokenLevel:
         return max_new_tokens
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
-        limit = self.pair.context_length
+        limit = self.context_length
         if limit is None or len(prompt) + max_new_symbols <= limit:
             return ""
         return (

@@ -35,6 +35,7 @@ class ByteLevel:
     vocab_size = NUM_SYMBOLS
     symbols_per_token = BYTES_PER_TOKEN
     special_token_ids: Sequence[int] = ()
+    context_length: int | None = None
 
     def __init__(self, pair: ModelPair, byte_settings: ByteSettings) -> None:
         """Raises ValueError, in one line, for a tokenizer that cannot be read as bytes and for a
