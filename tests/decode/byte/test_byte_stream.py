@@ -1,6 +1,7 @@
 """The byte-level stream of a model against the definition, and its rows against each other."""
 
 import copy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ CONTINUATION = " I'll  go\n\u4e2d 12!"
 one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
 
 
+@cache
 def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
     return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
 
@@ -190,3 +192,67 @@ def test_prefetching_changes_nothing_but_the_number_of_forwards(tokenizer, prefe
         counts.append(stream.counts(0))
     assert_same(fed[1], fed[0])
     assert counts[0].num_guesses == 0 < counts[1].num_guesses
+
+
+def total_variation(first: Tensor, second: Tensor) -> Tensor:
+    return (first.exp() - second.exp()).abs().sum(-1) / 2
+
+
+@pytest.mark.parametrize("tau", [1e-3, 0.05, 0.3])
+def test_left_out_nodes_lose_no_more_than_the_logged_bound(tokenizer, tau):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary)
+    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+    exact, lazy = stream_of(model, vocabulary), stream_of(model, vocabulary, tau=tau, prefetch=2)
+    for stream in (exact, lazy):
+        stream.read([prompt], [0])
+    losses = []
+    for byte in text:
+        expected, actual = feed(exact, {0: [byte]})[0], feed(lazy, {0: [byte]})[0]
+        losses.append(float(total_variation(actual, expected)))
+        assert losses[-1] <= lazy.counts(0).total_variation + 1e-12
+        assert lazy.counts(0).total_variation <= tau
+    assert lazy.counts(0).max_total_variation >= max(losses) > 0
+
+
+@one_tokenizer
+def test_what_is_left_out_does_not_depend_on_what_was_computed_ahead(tokenizer):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary)
+    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+    fed = []
+    for prefetch in (0, 3):
+        stream = stream_of(model, vocabulary, tau=0.1, prefetch=prefetch)
+        stream.read([prompt, prompt], [0, 1])
+        fed += [feed_byte_by_byte(stream, 0, text), feed(stream, {1: text})[1]]
+    for logits in fed[1:]:
+        assert_same(logits, fed[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_bounds_on_prompt_scores_hold_and_cost_a_few_nodes(tokenizer, name):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary, name)
+    text = bytes_of(vocabulary, 3 * (PROMPT + CONTINUATION))
+    scores, nodes = {}, {}
+    for which in ("lower", "exact", "upper"):
+        stream = stream_of(model, vocabulary, prompt_scores=which)
+        read = stream.read([text], [0])
+        scores[which], nodes[which] = read.token_log_probs[0], stream.counts(0).num_nodes
+    assert (scores["lower"] <= scores["exact"] + 1e-12).all()
+    assert (scores["exact"] <= scores["upper"] + 1e-12).all()
+    assert (scores["upper"] <= 0).all()
+    assert nodes["lower"] == nodes["upper"] < 0.7 * nodes["exact"]
+    # The interval tells something: most bytes are known to a factor of two, though the model is
+    # untrained and gives much mass to tokens that the text does not use.
+    assert ((scores["upper"] - scores["lower"]).median()) < 0.7
+
+
+@one_tokenizer
+def test_without_prompt_scores_only_the_next_byte_is_computed(tokenizer):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary)
+    text = bytes_of(vocabulary, PROMPT)
+    exact, none = stream_of(model, vocabulary), stream_of(model, vocabulary, prompt_scores="none")
+    assert_same(none.read([text], [0]).logits, exact.read([text], [0]).logits)
+    assert none.read([text], [1]).token_log_probs[0].shape == (0,)
