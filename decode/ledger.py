@@ -68,6 +68,9 @@ class Ledger:
     finish_reason: str = ""
     safe_forwards: int = 0
     risky_forwards: int = 0
+    work: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By "safe" and "risky", at byte level: nodes computed, mean probability that masking took,
+    largest total variation that was left out."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -98,6 +101,7 @@ class Ledger:
             "num_steps": len(self.steps),
             "safe_forwards": self.safe_forwards,
             "risky_forwards": self.risky_forwards,
+            "work": self.work,
             "certified": self.certified,
             "finish_reason": self.finish_reason,
         }
@@ -120,6 +124,7 @@ class Ledger:
             finish_reason=footer["finish_reason"],
             safe_forwards=footer["safe_forwards"],
             risky_forwards=footer["risky_forwards"],
+            work=footer.get("work", {}),
         )
 
 

@@ -84,3 +84,8 @@ class Level(Protocol):
     ) -> Mapping[str, Stream]:
         """By "safe" and "risky": memories of `num_rows` rows of up to `max_length` symbols."""
         ...
+
+    def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
+        """By "safe" and "risky": what a row has cost, `num_forwards` among it; {} where each
+        symbol is a forward."""
+        ...

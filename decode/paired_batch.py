@@ -182,7 +182,8 @@ class PairedBatch:
     def _release(self, rows: list[int]) -> list[RequestState]:
         """Free the rows of requests that have ended; returns these."""
         finished = [(row, state) for row in rows if (state := self._state(row)).is_finished]
-        for row, _ in finished:
+        for row, state in finished:
+            state.work = self.level.work(self.streams, row)
             self._states[row] = None
             for stream in self.streams.values():
                 stream.free(row)

@@ -73,6 +73,8 @@ class RequestState:
     pieces: list[Piece] = field(default_factory=list)
     num_forwards: Counter[str] = field(default_factory=Counter)
     """By model: forwards that the request took part in."""
+    work: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By model, once finished: what they computed, where that is not a forward a symbol."""
     spent: float = 0.0
     finish_reason: str = ""
     error: str = ""

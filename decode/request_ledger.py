@@ -16,9 +16,15 @@ def request_ledger(
         steps=list(state.steps),
         certified=rule.is_certified and not sampling.is_greedy and not state.error,
         finish_reason=state.finish_reason,
-        safe_forwards=state.num_forwards["safe"],
-        risky_forwards=state.num_forwards["risky"],
+        safe_forwards=_num_forwards(state, "safe"),
+        risky_forwards=_num_forwards(state, "risky"),
+        work=state.work,
     )
+
+
+def _num_forwards(state: RequestState, name: str) -> int:
+    counted = state.work.get(name, {})
+    return int(counted.get("num_forwards", state.num_forwards[name]))
 
 
 def _header(

@@ -1,6 +1,6 @@
 """A pair with one tokenizer, decoded token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .level import LevelName
@@ -81,3 +81,6 @@ class TokenLevel:
     ) -> dict[str, Stream]:
         """Streams of raw logits: `warpers` does what `sampling` asks for."""
         return open_streams(self.pair, num_rows, max_length)
+
+    def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
+        return {}

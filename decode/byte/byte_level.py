@@ -1,7 +1,7 @@
 """A pair decoded byte by byte: what its models have in common when their tokenizers differ."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -123,6 +123,11 @@ class ByteLevel:
     ) -> dict[str, Stream]:
         """Streams whose logits are log-probabilities of symbols."""
         return {name: self._open_stream(name, num_rows, sampling) for name in self.pair.models}
+
+    def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
+        """Forwards, what they computed, and what `tau` and masking left out; see ByteCounts."""
+        own = {name: stream for name, stream in streams.items() if isinstance(stream, ByteStream)}
+        return {name: stream.counts(row).record() for name, stream in own.items()}
 
     def _open_stream(self, name: str, num_rows: int, sampling: SamplingConfig) -> ByteStream:
         vocabulary = self.vocabularies[name]
