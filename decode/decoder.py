@@ -7,6 +7,7 @@ from typing import Any, Literal
 from tqdm.auto import tqdm
 
 from .byte.byte_settings import ByteSettings
+from .byte.prompt_cache import PromptCache
 from .engine import Engine, EngineName
 from .generation import Generation
 from .level import LevelName
@@ -38,9 +39,12 @@ class Decoder:
         batch_size: int = 16,
         engine: EngineName = "auto",
         byte_settings: ByteSettings | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         """level: what is decoded and budgeted step by step; "auto" takes tokens for models with one
-        tokenizer and bytes, by `byte_settings`, for models with two.
+        tokenizer and bytes, by `byte_settings`, for models with two. prompt_cache: at byte level,
+        the prompts that another k or seed need not read again; PromptCache(0) keeps none, and one
+        may serve many decoders.
         engine: "eager" looks at every token on the host; "device" keeps steps on the device
         (Anchored rules, no top_k, top_p or min_p, see `device_refusal`), as a CUDA graph on CUDA;
         "auto" takes "device" on CUDA where it can run and agrees with "eager" on a few steps.
@@ -49,7 +53,7 @@ class Decoder:
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.pair, self.rule, self.batch_size = pair, rule, batch_size
-        self.level = choose_level(pair, level, byte_settings)
+        self.level = choose_level(pair, level, byte_settings, prompt_cache)
         self.engine = Engine(self.level, rule, engine)
 
     def generate(

@@ -4,25 +4,31 @@ from typing import Any, Literal
 
 from .byte.byte_level import ByteLevel
 from .byte.byte_settings import ByteSettings
+from .byte.prompt_cache import PromptCache
 from .level import Level, LevelName
 from .model_pair import ModelPair
 from .token_level import TokenLevel
 
 
 def choose_level(
-    pair: ModelPair, name: LevelName | Literal["auto"], settings: ByteSettings | None = None
+    pair: ModelPair,
+    name: LevelName | Literal["auto"],
+    settings: ByteSettings | None = None,
+    prompt_cache: PromptCache | None = None,
 ) -> Level:
     """The level of that name; "auto" takes tokens where both models have the same ones.
 
-    settings: of the byte level. Raises ValueError for another name, for a level at which the pair
-    cannot be decoded, and for settings that the level does not have.
+    settings, prompt_cache: of the byte level. Raises ValueError for another name, for a level at
+    which the pair cannot be decoded, and for settings that the level does not have.
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')
     if name == "byte" or (name == "auto" and pair.risky_tokenizer is not None):
-        return ByteLevel(pair, settings or ByteSettings())
-    if settings is not None:
-        raise ValueError('byte settings need level="byte": this pair decodes tokens')
+        return ByteLevel(pair, settings or ByteSettings(), prompt_cache)
+    if settings is not None or prompt_cache is not None:
+        raise ValueError(
+            'byte settings and a prompt cache need level="byte": this pair decodes tokens'
+        )
     return TokenLevel(pair)
 
 

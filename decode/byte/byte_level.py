@@ -18,6 +18,7 @@ from .byte_settings import ByteSettings
 from .byte_stream import ByteStream
 from .byte_text import ByteText
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .prompt_cache import PromptCache
 from .utf8 import cut_partial
 
 BYTES_PER_TOKEN = 4
@@ -37,11 +38,19 @@ class ByteLevel:
     special_token_ids: Sequence[int] = ()
     context_length: int | None = None
 
-    def __init__(self, pair: ModelPair, byte_settings: ByteSettings) -> None:
-        """Raises ValueError, in one line, for a tokenizer that cannot be read as bytes and for a
-        model whose rows cannot be masked one by one.
+    def __init__(
+        self,
+        pair: ModelPair,
+        byte_settings: ByteSettings,
+        prompt_cache: PromptCache | None = None,
+    ) -> None:
+        """prompt_cache: where prompts that were read are kept; one of its own unless given.
+
+        Raises ValueError, in one line, for a tokenizer that cannot be read as bytes and for a model
+        whose attention cannot be masked token by token.
         """
         self.pair, self.byte_settings = pair, byte_settings
+        self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
         self.stop_token_ids = [END_SYMBOL]
         self._attention = {name: _attention(pair, name) for name in pair.models}
         self.vocabularies = {name: _vocabulary(pair, name) for name in pair.models}
@@ -91,13 +100,15 @@ class ByteLevel:
         return max_new_bytes
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
-        """A new byte may be a token of its own, so as many tokens as bytes must fit."""
+        """By BYTES_PER_TOKEN; a request whose text has shorter tokens and outgrows a model fails
+        while it decodes.
+        """
         for name, limit in self.pair.context_lengths.items():
             num_tokens = self._num_tokens(prompt, name)
-            if num_tokens + max_new_symbols > limit:
+            if num_tokens + max_new_symbols / BYTES_PER_TOKEN > limit:
                 return (
                     f"the prompt has {num_tokens} tokens of the {name} model; with "
-                    f"{max_new_symbols} new bytes, which may be a token each, it exceeds that "
+                    f"{max_new_symbols} new bytes, {BYTES_PER_TOKEN} a token, it exceeds that "
                     f"model's context of {limit}"
                 )
         return ""
@@ -132,13 +143,18 @@ class ByteLevel:
     def _open_stream(self, name: str, num_rows: int, sampling: SamplingConfig) -> ByteStream:
         vocabulary = self.vocabularies[name]
         warps_tokens = self.byte_settings.warped == "token"
+        model = self.pair.models[name]
+        tokenizer = str(self._tokenizers[name])
+        evaluation = self.byte_settings.evaluation(name)
+        owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer, evaluation)
         return ByteStream(
-            self.pair.models[name],
+            model,
             self._attention[name],
             vocabulary,
             num_rows=num_rows,
             warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()) if warps_tokens else None,
-            evaluation=self.byte_settings.evaluation(name),
+            evaluation=evaluation,
+            prompts=self.prompt_cache.shelf(*owner),
         )
 
 

@@ -1,5 +1,6 @@
 """One text of a batch at byte level: its tree, what the model holds of it, and its next byte."""
 
+import copy
 import logging
 import math
 
@@ -49,6 +50,13 @@ class ByteRow:
         self._num_seen = 0
         self._seen = torch.zeros(tree.vocabulary.vocab_size, dtype=torch.bool)
         self._seen[list(tree.vocabulary.start_token_ids)] = True
+
+    def copy(self) -> "ByteRow":
+        """A row of its own that stands where this one does, without its work."""
+        vocabulary = self.tree.vocabulary
+        row = copy.deepcopy(self, {id(vocabulary): vocabulary})
+        row.counts = ByteCounts()
+        return row
 
     def append(self, byte: int) -> None:
         """Grow the text; a byte that cannot follow (the end, say) ends it."""

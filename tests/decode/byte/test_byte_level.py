@@ -11,7 +11,16 @@ from byte_reference import ReferenceStream
 from scipy.stats import chi2
 from tiny_models import TEXT, tiny_gpt2, tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored import (
+    Anchored,
+    Decoder,
+    Ledger,
+    ModelPair,
+    PromptCache,
+    RiskyOnly,
+    SafeOnly,
+    verify,
+)
 from anchored.decode.byte.byte_level import ByteLevel
 from anchored.decode.byte.byte_settings import ByteSettings
 from anchored.decode.byte.byte_vocabulary import END_SYMBOL
@@ -241,6 +250,14 @@ def test_a_row_with_nan_logits_fails_alone(pair):
     assert not fine.error and not last.error and len(fine.token_ids) == 4
 
 
+def test_a_text_that_outgrows_a_model_fails_alone(pair, caplog):
+    short = tiny_llama(1, max_position_embeddings=8)
+    tight = ModelPair(short, pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
+    (long, *_) = Decoder(tight, SafeOnly()).generate(["the keeper", "s"], max_new_bytes=12)
+    assert "the safe model's logits at step" in long.error and long.token_ids
+    assert "more than the model's 8 positions" in caplog.text
+
+
 def test_greedy_decoding_takes_the_likeliest_byte_and_certifies_nothing(pair, caplog):
     with caplog.at_level(logging.WARNING):
         (result,) = Decoder(pair, Anchored(k=0.5)).generate("s", max_new_bytes=6, temperature=0.0)
@@ -264,6 +281,27 @@ def test_other_families_decode_bytes_too(pair):
     gpt2 = ModelPair(tiny_gpt2(1), pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
     (result,) = Decoder(gpt2, Anchored(k=0.5)).generate("salt", max_new_bytes=12)
     assert verify(result.ledger, gpt2).is_ok
+
+
+def test_a_kept_prompt_gives_the_same_text_at_any_k_and_seed(pair):
+    off = PromptCache(0)
+    cache = PromptCache(6)
+    requests = {"k": [0.2, 0.9, 0.9], "seed": [1, 2, 2], "max_new_bytes": 10}
+    for rule in (Anchored(k=9.0), Anchored(k=9.0, divergence="max"), SafeOnly()):
+        for temperature in (0.7, 1.3):
+            expected, actual = (
+                Decoder(pair, rule, prompt_cache=prompts).generate(
+                    [PROMPTS[0]] * 3, temperature=temperature, **requests
+                )
+                for prompts in (off, cache)
+            )
+            assert [result.token_ids for result in actual] == [r.token_ids for r in expected]
+            for one, other in zip(actual, expected, strict=True):
+                assert one.ledger.header.debt == pytest.approx(other.ledger.header.debt, abs=1e-9)
+    assert len(off) == 0 and len(cache) == 2
+    assert actual[0].ledger.safe_forwards < expected[0].ledger.safe_forwards
+    Decoder(pair, SafeOnly(), prompt_cache=cache).generate(PROMPTS, max_new_bytes=1)
+    assert len(cache) == 6
 
 
 def test_ledgers_tell_what_was_computed_and_what_masking_took(pair):
@@ -336,7 +374,7 @@ def token_law(stream: ReferenceStream, prompt: bytes, number: int) -> dict[bytes
 )
 def test_bad_prompts_are_refused_in_one_line(pair, prompt, message):
     with pytest.raises(ValueError, match=message):
-        Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_bytes=80)
+        Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_bytes=200)
 
 
 def test_what_a_level_cannot_do_is_refused_in_one_line(pair):
@@ -349,7 +387,7 @@ def test_what_a_level_cannot_do_is_refused_in_one_line(pair):
         Decoder(one, Anchored(k=1.0)).generate("salt", max_new_bytes=5)
     with pytest.raises(ValueError, match="max_new_bytes must be >= 1, got 0"):
         Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_bytes=0)
-    with pytest.raises(ValueError, match='byte settings need level="byte"'):
+    with pytest.raises(ValueError, match='a prompt cache need level="byte"'):
         Decoder(one, Anchored(k=1.0), byte_settings=ByteSettings())
     with pytest.raises(ValueError, match="mode must be one of masked, raw, got 'all'"):
         ByteSettings(mode="all")
