@@ -26,10 +26,9 @@ class Excerpt:
             [token_bytes(tokenizer.convert_ids_to_tokens(id)) for id in ids if id not in special]
             for ids in (self.prompt_token_ids, self.token_ids)
         )
+        text = b"".join(target)
         return Excerpt(
-            prompt_token_ids=list(b"".join(prompt)),
-            token_ids=list(b"".join(target)),
-            num_bytes=self.num_bytes,
+            prompt_token_ids=list(b"".join(prompt)), token_ids=list(text), num_bytes=len(text)
         )
 
 
