@@ -16,9 +16,7 @@ from anchored.tools.quickstart.tokenizer_training import LLAMA3_SPLIT
 
 END = "<|endoftext|>"
 # The rule of GPT-2's encoder: contractions, words with a space before, digits, the rest.
-GPT2_SPLIT = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 AREAS = ("decode", "kernels", "pretrain", "eval", "tools")
 SUFFIXES = (".py", ".txt", ".md")
 HELD_OUT_EVERY = 10
