@@ -20,7 +20,7 @@ GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 AREAS = ("decode", "kernels", "pretrain", "eval", "tools")
 SUFFIXES = (".py", ".txt", ".md")
 HELD_OUT_EVERY = 10
-BATCH_SIZE, SEQ_LEN = 8, 128
+BATCH_SIZE, SEQ_LEN = 4, 128
 LEARNING_RATE = 2e-3
 
 
@@ -44,7 +44,7 @@ class BytePair:
 def trained_pair(
     *, vocab_sizes: tuple[int, int], train_steps: int, context_length: int, seed: int = 0
 ) -> BytePair:
-    """Train both models for `train_steps` steps of 1,024 tokens on one thread's arithmetic."""
+    """Train both models for `train_steps` steps of 512 tokens."""
     files = sorted(_text_files())
     train = [path.read_text() for place, path in enumerate(files) if place % HELD_OUT_EVERY]
     held_out = "\n".join(path.read_text() for path in files[::HELD_OUT_EVERY])

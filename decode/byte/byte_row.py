@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 NODES_PER_FORWARD = 512
 """Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
 
+LEAST_SHARE = 0.1
+"""Continuations less likely than this are not computed ahead: about what their nodes cost."""
+
 MAX_DEAD_SLOTS = 64
 """Slots of dead nodes that are tolerated, and a quarter of all."""
 
@@ -126,26 +129,28 @@ class ByteRow:
 
     def _guesses(self) -> list[int]:
         """Nodes that the likeliest tokens behind the heads would add."""
+        guesses: list[int] = []
+        for log_mass, continuation in self._likely_continuations():
+            guesses += self._worth(self.tree.guess(continuation), log_mass)
+        return self._within_reach(guesses)
+
+    def _likely_continuations(self) -> list[tuple[float, bytes]]:
+        """Log mass and bytes of what is likely to come, the likeliest first."""
         number, trie = self.evaluation.prefetch, self.tree.vocabulary.trie
         found: list[tuple[float, bytes]] = []
+        totals = [-math.inf]
         for node, prefix in self.tree.heads if number else ():
             law = self.marginals.laws.get(node)
             if law is None:
                 continue
-            log_mass, known = (
-                self.marginals.log_mass[node],
-                len(self.tree.text) - self.tree.end[node],
-            )
+            log_mass = self.marginals.log_mass[node]
+            totals.append(log_mass + law.log_beyond(prefix))
+            num_known = len(self.tree.text) - self.tree.end[node]
             for row in law.likeliest(prefix, number):
                 step = law.of_token(int(trie.tokens[row]))
-                found.append((log_mass + step, trie.texts[row][known:]))
-        likely = sorted(found, reverse=True)[:number]
-        guesses = [
-            node
-            for log_mass, text in likely
-            for node in self._worth(self.tree.guess(text), log_mass)
-        ]
-        return self._within_reach(guesses)
+                found.append((log_mass + step, trie.texts[row][num_known:]))
+        least = log_sum(np.array(totals)) + math.log(LEAST_SHARE)
+        return sorted((guess for guess in found if guess[0] >= least), reverse=True)[:number]
 
     def _worth(self, guesses: list[int], log_mass: float) -> list[int]:
         """Those that will not be left out for their small share of a text of at least this mass."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,9 +20,9 @@ from .viability import Standing
 Mode = Literal["masked", "raw"]
 """masked: only tokens that keep the sequence viable. raw: all that keep the text UTF-8."""
 
-SMALLEST_SUM = 1e-25
-"""Sums below this share of the largest probability are taken again from their own maximum: a
-float32 probability below 1e-38 would be lost."""
+NUM_TINY = 1e4
+"""Weights below so many times the smallest normal number are too small for sums: those are then
+taken on the scale of their own maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,16 @@ class NodeLaw:
     """Log-probabilities, in nats, that together with the end sum to one (all -inf: a dead end).
 
     logits: (V,) by token. allowed: (V,) bool by row of the trie. weights: (V,) by row,
-    exp(logit - top), 0 where not allowed. log_total: log of the mass kept, on the scale of the
-    logits. log_end: of ending the text, -inf where it may not. log_kept: share of the model's own
-    mass that was kept, 0.0 if all of it.
+    exp(logit - top), 0 where not allowed; `is_wide` says that some allowed ones are too small for
+    sums. log_total: log of the mass kept, on the scale of the logits. log_end: of ending the text,
+    -inf where it may not. log_kept: share of the model's own mass that was kept, 0.0 if all of it.
     """
 
     trie: ByteTrie
     logits: NDArray[np.floating]
     allowed: NDArray[np.bool_]
     weights: NDArray[np.floating]
+    is_wide: bool
     top: float
     log_total: float
     log_end: float
@@ -60,16 +61,26 @@ class NodeLaw:
 
     def log_children(self, prefix: int) -> Array:
         """The same by next byte: one entry for each child of the trie node, float64."""
-        low = int(self.trie.low[prefix]) + int(self.trie.num_ends[prefix])
-        high = int(self.trie.high[prefix])
-        starts = self.trie.low[self.trie.children(prefix)].astype(np.int64) - low
-        sums = np.add.reduceat(self.weights[low:high], starts, dtype=np.float64)
+        if self.is_wide:
+            low, high, starts = self._children(prefix)
+            return segment_log_sums(self._scores(low, high), starts) - self.log_total
         with np.errstate(divide="ignore"):
-            logs: Array = np.log(sums) + (self.top - self.log_total)
-        if sums.min() < SMALLEST_SUM:
-            exact = segment_log_sums(self._scores(low, high), starts) - self.log_total
-            logs = np.where(sums < SMALLEST_SUM, exact, logs)
+            logs: Array = np.log(self.children(prefix))
         return logs
+
+    def children(self, prefix: int) -> Array:
+        """Probabilities by next byte, as `log_children`."""
+        if self.is_wide:
+            return np.exp(self.log_children(prefix))
+        low, high, starts = self._children(prefix)
+        sums: Array = np.add.reduceat(self.weights[low:high], starts, dtype=np.float64)
+        sums *= math.exp(self.top - self.log_total)
+        return sums
+
+    def _children(self, prefix: int) -> tuple[int, int, NDArray[np.int64]]:
+        low = int(self.trie.low[prefix]) + int(self.trie.num_ends[prefix])
+        starts = self.trie.low[self.trie.children(prefix)] - np.int64(low)
+        return low, int(self.trie.high[prefix]), starts
 
     def likeliest(self, prefix: int, number: int) -> list[int]:
         """Rows of the most likely tokens that start with a trie node's prefix and are longer."""
@@ -83,10 +94,10 @@ class NodeLaw:
         return likeliest
 
     def _log_sum(self, low: int, high: int) -> float:
-        total = float(self.weights[low:high].sum(dtype=np.float64))
-        if total >= SMALLEST_SUM:
-            return math.log(total) + self.top - self.log_total
-        return log_sum(self._scores(low, high)) - self.log_total
+        if self.is_wide:
+            return log_sum(self._scores(low, high)) - self.log_total
+        total = float(np.add.reduce(self.weights[low:high], dtype=np.float64))
+        return math.log(total) + self.top - self.log_total if total else -math.inf
 
     def _scores(self, low: int, high: int) -> Array:
         scores = self.logits[self.trie.tokens[low:high]]
@@ -115,7 +126,8 @@ def node_laws(
     own = every.sum(-1, dtype=torch.float64).log() + shift[:, 0]
     rows = every.index_select(-1, vocabulary.rows_on(logits.device))
     weights = rows.cpu().numpy() * allowed
-    columns = (scores.cpu().numpy(), allowed, weights, shift[:, 0].tolist(), own.tolist())
+    is_tiny = allowed & (weights < NUM_TINY * torch.finfo(scores.dtype).tiny)
+    columns = (scores.cpu().numpy(), allowed, weights, is_tiny, shift[:, 0].tolist(), own.tolist())
     return [
         _node_law(vocabulary, standing, *row)
         for standing, *row in zip(standings, *columns, strict=True)
@@ -146,15 +158,18 @@ def _node_law(
     logits: NDArray[np.floating],
     allowed: NDArray[np.bool_],
     weights: NDArray[np.floating],
+    is_tiny: NDArray[np.bool_],
     top: float,
     log_own: float,
 ) -> NodeLaw:
-    may_end = vocabulary.viability.may_end(standing)
-    stops = logits[vocabulary.stop_token_ids].astype(np.float64)
-    log_end = log_sum(stops) if may_end else -math.inf
+    trie = vocabulary.trie
+    # A banned token is not small, it is absent.
+    is_wide = bool(is_tiny.any()) and bool((logits[trie.tokens[is_tiny]] > -math.inf).any())
+    log_end = -math.inf
+    if vocabulary.viability.may_end(standing):
+        log_end = log_sum(logits[vocabulary.stop_token_ids].astype(np.float64))
     # The law itself sums its rows, on the scale of the logits as long as its total is 0.
-    law = NodeLaw(vocabulary.trie, logits, allowed, weights, top, 0.0, log_end, 0.0)
+    law = NodeLaw(trie, logits, allowed, weights, is_wide, top, 0.0, log_end, 0.0)
     log_total = float(np.logaddexp(law._log_sum(0, len(weights)), log_end))
-    kept = log_total - log_own
     shift = 0.0 if log_total == -math.inf else log_total
-    return NodeLaw(vocabulary.trie, logits, allowed, weights, top, shift, log_end - shift, kept)
+    return replace(law, log_total=shift, log_end=log_end - shift, log_kept=log_total - log_own)

@@ -3,12 +3,16 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .byte_trie import ROOT
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
 from .log_sums import Array, log_sum
 from .node_law import NodeLaw
-from .token_tree import ROOT_NODE, TokenTree
+from .token_tree import ROOT_NODE, Head, TokenTree
+
+LARGEST_SPREAD = 500.0
+"""Nats between the masses of heads up to which they are summed on one scale."""
 
 
 class TreeMarginals:
@@ -72,17 +76,39 @@ class TreeMarginals:
 
     def log_masses(self) -> Array:
         """log W(bx) for each next symbol x over the heads with a law: (257,) float64, nats."""
+        heads = [head for head in self.tree.heads if self._counts(head.node)]
+        shift = max((self.log_mass[head.node] for head in heads), default=-math.inf)
+        if shift == -math.inf:
+            return np.full(NUM_SYMBOLS, -math.inf)
+        lowest = min(self.log_mass[head.node] for head in heads)
+        if lowest < shift - LARGEST_SPREAD or any(self.laws[head.node].is_wide for head in heads):
+            return self._wide_log_masses(heads)
+        masses = np.zeros(NUM_SYMBOLS)
+        for node, prefix in heads:
+            law, mass = self.laws[node], math.exp(self.log_mass[node] - shift)
+            masses[self._symbols(prefix)] += mass * law.children(prefix)
+            if prefix == ROOT:
+                masses[END_SYMBOL] += mass * math.exp(law.log_end)
+        with np.errstate(divide="ignore"):
+            logs: Array = np.log(masses) + shift
+        return logs
+
+    def _wide_log_masses(self, heads: list[Head]) -> Array:
+        """The same where sums on one scale could lose small terms."""
         masses = np.full(NUM_SYMBOLS, -math.inf)
-        trie = self.tree.vocabulary.trie
-        for node, prefix in self.tree.heads:
-            if node not in self.laws:
-                continue
-            law, log_mass = self.laws[node], self.log_mass[node]
-            symbols = trie.byte[trie.children(prefix)]
+        for node, prefix in heads:
+            law, log_mass, symbols = self.laws[node], self.log_mass[node], self._symbols(prefix)
             masses[symbols] = np.logaddexp(masses[symbols], log_mass + law.log_children(prefix))
             if prefix == ROOT:
                 masses[END_SYMBOL] = np.logaddexp(masses[END_SYMBOL], log_mass + law.log_end)
         return masses
+
+    def _counts(self, node: int) -> bool:
+        return node in self.laws and self.log_mass[node] != -math.inf
+
+    def _symbols(self, prefix: int) -> NDArray[np.uint8]:
+        trie = self.tree.vocabulary.trie
+        return trie.byte[trie.children(prefix)]
 
     def log_probs(self) -> Array:
         """log q(x | b) over the 257 symbols: float64, normalised to within 1e-12.
