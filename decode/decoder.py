@@ -21,6 +21,7 @@ from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 from .schedule import decode_all
 from .score import Score, refused_score, score_batch
+from .speculation import Speculate
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Decoder:
         engine: EngineName = "auto",
         byte_settings: ByteSettings | None = None,
         prompt_cache: PromptCache | None = None,
+        speculate: Speculate = "off",
     ) -> None:
         """level: what is decoded and budgeted step by step; "auto" takes tokens for models with one
         tokenizer and bytes, by `byte_settings`, for models with two. prompt_cache: at byte level,
@@ -48,13 +50,16 @@ class Decoder:
         engine: "eager" looks at every token on the host; "device" keeps steps on the device
         (Anchored rules, no top_k, top_p or min_p, see `device_refusal`), as a CUDA graph on CUDA;
         "auto" takes "device" on CUDA where it can run and agrees with "eager" on a few steps.
-        Raises ValueError for bad values, or for "device" where it cannot run.
+        speculate: tokens that the safe model drafts before one risky forward verifies them, "auto"
+        for as many as it is worth by what drafts and forwards have cost so far, "off" for none.
+        The tokens for a seed are those of "off", up to the models' own numerics.
+        Raises ValueError for bad values, or for "device" or a draft where they cannot run.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.pair, self.rule, self.batch_size = pair, rule, batch_size
         self.level = choose_level(pair, level, byte_settings, prompt_cache)
-        self.engine = Engine(self.level, rule, engine)
+        self.engine = Engine(self.level, rule, engine, speculate)
 
     def generate(
         self,

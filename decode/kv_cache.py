@@ -112,11 +112,15 @@ class RowCache(Cache):
             layer.restore(row, keys, values)
         self.lengths[row] = states[0][0].shape[1]
 
+    def erase_rest(self, row: int) -> None:
+        """Zero the columns of a row that do not count; for NaN, which spreads though masked."""
+        for layer in self._layers:
+            layer.clear(row, int(self.lengths[row]))
+
     def free(self, row: int) -> None:
         """Empty a row, so that another request can have it."""
         self.lengths[row] = 0
-        for layer in self._layers:
-            layer.clear(row)
+        self.erase_rest(row)
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -171,11 +175,11 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._grow(length)
         self.keys[row, :, :length], self.values[row, :, :length] = keys, values
 
-    def clear(self, row: int) -> None:
-        """Zero one row."""
+    def clear(self, row: int, start: int) -> None:
+        """Zero one row from a column on."""
         if self.is_initialized:
-            self.keys[row].zero_()
-            self.values[row].zero_()
+            self.keys[row, :, start:].zero_()
+            self.values[row, :, start:].zero_()
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(columns, first column) that a mask made by the model itself covers: level rows only."""

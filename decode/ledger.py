@@ -71,6 +71,12 @@ class Ledger:
     work: dict[str, dict[str, float]] = field(default_factory=dict)
     """By "safe" and "risky", at byte level: nodes computed, mean probability that masking took,
     largest total variation that was left out."""
+    skipped_risky: int = 0
+    """Tokens that were drawn before the risky model had run for them, as nothing could be spent."""
+    drafted: int = 0
+    """Tokens that the safe model guessed before the risky one ran, in speculative decoding."""
+    accepted: int = 0
+    """Those of them that were drawn."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -102,6 +108,9 @@ class Ledger:
             "safe_forwards": self.safe_forwards,
             "risky_forwards": self.risky_forwards,
             "work": self.work,
+            "skipped_risky": self.skipped_risky,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
             "certified": self.certified,
             "finish_reason": self.finish_reason,
         }
@@ -125,6 +134,9 @@ class Ledger:
             safe_forwards=footer["safe_forwards"],
             risky_forwards=footer["risky_forwards"],
             work=footer.get("work", {}),
+            skipped_risky=footer.get("skipped_risky", 0),
+            drafted=footer.get("drafted", 0),
+            accepted=footer.get("accepted", 0),
         )
 
 

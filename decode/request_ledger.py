@@ -19,6 +19,9 @@ def request_ledger(
         safe_forwards=_num_forwards(state, "safe"),
         risky_forwards=_num_forwards(state, "risky"),
         work=state.work,
+        skipped_risky=state.num_skipped,
+        drafted=state.num_drafted,
+        accepted=state.num_accepted,
     )
 
 

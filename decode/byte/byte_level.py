@@ -75,13 +75,15 @@ class ByteLevel:
         symbols = self._symbols(prompt)
         if not symbols:
             raise ValueError("the prompt is empty: give at least one character or one byte")
-        _check_bytes(symbols)
+        _check_range(symbols)
+        if cut_partial(bytes(symbols)) is None:
+            raise ValueError("the bytes are not the beginning of a UTF-8 text")
         return symbols
 
     def encode_continuation(self, text: str | list[int]) -> list[int]:
-        """The same; given bytes may end with the end symbol."""
+        """The same; given bytes may begin inside a character and end with the end symbol."""
         symbols = self._symbols(text)
-        _check_bytes(symbols[:-1] if symbols[-1:] == self.stop_token_ids else symbols)
+        _check_range(symbols[:-1] if symbols[-1:] == self.stop_token_ids else symbols)
         return symbols
 
     def _symbols(self, text: str | list[int]) -> list[int]:
@@ -178,8 +180,6 @@ def _sha256(tokenizer: PreTrainedTokenizerFast) -> str:
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
-def _check_bytes(symbols: list[int]) -> None:
+def _check_range(symbols: list[int]) -> None:
     if wrong := [symbol for symbol in symbols if not 0 <= symbol < END_SYMBOL]:
         raise ValueError(f"bytes must be in [0, {END_SYMBOL}), got {wrong[0]}")
-    if cut_partial(bytes(symbols)) is None:
-        raise ValueError("the bytes are not the beginning of a UTF-8 text")

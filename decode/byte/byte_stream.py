@@ -115,6 +115,15 @@ class ByteStream:
                 logits[rows, place] = self._logits(rows).cpu()
         return logits.to(self.model.device)
 
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (R, 257) after the last of each row's new bytes; see Stream."""
+        counts = torch.tensor([len(new) for new in tokens])
+        token_ids = torch.zeros(len(self._rows), int(counts.max()), dtype=torch.long)
+        mask = torch.zeros_like(token_ids)
+        for row, new in zip(rows, tokens, strict=True):
+            token_ids[row, : len(new)], mask[row, : len(new)] = torch.tensor(new), 1
+        return self.feed(token_ids, mask)[rows, counts - 1]
+
     @torch.inference_mode()
     def free(self, row: int) -> None:
         """Empty a row for the next request."""

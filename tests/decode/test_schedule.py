@@ -80,7 +80,7 @@ def test_the_batch_stays_full_while_requests_wait(ending_pair):
     ]
     batch = PairedBatch(
         TokenLevel(ending_pair),
-        Anchored(k=1.0),
+        Anchored(k=1.0, debt="none"),
         SamplingConfig(temperature=1.0),
         num_rows=4,
         max_length=128,
