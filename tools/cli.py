@@ -43,6 +43,9 @@ COMMANDS = {
         "bench_tokenize", "BenchTokenizeConfig", "token shards beside the bare tokenizer"
     ),
     "bench loader": Command("bench_loader", "BenchLoaderConfig", "batches beside a plain copy"),
+    "bench pretrain": Command(
+        "bench_pretrain", "BenchPretrainConfig", "training, and what each lever of it is worth"
+    ),
     "bench flops": Command("bench_flops", "BenchFlopsConfig", "the cost model beside the clock"),
 }
 USAGE_STATUS = 2
