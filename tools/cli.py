@@ -37,6 +37,9 @@ COMMANDS = {
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
     "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),
+    "bench speculate": Command(
+        "bench_speculate", "BenchSpeculateConfig", "speculative against plain decoding"
+    ),
     "bench flops": Command("bench_flops", "BenchFlopsConfig", "the cost model beside the clock"),
 }
 USAGE_STATUS = 2
