@@ -16,7 +16,7 @@ from anchored.decode.speculation import Speculate
 from anchored.kernels.sampler import inverse_cdf
 from anchored.tools.acceptance import measured_acceptance
 from anchored.tools.bench_decode import random_prompts, timed
-from anchored.tools.pair_options import load_pair
+from anchored.tools.model_options import ModelOptions
 from anchored.tools.quickstart.generation import prompts as quickstart_prompts
 from anchored.tools.quickstart.preset import load_preset
 from anchored.tools.random_pair import random_pair
@@ -244,7 +244,10 @@ def _risky_alone(
 
 def _pair(config: BenchSpeculateConfig) -> ModelPair:
     if config.safe is not None and config.risky is not None:
-        return load_pair(config.safe, config.risky, dtype=config.dtype, device=config.device)
+        options = ModelOptions(
+            safe=config.safe, risky=config.risky, dtype=config.dtype, device=config.device
+        )
+        return options.pair()
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     return random_pair("tiny", "small", vocab_size=RANDOM_VOCAB, dtype=dtype, device=config.device)
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "verify": Command("verify", "VerifyConfig", "replay a ledger against its models"),
     "tokenize": Command("tokenize", "TokenizeConfig", "text to token shards, resumable"),
     "plan": Command("plan", "PlanConfig", "what training reads: epochs, days, documents of a step"),
+    "dry-run": Command("dry_run", "DryRunConfig", "a training run's model, memory and time"),
     "export": Command("export", "ExportConfig", "a training checkpoint as a Hugging Face folder"),
     "gpu-check": Command("gpu_check", "", "correctness and speed on this machine's GPU"),
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
@@ -40,6 +41,10 @@ COMMANDS = {
     "bench speculate": Command(
         "bench_speculate", "BenchSpeculateConfig", "speculative against plain decoding"
     ),
+    "bench tokenize": Command(
+        "bench_tokenize", "BenchTokenizeConfig", "token shards beside the bare tokenizer"
+    ),
+    "bench loader": Command("bench_loader", "BenchLoaderConfig", "batches beside a plain copy"),
     "bench flops": Command("bench_flops", "BenchFlopsConfig", "the cost model beside the clock"),
 }
 USAGE_STATUS = 2

@@ -6,6 +6,7 @@ from typing import Literal
 from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
 from anchored.decode.engine import EngineName
 from anchored.decode.rules.rule import Rule
+from anchored.decode.speculation import Speculate
 
 from .model_options import ModelOptions
 
@@ -49,8 +50,10 @@ class PairOptions(ModelOptions):
     rule: RuleOptions = field(default_factory=RuleOptions)
     engine: EngineName = "auto"
     """eager looks at every token on the host; device keeps steps there; auto chooses."""
+    speculate: Speculate = "off"
+    """Tokens that the safe model drafts before one risky forward verifies them; auto chooses."""
 
     def decoder(self) -> Decoder:
         """A decoder; the rule is checked before the models are loaded."""
         rule = self.rule.make()
-        return Decoder(self.pair(), rule, engine=self.engine)
+        return Decoder(self.pair(), rule, engine=self.engine, speculate=self.speculate)

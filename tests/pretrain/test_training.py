@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -149,6 +150,34 @@ def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path, n
     assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
     norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
     assert norms[0] == pytest.approx(norms[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_mask_between_documents_is_trained_and_measured_with(write_config, corpus, tmp_path):
+    settings = {"data": {"mask_documents": True}, "loss": {"chunk_tokens": 24}}
+    launch(write_config(tmp_path / "run", heldout=HELDOUT, **settings), num_processes=2)
+    checkpoint = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
+    export_checkpoint(checkpoint, corpus.tokenizer_folder, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for name, loss in curve(tmp_path / "run", "heldout.jsonl")[-1]["losses"].items():
+        shards = TokenShards.open(corpus.source(name))
+        tokens = torch.from_numpy(shards.tokens(0, 5 * 32 + 1).astype("int64"))
+        expected = [
+            document_losses(model, row, shards.manifest.bos_id) for row in tokens.unfold(0, 33, 32)
+        ]
+        assert loss == pytest.approx(torch.cat(expected).mean().item(), abs=1e-4)
+
+
+def document_losses(model, row, bos_id):
+    """The loss of each label of a sequence, its documents given to the model one by one."""
+    starts = [0, *(place for place in range(1, 32) if row[place] == bos_id), 32]
+    losses = []
+    for first, last in pairwise(starts):
+        with torch.no_grad():
+            logits = model(row[None, first:last]).logits[0]
+        labels = row[first + 1 : last + 1]
+        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+    return torch.cat(losses)
 
 
 @pytest.mark.slow
