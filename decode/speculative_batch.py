@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..kernels.sampler import inverse_cdf
 from .agreement import agreed
 from .draft_length import DraftLength, RoundTimes
 from .model_pair import ModelPair
@@ -15,7 +16,6 @@ from .paired_batch import PairedBatch
 from .request import RequestState
 from .row_stream import RowStream
 from .rules.rule import Rule, StepInputs
-from .rules.safe_only import SafeOnly
 from .sampling_config import SamplingConfig
 
 # A rows of the batch that take part, V vocabulary.
@@ -153,7 +153,13 @@ class SpeculativeBatch(PairedBatch):
 
     def _guessed(self, inputs: StepInputs) -> Tensor:
         """(A,) the safe model's own draws by u1; -1 where its logits are no distribution."""
-        return agreed(self._chosen(SafeOnly().next_token(inputs)), self.pair.num_processes)
+        safe = inputs.warp(inputs.safe_logits).double()
+        best, token_ids = safe.max(-1)
+        is_valid = best.isfinite()
+        if inputs.uniform is not None:
+            probs = safe[is_valid].softmax(-1)
+            token_ids[is_valid] = inverse_cdf(probs, inputs.uniform[is_valid, 0])
+        return agreed(token_ids.masked_fill(~is_valid, -1), self.pair.num_processes)
 
     def _verify(self, rows: list[int]) -> int:
         """Decide drafted positions after one risky forward; returns how many tokens it read."""
