@@ -234,7 +234,10 @@ def _speed(
 def _generate(
     config: BenchSpeculateConfig, decoder: Decoder, prompts: list[str | list[int]]
 ) -> tuple[int, int]:
-    results: list[Generation] = decoder.generate(prompts, max_new_tokens=config.new_tokens)
+    seeds = list(range(len(prompts)))
+    results: list[Generation] = decoder.generate(
+        prompts, max_new_tokens=config.new_tokens, seed=seeds
+    )
     forwards = sum(result.ledger.risky_forwards - 1 for result in results)
     return sum(len(result.token_ids) for result in results), forwards
 
