@@ -118,6 +118,7 @@ class ScriptedBatch(SpeculativeBatch):
         for row, (state, request) in enumerate(zip(states, begun, strict=True)):
             request.steps.extend(_step(place, token) for place, token in enumerate(state.prefix))
             request.spent = state.spent
+            self._seen[row, list(state.prefix)] = True
             for token in state.prefix[:-1]:
                 for backlog in self._backlogs.values():
                     backlog.add(row, token)
