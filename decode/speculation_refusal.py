@@ -59,12 +59,8 @@ def _scales_by_tensor(settings: object) -> bool:
     """Whether any part of the settings asks for per-tensor dynamic scales of activations."""
     if isinstance(settings, dict):
         scales = settings.get("input_activations") or settings.get("activation")
-        if (
-            isinstance(scales, dict)
-            and scales.get("dynamic")
-            and scales.get("strategy") == "tensor"
-        ):
-            return True
+        if isinstance(scales, dict) and scales.get("dynamic"):
+            return bool(scales.get("strategy") == "tensor")
         return any(_scales_by_tensor(value) for value in settings.values())
     return "PerTensor" in type(settings).__name__ or "PerTensor" in str(settings)
 

@@ -8,6 +8,7 @@ from anchored.decode.byte.byte_settings import ByteSettings
 from anchored.decode.engine import EngineName
 from anchored.decode.level import LevelName
 from anchored.decode.rules.rule import Rule
+from anchored.decode.speculation import Speculate
 
 from .model_options import ModelOptions
 
@@ -55,6 +56,8 @@ class PairOptions(ModelOptions):
     """Of the byte level."""
     engine: EngineName = "auto"
     """eager looks at every token on the host; device keeps steps there; auto chooses."""
+    speculate: Speculate = "off"
+    """Tokens that the safe model drafts before one risky forward verifies them; auto chooses."""
 
     def decoder(self) -> Decoder:
         """A decoder; the rule is checked before the models are loaded."""
@@ -64,5 +67,6 @@ class PairOptions(ModelOptions):
             rule,
             level=self.level,
             engine=self.engine,
+            speculate=self.speculate,
             byte_settings=None if self.byte == ByteSettings() else self.byte,
         )
