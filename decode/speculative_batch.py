@@ -11,7 +11,7 @@ from torch import Tensor
 from ..kernels.sampler import inverse_cdf
 from .agreement import agreed
 from .draft_length import DraftLength, RoundTimes
-from .model_pair import ModelPair
+from .level import Level
 from .paired_batch import PairedBatch
 from .request import RequestState
 from .row_stream import RowStream
@@ -44,11 +44,11 @@ class SpeculativeBatch(PairedBatch):
     with the uniforms fixed beforehand.
     """
 
-    streams: dict[str, RowStream]  # type: ignore[assignment]
+    streams: dict[str, RowStream]
 
     def __init__(
         self,
-        pair: ModelPair,
+        level: Level,
         rule: Rule,
         sampling: SamplingConfig,
         *,
@@ -58,12 +58,12 @@ class SpeculativeBatch(PairedBatch):
     ) -> None:
         # Columns behind a row's own end: those of a longer draft beside it.
         super().__init__(
-            pair, rule, sampling, num_rows=num_rows, max_length=max_length + length.longest
+            level, rule, sampling, num_rows=num_rows, max_length=max_length + length.longest
         )
         self.length = length
         self._drafts: list[list[Draft]] = [[] for _ in range(num_rows)]
         self._stuck: set[int] = set()
-        self._ends = set(pair.stop_token_ids)
+        self._ends = set(level.stop_token_ids)
 
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
