@@ -45,7 +45,7 @@ class RowStream:
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts into the given free rows."""
         logits, log_probs = [], []
-        for group in _groups([len(prompt) for prompt in prompts]):
+        for group in prompt_groups([len(prompt) for prompt in prompts]):
             read = self._read_together(prompts[group], rows[group])
             logits.append(read.logits)
             log_probs += read.token_log_probs
@@ -68,7 +68,7 @@ class RowStream:
         tokens: one list a row, none empty; where one is shorter than `num_last`, the first of its
         logits mean nothing.
         """
-        token_ids, counts = _right_padded(tokens)
+        token_ids, counts = right_padded(tokens)
         hidden = self._hidden(rows, token_ids, counts)
         last = (counts[:, None] - num_last + torch.arange(num_last)).clamp(min=0).to(hidden.device)
         return self._output.logits(hidden[torch.arange(len(rows))[:, None], last])
@@ -134,7 +134,7 @@ class RowStream:
         return self.attention.masks(place.columns, place.num_columns, self.model.dtype)
 
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
-        token_ids, lengths = _right_padded(prompts)
+        token_ids, lengths = right_padded(prompts)
         token_ids = token_ids.to(self.model.device)
         place = self._cache.place(rows, token_ids.shape[1], self.model.device)
         assert place.is_fresh, f"rows {rows} were not freed"
@@ -158,7 +158,7 @@ class RowStream:
         return list(torch.split(log_probs.cpu(), (lengths - 1).tolist()))
 
 
-def _groups(lengths: Sequence[int]) -> Iterator[slice]:
+def prompt_groups(lengths: Sequence[int]) -> Iterator[slice]:
     """Slices of prompts that are read in one forward."""
     start, longest = 0, 0
     for index, length in enumerate(lengths):
@@ -169,7 +169,7 @@ def _groups(lengths: Sequence[int]) -> Iterator[slice]:
     yield slice(start, len(lengths))
 
 
-def _right_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+def right_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """(token_ids (R, longest), lengths (R,)), int64; padding repeats the prompt's last token.
 
     A token of the row's own, as one with broken embeddings would spread NaN through the mask.

@@ -38,6 +38,10 @@ COMMANDS = {
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
     "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),
+    "bench byte": Command("bench_byte", "BenchByteConfig", "time byte level on a small pair"),
+    "bench speculate": Command(
+        "bench_speculate", "BenchSpeculateConfig", "speculative against plain decoding"
+    ),
     "bench tokenize": Command(
         "bench_tokenize", "BenchTokenizeConfig", "token shards beside the bare tokenizer"
     ),
