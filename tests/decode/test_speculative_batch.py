@@ -254,18 +254,21 @@ def test_nan_behind_a_rejection_is_ignored(tokenizer):
             guess = super()._guessed(inputs)
             return torch.full_like(guess, 300) if len(self._drafts[0]) == 1 else guess
 
+    texts = ["salt", TEXT[1]]  # what the shorter row left behind lies among the longer one's
     for name in ("safe", "risky"):
         models = {"safe": tiny_llama(1), "risky": tiny_llama(2, layers=3)}
         sound = ModelPair(*models.values(), tokenizer)
-        (plain,) = Decoder(sound, Anchored(k=1.0)).generate(TEXT[1], max_new_tokens=12)
-        assert 300 not in plain.token_ids
+        plain = Decoder(sound, Anchored(k=1.0)).generate(texts, max_new_tokens=12)
         models[name].model.embed_tokens.weight.data[300] = math.nan
-        batch = open_batch(ModelPair(*models.values(), tokenizer), 3, batch_class=BadGuesser)
-        (state,) = batch.admit([request_of(sound, TEXT[1], 12)])
-        while not state.is_finished:
+        pair = ModelPair(*models.values(), tokenizer)
+        batch = open_batch(pair, 3, num_rows=2, batch_class=BadGuesser)
+        states = batch.admit([request_of(sound, text, 12) for text in texts])
+        while not batch.is_empty:
             batch.step()
-        assert not state.error
-        assert [step.token_id for step in state.steps] == plain.token_ids
+        for state, expected in zip(states, plain, strict=True):
+            assert not state.error
+            assert [step.token_id for step in state.steps] == expected.token_ids
+            assert 300 not in expected.token_ids
 
 
 @pytest.mark.parametrize("name", ["safe", "risky"])
