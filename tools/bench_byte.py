@@ -12,14 +12,20 @@ from transformers import DynamicCache
 
 from anchored.decode.byte.byte_evaluation import ByteCounts, ByteEvaluation
 from anchored.decode.byte.byte_stream import ByteStream
+from anchored.decode.byte.byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
 from anchored.decode.row_attention import row_attention
+from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.warpers import Warpers
 from anchored.kernels.projection import project_kl
+from anchored.kernels.uniforms import uniforms
 from anchored.tools.byte_pair import ByteModel, BytePair, trained_pair
 from anchored.tools.tree_work import tree_work_s
 
 BUDGET = 0.5
+"""Nats a byte."""
+SAMPLING = SamplingConfig()
 DECODE_TITLES = (
-    "decoding", "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token",
+    "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token",
     "nodes/fwd", "max TV",
 )  # fmt: skip
 PROMPT_TITLES = ("prompt", "debt ms", "error", "x prefill", "first byte ms", "error", "x no debt")
@@ -74,16 +80,47 @@ def run(config: BenchByteConfig) -> int:
         f"one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes of unseen text, "
         f"median of {config.runs} runs, error: their standard deviation"
     )
-    for table in (decode_table, prompt_table, context_table):
-        for line in table(pair, config):
+    unseen = unseen_texts(pair, config)
+    tables = (
+        decode_table(pair, config, "drawn", drawn_texts(pair, config, unseen)),
+        decode_table(pair, config, "unseen", unseen),
+        prompt_table(pair, config, unseen),
+        context_table(pair, config),
+    )
+    for table in tables:
+        for line in table:
             print("".join(f"{cell:>17}" for cell in line), flush=True)
         print()
     return 0
 
 
-def decode_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
-    """A byte of both models and the projection, against the plain forwards of the same text."""
-    texts = _texts(pair, config)
+def unseen_texts(pair: BytePair, config: BenchByteConfig) -> Texts:
+    """The beginning of the text that the models were not trained on."""
+    text = list(pair.held_out[: config.prompt_bytes + config.new_bytes])
+    return Texts(text[: config.prompt_bytes], text[config.prompt_bytes :])
+
+
+@torch.inference_mode()
+def drawn_texts(pair: BytePair, config: BenchByteConfig, texts: Texts) -> Texts:
+    """The same prompt and what the pair makes of it, without an end."""
+    evaluation = ByteEvaluation(prefetch=config.prefetch)
+    streams = _streams(pair, [evaluation, evaluation])
+    safe, risky = (stream.read([texts.prompt], [0]).logits for stream in streams)
+    positions = torch.arange(config.new_bytes)[None]
+    drawn: list[int] = []
+    for uniform in uniforms(torch.tensor([config.seed]), positions)[0]:
+        safe[:, END_SYMBOL] = risky[:, END_SYMBOL] = -torch.inf
+        projection = project_kl(risky, safe, torch.tensor([BUDGET]), uniform[None])
+        assert projection.token_ids is not None
+        drawn.append(int(projection.token_ids[0]))
+        safe, risky = (stream.feed(*_column(drawn[-1]))[:, 0] for stream in streams)
+    return Texts(texts.prompt, drawn)
+
+
+def decode_table(
+    pair: BytePair, config: BenchByteConfig, kind: str, texts: Texts
+) -> Iterator[tuple[str, ...]]:
+    """A byte of both models against the plain forwards of the same text; the projection apart."""
     engines = {
         "exact": (ByteEvaluation(), ByteEvaluation()),
         "prefetch": 2 * (ByteEvaluation(prefetch=config.prefetch),),
@@ -96,20 +133,20 @@ def decode_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str,
     works: dict[str, Callable[[], float]] = {"plain": partial(_plain_s, pair, texts)}
     walks = {name: _Walk(pair, evaluations, texts) for name, evaluations in engines.items()}
     works.update({name: walk.seconds for name, walk in walks.items()})
+    works["projection"] = partial(_projection_s, len(texts.rest))
     seconds = _interleaved(works, config.runs)
     tokens = {name: _num_tokens(model, texts) for name, model in pair.models.items()}
-    yield DECODE_TITLES
+    yield (f"{kind} text", *DECODE_TITLES)
     for name, times in seconds.items():
         figures = _time_cells(times, seconds["plain"], len(texts.rest))
-        if name == "plain":
-            yield (name, *figures, "1.00", "1.00", "1.0", "-")
-        else:
-            yield (name, *figures, *walks[name].cells(tokens))
+        cells = walks[name].cells(tokens) if name in walks else ("-",) * 4
+        yield (name, *figures, *cells)
 
 
-def prompt_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+def prompt_table(
+    pair: BytePair, config: BenchByteConfig, texts: Texts
+) -> Iterator[tuple[str, ...]]:
     """The debt of a prompt against two plain prefills; the first byte with debt and without."""
-    texts = _texts(pair, config)
     ends = {"no debt": ("none", "none"), "exact": ("exact", "exact"), "bounded": ("lower", "upper")}
     works: dict[str, Callable[[], float]] = {"prefill": partial(_prefill_s, pair, texts)}
     for name, (safe, risky) in ends.items():
@@ -143,7 +180,7 @@ def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str
 
 
 class _Walk:
-    """Both streams over the texts, with the projection of every byte."""
+    """Both streams over the texts."""
 
     def __init__(
         self, pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
@@ -159,8 +196,8 @@ class _Walk:
         before = [replace(stream.counts(0)) for stream in streams]
         start = time.thread_time()
         for byte in self.texts.rest:
-            safe, risky = (stream.feed(*_column(byte))[:, 0] for stream in streams)
-            project_kl(risky, safe, torch.tensor([BUDGET]))
+            for stream in streams:
+                stream.feed(*_column(byte))
         seconds = time.thread_time() - start
         self.work = [_difference(s.counts(0), b) for s, b in zip(streams, before, strict=True)]
         return seconds
@@ -183,11 +220,6 @@ def _difference(after: ByteCounts, before: ByteCounts) -> ByteCounts:
     )
 
 
-def _texts(pair: BytePair, config: BenchByteConfig) -> Texts:
-    text = list(pair.held_out[: config.prompt_bytes + config.new_bytes])
-    return Texts(text[: config.prompt_bytes], text[config.prompt_bytes :])
-
-
 def _streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:
     return [
         ByteStream(
@@ -195,6 +227,7 @@ def _streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStre
             row_attention(each.model),
             each.vocabulary,
             num_rows=1,
+            warp=Warpers(SAMPLING, each.vocabulary.stop_token_ids.tolist()),
             evaluation=evaluation,
         )
         for each, evaluation in zip(pair.models.values(), evaluations, strict=True)
@@ -242,13 +275,23 @@ def _prefill_s(pair: BytePair, texts: Texts) -> float:
     return time.thread_time() - start
 
 
+def _projection_s(num_bytes: int) -> float:
+    """The projection of random laws, once a byte."""
+    generator = torch.Generator().manual_seed(0)
+    laws = torch.randn(2, num_bytes, 1, NUM_SYMBOLS, generator=generator, dtype=torch.float64)
+    start = time.thread_time()
+    for risky, safe in zip(*laws, strict=True):
+        project_kl(risky, safe, torch.tensor([BUDGET]))
+    return time.thread_time() - start
+
+
 def _first_byte_s(
     pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
 ) -> float:
     streams = _streams(pair, list(evaluations))
     start = time.thread_time()
-    safe, risky = (stream.read([texts.prompt], [0]).logits for stream in streams)
-    project_kl(risky, safe, torch.tensor([BUDGET]))
+    for stream in streams:
+        stream.read([texts.prompt], [0])
     return time.thread_time() - start
 
 

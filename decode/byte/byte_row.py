@@ -3,13 +3,14 @@
 import copy
 import logging
 import math
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .byte_evaluation import ByteCounts, ByteEvaluation
-from .log_sums import Array, log_sum
+from .log_sums import Array, log_sum, log_sum_of
 from .node_law import NodeLaw
 from .token_tree import ROOT_NODE
 from .tree_cache import TreeCache, TreeForward
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 NODES_PER_FORWARD = 512
 """Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
 
+LOGITS_AT_ONCE = 32
+"""Nodes of one row that the output layer reads together."""
+
 LEAST_SHARE = 0.1
 """Continuations less likely than this are not computed ahead: about what their nodes cost."""
 
@@ -28,10 +32,10 @@ MAX_DEAD_SLOTS = 64
 
 
 class ByteRow:
-    """A growing text: laws of the nodes that its next byte depends on, hidden states of the others.
+    """A growing text: laws of the nodes that its next byte depends on, and what later ones need.
 
-    `hidden` (D,) by node: computed, law not asked for yet. `is_over`: the text has ended, so
-    nothing follows it.
+    `hidden` (D,) and `logits` (V,) by node: computed, law not asked for yet. `is_over`: the text
+    has ended, so nothing follows it.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class ByteRow:
         trunk = tree.trunk()
         self.marginals = TreeMarginals(tree, trunk[-1] if trunk else ROOT_NODE)
         self.hidden: dict[int, Tensor] = {}
+        self.logits: dict[int, Tensor] = {}
         self.is_over = False
         self._guessed: set[int] = set()
         self._foreseen: list[int] = []
@@ -99,7 +104,26 @@ class ByteRow:
 
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
-        self.hidden.update(zip(nodes, hidden, strict=True))
+        self.hidden = self._alive(self.hidden) | dict(zip(nodes, hidden, strict=True))
+        self.logits = self._alive(self.logits)
+
+    def take_logits(self, nodes: list[int], logits: Tensor) -> None:
+        """Keep logits (len(nodes), V) in place of hidden states."""
+        for node, row in zip(nodes, logits, strict=True):
+            del self.hidden[node]
+            self.logits[node] = row
+
+    def without_logits(self, wanted: list[int]) -> list[int]:
+        """Nodes for the output layer: if `wanted` ones lack logits, others go with them.
+
+        Reading the layer's weights costs more than a few rows of logits.
+        """
+        needed = [node for node in wanted if node not in self.logits]
+        others = (node for node in self.hidden if node not in needed)
+        return [*needed, *islice(others, max(0, LOGITS_AT_ONCE - len(needed)))] if needed else []
+
+    def _alive(self, states: dict[int, Tensor]) -> dict[int, Tensor]:
+        return {node: state for node, state in states.items() if self.tree.is_alive(node)}
 
     def forward(self, wanted: list[int]) -> TreeForward | None:
         """The forward that the laws of `wanted` need, with guesses; None if all is computed."""
@@ -149,7 +173,7 @@ class ByteRow:
             for row in law.likeliest(prefix, number):
                 step = law.of_token(int(trie.tokens[row]))
                 found.append((log_mass + step, trie.texts[row][num_known:]))
-        least = log_sum(np.array(totals)) + math.log(LEAST_SHARE)
+        least = log_sum_of(totals) + math.log(LEAST_SHARE)
         return sorted((guess for guess in found if guess[0] >= least), reverse=True)[:number]
 
     def _worth(self, guesses: list[int], log_mass: float) -> list[int]:
@@ -178,7 +202,7 @@ class ByteRow:
             self.counts.num_laws += 1
             self.counts.masked_mass -= math.expm1(law.log_kept)
         self.counts.num_hits += node in self._guessed
-        del self.hidden[node]
+        del self.logits[node]
         self.marginals.add_law(node, law)
 
     def log_probs(self) -> Array:
@@ -200,7 +224,7 @@ class ByteRow:
 
     def _count_left_out(self, log_known: float) -> None:
         log_mass = self.marginals.log_mass
-        left_out = log_sum(np.array([log_mass[node] for node in self.marginals.pending()]))
+        left_out = log_sum_of([log_mass[node] for node in self.marginals.pending()])
         share = (
             math.exp(left_out - np.logaddexp(log_known, left_out)) if left_out > -math.inf else 0.0
         )
@@ -223,6 +247,5 @@ class ByteRow:
         limit = min(MAX_DEAD_SLOTS, self.cache.num_slots // 4)
         if self.cache.num_dead <= limit:
             return None
-        self.hidden = {n: state for n, state in self.hidden.items() if self.tree.is_alive(n)}
         self._guessed = set(filter(self.tree.is_alive, self._guessed))
         return self.cache.compact()

@@ -1,7 +1,6 @@
 """Log-probabilities of all bytes of a text from one pass over its token tree."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -10,7 +9,7 @@ import numpy as np
 from .byte_marginals import TokenLogProbs
 from .byte_trie import ROOT
 from .byte_vocabulary import ByteVocabulary
-from .log_sums import Array, log_sum
+from .log_sums import Array, log_sum_of
 from .node_law import Mode, NodeLaw, node_law
 from .token_tree import ROOT_NODE, Head, TokenTree
 from .viability import Standing
@@ -78,9 +77,8 @@ class PathSums:
         self.grown = grown
         num_nodes = len(grown.tree)
         self._steps, self._children = _head_steps(grown), _children(grown.tree)
-        self._log_mass = np.full(num_nodes, math.nan)
-        self._log_mass[ROOT_NODE] = 0.0
-        self._log_end = np.full(num_nodes, math.nan)
+        self._log_mass = [0.0, *[math.nan] * (num_nodes - 1)]
+        self._log_end = [math.nan] * num_nodes
         self._beyond: dict[Head, float] = {}
         self._next_byte: dict[Head, float] = {}
 
@@ -97,75 +95,70 @@ class PathSums:
 
     def log_probs(self) -> Array:
         """(bytes,) float64: log q of each byte of the text; all laws must be known."""
-        return np.array([self._step(at, self.grown.heads[at]) for at in self._places()])
+        return np.array([self._parts(at).log_share() for at in range(len(self.grown.tree.text))])
 
     def bounds(self, *, is_upper: bool) -> Array:
         """(bytes,) float64: an upper or lower bound on `log_probs` from the laws that are known."""
-        return np.array([self._bound(at, is_upper=is_upper) for at in self._places()])
+        places = range(len(self.grown.tree.text))
+        return np.array([self._bound(at, is_upper=is_upper) for at in places])
 
     def log_end(self) -> float:
         """log q of the end behind the text."""
         last = len(self.grown.tree.text)
-        return self._log_end_mass(last) - self._log_total(last, self.grown.heads[last])
+        ends = [self._log_mass[node] + self._log_end[node] for node in self.grown.new[last]]
+        return log_sum_of(ends) - log_sum_of(self._parts(last).total)
 
-    def _places(self) -> range:
-        return range(len(self.grown.tree.text))
-
-    def _step(self, at: int, heads: list[Head]) -> float:
-        return _log_share(self._log_sum(heads, self._next_byte), self._log_total(at, heads))
+    def _parts(self, at: int) -> "_Parts":
+        parts = _Parts([], [])
+        for head in self.grown.heads[at]:
+            if head in self._beyond:
+                log_mass = self._log_mass[head.node]
+                parts.reached.append(log_mass + self._next_byte[head])
+                parts.total.append(log_mass + self._beyond[head])
+                if head.prefix == ROOT:
+                    parts.total.append(log_mass + self._log_end[head.node])
+        return parts
 
     def _bound(self, at: int, *, is_upper: bool) -> float:
         """A group has at most its mass, exactly that where it is one new node; no more of it can
         reach the next byte than this byte, and then none of the rest counts either."""
-        heads = [head for head in self.grown.heads[at] if self._is_known(head.node)]
-        if len(heads) == len(self.grown.heads[at]):
-            return self._step(at, heads)
-        reached, total = self._log_sum(heads, self._next_byte), self._log_total(at, heads)
-        groups = self._groups(at)
-        if not is_upper:
-            return _log_share(reached, np.logaddexp(total, self._log_sum_of_masses(groups)))
-        going = self._log_sum_of_masses(node for node, goes_on in groups.items() if goes_on)
-        new = set(self.grown.new[at])
-        ending = self._log_sum_of_masses(
-            node for node, goes_on in groups.items() if node in new and not goes_on
-        )
-        rest = np.logaddexp(total, ending)
-        return _log_share(np.logaddexp(reached, going), np.logaddexp(rest, going))
+        parts, new = self._parts(at), self.grown.new[at]
+        for node, goes_on in self._groups(at).items():
+            if not is_upper:
+                parts.total.append(self._log_mass[node])
+            elif goes_on:
+                parts.total.append(self._log_mass[node])
+                parts.reached.append(self._log_mass[node])
+            elif node in new:
+                parts.total.append(self._log_mass[node])
+        return parts.log_share()
 
     def _groups(self, at: int) -> dict[int, bool]:
         """Nodes with a mass but no law that heads hang on: whether the next byte goes on there."""
         groups: dict[int, bool] = {}
         tree = self.grown.tree
-        for node, prefix in self.grown.heads[at]:
-            if self._is_known(node):
+        for head in self.grown.heads[at]:
+            if head in self._beyond:
                 continue
-            longer = tree.vocabulary.trie.child(prefix, tree.text[at])
+            node = head.node
             while math.isnan(self._log_mass[node]):
                 node = tree.parent[node]
+            longer = tree.vocabulary.trie.child(head.prefix, tree.text[at])
             groups[node] = groups.get(node, False) or longer >= 0
         return groups
 
-    def _is_known(self, node: int) -> bool:
-        return Head(node, ROOT) in self._beyond
 
-    def _log_total(self, at: int, heads: list[Head]) -> float:
-        beyond = self._log_sum(heads, self._beyond)
-        return float(np.logaddexp(self._log_end_mass(at), beyond))
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Log masses of what reaches the next byte, and of all that reaches beyond a text."""
 
-    def _log_end_mass(self, at: int) -> float:
-        new = [node for node in self.grown.new[at] if self._is_known(node)]
-        return log_sum(self._log_mass[new] + self._log_end[new])
+    reached: list[float]
+    total: list[float]
 
-    def _log_sum(self, heads: list[Head], sums: dict[Head, float]) -> float:
-        return log_sum(np.array([self._log_mass[head.node] + sums[head] for head in heads]))
-
-    def _log_sum_of_masses(self, nodes: Iterable[int]) -> float:
-        return log_sum(self._log_mass[list(nodes)])
-
-
-def _log_share(part: float, total: float) -> float:
-    """log of a probability; a text without any gives every byte none."""
-    return -math.inf if total == -math.inf else float(part - total)
+    def log_share(self) -> float:
+        """log of a probability; a text without any gives every byte none."""
+        total = log_sum_of(self.total)
+        return -math.inf if total == -math.inf else log_sum_of(self.reached) - total
 
 
 def _head_steps(grown: ScoreTree) -> list[list[tuple[int, int]]]:

@@ -195,6 +195,7 @@ class ByteStream:
         """(R, 257) after the texts of these rows."""
         wanted = {row: self._row(row).wanted() for row in rows}
         self._compute({row: self._row(row).forward(nodes) for row, nodes in wanted.items()})
+        self._project(wanted)
         self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
         log_probs = [torch.from_numpy(self._row(row).log_probs()) for row in rows]
         return torch.stack(log_probs).to(self.model.device)
@@ -221,10 +222,21 @@ class ByteStream:
             return torch.from_numpy(cache.slot_positions())
         return torch.zeros(1, dtype=torch.long)
 
+    def _project(self, wanted: Mapping[int, list[int]]) -> None:
+        """Logits of nodes whose laws are wanted, and of others whose turn may come."""
+        parts = [(self._row(row), self._row(row).without_logits(n)) for row, n in wanted.items()]
+        hidden = [row.hidden[node] for row, nodes in parts for node in nodes]
+        if not hidden:
+            return
+        logits = self._output.logits(torch.stack(hidden))
+        for row, nodes in parts:
+            row.take_logits(nodes, logits[: len(nodes)])
+            logits = logits[len(nodes) :]
+
     def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
         if not wanted:
             return
-        logits = self._output.logits(torch.stack([row.hidden[node] for row, node in wanted]))
+        logits = torch.stack([row.logits[node] for row, node in wanted])
         if self.warp is not None:
             seen = torch.stack([row.seen(node) for row, node in wanted])
             logits = self.warp(logits, seen.to(logits.device))

@@ -1,6 +1,7 @@
 """Sums of probabilities given as logarithms."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,14 @@ def log_sum(values: Array) -> float:
     if top == -math.inf:
         return top
     return top + math.log(float(np.exp(values - top).sum()))
+
+
+def log_sum_of(values: Sequence[float]) -> float:
+    """`log_sum` of a few numbers, without the cost of an array."""
+    top = max(values, default=-math.inf)
+    if top == -math.inf:
+        return sum(values) if values else top  # NaN may hide behind -inf
+    return top + math.log(sum(math.exp(value - top) for value in values))
 
 
 def segment_log_sums(values: Array, starts: NDArray[np.int64]) -> Array:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -123,11 +123,19 @@ def node_laws(
     top = scores.amax(-1, keepdim=True)
     shift = top.masked_fill(top == -math.inf, 0.0)
     every = (scores - shift).exp()
-    own = every.sum(-1, dtype=torch.float64).log() + shift[:, 0]
+    own = every.sum(-1).double().log() + shift[:, 0]
     rows = every.index_select(-1, vocabulary.rows_on(logits.device))
     weights = rows.cpu().numpy() * allowed
     is_tiny = allowed & (weights < NUM_TINY * torch.finfo(scores.dtype).tiny)
-    columns = (scores.cpu().numpy(), allowed, weights, is_tiny, shift[:, 0].tolist(), own.tolist())
+    columns = (
+        scores.cpu().numpy(),
+        allowed,
+        weights,
+        is_tiny,
+        weights.sum(1, dtype=np.float64).tolist(),
+        shift[:, 0].tolist(),
+        own.tolist(),
+    )
     return [
         _node_law(vocabulary, standing, *row)
         for standing, *row in zip(standings, *columns, strict=True)
@@ -159,17 +167,23 @@ def _node_law(
     allowed: NDArray[np.bool_],
     weights: NDArray[np.floating],
     is_tiny: NDArray[np.bool_],
+    total: float,
     top: float,
     log_own: float,
 ) -> NodeLaw:
     trie = vocabulary.trie
     # A banned token is not small, it is absent.
-    is_wide = bool(is_tiny.any()) and bool((logits[trie.tokens[is_tiny]] > -math.inf).any())
+    is_wide = bool((logits[trie.tokens[is_tiny]] > -math.inf).any())
+    scores = logits[trie.tokens[allowed]] if is_wide else None
+    log_rows = _log(total) + top if scores is None else log_sum(scores.astype(np.float64))
     log_end = -math.inf
     if vocabulary.viability.may_end(standing):
         log_end = log_sum(logits[vocabulary.stop_token_ids].astype(np.float64))
-    # The law itself sums its rows, on the scale of the logits as long as its total is 0.
-    law = NodeLaw(trie, logits, allowed, weights, is_wide, top, 0.0, log_end, 0.0)
-    log_total = float(np.logaddexp(law._log_sum(0, len(weights)), log_end))
+    log_total = float(np.logaddexp(log_rows, log_end))
     shift = 0.0 if log_total == -math.inf else log_total
-    return replace(law, log_total=shift, log_end=log_end - shift, log_kept=log_total - log_own)
+    kept = log_total - log_own
+    return NodeLaw(trie, logits, allowed, weights, is_wide, top, shift, log_end - shift, kept)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value else -math.inf

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from anchored.decode.byte import byte_prompt, byte_row, byte_stream
 from anchored.decode.byte.byte_evaluation import ByteEvaluation
 from anchored.decode.byte.byte_marginals import ByteMarginals
 from anchored.decode.byte.byte_scores import byte_log_probs
@@ -256,3 +257,61 @@ def test_without_prompt_scores_only_the_next_byte_is_computed(tokenizer):
     exact, none = stream_of(model, vocabulary), stream_of(model, vocabulary, prompt_scores="none")
     assert_same(none.read([text], [0]).logits, exact.read([text], [0]).logits)
     assert none.read([text], [1]).token_log_probs[0].shape == (0,)
+
+
+@one_tokenizer
+def test_dropping_dead_slots_changes_nothing(tokenizer, monkeypatch):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary, "qwen2, sliding")
+    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+    fed = []
+    for limit in (0, 64):
+        monkeypatch.setattr(byte_row, "MAX_DEAD_SLOTS", limit)
+        stream = stream_of(model, vocabulary, prefetch=2)
+        stream.read([prompt], [0])
+        fed.append(feed_byte_by_byte(stream, 0, text))
+    assert_same(fed[0], fed[1])
+
+
+@one_tokenizer
+def test_prompts_of_several_forwards_are_read_exactly(tokenizer, monkeypatch):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary)
+    text = bytes_of(vocabulary, PROMPT + CONTINUATION)
+    whole, pieces = stream_of(model, vocabulary), stream_of(model, vocabulary)
+    expected = whole.read([text], [0])
+    monkeypatch.setattr(byte_prompt, "NODES_PER_FORWARD", 3)
+    monkeypatch.setattr(byte_stream, "ROWS_PER_TILE", 3)
+    read = pieces.read([text, text[:9]], [0, 2])
+    assert_same(read.logits[0], expected.logits[0])
+    assert_same(read.token_log_probs[0], expected.token_log_probs[0])
+    assert pieces.counts(0).num_forwards > 5
+
+
+@one_tokenizer
+def test_a_text_that_outgrows_the_positions_is_over(tokenizer, caplog):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary, "gpt2")
+    stream = stream_of(model, vocabulary)
+    prompt = list(b"1!" * 500)
+    stream.read([prompt, prompt[:8]], [0, 1])
+    logits = feed(stream, {0: list(b"1!" * 20), 1: list(b"1!" * 20)})
+    is_over = (logits[0] == -torch.inf).all(-1)
+    assert not is_over[:20].any() and is_over[-10:].all()
+    assert not (logits[1] == -torch.inf).all(-1).any()
+    assert "more than the model's 1024 positions" in caplog.text
+
+
+@pytest.mark.slow
+@one_tokenizer
+@pytest.mark.parametrize(("num_tokens", "scores"), [(1500, "exact"), (8000, "none")])
+def test_long_contexts_are_read_and_gone_on_from(tokenizer, num_tokens, scores):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary)
+    model.config.max_position_embeddings = 10_000
+    once = bytes_of(vocabulary, PROMPT + CONTINUATION)
+    text = once * (num_tokens // len(tokenizer.encode(PROMPT + CONTINUATION).ids) + 1)
+    stream = stream_of(model, vocabulary, prompt_scores=scores)
+    read = stream.read([text[:-5], text], [0, 1])
+    assert_same(feed_byte_by_byte(stream, 0, text[-5:])[-1], read.logits[1])
+    assert stream.counts(0).num_nodes > num_tokens
