@@ -21,7 +21,7 @@ from anchored.tools.bench_decode import random_prompts, timed
 from anchored.tools.model_options import ModelOptions
 from anchored.tools.quickstart.generation import prompts as quickstart_prompts
 from anchored.tools.quickstart.preset import load_preset
-from anchored.tools.random_pair import random_pair
+from anchored.tools.random_pair import Shape, random_pair
 
 T = TypeVar("T")
 RANDOM_VOCAB = 2048
@@ -51,6 +51,8 @@ class BenchSpeculateConfig:
     """Folder of the safe model; without folders, a pair of random weights."""
     risky: Path | None = None
     """Folder of the risky model."""
+    random_risky: Shape = "small"
+    """Shape of a risky model of random weights, beside a tiny safe one."""
     ks: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0, 4.0)
     """Nats a token."""
     drafts: tuple[str, ...] = ("1", "2", "4", "auto")
@@ -267,7 +269,9 @@ def _pair(config: BenchSpeculateConfig) -> ModelPair:
         )
         return options.pair()
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    return random_pair("tiny", "small", vocab_size=RANDOM_VOCAB, dtype=dtype, device=config.device)
+    return random_pair(
+        "tiny", config.random_risky, vocab_size=RANDOM_VOCAB, dtype=dtype, device=config.device
+    )
 
 
 def _prompts(config: BenchSpeculateConfig, count: int | None = None) -> list[str | list[int]]:
@@ -282,7 +286,11 @@ def _prompts(config: BenchSpeculateConfig, count: int | None = None) -> list[str
 def _headline(
     config: BenchSpeculateConfig, pair: ModelPair, costs: Costs, risky_alone: Speed
 ) -> str:
-    names = "random weights" if config.safe is None else f"{config.safe} + {config.risky}"
+    names = (
+        f"tiny + {config.random_risky} of random weights"
+        if config.safe is None
+        else f"{config.safe} + {config.risky}"
+    )
     columns = ", ".join(f"{n}: {1e3 * s:.2f} ms" for n, s in costs.risky_s.items())
     return (
         f"{names}, V = {pair.vocab_size}, {pair.dtype} on {config.device}, torch "

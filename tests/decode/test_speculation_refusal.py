@@ -10,6 +10,7 @@ from transformers import BitsAndBytesConfig
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.row_attention import row_attention
 from anchored.decode.speculation_refusal import largest_leak, speculation_refusal
+from anchored.decode.token_level import TokenLevel
 
 FP8 = {"config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "tensor"}}}}
 FP8_BY_TOKEN = {
@@ -23,7 +24,8 @@ def own_pair(tokenizer) -> ModelPair:
 
 
 def check_refused(pair, reason: str) -> None:
-    assert reason in speculation_refusal(pair) and "\n" not in speculation_refusal(pair)
+    refusal = speculation_refusal(TokenLevel(pair))
+    assert reason in refusal and "\n" not in refusal
     with pytest.raises(ValueError, match="speculate=2 cannot run here: the "):
         Decoder(pair, Anchored(k=1.0), speculate=2)
 
@@ -65,7 +67,7 @@ def test_scales_that_tokens_of_a_forward_share_are_refused(own_pair, quantizatio
 )
 def test_scales_by_token_or_of_weights_alone_are_not_refused(own_pair, quantization):
     own_pair.risky.config.quantization_config = quantization
-    assert speculation_refusal(own_pair) == ""
+    assert speculation_refusal(TokenLevel(own_pair)) == ""
 
 
 def test_experts_with_a_capacity_are_refused(own_pair):

@@ -16,6 +16,7 @@ from anchored.decode.row_attention import row_attention
 from anchored.decode.row_stream import RowStream
 from anchored.decode.sampling_config import SamplingConfig
 from anchored.decode.speculative_batch import SpeculativeBatch
+from anchored.decode.token_level import TokenLevel
 
 WORDS = " ".join(TEXT).split()
 RULES = [
@@ -187,7 +188,7 @@ def test_an_end_symbol_in_a_draft_ends_the_text_only_if_it_is_kept(pair, place, 
 
 def open_batch(pair, gamma, *, num_rows=1, max_length=110, batch_class=SpeculativeBatch):
     return batch_class(
-        pair,
+        TokenLevel(pair),
         Anchored(k=1.0),
         SamplingConfig(),
         num_rows=num_rows,
