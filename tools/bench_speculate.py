@@ -22,6 +22,7 @@ from anchored.tools.model_options import ModelOptions
 from anchored.tools.quickstart.generation import prompts as quickstart_prompts
 from anchored.tools.quickstart.preset import load_preset
 from anchored.tools.random_pair import Shape, random_pair
+from anchored.tools.round_costs import Costs, predicted_ratio
 
 T = TypeVar("T")
 RANDOM_VOCAB = 2048
@@ -92,15 +93,6 @@ class BenchSpeculateConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Costs:
-    """Seconds of forwards over a batch."""
-
-    safe_s: float
-    risky_s: dict[int, float]
-    """By columns."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
     """Tokens a second of several runs, and what the last one counted."""
 
@@ -138,17 +130,6 @@ def run(config: BenchSpeculateConfig) -> int:
     for cells in _rows(config, pair, RiskyOnly(), prompts, costs, risky_alone, math.nan):
         print(_line(("p_r", *cells[:3], *["-"] * 4, *cells[3:])), flush=True)
     return 0
-
-
-def predicted_ratio(costs: Costs, length: int, kept: float) -> float:
-    """Speed of drafts of this length as a multiple of plain paired decoding.
-
-    Source: Leviathan et al. 2023, theorem 3.8, with the last draft's safe forward only due where
-    all drafts are kept, and the risky forward's own cost of more columns.
-    """
-    num_expected = sum(kept**place for place in range(length + 1))
-    round_s = costs.risky_s[length + 1] + costs.safe_s * (length + kept**length)
-    return num_expected * (costs.safe_s + costs.risky_s[1]) / round_s
 
 
 def measured_costs(config: BenchSpeculateConfig, pair: ModelPair, lengths: list[int]) -> Costs:

@@ -106,3 +106,19 @@ def test_auto_decodes_plainly_with_one_log_line_where_it_is_refused(own_pair, ca
     assert line.startswith("decoding without speculation: the risky model (llama) decodes in")
     (result,) = decoder.generate("salt", max_new_tokens=4)
     assert result.ledger.drafted == 0 and len(result.token_ids) == 4
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "on"])
+def test_a_bad_length_is_refused(pair, value):
+    with pytest.raises(ValueError, match='speculate must be "auto", "off" or >= 1, got'):
+        Decoder(pair, Anchored(k=1.0), speculate=value)
+
+
+def test_steps_on_the_device_do_not_speculate(pair):
+    with pytest.raises(ValueError, match='speculate=2 needs engine "eager" or "auto"'):
+        Decoder(pair, Anchored(k=1.0), speculate=2, engine="device")
+
+
+def test_bytes_do_not_speculate(pair):
+    with pytest.raises(ValueError, match="speculate=2 cannot run here: its level is the byte"):
+        Decoder(pair, Anchored(k=1.0), level="byte", speculate=2)
