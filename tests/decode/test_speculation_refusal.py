@@ -122,3 +122,15 @@ def test_steps_on_the_device_do_not_speculate(pair):
 def test_bytes_do_not_speculate(pair):
     with pytest.raises(ValueError, match="speculate=2 cannot run here: its level is the byte"):
         Decoder(pair, Anchored(k=1.0), level="byte", speculate=2)
+
+
+def test_a_draft_beyond_the_models_reach_is_refused(tokenizer, caplog):
+    models = [tiny_family("llama4_text", seed) for seed in (1, 2)]  # rows of up to 39 tokens
+    pair = ModelPair(*models, tokenizer)
+    settings = {"prompts": [[0, 5, 6, 7]], "max_new_tokens": 33}
+    with pytest.raises(ValueError, match="rows of 37 tokens and drafts of 4 exceed"):
+        Decoder(pair, Anchored(k=1.0), speculate=4).generate(**settings)
+    (plain,) = Decoder(pair, Anchored(k=1.0)).generate(**settings)
+    (auto,) = Decoder(pair, Anchored(k=1.0), speculate="auto").generate(**settings)
+    assert auto.token_ids == plain.token_ids and auto.ledger.drafted == 0
+    assert "decoding without speculation: rows of 37 tokens" in caplog.text
