@@ -1,4 +1,4 @@
-"""Training batches beside a plain copy of the same windows: anchored bench loader
+"""Training batches beside a plain copy of them: anchored bench loader
 
 Sources of random tokens are made in a temporary folder and lie in the page cache: what is measured
 is the work of one core, not a disk. Processor time of all threads counts. Both baselines know every

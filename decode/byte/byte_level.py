@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -53,7 +53,7 @@ class ByteLevel:
         self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
         self.stop_token_ids = [END_SYMBOL]
         self._attention = {name: _attention(pair, name) for name in pair.models}
-        self.vocabularies = {name: _vocabulary(pair, name) for name in pair.models}
+        self.vocabularies = {name: _vocabulary_of(pair, name) for name in pair.models}
 
     def settings(self) -> dict[str, Any]:
         """The byte settings and what the tokenizers are, by "safe" and "risky"."""
@@ -166,14 +166,18 @@ def _attention(pair: ModelPair, name: str) -> RowAttention:
     return attention
 
 
-def _vocabulary(pair: ModelPair, name: str) -> ByteVocabulary:
-    tokenizer = pair.tokenizers[name]
+def _vocabulary_of(pair: ModelPair, name: str) -> ByteVocabulary:
     try:
-        return ByteVocabulary(
-            tokenizer.backend_tokenizer, pair.stop_tokens_of(name), tokenizer.bos_token_id
-        )
+        return _vocabulary(pair.tokenizers[name], tuple(pair.stop_tokens_of(name)))
     except ValueError as error:
         raise ValueError(f"the {name} model's tokenizer: {error}") from None
+
+
+@lru_cache(maxsize=4)  # seconds for 128k tokens: once for all decoders and ledgers of a pair
+def _vocabulary(
+    tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...]
+) -> ByteVocabulary:
+    return ByteVocabulary(tokenizer.backend_tokenizer, stop_token_ids, tokenizer.bos_token_id)
 
 
 def _sha256(tokenizer: PreTrainedTokenizerFast) -> str:

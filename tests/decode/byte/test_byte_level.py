@@ -389,6 +389,8 @@ def test_what_a_level_cannot_do_is_refused_in_one_line(pair):
         Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_bytes=0)
     with pytest.raises(ValueError, match='a prompt cache need level="byte"'):
         Decoder(one, Anchored(k=1.0), byte_settings=ByteSettings())
+    with pytest.raises(ValueError, match="speculate=4 cannot run here: its level is the byte"):
+        Decoder(pair, Anchored(k=1.0), speculate=4)
     with pytest.raises(ValueError, match="mode must be one of masked, raw, got 'all'"):
         ByteSettings(mode="all")
     with pytest.raises(ValueError, match=r"tau must be in \[0, 1\), got 2"):
