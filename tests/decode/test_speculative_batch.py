@@ -287,17 +287,6 @@ def test_nan_that_is_reached_fails_the_request_alone(tokenizer, name):
         assert f"the {name} model's logits at step 5 are NaN" in failed.error
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "on"])
-def test_a_bad_length_is_refused(pair, value):
-    with pytest.raises(ValueError, match='speculate must be "auto", "off" or >= 1, got'):
-        Decoder(pair, Anchored(k=1.0), speculate=value)
-
-
-def test_steps_on_the_device_do_not_speculate(pair):
-    with pytest.raises(ValueError, match='speculate=2 needs engine "eager" or "auto"'):
-        Decoder(pair, Anchored(k=1.0), speculate=2, engine="device")
-
-
 def test_float32_differs_by_rounding_only(pair_folders, caplog):
     pair = ModelPair.from_pretrained(*pair_folders)
     with caplog.at_level(logging.WARNING):
