@@ -18,6 +18,7 @@ from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 from .schedule import decode_all
 from .score import Score, refused_score, score_batch
+from .speculation import Speculate
 from .text_stream import TextStream
 
 logger = logging.getLogger(__name__)
@@ -36,18 +37,22 @@ class Decoder:
         level: Literal["auto", "token", "byte"] = "auto",
         batch_size: int = 16,
         engine: EngineName = "auto",
+        speculate: Speculate = "off",
     ) -> None:
         """engine: "eager" looks at every token on the host; "device" keeps steps on the device
         (Anchored rules, no top_k, top_p or min_p, see `device_refusal`), as a CUDA graph on CUDA;
         "auto" takes "device" on CUDA where it can run and agrees with "eager" on a few steps.
-        Raises ValueError for bad values, or for "device" where it cannot run.
+        speculate: tokens that the safe model drafts before one risky forward verifies them, "auto"
+        for as many as it is worth by what drafts and forwards have cost so far, "off" for none.
+        The tokens for a seed are those of "off", up to the models' own numerics.
+        Raises ValueError for bad values, or for "device" or a draft where they cannot run.
         """
         if level not in ("auto", "token"):
             raise ValueError(f'level must be "auto" or "token" in this version, got {level!r}')
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.pair, self.rule, self.batch_size = pair, rule, batch_size
-        self.engine = Engine(pair, rule, engine)
+        self.engine = Engine(pair, rule, engine, speculate)
 
     def generate(
         self,

@@ -9,6 +9,7 @@ from .paired_batch import PairedBatch
 from .rules.anchored import Anchored
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
+from .speculation import Speculate, Speculation
 
 if TYPE_CHECKING:
     from .device_batch import DeviceBatch
@@ -26,11 +27,17 @@ class Engine:
     "eager" draws a token a row and looks at it; "device" keeps steps on the device and raises
     ValueError where it cannot; "auto" is "device" on CUDA where that can and agrees with "eager".
     One batch on the device is kept with its graph, and its memory, for calls of the same size.
+    Speculation, where asked for, is eager.
     """
 
-    def __init__(self, pair: ModelPair, rule: Rule, name: EngineName) -> None:
+    def __init__(
+        self, pair: ModelPair, rule: Rule, name: EngineName, speculate: Speculate = "off"
+    ) -> None:
         if name not in get_args(EngineName):
             raise ValueError(f'engine must be "auto", "eager" or "device", got {name!r}')
+        self._speculation = Speculation.of(pair, rule, speculate)
+        if self._speculation is not None and name == "device":
+            raise ValueError(f'speculate={speculate!r} needs engine "eager" or "auto"')
         self.pair, self.rule, self.name = pair, rule, name
         self._kept: DeviceBatch | None = None
         self._disagreement: str | None = None
@@ -49,6 +56,8 @@ class Engine:
 
         Raises ValueError if the engine was asked for by name and cannot run or differs.
         """
+        if self._speculation is not None and self._speculation.fits(max_length):
+            return self._speculation.open(sampling, num_rows=num_rows, max_length=max_length)
         if self.name == "device":
             self.check(sampling)
             _raise_if(self._found_disagreement())

@@ -65,6 +65,12 @@ class Ledger:
     finish_reason: str = ""
     safe_forwards: int = 0
     risky_forwards: int = 0
+    skipped_risky: int = 0
+    """Tokens that were drawn before the risky model had run for them, as nothing could be spent."""
+    drafted: int = 0
+    """Tokens that the safe model guessed before the risky one ran, in speculative decoding."""
+    accepted: int = 0
+    """Those of them that were drawn."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -95,6 +101,9 @@ class Ledger:
             "num_steps": len(self.steps),
             "safe_forwards": self.safe_forwards,
             "risky_forwards": self.risky_forwards,
+            "skipped_risky": self.skipped_risky,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
             "certified": self.certified,
             "finish_reason": self.finish_reason,
         }
@@ -117,6 +126,9 @@ class Ledger:
             finish_reason=footer["finish_reason"],
             safe_forwards=footer["safe_forwards"],
             risky_forwards=footer["risky_forwards"],
+            skipped_risky=footer.get("skipped_risky", 0),
+            drafted=footer.get("drafted", 0),
+            accepted=footer.get("accepted", 0),
         )
 
 

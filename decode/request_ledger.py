@@ -18,6 +18,9 @@ def request_ledger(
         finish_reason=state.finish_reason,
         safe_forwards=state.num_forwards["safe"],
         risky_forwards=state.num_forwards["risky"],
+        skipped_risky=state.num_skipped,
+        drafted=state.num_drafted,
+        accepted=state.num_accepted,
     )
 
 

@@ -54,20 +54,24 @@ class RowStream:
     @torch.inference_mode()
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, vocab_size) after each new column; see Stream."""
-        rows = range(len(token_ids))
-        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
-        counts = mask.sum(1).cpu()
-        ends = (self._cache.lengths + counts - 1).clamp(min=0).to(self.model.device)
-        hidden = self._backbone(
-            input_ids=token_ids.to(self.model.device),
-            attention_mask=self._masks(place),
-            # Padding has no position of its own: one past the context would be out of range.
-            position_ids=torch.minimum(place.columns, ends[:, None]),
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
-        self._cache.advance(rows, counts)
-        return self._output.logits(hidden)
+        rows = list(range(len(token_ids)))
+        return self._output.logits(self._hidden(rows, token_ids, mask.sum(1).cpu()))
+
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (R, vocab_size) after the last of each row's new tokens; see Stream."""
+        return self.feed_ends(rows, tokens, 1)[:, 0]
+
+    @torch.inference_mode()
+    def feed_ends(self, rows: list[int], tokens: list[list[int]], num_last: int) -> Tensor:
+        """Logits (R, num_last, vocab_size) after the last new tokens of some rows, in order.
+
+        tokens: one list a row, none empty; where one is shorter than `num_last`, the first of its
+        logits mean nothing.
+        """
+        token_ids, counts = _right_padded(tokens)
+        hidden = self._hidden(rows, token_ids, counts)
+        last = (counts[:, None] - num_last + torch.arange(num_last)).clamp(min=0).to(hidden.device)
+        return self._output.logits(hidden[torch.arange(len(rows))[:, None], last])
 
     @torch.inference_mode()
     def feed_at(self, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -103,6 +107,25 @@ class RowStream:
     def roll_back(self, row: int, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens of a row."""
         self._cache.roll_back(row, num_tokens)
+
+    def _hidden(self, rows: list[int], token_ids: Tensor, counts: Tensor) -> Tensor:
+        """(R, T, D) after new columns (R, T), of which the first `counts` (R,) are tokens."""
+        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
+        ends = (self._cache.lengths[rows] + counts - 1).clamp(min=0).to(self.model.device)
+        hidden: Tensor = self._backbone(
+            input_ids=token_ids.to(self.model.device),
+            attention_mask=self._masks(place),
+            # Padding has no position of its own: one past the context would be out of range.
+            position_ids=torch.minimum(place.columns, ends[:, None]),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        self._cache.advance(rows, counts)
+        return hidden
+
+    def erase_rest(self, row: int) -> None:
+        """Zero what lies behind a row's end."""
+        self._cache.erase_rest(row)
 
     def _masks(self, place: Placement) -> Tensor | dict[str, Tensor] | None:
         # Without a mask of ours one row decodes by the fused kernels, which repeat no keys.

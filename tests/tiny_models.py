@@ -45,6 +45,13 @@ def train_tokenizer(vocab_size: int = 320, text: list[str] = TEXT) -> PreTrained
     )
 
 
+def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Words t0 (begins a text), t1 (ends it), t2, ..."""
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t2"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
+
+
 def tiny_llama(seed: int, *, vocab_size: int = 320, layers: int = 2, **changes) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     settings = {

@@ -32,12 +32,17 @@ COMMANDS = {
     "verify": Command("verify", "VerifyConfig", "replay a ledger against its models"),
     "tokenize": Command("tokenize", "TokenizeConfig", "text to token shards, resumable"),
     "plan": Command("plan", "PlanConfig", "what training reads: epochs, days, documents of a step"),
+    "dry-run": Command("dry_run", "DryRunConfig", "a training run's model, memory and time"),
     "export": Command("export", "ExportConfig", "a training checkpoint as a Hugging Face folder"),
     "gpu-check": Command("gpu_check", "", "correctness and speed on this machine's GPU"),
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
     "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),
     "bench byte": Command("bench_byte", "BenchByteConfig", "time byte level on a small pair"),
+    "bench tokenize": Command(
+        "bench_tokenize", "BenchTokenizeConfig", "token shards beside the bare tokenizer"
+    ),
+    "bench loader": Command("bench_loader", "BenchLoaderConfig", "batches beside a plain copy"),
     "bench flops": Command("bench_flops", "BenchFlopsConfig", "the cost model beside the clock"),
 }
 USAGE_STATUS = 2
@@ -54,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     name, rest = _command_name(words)
     try:
         sys.exit(_run(name, COMMANDS[name], rest))
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+    except (ValueError, FileNotFoundError, ImportError, RuntimeError) as error:
         sys.exit(f"anchored {name}: {error}")
     except KeyboardInterrupt:
         print(f"anchored {name}: interrupted", file=sys.stderr)

@@ -4,8 +4,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from anchored import Generation
 from anchored.decode.sampling_config import SamplingConfig
 
+from .model_options import is_first_process
 from .pair_options import PairOptions
 
 
@@ -39,9 +41,14 @@ def run(config: GenerateConfig) -> int:
     )
     if result.error:
         raise ValueError(result.error)
+    if is_first_process():
+        _report(result, config.ledger)
+    return 0
+
+
+def _report(result: Generation, ledger: Path | None) -> None:
     print(result.text)
     print(result, file=sys.stderr)
-    if config.ledger is not None:
-        config.ledger.parent.mkdir(parents=True, exist_ok=True)
-        result.ledger.save(config.ledger)
-    return 0
+    if ledger is not None:
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+        result.ledger.save(ledger)

@@ -1,13 +1,13 @@
-"""Options that every command with a model pair shares."""
+"""Options of the commands that decode: the pair, the rule, the engine."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from transformers.utils.logging import disable_progress_bar
-
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
+from anchored.decode.engine import EngineName
 from anchored.decode.rules.rule import Rule
+
+from .model_options import ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,27 +43,14 @@ class RuleOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PairOptions:
-    """Two models that share a tokenizer."""
+class PairOptions(ModelOptions):
+    """A pair, the rule it decodes by and where its steps run."""
 
-    safe: Path
-    """Hugging Face folder or Hub id of the safe model."""
-    risky: Path
-    """Hugging Face folder or Hub id of the risky model."""
-    dtype: str = "auto"
-    """auto (as stored), float32, bfloat16, float16 or float64."""
-    device: str | None = None
-    """cpu, cuda, cuda:0, ...; CUDA where there is one unless given."""
     rule: RuleOptions = field(default_factory=RuleOptions)
+    engine: EngineName = "auto"
+    """eager looks at every token on the host; device keeps steps there; auto chooses."""
 
     def decoder(self) -> Decoder:
         """A decoder; the rule is checked before the models are loaded."""
         rule = self.rule.make()
-        pair = load_pair(self.safe, self.risky, dtype=self.dtype, device=self.device)
-        return Decoder(pair, rule)
-
-
-def load_pair(safe: Path, risky: Path, *, dtype: str = "auto", device: str | None) -> ModelPair:
-    """ModelPair.from_pretrained without a bar for every file of weights."""
-    disable_progress_bar()
-    return ModelPair.from_pretrained(safe, risky, dtype=dtype, device=device)
+        return Decoder(self.pair(), rule, engine=self.engine)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+from .model_options import is_first_process
 from .pair_options import PairOptions
 
 
@@ -33,5 +34,6 @@ def run(config: ScoreConfig) -> int:
         "k": score.k,
         "K": score.K,
     }
-    print(json.dumps(figures))
+    if is_first_process():
+        print(json.dumps(figures))
     return 0

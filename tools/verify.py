@@ -5,31 +5,21 @@ from pathlib import Path
 
 from anchored import Ledger, verify
 
-from .pair_options import load_pair
+from .model_options import ModelOptions, is_first_process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyConfig:
+class VerifyConfig(ModelOptions):
     """Replays every step: figures, bound, and each token from its seed."""
 
-    safe: Path
-    """Hugging Face folder or Hub id of the safe model."""
-    risky: Path
-    """Hugging Face folder or Hub id of the risky model."""
     ledger: Path
     """File that anchored generate or Ledger.save wrote."""
-    dtype: str = "auto"
-    """As it was when the ledger was made."""
-    device: str | None = None
-    """cpu, cuda, ...; CUDA where there is one unless given."""
 
 
 def run(config: VerifyConfig) -> int:
     """Print the verdict; status 0 when the ledger stands, 1 when it does not."""
     ledger = Ledger.load(config.ledger)
-    pair = load_pair(config.safe, config.risky, dtype=config.dtype, device=config.device)
-    report = verify(ledger, pair)
-    print(report)
-    for failure in report.failures:
-        print(f"  {failure}")
+    report = verify(ledger, config.pair())
+    if is_first_process():
+        print(report, *(f"  {failure}" for failure in report.failures), sep="\n")
     return 0 if report.is_ok else 1

@@ -78,7 +78,11 @@ def test_the_batch_stays_full_while_requests_wait(ending_pair):
         for i, text in enumerate(prompts(30))
     ]
     batch = PairedBatch(
-        ending_pair, Anchored(k=1.0), SamplingConfig(temperature=1.0), num_rows=4, max_length=128
+        ending_pair,
+        Anchored(k=1.0, debt="none"),
+        SamplingConfig(temperature=1.0),
+        num_rows=4,
+        max_length=128,
     )
     occupied: list[int] = []
     step = batch.step

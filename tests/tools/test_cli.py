@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,46 @@ def test_a_missing_model_folder_is_one_line(capsys, pair_words, tmp_path):
     words = ["--safe", str(tmp_path / "nowhere"), *pair_words[2:], "--prompt", "a"]
     status, _, err = run(capsys, "generate", *words)
     assert status == 1 and err.count("\n") == 1 and "no model folder" in err
+
+
+BAD_MODEL_OPTIONS = [
+    (["--risky-device", "cpu"], "--risky-device cpu needs --device for the safe model"),
+    (["--tp-size", "2"], "tp_size 2 needs torchrun --nproc-per-node 2, this process is one of 1"),
+    (["--engine", "device", "--device", "cpu", "--dtype", "int8"], "int8"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_MODEL_OPTIONS)
+def test_bad_model_options_are_one_line(capsys, pair_words, words, message):
+    status, _, err = run(capsys, "generate", *pair_words, "--prompt", "a", *words)
+    assert status == 1 and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [("[]", 'an object with "quant_method"'), ('{"quant_method": "nope"}', "got nope")],
+)
+def test_a_bad_quantisation_file_is_one_line(capsys, pair_words, tmp_path, settings, message):
+    file = tmp_path / "quantization.json"
+    file.write_text(settings)
+    words = ["--prompt", "a", "--risky-quantization", str(file)]
+    status, _, err = run(capsys, "generate", *pair_words, *words)
+    assert status == 1 and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.slow
+def test_two_processes_print_what_one_prints(capsys, pair_words):
+    words = ["generate", *pair_words, "--dtype", "float32", "--prompt", "the keeper"]
+    words += ["--max-new-tokens", "9"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    split = subprocess.run(
+        [sys.executable, "-m", *launcher, "-m", "anchored.tools.cli", *words, "--tp-size", "2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert split.stdout == run(capsys, *words, "--device", "cpu")[1]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from anchored import Ledger, ModelPair, verify
-from anchored.tools.pair_options import load_pair
+from anchored.tools.model_options import ModelOptions
 
 from . import data, generation, measurement, results, training
 from .folders import Folders
@@ -40,7 +40,9 @@ def run(config: QuickstartConfig) -> int:
     for name in RUNS:
         steps.run(f"pretrain {name}", partial(training.train, folders, config.preset, name))
     steps.run("export", lambda: training.export(folders))
-    pair = load_pair(folders.model("safe"), folders.model("risky"), device="cpu")
+    pair = ModelOptions(
+        safe=folders.model("safe"), risky=folders.model("risky"), device="cpu"
+    ).pair()
     steps.run("generate", lambda: generation.generate_all(folders, preset, pair))
     steps.run("measure copying", lambda: measurement.measure_copying(folders, preset))
     steps.run("measure utility", lambda: measurement.measure_utility(folders, preset, pair))
