@@ -96,18 +96,16 @@ class RowCache(Cache):
             )
         self.lengths[row] = length
 
-<<<<<<< HEAD
     def keep(self, row: int, first: int, columns: Sequence[int]) -> None:
         """Forget the columns of a row from `first` on but those given, which move up in order."""
         for layer in self._layers:
             layer.move(row, first, columns)
         self.lengths[row] = first + len(columns)
-=======
+
     def erase_rest(self, row: int) -> None:
         """Zero the columns of a row that do not count; for NaN, which spreads though masked."""
         for layer in self._layers:
             layer.clear(row, int(self.lengths[row]))
->>>>>>> 3e07626179ab574506dec88f10818e698a860ff5
 
     def free(self, row: int) -> None:
         """Empty a row, so that another request can have it."""
@@ -149,19 +147,14 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return key_states, value_states
         return self._read(self.keys, place), self._read(self.values, place)
 
-<<<<<<< HEAD
     def move(self, row: int, first: int, columns: Sequence[int]) -> None:
         """Copy columns of a row, ascending, to `first` and those behind it."""
         place = torch.tensor(columns, dtype=torch.long, device=self.keys.device)
         for storage in (self.keys, self.values):
             storage[row, :, first : first + len(columns)] = storage[row].index_select(1, place)
 
-    def clear(self, row: int) -> None:
-        """Zero one row."""
-=======
     def clear(self, row: int, start: int) -> None:
         """Zero one row from a column on."""
->>>>>>> 3e07626179ab574506dec88f10818e698a860ff5
         if self.is_initialized:
             self.keys[row, :, start:].zero_()
             self.values[row, :, start:].zero_()

@@ -68,7 +68,7 @@ class RowStream:
         tokens: one list a row, none empty; where one is shorter than `num_last`, the first of its
         logits mean nothing.
         """
-        token_ids, counts = _right_padded(tokens)
+        token_ids, counts = right_padded(tokens)
         hidden = self._hidden(rows, token_ids, counts)
         last = (counts[:, None] - num_last + torch.arange(num_last)).clamp(min=0).to(hidden.device)
         return self._output.logits(hidden[torch.arange(len(rows))[:, None], last])

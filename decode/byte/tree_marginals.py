@@ -108,7 +108,8 @@ class TreeMarginals:
 
     def _symbols(self, prefix: int) -> NDArray[np.uint8]:
         trie = self.tree.vocabulary.trie
-        return trie.byte[trie.children(prefix)]
+        symbols: NDArray[np.uint8] = trie.byte[trie.children(prefix)]
+        return symbols
 
     def log_probs(self) -> Array:
         """log q(x | b) over the 257 symbols: float64, normalised to within 1e-12.

@@ -18,6 +18,8 @@ from anchored.decode.byte.byte_scores import byte_log_probs
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.row_attention import row_attention
+from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.warpers import Warpers
 
 PROMPT = "the harbour's  12345 \n\n\t caf\u00e9 "
 CONTINUATION = " I'll  go\n\u4e2d 12!"
@@ -168,6 +170,24 @@ def test_nothing_follows_the_end(tokenizer):
     logits = feed(stream, {0: [ord("a"), END_SYMBOL, ord("b")]})[0]
     assert logits[0].exp().sum() == pytest.approx(1, abs=1e-12)
     assert (logits[1:] == -torch.inf).all()
+
+
+@one_tokenizer
+@pytest.mark.parametrize("tau", [0.0, 0.2])
+def test_a_text_that_warping_excludes_stands_for_its_own_tokenisation(tokenizer, tau):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary)
+    warp = Warpers(SamplingConfig(top_k=100), vocabulary.stop_token_ids.tolist())
+    evaluation = ByteEvaluation(tau=tau)
+    stream = ByteStream(
+        model, row_attention(model), vocabulary, num_rows=3, warp=warp, evaluation=evaluation
+    )
+    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+    read = stream.read([prompt], [0])
+    logits = torch.cat([read.logits, feed_byte_by_byte(stream, 0, text)])
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(len(text) + 1).double())
+    excluded = logits[:-1].gather(-1, torch.tensor(text)[:, None]) == -torch.inf
+    assert excluded.any()
 
 
 @one_tokenizer
