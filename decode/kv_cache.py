@@ -102,6 +102,16 @@ class RowCache(Cache):
             layer.move(row, first, columns)
         self.lengths[row] = first + len(columns)
 
+    def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """A copy of a row's keys and values, (H, columns, D) each, by layer."""
+        return [layer.states(row, int(self.lengths[row])) for layer in self._layers]
+
+    def restore(self, row: int, states: list[tuple[Tensor, Tensor]]) -> None:
+        """Fill an empty row with what `states` gave."""
+        for layer, (keys, values) in zip(self._layers, states, strict=True):
+            layer.restore(row, keys, values)
+        self.lengths[row] = states[0][0].shape[1]
+
     def erase_rest(self, row: int) -> None:
         """Zero the columns of a row that do not count; for NaN, which spreads though masked."""
         for layer in self._layers:
@@ -152,6 +162,18 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         place = torch.tensor(columns, dtype=torch.long, device=self.keys.device)
         for storage in (self.keys, self.values):
             storage[row, :, first : first + len(columns)] = storage[row].index_select(1, place)
+
+    def states(self, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """A copy of a row's first columns: (H, length, D) each."""
+        return self.keys[row, :, :length].clone(), self.values[row, :, :length].clone()
+
+    def restore(self, row: int, keys: Tensor, values: Tensor) -> None:
+        """Fill the first columns of a row."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys[None], values[None])
+        length = keys.shape[1]
+        self._grow(length)
+        self.keys[row, :, :length], self.values[row, :, :length] = keys, values
 
     def clear(self, row: int, start: int) -> None:
         """Zero one row from a column on."""

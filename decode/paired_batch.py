@@ -9,16 +9,13 @@ from ..kernels.uniforms import uniforms
 from .agreement import agreed
 from .cold_start import Backlog, rows_to_draw
 from .ledger import LedgerStep
-from .model_pair import ModelPair
-from .paired_streams import open_streams, rows_can_join
+from .level import Level
 from .prompt_reading import PromptReading, read_prompts
 from .request import Request, RequestState, request_budget
 from .rules.rule import NextToken, Rule, StepInputs
 from .sampling_config import SamplingConfig
-from .text_stream import TextStream
-from .warpers import Warpers
 
-# B rows of the batch, A rows that hold a request, V vocabulary.
+# B rows of the batch, A rows that hold a request, V symbols of the level.
 
 
 class PairedBatch:
@@ -31,21 +28,22 @@ class PairedBatch:
 
     def __init__(
         self,
-        pair: ModelPair,
+        level: Level,
         rule: Rule,
         sampling: SamplingConfig,
         *,
         num_rows: int,
         max_length: int,
     ) -> None:
-        self.pair, self.rule, self.sampling = pair, rule, sampling
-        self.warpers = Warpers(sampling, pair.stop_token_ids)
-        self.streams = open_streams(pair, num_rows, max_length)
+        self.level, self.pair = level, level.pair
+        self.rule, self.sampling = rule, sampling
+        self.warpers = level.warpers(sampling)
+        self.streams = level.open_streams(num_rows, max_length, sampling)
         self._backlogs = {name: Backlog(s, num_rows) for name, s in self.streams.items()}
-        self._can_rest = rows_can_join(pair, max_length)
+        self._can_rest = level.rows_can_join(max_length)
         self._states: list[RequestState | None] = [None] * num_rows
-        self._device = pair.safe.device
-        self._seen = torch.zeros(num_rows, pair.vocab_size, dtype=torch.bool, device=self._device)
+        self._device = self.pair.safe.device
+        self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
         self._logits: dict[str, Tensor] = {}
 
     @property
@@ -62,7 +60,7 @@ class PairedBatch:
         """Read the prompts of new requests into free rows; one that fails there takes no row."""
         rows = self.free_rows[: len(requests)]
         prompts = [request.prompt_token_ids for request in requests]
-        reading = read_prompts(self.pair, self.streams, prompts, rows)
+        reading = read_prompts(self.level, self.streams, prompts, rows)
         states = [self._new_state(request, reading, i) for i, request in enumerate(requests)]
         for row, state in zip(rows, states, strict=True):
             self._states[row] = state
@@ -125,7 +123,7 @@ class PairedBatch:
         state = RequestState(
             request=request,
             budget=request_budget(request, self.rule, reading.ratios[place]),
-            text=TextStream(self.pair.tokenizer, request.stop),
+            text=self.level.text_stream(request.stop),
             uniforms=self._uniforms(request),
         )
         state.num_forwards.update(reading.num_forwards)
@@ -207,7 +205,7 @@ class PairedBatch:
             log_prob=log_prob,
             safe_log_prob=safe_log_prob,
         )
-        state.append(step, is_end=token_id in self.pair.stop_token_ids)
+        state.append(step, is_end=token_id in self.level.stop_token_ids)
 
     def _fail(self, row: int) -> None:
         state = self._state(row)
@@ -223,7 +221,8 @@ class PairedBatch:
     def _release(self, rows: list[int]) -> list[RequestState]:
         """Free the rows of requests that have ended; returns these."""
         finished = [(row, state) for row in rows if (state := self._state(row)).is_finished]
-        for row, _ in finished:
+        for row, state in finished:
+            state.work = self.level.work(self.streams, row)
             self._states[row] = None
             for name, stream in self.streams.items():
                 stream.free(row)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from .level import Level
 from .model_pair import ModelPair
 from .row_attention import RowAttention
 from .row_stream import RowStream
@@ -14,12 +15,15 @@ PROBED_TOKENS = (1, 7, 3, 5, 2, 6)
 """A short text; two versions of its second half must leave the first half's logits alone."""
 
 
-def speculation_refusal(pair: ModelPair) -> str:
-    """Why this pair cannot speculate, "" if it can.
+def speculation_refusal(level: Level) -> str:
+    """Why a pair cannot speculate at this level, "" if it can.
 
     The safe model is only ever fed a token at a time; the risky one reads whole drafts, and then
     its law at a position must not depend on the drafts from there on (else the spends are wrong).
     """
+    pair = level.pair
+    if level.name != "token":
+        return f"its level is the {level.name}, not the token"
     for name, model in pair.models.items():
         if pair.row_attention[name] is None:
             return f"the {name} model ({model.config.model_type}) {_fixed_memory(model.config)}"
@@ -55,8 +59,8 @@ def _scales_by_tensor(settings: object) -> bool:
     """Whether any part of the settings asks for per-tensor dynamic scales of activations."""
     if isinstance(settings, dict):
         scales = settings.get("input_activations") or settings.get("activation")
-        if isinstance(scales, dict) and scales.get("dynamic") and scales.get("strategy") == "tensor":
-            return True
+        if isinstance(scales, dict) and scales.get("dynamic"):
+            return bool(scales.get("strategy") == "tensor")
         return any(_scales_by_tensor(value) for value in settings.values())
     return "PerTensor" in type(settings).__name__ or "PerTensor" in str(settings)
 

@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..kernels.sampler import inverse_cdf
 from .agreement import agreed
 from .draft_length import DraftLength, RoundTimes
-from .model_pair import ModelPair
+from .level import Level
 from .paired_batch import PairedBatch
 from .request import RequestState
 from .row_stream import RowStream
 from .rules.rule import Rule, StepInputs
-from .rules.safe_only import SafeOnly
 from .sampling_config import SamplingConfig
 
 # A rows of the batch that take part, V vocabulary.
@@ -44,11 +44,11 @@ class SpeculativeBatch(PairedBatch):
     with the uniforms fixed beforehand.
     """
 
-    streams: dict[str, RowStream]  # type: ignore[assignment]
+    streams: dict[str, RowStream]
 
     def __init__(
         self,
-        pair: ModelPair,
+        level: Level,
         rule: Rule,
         sampling: SamplingConfig,
         *,
@@ -58,12 +58,12 @@ class SpeculativeBatch(PairedBatch):
     ) -> None:
         # Columns behind a row's own end: those of a longer draft beside it.
         super().__init__(
-            pair, rule, sampling, num_rows=num_rows, max_length=max_length + length.longest
+            level, rule, sampling, num_rows=num_rows, max_length=max_length + length.longest
         )
         self.length = length
         self._drafts: list[list[Draft]] = [[] for _ in range(num_rows)]
         self._stuck: set[int] = set()
-        self._ends = set(pair.stop_token_ids)
+        self._ends = set(level.stop_token_ids)
 
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
@@ -153,7 +153,13 @@ class SpeculativeBatch(PairedBatch):
 
     def _guessed(self, inputs: StepInputs) -> Tensor:
         """(A,) the safe model's own draws by u1; -1 where its logits are no distribution."""
-        return agreed(self._chosen(SafeOnly().next_token(inputs)), self.pair.num_processes)
+        safe = inputs.warp(inputs.safe_logits).double()
+        best, token_ids = safe.max(-1)
+        is_valid = best.isfinite()
+        if inputs.uniform is not None:
+            probs = safe[is_valid].softmax(-1)
+            token_ids[is_valid] = inverse_cdf(probs, inputs.uniform[is_valid, 0])
+        return agreed(token_ids.masked_fill(~is_valid, -1), self.pair.num_processes)
 
     def _verify(self, rows: list[int]) -> int:
         """Decide drafted positions after one risky forward; returns how many tokens it read."""
@@ -181,9 +187,23 @@ class SpeculativeBatch(PairedBatch):
             counts = [len(unread[row]) - len(self._backlogs["risky"].of(row)) + 1 for row in group]
             tokens = [unread[row] for row in group]
             logits = self.streams["risky"].feed_ends(group, tokens, max(counts))
-            for row, count, law in zip(group, counts, logits, strict=True):
+            is_broken = logits[..., 0].isnan().any(1).tolist()
+            for place, (row, count) in enumerate(zip(group, counts, strict=True)):
                 self._state(row).num_forwards["risky"] += 1
-                yield row, law[len(law) - count :]
+                laws = logits[place, len(logits[place]) - count :]
+                yield row, self._next_law(row) if is_broken[place] else laws
+
+    def _next_law(self, row: int) -> Tensor:
+        """(1, V) law of the first draft, the only one left, read without any draft.
+
+        NaN of a later draft spreads back to it through the mask, as 0 * NaN.
+        """
+        unread = self._backlogs["risky"].of(row)
+        self.streams["risky"].roll_back(row, self._text_length(row) - len(unread))
+        self.streams["risky"].erase_rest(row)
+        self._state(row).num_forwards["risky"] += 1
+        del self._drafts[row][1:]
+        return self.streams["risky"].feed_ends([row], [unread], 1)[0]
 
     def _walk(self, laws: dict[int, Tensor]) -> dict[int, int]:
         """Draw the drafted positions in order up to the first other token; drafts kept, by row."""
@@ -213,17 +233,20 @@ class SpeculativeBatch(PairedBatch):
         state.num_accepted += num_kept
         if state.is_finished:
             return
-        self._roll_back("safe", row, is_spoilt=row in self._stuck)
-        if num_kept == len(self._drafts[row]):
+        self._roll_back("safe", row)
+        if row in self._stuck:
+            self.streams["safe"].erase_rest(row)
+        if num_kept == len(self._drafts[row]) < len(laws):
             self._logits["risky"][row] = laws[-1]
             self._backlogs["risky"].set(row, [])
         else:
-            self._roll_back("risky", row, is_spoilt=not bool(laws[-1, 0].isfinite()))
+            self._roll_back("risky", row)
 
-    def _roll_back(self, name: str, row: int, *, is_spoilt: bool) -> None:
-        """is_spoilt: NaN lies behind, which spreads through the mask as 0 * NaN."""
-        request, steps = self._state(row).request, self._state(row).steps
-        self.streams[name].roll_back(row, len(request.prompt_token_ids) + len(steps) - 1)
-        if is_spoilt:
-            self.streams[name].erase_rest(row)
-        self._backlogs[name].set(row, [steps[-1].token_id])
+    def _roll_back(self, name: str, row: int) -> None:
+        self.streams[name].roll_back(row, self._text_length(row) - 1)
+        self._backlogs[name].set(row, [self._state(row).steps[-1].token_id])
+
+    def _text_length(self, row: int) -> int:
+        """Tokens of the prompt and of what was drawn."""
+        state = self._state(row)
+        return len(state.request.prompt_token_ids) + len(state.steps)

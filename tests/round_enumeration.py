@@ -14,6 +14,7 @@ from anchored.decode.ledger import LedgerStep
 from anchored.decode.request import Request, RequestState
 from anchored.decode.sampling_config import SamplingConfig
 from anchored.decode.speculative_batch import SpeculativeBatch
+from anchored.decode.token_level import TokenLevel
 
 PROMPT = [0]
 KEPT = -1
@@ -118,6 +119,7 @@ class ScriptedBatch(SpeculativeBatch):
         for row, (state, request) in enumerate(zip(states, begun, strict=True)):
             request.steps.extend(_step(place, token) for place, token in enumerate(state.prefix))
             request.spent = state.spent
+            self._seen[row, list(state.prefix)] = True
             for token in state.prefix[:-1]:
                 for backlog in self._backlogs.values():
                     backlog.add(row, token)
@@ -170,7 +172,7 @@ class Enumeration:
         """(state, whether the text has ended, probability) of every outcome of a round."""
         paths = [(state, script) for state in states for script in self._scripts(state)]
         batch = self.batch_class(
-            self.pair,
+            TokenLevel(self.pair),
             self.rule,
             self.sampling,
             num_rows=len(paths),

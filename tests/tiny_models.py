@@ -26,9 +26,14 @@ TEXT = [
 ]
 
 
-def train_tokenizer(vocab_size: int = 320, text: list[str] = TEXT) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    vocab_size: int = 320,
+    text: list[str] = TEXT,
+    split: pre_tokenizers.PreTokenizer | None = None,
+) -> PreTrainedTokenizerFast:
+    """split: GPT-2's unless given."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = split or pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -1,4 +1,4 @@
-"""Training batches beside a plain copy of the same windows: anchored bench loader
+"""Training batches beside a plain copy of them: anchored bench loader
 
 Sources of random tokens are made in a temporary folder and lie in the page cache: what is measured
 is the work of one core, not a disk. Processor time of all threads counts. Both baselines know every
@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from anchored.pretrain.data_config import DataConfig, DataSource
 from anchored.pretrain.data_plan import DataPlan
 from anchored.pretrain.loader import SequenceLoader
-from anchored.pretrain.shard_files import ShardFiles
-from anchored.pretrain.shards import Manifest, TokenShards
+from anchored.tools.random_shards import write_random_shards
 
 COPY, TORCH, OURS = "numpy memmap copy", "torch DataLoader", "anchored loader"
 VOCAB_SIZE = 128_256
@@ -94,7 +93,12 @@ def random_plan(folder: Path, config: BenchLoaderConfig) -> DataPlan:
     """A plan over new sources of random tokens, with weights that fall like 1/n."""
     generator = np.random.default_rng(0)
     names = [f"source{number}" for number in range(config.sources)]
-    shards = [_random_source(folder / name, config.source_tokens, generator) for name in names]
+    shards = [
+        write_random_shards(
+            folder / name, config.source_tokens, vocab_size=VOCAB_SIZE, generator=generator
+        )
+        for name in names
+    ]
     sources = tuple(
         DataSource(name=name, path=str(folder / name), weight=1 / (1 + number))
         for number, name in enumerate(names)
@@ -141,34 +145,6 @@ def loader_batches(plan: DataPlan, batch_size: int) -> Iterator[Batch]:
     loader = SequenceLoader(plan, dp_rank=0, dp_world_size=1, local_batch_size=batch_size)
     for inputs, labels in loader:
         yield inputs["input"], labels
-
-
-def _random_source(folder: Path, num_tokens: int, generator: np.random.Generator) -> TokenShards:
-    folder.mkdir()
-    files = ShardFiles(folder, "00000", input_file="")
-    token_ids = generator.integers(VOCAB_SIZE, size=num_tokens, dtype="<u4")
-    files.add(token_ids, record=0, licence="none")
-    manifest = Manifest(
-        source=folder.name,
-        revision="",
-        split="train",
-        heldout_fraction=0.0,
-        licences={},
-        refused_licences={},
-        tokenizer_sha256="",
-        vocab_size=VOCAB_SIZE,
-        bos_id=0,
-        eos_id=1,
-        num_documents=1,
-        num_empty_documents=0,
-        num_invalid_documents=0,
-        num_oversized_documents=0,
-        max_document_bytes=0,
-        num_bytes=0,
-        num_tokens=num_tokens,
-        shards=(files.close(),),
-    )
-    return TokenShards(folder, manifest)
 
 
 def _processor_seconds(read: Callable[[], Iterator[Batch]], num_batches: int) -> float:

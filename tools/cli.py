@@ -39,10 +39,16 @@ COMMANDS = {
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
     "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),
     "bench byte": Command("bench_byte", "BenchByteConfig", "time byte level on a small pair"),
+    "bench speculate": Command(
+        "bench_speculate", "BenchSpeculateConfig", "speculative against plain decoding"
+    ),
     "bench tokenize": Command(
         "bench_tokenize", "BenchTokenizeConfig", "token shards beside the bare tokenizer"
     ),
     "bench loader": Command("bench_loader", "BenchLoaderConfig", "batches beside a plain copy"),
+    "bench pretrain": Command(
+        "bench_pretrain", "BenchPretrainConfig", "training, and what each lever of it is worth"
+    ),
     "bench flops": Command("bench_flops", "BenchFlopsConfig", "the cost model beside the clock"),
 }
 USAGE_STATUS = 2

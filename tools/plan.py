@@ -136,7 +136,7 @@ def _estimate_lines(estimate: RunEstimate, mixture: MixtureConfig) -> list[str]:
         f"disk: {estimate.shards_bytes / 1e9:,.1f} GB of token shards, "
         f"{estimate.checkpoint_bytes / 1e9:,.1f} GB a checkpoint",
         f"memory: {estimate.state_bytes_per_gpu / 1e9:,.1f} GB a GPU for weights, gradients and "
-        "optimizer; activations come on top",
+        "optimizer; activations and logits come on top (anchored dry-run)",
     ]
 
 

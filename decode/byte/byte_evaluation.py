@@ -47,3 +47,18 @@ class ByteCounts:
     """Upper bound on the total variation lost to `tau` in the last step."""
     max_total_variation: float = 0.0
     """Its largest value so far."""
+    num_laws: int = 0
+    """Next-token distributions that went into those of bytes."""
+    masked_mass: float = 0.0
+    """Sum, over these, of the probability that masking took from other tokens."""
+
+    def record(self) -> dict[str, float]:
+        """What a ledger keeps; `masked_mass` as the mean over the distributions."""
+        return {
+            "num_forwards": self.num_forwards,
+            "num_nodes": self.num_nodes,
+            "num_guesses": self.num_guesses,
+            "num_hits": self.num_hits,
+            "max_total_variation": self.max_total_variation,
+            "masked_mass": self.masked_mass / max(1, self.num_laws),
+        }

@@ -1,5 +1,6 @@
 """One text of a batch at byte level: its tree, what the model holds of it, and its next byte."""
 
+import copy
 import logging
 import math
 from itertools import islice
@@ -57,6 +58,13 @@ class ByteRow:
         self._num_seen = 0
         self._seen = torch.zeros(tree.vocabulary.vocab_size, dtype=torch.bool)
         self._seen[list(tree.vocabulary.start_token_ids)] = True
+
+    def copy(self) -> "ByteRow":
+        """A row of its own that stands where this one does, without its work."""
+        vocabulary = self.tree.vocabulary
+        row = copy.deepcopy(self, {id(vocabulary): vocabulary})
+        row.counts = ByteCounts()
+        return row
 
     def append(self, byte: int) -> None:
         """Grow the text; a byte that cannot follow (the end, say) ends it."""
@@ -192,6 +200,9 @@ class ByteRow:
 
     def add_law(self, node: int, law: NodeLaw) -> None:
         """Learn what follows a node."""
+        if math.isfinite(law.log_kept):
+            self.counts.num_laws += 1
+            self.counts.masked_mass -= math.expm1(law.log_kept)
         self.counts.num_hits += node in self._guessed
         del self.logits[node]
         self.marginals.add_law(node, law)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,6 +16,7 @@ from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from .node_law import node_laws
+from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
 from .tree_backbone import TreeBackbone
 from .tree_cache import TreeCache, TreeForward
 
@@ -45,12 +47,13 @@ class ByteStream:
         num_rows: int,
         warp: Warp | None = None,
         evaluation: ByteEvaluation | None = None,
+        prompts: PromptShelf | None = None,
     ) -> None:
         """attention: how the model is told what to attend to, of `row_attention`.
 
         warp: a `Warpers` whose stop tokens are those of `vocabulary`; it is given each node's own
-        path as the tokens seen. Raises ValueError if the model predicts fewer tokens than the
-        vocabulary has.
+        path as the tokens seen. prompts: where those that were read are kept. Raises ValueError if
+        the model predicts fewer tokens than the vocabulary has.
         """
         config = model.config
         if config.vocab_size < vocabulary.vocab_size:
@@ -60,6 +63,7 @@ class ByteStream:
             )
         self.model, self.vocabulary = model, vocabulary
         self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
+        self._prompts = prompts or PromptCache(0).shelf()
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
@@ -71,6 +75,7 @@ class ByteStream:
         return self._row(row).counts
 
     @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts (byte values) into the given free rows.
 
@@ -78,20 +83,20 @@ class ByteStream:
         `evaluation.prompt_scores` says. Raises ValueError for bytes that no text has and for
         prompts of more tokens than the model has positions.
         """
-        read = [BytePrompt(self.vocabulary, bytes(prompt), self.evaluation) for prompt in prompts]
-        for prompt in read:
-            self._check_length(prompt)
-        for group in prompt_groups([len(prompt.trunk) for prompt in read]):
-            self._read_together(read[group], rows[group])
-        for prompt, row in zip(read, rows, strict=True):
-            self._rows[row] = prompt.row(self._reach)
-        return PromptLogits(
-            self._logits(rows),
-            [prompt.log_probs() for prompt in read],
-            max(prompt.counts.num_forwards for prompt in read),
-        )
+        texts = dict(zip(rows, map(bytes, prompts), strict=True))
+        kept = {text: self._prompts.get(text) for text in texts.values()}
+        new = [row for row, text in texts.items() if kept[text] is None]
+        if self._prompts.keeps:  # equal ones are read once
+            new = list({texts[row]: row for row in reversed(new)}.values())
+        log_probs = self._read_new({row: texts[row] for row in new}, kept)
+        for row, text in texts.items():
+            if row not in log_probs:
+                log_probs[row] = self._restore(row, kept[text])
+        num_forwards = max(self._row(row).counts.num_forwards for row in rows)
+        return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
 
     @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
 
@@ -110,11 +115,46 @@ class ByteStream:
                 logits[rows, place] = self._logits(rows).cpu()
         return logits.to(self.model.device)
 
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (R, 257) after the last of each row's new bytes; see Stream."""
+        counts = torch.tensor([len(new) for new in tokens])
+        token_ids = torch.zeros(len(self._rows), int(counts.max()), dtype=torch.long)
+        mask = torch.zeros_like(token_ids)
+        for row, new in zip(rows, tokens, strict=True):
+            token_ids[row, : len(new)], mask[row, : len(new)] = torch.tensor(new), 1
+        return self.feed(token_ids, mask)[rows, counts - 1]
+
     @torch.inference_mode()
     def free(self, row: int) -> None:
         """Empty a row for the next request."""
         self._rows[row] = None
         self._backbone.free(row)
+
+    def _read_new(
+        self, texts: dict[int, bytes], kept: dict[bytes, ReadPrompt | None]
+    ) -> dict[int, Tensor]:
+        """Log-probabilities by row of prompts that are read now, and kept."""
+        rows = list(texts)
+        read = [BytePrompt(self.vocabulary, texts[row], self.evaluation) for row in rows]
+        for prompt in read:
+            self._check_length(prompt)
+        for group in prompt_groups([len(prompt.trunk) for prompt in read]) if read else ():
+            self._read_together(read[group], rows[group])
+        log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, read, strict=True)}
+        for row, prompt in zip(rows, read, strict=True):
+            self._rows[row] = state = prompt.row(self._reach)
+            if self._prompts.keeps:
+                states = self._backbone.states(row)
+                kept[texts[row]] = prompt_read = ReadPrompt(state.copy(), states, log_probs[row])
+                self._prompts.put(texts[row], prompt_read)
+        return log_probs
+
+    def _restore(self, row: int, prompt: ReadPrompt | None) -> Tensor:
+        """Let a row stand where a prompt that was read before ends; returns its log-probs."""
+        assert prompt is not None
+        self._rows[row] = prompt.row.copy()
+        self._backbone.restore(row, prompt.states)
+        return prompt.token_log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
         trunks = [prompt.trunk_token_ids for prompt in prompts]

@@ -66,6 +66,14 @@ class TreeBackbone:
         """Compact a row: slots below `first` stay, those of `columns` follow them."""
         self._cache.keep(row, first, columns)
 
+    def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """A copy of a row, for `restore`."""
+        return self._cache.states(row)
+
+    def restore(self, row: int, states: list[tuple[Tensor, Tensor]]) -> None:
+        """Fill an empty row."""
+        self._cache.restore(row, states)
+
     def free(self, row: int) -> None:
         """Empty a row."""
         self._cache.free(row)

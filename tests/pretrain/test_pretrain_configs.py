@@ -1,5 +1,6 @@
 """The shipped configs of TinyComma say what the paper says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from anchored.pretrain.capacity import check_memory
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.machine import Machine
 from anchored.pretrain.memory_estimate import estimate_memory
+from anchored.pretrain.mixture_config import load_mixture
 from anchored.pretrain.model import flavors
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
@@ -154,6 +156,26 @@ def test_the_slurm_script_is_valid_and_starts_what_it_says(tmp_path):
     text = script.read_text()
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         assert f"{name}=" in text
+
+
+def test_the_slurm_array_tokenises_every_source_of_the_mixture(tmp_path):
+    program = tmp_path / "anchored"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    script = subprocess.run(
+        ["bash", str(CONFIGS / "slurm" / "tokenize.sh"), "TOKENIZER"],
+        cwd=CONFIGS.parents[1],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    mixture = "configs/pretrain/common_pile.toml"
+    assert script.stdout.splitlines() == [
+        f"tokenize --mixture {mixture} --source {source.name} --tokenizer TOKENIZER "
+        f"--output data/common_pile/{source.name}"
+        for source in load_mixture(CONFIGS / "common_pile.toml").sources
+    ]
 
 
 def test_both_stages_train_the_model_of_the_paper(stages):
