@@ -17,6 +17,7 @@ SMALL = BenchByteConfig(
 )
 
 
+@pytest.mark.slow  # trains two tokenizers
 def test_tables_name_what_was_measured(capsys, tmp_path):
     config = replace(SMALL, folder=tmp_path / "pair")
     assert run(config) == 0
