@@ -20,6 +20,7 @@ GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 AREAS = ("decode", "kernels", "pretrain", "eval", "tools")
 SUFFIXES = (".py", ".txt", ".md")
 HELD_OUT_EVERY = 10
+HELD_OUT = "held_out.txt"
 BATCH_SIZE, SEQ_LEN = 4, 128
 LEARNING_RATE = 2e-3
 
@@ -57,6 +58,30 @@ def trained_pair(
     return BytePair(models, held_out.encode())
 
 
+def save_pair(pair: BytePair, folder: Path) -> None:
+    """Write both models, their tokenizers and the unseen text."""
+    for name, each in pair.models.items():
+        each.model.save_pretrained(folder / name)
+        each.tokenizer.save(str(folder / name / "tokenizer.json"))
+    (folder / HELD_OUT).write_bytes(pair.held_out)
+
+
+def load_pair(folder: Path) -> BytePair:
+    """What `save_pair` wrote."""
+    models = {}
+    for name in ("safe", "risky"):
+        tokenizer = Tokenizer.from_file(str(folder / name / "tokenizer.json"))
+        model = LlamaForCausalLM.from_pretrained(folder / name)
+        models[name] = _byte_model(model, tokenizer)
+    return BytePair(models, (folder / HELD_OUT).read_bytes())
+
+
+def _byte_model(model: LlamaForCausalLM, tokenizer: Tokenizer) -> ByteModel:
+    return ByteModel(
+        model.eval(), tokenizer, ByteVocabulary(tokenizer, [tokenizer.token_to_id(END)])
+    )
+
+
 def _text_files() -> list[Path]:
     root = Path(anchored.__file__).parent
     found = (path for area in AREAS for path in (root / area).rglob("*"))
@@ -79,7 +104,7 @@ def _trained_model(
     token_ids = [token for text in texts for token in [end, *tokenizer.encode(text).ids]]
     model = small_llama(tokenizer.get_vocab_size(), context_length, seed)
     _train(model, torch.tensor(token_ids), train_steps, seed)
-    return ByteModel(model.eval(), tokenizer, ByteVocabulary(tokenizer, [end]))
+    return _byte_model(model, tokenizer)
 
 
 def _pre_tokenizer(split: str) -> PreTokenizer:

@@ -4,13 +4,12 @@ import time
 
 import torch
 
+from anchored.decode.byte.byte_row import MAX_DEAD_SLOTS
 from anchored.decode.byte.byte_vocabulary import ByteVocabulary
 from anchored.decode.byte.node_law import node_laws
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
 from anchored.decode.byte.tree_marginals import TreeMarginals
-
-MAX_DEAD_SLOTS = 64
 
 
 def tree_work_s(
@@ -38,17 +37,14 @@ def tree_work_s(
 
 
 def _step(cache: TreeCache, marginals: TreeMarginals, logits: torch.Tensor) -> None:
-    wanted = marginals.missing()
+    wanted, tree = marginals.missing(), cache.tree
     if missing := cache.missing(wanted):
         cache.add(missing)
-    standings = [cache.tree.standing[node] for node in wanted]
-    laws = (
-        node_laws(cache.tree.vocabulary, standings, logits.expand(len(wanted), -1), "masked")
-        if wanted
-        else []
-    )
-    for node, law in zip(wanted, laws, strict=True):
-        marginals.add_law(node, law)
+    if wanted:
+        standings = [tree.standing[node] for node in wanted]
+        laws = node_laws(tree.vocabulary, standings, logits.expand(len(wanted), -1))
+        for node, law in zip(wanted, laws, strict=True):
+            marginals.add_law(node, law)
     marginals.log_probs()
     if cache.num_dead > MAX_DEAD_SLOTS:
         cache.compact()

@@ -93,6 +93,8 @@ class ByteRow:
     def _above_tau(self) -> list[int]:
         groups = self.marginals.pending()
         total = log_sum(self.marginals.log_masses()) if groups else 0.0
+        if total == -math.inf:  # then even nodes without mass may be all there is
+            return self.marginals.missing()
         log_tau, left_out = math.log(self.evaluation.tau), -math.inf
         for node in sorted(groups, key=self.marginals.log_mass.__getitem__):
             longer = np.logaddexp(left_out, self.marginals.log_mass[node])

@@ -18,6 +18,8 @@ from anchored.decode.byte.byte_scores import byte_log_probs
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.row_attention import row_attention
+from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.warpers import Warpers
 
 PROMPT = "the harbour's  12345 \n\n\t caf\u00e9 "
 CONTINUATION = " I'll  go\n\u4e2d 12!"
@@ -171,6 +173,24 @@ def test_nothing_follows_the_end(tokenizer):
 
 
 @one_tokenizer
+@pytest.mark.parametrize("tau", [0.0, 0.2])
+def test_a_text_that_warping_excludes_stands_for_its_own_tokenisation(tokenizer, tau):
+    vocabulary = vocabulary_of(tokenizer)
+    model = model_of(vocabulary)
+    warp = Warpers(SamplingConfig(top_k=100), vocabulary.stop_token_ids.tolist())
+    evaluation = ByteEvaluation(tau=tau)
+    stream = ByteStream(
+        model, row_attention(model), vocabulary, num_rows=3, warp=warp, evaluation=evaluation
+    )
+    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+    read = stream.read([prompt], [0])
+    logits = torch.cat([read.logits, feed_byte_by_byte(stream, 0, text)])
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(len(text) + 1).double())
+    excluded = logits[:-1].gather(-1, torch.tensor(text)[:, None]) == -torch.inf
+    assert excluded.any()
+
+
+@one_tokenizer
 def test_prompts_that_no_text_begins_with_and_too_long_ones_are_refused(tokenizer):
     vocabulary = vocabulary_of(tokenizer)
     stream = stream_of(model_of(vocabulary), vocabulary)
@@ -314,4 +334,4 @@ def test_long_contexts_are_read_and_gone_on_from(tokenizer, num_tokens, scores):
     stream = stream_of(model, vocabulary, prompt_scores=scores)
     read = stream.read([text[:-5], text], [0, 1])
     assert_same(feed_byte_by_byte(stream, 0, text[-5:])[-1], read.logits[1])
-    assert stream.counts(0).num_nodes > num_tokens
+    assert stream.counts(0).num_nodes > 0.9 * num_tokens
