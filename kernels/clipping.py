@@ -156,8 +156,8 @@ def _cut_sums(
     clipped = torch.zeros(shape, dtype=torch.float64, device=device)
     free = torch.full_like(clipped, -torch.inf)
     cut = (ceiling - offset)[:, None]
-    for read in pair.reads(rows, 3, torch.float64):
-        safe, risky, tilt = read.slots.unbind(1)
+    for read in pair.reads(rows, pair.scratch(len(rows), 3, torch.float64)):
+        safe, risky, tilt = read.slots
         pair.read_shared(read, safe, risky, tilt)
         is_clipped = tilt >= cut[read.group]
         free[read.group, read.pieces.start] = _log2_sum(risky.masked_fill_(is_clipped, -torch.inf))
@@ -180,8 +180,8 @@ def _support_sums(pair: LogitPair, rows: Tensor) -> _SupportSums:
     shape, device = (len(rows), pair.num_pieces), rows.device
     log2_risky = torch.full(shape, -torch.inf, dtype=torch.float64, device=device)
     highest, lowest = log2_risky.clone(), -log2_risky
-    for read in pair.reads(rows, 3, torch.float64):
-        safe, risky, tilt = read.slots.unbind(1)
+    for read in pair.reads(rows, pair.scratch(len(rows), 3, torch.float64)):
+        safe, risky, tilt = read.slots
         pair.read_shared(read, safe, risky, tilt)
         is_outside = safe == -torch.inf
         highest[read.group, read.pieces.start] = tilt.masked_fill_(is_outside, -torch.inf).amax(-1)

@@ -105,7 +105,7 @@ class Projection:
         dtype = torch.float64 if is_double else torch.float32
         log_probs = torch.full(pair.safe.shape, math.nan, dtype=dtype, device=pair.safe.device)
         rows = self.is_valid.nonzero()[:, 0]
-        for read in pair.reads(rows, 3, torch.float64):
+        for read in pair.reads(rows, pair.scratch(len(rows), 3, torch.float64)):
             bits = read_log2_probs(self.law, read)
             nats = bits[:, : read.num_columns].div_(BITS_PER_NAT)
             log_probs[read.rows, read.columns] = nats.to(dtype)
@@ -124,7 +124,7 @@ class Projection:
 
 def read_log2_probs(law: RatioLaw, read: Read) -> Tensor:
     """(R, C) float64, log2 p* of a block of tokens, in one of the three slots."""
-    safe, risky, tilt = read.slots.unbind(1)
+    safe, risky, tilt = read.slots
     law.pair.read_shared(read, safe, risky, tilt)
     bits = safe.add_(law.log2_ratio(read.rows, tilt))
     is_safe_only = law.is_safe_only[read.rows]

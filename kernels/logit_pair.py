@@ -30,8 +30,7 @@ MASK_LIMIT = -1e30
 """Logits below it may overflow to -inf in float32 and are then masked like banned tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """One block: some rows of the batch, some columns of the vocabulary."""
 
     rows: Tensor | slice
@@ -39,8 +38,14 @@ class Read:
     group: slice
     """Their places in the list of rows asked for."""
     columns: slice
-    slots: Tensor
-    """(R, num_slots, C) scratch of the pass, not initialised; C is the padded number of columns."""
+    block: Tensor
+    """(R, num_slots, C) of the scratch of the pass; C is the padded number of columns."""
+    slots: tuple[Tensor, ...]
+    """The same, (R, C) each."""
+    risky_shift: Tensor
+    """(R, 1), of the dtype of the scratch."""
+    safe_shift: Tensor
+    """(R, 1), likewise."""
 
     @property
     def pieces(self) -> slice:
@@ -88,24 +93,34 @@ class LogitPair:
         # In whatever order they are added; 64 stands for the few operations on each weight.
         return torch.finfo(torch.float64).eps * (self.vocab_size + 64 + offset)
 
-    def reads(self, rows: Tensor, num_slots: int, dtype: torch.dtype) -> Iterator[Read]:
-        """The blocks that cover the given rows, (A,) int64, each with its slots of scratch.
+    def scratch(self, num_rows: int, num_slots: int, dtype: torch.dtype) -> Tensor:
+        """(rows of one read, num_slots, padded columns of one read), not initialised.
 
-        The rows must be valid. Several of them share a read only where each fits one piece. Which
-        columns share one does not depend on the rows, so neither do the sums over a row.
+        num_rows: how many rows will be read. Several of them share a read only where each fits one
+        piece. Which columns share one does not depend on the rows, so neither do sums over a row.
 
-        The scratch is made once for all reads: malloc returns buffers above its threshold to the
-        kernel, and every page of the next one faults (measured: twice the time of a pass).
+        It is made once for all reads: malloc returns buffers above its threshold to the kernel,
+        and every page of the next one faults (measured: twice the time of a pass).
         """
-        num_rows, num_columns = self._read_shape(num_slots * dtype.itemsize)
-        scratch = self._scratch(min(num_rows, len(rows)), num_slots, num_columns, dtype)
+        rows_per_read, num_columns = self._read_shape(num_slots * dtype.itemsize)
+        shape = (max(1, min(rows_per_read, num_rows)), num_slots, padded(num_columns))
+        return torch.empty(shape, dtype=dtype, device=self.safe.device)
+
+    def reads(self, rows: Tensor, scratch: Tensor) -> Iterator[Read]:
+        """The blocks that cover the given rows, (A,) int64, which must be valid."""
+        num_rows, _, num_columns = scratch.shape
+        block = scratch[:0]
         for start in range(0, len(rows), num_rows):
-            stop = min(start + num_rows, len(rows))
-            members, group = _cheap_index(rows[start:stop]), slice(start, stop)
+            group = slice(start, min(start + num_rows, len(rows)))
+            members = _cheap_index(rows[group])
+            shifts = [x[members].to(scratch.dtype) for x in (self.risky_shift, self.safe_shift)]
             for first in range(0, self.vocab_size, num_columns):
                 columns = slice(first, min(first + num_columns, self.vocab_size))
-                slots = scratch[: stop - start, :, : padded(columns.stop - first)]
-                yield Read(members, group, columns, slots)
+                shape = (group.stop - start, scratch.shape[1], padded(columns.stop - first))
+                if block.shape != shape:
+                    block = scratch[: shape[0], :, : shape[2]]
+                    slots = block.unbind(1)
+                yield Read(members, group, columns, block, slots, *shifts)
 
     def windows(self, rows: Tensor, numbers: Tensor) -> tuple[LogitPair, Tensor]:
         """A copy of one piece of each row, and the column at which each copy starts.
@@ -140,18 +155,12 @@ class LogitPair:
         num_reads = -(-self.num_pieces // max(1, num_tokens // PIECE_SIZE))
         return 1, -(-self.num_pieces // num_reads) * PIECE_SIZE
 
-    def _scratch(
-        self, num_rows: int, num_slots: int, num_columns: int, dtype: torch.dtype
-    ) -> Tensor:
-        shape = (num_rows, num_slots, padded(num_columns))
-        return torch.empty(shape, dtype=dtype, device=self.safe.device)
-
     def read_safe(self, read: Read, out: Tensor) -> Tensor:
         """log2 of the safe weight of each token, at most 0; -inf in the padding.
 
         out: (R, C), C the columns of the read, padded; overwritten and returned.
         """
-        return _read_bits(self.safe, self.safe_shift, read, out)
+        return _read_bits(self.safe, read.safe_shift, read, out)
 
     def read_shared(self, read: Read, safe: Tensor, risky: Tensor, tilt: Tensor) -> None:
         """Log-weights on the common support, and the tilt risky - safe between the models, in bits.
@@ -159,8 +168,8 @@ class LogitPair:
         safe, risky, tilt: (R, C), overwritten. Where either model bans a token, and in the
         padding, safe and risky become -inf and tilt 0, so that no NaN can arise.
         """
-        _read_bits(self.safe, self.safe_shift, read, safe)
-        _read_bits(self.risky, self.risky_shift, read, risky)
+        _read_bits(self.safe, read.safe_shift, read, safe)
+        _read_bits(self.risky, read.risky_shift, read, risky)
         torch.sub(risky, safe, out=tilt)
         if tilt.shape[1] > read.num_columns:
             tilt[:, read.num_columns :] = 0.0
@@ -262,5 +271,5 @@ def _read_bits(logits: Tensor, shift: Tensor, read: Read, out: Tensor) -> Tensor
     if out.dtype != logits.dtype:
         # An addition of two dtypes would make a temporary of its own.
         block = inside.copy_(block)
-    torch.add(shift[read.rows].to(out.dtype), block, alpha=BITS_PER_NAT, out=inside)
+    torch.add(shift, block, alpha=BITS_PER_NAT, out=inside)
     return out

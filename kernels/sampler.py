@@ -104,27 +104,28 @@ def _residual(safe_log_probs: Tensor, log_probs: Tensor) -> Tensor:
 
 
 def _safe_weights(law: RatioLaw, read: Read) -> Tensor:
-    return law.pair.read_safe(read, read.slots[:, 0]).exp2_()
+    return law.pair.read_safe(read, read.slots[0]).exp2_()
 
 
 def _shared_weights(law: RatioLaw, read: Read) -> Tensor:
-    safe, risky, tilt = read.slots.unbind(1)
+    safe, risky, tilt = read.slots
     law.pair.read_shared(read, safe, risky, tilt)
     return safe.exp2_()
 
 
 def _residual_weights(law: RatioLaw, read: Read) -> Tensor:
     """(p* - p_s)_+ up to a factor; its rounding error is that of p_s itself."""
-    safe, risky, tilt = read.slots.unbind(1)
+    safe, risky, tilt = read.slots
     law.pair.read_shared(read, safe, risky, tilt)
-    weight = torch.add(safe, law.log2_ratio(read.rows, tilt), out=risky).exp2_()
-    return weight.sub_(safe.exp2_()).clamp_min_(0.0)
+    torch.add(safe, law.log2_ratio(read.rows, tilt), out=risky)
+    read.block[:, :2].exp2_()
+    return risky.sub_(safe).clamp_min_(0.0)
 
 
 def _masses(law: RatioLaw, rows: Tensor, weights: ReadWeights) -> Tensor:
     """(A, num_pieces) float64, the weight in each piece of the vocabulary."""
     masses = torch.zeros(len(rows), law.pair.num_pieces, dtype=torch.float64, device=rows.device)
-    for read in law.pair.reads(rows, 3, torch.float64):
+    for read in law.pair.reads(rows, law.pair.scratch(len(rows), 3, torch.float64)):
         masses[read.group, read.pieces] = piece_sums(weights(law, read))
     return masses
 
@@ -144,7 +145,8 @@ def _draw(
     chosen = _first_above(running_sum, target)
     before = torch.nn.functional.pad(running_sum, (1, 0)).gather(1, chosen[:, None])[:, 0]
     inside, first = law.windows(rows, chosen)
-    for read in inside.pair.reads(torch.arange(len(rows), device=rows.device), 3, torch.float64):
+    members = torch.arange(len(rows), device=rows.device)
+    for read in inside.pair.reads(members, inside.pair.scratch(len(rows), 3, torch.float64)):
         in_piece = weights(inside, read).cumsum(-1)
         token_ids[read.group] = _first_above(in_piece, (target - before)[read.group])
     return token_ids + first

@@ -43,8 +43,9 @@ def support_masses(pair: LogitPair, rows: Tensor) -> SupportMasses:
     """One pass over the safe logits, and over the risky ones where tokens are banned."""
     shape = (3, len(rows), pair.num_pieces)
     pieces, shared, banned = torch.zeros(shape, dtype=torch.float64, device=rows.device)
-    for read in pair.reads(rows, 4 if pair.has_bans else 1, torch.float64):
-        every, *others = read.slots.unbind(1)
+    scratch = pair.scratch(len(rows), 4 if pair.has_bans else 1, torch.float64)
+    for read in pair.reads(rows, scratch):
+        every, *others = read.slots
         weight = pair.read_safe(read, every).exp2_()
         pieces[read.group, read.pieces] = piece_sums(weight)
         if pair.has_bans:
@@ -64,18 +65,17 @@ def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
     """
     beta = torch.tensor(ESTIMATED_BETAS, dtype=torch.float64, device=rows.device)
     sums = torch.zeros(len(rows), len(beta), 4, dtype=torch.float64, device=rows.device)
-    for read in pair.reads(rows, len(ESTIMATED_BETAS) + 4, torch.float32):
-        weights, powers = read.slots[:, :-4], read.slots[:, -4:]
-        safe, *between, risky = weights.unbind(1)
-        one, tilt, square, cube = powers.unbind(1)
+    scratch = pair.scratch(len(rows), len(ESTIMATED_BETAS) + 4, torch.float32)
+    scratch[:, -4] = 1.0
+    for read in pair.reads(rows, scratch):
+        safe, *between, risky, _, tilt, square, cube = read.slots
         pair.read_shared(read, safe, risky, tilt)
-        one.fill_(1.0)
         torch.mul(tilt, tilt, out=square)
         torch.mul(square, tilt, out=cube)
         for out, share in zip(between, ESTIMATED_BETAS[1:-1], strict=True):
             torch.add(safe, tilt, alpha=share, out=out)
-        weights.exp2_()
-        sums[read.group] += torch.bmm(weights, powers.transpose(1, 2))
+        weights, powers = read.block[:, :-4].exp2_(), read.block[:, -4:]
+        sums[read.group].add_(torch.bmm(weights, powers.transpose(1, 2)))
     return TiltSums(beta.expand(len(rows), -1), sums)
 
 
@@ -86,14 +86,15 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
     matters only if the sum of all weights is nearly as small; see `tilt_points`.
     """
     sums = torch.zeros(*beta.shape, 4, dtype=torch.float64, device=rows.device)
-    for read in pair.reads(rows, 5, torch.float64):
-        safe, weight, tilt, square, cube = read.slots.unbind(1)
+    scratch = pair.scratch(len(rows), 6, torch.float64)
+    scratch[:, 2] = 1.0
+    for read in pair.reads(rows, scratch):
+        safe, weight, _, tilt, square, cube = read.slots
         pair.read_shared(read, safe, weight, tilt)
         torch.mul(tilt, tilt, out=square)
         torch.mul(square, tilt, out=cube)
-        powers = read.slots[:, 2:].transpose(1, 2)
-        for point, factor in enumerate(beta[read.group].unbind(1)):
-            torch.addcmul(safe, factor[:, None], tilt, out=weight).exp2_()
-            higher = torch.bmm(weight[:, None], powers)[:, 0]
-            sums[read.group, point] += torch.cat([weight.sum(-1, keepdim=True), higher], dim=-1)
+        powers = read.block[:, 2:].transpose(1, 2)
+        for point, factor in enumerate(beta[read.group].split(1, dim=1)):
+            torch.addcmul(safe, factor, tilt, out=weight).exp2_()
+            sums[read.group, point].add_(torch.bmm(read.block[:, 1:2], powers)[:, 0])
     return TiltSums(beta, sums)
