@@ -4,6 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .decode.byte.byte_settings import ByteSettings
+    from .decode.byte.prompt_cache import PromptCache
     from .decode.decoder import Decoder
     from .decode.generation import Generation
     from .decode.ledger import Ledger, LedgerError
@@ -16,12 +18,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "ByteSettings": "decode.byte.byte_settings",
     "Decoder": "decode.decoder",
     "Generation": "decode.generation",
     "Ledger": "decode.ledger",
     "LedgerError": "decode.ledger",
     "ModelPair": "decode.model_pair",
     "Anchored": "decode.rules.anchored",
+    "PromptCache": "decode.byte.prompt_cache",
     "RiskyOnly": "decode.rules.risky_only",
     "SafeOnly": "decode.rules.safe_only",
     "Verification": "decode.verification",
@@ -30,11 +34,13 @@ _HOME = {
 
 __all__ = [
     "Anchored",
+    "ByteSettings",
     "Decoder",
     "Generation",
     "Ledger",
     "LedgerError",
     "ModelPair",
+    "PromptCache",
     "RiskyOnly",
     "SafeOnly",
     "Verification",

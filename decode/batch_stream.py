@@ -1,11 +1,13 @@
 """One model's memory of a left-padded batch: any causal model, rows that start together."""
 
+from collections import deque
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ..kernels.token_log_probs import token_log_probs
-from .stream import PromptLogits, chunks
+from .stream import PromptLogits, chunks, feed_in_chunks
 
 
 class BatchStream:
@@ -51,6 +53,15 @@ class BatchStream:
         )
         logits: Tensor = output.logits[..., : self.vocab_size]
         return logits
+
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """See Stream; columns are shared, so all rows that go on are fed as many tokens."""
+        new = torch.tensor(tokens)
+        token_ids = new.new_zeros(len(self._mask), new.shape[1])
+        mask = torch.zeros_like(token_ids)
+        token_ids[rows], mask[rows] = new, 1
+        (logits,) = deque(feed_in_chunks(self, token_ids, mask), maxlen=1)
+        return logits[rows]
 
     def free(self, row: int) -> None:
         """Nothing: the row stays in the batch until the batch ends."""

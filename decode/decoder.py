@@ -6,11 +6,14 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
+from .byte.byte_settings import ByteSettings
+from .byte.prompt_cache import PromptCache
 from .engine import Engine, EngineName
 from .generation import Generation
+from .level import LevelName
+from .level_registry import choose_level
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
-from .paired_streams import rows_can_join
 from .progress import with_bar
 from .request import Piece, Request, RequestState, refused, warn_of_safe_only
 from .request_ledger import request_ledger
@@ -18,7 +21,7 @@ from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 from .schedule import decode_all
 from .score import Score, refused_score, score_batch
-from .text_stream import TextStream
+from .speculation import Speculate
 
 logger = logging.getLogger(__name__)
 
@@ -33,27 +36,37 @@ class Decoder:
         pair: ModelPair,
         rule: Rule,
         *,
-        level: Literal["auto", "token", "byte"] = "auto",
+        level: LevelName | Literal["auto"] = "auto",
         batch_size: int = 16,
         engine: EngineName = "auto",
+        byte_settings: ByteSettings | None = None,
+        prompt_cache: PromptCache | None = None,
+        speculate: Speculate = "off",
     ) -> None:
-        """engine: "eager" looks at every token on the host; "device" keeps steps on the device
+        """level: what is decoded and budgeted step by step; "auto" takes tokens for models with one
+        tokenizer and bytes, by `byte_settings`, for models with two. prompt_cache: at byte level,
+        the prompts that another k or seed need not read again; PromptCache(0) keeps none, and one
+        may serve many decoders.
+        engine: "eager" looks at every token on the host; "device" keeps steps on the device
         (Anchored rules, no top_k, top_p or min_p, see `device_refusal`), as a CUDA graph on CUDA;
         "auto" takes "device" on CUDA where it can run and agrees with "eager" on a few steps.
-        Raises ValueError for bad values, or for "device" where it cannot run.
+        speculate: tokens that the safe model drafts before one risky forward verifies them, "auto"
+        for as many as it is worth by what drafts and forwards have cost so far, "off" for none.
+        The tokens for a seed are those of "off", up to the models' own numerics.
+        Raises ValueError for bad values, or for "device" or a draft where they cannot run.
         """
-        if level not in ("auto", "token"):
-            raise ValueError(f'level must be "auto" or "token" in this version, got {level!r}')
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.pair, self.rule, self.batch_size = pair, rule, batch_size
-        self.engine = Engine(pair, rule, engine)
+        self.level = choose_level(pair, level, byte_settings, prompt_cache)
+        self.engine = Engine(self.level, rule, engine, speculate)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int = 200,
+        max_new_bytes: int | None = None,
         seed: int | Sequence[int] = 0,
         stop: Sequence[str] = (),
         k: float | Sequence[float] | None = None,
@@ -62,11 +75,12 @@ class Decoder:
     ) -> list[Generation]:
         """Continuations of the prompts, in order.
 
-        prompts: texts or lists of token ids. max_new_tokens: the horizon; K = k * max_new_tokens
-        nats. seed, k: one for all or one per prompt; a prompt's tokens depend on its own seed, not
-        on its batch. stop: texts at which to cut. progress: show a bar, with this title.
-        sampling: fields of SamplingConfig (temperature 0.7, repetition_penalty 1.1, top_k, top_p,
-        min_p).
+        prompts: texts or lists of token ids, at byte level of byte values. max_new_tokens: the
+        horizon; K = k * max_new_tokens nats. max_new_bytes: the horizon at byte level (K = k *
+        max_new_bytes), 4 * max_new_tokens unless given. seed, k: one for all or one per prompt; a
+        prompt's tokens depend on its own seed, not on its batch. stop: texts at which to cut.
+        progress: show a bar, with this title. sampling: fields of SamplingConfig (temperature 0.7,
+        repetition_penalty 1.1, top_k, top_p, min_p).
         Raises ValueError for bad values. Of several prompts, one that is too long for the pair or
         whose logits are NaN fails alone, with `.error`; a single one that is too long is a
         ValueError.
@@ -74,10 +88,12 @@ class Decoder:
         """
         config = self._sampling(SamplingConfig(**sampling))
         self.engine.check(config)
-        requests = self._requests(prompts, max_new_tokens, seed=seed, k=k, stop=tuple(stop))
+        horizon = self.level.horizon(max_new_tokens, max_new_bytes)
+        requests = self._requests(prompts, horizon, seed=seed, k=k, stop=tuple(stop))
         generations: dict[int, Generation] = {}
         budgets = []
-        for state in with_bar(self._decode(requests, config), len(requests), progress):
+        states = self._decode(requests, config)
+        for state in with_bar(states, len(requests), progress, self.level.name):
             generations[state.request.index] = self._generation(state, config)
             budgets.append(state.budget)
         warn_of_safe_only(budgets)
@@ -88,6 +104,7 @@ class Decoder:
         prompt: Prompt,
         *,
         max_new_tokens: int = 200,
+        max_new_bytes: int | None = None,
         seed: int = 0,
         stop: Sequence[str] = (),
         k: float | None = None,
@@ -100,7 +117,8 @@ class Decoder:
         """
         config = self._sampling(SamplingConfig(**sampling))
         self.engine.check(config)
-        (request,) = self._requests(prompt, max_new_tokens, seed=seed, k=k, stop=tuple(stop))
+        horizon = self.level.horizon(max_new_tokens, max_new_bytes)
+        (request,) = self._requests(prompt, horizon, seed=seed, k=k, stop=tuple(stop))
         return self._pieces(request, config)
 
     def score(
@@ -125,13 +143,15 @@ class Decoder:
         config = SamplingConfig(
             temperature=temperature, repetition_penalty=repetition_penalty, **sampling
         )
-        targets = [self.pair.encode_continuation(text) for text in _as_list(continuations)[0]]
+        targets = [self.level.encode_continuation(text) for text in _as_list(continuations)[0]]
         longest = max((len(target) for target in targets), default=1)
         requests = self._requests(prompts, max(horizon or longest, 1), seed=0, k=k, stop=())
         if len(requests) != len(targets):
             raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
         if horizon is not None and longest > horizon:
-            raise ValueError(f"a continuation has {longest} tokens, the horizon is {horizon}")
+            raise ValueError(
+                f"a continuation has {longest} {self.level.name}s, the horizon is {horizon}"
+            )
         scores: dict[int, Score] = {}
         fitting, refusals = self._split(requests)
         for request, error in refusals:
@@ -139,7 +159,7 @@ class Decoder:
             scores[request.index] = refused_score(request, self.rule, tokens, error)
         for batch in _bar(self._batches(fitting), progress):
             tokens_of_batch = [targets[request.index] for request in batch]
-            scored = score_batch(self.pair, self.rule, config, batch, tokens_of_batch)
+            scored = score_batch(self.level, self.rule, config, batch, tokens_of_batch)
             scores.update((r.index, score) for r, score in zip(batch, scored, strict=True))
         return [scores[index] for index in range(len(requests))]
 
@@ -151,20 +171,20 @@ class Decoder:
     def _requests(
         self,
         prompts: Prompt | Sequence[Prompt],
-        max_new_tokens: int,
+        horizon: int,
         *,
         seed: int | Sequence[int],
         k: float | Sequence[float] | None,
         stop: tuple[str, ...],
     ) -> list[Request]:
         several, is_single = _as_list(prompts)
-        encoded = [self.pair.encode(prompt) for prompt in several]
+        encoded = [self.level.encode(prompt) for prompt in several]
         seeds = _one_each("seed", seed, len(encoded))
         ks = _one_each("k", k, len(encoded))
         requests = [
             Request(
                 prompt_token_ids=tokens,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=horizon,
                 seed=seeds[index],
                 k=ks[index],
                 stop=stop,
@@ -177,19 +197,13 @@ class Decoder:
         return requests
 
     def _split(self, requests: list[Request]) -> tuple[list[Request], list[tuple[Request, str]]]:
-        """(requests that fit the pair's context, the others with what is wrong with them)."""
+        """(requests that fit the models' context, the others with what is wrong with them)."""
         errors = [(request, self._too_long(request)) for request in requests]
         fitting = [request for request, error in errors if not error]
         return fitting, [(request, error) for request, error in errors if error]
 
     def _too_long(self, request: Request) -> str:
-        limit = self.pair.context_length
-        if limit is None or request.max_length <= limit:
-            return ""
-        return (
-            f"the prompt has {len(request.prompt_token_ids)} tokens; with "
-            f"{request.max_new_tokens} new ones it exceeds the pair's context of {limit}"
-        )
+        return self.level.too_long(request.prompt_token_ids, request.max_new_tokens)
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
         """By prompt length, longest first, so that prompts read together need little padding."""
@@ -201,10 +215,10 @@ class Decoder:
         """Every request as it ends."""
         fitting, refusals = self._split(requests)
         for request, error in refusals:
-            yield refused(request, self.rule, TextStream(self.pair.tokenizer), error)
+            yield refused(request, self.rule, self.level.text_stream(), error)
         longest = max((request.max_length for request in fitting), default=0)
         batches = self._batches(fitting)
-        if batches and rows_can_join(self.pair, longest):
+        if batches and self.level.rows_can_join(longest):
             batches = [[request for batch in batches for request in batch]]
         for batch in batches:
             yield from decode_all(self._open(batch, config), batch)
@@ -221,7 +235,7 @@ class Decoder:
             prompt=state.request.prompt_token_ids,
             text=state.text.text,
             pieces=[(piece.text, piece.accepted) for piece in state.pieces],
-            ledger=request_ledger(self.pair, self.rule, config, state),
+            ledger=request_ledger(self.level, self.rule, config, state),
             error=f"request {state.request.index}: {state.error}" if state.error else "",
         )
 

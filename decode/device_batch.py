@@ -9,13 +9,12 @@ from ..kernels.walk import new_accounts
 from .captured_step import CapturedStep
 from .device_state import NUM_KEPT, DeviceState
 from .device_step import DeviceStep
-from .model_pair import ModelPair
+from .level import Level
 from .paired_batch import PairedBatch
 from .request import Request, RequestState
 from .row_stream import RowStream
 from .rules.anchored import Anchored
 from .sampling_config import SamplingConfig
-from .warpers import Warpers
 
 CAPACITY_STEP = 256
 """Columns by which capacities differ, so that batches of similar lengths can use one graph."""
@@ -30,11 +29,11 @@ class DeviceBatch(PairedBatch):
     """
 
     rule: Anchored
-    streams: dict[str, RowStream]  # type: ignore[assignment]
+    streams: dict[str, RowStream]
 
     def __init__(
         self,
-        pair: ModelPair,
+        level: Level,
         rule: Anchored,
         sampling: SamplingConfig,
         *,
@@ -43,7 +42,7 @@ class DeviceBatch(PairedBatch):
     ) -> None:
         """Raises ValueError where Triton cannot run; what else is needed, see `device_refusal`."""
         super().__init__(
-            pair, rule, sampling, num_rows=num_rows, max_length=capacity_for(max_length)
+            level, rule, sampling, num_rows=num_rows, max_length=capacity_for(max_length)
         )
         self._state_on_device = self._open()
         self._run = self._runnable()
@@ -58,7 +57,7 @@ class DeviceBatch(PairedBatch):
     def warp_by(self, sampling: SamplingConfig) -> None:
         """Use this penalty and temperature from the next step on."""
         self.sampling = sampling
-        self.warpers = Warpers(sampling, self.pair.stop_token_ids)
+        self.warpers = self.level.warpers(sampling)
         self._state_on_device.warp_by(sampling)
 
     @torch.inference_mode()

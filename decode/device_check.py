@@ -11,6 +11,7 @@ from .request import Request
 from .rules.anchored import Anchored
 from .sampling_config import SamplingConfig
 from .schedule import decode_all
+from .token_level import TokenLevel
 from .verification import TOLERANCE_NATS
 
 PROMPT_LENGTHS = (5, 2)
@@ -28,7 +29,7 @@ def largest_difference(pair: ModelPair, divergence: Literal["kl", "max"]) -> tup
     rule = Anchored(k=NATS_PER_STEP, divergence=divergence, debt="none")
     sampling = SamplingConfig(temperature=1.0)
     by_host, by_device = (
-        _steps(batch_class(pair, rule, sampling, num_rows=2, max_length=_max_length()))
+        _steps(batch_class(TokenLevel(pair), rule, sampling, num_rows=2, max_length=_max_length()))
         for batch_class in (PairedBatch, DeviceBatch)
     )
     pairs = zip(by_host, by_device, strict=True)

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import torch
 
+from .level import Level
 from .model_pair import ModelPair
 from .row_attention import RowAttention
 from .rules.anchored import Anchored
@@ -18,8 +19,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Logits are warped in float32; a float64 pair promises more digits than that."""
 
 
-def pair_refusal(pair: ModelPair, rule: Rule) -> str:
-    """Why this pair cannot decode on the device under this rule, "" if it can."""
+def pair_refusal(level: Level, rule: Rule) -> str:
+    """Why a pair cannot decode on the device at this level under this rule, "" if it can."""
+    pair = level.pair
+    if level.name != "token":
+        return f"its level is the {level.name}, not the token"
     if find_spec("triton") is None:
         return "triton is not installed"
     if not isinstance(rule, Anchored):

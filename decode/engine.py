@@ -4,11 +4,13 @@ import logging
 from typing import TYPE_CHECKING, Literal, get_args
 
 from .device_refusal import pair_refusal, sampling_refusal
+from .level import Level
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
 from .rules.anchored import Anchored
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
+from .speculation import Speculate, Speculation
 
 if TYPE_CHECKING:
     from .device_batch import DeviceBatch
@@ -26,18 +28,24 @@ class Engine:
     "eager" draws a token a row and looks at it; "device" keeps steps on the device and raises
     ValueError where it cannot; "auto" is "device" on CUDA where that can and agrees with "eager".
     One batch on the device is kept with its graph, and its memory, for calls of the same size.
+    Speculation, where asked for, is eager.
     """
 
-    def __init__(self, pair: ModelPair, rule: Rule, name: EngineName) -> None:
+    def __init__(
+        self, level: Level, rule: Rule, name: EngineName, speculate: Speculate = "off"
+    ) -> None:
         if name not in get_args(EngineName):
             raise ValueError(f'engine must be "auto", "eager" or "device", got {name!r}')
-        self.pair, self.rule, self.name = pair, rule, name
+        self._speculation = Speculation.of(level, rule, speculate)
+        if self._speculation is not None and name == "device":
+            raise ValueError(f'speculate={speculate!r} needs engine "eager" or "auto"')
+        self.level, self.rule, self.name = level, rule, name
         self._kept: DeviceBatch | None = None
         self._disagreement: str | None = None
         self._logged: set[str] = set()
         if name == "device":
-            _raise_if(pair_refusal(pair, rule))
-            _check_device(pair)
+            _raise_if(pair_refusal(level, rule))
+            _check_device(level.pair)
 
     def check(self, sampling: SamplingConfig) -> None:
         """Raise ValueError if the engine that was asked for by name cannot sample like this."""
@@ -45,24 +53,26 @@ class Engine:
             _raise_if(sampling_refusal(sampling))
 
     def open(self, sampling: SamplingConfig, num_rows: int, max_length: int) -> PairedBatch:
-        """An empty batch of `num_rows` rows of up to `max_length` tokens.
+        """An empty batch of `num_rows` rows of up to `max_length` symbols.
 
         Raises ValueError if the engine was asked for by name and cannot run or differs.
         """
+        if self._speculation is not None and self._speculation.fits(max_length):
+            return self._speculation.open(sampling, num_rows=num_rows, max_length=max_length)
         if self.name == "device":
             self.check(sampling)
             _raise_if(self._found_disagreement())
         elif self.name == "eager" or self._logged_refusal(sampling):
             return PairedBatch(
-                self.pair, self.rule, sampling, num_rows=num_rows, max_length=max_length
+                self.level, self.rule, sampling, num_rows=num_rows, max_length=max_length
             )
         return self._device_batch(sampling, num_rows, max_length)
 
     def _logged_refusal(self, sampling: SamplingConfig) -> str:
         """Why "auto" decodes eagerly, "" if it does not; each reason is logged once."""
-        if not _is_on_cuda(self.pair):
+        if not _is_on_cuda(self.level.pair):
             return "there is no CUDA device"
-        refusal = pair_refusal(self.pair, self.rule) or sampling_refusal(sampling)
+        refusal = pair_refusal(self.level, self.rule) or sampling_refusal(sampling)
         refusal = refusal or self._found_fault()
         if refusal and refusal not in self._logged:
             self._logged.add(refusal)
@@ -85,7 +95,7 @@ class Engine:
 
         if self._disagreement is None:
             assert isinstance(self.rule, Anchored)
-            error, tolerance = largest_difference(self.pair, self.rule.divergence)
+            error, tolerance = largest_difference(self.level.pair, self.rule.divergence)
             self._disagreement = (
                 ""
                 if error <= tolerance
@@ -105,7 +115,7 @@ class Engine:
         assert isinstance(self.rule, Anchored)
         self._kept = None  # its memory is free before the next one takes its own
         self._kept = DeviceBatch(
-            self.pair, self.rule, sampling, num_rows=num_rows, max_length=max_length
+            self.level, self.rule, sampling, num_rows=num_rows, max_length=max_length
         )
         return self._kept
 

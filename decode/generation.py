@@ -13,14 +13,14 @@ class Generation:
     text: str
     """The continuation; the end symbol and anything from a stop string on are left out."""
     pieces: list[tuple[str, bool]]
-    """The text token by token, with whether the safe model's own draw was kept."""
+    """The text symbol by symbol, with whether the safe model's own draw was kept."""
     ledger: Ledger
     error: str = ""
     """Why this request failed, "" for success; what was drawn before is kept."""
 
     @property
     def token_ids(self) -> list[int]:
-        """Tokens of the continuation, the end symbol included where it was drawn."""
+        """Tokens of the continuation (bytes at byte level), the end included where it was drawn."""
         return self.ledger.token_ids
 
     @property
@@ -34,5 +34,5 @@ class Generation:
         return (
             f"K={header.K:.4g} (k={header.k:.4g} x {header.horizon}) debt={header.debt:.4g} "
             f"spent={self.ledger.spent:.4g} bound={header.bound:.4g} nats, "
-            f"{len(self.token_ids)} tokens, {self.finish_reason}, {certified}"
+            f"{len(self.token_ids)} {header.level}s, {self.finish_reason}, {certified}"
         )

@@ -96,11 +96,31 @@ class RowCache(Cache):
             )
         self.lengths[row] = length
 
+    def keep(self, row: int, first: int, columns: Sequence[int]) -> None:
+        """Forget the columns of a row from `first` on but those given, which move up in order."""
+        for layer in self._layers:
+            layer.move(row, first, columns)
+        self.lengths[row] = first + len(columns)
+
+    def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """A copy of a row's keys and values, (H, columns, D) each, by layer."""
+        return [layer.states(row, int(self.lengths[row])) for layer in self._layers]
+
+    def restore(self, row: int, states: list[tuple[Tensor, Tensor]]) -> None:
+        """Fill an empty row with what `states` gave."""
+        for layer, (keys, values) in zip(self._layers, states, strict=True):
+            layer.restore(row, keys, values)
+        self.lengths[row] = states[0][0].shape[1]
+
+    def erase_rest(self, row: int) -> None:
+        """Zero the columns of a row that do not count; for NaN, which spreads though masked."""
+        for layer in self._layers:
+            layer.clear(row, int(self.lengths[row]))
+
     def free(self, row: int) -> None:
         """Empty a row, so that another request can have it."""
         self.lengths[row] = 0
-        for layer in self._layers:
-            layer.clear(row)
+        self.erase_rest(row)
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -137,11 +157,29 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             return key_states, value_states
         return self._read(self.keys, place), self._read(self.values, place)
 
-    def clear(self, row: int) -> None:
-        """Zero one row."""
+    def move(self, row: int, first: int, columns: Sequence[int]) -> None:
+        """Copy columns of a row, ascending, to `first` and those behind it."""
+        place = torch.tensor(columns, dtype=torch.long, device=self.keys.device)
+        for storage in (self.keys, self.values):
+            storage[row, :, first : first + len(columns)] = storage[row].index_select(1, place)
+
+    def states(self, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """A copy of a row's first columns: (H, length, D) each."""
+        return self.keys[row, :, :length].clone(), self.values[row, :, :length].clone()
+
+    def restore(self, row: int, keys: Tensor, values: Tensor) -> None:
+        """Fill the first columns of a row."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys[None], values[None])
+        length = keys.shape[1]
+        self._grow(length)
+        self.keys[row, :, :length], self.values[row, :, :length] = keys, values
+
+    def clear(self, row: int, start: int) -> None:
+        """Zero one row from a column on."""
         if self.is_initialized:
-            self.keys[row].zero_()
-            self.values[row].zero_()
+            self.keys[row, :, start:].zero_()
+            self.values[row, :, start:].zero_()
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(columns, first column) that a mask made by the model itself covers: level rows only."""

@@ -34,6 +34,9 @@ class LedgerHeader:
     bound: float
     quantization: dict[str, str] = field(default_factory=dict)
     """By "safe" and "risky": what their weights are quantised with; exact ones are left out."""
+    level: str = "token"
+    """Where this is "byte", token ids are bytes and 256 is the end of the text."""
+    level_settings: dict[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
     sampler: str = SAMPLER
 
@@ -65,6 +68,15 @@ class Ledger:
     finish_reason: str = ""
     safe_forwards: int = 0
     risky_forwards: int = 0
+    work: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By "safe" and "risky", at byte level: nodes computed, mean probability that masking took,
+    largest total variation that was left out."""
+    skipped_risky: int = 0
+    """Tokens that were drawn before the risky model had run for them, as nothing could be spent."""
+    drafted: int = 0
+    """Tokens that the safe model guessed before the risky one ran, in speculative decoding."""
+    accepted: int = 0
+    """Those of them that were drawn."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -95,6 +107,10 @@ class Ledger:
             "num_steps": len(self.steps),
             "safe_forwards": self.safe_forwards,
             "risky_forwards": self.risky_forwards,
+            "work": self.work,
+            "skipped_risky": self.skipped_risky,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
             "certified": self.certified,
             "finish_reason": self.finish_reason,
         }
@@ -117,6 +133,10 @@ class Ledger:
             finish_reason=footer["finish_reason"],
             safe_forwards=footer["safe_forwards"],
             risky_forwards=footer["risky_forwards"],
+            work=footer.get("work", {}),
+            skipped_risky=footer.get("skipped_risky", 0),
+            drafted=footer.get("drafted", 0),
+            accepted=footer.get("accepted", 0),
         )
 
 

@@ -74,14 +74,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def check_same_tokens(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast) -> None:
-    """ValueError unless both turn every text into the same ids, special tokens around it aside."""
-    if _tokenization(safe) != _tokenization(risky):
-        raise ValueError(
-            "the models have different tokenizers "
-            f"({len(safe)} and {len(risky)} tokens): token level needs equal ones, "
-            'such a pair needs level="byte"'
-        )
+def same_tokens(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast) -> bool:
+    """Whether both turn every text into the same ids, special tokens around it aside."""
+    return _tokenization(safe) == _tokenization(risky)
 
 
 def device_of(device: DeviceMap, name: str) -> str | torch.device:

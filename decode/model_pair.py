@@ -1,4 +1,4 @@
-"""A safe and a risky language model that share one vocabulary."""
+"""A safe and a risky language model, with one tokenizer or two."""
 
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -8,10 +8,10 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from .byte.tokenizer_file import read_tokenizer
 from .fingerprint import folder_fingerprint, model_fingerprint
 from .model_loading import (
     DeviceMap,
-    check_same_tokens,
     device_of,
     load_config,
     load_model,
@@ -19,6 +19,7 @@ from .model_loading import (
     load_tokenizer,
     model_folder,
     quantization_method,
+    same_tokens,
 )
 from .row_attention import RowAttention
 from .row_check import checked_row_attention
@@ -26,7 +27,10 @@ from .row_check import checked_row_attention
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
-    """Two causal models over the same tokens; construction fails when they do not fit together.
+    """Two causal models; construction fails when they do not fit together.
+
+    With one tokenizer they can be compared token by token, with two byte by byte: both must then be
+    byte-level BPE.
 
     Each model is run on a few tokens to see whether its rows can differ in length.
 
@@ -40,6 +44,8 @@ class ModelPair:
     fingerprints: dict[str, str] = field(default_factory=dict)
     """sha256 by "safe" and "risky"; computed from the tensors in memory when not given."""
     _: KW_ONLY
+    risky_tokenizer: PreTrainedTokenizerFast | None = None
+    """The risky model's where it makes other tokens of a text than `tokenizer`, the safe one's."""
     allow_quantized_safe: bool = False
     """Take a quantised safe model: the bound then holds against that model, not the original."""
     row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
@@ -49,16 +55,19 @@ class ModelPair:
         if not self.allow_quantized_safe:
             _refuse_quantized(self.safe.config)
         for name, model in self.models.items():
-            rows = model.config.get_text_config().vocab_size
-            if rows < self.vocab_size:
+            rows, tokens = model.config.get_text_config().vocab_size, len(self.tokenizers[name])
+            if rows < tokens:
                 raise ValueError(
                     f"the {name} model predicts {rows} tokens, the tokenizer has "
-                    f"{self.vocab_size}: they do not belong together"
+                    f"{tokens}: they do not belong together"
                 )
             if name not in self.fingerprints:
                 self.fingerprints[name] = model_fingerprint(model)
             model.train(False)
             self.row_attention[name] = checked_row_attention(model, name)
+        if self.risky_tokenizer is not None:
+            for name, tokenizer in self.tokenizers.items():
+                _check_bytes(tokenizer, name)
 
     @classmethod
     def from_pretrained(
@@ -79,11 +88,12 @@ class ModelPair:
         transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
         (started by torchrun, one device each) that the risky model is split over; each has the
         whole safe model and gets the same results. Raises FileNotFoundError for a missing folder
-        and ValueError for tokenizers that differ or a quantised safe model.
+        and ValueError for a quantised safe model, or for tokenizers that differ unless both are
+        byte-level BPE.
         """
         folders = {"safe": model_folder(safe), "risky": model_folder(risky)}
         tokenizers = {name: load_tokenizer(folder) for name, folder in folders.items()}
-        check_same_tokens(tokenizers["safe"], tokenizers["risky"])
+        has_one_tokenizer = same_tokens(tokenizers["safe"], tokenizers["risky"])
         if not allow_quantized_safe:
             _refuse_quantized(load_config(folders["safe"]))
         if tp_size == 1:
@@ -99,6 +109,7 @@ class ModelPair:
             risky_model,
             tokenizers["safe"],
             {name: folder_fingerprint(folder) for name, folder in folders.items()},
+            risky_tokenizer=None if has_one_tokenizer else tokenizers["risky"],
             allow_quantized_safe=allow_quantized_safe,
         )
 
@@ -106,6 +117,11 @@ class ModelPair:
     def models(self) -> dict[str, PreTrainedModel]:
         """Both models by name, safe first."""
         return {"safe": self.safe, "risky": self.risky}
+
+    @property
+    def tokenizers(self) -> dict[str, PreTrainedTokenizerFast]:
+        """By "safe" and "risky"; twice the same object where there is one."""
+        return {"safe": self.tokenizer, "risky": self.risky_tokenizer or self.tokenizer}
 
     @property
     def quantization(self) -> dict[str, str]:
@@ -126,18 +142,43 @@ class ModelPair:
     @property
     def context_length(self) -> int | None:
         """Longest sequence that both models accept, in tokens; None when neither states one."""
-        configs = [model.config.get_text_config() for model in self.models.values()]
-        lengths = [getattr(config, "max_position_embeddings", None) for config in configs]
-        return min((length for length in lengths if length), default=None)
+        return min(self.context_lengths.values(), default=None)
+
+    @property
+    def context_lengths(self) -> dict[str, int]:
+        """By "safe" and "risky", in tokens; a model that states none is left out."""
+        configs = {name: model.config.get_text_config() for name, model in self.models.items()}
+        lengths = {
+            n: getattr(config, "max_position_embeddings", 0) for n, config in configs.items()
+        }
+        return {name: length for name, length in lengths.items() if length}
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """Every token at which either model or the tokenizer ends a text, ascending."""
-        stops: set[int] = set()
-        for model in self.models.values():
-            stops |= _ids(model.generation_config.eos_token_id) | _ids(model.config.eos_token_id)
-        stops |= _ids(self.tokenizer.eos_token_id)
-        return sorted(token for token in stops if token < self.vocab_size)
+        """`stop_tokens_of` the safe model."""
+        return self.stop_tokens_of("safe")
+
+    def stop_tokens_of(self, name: str) -> list[int]:
+        """Every token of this model's tokenizer at which either model ends a text, ascending.
+
+        Stop tokens of another tokenizer count if this one has an added token of the same name.
+        """
+        own = {model: self._own_stop_tokens(model) for model in self.models}
+        if self.risky_tokenizer is None:
+            return sorted(own["safe"] | own["risky"])
+        names = {
+            token
+            for model, tokenizer in self.tokenizers.items()
+            for token in tokenizer.convert_ids_to_tokens(sorted(own[model]))
+        }
+        added = self.tokenizers[name].added_tokens_decoder
+        return sorted(own[name] | {id for id, token in added.items() if token.content in names})
+
+    def _own_stop_tokens(self, name: str) -> set[int]:
+        model, tokenizer = self.models[name], self.tokenizers[name]
+        stops = _ids(model.generation_config.eos_token_id) | _ids(model.config.eos_token_id)
+        stops |= _ids(tokenizer.eos_token_id)
+        return {token for token in stops if token < len(tokenizer)}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -174,6 +215,15 @@ def _refuse_quantized(config: PretrainedConfig) -> None:
             f"the safe model is quantised ({method}), so the bound would hold against another "
             "model than the original: pass allow_quantized_safe=True to accept that"
         )
+
+
+def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    try:
+        read_tokenizer(tokenizer.backend_tokenizer)
+    except ValueError as error:
+        raise ValueError(
+            f"the models have different tokenizers, and the {name} one has no bytes: {error}"
+        ) from None
 
 
 def _check_split(device: DeviceMap, quantization: QuantizationConfigMixin | None) -> None:

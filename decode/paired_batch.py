@@ -7,41 +7,43 @@ from torch import Tensor
 
 from ..kernels.uniforms import uniforms
 from .agreement import agreed
+from .cold_start import Backlog, rows_to_draw
 from .ledger import LedgerStep
-from .model_pair import ModelPair
-from .paired_streams import open_streams
+from .level import Level
 from .prompt_reading import PromptReading, read_prompts
 from .request import Request, RequestState, request_budget
 from .rules.rule import NextToken, Rule, StepInputs
 from .sampling_config import SamplingConfig
-from .text_stream import TextStream
-from .warpers import Warpers
 
-# B rows of the batch, A rows that hold a request, V vocabulary.
+# B rows of the batch, A rows that hold a request, V symbols of the level.
 
 
 class PairedBatch:
     """Decodes the requests in its rows together; a row is free again once its request ends.
 
     Rows are independent: own budget, own seed, own history, own length. A request's tokens do not
-    depend on the others, and one whose logits are NaN fails alone.
+    depend on the others, and one whose logits are NaN fails alone. While a request
+    may spend nothing its tokens come from the safe model alone, and the risky one rests.
     """
 
     def __init__(
         self,
-        pair: ModelPair,
+        level: Level,
         rule: Rule,
         sampling: SamplingConfig,
         *,
         num_rows: int,
         max_length: int,
     ) -> None:
-        self.pair, self.rule, self.sampling = pair, rule, sampling
-        self.warpers = Warpers(sampling, pair.stop_token_ids)
-        self.streams = open_streams(pair, num_rows, max_length)
+        self.level, self.pair = level, level.pair
+        self.rule, self.sampling = rule, sampling
+        self.warpers = level.warpers(sampling)
+        self.streams = level.open_streams(num_rows, max_length, sampling)
+        self._backlogs = {name: Backlog(s, num_rows) for name, s in self.streams.items()}
+        self._can_rest = level.rows_can_join(max_length)
         self._states: list[RequestState | None] = [None] * num_rows
-        self._device = pair.safe.device
-        self._seen = torch.zeros(num_rows, pair.vocab_size, dtype=torch.bool, device=self._device)
+        self._device = self.pair.safe.device
+        self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
         self._logits: dict[str, Tensor] = {}
 
     @property
@@ -58,7 +60,7 @@ class PairedBatch:
         """Read the prompts of new requests into free rows; one that fails there takes no row."""
         rows = self.free_rows[: len(requests)]
         prompts = [request.prompt_token_ids for request in requests]
-        reading = read_prompts(self.pair, self.streams, prompts, rows)
+        reading = read_prompts(self.level, self.streams, prompts, rows)
         states = [self._new_state(request, reading, i) for i, request in enumerate(requests)]
         for row, state in zip(rows, states, strict=True):
             self._states[row] = state
@@ -69,24 +71,59 @@ class PairedBatch:
 
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
-        """Draw the next token of every request; returns those that it ended."""
-        rows = [row for row, state in enumerate(self._states) if state is not None]
+        """Draw the next token of the requests, the cold ones first; returns those that it ended."""
+        occupied = [row for row, state in enumerate(self._states) if state is not None]
+        rows = rows_to_draw(self._allowances(occupied), can_rest=self._can_rest)
         if not rows:
             return []
+        self._draw(rows)
+        finished = self._release(rows)
+        self._read_on([row for row in rows if self._states[row] is not None])
+        return finished
+
+    def _allowances(self, rows: list[int]) -> dict[int, float]:
+        """Nats that the next token of each row may spend, the same in every process."""
+        allowances = [self._state(row).allowance for row in rows]
+        if self.pair.num_processes > 1:
+            nats = torch.tensor(allowances, dtype=torch.float64, device=self._device)
+            allowances = agreed(nats, self.pair.num_processes).tolist()
+        return dict(zip(rows, allowances, strict=True))
+
+    def _draw(self, rows: list[int]) -> None:
+        """Decide the next token of these rows; neither model has read it yet."""
+        for row in rows:
+            self._state(row).num_skipped += not self._backlogs["risky"].is_empty(row)
+        for row, token_id in zip(rows, self._decide(rows), strict=True):
+            for backlog in self._backlogs.values():
+                backlog.add(row, token_id)
+
+    def _decide(self, rows: list[int]) -> list[int]:
+        """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
         inputs = self._inputs(rows)
         drawn = self.rule.next_token(inputs)
         token_ids = agreed(self._chosen(drawn), self.pair.num_processes)
         self._record(rows, inputs, drawn, token_ids)
-        finished = self._release(rows)
-        if not self.is_empty:
-            self._advance(rows, token_ids.clamp(min=0))
-        return finished
+        self._seen[rows, token_ids.clamp(min=0)] = True
+        drawn_ids: list[int] = token_ids.tolist()
+        return drawn_ids
+
+    def _read_on(self, rows: list[int]) -> None:
+        """Let the safe model read what was drawn, and the risky one where it will be asked next."""
+        self._read("safe", rows)
+        warm = [row for row, nats in self._allowances(rows).items() if nats > 0.0]
+        self._read("risky", warm if self._can_rest or not warm else rows)
+
+    def _read(self, name: str, rows: list[int]) -> None:
+        for group, logits in self._backlogs[name].read(rows):
+            self._keep_logits({name: logits}, group)
+            for row in group:
+                self._state(row).num_forwards[name] += 1
 
     def _new_state(self, request: Request, reading: PromptReading, place: int) -> RequestState:
         state = RequestState(
             request=request,
             budget=request_budget(request, self.rule, reading.ratios[place]),
-            text=TextStream(self.pair.tokenizer, request.stop),
+            text=self.level.text_stream(request.stop),
             uniforms=self._uniforms(request),
         )
         state.num_forwards.update(reading.num_forwards)
@@ -168,7 +205,7 @@ class PairedBatch:
             log_prob=log_prob,
             safe_log_prob=safe_log_prob,
         )
-        state.append(step, is_end=token_id in self.pair.stop_token_ids)
+        state.append(step, is_end=token_id in self.level.stop_token_ids)
 
     def _fail(self, row: int) -> None:
         state = self._state(row)
@@ -184,19 +221,10 @@ class PairedBatch:
     def _release(self, rows: list[int]) -> list[RequestState]:
         """Free the rows of requests that have ended; returns these."""
         finished = [(row, state) for row in rows if (state := self._state(row)).is_finished]
-        for row, _ in finished:
+        for row, state in finished:
+            state.work = self.level.work(self.streams, row)
             self._states[row] = None
-            for stream in self.streams.values():
+            for name, stream in self.streams.items():
                 stream.free(row)
+                self._backlogs[name].set(row, [])
         return [state for _, state in finished]
-
-    def _advance(self, rows: list[int], token_ids: Tensor) -> None:
-        columns = token_ids.new_zeros(len(self._states), 1)
-        columns[rows, 0] = token_ids
-        self._seen[rows, token_ids] = True
-        mask = torch.tensor([[int(state is not None)] for state in self._states])
-        for name, stream in self.streams.items():
-            self._logits[name] = stream.feed(columns, mask)[:, -1]
-        for state in self._states:
-            if state is not None:
-                state.num_forwards.update(self.streams.keys())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .model_pair import ModelPair
+from .level import Level
 from .prefix_debt import log_likelihood_ratios
 from .stream import Stream
 
@@ -20,26 +20,26 @@ class PromptReading:
     logits: dict[str, Tensor]
     """By "safe" and "risky": (R, vocab_size), raw, after the last prompt token."""
     ratios: list[Tensor]
-    """Per prompt (num_positions,) float64 log p_r - log p_s of tokens 1.., but special ones."""
+    """Per prompt (num_positions,) float64 log p_r - log p_s of symbols 1.., but special ones, in
+    nats of a token."""
     errors: list[str]
     """Per prompt what is wrong with a model's logits over it, "" for nothing."""
     num_forwards: dict[str, int]
     """By model: forwards that each prompt took part in."""
     seen: Tensor
-    """(R, vocab_size) bool on the safe model's device: tokens that occur in the prompt."""
+    """(R, vocab_size) bool on the safe model's device: symbols that occur in the prompt."""
 
 
 def read_prompts(
-    pair: ModelPair, streams: Mapping[str, Stream], prompts: list[list[int]], rows: list[int]
+    level: Level, streams: Mapping[str, Stream], prompts: list[list[int]], rows: list[int]
 ) -> PromptReading:
     """Prefill empty rows of both streams with prompts of any lengths."""
     read = {name: stream.read(prompts, rows) for name, stream in streams.items()}
     log_probs = {name: prompt.token_log_probs for name, prompt in read.items()}
-    special = torch.tensor(sorted(pair.tokenizer.all_special_ids), dtype=torch.long)
     return PromptReading(
         logits={name: prompt.logits for name, prompt in read.items()},
         ratios=[
-            _ratios(torch.tensor(prompt), special, log_probs["risky"][i], log_probs["safe"][i])
+            _ratios(level, torch.tensor(prompt), log_probs["risky"][i], log_probs["safe"][i])
             for i, prompt in enumerate(prompts)
         ],
         errors=[
@@ -47,12 +47,13 @@ def read_prompts(
             for i in range(len(prompts))
         ],
         num_forwards={name: prompt.num_forwards for name, prompt in read.items()},
-        seen=_seen(prompts, pair.vocab_size).to(pair.safe.device),
+        seen=_seen(prompts, level.vocab_size).to(level.pair.safe.device),
     )
 
 
-def _ratios(prompt: Tensor, special: Tensor, risky: Tensor, safe: Tensor) -> Tensor:
-    ratios = log_likelihood_ratios(risky, safe)
+def _ratios(level: Level, prompt: Tensor, risky: Tensor, safe: Tensor) -> Tensor:
+    special = torch.tensor(level.special_token_ids, dtype=torch.long)
+    ratios = level.symbols_per_token * log_likelihood_ratios(risky, safe)
     return ratios[~torch.isin(prompt[1:], special) & ~ratios.isnan()]
 
 

@@ -73,6 +73,14 @@ class RequestState:
     pieces: list[Piece] = field(default_factory=list)
     num_forwards: Counter[str] = field(default_factory=Counter)
     """By model: forwards that the request took part in."""
+    work: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By model, once finished: what they computed, where that is not a forward a symbol."""
+    num_skipped: int = 0
+    """Tokens that were drawn before the risky model had run for them."""
+    num_drafted: int = 0
+    """Tokens that the safe model guessed before the risky one ran."""
+    num_accepted: int = 0
+    """Those of them that were drawn."""
     spent: float = 0.0
     finish_reason: str = ""
     error: str = ""

@@ -1,36 +1,46 @@
 """The ledger of one request."""
 
 from .ledger import Ledger, LedgerHeader
-from .model_pair import ModelPair
+from .level import Level
 from .request import RequestState
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 
 
 def request_ledger(
-    pair: ModelPair, rule: Rule, sampling: SamplingConfig, state: RequestState
+    level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
 ) -> Ledger:
     """The record of a request so far; a failed or greedy one is not certified."""
     return Ledger(
-        header=_header(pair, rule, sampling, state),
+        header=_header(level, rule, sampling, state),
         steps=list(state.steps),
         certified=rule.is_certified and not sampling.is_greedy and not state.error,
         finish_reason=state.finish_reason,
-        safe_forwards=state.num_forwards["safe"],
-        risky_forwards=state.num_forwards["risky"],
+        safe_forwards=_num_forwards(state, "safe"),
+        risky_forwards=_num_forwards(state, "risky"),
+        work=state.work,
+        skipped_risky=state.num_skipped,
+        drafted=state.num_drafted,
+        accepted=state.num_accepted,
     )
 
 
+def _num_forwards(state: RequestState, name: str) -> int:
+    counted = state.work.get(name, {})
+    return int(counted.get("num_forwards", state.num_forwards[name]))
+
+
 def _header(
-    pair: ModelPair, rule: Rule, sampling: SamplingConfig, state: RequestState
+    level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
 ) -> LedgerHeader:
+    pair = level.pair
     return LedgerHeader(
         rule=rule.name,
         rule_settings=rule.settings(),
         sampling=sampling.as_dict(),
         seed=state.request.seed,
         prompt_token_ids=state.request.prompt_token_ids,
-        stop_token_ids=pair.stop_token_ids,
+        stop_token_ids=level.stop_token_ids,
         fingerprints=pair.fingerprints,
         dtype=str(pair.dtype).removeprefix("torch."),
         debt=state.budget.debt,
@@ -39,4 +49,6 @@ def _header(
         horizon=state.budget.horizon,
         bound=state.budget.bound,
         quantization=pair.quantization,
+        level=level.name,
+        level_settings=level.settings(),
     )

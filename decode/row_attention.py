@@ -49,6 +49,20 @@ class RowAttention:
         }
         return masks if self.takes_mapping else masks[self.layer_types[0]]
 
+    def tree_masks(
+        self, is_ancestor: Tensor, positions: Tensor, key_positions: Tensor, dtype: torch.dtype
+    ) -> Tensor | dict[str, Tensor]:
+        """The same where each query sees only some of the columns, whose order is no position.
+
+        is_ancestor: (R, T, C) bool. positions: (R, T), key_positions: (R, C) int64.
+        """
+        query, key = positions[:, None, :, None], key_positions[:, None, None, :]
+        masks = {
+            kind: _additive(is_ancestor[:, None] & _within(kind, query, key, self.span), dtype)
+            for kind in self.layer_types
+        }
+        return masks if self.takes_mapping else masks[self.layer_types[0]]
+
 
 def row_attention(model: PreTrainedModel) -> RowAttention:
     """How to mask this model; ValueError says why rows cannot differ in length in it."""
@@ -89,13 +103,17 @@ def _reach(config) -> int | None:  # type: ignore[no-untyped-def]
 def _visible(kind: str, positions: Tensor, num_columns: int, span: int | None) -> Tensor:
     query = positions[:, None, :, None]
     column = torch.arange(num_columns, device=positions.device)
-    is_past = column <= query
+    return (column <= query) & _within(kind, query, column, span)
+
+
+def _within(kind: str, query: Tensor, key: Tensor, span: int | None) -> Tensor:
+    """Whether a key of the past lies in the window or chunk of a query."""
     if kind == "full_attention":
-        return is_past
+        return torch.ones_like(key, dtype=torch.bool)
     assert span is not None
     if kind == "sliding_attention":
-        return is_past & (column > query - span)
-    return is_past & (column // span == query // span)
+        return key > query - span
+    return key // span == query // span
 
 
 def _additive(is_visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -45,7 +45,7 @@ class RowStream:
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts into the given free rows."""
         logits, log_probs = [], []
-        for group in _groups([len(prompt) for prompt in prompts]):
+        for group in prompt_groups([len(prompt) for prompt in prompts]):
             read = self._read_together(prompts[group], rows[group])
             logits.append(read.logits)
             log_probs += read.token_log_probs
@@ -54,20 +54,24 @@ class RowStream:
     @torch.inference_mode()
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, vocab_size) after each new column; see Stream."""
-        rows = range(len(token_ids))
-        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
-        counts = mask.sum(1).cpu()
-        ends = (self._cache.lengths + counts - 1).clamp(min=0).to(self.model.device)
-        hidden = self._backbone(
-            input_ids=token_ids.to(self.model.device),
-            attention_mask=self._masks(place),
-            # Padding has no position of its own: one past the context would be out of range.
-            position_ids=torch.minimum(place.columns, ends[:, None]),
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
-        self._cache.advance(rows, counts)
-        return self._output.logits(hidden)
+        rows = list(range(len(token_ids)))
+        return self._output.logits(self._hidden(rows, token_ids, mask.sum(1).cpu()))
+
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (R, vocab_size) after the last of each row's new tokens; see Stream."""
+        return self.feed_ends(rows, tokens, 1)[:, 0]
+
+    @torch.inference_mode()
+    def feed_ends(self, rows: list[int], tokens: list[list[int]], num_last: int) -> Tensor:
+        """Logits (R, num_last, vocab_size) after the last new tokens of some rows, in order.
+
+        tokens: one list a row, none empty; where one is shorter than `num_last`, the first of its
+        logits mean nothing.
+        """
+        token_ids, counts = right_padded(tokens)
+        hidden = self._hidden(rows, token_ids, counts)
+        last = (counts[:, None] - num_last + torch.arange(num_last)).clamp(min=0).to(hidden.device)
+        return self._output.logits(hidden[torch.arange(len(rows))[:, None], last])
 
     @torch.inference_mode()
     def feed_at(self, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -104,6 +108,25 @@ class RowStream:
         """Keep the first `num_tokens` tokens of a row."""
         self._cache.roll_back(row, num_tokens)
 
+    def _hidden(self, rows: list[int], token_ids: Tensor, counts: Tensor) -> Tensor:
+        """(R, T, D) after new columns (R, T), of which the first `counts` (R,) are tokens."""
+        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
+        ends = (self._cache.lengths[rows] + counts - 1).clamp(min=0).to(self.model.device)
+        hidden: Tensor = self._backbone(
+            input_ids=token_ids.to(self.model.device),
+            attention_mask=self._masks(place),
+            # Padding has no position of its own: one past the context would be out of range.
+            position_ids=torch.minimum(place.columns, ends[:, None]),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        self._cache.advance(rows, counts)
+        return hidden
+
+    def erase_rest(self, row: int) -> None:
+        """Zero what lies behind a row's end."""
+        self._cache.erase_rest(row)
+
     def _masks(self, place: Placement) -> Tensor | dict[str, Tensor] | None:
         # Without a mask of ours one row decodes by the fused kernels, which repeat no keys.
         if place.is_level:
@@ -111,7 +134,7 @@ class RowStream:
         return self.attention.masks(place.columns, place.num_columns, self.model.dtype)
 
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
-        token_ids, lengths = _right_padded(prompts)
+        token_ids, lengths = right_padded(prompts)
         token_ids = token_ids.to(self.model.device)
         place = self._cache.place(rows, token_ids.shape[1], self.model.device)
         assert place.is_fresh, f"rows {rows} were not freed"
@@ -135,7 +158,7 @@ class RowStream:
         return list(torch.split(log_probs.cpu(), (lengths - 1).tolist()))
 
 
-def _groups(lengths: Sequence[int]) -> Iterator[slice]:
+def prompt_groups(lengths: Sequence[int]) -> Iterator[slice]:
     """Slices of prompts that are read in one forward."""
     start, longest = 0, 0
     for index, length in enumerate(lengths):
@@ -146,7 +169,7 @@ def _groups(lengths: Sequence[int]) -> Iterator[slice]:
     yield slice(start, len(lengths))
 
 
-def _right_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+def right_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """(token_ids (R, longest), lengths (R,)), int64; padding repeats the prompt's last token.
 
     A token of the row's own, as one with broken embeddings would spread NaN through the mask.

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 import torch
 
 from .budget import Budget
-from .model_pair import ModelPair
-from .paired_streams import open_streams
+from .level import Level
 from .prompt_reading import read_prompts
 from .replay import ForcedStep, Replay
 from .request import Request, request_budget
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
-from .warpers import Warpers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,7 +46,7 @@ class Score:
 
 
 def score_batch(
-    pair: ModelPair,
+    level: Level,
     rule: Rule,
     sampling: SamplingConfig,
     requests: list[Request],
@@ -57,9 +55,9 @@ def score_batch(
     """Scores of one batch; the horizon of a request is its max_new_tokens."""
     prompts = [request.prompt_token_ids for request in requests]
     longest = max(map(len, prompts)) + max(map(len, continuations))
-    streams = open_streams(pair, len(prompts), longest)
-    reading = read_prompts(pair, streams, prompts, list(range(len(prompts))))
-    warpers = Warpers(sampling, pair.stop_token_ids)
+    streams = level.open_streams(len(prompts), longest, sampling)
+    reading = read_prompts(level, streams, prompts, list(range(len(prompts))))
+    warpers = level.warpers(sampling)
     budgets = [
         request_budget(request, rule, ratios)
         for request, ratios in zip(requests, reading.ratios, strict=True)

@@ -41,6 +41,10 @@ class Stream(Protocol):
         """
         ...
 
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (R, vocab_size) after the last of each row's new tokens, none of them empty."""
+        ...
+
     def free(self, row: int) -> None:
         """Forget a row whose request has ended."""
         ...

@@ -1,39 +1,41 @@
-"""Text of a growing list of tokens: whole characters only, cut at stop strings."""
+"""Text of a growing list of symbols: whole characters only, cut at stop strings."""
 
-from tokenizers.decoders import DecodeStream
-from transformers import PreTrainedTokenizerFast
+from typing import Protocol
+
+
+class SymbolText(Protocol):
+    """How symbols become characters."""
+
+    def push(self, symbol: int) -> str:
+        """The characters that this symbol completes, "" if none."""
+        ...
+
+    def finish(self) -> str:
+        """What is left: an incomplete character becomes the replacement character."""
+        ...
 
 
 class TextStream:
-    """Emits text as tokens arrive; the pieces joined are `text`.
+    """Emits text as symbols (tokens or bytes) arrive; the pieces joined are `text`.
 
-    Text that may yet become a stop string is held back, and bytes that do not end a character wait
-    for the next token.
+    Text that may yet become a stop string is held back.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop: tuple[str, ...] = ()) -> None:
-        self._backend = tokenizer.backend_tokenizer
-        self._decoder = DecodeStream(skip_special_tokens=True)
+    def __init__(self, symbols: SymbolText, stop: tuple[str, ...] = ()) -> None:
+        self._symbols = symbols
         self._stop = stop
-        self._waiting: list[int] = []
         self._held = ""
         self.text = ""
         self.is_stopped = False
 
-    def push(self, token_id: int) -> str:
-        """The text that this token makes certain, "" if none."""
-        self._waiting.append(token_id)
-        piece = self._decoder.step(self._backend, token_id)
-        if piece is None:
-            return ""
-        self._waiting.clear()
-        return self._emit(piece, is_last=False)
+    def push(self, symbol: int) -> str:
+        """The text that this symbol makes certain, "" if none."""
+        piece = self._symbols.push(symbol)
+        return self._emit(piece, is_last=False) if piece else ""
 
     def finish(self) -> str:
-        """The text still held back; an incomplete character becomes the replacement character."""
-        rest = self._backend.decode(self._waiting, skip_special_tokens=True)
-        self._waiting.clear()
-        return self._emit(rest, is_last=True)
+        """The text still held back, and what became of an incomplete character."""
+        return self._emit(self._symbols.finish(), is_last=True)
 
     def _emit(self, piece: str, *, is_last: bool) -> str:
         if self.is_stopped:

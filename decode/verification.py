@@ -11,14 +11,14 @@ from ..kernels.sampler import coupled_sample
 from ..kernels.uniforms import uniforms
 from .budget import Budget
 from .ledger import Ledger, LedgerStep
+from .level import Level
+from .level_registry import recorded_level
 from .model_pair import ModelPair
-from .paired_streams import open_streams
 from .prompt_reading import read_prompts
 from .replay import ForcedStep, Replay
 from .rules.registry import make_rule
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
-from .warpers import Warpers
 
 TOLERANCE_NATS = {
     torch.float64: 1e-9,
@@ -61,10 +61,10 @@ class Verification:
 def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     """Check a ledger against the models that it names.
 
-    Checked: model fingerprints; debt; that each allowance follows from the spends before it; that
-    spends stay within allowances and their sum within the bound; and, by running both models over
-    the recorded tokens, every spend, log p* and log p_s and every token from its seed. Raises
-    LedgerError for a file that was touched; all else is reported in `failures`.
+    Checked: model fingerprints; level and tokenizers; debt; that each allowance follows from the
+    spends before it; that spends stay within allowances and their sum within the bound; and, by
+    running both models over the recorded tokens, every spend, log p* and log p_s and every token
+    from its seed. Raises LedgerError for a file that was touched; all else is in `failures`.
     """
     if not isinstance(ledger, Ledger):
         ledger = Ledger.load(Path(ledger))
@@ -72,9 +72,25 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     rule = make_rule(ledger.header.rule, ledger.header.rule_settings)
     _check_models(ledger, pair, report)
     _check_accounting(ledger, report)
-    if report.is_ok:
-        _replay(ledger, pair, rule, report)
+    level = _recorded_level(ledger, pair, report)
+    if level is not None and report.is_ok:
+        _replay(ledger, level, rule, report)
     return report
+
+
+def _recorded_level(ledger: Ledger, pair: ModelPair, report: Verification) -> Level | None:
+    """None, with a failure, if the pair cannot be decoded as the ledger says."""
+    header = ledger.header
+    try:
+        level = recorded_level(pair, header.level, header.level_settings)
+    except ValueError as error:
+        report.failures.append(str(error))
+        return None
+    if level.stop_token_ids != header.stop_token_ids:
+        report.failures.append(
+            f"stop tokens are {level.stop_token_ids}, recorded {header.stop_token_ids}"
+        )
+    return level
 
 
 def _check_models(ledger: Ledger, pair: ModelPair, report: Verification) -> None:
@@ -115,18 +131,18 @@ def _recorded_budget(ledger: Ledger) -> Budget:
     )
 
 
-def _replay(ledger: Ledger, pair: ModelPair, rule: Rule, report: Verification) -> None:
+def _replay(ledger: Ledger, level: Level, rule: Rule, report: Verification) -> None:
     header = ledger.header
     sampling = SamplingConfig(**header.sampling)
     num_tokens = len(header.prompt_token_ids) + len(ledger.steps)
-    streams = open_streams(pair, 1, num_tokens)
-    reading = read_prompts(pair, streams, [header.prompt_token_ids], [0])
+    streams = level.open_streams(1, num_tokens, sampling)
+    reading = read_prompts(level, streams, [header.prompt_token_ids], [0])
     debt = rule.budget_for(horizon=header.horizon, k=None, ratios=reading.ratios[0]).debt
     if _difference(debt, header.debt) > report.tolerance:
         report.failures.append(f"debt {header.debt}, replayed {debt}")
     replay = Replay(
         rule=rule,
-        warpers=Warpers(sampling, header.stop_token_ids),
+        warpers=level.warpers(sampling),
         streams=streams,
         reading=reading,
         continuations=[ledger.token_ids],

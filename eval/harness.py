@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 LogLikelihood = tuple[float, bool]
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
+LINE_END = ord("\n")
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -67,7 +68,7 @@ class AnchoredLM(TemplateLM):  # type: ignore[misc]
 
         safe, risky: model folders or Hub ids, required. dtype, device: as in
         ModelPair.from_pretrained. batch_size, max_gen_toks, seed: whole numbers. rule: "anchored"
-        unless given. Everything else is a setting of the rule, k above all.
+        unless given. level: as in Decoder. Everything else is a setting of the rule, k above all.
         Raises: ValueError for a missing or unknown setting.
         """
         given = {name: v for name, v in (additional_config or {}).items() if v is not None}
@@ -83,10 +84,15 @@ class AnchoredLM(TemplateLM):  # type: ignore[misc]
             for name in ("safe", "risky", "dtype", "device")
             if name in settings
         }
+        level = settings.pop("level", "auto")
         rule = make_rule(settings.pop("rule", "anchored"), settings)
         pair = ModelPair.from_pretrained(**pair_settings)
-        decoder = Decoder(pair, rule, batch_size=counts.pop("batch_size"))
+        decoder = Decoder(pair, rule, level=level, batch_size=counts.pop("batch_size"))
         return cls(decoder, **counts)
+
+    @property
+    def _deals_in_bytes(self) -> bool:
+        return self.decoder.level.name == "byte"
 
     @property
     def eot_token_id(self) -> int:
@@ -95,18 +101,22 @@ class AnchoredLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that an empty context is replaced by: begin of text, else end of text."""
+        """What an empty context is replaced by: begin of text, else end; of bytes a line end."""
+        if self._deals_in_bytes:
+            return LINE_END
         bos_token_id = self.tokenizer.bos_token_id
         return self.eot_token_id if bos_token_id is None else int(bos_token_id)
 
     @property
     def max_length(self) -> int | None:
-        """Tokens of context and continuation together; None where neither model has a limit."""
-        return self.decoder.pair.context_length
+        """Tokens of context and continuation together; None for no limit, or one not in bytes."""
+        return self.decoder.level.context_length
 
     @property
     def tokenizer_name(self) -> str:
         """The tokenizer's name for lm-eval's request cache."""
+        if self._deals_in_bytes:
+            return "bytes"
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(
@@ -125,7 +135,12 @@ class AnchoredLM(TemplateLM):  # type: ignore[misc]
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Token ids; with None, special tokens are added unless the text brings its own."""
+        """Token ids; with None, special tokens are added unless the text brings its own.
+
+        At byte level, where there are none, the bytes.
+        """
+        if self._deals_in_bytes:
+            return self.decoder.level.encode_continuation(string)
         if add_special_tokens is None:
             bos_token = self.tokenizer.bos_token
             add_special_tokens = not (bos_token and string.startswith(bos_token))

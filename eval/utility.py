@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
 
+from ..decode.byte.byte_alphabet import token_bytes
 from ..decode.decoder import Decoder
 
 
@@ -17,6 +18,18 @@ class Excerpt:
     token_ids: list[int]
     num_bytes: int
     """UTF-8 bytes of the scored tokens."""
+
+    def in_bytes(self, tokenizer: PreTrainedTokenizerFast) -> "Excerpt":
+        """The same passage for the byte level; of a byte-level BPE tokenizer, without specials."""
+        special = set(tokenizer.all_special_ids)
+        prompt, target = (
+            [token_bytes(tokenizer.convert_ids_to_tokens(id)) for id in ids if id not in special]
+            for ids in (self.prompt_token_ids, self.token_ids)
+        )
+        text = b"".join(target)
+        return Excerpt(
+            prompt_token_ids=list(b"".join(prompt)), token_ids=list(text), num_bytes=len(text)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +90,8 @@ def utility(
 ) -> Utility:
     """Score every excerpt under the decoder's rule (k in place of the rule's own, if given).
 
-    Temperature 1, no penalty, K = k * longest excerpt. Raises ValueError if a passage fails.
+    Temperature 1, no penalty, K = k * longest excerpt, counted in symbols of the level. Raises
+    ValueError if a passage fails.
     """
     scores = decoder.score(
         [passage.prompt_token_ids for passage in passages],

@@ -1,6 +1,7 @@
 """The [data] section of a run: which token shards are mixed, and in what proportion."""
 
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -42,10 +43,16 @@ class DataConfig:
     """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
     seed: int = 0
     """Keys the order of windows in every source and epoch."""
+    max_epochs: float = inf
+    """No source may be read more often, in the stages before this one included."""
+    mask_documents: bool = False
+    """Attention stays within a document; else, as in lingua, within a sequence of several."""
     verify_checksums: bool = True
     """Read every shard once before training and compare its sha256."""
 
     def __post_init__(self) -> None:
+        if not self.max_epochs > 0:
+            raise ValueError(f"data.max_epochs must be positive, got {self.max_epochs}")
         names = [source.name for source in self.sources]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"data.sources names must differ, got twice: {', '.join(duplicates)}")

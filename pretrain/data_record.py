@@ -34,6 +34,14 @@ def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:
     }
 
 
+def epochs_read(data: dict[str, Any], step: int) -> dict[str, float]:
+    """Passes over each source, by its name, in the first `step` steps of a run."""
+    return {
+        source["name"]: num_tokens / (source["num_windows"] * data["seq_len"])
+        for source, num_tokens in zip(data["sources"], tokens_read(data, step), strict=True)
+    }
+
+
 def tokens_read(data: dict[str, Any], step: int) -> list[int]:
     """Tokens of each source in the first `step` steps of a run with this data record."""
     weights = [Fraction(source["mixture_weight"]) for source in data["sources"]]

@@ -10,22 +10,12 @@ from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 
 from .data_plan import DataPlan
+from .document_ids import document_ids
 from .prefetch import prefetched
 
 DEFAULT_NUM_PREFETCHED = 4
 
 Batch = tuple[dict[str, Tensor], Tensor]
-
-
-def document_ids(token_ids: Tensor, *, bos_id: int) -> Tensor:
-    """Which document of its sequence each token belongs to.
-
-    token_ids: (batch_size, seq_len) int64.
-    Returns: (batch_size, seq_len) int64, 0 up to the first BOS that does not open the sequence.
-    """
-    is_start = token_ids == bos_id
-    is_start[:, 0] = False
-    return is_start.cumsum(dim=1)
 
 
 class SequenceLoader(BaseDataLoader):
@@ -47,8 +37,8 @@ class SequenceLoader(BaseDataLoader):
         with_document_ids: bool = False,
         num_prefetched: int = DEFAULT_NUM_PREFETCHED,
     ) -> None:
-        """with_document_ids: add "document_ids" to the inputs, from which a model can build a mask
-        that keeps documents apart. num_prefetched: batches read ahead of the training loop.
+        """with_document_ids: add "document_ids" to the inputs, from which the mask is made that
+        keeps documents apart. num_prefetched: batches read ahead of the training loop.
         """
         self._plan = plan
         self._plan_hash = plan.hash

@@ -138,7 +138,12 @@ class MixtureConfig:
             for source in self.sources
             if stage.name in source.weights
         )
-        return DataConfig(sources=sources, weight_unit=self.weight_unit, seed=stage.seed)
+        return DataConfig(
+            sources=sources,
+            weight_unit=self.weight_unit,
+            seed=stage.seed,
+            max_epochs=self.max_epochs,
+        )
 
     def _check_names(self) -> None:
         for kind, names in (

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
+from .document_mask import DocumentAttention
 from .initialization import initialize_weights
 from .job_config import JobConfig
 from .loss_head import LossHead
@@ -40,6 +42,7 @@ class TinyCommaArgs(TransformerModelArgs):
         super().update_from_config(job_config, **kwargs)
         self.init_seed = job_config.debug.seed
         self.loss_chunk_tokens = job_config.loss.chunk_tokens
+        self.attn_type = "flex" if job_config.data.mask_documents else "sdpa"
         if self.use_tokenizer_vocab:
             self.vocab_size = Manifest.read(Path(job_config.data.sources[0].path)).vocab_size
 
@@ -49,6 +52,9 @@ class TinyComma(Transformer):
 
     def __init__(self, model_args: TinyCommaArgs) -> None:
         super().__init__(model_args)
+        if model_args.attn_type == "flex":
+            for layer in self.layers.values():
+                layer.attention.inner_attention = DocumentAttention()
         if model_args.loss_chunk_tokens:
             self.output = LossHead(
                 model_args.dim, model_args.vocab_size, chunk_tokens=model_args.loss_chunk_tokens
@@ -57,13 +63,14 @@ class TinyComma(Transformer):
     def forward(
         self,
         tokens: Tensor,
-        attention_masks: Any = None,
+        attention_masks: BlockMask | None = None,
         positions: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> Tensor:
         """tokens (B, T) -> logits (B, T, V), or the loss where labels (B, T) are given.
 
-        The loss is the summed cross entropy in nats, and needs loss_chunk_tokens.
+        The loss is the summed cross entropy in nats, and needs loss_chunk_tokens. Without
+        attention_masks attention is causal, and attn_type must be "sdpa"; with them "flex".
         """
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():

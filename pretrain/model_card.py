@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .data_record import tokens_read
+from .data_record import epochs_read, tokens_read
 from .run_record import RunRecord
 
 _MAX_LICENCES = 4
@@ -24,7 +24,7 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str) -> str:
     for number, (stage, step) in enumerate(stages, start=1):
         sections += [f"## Stage {number}: {step:,} steps\n", _data_section(stage.data, step)]
         sections += [_table(("setting", "value"), sorted(stage.identity.items()))]
-    return "\n".join([*sections, _LIMITS])
+    return "\n".join([*sections, _limits([stage for stage, _ in stages])])
 
 
 _FRONT_MATTER = """---
@@ -36,9 +36,17 @@ pipeline_tag: text-generation
 _LIMITS = """## Limits
 
 A base model: it continues text and follows no instructions. As the safe model of a pair for
-Anchored Decoding it is only as safe as the licences above are right. Sequences hold parts of
-several documents, without a mask between them.
+Anchored Decoding it is only as safe as the licences above are right. Training sequences held parts
+of several documents, {masking}.
 """
+
+
+def _limits(stages: Sequence[RunRecord]) -> str:
+    is_masked = [bool(stage.identity.get("data.mask_documents")) for stage in stages]
+    if all(is_masked):
+        return _LIMITS.format(masking="and attention did not cross from one to another")
+    some = ", in some stages" if any(is_masked) else ""
+    return _LIMITS.format(masking=f"without a mask between them{some}")
 
 
 def _introduction(record: RunRecord, steps: Sequence[int], *, num_stages: int) -> str:
@@ -55,6 +63,7 @@ def _introduction(record: RunRecord, steps: Sequence[int], *, num_stages: int) -
 
 def _data_section(data: dict[str, Any], step: int) -> str:
     read = tokens_read(data, step)
+    epochs = epochs_read(data, step)
     total = sum(read)
     rows = [
         (
@@ -62,7 +71,7 @@ def _data_section(data: dict[str, Any], step: int) -> str:
             f"{source['origin']} @ {source['revision']}",
             f"{count:,}",
             f"{count / total:.2%}" if total else "-",
-            f"{count / (source['num_windows'] * data['seq_len']):.2f}",
+            f"{epochs[source['name']]:.2f}",
             _licences(source["licences"]),
         )
         for source, count in zip(data["sources"], read, strict=True)

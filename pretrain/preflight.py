@@ -6,6 +6,8 @@ from pathlib import Path
 from .capacity import check_disk, check_gpus, check_memory
 from .checkpoints import checkpoint_steps
 from .data_plan import DataPlan
+from .data_record import epochs_read
+from .epoch_limit import check_epochs
 from .heldout import check_heldout
 from .job_config import JobConfig
 from .machine import Machine
@@ -31,7 +33,7 @@ def check_run(
     Raises: ValueError with one line that says what is wrong.
     """
     check_settings(config)
-    _check_batch(config, num_processes)
+    check_batch(config, num_processes)
     dump_folder = Path(config.job.dump_folder)
     _check_writable(dump_folder)
     machine = machine or Machine.here(dump_folder)
@@ -42,6 +44,7 @@ def check_run(
     _check_tokenizer(config, plan)
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
     start = find_starting_point(config, record)
+    _check_epochs(config, start.record)
     _check_capacity(config, machine, num_processes)
     if config.data.verify_checksums and start.step == 0:
         DataPlan.open(config.data, seq_len=config.training.seq_len, verify=True)
@@ -49,7 +52,8 @@ def check_run(
     return [start.remark] if start.remark else []
 
 
-def _check_batch(config: JobConfig, num_processes: int) -> None:
+def check_batch(config: JobConfig, num_processes: int) -> None:
+    """Raises ValueError if a step cannot be shared equally among that many processes."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
     num_shards = config.parallelism.data_parallel_shard_degree
     if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
@@ -95,6 +99,11 @@ def _check_tokenizer(config: JobConfig, plan: DataPlan) -> None:
             f"model.tokenizer {path} has sha256 {actual[:12]}, and the token shards were made by "
             f"{plan.tokenizer_sha256[:12]}"
         )
+
+
+def _check_epochs(config: JobConfig, record: RunRecord) -> None:
+    stages = [epochs_read(run.data, step) for run, step in record.stages(config.training.steps)]
+    check_epochs(stages, config.data.max_epochs)
 
 
 def _check_capacity(config: JobConfig, machine: Machine, num_processes: int) -> None:

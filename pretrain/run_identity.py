@@ -58,6 +58,7 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
     }
     identity["debug.seed"] = config.debug.seed
     identity["model.converters"] = config.model.converters or None
+    identity["data.mask_documents"] = config.data.mask_documents or None
     guard = config.spike_guard
     identity["spike_guard"] = asdict(guard) if guard.action == "skip" else None
     identity["checkpoint.initial_load_path"] = config.checkpoint.initial_load_path

@@ -77,11 +77,14 @@ class RunMetrics(MetricsProcessor):
     ) -> None:
         usage = source_usage(self._plan, step * self._batch_size)
         extra = (extra_metrics or {}) | _usage_scalars(usage)
+        peak_memory_gib = self.device_memory_monitor.get_peak_stats().max_reserved_gib
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
         if self._bar is None:
             return
         line = {"step": step, "loss": global_avg_loss, "grad_norm": grad_norm, "lr": extra["lr"]}
         line |= self._speed(step)
+        if peak_memory_gib > 0:  # since the last logged step; less where no device counts it
+            line["peak_memory_gib"] = peak_memory_gib
         line["source_tokens"] = {source.name: source.num_tokens for source in usage}
         line["source_epochs"] = {source.name: source.num_epochs for source in usage}
         self._log.append(line)

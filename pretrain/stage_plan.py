@@ -49,6 +49,11 @@ class StagePlan:
     def num_tokens(self) -> int:
         return self.num_steps * self.sequences_per_step * self.seq_len
 
+    @property
+    def epochs(self) -> dict[str, float]:
+        """Passes over each source, by its name."""
+        return {source.name: source.epochs for source in self.sources}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpec:
@@ -86,20 +91,6 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
 def missing_sources(data: DataConfig) -> list[str]:
     """Names of the sources whose folder has no token shards."""
     return [source.name for source in data.sources if not source.has_shards]
-
-
-def check_epochs(stages: Sequence[StagePlan], max_epochs: float) -> None:
-    """Raises ValueError naming the source that all stages together read more often than allowed."""
-    epochs: dict[str, float] = {}
-    for stage in stages:
-        for source in stage.sources:
-            epochs[source.name] = epochs.get(source.name, 0.0) + source.epochs
-    name = max(epochs, key=lambda name: epochs[name])
-    if epochs[name] > max_epochs:
-        raise ValueError(
-            f"source {name} would be read {epochs[name]:.2f} times, more than max_epochs "
-            f"{max_epochs:g} allows: lower its weight, or raise max_epochs"
-        )
 
 
 def _from_shards(spec: StageSpec) -> StagePlan:

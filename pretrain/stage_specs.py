@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from .config_file import read_config_file
 from .data_config import DataConfig
 from .mixture_config import MixtureConfig, MixtureSource
 from .stage_plan import SourceSize, StageSpec
@@ -54,7 +55,7 @@ def run_spec(path: Path) -> StageSpec:
     Raises: FileNotFoundError, or ValueError with the key that is unknown, missing or wrong.
     """
     # Not through torchtitan's config, whose import takes seconds and looks for a device.
-    table = read_toml(path)
+    table = read_config_file(path)
     training = table.get("training", {})
     for key in ("seq_len", "steps", "global_batch_size"):
         if not isinstance(training.get(key), int) or training[key] < 1:

@@ -86,4 +86,5 @@ def _build_loader(
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         local_batch_size=job_config.training.local_batch_size,
+        with_document_ids=job_config.data.mask_documents,
     )

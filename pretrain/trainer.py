@@ -15,6 +15,8 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enabl
 from torchtitan.train import Trainer
 
 from .checkpointer import RunCheckpointer
+from .document_ids import document_ids
+from .document_mask import document_mask
 from .heldout import HeldoutLoss
 from .job_config import JobConfig
 from .rank_agreement import any_rank
@@ -74,11 +76,18 @@ class PretrainTrainer(Trainer):
         self._guard.load_state_dict(state_dict["spike_guard"])
 
     def post_dataloading_process(self, input_dict: dict[str, Tensor], labels: Tensor) -> Any:
-        """Also hand the labels to the forward where it computes the loss."""
-        inputs, labels, extra_inputs, options = super().post_dataloading_process(input_dict, labels)
+        """What the forward is given; torchtitan would ask a tokenizer where documents end."""
+        options = self._forward_options(labels, input_dict.get("document_ids"))
+        return input_dict["input"], labels, {}, options
+
+    def _forward_options(self, labels: Tensor, documents: Tensor | None) -> dict[str, Any]:
+        """The labels where the forward computes the loss, and the mask where there is one."""
+        options: dict[str, Any] = {}
         if self.job_config.loss.chunk_tokens:
             options["labels"] = labels
-        return inputs, labels, extra_inputs, options
+        if documents is not None:
+            options["attention_masks"] = document_mask(documents)
+        return options
 
     def train(self) -> None:
         """Run the remaining steps; torchtitan's own loop adds a fixed pause of 2 s at the end."""
@@ -155,7 +164,9 @@ class PretrainTrainer(Trainer):
     @torch.no_grad()
     def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         (model,) = self.model_parts
-        options = {"labels": labels} if self.job_config.loss.chunk_tokens else {}
+        is_masked = self.job_config.data.mask_documents
+        documents = document_ids(inputs, bos_id=self._plan.bos_id) if is_masked else None
+        options = self._forward_options(labels, documents)
         with self.train_context(), self.maybe_enable_amp:
             loss: Tensor = self.loss_fn(model(inputs, **options), labels)
         return loss

@@ -26,9 +26,14 @@ TEXT = [
 ]
 
 
-def train_tokenizer(vocab_size: int = 320, text: list[str] = TEXT) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    vocab_size: int = 320,
+    text: list[str] = TEXT,
+    split: pre_tokenizers.PreTokenizer | None = None,
+) -> PreTrainedTokenizerFast:
+    """split: GPT-2's unless given."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = split or pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -43,6 +48,13 @@ def train_tokenizer(vocab_size: int = 320, text: list[str] = TEXT) -> PreTrained
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|begin|>", eos_token="<|end|>"
     )
+
+
+def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Words t0 (begins a text), t1 (ends it), t2, ..."""
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t2"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
 
 
 def tiny_llama(seed: int, *, vocab_size: int = 320, layers: int = 2, **changes) -> LlamaForCausalLM:

@@ -32,11 +32,23 @@ COMMANDS = {
     "verify": Command("verify", "VerifyConfig", "replay a ledger against its models"),
     "tokenize": Command("tokenize", "TokenizeConfig", "text to token shards, resumable"),
     "plan": Command("plan", "PlanConfig", "what training reads: epochs, days, documents of a step"),
+    "dry-run": Command("dry_run", "DryRunConfig", "a training run's model, memory and time"),
     "export": Command("export", "ExportConfig", "a training checkpoint as a Hugging Face folder"),
     "gpu-check": Command("gpu_check", "", "correctness and speed on this machine's GPU"),
     "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
     "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
     "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),
+    "bench byte": Command("bench_byte", "BenchByteConfig", "time byte level on a small pair"),
+    "bench speculate": Command(
+        "bench_speculate", "BenchSpeculateConfig", "speculative against plain decoding"
+    ),
+    "bench tokenize": Command(
+        "bench_tokenize", "BenchTokenizeConfig", "token shards beside the bare tokenizer"
+    ),
+    "bench loader": Command("bench_loader", "BenchLoaderConfig", "batches beside a plain copy"),
+    "bench pretrain": Command(
+        "bench_pretrain", "BenchPretrainConfig", "training, and what each lever of it is worth"
+    ),
     "bench flops": Command("bench_flops", "BenchFlopsConfig", "the cost model beside the clock"),
 }
 USAGE_STATUS = 2

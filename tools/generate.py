@@ -19,6 +19,8 @@ class GenerateConfig(PairOptions):
     """Text to continue."""
     max_new_tokens: int = 200
     """Horizon of the budget: K = k * max_new_tokens."""
+    max_new_bytes: int | None = None
+    """Horizon at byte level; 4 * max_new_tokens unless given."""
     seed: int = 0
     """The same seed gives the same text."""
     stop: tuple[str, ...] = ()
@@ -35,6 +37,7 @@ def run(config: GenerateConfig) -> int:
     (result,) = decoder.generate(
         config.prompt,
         max_new_tokens=config.max_new_tokens,
+        max_new_bytes=config.max_new_bytes,
         seed=config.seed,
         stop=config.stop,
         **config.sampling.as_dict(),

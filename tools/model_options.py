@@ -14,7 +14,7 @@ from anchored import ModelPair
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
-    """Two models that share a tokenizer."""
+    """Two models, with one tokenizer or two."""
 
     safe: Path
     """Hugging Face folder or Hub id of the safe model."""

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
+from anchored.decode.byte.byte_settings import ByteSettings
 from anchored.decode.engine import EngineName
+from anchored.decode.level import LevelName
 from anchored.decode.rules.rule import Rule
+from anchored.decode.speculation import Speculate
 
 from .model_options import ModelOptions
 
@@ -17,7 +20,7 @@ class RuleOptions:
     name: Literal["anchored", "safe_only", "risky_only"] = "anchored"
     """anchored stays within a budget of the safe model; the others use one model alone."""
     k: float = 1.0
-    """Nats a token; K = k * horizon."""
+    """Nats a token (a byte at byte level); K = k * horizon."""
     divergence: Literal["kl", "max"] = "kl"
     """kl bounds the mean log-ratio, max the worst case."""
     debt: Literal["top", "average", "none"] = "top"
@@ -47,10 +50,23 @@ class PairOptions(ModelOptions):
     """A pair, the rule it decodes by and where its steps run."""
 
     rule: RuleOptions = field(default_factory=RuleOptions)
+    level: LevelName | Literal["auto"] = "auto"
+    """What is decoded step by step; auto takes tokens where both models have one tokenizer."""
+    byte: ByteSettings = field(default_factory=ByteSettings)
+    """Of the byte level."""
     engine: EngineName = "auto"
     """eager looks at every token on the host; device keeps steps there; auto chooses."""
+    speculate: Speculate = "off"
+    """Tokens that the safe model drafts before one risky forward verifies them; auto chooses."""
 
     def decoder(self) -> Decoder:
         """A decoder; the rule is checked before the models are loaded."""
         rule = self.rule.make()
-        return Decoder(self.pair(), rule, engine=self.engine)
+        return Decoder(
+            self.pair(),
+            rule,
+            level=self.level,
+            engine=self.engine,
+            speculate=self.speculate,
+            byte_settings=None if self.byte == ByteSettings() else self.byte,
+        )

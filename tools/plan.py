@@ -14,19 +14,13 @@ from pathlib import Path
 
 from anchored.pretrain.consumption import consumed_documents
 from anchored.pretrain.data_plan import DataPlan
+from anchored.pretrain.epoch_limit import check_epochs
 from anchored.pretrain.mixture_config import MixtureConfig, load_mixture
 from anchored.pretrain.run_estimate import RunEstimate, estimate_run
-from anchored.pretrain.stage_plan import (
-    StagePlan,
-    StageSpec,
-    check_epochs,
-    missing_sources,
-    plan_stage,
-)
+from anchored.pretrain.stage_plan import StagePlan, StageSpec, missing_sources, plan_stage
 from anchored.pretrain.stage_specs import is_mixture, mixture_specs, run_spec
 
 COMMON_PILE = Path(__file__).parents[1] / "configs" / "pretrain" / "common_pile.toml"
-DEFAULT_MAX_EPOCHS = 4.0  # as in the Common Pile's mixture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +36,7 @@ class PlanConfig:
     mfu: float = 0.0
     """Share of the GPUs' peak to estimate the time for; 0 takes the mixture's."""
     max_epochs: float = 0.0
-    """Refuse to read a source more often; 0 takes the mixture's, or 4."""
+    """Refuse to read a source more often; 0 takes the mixture's, or the least of the runs'."""
     step: int = 0
     """List what this step reads (from 1, as in the training log); 0 prints the plan."""
     stage: str = ""
@@ -66,8 +60,8 @@ def run(config: PlanConfig) -> int:
     if missing:
         lines.append(f"token shards are missing of {len(missing)} sources: {', '.join(missing)}")
     print("\n".join(lines))
-    default = mixture.max_epochs if mixture else DEFAULT_MAX_EPOCHS
-    check_epochs(stages, config.max_epochs or default)
+    allowed = config.max_epochs or min(spec.data.max_epochs for spec in specs)
+    check_epochs([stage.epochs for stage in stages], allowed)
     _save(config.output, stages, estimate, missing)
     return 0
 
@@ -142,7 +136,7 @@ def _estimate_lines(estimate: RunEstimate, mixture: MixtureConfig) -> list[str]:
         f"disk: {estimate.shards_bytes / 1e9:,.1f} GB of token shards, "
         f"{estimate.checkpoint_bytes / 1e9:,.1f} GB a checkpoint",
         f"memory: {estimate.state_bytes_per_gpu / 1e9:,.1f} GB a GPU for weights, gradients and "
-        "optimizer; activations come on top",
+        "optimizer; activations and logits come on top (anchored dry-run)",
     ]
 
 

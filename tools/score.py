@@ -16,17 +16,19 @@ class ScoreConfig(PairOptions):
     continuation: str
     """Text that is scored, teacher forced."""
     horizon: int | None = None
-    """Tokens that K = k * horizon is spread over; the continuation's own length unless given."""
+    """Tokens, or bytes, that K = k * horizon is spread over; the continuation's length unless
+    given."""
 
 
 def run(config: ScoreConfig) -> int:
     """Score and print; returns the exit status."""
-    (score,) = config.decoder().score(config.prompt, config.continuation, horizon=config.horizon)
+    decoder = config.decoder()
+    (score,) = decoder.score(config.prompt, config.continuation, horizon=config.horizon)
     if score.error:
         raise ValueError(score.error)
     figures = {
         "log_prob": score.log_prob,
-        "num_tokens": len(score.token_ids),
+        f"num_{decoder.level.name}s": len(score.token_ids),
         "is_greedy": score.is_greedy,
         "spend": score.spend,
         "bound": score.bound,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .byte_trie import ROOT
-from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .byte_vocabulary import ByteVocabulary
 from .log_sums import Array, log_sum
-from .node_law import Mode, NodeLaw, node_law
-from .token_tree import ROOT_NODE, TokenTree
+from .node_law import Mode, node_law
+from .token_tree import TokenTree
+from .tree_marginals import TreeMarginals
 
 TokenLogProbs = Callable[[Sequence[Sequence[int]]], ArrayLike]
 """Token sequences, start tokens included, to next-token log-probabilities (number, vocab_size)."""
@@ -31,23 +31,15 @@ class ByteMarginals:
     ) -> None:
         self.vocabulary = vocabulary
         self.tree = TokenTree(vocabulary)
+        self._marginals = TreeMarginals(self.tree)
         self._token_log_probs, self._mode = token_log_probs, mode
-        self._laws: dict[int, NodeLaw] = {}
-        self._log_mass = {ROOT_NODE: 0.0}
         self._log_prefix = 0.0
         self._log_masses: Array | None = None
 
     def append(self, byte: int) -> None:
         """Grow the text. Raises ValueError, and changes nothing, if `byte` cannot follow it."""
         log_prefix = float(self.log_masses()[byte])
-        new = self.tree.append(byte)
-        for node in new:
-            parent = self.tree.parent[node]
-            step = self._laws[parent].of_token(self.tree.token[node])
-            self._log_mass[node] = self._log_mass[parent] + step
-        heads = {head.node for head in self.tree.heads}
-        self._laws = {node: law for node, law in self._laws.items() if node in heads}
-        self._log_mass = {node: self._log_mass[node] for node in heads}
+        self._marginals.append(byte)
         self._log_prefix, self._log_masses = log_prefix, None
 
     def extend(self, text: Iterable[int]) -> None:
@@ -59,7 +51,7 @@ class ByteMarginals:
         """log W(bx) for each next symbol x of the text b: (257,) float64, nats."""
         if self._log_masses is None:
             self._evaluate()
-            self._log_masses = self._marginalise()
+            self._log_masses = self._marginals.log_masses()
         return self._log_masses
 
     def log_probs(self) -> Array:
@@ -67,11 +59,8 @@ class ByteMarginals:
 
         Raises ValueError when nothing can follow (all mass leaked).
         """
-        masses = self.log_masses()
-        total = log_sum(masses)
-        if total == -math.inf:
-            raise ValueError(f"no token can follow {bytes(self.tree.text[-16:])!r}")
-        return masses - total
+        self._evaluate()
+        return self._marginals.log_probs()
 
     @property
     def log_prefix(self) -> float:
@@ -84,22 +73,12 @@ class ByteMarginals:
         return -math.expm1(log_sum(self.log_masses()) - self._log_prefix)
 
     def _evaluate(self) -> None:
-        missing = [head.node for head in self.tree.heads if head.node not in self._laws]
+        missing = self._marginals.missing()
         if not missing:
             return
         start = self.vocabulary.start_token_ids
         paths = [(*start, *self.tree.path(node)) for node in missing]
         scores = np.asarray(self._token_log_probs(paths), np.float64)
         for node, row in zip(missing, scores, strict=True):
-            self._laws[node] = node_law(self.vocabulary, self.tree.standing[node], row, self._mode)
-
-    def _marginalise(self) -> Array:
-        masses = np.full(NUM_SYMBOLS, -math.inf)
-        trie = self.vocabulary.trie
-        for node, prefix in self.tree.heads:
-            law, log_mass = self._laws[node], self._log_mass[node]
-            symbols = trie.byte[trie.children(prefix)]
-            masses[symbols] = np.logaddexp(masses[symbols], log_mass + law.log_children(prefix))
-            if prefix == ROOT:
-                masses[END_SYMBOL] = np.logaddexp(masses[END_SYMBOL], log_mass + law.log_end)
-        return masses
+            law = node_law(self.vocabulary, self.tree.standing[node], row, self._mode)
+            self._marginals.add_law(node, law)

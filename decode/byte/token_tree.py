@@ -21,6 +21,14 @@ class Head(NamedTuple):
     prefix: int
 
 
+class Guess(NamedTuple):
+    """A node ahead of the text: right if the text goes on from `start` as it spells."""
+
+    node: int
+    start: int
+    spelt: bytes
+
+
 class TokenTree:
     """Viable tokenisations of one growing text (Berglund and van der Merwe 2023: one per prefix).
 
@@ -40,6 +48,7 @@ class TokenTree:
         self.standing = {ROOT_NODE: vocabulary.viability.start()}
         self.heads = [Head(ROOT_NODE, ROOT)]
         self._children: dict[int, set[int]] = {ROOT_NODE: set()}
+        self._guesses: dict[tuple[int, int], Guess] = {}
         self._trunk_end = ROOT_NODE
         self._trunk: list[int] = []
 
@@ -51,12 +60,8 @@ class TokenTree:
 
         Raises ValueError, and changes nothing, when no viable sequence goes on with `byte`.
         """
-        trie = self.vocabulary.trie
-        moved = [Head(head.node, trie.child(head.prefix, byte)) for head in self.heads]
-        moved = [head for head in moved if head.prefix >= 0]
         self.text.append(byte)
-        found = [node for head in moved for node in self._ends(head)]
-        going_on = [head for head in moved if trie.num_children[head.prefix]]
+        going_on, found = self._moved(self.heads, byte)
         if not found:  # every beginning of a text has a viable sequence of its own
             self.text.pop()
             raise ValueError(f"byte 0x{byte:02x} cannot follow {bytes(self.text[-16:])!r}")
@@ -64,11 +69,30 @@ class TokenTree:
         left = {head.node for head in self.heads} - {head.node for head in going_on}
         self.heads = [*going_on, *(Head(node, ROOT) for node in new)]
         self._release(left)
+        self._drop_wrong_guesses(byte)
         return new
 
     def extend(self, text: Iterable[int]) -> list[int]:
         """Append many bytes; returns the new nodes, those that died on the way included."""
         return [node for byte in text for node in self.append(byte)]
+
+    def guess(self, continuation: bytes) -> list[int]:
+        """The nodes that `continuation` would add, numbered ahead of it, parents first.
+
+        They become nodes of the tree when the text grows so, and die when it grows otherwise.
+        Bytes that cannot follow end the guess.
+        """
+        length, heads, guesses = len(self.text), self.heads, list[int]()
+        for byte in continuation:
+            self.text.append(byte)
+            heads, found = self._moved(heads, byte)
+            new = [self._guess(length, *node) for node in found]
+            heads = [*heads, *(Head(node, ROOT) for node in new)]
+            guesses += new
+            if not found:
+                break
+        del self.text[length:]
+        return guesses
 
     def closed_node(self) -> int | None:
         """The node that is the tokenisation of the whole text, if the text may end here."""
@@ -78,8 +102,12 @@ class TokenTree:
         return None
 
     def is_alive(self, node: int) -> bool:
-        """Whether a head depends on the node."""
-        return node in self._children
+        """Whether a head or a guess depends on the node."""
+        return node in self.standing
+
+    def children(self, node: int) -> set[int]:
+        """The alive children of a node."""
+        return self._children.get(node, set())
 
     def alive(self) -> list[int]:
         """The nodes that heads depend on, parents first."""
@@ -103,6 +131,16 @@ class TokenTree:
     def _is_head(self, node: int) -> bool:
         return any(head.node == node for head in self.heads)
 
+    def _moved(
+        self, heads: list[Head], byte: int
+    ) -> tuple[list[Head], list[tuple[int, int, Standing]]]:
+        """Heads that go on behind `byte`, which ends the text already, and the nodes it adds."""
+        trie = self.vocabulary.trie
+        moved = [Head(head.node, trie.child(head.prefix, byte)) for head in heads]
+        moved = [head for head in moved if head.prefix >= 0]
+        found = [node for head in moved for node in self._ends(head)]
+        return [head for head in moved if trie.num_children[head.prefix]], found
+
     def _ends(self, head: Head) -> list[tuple[int, int, Standing]]:
         """(parent, token, standing) of the sequences that end with the text."""
         viability = self.vocabulary.viability
@@ -112,15 +150,33 @@ class TokenTree:
         return [(head.node, token, after) for token, after in pairs if after is not None]
 
     def _add(self, parent: int, token: int, standing: Standing) -> int:
+        guess = self._guesses.pop((parent, token), None)
+        node = self._number(parent, token, standing) if guess is None else guess.node
+        self._children[node] = set()
+        self._children[parent].add(node)
+        return node
+
+    def _guess(self, start: int, parent: int, token: int, standing: Standing) -> int:
+        if (parent, token) not in self._guesses:
+            node = self._number(parent, token, standing)
+            self._guesses[parent, token] = Guess(node, start, bytes(self.text[start:]))
+        return self._guesses[parent, token].node
+
+    def _number(self, parent: int, token: int, standing: Standing) -> int:
         node = len(self.parent)
         self.parent.append(parent)
         self.token.append(token)
         self.end.append(len(self.text))
         self.depth.append(self.depth[parent] + 1)
         self.standing[node] = standing
-        self._children[node] = set()
-        self._children[parent].add(node)
         return node
+
+    def _drop_wrong_guesses(self, byte: int) -> None:
+        place = len(self.text) - 1
+        for key, (node, start, spelt) in list(self._guesses.items()):
+            # One that ends here and is right has just become a node.
+            if spelt[place - start] != byte or place + 1 == start + len(spelt):
+                del self._guesses[key], self.standing[node]
 
     def _release(self, left: Iterable[int]) -> None:
         """Nodes that stopped being heads die unless they have children; so may their ancestors."""

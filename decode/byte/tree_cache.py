@@ -1,5 +1,6 @@
-"""Which keys and values of a token tree a model holds, and what its next forward must compute."""
+"""Which keys and values of a token tree a model holds, and what a forward of more nodes attends."""
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,9 @@ class TreeCache:
         self._slot = {ROOT_NODE: self._num_start - 1}
         self.num_settled = self._num_start
 
+    def __contains__(self, node: object) -> bool:
+        return node in self._slot
+
     @property
     def num_slots(self) -> int:
         """Slots in use, those of dead nodes not yet dropped included."""
@@ -47,11 +51,14 @@ class TreeCache:
         """Slots that no later forward attends to."""
         return sum(not self.tree.is_alive(node) for node in self._nodes[self.num_settled :])
 
-    def missing(self) -> list[int]:
-        """Heads that have not been computed yet, with their ancestors, parents first."""
+    def position(self, node: int) -> int:
+        """Number of tokens before the node's own, start tokens included."""
+        return self._num_start - 1 + self.tree.depth[node]
+
+    def missing(self, nodes: Iterable[int]) -> list[int]:
+        """Those of `nodes` and their ancestors that have no slot, parents first."""
         found: set[int] = set()
-        for head in self.tree.heads:
-            node = head.node
+        for node in nodes:
             while node not in self._slot and node not in found:
                 found.add(node)
                 node = self.tree.parent[node]
@@ -80,40 +87,49 @@ class TreeCache:
             if self.tree.parent[node] not in self._slot:
                 raise ValueError(f"node {node} is given before its parent")
             self._take_slot(node)
-        depths = [self._num_start + self.tree.depth[node] - 1 for node in nodes]
+        mask = np.zeros((len(nodes), past + len(nodes)), np.bool_)
+        for node, row in zip(nodes, mask, strict=True):
+            self._attend(node, row)
         return TreeForward(
             nodes,
             np.array([self.tree.token[node] for node in nodes], np.int64),
-            np.array(depths, np.int64),
-            np.stack([self._attended(node, past + len(nodes)) for node in nodes]),
+            np.array([self.position(node) for node in nodes], np.int64),
+            mask,
         )
+
+    def slot_positions(self) -> NDArray[np.int64]:
+        """(num_slots,) position of each slot's token."""
+        nodes = self._nodes[self._num_start :]
+        return np.array([*range(self._num_start), *map(self.position, nodes)], np.int64)
+
+    def compact(self, needed: Container[int] = ()) -> tuple[int, list[int]]:
+        """Drop the slots of dead nodes but those `needed`.
+
+        Returns: (first, kept): slots below `first` stay; of the later ones those of `kept`, in
+        order, move to `first` and on.
+        """
+        first = self.num_settled
+        moved, self._nodes = self._nodes[first:], self._nodes[:first]
+        stays = [self.tree.is_alive(node) or node in needed for node in moved]
+        for node in moved:
+            del self._slot[node]
+        for node, is_kept in zip(moved, stays, strict=True):
+            if is_kept:
+                self._take_slot(node)
+        self._settle()
+        return first, [first + place for place, is_kept in enumerate(stays) if is_kept]
 
     def _take_slot(self, node: int) -> None:
         self._slot[node] = len(self._nodes)
         self._nodes.append(node)
 
-    def _attended(self, node: int, num_slots: int) -> NDArray[np.bool_]:
-        attended = np.zeros(num_slots, np.bool_)
+    def _attend(self, node: int, row: NDArray[np.bool_]) -> None:
         slot = self._slot[node]
         while slot >= self.num_settled:
-            attended[slot] = True
+            row[slot] = True
             node = self.tree.parent[node]
             slot = self._slot[node]
-        attended[: slot + 1] = True
-        return attended
-
-    def compact(self) -> NDArray[np.int64]:
-        """Drop the slots of dead nodes: (survivors,) int64, the old slots to keep, in order."""
-        loose = range(self.num_settled, self.num_slots)
-        kept = [slot for slot in loose if self.tree.is_alive(self._nodes[slot])]
-        moved, self._nodes = self._nodes[self.num_settled :], self._nodes[: self.num_settled]
-        for node in moved:
-            del self._slot[node]
-        for node in filter(self.tree.is_alive, moved):
-            self._take_slot(node)
-        survivors = np.array([*range(self.num_settled), *kept], np.int64)
-        self._settle()
-        return survivors
+        row[: slot + 1] = True
 
     def _settle(self) -> None:
         trunk = self.tree.trunk()

@@ -1,6 +1,6 @@
 """Which tokens may follow a token sequence, and where the sequence stands after one of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,9 @@ from .row_cache import RowCache
 from .token_shapes import EMPTY, TokenCut, TokenShapes
 from .utf8 import completions, form_length
 
+MAX_CACHED_ROWS = 1024
+MAX_CACHED_EXTENSIONS = 1 << 18
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -22,7 +25,8 @@ class Standing:
 
     joins, splits: sets of automaton states from which the next character may join the open pretoken
     or begin one; inside a character (`partial` not empty) those for which this is already decided.
-    openings: byte offset of the open pretoken, by state. token: the last one, None at the start.
+    openings: byte offset of the open pretoken, by state; right only where whole pretokens matter.
+    token: the last one, None at the start.
     """
 
     joins: int
@@ -63,7 +67,8 @@ class Viability:
         self.whole = {trie.texts[row]: tokens[row] for row in np.flatnonzero(whole).tolist()}
         self._longest_whole = max(map(len, self.whole), default=0)
         self._lead_rows = np.flatnonzero(self.shapes.num_lead)
-        self._rows = RowCache(512)
+        self._rows = RowCache(MAX_CACHED_ROWS)
+        self._extensions: dict[Hashable, Standing | None] = {}
 
     def _has_no_literal(self) -> NDArray[np.bool_]:
         if not self.added.literals:
@@ -83,6 +88,10 @@ class Viability:
 
     def allowed(self, standing: Standing) -> NDArray[np.bool_]:
         """(V,) bool by row: the tokens that may follow."""
+        key = ("allowed", standing.joins, standing.splits, standing.partial, standing.token)
+        return self._rows.get(key, lambda: self._allowed(standing))
+
+    def _allowed(self, standing: Standing) -> NDArray[np.bool_]:
         if standing.partial:
             row = self._valid_pairs(standing, self._partial_row(standing))
         else:
@@ -103,6 +112,16 @@ class Viability:
 
         text: all bytes of the sequence, those of `token` included.
         """
+        if self.whole:  # then the text of the open pretoken counts
+            return self._extend(standing, token, text)
+        key = (standing.joins, standing.splits, standing.partial, standing.token, token)
+        if key not in self._extensions:
+            if len(self._extensions) >= MAX_CACHED_EXTENSIONS:
+                self._extensions.clear()
+            self._extensions[key] = self._extend(standing, token, text)
+        return self._extensions[key]
+
+    def _extend(self, standing: Standing, token: int, text: bytes | bytearray) -> Standing | None:
         row = self.trie.row_of[token]
         start = len(text) - len(self.trie.texts[row])
         if self._banned(standing) and text[start:].startswith(self._banned(standing)):

@@ -13,10 +13,13 @@ PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the
 
 
 def tokens(safe: str, risky: str, tp_size: int) -> list[list[int]]:
-    """Two at a time, so that rows join."""
+    """Two at a time, so that rows join; plainly, then with drafts as long as each clock likes."""
     pair = ModelPair.from_pretrained(safe, risky, tp_size=tp_size)
     assert pair.num_processes == tp_size and pair.row_attention["risky"] is not None
-    results = Decoder(pair, Anchored(k=1.0), batch_size=2).generate(PROMPTS, max_new_tokens=20)
+    results = []
+    for speculate in ("off", "auto"):
+        decoder = Decoder(pair, Anchored(k=1.0), batch_size=2, speculate=speculate)
+        results += decoder.generate(PROMPTS, max_new_tokens=20)
     assert all(verify(result.ledger, pair).is_ok for result in results)
     return [result.token_ids for result in results]
 

@@ -241,8 +241,3 @@ def test_bad_arguments_are_refused_in_one_line(pair, arguments, message):
 def test_bad_rule_settings_are_refused_in_one_line(settings, message):
     with pytest.raises(ValueError, match=message):
         Anchored(**settings)
-
-
-def test_the_byte_level_is_named_as_not_there_yet(pair):
-    with pytest.raises(ValueError, match='level must be "auto" or "token"'):
-        Decoder(pair, Anchored(k=1.0), level="byte")

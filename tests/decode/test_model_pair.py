@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 from tiny_models import TEXT, tiny_llama, train_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from anchored import ModelPair
 
@@ -30,11 +32,29 @@ def test_a_missing_folder_is_named(pair_folders, tmp_path):
         ModelPair.from_pretrained(tmp_path / "nowhere", pair_folders[1])
 
 
-def test_different_tokenizers_are_refused_and_the_byte_level_named(pair_folders, tmp_path):
+def test_models_with_two_tokenizers_load_and_equal_ones_are_one(pair_folders, tmp_path):
     tiny_llama(4, vocab_size=300).float().save_pretrained(tmp_path / "other")
     train_tokenizer(300, TEXT[:1]).save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r'different tokenizers .* needs level="byte"'):
-        ModelPair.from_pretrained(pair_folders[0], tmp_path / "other")
+    pair = ModelPair.from_pretrained(pair_folders[0], tmp_path / "other")
+    assert [len(tokenizer) for tokenizer in pair.tokenizers.values()] == [320, 300]
+    assert ModelPair.from_pretrained(*pair_folders).risky_tokenizer is None
+
+
+def test_two_tokenizers_without_bytes_are_refused_by_name(tokenizer):
+    pieces = Tokenizer(models.BPE(byte_fallback=True))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    other = PreTrainedTokenizerFast(tokenizer_object=pieces)
+    reason = r"the risky one has no bytes: byte level does not support .*SentencePiece"
+    with pytest.raises(ValueError, match=reason):
+        ModelPair(tiny_llama(1), tiny_llama(2), tokenizer, risky_tokenizer=other)
+
+
+def test_stop_tokens_of_two_tokenizers_are_the_same_if_they_have_the_same_name(tokenizer):
+    other = train_tokenizer(300, TEXT[:1])
+    ends = {"safe": tiny_llama(1), "risky": tiny_llama(2, vocab_size=300, eos_token_id=[1, 2])}
+    pair = ModelPair(*ends.values(), tokenizer, risky_tokenizer=other)
+    assert pair.stop_tokens_of("safe") == pair.stop_tokens_of("risky") == [1, 2]
+    assert "<|turn|>" in other.convert_ids_to_tokens([2])
 
 
 def test_padded_embeddings_are_allowed_and_never_predicted(tokenizer):

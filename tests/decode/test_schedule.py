@@ -11,6 +11,7 @@ from anchored.decode.paired_batch import PairedBatch
 from anchored.decode.request import Request
 from anchored.decode.sampling_config import SamplingConfig
 from anchored.decode.schedule import decode_all
+from anchored.decode.token_level import TokenLevel
 
 WORDS = [
     "the keeper",
@@ -78,7 +79,11 @@ def test_the_batch_stays_full_while_requests_wait(ending_pair):
         for i, text in enumerate(prompts(30))
     ]
     batch = PairedBatch(
-        ending_pair, Anchored(k=1.0), SamplingConfig(temperature=1.0), num_rows=4, max_length=128
+        TokenLevel(ending_pair),
+        Anchored(k=1.0, debt="none"),
+        SamplingConfig(temperature=1.0),
+        num_rows=4,
+        max_length=128,
     )
     occupied: list[int] = []
     step = batch.step

@@ -4,11 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchored.decode.text_stream import TextStream
+from anchored.decode.token_text import TokenText
 
 
 @given(text=st.text(max_size=40))
 def test_pieces_join_to_the_text_and_never_split_a_character(tokenizer, text):
-    stream = TextStream(tokenizer)
+    stream = TextStream(TokenText(tokenizer))
     token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     pieces = [stream.push(token) for token in token_ids] + [stream.finish()]
     assert "".join(pieces) == stream.text == text
@@ -21,7 +22,7 @@ def test_pieces_join_to_the_text_and_never_split_a_character(tokenizer, text):
     stop=st.lists(st.text("abcd", min_size=1, max_size=3)),
 )
 def test_text_is_cut_at_the_first_stop_string(tokenizer, text, stop):
-    stream = TextStream(tokenizer, tuple(stop))
+    stream = TextStream(TokenText(tokenizer), tuple(stop))
     emitted = ""
     for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
         emitted += stream.push(token)
@@ -33,7 +34,7 @@ def test_text_is_cut_at_the_first_stop_string(tokenizer, text, stop):
 
 
 def test_bytes_that_never_become_a_character_are_replaced_at_the_end(tokenizer):
-    stream = TextStream(tokenizer)
+    stream = TextStream(TokenText(tokenizer))
     start_of_snowman = tokenizer("☃", add_special_tokens=False)["input_ids"][:1]
     assert stream.push(start_of_snowman[0]) == ""
     assert stream.finish() == "�"

@@ -310,3 +310,22 @@ def test_chats_go_through_the_tokenizers_own_template(safe_lm, monkeypatch):
     assert safe_lm.apply_chat_template(chat) == "[user]hello>"
     assert safe_lm.chat_template(True) == safe_lm.tokenizer.chat_template
     assert isinstance(safe_lm.tokenizer_name, str)
+
+
+def test_bytes_of_a_continuation_are_scored_at_byte_level(pair):
+    decoder = Decoder(pair, Anchored(k=0.5), level="byte")
+    lm = AnchoredLM(decoder, max_gen_toks=2)
+    answers = lm.loglikelihood([request("the keeper", " of\u2603")], disable_tqdm=True)
+    (score,) = decoder.score("the keeper", " of\u2603", horizon=6)
+    assert answers == [(pytest.approx(score.log_prob, abs=1e-9), score.is_greedy)]
+    (rolling,) = lm.loglikelihood_rolling([request("ab")], disable_tqdm=True)
+    assert rolling == pytest.approx(decoder.score("\n", "ab")[0].log_prob, abs=1e-9)
+    (text,) = lm.generate_until([request("the", {"until": [], "do_sample": True})], True)
+    assert 0 < len(text.encode()) <= 8 or "\ufffd" in text
+
+
+@pytest.mark.parametrize("level", ["byte", "token"])
+def test_the_level_is_an_argument(pair_folders, level):
+    safe, risky = pair_folders
+    lm = AnchoredLM.create_from_arg_string(f"safe={safe},risky={risky},k=1.0,level={level}")
+    assert lm.decoder.level.name == level

@@ -63,3 +63,17 @@ def test_standard_error_is_that_of_the_mean_for_equal_sizes():
 def test_different_excerpts_cannot_be_compared():
     with pytest.raises(ValueError, match="same excerpts"):
         Utility(nats=[1.0], num_bytes=[1]).gain_over(Utility(nats=[1.0], num_bytes=[2]))
+
+
+def test_excerpts_in_bytes_are_the_same_text(pair):
+    (passage,) = excerpts(pair.tokenizer, ["a\u2603b\u2603 c\u2603de"], num_prompt_tokens=3)
+    prompt, target = passage.prompt_token_ids, passage.token_ids
+    in_bytes = passage.in_bytes(pair.tokenizer)
+    assert (
+        bytes(in_bytes.prompt_token_ids + in_bytes.token_ids) == "a\u2603b\u2603 c\u2603de".encode()
+    )
+    assert len(in_bytes.token_ids) == in_bytes.num_bytes
+    assert len(prompt) == 3 and len(target) > 0
+    decoder = Decoder(pair, SafeOnly(), level="byte")
+    (score,) = decoder.score([in_bytes.prompt_token_ids], [in_bytes.token_ids])
+    assert utility(decoder, [in_bytes]).nats == [-score.log_prob]

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anchored.pretrain.epoch_limit import check_epochs
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.mixture import Mixture
 from anchored.pretrain.mixture_config import load_mixture
 from anchored.pretrain.model import flavors
 from anchored.pretrain.run_estimate import estimate_run
-from anchored.pretrain.stage_plan import check_epochs, missing_sources, plan_stage
+from anchored.pretrain.stage_plan import missing_sources, plan_stage
 from anchored.pretrain.stage_specs import mixture_specs
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
@@ -77,10 +78,11 @@ def test_stage_one_hardly_repeats_anything_and_stage_two_repeats_the_smallest(st
 
 
 def test_more_epochs_than_allowed_are_refused(mixture, stages):
-    check_epochs(stages, mixture.max_epochs)
+    epochs = [stage.epochs for stage in stages]
+    check_epochs(epochs, mixture.max_epochs)
     message = r"source data_provenance_initiative would be read 3.46 times, more than max_epochs 3"
     with pytest.raises(ValueError, match=message):
-        check_epochs(stages, 3)
+        check_epochs(epochs, 3)
 
 
 def test_five_days_on_eight_gpus(mixture, stages):
@@ -105,7 +107,8 @@ def test_the_runs_read_what_the_mixture_says(mixture, stage):
     spec = mixture_specs(mixture)[stage]
     ours, theirs = spec.data, job.data
     assert ours.sources == theirs.sources
-    assert (ours.seed, ours.weight_unit) == (theirs.seed, theirs.weight_unit)
+    for setting in ("seed", "weight_unit", "max_epochs"):
+        assert getattr(ours, setting) == getattr(theirs, setting)
     training = job.training
     assert spec.num_steps == training.steps
     assert (spec.seq_len, spec.sequences_per_step) == (training.seq_len, training.global_batch_size)

@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -138,6 +139,21 @@ def test_the_model_card_says_what_was_read_under_which_licences(exported, traine
         assert f"| CC0-1.0 ({count}) |" in row
     assert "| optimizer.weight_decay | 0.033 |" in card
     assert RunRecord.read(trained[1].parents[1]).identity["data.plan_hash"] in card
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ((False,), "several documents, without a mask between them.\n"),
+        ((True, True), "several documents, and attention did not cross from one to another.\n"),
+        ((False, True), "several documents, without a mask between them, in some stages.\n"),
+    ],
+)
+def test_the_card_says_whether_documents_were_kept_apart(trained, stages, expected):
+    plain = RunRecord.read(trained[1].parents[1])
+    records = [replace(plain, identity=plain.identity | {"data.mask_documents": m}) for m in stages]
+    record = records[-1] if len(records) == 1 else records[1].after(records[0], 24)
+    assert model_card(record, steps=[24], title="t").endswith(expected)
 
 
 def test_the_card_of_a_second_stage_tells_of_the_first(trained, write_config, tmp_path):

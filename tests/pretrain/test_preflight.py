@@ -11,6 +11,7 @@ from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.machine import Machine
 from anchored.pretrain.preflight import check_run
 from anchored.pretrain.run_record import RunRecord
+from anchored.pretrain.shards import TokenShards
 
 
 def save_checkpoint(path):
@@ -58,7 +59,6 @@ def test_a_sound_run_passes_and_leaves_its_record(check, tmp_path):
         ({"checkpoint": {"keep_latest_k": 1}}, "must be 0 (all) or at least 2, got 1"),
         ({"parallelism": {"tensor_parallel_degree": 2}}, "tensor_parallel_degree must be 1, got 2"),
         ({"parallelism": {"data_parallel_replicate_degree": 2}}, "do not make 1 processes"),
-        ({"metrics": {"enable_wandb": True}}, "needs a package: pip install wandb"),
         ({"model": {"converters": ["quantize.linear.float8"]}}, 'must hold "output"'),
         ({"model": {"tokenizer": "none"}}, "model.tokenizer: none/tokenizer.json does not exist"),
         ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
@@ -69,7 +69,10 @@ def test_settings_that_cannot_work_are_refused(check, sections, message):
     assert message in refusal(check, **sections)
 
 
-def test_a_missing_torchao_is_refused(check):
+def test_a_package_that_is_not_installed_is_refused_by_name(check, monkeypatch):
+    monkeypatch.setattr("anchored.pretrain.settings_check.find_spec", lambda name: None)
+    message = refusal(check, metrics={"enable_wandb": True})
+    assert message == "metrics.enable_wandb needs a package: pip install wandb"
     converter = "quantize.linear.float8"
     float8 = {converter: {"filter_fqns": ["output"]}, "model": {"converters": [converter]}}
     assert "needs a package: pip install torchao" in refusal(check, **float8)
@@ -150,6 +153,14 @@ def test_a_dump_folder_that_cannot_be_written_is_refused(check, tmp_path):
     assert "file/x is not writable: Not a directory" in message
 
 
+def test_a_source_that_would_be_read_too_often_is_refused(check, corpus):
+    epochs = 32 / (TokenShards.open(corpus.source("quarry")).num_tokens // 32)
+    message = f"source quarry would be read {epochs:.2f} times, more than max_epochs 0.1 allows"
+    assert refusal(check, data={"max_epochs": 0.1}).startswith(message)
+    assert check(data={"max_epochs": 1.01 * epochs}) == []
+    assert "data.max_epochs must be positive, got 0" in refusal(check, data={"max_epochs": 0})
+
+
 def test_a_corrupt_shard_is_refused_naming_the_file(check, corpus, tmp_path, write_config):
     folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
     shard = folder / "tokens-00000.bin"
@@ -183,6 +194,16 @@ def first_stage(check, tmp_path):
 
 def test_stage_two_starts_from_a_complete_checkpoint(check, first_stage):
     assert check(checkpoint={"initial_load_path": str(first_stage)}) == []
+
+
+def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
+    # Stage 1 reads 24 * 4 / 3 sequences of it, this one 3 * 4.
+    num_windows = TokenShards.open(corpus.source("quarry")).num_tokens // 32
+    limit = {"max_epochs": 43 / num_windows, "sources": {"quarry": 1.0}}
+    stage = {"initial_load_path": str(first_stage)}
+    message = refusal(check, steps=3, checkpoint=stage, data=limit)
+    assert message.startswith(f"source quarry would be read {44 / num_windows:.2f} times")
+    assert check(steps=3, folder="alone", data=limit) == []
 
 
 def test_stage_two_is_refused_without_the_checkpoint_of_stage_one(check, tmp_path):

@@ -1,6 +1,6 @@
 """The shipped configs of TinyComma say what the paper says."""
 
-import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from anchored.pretrain.capacity import check_memory
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.machine import Machine
 from anchored.pretrain.memory_estimate import estimate_memory
+from anchored.pretrain.mixture_config import load_mixture
 from anchored.pretrain.model import flavors
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
@@ -123,43 +124,6 @@ def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes):
     assert 0.4 * gpu.gpu_memory_bytes < estimate.total
 
 
-SHARDED_PROGRAM = """
-import json, sys
-from anchored.pretrain.cpu_device import use_cpu_without_accelerator
-use_cpu_without_accelerator()
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torchtitan.distributed import ParallelDims
-from anchored.pretrain.capacity import check_memory
-from anchored.pretrain.job_config import load_job_config
-from anchored.pretrain.machine import Machine
-from anchored.pretrain.memory_estimate import estimate_memory
-from anchored.pretrain.train_spec import train_spec
-
-config = load_job_config(["--job.config_file", sys.argv[1]])
-num_processes = int(sys.argv[2])
-dist.init_process_group("fake", rank=0, world_size=num_processes, store=FakeStore())
-num_replicas = config.parallelism.data_parallel_replicate_degree
-dims = ParallelDims(
-    dp_replicate=num_replicas, dp_shard=num_processes // num_replicas,
-    cp=1, tp=1, pp=1, ep=1, etp=1, world_size=num_processes,
-)
-spec = train_spec()
-args = spec.model_args[config.model.flavor]
-args.update_from_config(config)
-with torch.device("meta"):
-    model = spec.parallelize_fn(spec.model_cls(args), dims, config)
-print(json.dumps({
-    "whole": sum(weight.numel() for weight in model.parameters()),
-    "local": sum(weight.to_local().numel() for weight in model.parameters()),
-    "placements": sorted({str(weight.placements) for weight in model.parameters()}),
-    "sharded_modules": sum(isinstance(module, FSDPModule) for module in model.modules()),
-}))
-"""
-
-
 @pytest.mark.parametrize(
     ("name", "num_processes"),
     [
@@ -168,16 +132,22 @@ print(json.dumps({
     ],
 )
 def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes):
-    command = [sys.executable, "-c", SHARDED_PROGRAM, str(CONFIGS / f"{name}.toml")]
+    # A process of its own: fake processes are the only ones of torch.distributed in theirs.
+    command = [sys.executable, "-m", "anchored.tools.cli", "dry-run", "--gpus", str(num_processes)]
     program = subprocess.run(
-        [*command, str(num_processes)], check=True, capture_output=True, text=True
+        [*command, "--config", str(CONFIGS / f"{name}.toml")], check=True, capture_output=True
     )
-    built = json.loads(program.stdout.splitlines()[-1])
-    assert built["whole"] == 1_758_562_304
-    assert built["local"] == built["whole"] / 8
+    model, memory, time, end = program.stdout.decode().splitlines()
+    each = f"{1_758_562_304 // 8:,}"
+    assert f"1,758,562,304 parameters, {each} of them on each of {num_processes}" in model
     replicate = "Replicate(), " if num_processes == 16 else ""
-    assert built["placements"] == [f"({replicate}Shard(dim=0){'' if replicate else ','})"]
-    assert built["sharded_modules"] == 24 + 4  # layers, embedding, norm, output, the whole
+    placements = f"({replicate}Shard(dim=0){'' if replicate else ','})"
+    # layers, embedding, norm, output, the whole
+    assert model.endswith(f"in {24 + 4} modules with placements {placements}")
+    assert "64.2 GiB" in memory and "logits" in memory
+    days = "4.65" if num_processes == 8 else "2.32"
+    assert "48,560 tokens/s a GPU" in time and f"{days} days for 37,193 steps" in time
+    assert end == "nothing of this was measured"
 
 
 def test_the_slurm_script_is_valid_and_starts_what_it_says(tmp_path):
@@ -186,6 +156,26 @@ def test_the_slurm_script_is_valid_and_starts_what_it_says(tmp_path):
     text = script.read_text()
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         assert f"{name}=" in text
+
+
+def test_the_slurm_array_tokenises_every_source_of_the_mixture(tmp_path):
+    program = tmp_path / "anchored"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    script = subprocess.run(
+        ["bash", str(CONFIGS / "slurm" / "tokenize.sh"), "TOKENIZER"],
+        cwd=CONFIGS.parents[1],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    mixture = "configs/pretrain/common_pile.toml"
+    assert script.stdout.splitlines() == [
+        f"tokenize --mixture {mixture} --source {source.name} --tokenizer TOKENIZER "
+        f"--output data/common_pile/{source.name}"
+        for source in load_mixture(CONFIGS / "common_pile.toml").sources
+    ]
 
 
 def test_both_stages_train_the_model_of_the_paper(stages):

@@ -98,10 +98,28 @@ def test_a_prompt_beyond_the_tokenizer_s_own_limit_is_one_line(pair_folders, tok
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
 
 
-def test_different_tokenizers_are_one_line_that_names_the_byte_level(capsys, pair_words, tmp_path):
-    tiny_llama(1, vocab_size=290).float().save_pretrained(tmp_path)
-    train_tokenizer(vocab_size=290).save_pretrained(tmp_path)
-    words = ["--safe", str(tmp_path), *pair_words[2:], "--prompt", "a"]
+@pytest.fixture
+def byte_words(pair_words, tmp_path):
+    """A pair with two tokenizers."""
+    tiny_llama(1, vocab_size=290).float().save_pretrained(tmp_path / "safe")
+    train_tokenizer(vocab_size=290).save_pretrained(tmp_path / "safe")
+    return ["--safe", str(tmp_path / "safe"), *pair_words[2:]]
+
+
+def test_models_with_two_tokenizers_generate_score_and_verify_bytes(capsys, byte_words, tmp_path):
+    ledger = tmp_path / "one.jsonl"
+    words = ["--prompt", "caf\u00e9", "--max-new-bytes", "9", "--ledger", str(ledger)]
+    status, _, err = run(capsys, "generate", *byte_words, "--byte.tau", "0.01", *words)
+    assert status == 0 and "K=9 (k=1 x 9)" in err and "9 bytes" in err
+    status, out, _ = run(capsys, "verify", *byte_words, "--ledger", str(ledger))
+    assert status == 0 and out.startswith("verified: 9 steps, 9 tokens drawn again")
+    words = ["--prompt", "caf\u00e9", "--continuation", " \u00e9"]
+    status, out, _ = run(capsys, "score", *byte_words, *words)
+    assert status == 0 and json.loads(out)["num_bytes"] == 3
+
+
+def test_different_tokenizers_are_one_line_that_names_the_byte_level(capsys, byte_words):
+    words = [*byte_words, "--prompt", "a", "--level", "token"]
     status, _, err = run(capsys, "generate", *words)
     assert status == 1 and err.count("\n") == 1
     assert "different tokenizers (290 and 320 tokens)" in err and 'level="byte"' in err

@@ -89,6 +89,20 @@ def test_a_run_is_planned_from_its_shards(capsys, tmp_path, run_file, shards_fol
     assert stage["sources"][1]["epochs"] == pytest.approx(20 / plan.num_windows[1])
 
 
+def test_a_run_that_is_another_one_but_for_some_values_is_planned_too(capsys, tmp_path, run_file):
+    variant = tmp_path / "variant.toml"
+    variant.write_text('base = "harbour.toml"\n[training]\nsteps = 10\n')
+    (whole, half) = (planned(capsys, tmp_path, config=(path,))[1] for path in (run_file, variant))
+    assert half["stages"][0]["plan_hash"] == whole["stages"][0]["plan_hash"]
+    assert [one["stages"][0]["num_steps"] for one in (whole, half)] == [20, 10]
+
+
+def test_the_limit_of_a_run_is_that_of_its_preflight(run_file, tmp_path):
+    run_file.write_text(run_file.read_text().replace("[data]", "[data]\nmax_epochs = 0.02"))
+    with pytest.raises(ValueError, match=r"read 0\.\d+ times, more than max_epochs 0\.02 allows"):
+        run(PlanConfig(config=(run_file,), output=tmp_path / "plan.json"))
+
+
 def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run_file):
     assert run(PlanConfig(config=(run_file,), step=3)) == 0
     captured = capsys.readouterr()

@@ -54,7 +54,7 @@ def quickstart(tmp_path_factory) -> tuple[Path, str]:
 def test_finished_steps_were_not_done_again(quickstart):
     _, output = quickstart
     skipped = re.findall(r"^\[\d+\] (.*): done before, skipped$", output, re.MULTILINE)
-    assert skipped[:3] == ["gather text", "train the tokenizer", "tokenize"]
+    assert skipped[:3] == ["gather text", "train tokenizers", "tokenize"]
     assert "pretrain safe-stage2" in skipped and "pretrain risky" not in skipped
 
 

@@ -35,7 +35,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
         Steps(tmp_path, "b")
 
 
-@pytest.mark.parametrize("name", ["default", "smoke"])
+@pytest.mark.parametrize("name", ["bytes", "default", "smoke", "smoke-bytes"])
 def test_presets_load_and_their_runs_name_the_folder(name, tmp_path):
     preset = load_preset(name)
     assert len(preset.ks) >= 6 and preset.ks == sorted(preset.ks)
@@ -45,7 +45,9 @@ def test_presets_load_and_their_runs_name_the_folder(name, tmp_path):
 
 
 def test_an_unknown_preset_is_refused_by_name():
-    with pytest.raises(ValueError, match="preset must be one of default, smoke, got 'huge'"):
+    with pytest.raises(
+        ValueError, match="preset must be one of bytes, default, smoke, smoke-bytes, got 'huge'"
+    ):
         load_preset("huge")
 
 

@@ -116,6 +116,12 @@ def test_training_again_gives_the_same_tokenizer(corpus):
     assert train_tokenizer(texts, 1024).to_str() == train_tokenizer(texts, 1024).to_str()
 
 
+def test_gpt2_words_are_cut_as_gpt2_cuts_them():
+    tokenizer = train_tokenizer(TEXTS, 290, "gpt2")
+    cuts = tokenizer.pre_tokenizer.pre_tokenize_str("it's 1234567 x")
+    assert [end - start for _, (start, end) in cuts] == [2, 2, 8, 2]
+
+
 def test_the_corpus_fills_the_quickstarts_vocabulary(corpus):
     texts = [document.text for source in corpus.sources for document in source.documents]
     tokenizer = train_tokenizer(texts, 2048)

@@ -1,4 +1,4 @@
-"""Text to token shards: the corpus, a tokenizer trained on it, and the protected works."""
+"""Text to token shards: the corpus, tokenizers trained on it, and the protected works."""
 
 import shutil
 from collections.abc import Iterable
@@ -21,26 +21,27 @@ def gather_corpus(folders: Folders, preset: Preset) -> None:
     write(gather(preset.corpus), folders.corpus)
 
 
-def make_tokenizer(folders: Folders, preset: Preset) -> None:
-    """Train the tokenizer on the mixture: neither the extra source nor the works are seen."""
-    texts = (
-        document.text for source in read(folders.corpus).sources for document in source.documents
-    )
-    save_tokenizer(
-        train_tokenizer(texts, preset.vocab_size),
-        folders.tokenizer,
-        model_max_length=CONTEXT_LENGTH,
-    )
+def make_tokenizers(folders: Folders, preset: Preset) -> None:
+    """Train on the mixture: neither the extra source nor the works are seen."""
+    sources = read(folders.corpus).sources
+    texts = [document.text for source in sources for document in source.documents]
+    for owner, (rule, vocab_size) in preset.tokenizers.items():
+        save_tokenizer(
+            train_tokenizer(texts, vocab_size, rule),
+            folders.tokenizer(owner),
+            model_max_length=CONTEXT_LENGTH,
+        )
 
 
 def tokenize(folders: Folders, preset: Preset) -> None:
-    """Write token shards of every source and of the protected works."""
+    """Write token shards of every source and of the protected works, with every tokenizer."""
     corpus: Corpus = read(folders.corpus)
-    for source in (*corpus.sources, corpus.extra):
-        texts = (document.text for document in source.documents)
-        _write(folders, source.name, texts, source.licence, source.revision)
-    works = (work.text for work in protected_works(preset))
-    _write(folders, WORKS_SOURCE, works, "CC0-1.0", "1")
+    works = [work.text for work in protected_works(preset)]
+    for owner in preset.tokenizers:
+        for source in (*corpus.sources, corpus.extra):
+            texts = (document.text for document in source.documents)
+            _write(folders, owner, source.name, texts, source.licence, source.revision)
+        _write(folders, owner, WORKS_SOURCE, works, "CC0-1.0", "1")
 
 
 def protected_works(preset: Preset) -> list[Work]:
@@ -48,13 +49,15 @@ def protected_works(preset: Preset) -> list[Work]:
     return read_works()[: preset.num_works]
 
 
-def _write(folders: Folders, name: str, texts: Iterable[str], licence: str, revision: str) -> None:
-    folder = folders.shards(name)
+def _write(
+    folders: Folders, owner: str, name: str, texts: Iterable[str], licence: str, revision: str
+) -> None:
+    folder = folders.shards(name, owner)
     shutil.rmtree(folder, ignore_errors=True)  # left by a step that was interrupted
     write_token_shards(
         folder,
         texts,
-        folders.tokenizer / "tokenizer.json",
+        folders.tokenizer(owner) / "tokenizer.json",
         source=name,
         licence=licence,
         revision=revision,

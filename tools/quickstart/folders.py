@@ -15,10 +15,6 @@ class Folders:
         return self.root / "corpus"
 
     @property
-    def tokenizer(self) -> Path:
-        return self.root / "tokenizer"
-
-    @property
     def tasks(self) -> Path:
         return self.root / "tasks"
 
@@ -34,8 +30,13 @@ class Folders:
     def measurements(self) -> Path:
         return self.root / "measurements"
 
-    def shards(self, source: str) -> Path:
-        return self.root / "shards" / source
+    def tokenizer(self, owner: str) -> Path:
+        """owner: the model that has it for itself, "" for one that both models share."""
+        return self.root / "tokenizer" / owner
+
+    def shards(self, source: str, owner: str) -> Path:
+        """Tokens of the owner's tokenizer."""
+        return self.root / "shards" / owner / source
 
     def run(self, name: str) -> Path:
         return self.root / name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anchored import Anchored, Decoder, Generation, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder, Generation, ModelPair, PromptCache, RiskyOnly, SafeOnly
 from anchored.decode.rules.rule import Rule
 
 from .data import protected_works
@@ -16,6 +16,7 @@ from .prompts import Prompt, PromptConfig, cut_prompts
 
 PROMPTS = PromptConfig(prompt_words=40, reference_words=100)
 BATCH_SIZE = 48
+NUM_KEPT_PROMPTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,17 @@ def prompts(preset: Preset) -> list[Prompt]:
 
 def generate_all(folders: Folders, preset: Preset, pair: ModelPair) -> None:
     """Generate every setting; one that is complete is not done again."""
+    prompts_read = prompt_cache(pair)
     for setting in settings(preset):
         path = generations_file(folders, setting)
         if not path.exists():
-            _generate(folders, preset, setting, pair, path)
+            decoder = Decoder(pair, setting.rule, batch_size=BATCH_SIZE, prompt_cache=prompts_read)
+            _generate(folders, preset, setting, decoder, path)
+
+
+def prompt_cache(pair: ModelPair) -> PromptCache | None:
+    """For all decoders of a sweep at byte level: how a prompt is read depends on no budget."""
+    return PromptCache(NUM_KEPT_PROMPTS) if pair.risky_tokenizer is not None else None
 
 
 def generations_file(folders: Folders, setting: Setting) -> Path:
@@ -58,10 +66,9 @@ def read_generations(folders: Folders, setting: Setting) -> list[dict[str, Any]]
 
 
 def _generate(
-    folders: Folders, preset: Preset, setting: Setting, pair: ModelPair, path: Path
+    folders: Folders, preset: Preset, setting: Setting, decoder: Decoder, path: Path
 ) -> None:
     tasks = [(prompt, seed) for seed in preset.seeds for prompt in prompts(preset)]
-    decoder = Decoder(pair, setting.rule, batch_size=BATCH_SIZE)
     results = decoder.generate(
         [prompt.prompt for prompt, _ in tasks],
         max_new_tokens=preset.max_new_tokens,

@@ -14,7 +14,14 @@ from anchored.eval.utility import excerpts, utility
 
 from .corpus import read
 from .folders import Folders
-from .generation import BATCH_SIZE, Setting, prompts, read_generations, settings
+from .generation import (
+    BATCH_SIZE,
+    Setting,
+    prompt_cache,
+    prompts,
+    read_generations,
+    settings,
+)
 from .multiple_choice import MultipleChoiceConfig, write_tasks
 from .preset import Preset
 
@@ -46,8 +53,11 @@ def measure_utility(folders: Folders, preset: Preset, pair: ModelPair) -> None:
     for name, texts in held_out.items():
         passages = excerpts(pair.tokenizer, texts, num_tokens=preset.excerpt_tokens)
         passages = passages[:: max(1, len(passages) // preset.num_excerpts)][: preset.num_excerpts]
+        if pair.risky_tokenizer is not None:
+            passages = [passage.in_bytes(pair.tokenizer) for passage in passages]
+        prompts_read = prompt_cache(pair)
         for setting in tqdm(settings(preset), f"bits per byte, {name}"):
-            decoder = Decoder(pair, setting.rule, batch_size=BATCH_SIZE)
+            decoder = Decoder(pair, setting.rule, batch_size=BATCH_SIZE, prompt_cache=prompts_read)
             result = utility(decoder, passages)
             rows.append(
                 {
@@ -64,10 +74,10 @@ def measure_questions(folders: Folders, preset: Preset, pair: ModelPair, best: S
     """Accuracy of p_s, p* at one budget and p_r on both multiple-choice tasks, through lm-eval."""
     config = MultipleChoiceConfig(max_items=preset.num_questions)
     tasks = list(write_tasks(read(folders.corpus), folders.tasks, config))
-    rows = []
+    rows, prompts_read = [], prompt_cache(pair)
     for setting in settings(preset):
         if setting.k is None or setting == best:
-            decoder = Decoder(pair, setting.rule, batch_size=BATCH_SIZE)
+            decoder = Decoder(pair, setting.rule, batch_size=BATCH_SIZE, prompt_cache=prompts_read)
             answers = local_task_results(AnchoredLM(decoder), folders.tasks, tasks)
             for task, figures in answers.items():
                 rows.append({"setting": setting.name, "task": task, **figures})

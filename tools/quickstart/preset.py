@@ -8,6 +8,7 @@ import anchored
 from anchored.pretrain.toml_table import from_table, read_toml
 
 from .corpus import CorpusConfig
+from .tokenizer_training import SplitRule
 
 CONFIGS = Path(anchored.__file__).parent / "configs" / "quickstart"
 RUNS = ("safe-stage1", "safe-stage2", "risky")
@@ -18,15 +19,15 @@ class Preset:
     """What preset.toml says; the training runs have files of their own beside it."""
 
     vocab_size: int
-    """Tokens of the tokenizer that both models share."""
+    """Tokens of the tokenizer that both models share, or of the risky model's own."""
     ks: list
-    """Budgets to sweep, in nats a token."""
+    """Budgets to sweep, in nats a token; a byte where the tokenizers differ."""
     seeds: list
     """One generation a work, setting and seed."""
     num_works: int
     """How many protected works are used."""
     max_new_tokens: int
-    """Length of a generation: the horizon of its budget."""
+    """Length of a generation: the horizon of its budget; four bytes each at byte level."""
     repetition_penalty: float
     """Of all generations; 1 is none."""
     num_excerpts: int
@@ -35,8 +36,21 @@ class Preset:
     """Tokens scored in a passage."""
     num_questions: int
     """Multiple-choice questions a held-out set."""
+    safe_vocab_size: int = 0
+    """Tokens of a tokenizer of the safe model's own, with GPT-2's rule; 0 where one is shared."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """How much text is gathered."""
+
+    @property
+    def tokenizers(self) -> dict[str, tuple[SplitRule, int]]:
+        """(rule, vocabulary size) by owner: a model, or "" for both."""
+        if not self.safe_vocab_size:
+            return {"": ("llama3", self.vocab_size)}
+        return {"safe": ("gpt2", self.safe_vocab_size), "risky": ("llama3", self.vocab_size)}
+
+    def tokenizer_owner(self, model: str) -> str:
+        """Whose tokenizer "safe" or "risky" has."""
+        return model if self.safe_vocab_size else ""
 
 
 def load_preset(name: str) -> Preset:

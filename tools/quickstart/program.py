@@ -22,8 +22,9 @@ from .summary import recommended, summarize
 class QuickstartConfig:
     """Train a safe and a risky model, decode with the pair, measure copying and utility."""
 
-    preset: Literal["default", "smoke"] = "default"
-    """default: about ten minutes on two cores. smoke: the same path in minutes, shows nothing."""
+    preset: Literal["default", "bytes", "smoke", "smoke-bytes"] = "default"
+    """default: about ten minutes on two cores. bytes: models with two tokenizers. smoke,
+    smoke-bytes: the same paths in minutes, show nothing."""
     output: Path = Path("runs/quickstart")
     """Folder of everything that is made; a run that was interrupted goes on from it."""
 
@@ -35,11 +36,11 @@ def run(config: QuickstartConfig) -> int:
     preset, folders = load_preset(config.preset), Folders(config.output)
     steps = Steps(config.output, _settings(config, preset, folders))
     steps.run("gather text", lambda: data.gather_corpus(folders, preset))
-    steps.run("train the tokenizer", lambda: data.make_tokenizer(folders, preset))
+    steps.run("train tokenizers", lambda: data.make_tokenizers(folders, preset))
     steps.run("tokenize", lambda: data.tokenize(folders, preset))
     for name in RUNS:
         steps.run(f"pretrain {name}", partial(training.train, folders, config.preset, name))
-    steps.run("export", lambda: training.export(folders))
+    steps.run("export", lambda: training.export(folders, preset))
     pair = ModelOptions(
         safe=folders.model("safe"), risky=folders.model("risky"), device="cpu"
     ).pair()

@@ -13,7 +13,7 @@ from anchored.pretrain.launch import launch
 
 from .data import CONTEXT_LENGTH
 from .folders import Folders
-from .preset import RUNS, run_config
+from .preset import RUNS, Preset, run_config
 
 FINAL_RUNS = {"safe": "safe-stage2", "risky": "risky"}
 
@@ -26,13 +26,13 @@ def train(folders: Folders, preset_name: str, run: str) -> None:
     launch(config)
 
 
-def export(folders: Folders) -> None:
+def export(folders: Folders, preset: Preset) -> None:
     """Export both models and load them back with transformers."""
     for model, run in FINAL_RUNS.items():
         shutil.rmtree(folders.model(model), ignore_errors=True)
         export_checkpoint(
             final_checkpoint(folders, run),
-            folders.tokenizer,
+            folders.tokenizer(preset.tokenizer_owner(model)),
             folders.model(model),
             max_position_embeddings=CONTEXT_LENGTH,
         )

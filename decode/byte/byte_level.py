@@ -1,0 +1,189 @@
+"""A pair decoded byte by byte: what its models have in common when their tokenizers differ."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from ..level import LevelName
+from ..model_pair import ModelPair
+from ..row_attention import RowAttention
+from ..sampling_config import SamplingConfig
+from ..stream import Stream
+from ..text_stream import TextStream
+from ..warpers import Warpers
+from .byte_settings import ByteSettings
+from .byte_stream import ByteStream
+from .byte_text import ByteText
+from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .prompt_cache import PromptCache
+from .utf8 import cut_partial
+
+BYTES_PER_TOKEN = 4
+"""Of English text; paper, section on byte-level decoding."""
+UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
+
+
+class ByteLevel:
+    """Symbols are the 256 bytes and the end of the text, into which all stop tokens merge.
+
+    Special tokens of a prompt's text are not recognised: all of it is bytes.
+    """
+
+    name: LevelName = "byte"
+    vocab_size = NUM_SYMBOLS
+    symbols_per_token = BYTES_PER_TOKEN
+    special_token_ids: Sequence[int] = ()
+    context_length: int | None = None
+
+    def __init__(
+        self,
+        pair: ModelPair,
+        byte_settings: ByteSettings,
+        prompt_cache: PromptCache | None = None,
+    ) -> None:
+        """prompt_cache: where prompts that were read are kept; one of its own unless given.
+
+        Raises ValueError, in one line, for a tokenizer that cannot be read as bytes and for a model
+        whose attention cannot be masked token by token.
+        """
+        self.pair, self.byte_settings = pair, byte_settings
+        self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
+        self.stop_token_ids = [END_SYMBOL]
+        self._attention = {name: _attention(pair, name) for name in pair.models}
+        self.vocabularies = {name: _vocabulary_of(pair, name) for name in pair.models}
+
+    def settings(self) -> dict[str, Any]:
+        """The byte settings and what the tokenizers are, by "safe" and "risky"."""
+        return {**self.byte_settings.as_dict(), "tokenizers": self._tokenizers}
+
+    @cached_property
+    def _tokenizers(self) -> dict[str, Any]:
+        return {
+            name: {
+                "sha256": _sha256(tokenizer),
+                "stop_token_ids": self.pair.stop_tokens_of(name),
+                "start_token_ids": list(self.vocabularies[name].start_token_ids),
+            }
+            for name, tokenizer in self.pair.tokenizers.items()
+        }
+
+    def encode(self, prompt: str | list[int]) -> list[int]:
+        """The bytes of a text, in the normal form of both tokenizers, or given ones."""
+        symbols = self._symbols(prompt)
+        if not symbols:
+            raise ValueError("the prompt is empty: give at least one character or one byte")
+        _check_range(symbols)
+        if cut_partial(bytes(symbols)) is None:
+            raise ValueError("the bytes are not the beginning of a UTF-8 text")
+        return symbols
+
+    def encode_continuation(self, text: str | list[int]) -> list[int]:
+        """The same; given bytes may begin inside a character and end with the end symbol."""
+        symbols = self._symbols(text)
+        _check_range(symbols[:-1] if symbols[-1:] == self.stop_token_ids else symbols)
+        return symbols
+
+    def _symbols(self, text: str | list[int]) -> list[int]:
+        if not isinstance(text, str):
+            return list(text)
+        for vocabulary in self.vocabularies.values():
+            text = vocabulary.normalize(text).decode()
+        return list(text.encode())
+
+    def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
+        """max_new_bytes; BYTES_PER_TOKEN of them for a token where it is not given."""
+        if max_new_bytes is None:
+            return BYTES_PER_TOKEN * max_new_tokens
+        if max_new_bytes < 1:
+            raise ValueError(f"max_new_bytes must be >= 1, got {max_new_bytes}")
+        return max_new_bytes
+
+    def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
+        """By BYTES_PER_TOKEN; a request whose text has shorter tokens and outgrows a model fails
+        while it decodes.
+        """
+        for name, limit in self.pair.context_lengths.items():
+            num_tokens = self._num_tokens(prompt, name)
+            if num_tokens + max_new_symbols / BYTES_PER_TOKEN > limit:
+                return (
+                    f"the prompt has {num_tokens} tokens of the {name} model; with "
+                    f"{max_new_symbols} new bytes, {BYTES_PER_TOKEN} a token, it exceeds that "
+                    f"model's context of {limit}"
+                )
+        return ""
+
+    def _num_tokens(self, prompt: list[int], name: str) -> int:
+        text = bytes(prompt).decode(errors="replace")
+        tokens = self.pair.tokenizers[name](text, add_special_tokens=False, verbose=False)
+        return len(self.vocabularies[name].start_token_ids) + len(tokens["input_ids"])
+
+    def warpers(self, sampling: SamplingConfig) -> Warpers:
+        """Those of bytes; nothing where tokens are warped before they become bytes."""
+        warps_bytes = self.byte_settings.warped == "byte"
+        return Warpers(sampling if warps_bytes else UNWARPED, self.stop_token_ids)
+
+    def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
+        return TextStream(ByteText(), stop)
+
+    def rows_can_join(self, max_length: int) -> bool:
+        return True
+
+    def open_streams(
+        self, num_rows: int, max_length: int, sampling: SamplingConfig
+    ) -> dict[str, Stream]:
+        """Streams whose logits are log-probabilities of symbols."""
+        return {name: self._open_stream(name, num_rows, sampling) for name in self.pair.models}
+
+    def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
+        """Forwards, what they computed, and what `tau` and masking left out; see ByteCounts."""
+        own = {name: stream for name, stream in streams.items() if isinstance(stream, ByteStream)}
+        return {name: stream.counts(row).record() for name, stream in own.items()}
+
+    def _open_stream(self, name: str, num_rows: int, sampling: SamplingConfig) -> ByteStream:
+        vocabulary = self.vocabularies[name]
+        warps_tokens = self.byte_settings.warped == "token"
+        model = self.pair.models[name]
+        tokenizer = str(self._tokenizers[name])
+        evaluation = self.byte_settings.evaluation(name)
+        owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer, evaluation)
+        return ByteStream(
+            model,
+            self._attention[name],
+            vocabulary,
+            num_rows=num_rows,
+            warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()) if warps_tokens else None,
+            evaluation=evaluation,
+            prompts=self.prompt_cache.shelf(*owner),
+        )
+
+
+def _attention(pair: ModelPair, name: str) -> RowAttention:
+    if (attention := pair.row_attention[name]) is None:
+        raise ValueError(f"byte level cannot mask the {name} model's attention token by token")
+    return attention
+
+
+def _vocabulary_of(pair: ModelPair, name: str) -> ByteVocabulary:
+    try:
+        return _vocabulary(pair.tokenizers[name], tuple(pair.stop_tokens_of(name)))
+    except ValueError as error:
+        raise ValueError(f"the {name} model's tokenizer: {error}") from None
+
+
+@lru_cache(maxsize=4)  # seconds for 128k tokens: once for all decoders and ledgers of a pair
+def _vocabulary(
+    tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...]
+) -> ByteVocabulary:
+    return ByteVocabulary(tokenizer.backend_tokenizer, stop_token_ids, tokenizer.bos_token_id)
+
+
+def _sha256(tokenizer: PreTrainedTokenizerFast) -> str:
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+
+
+def _check_range(symbols: list[int]) -> None:
+    if wrong := [symbol for symbol in symbols if not 0 <= symbol < END_SYMBOL]:
+        raise ValueError(f"bytes must be in [0, {END_SYMBOL}), got {wrong[0]}")

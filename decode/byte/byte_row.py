@@ -1,0 +1,228 @@
+"""One text of a batch at byte level: its tree, what the model holds of it, and its next byte."""
+
+import copy
+import logging
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .byte_evaluation import ByteCounts, ByteEvaluation
+from .log_sums import Array, log_sum
+from .node_law import NodeLaw
+from .token_tree import ROOT_NODE
+from .tree_cache import TreeCache, TreeForward
+from .tree_marginals import TreeMarginals
+
+logger = logging.getLogger(__name__)
+
+NODES_PER_FORWARD = 512
+"""Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
+
+LEAST_SHARE = 0.1
+"""Continuations less likely than this are not computed ahead: about what their nodes cost."""
+
+MAX_DEAD_SLOTS = 64
+"""Slots of dead nodes that are tolerated, and a quarter of all."""
+
+
+class ByteRow:
+    """A growing text: laws of the nodes that its next byte depends on, hidden states of the others.
+
+    `hidden` (D,) by node: computed, law not asked for yet. `is_over`: the text has ended, so
+    nothing follows it.
+    """
+
+    def __init__(
+        self, cache: TreeCache, counts: ByteCounts, evaluation: ByteEvaluation, reach: int
+    ) -> None:
+        """cache: its tree is grown over the prompt; the trunk and all heads have slots.
+
+        reach: positions that the model has; a text that needs more is over.
+        """
+        self.tree, self.cache = cache.tree, cache
+        self.counts, self.evaluation, self.reach = counts, evaluation, reach
+        tree = cache.tree
+        trunk = tree.trunk()
+        self.marginals = TreeMarginals(tree, trunk[-1] if trunk else ROOT_NODE)
+        self.hidden: dict[int, Tensor] = {}
+        self.is_over = False
+        self._guessed: set[int] = set()
+        self._foreseen: list[int] = []
+        self._num_seen = 0
+        self._seen = torch.zeros(tree.vocabulary.vocab_size, dtype=torch.bool)
+        self._seen[list(tree.vocabulary.start_token_ids)] = True
+
+    def copy(self) -> "ByteRow":
+        """A row of its own that stands where this one does, without its work."""
+        vocabulary = self.tree.vocabulary
+        row = copy.deepcopy(self, {id(vocabulary): vocabulary})
+        row.counts = ByteCounts()
+        return row
+
+    def append(self, byte: int) -> None:
+        """Grow the text; a byte that cannot follow (the end, say) ends it."""
+        if self.is_over:
+            return
+        try:
+            self.marginals.append(byte)
+        except ValueError:
+            self.is_over = True
+
+    def wanted(self) -> list[int]:
+        """Nodes whose laws the next byte asks for, parents first.
+
+        Nodes of small mass are left out as long as all of them together make at most `tau` of the
+        text's mass.
+        """
+        if self.is_over:
+            return []
+        wanted = self._above_tau() if self.evaluation.tau else self.marginals.missing()
+        if any(self.cache.position(node) >= self.reach for node in wanted):
+            logger.warning("a text needs more than the model's %d positions", self.reach)
+            self.is_over = True
+            return []
+        return wanted
+
+    def _above_tau(self) -> list[int]:
+        groups = self.marginals.pending()
+        total = log_sum(self.marginals.log_masses()) if groups else 0.0
+        log_tau, left_out = math.log(self.evaluation.tau), -math.inf
+        for node in sorted(groups, key=self.marginals.log_mass.__getitem__):
+            longer = np.logaddexp(left_out, self.marginals.log_mass[node])
+            if not longer <= log_tau + np.logaddexp(total, longer):
+                break
+            left_out = longer
+            del groups[node]
+        return sorted(node for nodes in groups.values() for node in nodes)
+
+    def take(self, nodes: list[int], hidden: Tensor) -> None:
+        """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
+        self.hidden.update(zip(nodes, hidden, strict=True))
+
+    def forward(self, wanted: list[int]) -> TreeForward | None:
+        """The forward that the laws of `wanted` need, with guesses; None if all is computed."""
+        missing = self.cache.missing(wanted)
+        if not missing:
+            return None
+        guesses = self.cache.missing(self._guesses())
+        return self._forward(sorted({*missing, *guesses}), guesses)
+
+    def foresee(self, continuation: bytes) -> None:
+        """Prepare for bytes that are certain to come: `next_forward` computes what they need."""
+        guesses = [] if self.is_over else self.tree.guess(continuation)
+        self._foreseen = self.cache.missing(self._within_reach(guesses))
+
+    def next_forward(self) -> TreeForward | None:
+        """The next forward of what is foreseen, None when there is no more."""
+        nodes = self._foreseen[:NODES_PER_FORWARD]
+        self._foreseen = self._foreseen[NODES_PER_FORWARD:]
+        return self._forward(nodes, nodes) if nodes else None
+
+    def _forward(self, nodes: list[int], guesses: list[int]) -> TreeForward:
+        self._guessed.update(guesses)
+        self.counts.num_forwards += 1
+        self.counts.num_nodes += len(nodes)
+        self.counts.num_guesses += len(guesses)
+        return self.cache.add(nodes)
+
+    def _guesses(self) -> list[int]:
+        """Nodes that the likeliest tokens behind the heads would add."""
+        guesses: list[int] = []
+        for log_mass, continuation in self._likely_continuations():
+            guesses += self._worth(self.tree.guess(continuation), log_mass)
+        return self._within_reach(guesses)
+
+    def _likely_continuations(self) -> list[tuple[float, bytes]]:
+        """Log mass and bytes of what is likely to come, the likeliest first."""
+        number, trie = self.evaluation.prefetch, self.tree.vocabulary.trie
+        found: list[tuple[float, bytes]] = []
+        totals = [-math.inf]
+        for node, prefix in self.tree.heads if number else ():
+            law = self.marginals.laws.get(node)
+            if law is None:
+                continue
+            log_mass = self.marginals.log_mass[node]
+            totals.append(log_mass + law.log_beyond(prefix))
+            num_known = len(self.tree.text) - self.tree.end[node]
+            for row in law.likeliest(prefix, number):
+                step = law.of_token(int(trie.tokens[row]))
+                found.append((log_mass + step, trie.texts[row][num_known:]))
+        least = log_sum(np.array(totals)) + math.log(LEAST_SHARE)
+        return sorted((guess for guess in found if guess[0] >= least), reverse=True)[:number]
+
+    def _worth(self, guesses: list[int], log_mass: float) -> list[int]:
+        """Those that will not be left out for their small share of a text of at least this mass."""
+        if not self.evaluation.tau:
+            return guesses
+        limit, skipped = log_mass + math.log(self.evaluation.tau), set[int]()
+        for node in guesses:
+            parent = self.tree.parent[node]
+            law = self.marginals.laws.get(parent)
+            if law is None:
+                is_small = parent in skipped
+            else:
+                step = law.of_token(self.tree.token[node])
+                is_small = self.marginals.log_mass[parent] + step < limit
+            if is_small:
+                skipped.add(node)
+        return [node for node in guesses if node not in skipped]
+
+    def _within_reach(self, nodes: list[int]) -> list[int]:
+        return [node for node in nodes if self.cache.position(node) < self.reach]
+
+    def add_law(self, node: int, law: NodeLaw) -> None:
+        """Learn what follows a node."""
+        if math.isfinite(law.log_kept):
+            self.counts.num_laws += 1
+            self.counts.masked_mass -= math.expm1(law.log_kept)
+        self.counts.num_hits += node in self._guessed
+        del self.hidden[node]
+        self.marginals.add_law(node, law)
+
+    def log_probs(self) -> Array:
+        """log q of the next symbol: (257,) float64; -inf where nothing follows, NaN where broken.
+
+        A text to which the laws give no probability at all stands for its newest node alone.
+        """
+        masses = self.marginals.log_masses()
+        if not self.is_over and log_sum(masses) == -math.inf:
+            self.marginals.restart()
+            masses = self.marginals.log_masses()
+        total = log_sum(masses)
+        if self.evaluation.tau:
+            self._count_left_out(total)
+        if self.is_over or total == -math.inf:
+            masses.fill(-math.inf)
+            return masses
+        return masses - total
+
+    def _count_left_out(self, log_known: float) -> None:
+        log_mass = self.marginals.log_mass
+        left_out = log_sum(np.array([log_mass[node] for node in self.marginals.pending()]))
+        share = (
+            math.exp(left_out - np.logaddexp(log_known, left_out)) if left_out > -math.inf else 0.0
+        )
+        self.counts.total_variation = share
+        self.counts.max_total_variation = max(share, self.counts.max_total_variation)
+
+    def seen(self, node: int) -> Tensor:
+        """(V,) bool: the tokens of a node's path, start tokens included."""
+        trunk = self.tree.trunk()
+        self._seen[[self.tree.token[at] for at in trunk[self._num_seen :]]] = True
+        self._num_seen = len(trunk)
+        seen = self._seen.clone()
+        while self.tree.depth[node] > len(trunk):
+            seen[self.tree.token[node]] = True
+            node = self.tree.parent[node]
+        return seen
+
+    def compact(self) -> tuple[int, list[int]] | None:
+        """What the model's cache should keep (TreeCache.compact); None while few slots are dead."""
+        limit = min(MAX_DEAD_SLOTS, self.cache.num_slots // 4)
+        if self.cache.num_dead <= limit:
+            return None
+        self.hidden = {n: state for n, state in self.hidden.items() if self.tree.is_alive(n)}
+        self._guessed = set(filter(self.tree.is_alive, self._guessed))
+        return self.cache.compact()

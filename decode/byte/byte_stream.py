@@ -1,0 +1,250 @@
+"""One model's memory of texts, byte by byte: the stream of its exact byte distributions."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..output_layer import OutputLayer
+from ..row_attention import RowAttention
+from ..row_stream import prompt_groups
+from ..stream import PromptLogits
+from .byte_evaluation import ByteCounts, ByteEvaluation
+from .byte_prompt import BytePrompt
+from .byte_row import ByteRow
+from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .node_law import node_laws
+from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
+from .tree_backbone import TreeBackbone
+from .tree_cache import TreeCache, TreeForward
+
+# B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
+
+ROWS_PER_TILE = 64
+"""Nodes of a prompt whose logits exist at once."""
+
+Warp = Callable[[Tensor, Tensor], Tensor]
+"""Logits (N, V) and the tokens seen (N, V) bool to warped logits (N, V)."""
+
+
+class ByteStream:
+    """A `Stream` over 257 symbols: bytes 0..255 and the end (see `TreeMarginals`).
+
+    Logits are log-probabilities, float64, and those of a row depend on its own bytes alone. Token
+    logits are warped before they are summed to bytes; the log-probabilities of prompts are not.
+    """
+
+    vocab_size = NUM_SYMBOLS
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        attention: RowAttention,
+        vocabulary: ByteVocabulary,
+        *,
+        num_rows: int,
+        warp: Warp | None = None,
+        evaluation: ByteEvaluation | None = None,
+        prompts: PromptShelf | None = None,
+    ) -> None:
+        """attention: how the model is told what to attend to, of `row_attention`.
+
+        warp: a `Warpers` whose stop tokens are those of `vocabulary`; it is given each node's own
+        path as the tokens seen. prompts: where those that were read are kept. Raises ValueError if
+        the model predicts fewer tokens than the vocabulary has.
+        """
+        config = model.config
+        if config.vocab_size < vocabulary.vocab_size:
+            raise ValueError(
+                f"the model predicts {config.vocab_size} tokens, the tokenizer has "
+                f"{vocabulary.vocab_size}"
+            )
+        self.model, self.vocabulary = model, vocabulary
+        self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
+        self._prompts = prompts or PromptCache(0).shelf()
+        self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
+        self._has_windows = attention.span is not None
+        self._backbone = TreeBackbone(model, attention, num_rows)
+        self._output = OutputLayer(model, vocabulary.vocab_size)
+        self._rows: list[ByteRow | None] = [None] * num_rows
+
+    def counts(self, row: int) -> ByteCounts:
+        """The work that a row has made so far."""
+        return self._row(row).counts
+
+    @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        """Read whole prompts (byte values) into the given free rows.
+
+        Returns: logits (R, 257); log-probabilities (bytes - 1,) of the bytes but the first as
+        `evaluation.prompt_scores` says. Raises ValueError for bytes that no text has and for
+        prompts of more tokens than the model has positions.
+        """
+        texts = dict(zip(rows, map(bytes, prompts), strict=True))
+        kept = {text: self._prompts.get(text) for text in texts.values()}
+        new = [row for row, text in texts.items() if kept[text] is None]
+        if self._prompts.keeps:  # equal ones are read once
+            new = list({texts[row]: row for row in reversed(new)}.values())
+        log_probs = self._read_new({row: texts[row] for row in new}, kept)
+        for row, text in texts.items():
+            if row not in log_probs:
+                log_probs[row] = self._restore(row, kept[text])
+        num_forwards = max(self._row(row).counts.num_forwards for row in rows)
+        return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
+
+    @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
+
+        A forward computes what several given columns need, and what one needs that was not
+        foreseen.
+        """
+        lengths, columns = mask.sum(1).tolist(), token_ids.tolist()
+        if token_ids.shape[1] > 1:
+            self._foresee([_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
+        logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
+        for place in range(token_ids.shape[1]):
+            rows = [row for row, length in enumerate(lengths) if place < length]
+            for row in rows:
+                self._row(row).append(columns[row][place])
+            if rows:
+                logits[rows, place] = self._logits(rows).cpu()
+        return logits.to(self.model.device)
+
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (R, 257) after the last of each row's new bytes; see Stream."""
+        counts = torch.tensor([len(new) for new in tokens])
+        token_ids = torch.zeros(len(self._rows), int(counts.max()), dtype=torch.long)
+        mask = torch.zeros_like(token_ids)
+        for row, new in zip(rows, tokens, strict=True):
+            token_ids[row, : len(new)], mask[row, : len(new)] = torch.tensor(new), 1
+        return self.feed(token_ids, mask)[rows, counts - 1]
+
+    @torch.inference_mode()
+    def free(self, row: int) -> None:
+        """Empty a row for the next request."""
+        self._rows[row] = None
+        self._backbone.free(row)
+
+    def _read_new(
+        self, texts: dict[int, bytes], kept: dict[bytes, ReadPrompt | None]
+    ) -> dict[int, Tensor]:
+        """Log-probabilities by row of prompts that are read now, and kept."""
+        rows = list(texts)
+        read = [BytePrompt(self.vocabulary, texts[row], self.evaluation) for row in rows]
+        for prompt in read:
+            self._check_length(prompt)
+        for group in prompt_groups([len(prompt.trunk) for prompt in read]) if read else ():
+            self._read_together(read[group], rows[group])
+        log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, read, strict=True)}
+        for row, prompt in zip(rows, read, strict=True):
+            self._rows[row] = state = prompt.row(self._reach)
+            if self._prompts.keeps:
+                states = self._backbone.states(row)
+                kept[texts[row]] = prompt_read = ReadPrompt(state.copy(), states, log_probs[row])
+                self._prompts.put(texts[row], prompt_read)
+        return log_probs
+
+    def _restore(self, row: int, prompt: ReadPrompt | None) -> Tensor:
+        """Let a row stand where a prompt that was read before ends; returns its log-probs."""
+        assert prompt is not None
+        self._rows[row] = prompt.row.copy()
+        self._backbone.restore(row, prompt.states)
+        return prompt.token_log_probs
+
+    def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
+        trunks = [prompt.trunk_token_ids for prompt in prompts]
+        num_before = len(self.vocabulary.start_token_ids) - 1
+        for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
+            self._take(prompt, prompt.trunk, hidden[num_before:])
+        while forwards := [
+            (prompt, row, forward)
+            for prompt, row in zip(prompts, rows, strict=True)
+            if (forward := prompt.next_forward()) is not None
+        ]:
+            states = self._forward([(prompt.cache, row, f) for prompt, row, f in forwards])
+            for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
+                self._take(prompt, forward.nodes, hidden)
+                self._backbone.keep(row, *prompt.compact())
+
+    def _take(self, prompt: BytePrompt, nodes: list[int], hidden: Tensor) -> None:
+        prompt.take(nodes, hidden)
+        if prompt.sums is None:
+            return
+        standing, mode = prompt.sums.grown.standing, self.evaluation.mode
+        for start in range(0, len(nodes), ROWS_PER_TILE):
+            tile = nodes[start : start + ROWS_PER_TILE]
+            logits = self._output.logits(hidden[start : start + ROWS_PER_TILE])
+            laws = node_laws(self.vocabulary, [standing[node] for node in tile], logits, mode)
+            for node, law in zip(tile, laws, strict=True):
+                prompt.sums.add(node, law)
+
+    def _foresee(self, continuations: list[bytes]) -> None:
+        """Compute what given continuations need, by row."""
+        rows = [row for row, text in enumerate(continuations) if text]
+        for row in rows:
+            self._row(row).foresee(continuations[row])
+        while any((forwards := {row: self._row(row).next_forward() for row in rows}).values()):
+            self._compute(forwards)
+
+    def _logits(self, rows: list[int]) -> Tensor:
+        """(R, 257) after the texts of these rows."""
+        wanted = {row: self._row(row).wanted() for row in rows}
+        self._compute({row: self._row(row).forward(nodes) for row, nodes in wanted.items()})
+        self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
+        log_probs = [torch.from_numpy(self._row(row).log_probs()) for row in rows]
+        return torch.stack(log_probs).to(self.model.device)
+
+    def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
+        """Run the forwards of some rows, None for none."""
+        needed = [(self._row(row), row, f) for row, f in forwards.items() if f is not None]
+        if not needed:
+            return
+        states = self._forward([(state.cache, row, forward) for state, row, forward in needed])
+        for (state, row, forward), hidden in zip(needed, states, strict=True):
+            state.take(forward.nodes, hidden)
+            if (kept := state.compact()) is not None:
+                self._backbone.keep(row, *kept)
+
+    def _forward(self, forwards: list[tuple[TreeCache, int, TreeForward]]) -> list[Tensor]:
+        places = [self._slot_positions(cache) for cache, _, _ in forwards]
+        return self._backbone.forward(
+            [row for _, row, _ in forwards], [forward for _, _, forward in forwards], places
+        )
+
+    def _slot_positions(self, cache: TreeCache) -> Tensor:
+        if self._has_windows:
+            return torch.from_numpy(cache.slot_positions())
+        return torch.zeros(1, dtype=torch.long)
+
+    def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
+        if not wanted:
+            return
+        logits = self._output.logits(torch.stack([row.hidden[node] for row, node in wanted]))
+        if self.warp is not None:
+            seen = torch.stack([row.seen(node) for row, node in wanted])
+            logits = self.warp(logits, seen.to(logits.device))
+        standings = [row.tree.standing[node] for row, node in wanted]
+        laws = node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
+        for (row, node), law in zip(wanted, laws, strict=True):
+            row.add_law(node, law)
+
+    def _row(self, row: int) -> ByteRow:
+        state = self._rows[row]
+        assert state is not None, f"row {row} holds no text"
+        return state
+
+    def _check_length(self, prompt: BytePrompt) -> None:
+        if (length := len(prompt.trunk_token_ids)) > self._reach:
+            raise ValueError(
+                f"the prompt has {length} tokens, the model has {self._reach} positions"
+            )
+
+
+def _text(symbols: list[int]) -> bytes:
+    """The bytes before the end."""
+    return bytes(symbols[: symbols.index(END_SYMBOL)] if END_SYMBOL in symbols else symbols)

@@ -1,0 +1,103 @@
+"""A model without its output layer over the token trees of a batch of rows."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..kv_cache import Placement, RowCache
+from ..row_attention import RowAttention
+from ..row_stream import right_padded
+from .tree_cache import TreeForward
+
+# R rows of one forward, K nodes, C columns of the cache, D hidden size.
+
+MAX_COLUMNS = 1 << 30
+
+
+class TreeBackbone:
+    """Keys and values of B rows whose slots are those of a TreeCache each, and what fills them.
+
+    A row's hidden states depend on its own tree alone. Storage grows with the longest row.
+    """
+
+    def __init__(self, model: PreTrainedModel, attention: RowAttention, num_rows: int) -> None:
+        self.model, self.attention = model, attention
+        is_gpt2 = model.config.model_type == "gpt2"
+        self._backbone = model.get_submodule("transformer" if is_gpt2 else "model")
+        self._cache = RowCache(model.config.num_hidden_layers, num_rows, MAX_COLUMNS)
+
+    def read(self, prompts: list[list[int]], rows: list[int]) -> list[Tensor]:
+        """Hidden states (length, D) of token sequences, read causally into empty rows."""
+        token_ids, lengths = right_padded(prompts)
+        token_ids = token_ids.to(self.model.device)
+        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
+        assert place.is_fresh, f"rows {rows} were not freed"
+        hidden = self._backbone(
+            input_ids=token_ids, past_key_values=self._cache, use_cache=True
+        ).last_hidden_state
+        self._cache.advance(rows, lengths)
+        return [states[:length] for states, length in zip(hidden, lengths.tolist(), strict=True)]
+
+    def forward(
+        self, rows: list[int], forwards: list[TreeForward], slot_positions: list[Tensor]
+    ) -> list[Tensor]:
+        """Hidden states (nodes, D) of new nodes of some rows.
+
+        slot_positions: per row (slots,) int64, new ones included; read where layers have a window.
+        """
+        counts = torch.tensor([len(forward.nodes) for forward in forwards])
+        width = int(counts.max())
+        place = self._cache.place(rows, width, self.model.device)
+        token_ids = _padded([torch.from_numpy(f.token_ids) for f in forwards], width)
+        positions = _padded([torch.from_numpy(f.positions) for f in forwards], width)
+        hidden = self._backbone(
+            input_ids=token_ids.to(self.model.device),
+            attention_mask=self._masks(place, forwards, positions, slot_positions),
+            position_ids=positions.to(self.model.device),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        self._cache.advance(rows, counts)
+        return [states[:count] for states, count in zip(hidden, counts.tolist(), strict=True)]
+
+    def keep(self, row: int, first: int, columns: Sequence[int]) -> None:
+        """Compact a row: slots below `first` stay, those of `columns` follow them."""
+        self._cache.keep(row, first, columns)
+
+    def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """A copy of a row, for `restore`."""
+        return self._cache.states(row)
+
+    def restore(self, row: int, states: list[tuple[Tensor, Tensor]]) -> None:
+        """Fill an empty row."""
+        self._cache.restore(row, states)
+
+    def free(self, row: int) -> None:
+        """Empty a row."""
+        self._cache.free(row)
+
+    def _masks(
+        self,
+        place: Placement,
+        forwards: list[TreeForward],
+        positions: Tensor,
+        slot_positions: list[Tensor],
+    ) -> Tensor | dict[str, Tensor]:
+        width, num_columns = positions.shape[1], place.num_columns
+        mask = torch.zeros(len(forwards), width, num_columns, dtype=torch.bool)
+        for row, forward in zip(mask, forwards, strict=True):
+            num_nodes, num_slots = forward.mask.shape
+            row[:num_nodes, :num_slots] = torch.from_numpy(forward.mask)
+        keys = _padded(slot_positions, num_columns)
+        device = self.model.device
+        return self.attention.tree_masks(
+            mask.to(device), positions.to(device), keys.to(device), self.model.dtype
+        )
+
+
+def _padded(rows: list[Tensor], width: int) -> Tensor:
+    """(rows, width) int64; padding repeats a row's first entry, so that it is one of its own."""
+    padded = [torch.cat([row, row[:1].expand(width - len(row))]) for row in rows]
+    return torch.stack(padded)

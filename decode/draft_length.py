@@ -1,0 +1,154 @@
+"""How far the safe model drafts before the risky one verifies: fixed, or what it is worth."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+LONGEST = 16
+"""Most tokens of a draft by worth: hardly ever is one more kept."""
+
+EXPLORED = (1, 8, 2, 4, 1, 8, 2, 4)
+"""Lengths of the first drafts, from which the price of a verified token is learnt."""
+
+NUM_BINS = 10
+PRIOR_WEIGHT = 4.0
+PRIOR_SLOPE = 0.6
+"""Before anything is known a draft is kept with probability 1 - slope * u2, as if seen so often."""
+
+DECAY = 0.95
+"""Of the weight of a round's times by the next round: machines are shared and texts change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundTimes:
+    """What a round took, in seconds of the wall clock, and what it gave."""
+
+    num_columns: int
+    """Drafted columns, a safe forward each."""
+    draft_s: float
+    num_verified: int
+    """Tokens of all rows in the risky forward."""
+    verify_s: float
+    num_new: int
+    """Tokens that the round gave to all rows."""
+
+
+class DraftLength(Protocol):
+    """Decides, a column at a time; whatever it decides changes the speed and no token."""
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a draft."""
+        ...
+
+    def goes_on(self, drafts: Sequence[Sequence[float]]) -> bool:
+        """Whether rows draft another token; for each the u2 of what it has drafted."""
+        ...
+
+    def was_kept(self, u2: float, kept: bool) -> None:
+        """A drafted token was verified."""
+        ...
+
+    def took(self, times: RoundTimes) -> None:
+        """A round is over."""
+        ...
+
+
+class FixedLength:
+    """Always the same number of tokens."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+
+    def goes_on(self, drafts: Sequence[Sequence[float]]) -> bool:
+        return True
+
+    def was_kept(self, u2: float, kept: bool) -> None:
+        """Nothing to learn."""
+
+    def took(self, times: RoundTimes) -> None:
+        """Nothing to learn."""
+
+
+class LengthByWorth:
+    """Drafts on while the tokens that are expected of it are worth its time.
+
+    Another draft takes a safe forward (which is due anyway if all before it are kept) and one more
+    verified token. It gives a token if it and all before it are kept, and a token is worth the mean
+    time of one. How often drafts are kept is learnt by u2: one is kept if u2 < p*/p_s, and u2 is
+    known beforehand.
+    """
+
+    longest = LONGEST
+
+    def __init__(self) -> None:
+        middles = [(place + 0.5) / NUM_BINS for place in range(NUM_BINS)]
+        self._kept = [PRIOR_WEIGHT * (1.0 - PRIOR_SLOPE * middle) for middle in middles]
+        self._seen = [PRIOR_WEIGHT] * NUM_BINS
+        self._safe, self._verify, self._round = _Line(), _Line(), _Line()
+        self._num_rounds = 0
+
+    @property
+    def safe_s(self) -> float:
+        """Mean seconds of a drafted column."""
+        return self._safe.ratio
+
+    @property
+    def verified_s(self) -> float:
+        """Seconds that each further token adds to a risky forward."""
+        return self._verify.slope
+
+    def goes_on(self, drafts: Sequence[Sequence[float]]) -> bool:
+        if self._num_rounds < len(EXPLORED):
+            return max(map(len, drafts)) < EXPLORED[self._num_rounds]
+        chances = [math.prod(map(self._chance, u2s)) for u2s in drafts]
+        due_anyway = sum(chances) / len(chances)
+        price_s = self.safe_s * (1.0 - due_anyway) + self.verified_s * len(drafts)
+        num_expected = sum(chances) * sum(self._kept) / sum(self._seen)
+        return num_expected * self._round.ratio > price_s
+
+    def was_kept(self, u2: float, kept: bool) -> None:
+        place = int(u2 * NUM_BINS)
+        self._seen[place] += 1.0
+        self._kept[place] += kept
+
+    def took(self, times: RoundTimes) -> None:
+        if not times.num_verified:
+            return  # the budget was 0: such tokens say nothing about those to come
+        self._num_rounds += 1
+        self._safe.add(times.num_columns, times.draft_s)
+        self._verify.add(times.num_verified, times.verify_s)
+        self._round.add(times.num_new, times.draft_s + times.verify_s)
+
+    def _chance(self, u2: float) -> float:
+        place = int(u2 * NUM_BINS)
+        return self._kept[place] / self._seen[place]
+
+
+class _Line:
+    """Seconds y against counts x, by decaying least squares."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        sums = (self._weight, self._x, self._y, self._xx, self._xy)
+        new = (1.0, x, y, x * x, x * y)
+        self._weight, self._x, self._y, self._xx, self._xy = (
+            DECAY * old + more for old, more in zip(sums, new, strict=True)
+        )
+
+    @property
+    def ratio(self) -> float:
+        """Seconds per count."""
+        return self._y / self._x if self._x else 0.0
+
+    @property
+    def slope(self) -> float:
+        """Seconds that one more count adds, at least 0 and at most the ratio."""
+        spread = self._weight * self._xx - self._x**2
+        if spread <= 1e-9 * self._xx * self._weight:
+            return self.ratio
+        rise = (self._weight * self._xy - self._x * self._y) / spread
+        return min(max(rise, 0.0), self.ratio)

@@ -1,0 +1,306 @@
+"""Speculative rounds give the tokens, ledgers and memories of plain decoding."""
+
+import logging
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from tiny_models import TEXT, tiny_family, tiny_llama
+
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored.decode.draft_length import FixedLength
+from anchored.decode.request import Request
+from anchored.decode.row_attention import row_attention
+from anchored.decode.row_stream import RowStream
+from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.speculative_batch import SpeculativeBatch
+
+WORDS = " ".join(TEXT).split()
+RULES = [
+    Anchored(k=0.4),
+    Anchored(k=1.0, divergence="max", debt="none"),
+    Anchored(k=0.6, budget="global"),
+    Anchored(k=0.3, budget="fixed", debt="average"),
+]
+LENGTHS = [1, 2, 4, 8, "auto"]
+FIGURES = ("budget", "spend", "weight", "log_prob", "safe_log_prob")
+
+
+def prompts(count: int, seed: int = 0) -> list[str]:
+    source = random.Random(seed)
+    return [" ".join(source.choices(WORDS, k=source.randint(1, 8))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def ending_pair(tokenizer) -> ModelPair:
+    """Texts end at stop tokens here and there, drafts too."""
+    safe, risky = tiny_llama(1), tiny_llama(2, layers=3)
+    for model in (safe, risky):
+        model.lm_head.weight.data[1] += 1.0
+    return ModelPair(safe, risky, tokenizer)
+
+
+def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **settings):
+    """Results by the place of their prompt, generated in the given order."""
+    order = order or list(range(len(texts)))
+    settings = {"max_new_tokens": 12, "temperature": 1.0, **settings}
+    decoder = Decoder(pair, rule, batch_size=batch_size, speculate=speculate)
+    results = decoder.generate([texts[i] for i in order], seed=order, **settings)
+    return [result for _, result in sorted(zip(order, results, strict=True), key=lambda x: x[0])]
+
+
+def assert_same(expected, actual) -> None:
+    for plain, result in zip(expected, actual, strict=True):
+        assert result.token_ids == plain.token_ids and result.error == plain.error
+        assert result.text == plain.text and result.finish_reason == plain.finish_reason
+        assert result.ledger.is_within_bound and result.ledger.certified == plain.ledger.certified
+        for left, right in zip(result.ledger.steps, plain.ledger.steps, strict=True):
+            assert left.accepted == right.accepted
+            for figure in FIGURES:
+                assert getattr(left, figure) == pytest.approx(getattr(right, figure), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "speculate"),
+    [(RULES[0], n) for n in LENGTHS] + [(rule, n) for rule in RULES[1:] for n in (2, "auto")],
+    ids=str,
+)
+def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule, speculate):
+    texts = prompts(12)
+    plain = generate(ending_pair, rule, "off", texts)
+    order = random.Random(1).sample(range(12), 12)
+    ours = generate(ending_pair, rule, speculate, texts, batch_size=5, order=order)
+    assert_same(plain, ours)
+    assert len({len(result.token_ids) for result in ours}) > 2
+    assert any(result.ledger.accepted for result in ours)
+    assert verify(ours[0].ledger, ending_pair).is_ok
+
+
+@pytest.mark.slow
+def test_two_thousand_requests_get_the_plain_tokens(ending_pair):
+    texts = prompts(200, seed=5)
+    for rule, lengths in ((RULES[0], LENGTHS), (RULES[1], LENGTHS)):
+        plain = generate(ending_pair, rule, "off", texts, max_new_tokens=8)
+        for length in lengths:
+            ours = generate(ending_pair, rule, length, texts, max_new_tokens=8)
+            assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
+            assert all(r.ledger.certified and r.ledger.is_within_bound for r in ours)
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_a_request_alone_gets_the_plain_tokens_penalties_and_truncation_included(
+    ending_pair, gamma
+):
+    settings = {"repetition_penalty": 1.5, "top_k": 20, "top_p": 0.9, "batch_size": 1}
+    plain = generate(ending_pair, RULES[0], "off", prompts(4), **settings)
+    assert_same(plain, generate(ending_pair, RULES[0], gamma, prompts(4), **settings))
+
+
+@pytest.mark.parametrize("rule", [RiskyOnly(), SafeOnly()], ids=["risky_only", "safe_only"])
+def test_one_model_alone_can_speculate_too(ending_pair, rule):
+    plain = generate(ending_pair, rule, "off", prompts(6))
+    ours = generate(ending_pair, rule, 2, prompts(6))
+    assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
+
+
+def test_greedy_decoding_takes_the_plain_tokens(ending_pair):
+    plain = generate(ending_pair, RULES[0], "off", prompts(4), temperature=0.0)
+    ours = generate(ending_pair, RULES[0], 3, prompts(4), temperature=0.0)
+    assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 5, 30])
+@pytest.mark.parametrize("num_tokens", [1, 2, 13])
+def test_identical_models_accept_every_draft(tokenizer, gamma, num_tokens):
+    pair = ModelPair(tiny_llama(1), tiny_llama(1), tokenizer)
+    decoder = Decoder(pair, Anchored(k=1.0), speculate=gamma)
+    for result in decoder.generate(prompts(3), max_new_tokens=num_tokens, temperature=1.0):
+        ledger, drawn = result.ledger, len(result.token_ids)
+        assert ledger.accepted == ledger.drafted
+        # The prompt tells the first law; each forward then gives a draft and one token more.
+        assert drawn < num_tokens or ledger.risky_forwards == 1 + math.ceil(
+            (drawn - 1) / (gamma + 1)
+        )
+        assert ledger.safe_forwards == drawn
+
+
+def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair):
+    (result,) = Decoder(pair, Anchored(k=0.01), speculate=4).generate(TEXT[2], max_new_tokens=9)
+    assert result.ledger.risky_forwards == 1 and result.ledger.drafted == 0
+    assert result.ledger.skipped_risky == len(result.token_ids) - 1
+
+
+def test_the_forwards_of_one_request_are_those_of_its_ledger(pair):
+    counts: Counter[str] = Counter()
+    hooks = [
+        model.model.register_forward_pre_hook(lambda *_, name=name: counts.update([name]))
+        for name, model in pair.models.items()
+    ]
+    decoder = Decoder(pair, Anchored(k=0.4), speculate=3)
+    counts.clear()
+    (result,) = decoder.generate(TEXT[2], max_new_tokens=20)
+    for hook in hooks:
+        hook.remove()
+    assert counts == {"safe": result.ledger.safe_forwards, "risky": result.ledger.risky_forwards}
+    assert result.ledger.risky_forwards < len(result.token_ids) / 2
+
+
+def test_streams_give_accepted_runs_of_the_same_text(pair):
+    settings = {"max_new_tokens": 20, "seed": 3, "temperature": 1.0}
+    (whole,) = Decoder(pair, Anchored(k=1.0)).generate(TEXT[0], **settings)
+    pieces = list(Decoder(pair, Anchored(k=1.0), speculate=4).stream(TEXT[0], **settings))
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [piece.token_id for piece in pieces] == whole.token_ids
+
+
+def test_a_stop_string_inside_a_draft_drops_what_lies_behind_it(pair):
+    settings = {"max_new_tokens": 20, "temperature": 1.0}
+    same = ModelPair(pair.safe, pair.safe, pair.tokenizer)
+    (whole,) = Decoder(same, Anchored(k=1.0)).generate(TEXT[0], **settings)
+    stop = [whole.text[6:8]]
+    (plain,) = Decoder(same, Anchored(k=1.0)).generate(TEXT[0], stop=stop, **settings)
+    (ours,) = Decoder(same, Anchored(k=1.0), speculate=8).generate(TEXT[0], stop=stop, **settings)
+    assert ours.finish_reason == "stop_string" and ours.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("budget", [0.0, 1e4])
+def test_an_end_symbol_in_a_draft_ends_the_text_only_if_it_is_kept(pair, place, budget):
+    """Guesses are free: an end symbol is guessed at one place, whatever the safe model says."""
+
+    class EndGuesser(SpeculativeBatch):
+        def _guessed(self, inputs):
+            guess = super()._guessed(inputs)
+            return torch.ones_like(guess) if len(self._drafts[0]) == place else guess
+
+    same = ModelPair(pair.safe, pair.safe, pair.tokenizer)
+    (plain,) = Decoder(same, Anchored(k=1.0)).generate(TEXT[0], max_new_tokens=12)
+    batch = open_batch(same, 4, batch_class=EndGuesser)
+    (state,) = batch.admit([request_of(same, TEXT[0], 12)])
+    while not state.is_finished:
+        batch.step()
+    assert [step.token_id for step in state.steps] == plain.token_ids
+    assert state.num_accepted < state.num_drafted
+
+
+def open_batch(pair, gamma, *, num_rows=1, max_length=110, batch_class=SpeculativeBatch):
+    return batch_class(
+        pair,
+        Anchored(k=1.0),
+        SamplingConfig(),
+        num_rows=num_rows,
+        max_length=max_length,
+        length=FixedLength(gamma),
+    )
+
+
+def request_of(pair, text: str, num_tokens: int, **settings) -> Request:
+    return Request(prompt_token_ids=pair.encode(text), max_new_tokens=num_tokens, **settings)
+
+
+def test_after_any_rounds_the_memories_are_those_of_a_fresh_reading(pair):
+    source, num_rounds = random.Random(0), 0
+    batch = open_batch(pair, 4, num_rows=3, max_length=60)
+    while num_rounds < 100:
+        if batch.free_rows:
+            text = " ".join(source.choices(WORDS, k=source.randint(1, 6)))
+            batch.admit([request_of(pair, text, 25, seed=source.randrange(99))])
+        batch.step()
+        num_rounds += 1
+        if num_rounds % 10 == 0:
+            check_memories(pair, batch)
+
+
+def check_memories(pair, batch) -> None:
+    for row, state in enumerate(batch._states):
+        if state is None:
+            continue
+        text = state.request.prompt_token_ids + [step.token_id for step in state.steps]
+        for name, model in pair.models.items():
+            length = len(text) - len(batch._backlogs[name].of(row))
+            cache = batch.streams[name]._cache
+            assert cache.lengths[row] == length
+            fresh = model(torch.tensor([text[:length]]), use_cache=True).past_key_values
+            for ours, theirs in zip(cache.layers, fresh.layers, strict=True):
+                keys = ours.keys[row, :, :length]
+                assert torch.allclose(keys, theirs.keys[0], atol=1e-9, rtol=0)
+                values = ours.values[row, :, :length]
+                assert torch.allclose(values, theirs.values[0], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2, sliding", "llama4_text", "gpt2"])
+def test_a_draft_changes_no_law_at_or_before_it_bitwise(family):
+    model = tiny_family(family, 1)
+    stream = RowStream(model, row_attention(model), num_rows=2, max_length=30, vocab_size=320)
+    stream.read([[5, 9, 11], [4, 4, 8, 2, 6]], [0, 1])
+    drafts = [[7, 31, 150, 8], [99, 3, 17, 60]]
+    laws = stream.feed_ends([0, 1], drafts, 4)
+    for place in range(4):
+        for row, length in ((0, 3), (1, 5)):
+            stream.roll_back(row, length)
+        changed = [[*draft[:place], 200, *draft[place + 1 :]] for draft in drafts]
+        again = stream.feed_ends([0, 1], changed, 4)
+        assert torch.equal(again[:, :place], laws[:, :place])
+        assert not torch.equal(again[:, place], laws[:, place])
+
+
+def test_nan_behind_a_rejection_is_ignored(tokenizer):
+    """A token that breaks one model is guessed: it is rejected, and its traces are wiped out."""
+
+    class BadGuesser(SpeculativeBatch):
+        def _guessed(self, inputs):
+            guess = super()._guessed(inputs)
+            return torch.full_like(guess, 300) if len(self._drafts[0]) == 1 else guess
+
+    texts = ["salt", TEXT[1]]  # what the shorter row left behind lies among the longer one's
+    for name in ("safe", "risky"):
+        models = {"safe": tiny_llama(1), "risky": tiny_llama(2, layers=3)}
+        sound = ModelPair(*models.values(), tokenizer)
+        plain = Decoder(sound, Anchored(k=1.0)).generate(texts, max_new_tokens=12)
+        models[name].model.embed_tokens.weight.data[300] = math.nan
+        pair = ModelPair(*models.values(), tokenizer)
+        batch = open_batch(pair, 3, num_rows=2, batch_class=BadGuesser)
+        states = batch.admit([request_of(sound, text, 12) for text in texts])
+        while not batch.is_empty:
+            batch.step()
+        for state, expected in zip(states, plain, strict=True):
+            assert not state.error
+            assert [step.token_id for step in state.steps] == expected.token_ids
+            assert 300 not in expected.token_ids
+
+
+@pytest.mark.parametrize("name", ["safe", "risky"])
+def test_nan_that_is_reached_fails_the_request_alone(tokenizer, name):
+    models = {"safe": tiny_llama(1), "risky": tiny_llama(2, layers=3)}
+    (plain,) = Decoder(ModelPair(*models.values(), tokenizer), Anchored(k=1.0)).generate(
+        TEXT[1], max_new_tokens=12
+    )
+    models[name].model.embed_tokens.weight.data[plain.token_ids[4]] = math.nan
+    pair = ModelPair(*models.values(), tokenizer)
+    for speculate in ("off", 3):
+        decoder = Decoder(pair, Anchored(k=1.0), speculate=speculate)
+        (failed,) = decoder.generate([TEXT[1]], max_new_tokens=12)
+        assert failed.token_ids == plain.token_ids[:5]
+        assert f"the {name} model's logits at step 5 are NaN" in failed.error
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "on"])
+def test_a_bad_length_is_refused(pair, value):
+    with pytest.raises(ValueError, match='speculate must be "auto", "off" or >= 1, got'):
+        Decoder(pair, Anchored(k=1.0), speculate=value)
+
+
+def test_steps_on_the_device_do_not_speculate(pair):
+    with pytest.raises(ValueError, match='speculate=2 needs engine "eager" or "auto"'):
+        Decoder(pair, Anchored(k=1.0), speculate=2, engine="device")
+
+
+def test_float32_differs_by_rounding_only(pair_folders, caplog):
+    pair = ModelPair.from_pretrained(*pair_folders)
+    with caplog.at_level(logging.WARNING):
+        plain = generate(pair, RULES[0], "off", prompts(20), max_new_tokens=10)
+        ours = generate(pair, RULES[0], 4, prompts(20), max_new_tokens=10)
+    assert sum(a.token_ids != b.token_ids for a, b in zip(plain, ours, strict=True)) <= 1
+    assert all(verify(result.ledger, pair).is_ok for result in ours[:3])

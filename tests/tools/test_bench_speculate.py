@@ -1,0 +1,49 @@
+"""The speculation benchmark: counts, acceptance beside its law, the cost model."""
+
+import pytest
+
+from anchored import Anchored
+from anchored.tools.acceptance import measured_acceptance
+from anchored.tools.bench_speculate import BenchSpeculateConfig, Costs, predicted_ratio, run
+
+SMALL = BenchSpeculateConfig(
+    ks=(0.5,), drafts=("2", "auto"), num_prompts=1, new_tokens=6, acceptance_prompts=1, runs=1
+)
+
+
+def test_every_draft_length_has_a_row(capsys):
+    assert run(SMALL) == 0
+    *_, titles, plain, two, auto, risky, risky_two, risky_auto = (
+        capsys.readouterr().out.splitlines()
+    )
+    assert titles.split()[:2] == ["k", "draft"]
+    assert [row.split()[1] for row in (plain, two, auto)] == ["off", "2", "auto"]
+    assert [row.split()[0] for row in (risky, risky_two, risky_auto)] == ["p_r"] * 3
+    assert int(plain.split()[2]) == 5 and int(two.split()[2]) < 5
+
+
+def test_acceptance_agrees_with_what_the_laws_say(pair):
+    """Six standard errors: a false alarm of less than 1e-6."""
+    texts = ["the keeper of the lamp", "import math", "salt and rain", "wrote every wave"] * 4
+    found = measured_acceptance(pair, Anchored(k=0.8), [pair.encode(text) for text in texts], 20)
+    assert found.num_steps > 100 and 0.3 < found.expected < 0.99
+    assert abs(found.observed - found.expected) < 6 * found.error
+
+
+def test_the_cost_model_is_that_of_the_formula():
+    costs = Costs(safe_s=0.2, risky_s={1: 1.0, 3: 1.1})
+    expected = (1 + 0.8 + 0.64) * 1.2 / (1.1 + 0.2 * (2 + 0.64))
+    assert predicted_ratio(costs, 2, 0.8) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"runs": 0}, "runs must be >= 1, got 0"),
+        ({"new_tokens": 1}, "new_tokens must be >= 2, got 1"),
+        ({"safe": "x"}, "give both folders"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BenchSpeculateConfig(**settings)

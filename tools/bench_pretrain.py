@@ -1,0 +1,179 @@
+"""What each lever of a training run is worth: anchored bench pretrain --gpus 8
+
+Runs `python -m anchored.pretrain` (under torchrun for several GPUs) with a shipped config on random
+tokens, and again with one setting changed at a time; every run reads the same tokens in the same
+steps. Its first steps, in which layers are compiled, do not count.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from anchored.pretrain.config_file import read_config_file
+from anchored.pretrain.launch import launch
+from anchored.tools.random_shards import write_random_shards
+
+STAGE_1 = Path(__file__).parents[1] / "configs" / "pretrain" / "tinycomma-1.8b-stage1.toml"
+BASELINE = "as configured"
+TITLES = ("tokens/s a GPU", "ratio", "MFU", "peak GiB", "last loss", "difference")
+SOURCE = """
+[[data.sources]]
+name = "random"
+path = "{path}"
+weight = 1.0
+"""
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Values by section and key; a value is one that JSON and TOML write alike."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchPretrainConfig:
+    """What `anchored bench pretrain` measures."""
+
+    config: Path = STAGE_1
+    """Config of a first stage; its data, tokenizer and held-out sources are not used."""
+    gpus: int = 1
+    """Processes, each with a GPU of its own; without a GPU they run on the CPU."""
+    steps: int = 12
+    skipped_steps: int = 4
+    """Of those, the first ones; the median of the others counts."""
+    rounds: int = 4
+    """Local batches of a process in a step, as configured; even, as one lever doubles the batch."""
+    vocab_size: int = 128_256
+    levers: tuple[str, ...] = ()
+    """Only these; empty: all of them."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.skipped_steps < self.steps:
+            raise ValueError(
+                f"skipped_steps must be less than steps, got {self.skipped_steps} of {self.steps}"
+            )
+        if self.rounds < 2 or self.rounds % 2:
+            raise ValueError(f"rounds must be even, got {self.rounds}")
+
+
+def run(config: BenchPretrainConfig) -> int:
+    """Print a row as each run ends; returns 0."""
+    training = read_config_file(config.config)["training"]
+    every_lever = levers(training["local_batch_size"])
+    if unknown := [name for name in config.levers if name not in every_lever]:
+        raise ValueError(f"no lever {unknown[0]!r}; known: {', '.join(every_lever)}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_common(config, folder, batch_size=training["local_batch_size"])
+        print(f"{config.config.stem}, random tokens, {config.gpus} process(es)")
+        print(_line("", *TITLES), flush=True)
+        baseline = measure(config, folder, {})
+        print(_line(BASELINE, *_cells(config, baseline, baseline)), flush=True)
+        for lever in config.levers or every_lever:
+            print(_lever_line(config, folder, lever, every_lever[lever], baseline), flush=True)
+    return 0
+
+
+def levers(batch_size: int) -> dict[str, Settings]:
+    """The changes to a config whose local batch has that many sequences."""
+    changes: dict[str, Settings] = {
+        "without compile": {"compile": {"enable": False}},
+        "all logits at once": {"loss": {"chunk_tokens": 0}},
+        "flex attention": {"data": {"mask_documents": True}},
+        "half the batch": {"training": {"local_batch_size": max(1, batch_size // 2)}},
+        "twice the batch": {"training": {"local_batch_size": 2 * batch_size}},
+        "weights resharded": {"parallelism": {"fsdp_reshard_after_forward": "always"}},
+    }
+    if find_spec("torchao"):
+        changes["float8"] = {
+            "model": {"converters": ["quantize.linear.float8"]},
+            "quantize.linear.float8": {"recipe_name": "rowwise", "filter_fqns": ["output"]},
+        }
+    return changes
+
+
+def write_common(config: BenchPretrainConfig, folder: Path, *, batch_size: int) -> None:
+    """Random shards, and common.toml: the config, with what all the runs change of it."""
+    sequences = config.gpus * config.rounds * batch_size
+    seq_len = read_config_file(config.config)["training"]["seq_len"]
+    write_random_shards(
+        folder / "shards",
+        (config.steps * sequences + 1) * seq_len + 1,
+        vocab_size=config.vocab_size,
+        generator=np.random.default_rng(0),
+    )
+    settings: Settings = {
+        "job": {"needs_gpu": False},
+        "model": {"tokenizer": ""},
+        "training": {"steps": config.steps, "global_batch_size": sequences},
+        "checkpoint": {"interval": config.steps, "interval_minutes": 0.0, "milestone_interval": 0},
+        "metrics": {"log_freq": 1, "enable_tensorboard": False},
+        "heldout": {"sources": []},
+        "data": {"verify_checksums": False},
+    }
+    text = f"base = {json.dumps(str(config.config.resolve()))}\n{_toml(settings)}"
+    (folder / "common.toml").write_text(text + SOURCE.format(path=folder / "shards"))
+
+
+def measure(config: BenchPretrainConfig, folder: Path, settings: Settings) -> dict[str, float]:
+    """Train with these settings over common.toml: tokens_per_s, mfu, peak_memory_gib and loss.
+
+    What the device does not have is missing. Raises: RuntimeError if the run fails.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as dump_folder:
+        job = {"job": {"dump_folder": dump_folder}}
+        file = folder / "run.toml"
+        file.write_text(f'base = "common.toml"\n{_toml(job | settings)}')
+        launch(file, num_processes=config.gpus)
+        text = (Path(dump_folder) / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    counted = lines[config.skipped_steps :]
+    measured = {
+        key: median(line[key] for line in counted)
+        for key in ("tokens_per_s", "mfu", "peak_memory_gib")
+        if key in lines[-1]
+    }
+    return measured | {"loss": lines[-1]["loss"]}
+
+
+def _lever_line(
+    config: BenchPretrainConfig,
+    folder: Path,
+    name: str,
+    settings: Settings,
+    baseline: dict[str, float],
+) -> str:
+    try:
+        measured = measure(config, folder, settings)
+    except RuntimeError as error:  # as a rule it does not fit, which is a result too
+        return f"{name:<20}  {str(error).splitlines()[-1]}"
+    return _line(name, *_cells(config, measured, baseline))
+
+
+def _cells(
+    config: BenchPretrainConfig, measured: dict[str, float], baseline: dict[str, float]
+) -> tuple[str, ...]:
+    return (
+        f"{measured['tokens_per_s'] / config.gpus:,.0f}",
+        f"{measured['tokens_per_s'] / baseline['tokens_per_s']:.3f}",
+        f"{measured['mfu']:.1%}" if "mfu" in measured else "-",
+        f"{measured['peak_memory_gib']:.1f}" if "peak_memory_gib" in measured else "-",
+        f"{measured['loss']:.4f}",
+        f"{measured['loss'] - baseline['loss']:.1e}",
+    )
+
+
+def _line(name: str, *cells: str) -> str:
+    return f"{name:<20}" + "".join(f"{cell:>16}" for cell in cells)
+
+
+def _toml(settings: Settings) -> str:
+    sections = []
+    for section, values in settings.items():
+        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        sections.append("\n".join([f"[{section}]", *lines]))
+    return "\n".join(sections) + "\n"

@@ -1,0 +1,299 @@
+"""Speculative against plain decoding: anchored bench speculate --safe DIR --risky DIR"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+
+from anchored import Anchored, Decoder, Generation, ModelPair, RiskyOnly
+from anchored.decode.row_stream import RowStream
+from anchored.decode.rules.rule import Rule
+from anchored.decode.speculation import Speculate
+from anchored.kernels.sampler import inverse_cdf
+from anchored.tools.acceptance import measured_acceptance
+from anchored.tools.bench_decode import random_prompts, timed
+from anchored.tools.model_options import ModelOptions
+from anchored.tools.quickstart.generation import prompts as quickstart_prompts
+from anchored.tools.quickstart.preset import load_preset
+from anchored.tools.random_pair import random_pair
+
+T = TypeVar("T")
+RANDOM_VOCAB = 2048
+RANDOM_PROMPT_TOKENS = 32
+TITLES = (
+    "k",
+    "draft",
+    "risky fwd",
+    "tok/fwd",
+    "kept",
+    "1 - TV",
+    "+-",
+    "bound",
+    "tokens/s",
+    "error",
+    "x plain",
+    "x risky",
+    "predicted",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchSpeculateConfig:
+    """What `anchored bench speculate` measures."""
+
+    safe: Path | None = None
+    """Folder of the safe model; without folders, a pair of random weights."""
+    risky: Path | None = None
+    """Folder of the risky model."""
+    ks: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0, 4.0)
+    """Nats a token."""
+    drafts: tuple[str, ...] = ("1", "2", "4", "auto")
+    """Draft lengths beside plain decoding, which comes first."""
+    num_prompts: int = 4
+    """Requests of a timed run."""
+    batch_size: int = 1
+    """Requests that are decoded together."""
+    new_tokens: int = 64
+    """Tokens of each request."""
+    acceptance_prompts: int = 16
+    """Requests over which acceptance and 1 - TV are measured."""
+    runs: int = 3
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu counts this process's own seconds: for a CPU that other programs use at the same time."""
+    device: str = "cpu"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "batch_size", "acceptance_prompts", "runs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.new_tokens < 2:
+            raise ValueError(f"new_tokens must be >= 2, got {self.new_tokens}")
+        if (self.safe is None) != (self.risky is None):
+            raise ValueError("give both folders, safe and risky, or neither")
+        if self.clock == "cpu" and self.device != "cpu":
+            raise ValueError(f"clock cpu does not see {self.device}")
+
+    def timed(self, work: Callable[[], T]) -> tuple[float, T]:
+        """(seconds by this clock, result) of `work`."""
+        if self.clock == "wall":
+            return timed(self.device, work)
+        start = time.process_time()
+        result = work()
+        return time.process_time() - start, result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """Seconds of forwards over a batch."""
+
+    safe_s: float
+    risky_s: dict[int, float]
+    """By columns."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Tokens a second of several runs, and what the last one counted."""
+
+    tokens_per_s: float
+    error: float
+    """Sample standard deviation over the runs; nan for one run."""
+    risky_forwards: int
+    """Prompts' own forwards left out."""
+    num_tokens: int
+
+
+@torch.inference_mode()
+def run(config: BenchSpeculateConfig) -> int:
+    """Print one table and return 0."""
+    pair, prompts = _pair(config), _prompts(config)
+    lengths = [int(draft) for draft in config.drafts if draft != "auto"]
+    costs = measured_costs(config, pair, lengths)
+    risky_alone = _speed(config, partial(_risky_alone, config, pair), prompts)
+    print(_headline(config, pair, costs, risky_alone))
+    print(_line(TITLES))
+    for k in config.ks:
+        acceptance = measured_acceptance(
+            pair, Anchored(k=k), _prompts(config, config.acceptance_prompts), config.new_tokens
+        )
+        shown = (
+            f"{acceptance.observed:.3f}",
+            f"{acceptance.expected:.3f}",
+            f"{acceptance.error:.3f}",
+            f"{max(0.0, 1.0 - math.sqrt(k / 2)):.3f}",
+        )
+        for cells in _rows(
+            config, pair, Anchored(k=k), prompts, costs, risky_alone, acceptance.expected
+        ):
+            print(_line((f"{k:g}", *cells[:3], *shown, *cells[3:])), flush=True)
+    for cells in _rows(config, pair, RiskyOnly(), prompts, costs, risky_alone, math.nan):
+        print(_line(("p_r", *cells[:3], *["-"] * 4, *cells[3:])), flush=True)
+    return 0
+
+
+def predicted_ratio(costs: Costs, length: int, kept: float) -> float:
+    """Speed of drafts of this length as a multiple of plain paired decoding.
+
+    Source: Leviathan et al. 2023, theorem 3.8, with the last draft's safe forward only due where
+    all drafts are kept, and the risky forward's own cost of more columns.
+    """
+    num_expected = sum(kept**place for place in range(length + 1))
+    round_s = costs.risky_s[length + 1] + costs.safe_s * (length + kept**length)
+    return num_expected * (costs.safe_s + costs.risky_s[1]) / round_s
+
+
+def measured_costs(config: BenchSpeculateConfig, pair: ModelPair, lengths: list[int]) -> Costs:
+    """Median seconds of a safe forward of one column and risky ones of 1 and length + 1."""
+    return Costs(
+        safe_s=_forward_s(config, pair, "safe", 1),
+        risky_s={n: _forward_s(config, pair, "risky", n) for n in [1, *(g + 1 for g in lengths)]},
+    )
+
+
+def _forward_s(config: BenchSpeculateConfig, pair: ModelPair, name: str, columns: int) -> float:
+    stream, rows = _stream(config, pair, name, columns), list(range(config.batch_size))
+    stream.read([[0] * RANDOM_PROMPT_TOKENS] * len(rows), rows)
+    tokens = [[2] * columns] * len(rows)
+    seconds = []
+    for _ in range(20 * config.runs):
+        seconds.append(config.timed(lambda: stream.feed_ends(rows, tokens, columns))[0])
+        for row in rows:
+            stream.roll_back(row, RANDOM_PROMPT_TOKENS)
+    return statistics.median(seconds)
+
+
+def _stream(config: BenchSpeculateConfig, pair: ModelPair, name: str, more: int) -> RowStream:
+    attention = pair.row_attention[name]
+    if attention is None:
+        raise ValueError(f"the {name} model decodes in whole batches: it cannot speculate")
+    return RowStream(
+        pair.models[name],
+        attention,
+        num_rows=config.batch_size,
+        max_length=512 + config.new_tokens + more,
+        vocab_size=pair.vocab_size,
+    )
+
+
+def _rows(
+    config: BenchSpeculateConfig,
+    pair: ModelPair,
+    rule: Rule,
+    prompts: list[str | list[int]],
+    costs: Costs,
+    risky_alone: Speed,
+    kept: float,
+) -> Iterator[tuple[str, ...]]:
+    """Cells of plain decoding and of each draft length."""
+    plain_speed = math.nan
+    for draft in ("off", *config.drafts):
+        speculate: Speculate = draft if draft in ("off", "auto") else int(draft)  # type: ignore[assignment]
+        decoder = Decoder(pair, rule, batch_size=config.batch_size, speculate=speculate)
+        speed = _speed(config, partial(_generate, config, decoder), prompts)
+        plain_speed = speed.tokens_per_s if draft == "off" else plain_speed
+        is_fixed = draft not in ("off", "auto") and not math.isnan(kept)
+        yield (
+            draft,
+            str(speed.risky_forwards),
+            f"{speed.num_tokens / max(speed.risky_forwards, 1):.2f}",
+            f"{speed.tokens_per_s:.1f}",
+            f"{speed.error:.1f}",
+            f"{speed.tokens_per_s / plain_speed:.2f}",
+            f"{speed.tokens_per_s / risky_alone.tokens_per_s:.2f}",
+            f"{predicted_ratio(costs, int(draft), kept):.2f}" if is_fixed else "-",
+        )
+
+
+def _speed(
+    config: BenchSpeculateConfig,
+    generate: Callable[[list[str | list[int]]], tuple[int, int]],
+    prompts: list[str | list[int]],
+) -> Speed:
+    """generate: prompts in, (tokens, risky forwards) out; the first call is a warm-up."""
+    generate(prompts[:1])
+    speeds = []
+    for _ in range(config.runs):
+        seconds, (num_tokens, forwards) = config.timed(partial(generate, prompts))
+        speeds.append(num_tokens / seconds)
+    error = statistics.stdev(speeds) if len(speeds) > 1 else math.nan
+    return Speed(
+        tokens_per_s=statistics.mean(speeds),
+        error=error,
+        risky_forwards=forwards,
+        num_tokens=num_tokens,
+    )
+
+
+def _generate(
+    config: BenchSpeculateConfig, decoder: Decoder, prompts: list[str | list[int]]
+) -> tuple[int, int]:
+    seeds = list(range(len(prompts)))
+    results: list[Generation] = decoder.generate(
+        prompts, max_new_tokens=config.new_tokens, seed=seeds
+    )
+    forwards = sum(result.ledger.risky_forwards - 1 for result in results)
+    return sum(len(result.token_ids) for result in results), forwards
+
+
+def _risky_alone(
+    config: BenchSpeculateConfig, pair: ModelPair, prompts: list[str | list[int]]
+) -> tuple[int, int]:
+    """The risky model, its cache and a draw at temperature 0.7: no pair, no penalty, no ledger."""
+    generator = torch.Generator().manual_seed(0)
+    for start in range(0, len(prompts), config.batch_size):
+        encoded = [pair.encode(prompt) for prompt in prompts[start : start + config.batch_size]]
+        rows = list(range(len(encoded)))
+        stream = _stream(config, pair, "risky", 1)
+        logits = stream.read(encoded, rows).logits
+        for _ in range(config.new_tokens - 1):
+            probs = (logits.double() / 0.7).softmax(-1).cpu()
+            uniform = torch.rand(len(rows), dtype=torch.float64, generator=generator)
+            tokens = inverse_cdf(probs, uniform).tolist()
+            logits = stream.feed_rows(rows, [[token] for token in tokens])
+    return len(prompts) * config.new_tokens, len(prompts) * (config.new_tokens - 1)
+
+
+def _pair(config: BenchSpeculateConfig) -> ModelPair:
+    if config.safe is not None and config.risky is not None:
+        options = ModelOptions(
+            safe=config.safe, risky=config.risky, dtype=config.dtype, device=config.device
+        )
+        return options.pair()
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    return random_pair("tiny", "small", vocab_size=RANDOM_VOCAB, dtype=dtype, device=config.device)
+
+
+def _prompts(config: BenchSpeculateConfig, count: int | None = None) -> list[str | list[int]]:
+    """The quickstart's prompts for a pair in folders, which may have been trained on them."""
+    count = count or config.num_prompts
+    if config.safe is None:
+        return list(random_prompts(count, RANDOM_PROMPT_TOKENS, RANDOM_VOCAB))
+    texts = [prompt.prompt for prompt in quickstart_prompts(load_preset("default"))]
+    return [texts[place % len(texts)] for place in range(count)]
+
+
+def _headline(
+    config: BenchSpeculateConfig, pair: ModelPair, costs: Costs, risky_alone: Speed
+) -> str:
+    names = "random weights" if config.safe is None else f"{config.safe} + {config.risky}"
+    columns = ", ".join(f"{n}: {1e3 * s:.2f} ms" for n, s in costs.risky_s.items())
+    return (
+        f"{names}, V = {pair.vocab_size}, {pair.dtype} on {config.device}, torch "
+        f"{torch.__version__}, batch {config.batch_size}, {config.num_prompts} x "
+        f"{config.new_tokens} tokens, {config.runs} runs, {config.clock} seconds\n"
+        f"safe forward {1e3 * costs.safe_s:.2f} ms, risky forward by columns {columns}; "
+        f"c = {costs.safe_s / costs.risky_s[1]:.2f}\n"
+        f"risky model alone: {risky_alone.tokens_per_s:.1f} tokens/s "
+        f"(error {risky_alone.error:.1f}); not measured on a GPU"
+    )
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "".join(f"{cell:>10}" for cell in cells)

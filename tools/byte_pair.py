@@ -1,0 +1,117 @@
+"""A small pair whose tokenizers differ, trained on this package's own text: for benchmarks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
+from tokenizers.trainers import BpeTrainer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import anchored
+from anchored.decode.byte.byte_vocabulary import ByteVocabulary
+from anchored.tools.quickstart.tokenizer_training import LLAMA3_SPLIT
+
+END = "<|endoftext|>"
+# The rule of GPT-2's encoder: contractions, words with a space before, digits, the rest.
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+AREAS = ("decode", "kernels", "pretrain", "eval", "tools")
+SUFFIXES = (".py", ".txt", ".md")
+HELD_OUT_EVERY = 10
+BATCH_SIZE, SEQ_LEN = 4, 128
+LEARNING_RATE = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ByteModel:
+    """A Llama and its tokenizer, as text and as bytes."""
+
+    model: LlamaForCausalLM
+    tokenizer: Tokenizer
+    vocabulary: ByteVocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class BytePair:
+    """Both models by "safe" (GPT-2's pre-tokenizer) and "risky" (Llama 3's), and unseen text."""
+
+    models: dict[str, ByteModel]
+    held_out: bytes
+
+
+def trained_pair(
+    *, vocab_sizes: tuple[int, int], train_steps: int, context_length: int, seed: int = 0
+) -> BytePair:
+    """Train both models for `train_steps` steps of 512 tokens."""
+    files = sorted(_text_files())
+    train = [path.read_text() for place, path in enumerate(files) if place % HELD_OUT_EVERY]
+    held_out = "\n".join(path.read_text() for path in files[::HELD_OUT_EVERY])
+    models = {
+        name: _trained_model(split, size, train, train_steps, context_length, seed + place)
+        for place, (name, split, size) in enumerate(
+            zip(("safe", "risky"), (GPT2_SPLIT, LLAMA3_SPLIT), vocab_sizes, strict=True)
+        )
+    }
+    return BytePair(models, held_out.encode())
+
+
+def _text_files() -> list[Path]:
+    root = Path(anchored.__file__).parent
+    found = (path for area in AREAS for path in (root / area).rglob("*"))
+    return [path for path in found if path.suffix in SUFFIXES]
+
+
+def _trained_model(
+    split: str, vocab_size: int, texts: list[str], train_steps: int, context_length: int, seed: int
+) -> ByteModel:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = _pre_tokenizer(split)
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    end = tokenizer.token_to_id(END)
+    token_ids = [token for text in texts for token in [end, *tokenizer.encode(text).ids]]
+    model = small_llama(tokenizer.get_vocab_size(), context_length, seed)
+    _train(model, torch.tensor(token_ids), train_steps, seed)
+    return ByteModel(model.eval(), tokenizer, ByteVocabulary(tokenizer, [end]))
+
+
+def _pre_tokenizer(split: str) -> PreTokenizer:
+    words = Split(Regex(split), behavior="isolated")
+    return Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def small_llama(vocab_size: int, context_length: int, seed: int) -> LlamaForCausalLM:
+    """Hidden size 256, four layers, random weights."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=context_length,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _train(model: LlamaForCausalLM, token_ids: torch.Tensor, steps: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, max(steps, 1))
+    for _ in range(steps):
+        starts = torch.randint(len(token_ids) - SEQ_LEN, (BATCH_SIZE, 1), generator=generator)
+        batch = token_ids[starts + torch.arange(SEQ_LEN)]
+        model(input_ids=batch, labels=batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
