@@ -42,11 +42,18 @@ class Speculation:
         return None
 
     def fits(self, max_length: int) -> bool:
-        """Whether rows of up to this many tokens can speculate; one log line says where not."""
-        fits = self.level.rows_can_join(max_length + self.length.longest)
-        if not fits:
-            logger.warning("decoding without speculation: %d tokens are too many", max_length)
-        return fits
+        """Whether rows of up to this many tokens can speculate; for "auto" a log line if not.
+
+        Raises ValueError where a draft of a fixed length does not fit.
+        """
+        longest = self.length.longest
+        if self.level.rows_can_join(max_length + longest):
+            return True
+        refusal = f"rows of {max_length} tokens and drafts of {longest} exceed the models' reach"
+        if isinstance(self.length, FixedLength):
+            raise ValueError(f"speculate={longest} cannot run here: {refusal}")
+        logger.warning("decoding without speculation: %s", refusal)
+        return False
 
     def open(self, sampling: SamplingConfig, *, num_rows: int, max_length: int) -> SpeculativeBatch:
         """An empty batch of `num_rows` rows of up to `max_length` tokens."""

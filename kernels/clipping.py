@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .backend import resolved_backend
 from .law import Projection, safe_only_law
-from .logit_pair import BITS_PER_NAT, LogitPair, logit_pair
+from .logit_pair import BITS_PER_NAT, PIECE_SIZE, LogitPair, logit_pair
 from .projection import floor_nats
 from .sampler import check_uniform, sample_law
 from .spend import ceil_to_quantum, usable_budget
@@ -156,12 +156,16 @@ def _cut_sums(
     clipped = torch.zeros(shape, dtype=torch.float64, device=device)
     free = torch.full_like(clipped, -torch.inf)
     cut = (ceiling - offset)[:, None]
-    for read in pair.reads(rows, 3, torch.float64):
-        safe, risky, tilt = read.slots.unbind(1)
-        pair.read_shared(read, safe, risky, tilt)
-        is_clipped = tilt >= cut[read.group]
-        free[read.group, read.pieces.start] = _log2_sum(risky.masked_fill_(is_clipped, -torch.inf))
-        clipped[read.group, read.pieces.start] = safe.exp2_().mul_(is_clipped).sum(-1)
+    scratch = pair.scratch(len(rows), 2, torch.float64, PIECE_SIZE)
+    for group in pair.row_groups(rows, scratch):
+        safe, tilt = group.slots
+        for read in group.reads:
+            here = (group.places, read.pieces.start)
+            pair.read_shared(group, read, safe, tilt)
+            is_clipped = tilt >= cut[group.places]
+            risky = tilt.add_(safe)
+            free[here] = _log2_sum(risky.masked_fill_(is_clipped, -torch.inf))
+            clipped[here] = safe.exp2_().mul_(is_clipped).sum(-1)
     return clipped.sum(-1), _log2_total(free)
 
 
@@ -180,11 +184,15 @@ def _support_sums(pair: LogitPair, rows: Tensor) -> _SupportSums:
     shape, device = (len(rows), pair.num_pieces), rows.device
     log2_risky = torch.full(shape, -torch.inf, dtype=torch.float64, device=device)
     highest, lowest = log2_risky.clone(), -log2_risky
-    for read in pair.reads(rows, 3, torch.float64):
-        safe, risky, tilt = read.slots.unbind(1)
-        pair.read_shared(read, safe, risky, tilt)
-        is_outside = safe == -torch.inf
-        highest[read.group, read.pieces.start] = tilt.masked_fill_(is_outside, -torch.inf).amax(-1)
-        lowest[read.group, read.pieces.start] = tilt.masked_fill_(is_outside, torch.inf).amin(-1)
-        log2_risky[read.group, read.pieces.start] = _log2_sum(risky)
+    scratch = pair.scratch(len(rows), 3, torch.float64, PIECE_SIZE)
+    for group in pair.row_groups(rows, scratch):
+        safe, tilt, risky = group.slots
+        for read in group.reads:
+            here = (group.places, read.pieces.start)
+            pair.read_shared(group, read, safe, tilt)
+            torch.add(safe, tilt, out=risky)
+            is_outside = safe == -torch.inf
+            highest[here] = tilt.masked_fill_(is_outside, -torch.inf).amax(-1)
+            lowest[here] = tilt.masked_fill_(is_outside, torch.inf).amin(-1)
+            log2_risky[here] = _log2_sum(risky)
     return _SupportSums(_log2_total(log2_risky), highest.amax(-1), lowest.amin(-1))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .logit_pair import BITS_PER_NAT, LogitPair, Read
+from .logit_pair import BITS_PER_NAT, LogitPair, Read, RowGroup, read_bits
 
 # A rows, B requests, V vocabulary, R rows and C columns of one read.
 
@@ -17,7 +17,7 @@ from .logit_pair import BITS_PER_NAT, LogitPair, Read
 class RatioLaw:
     """p*(y) = p_s(y) 2**min(slope d(y) + offset, ceiling) where both models allow y, else 0.
 
-    d is the tilt of `LogitPair.shared_bits`. Rows with `is_safe_only` have p* = p_s everywhere.
+    d is the tilt of `LogitPair.read_shared`. Rows with `is_safe_only` have p* = p_s everywhere.
     The KL projection has slope beta and no ceiling; the clipped law of order infinity has slope 1.
     """
 
@@ -105,46 +105,47 @@ class Projection:
         dtype = torch.float64 if is_double else torch.float32
         log_probs = torch.full(pair.safe.shape, math.nan, dtype=dtype, device=pair.safe.device)
         rows = self.is_valid.nonzero()[:, 0]
-        for read in pair.reads(rows, 3, torch.float64):
-            bits = read_log2_probs(self.law, read)
-            nats = bits[:, : read.num_columns].div_(BITS_PER_NAT)
-            log_probs[read.rows, read.columns] = nats.to(dtype)
+        for group in pair.row_groups(rows, pair.scratch(len(rows), 2, torch.float64)):
+            for read in group.reads:
+                bits = read_log2_probs(self.law, group, read)
+                nats = bits[:, : read.safe.shape[1]].div_(BITS_PER_NAT)
+                log_probs[group.rows, read.columns] = nats.to(dtype)
         return log_probs
 
     def token_log_probs(self, token_ids: Tensor) -> Tensor:
         """log p* of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
+        _check_token_ids(token_ids, self.law.pair)
         bits, _ = token_log2_probs(self.law, token_ids)
         return torch.where(self.is_valid, bits / BITS_PER_NAT, math.nan)
 
     def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
         """log p_s of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
+        _check_token_ids(token_ids, self.law.pair)
         _, safe_bits = token_log2_probs(self.law, token_ids)
         return torch.where(self.is_valid, safe_bits / BITS_PER_NAT, math.nan)
 
 
-def read_log2_probs(law: RatioLaw, read: Read) -> Tensor:
-    """(R, C) float64, log2 p* of a block of tokens, in one of the three slots."""
-    safe, risky, tilt = read.slots.unbind(1)
-    law.pair.read_shared(read, safe, risky, tilt)
-    bits = safe.add_(law.log2_ratio(read.rows, tilt))
-    is_safe_only = law.is_safe_only[read.rows]
+def read_log2_probs(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
+    """(R, C) float64, log2 p* of a block of tokens, in one of the two slots."""
+    safe, tilt = group.slots
+    law.pair.read_shared(group, read, safe, tilt)
+    bits = safe.add_(law.log2_ratio(group.rows, tilt))
+    is_safe_only = law.is_safe_only[group.rows]
     if bool(is_safe_only.any()):
-        every = law.pair.read_safe(read, risky)
+        every = read_bits(read.safe, group.safe_shift, tilt)
         torch.where(is_safe_only[:, None], every, bits, out=bits)
-    return bits.sub_(law.log2_safe_mass[read.rows, None])
+    return bits.sub_(law.log2_safe_mass[group.rows, None])
 
 
 def token_log2_probs(law: RatioLaw, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     """log2 p* and log2 p_s of one token a row, (B,) float64 each, from two logits a row."""
-    _check_token_ids(token_ids, law.pair)
     index = token_ids[:, None]
     safe = law.pair.safe.gather(1, index).double() * BITS_PER_NAT + law.pair.safe_shift
     risky = law.pair.risky.gather(1, index).double() * BITS_PER_NAT + law.pair.risky_shift
-    rows = torch.arange(len(token_ids), device=token_ids.device)
     is_shared = (safe > -math.inf) & (risky > -math.inf)
     tilt = torch.where(is_shared, risky - safe, 0.0)
     safe = (safe - law.log2_safe_mass[:, None])[:, 0]
-    ratio = torch.where(is_shared, law.log2_ratio(rows, tilt), -math.inf)[:, 0]
+    ratio = torch.where(is_shared, law.log2_ratio(slice(None), tilt), -math.inf)[:, 0]
     ratio = torch.where(law.is_safe_only, 0.0, ratio)
     return torch.where(safe > -math.inf, safe + ratio, -math.inf), safe
 

@@ -15,9 +15,9 @@ from torch import Tensor
 BITS_PER_NAT = 1.0 / math.log(2.0)
 """Log-weights are kept in bits: float64 exp2 takes 0.9 ns a token where exp takes 1.65 (Zen 4)."""
 
-CACHE_BYTES = 3 * 2**19
-"""Scratch of one read, for each thread of torch: what stays in the second-level cache of a core.
-Where it does not, float64 work takes three times as long."""
+CACHE_BYTES = 2**20
+"""Scratch of one read, for each thread of torch: what stays in the second-level cache of a core
+beside the logits. From 0.5 to 1.5 MiB a step takes the same time (Xeon, 2 MiB); beyond, longer."""
 
 PIECE_SIZE = 4096
 """Columns whose weight is kept, so that a draw has to look at no more than one piece again."""
@@ -30,26 +30,37 @@ MASK_LIMIT = -1e30
 """Logits below it may overflow to -inf in float32 and are then masked like banned tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """One block: some rows of the batch, some columns of the vocabulary."""
 
-    rows: Tensor | slice
-    """(R,) int64, rows of the batch, or a slice of one row, which costs no copy."""
-    group: slice
-    """Their places in the list of rows asked for."""
     columns: slice
-    slots: Tensor
-    """(R, num_slots, C) scratch of the pass, not initialised; C is the padded number of columns."""
+    risky: Tensor
+    """(R, number of columns), logits."""
+    safe: Tensor
+    """(R, number of columns), logits."""
 
     @property
     def pieces(self) -> slice:
         """Numbers of the pieces it covers."""
         return slice(self.columns.start // PIECE_SIZE, -(-self.columns.stop // PIECE_SIZE))
 
-    @property
-    def num_columns(self) -> int:
-        return int(self.columns.stop - self.columns.start)
+
+class RowGroup(NamedTuple):
+    """Some rows, read together block by block; what all their blocks share is made once."""
+
+    rows: Tensor | slice
+    """(R,) int64, rows of the batch, or a slice of one row, which costs no copy."""
+    places: slice
+    """Their places in the list of rows asked for."""
+    risky_shift: Tensor
+    """(R, 1), of the dtype of the scratch."""
+    safe_shift: Tensor
+    """(R, 1), of the dtype of the scratch."""
+    block: Tensor
+    """(R, num_slots, C) of the scratch of the pass; C is the padded number of columns."""
+    slots: tuple[Tensor, ...]
+    """The same, (R, C) each."""
+    reads: list[Read]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +99,44 @@ class LogitPair:
         # In whatever order they are added; 64 stands for the few operations on each weight.
         return torch.finfo(torch.float64).eps * (self.vocab_size + 64 + offset)
 
-    def reads(self, rows: Tensor, num_slots: int, dtype: torch.dtype) -> Iterator[Read]:
-        """The blocks that cover the given rows, (A,) int64, each with its slots of scratch.
+    def scratch(
+        self, num_rows: int, num_slots: int, dtype: torch.dtype, unit: int = LANES
+    ) -> Tensor:
+        """(rows of one read, num_slots, padded columns of one read), not initialised.
 
-        The rows must be valid. Several of them share a read only where each fits one piece. Which
-        columns share one does not depend on the rows, so neither do the sums over a row.
+        num_rows: how many rows will be read. Several of them share a read only where each fits one
+        piece. Which columns share one does not depend on the rows, so neither do sums over a row.
+        unit: reads start at multiples of it; PIECE_SIZE for `piece_sums`.
 
-        The scratch is made once for all reads: malloc returns buffers above its threshold to the
-        kernel, and every page of the next one faults (measured: twice the time of a pass).
+        It is made once for all reads: malloc returns buffers above its threshold to the kernel,
+        and every page of the next one faults (measured: twice the time of a pass).
         """
-        num_rows, num_columns = self._read_shape(num_slots * dtype.itemsize)
-        scratch = self._scratch(min(num_rows, len(rows)), num_slots, num_columns, dtype)
-        for start in range(0, len(rows), num_rows):
-            stop = min(start + num_rows, len(rows))
-            members, group = _cheap_index(rows[start:stop]), slice(start, stop)
-            for first in range(0, self.vocab_size, num_columns):
-                columns = slice(first, min(first + num_columns, self.vocab_size))
-                slots = scratch[: stop - start, :, : padded(columns.stop - first)]
-                yield Read(members, group, columns, slots)
+        num_tokens = CACHE_BYTES * torch.get_num_threads() // (num_slots * dtype.itemsize)
+        width = _padded(self.vocab_size, LANES)
+        rows_per_read = max(1, min(num_tokens // width, num_rows))
+        if self.vocab_size > PIECE_SIZE:
+            num_reads = -(-width // max(unit, num_tokens))
+            width, rows_per_read = _padded(-(-width // num_reads), unit), 1
+        shape = (rows_per_read, num_slots, width)
+        return torch.empty(shape, dtype=dtype, device=self.safe.device)
+
+    def row_groups(self, rows: Tensor, scratch: Tensor) -> Iterator[RowGroup]:
+        """The given rows, (A,) int64, which must be valid, with the blocks that cover them."""
+        rows_per_read, _, width = scratch.shape
+        shifts = (self.risky_shift.to(scratch.dtype), self.safe_shift.to(scratch.dtype))
+        starts = range(0, self.vocab_size, width)
+        columns = [slice(start, min(start + width, self.vocab_size)) for start in starts]
+        numbers = rows.tolist()
+        for start in range(0, len(numbers), rows_per_read):
+            places = slice(start, min(start + rows_per_read, len(numbers)))
+            is_one = places.stop - start == 1
+            members = slice(numbers[start], numbers[start] + 1) if is_one else rows[places]
+            risky, safe = self.risky[members], self.safe[members]
+            reads = [Read(part, risky[:, part], safe[:, part]) for part in columns]
+            block = scratch[: places.stop - start]
+            risky_shift, safe_shift = (shift[members] for shift in shifts)
+            slots = block.unbind(1)
+            yield RowGroup(members, places, risky_shift, safe_shift, block, slots, reads)
 
     def windows(self, rows: Tensor, numbers: Tensor) -> tuple[LogitPair, Tensor]:
         """A copy of one piece of each row, and the column at which each copy starts.
@@ -132,43 +163,22 @@ class LogitPair:
         )
         return pair, first
 
-    def _read_shape(self, bytes_per_token: int) -> tuple[int, int]:
-        """How many rows and columns the scratch of one read may hold."""
-        num_tokens = CACHE_BYTES * torch.get_num_threads() // bytes_per_token
-        if self.vocab_size <= PIECE_SIZE:
-            return max(1, num_tokens // padded(self.vocab_size)), self.vocab_size
-        num_reads = -(-self.num_pieces // max(1, num_tokens // PIECE_SIZE))
-        return 1, -(-self.num_pieces // num_reads) * PIECE_SIZE
+    def read_shared(self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor) -> None:
+        """log2 of the safe weight on the common support, and the tilt risky - safe in bits.
 
-    def _scratch(
-        self, num_rows: int, num_slots: int, num_columns: int, dtype: torch.dtype
-    ) -> Tensor:
-        shape = (num_rows, num_slots, padded(num_columns))
-        return torch.empty(shape, dtype=dtype, device=self.safe.device)
-
-    def read_safe(self, read: Read, out: Tensor) -> Tensor:
-        """log2 of the safe weight of each token, at most 0; -inf in the padding.
-
-        out: (R, C), C the columns of the read, padded; overwritten and returned.
+        safe, tilt: (R, C), overwritten. Where either model bans a token, and in the padding, safe
+        becomes -inf and tilt 0, so that no NaN can arise.
         """
-        return _read_bits(self.safe, self.safe_shift, read, out)
-
-    def read_shared(self, read: Read, safe: Tensor, risky: Tensor, tilt: Tensor) -> None:
-        """Log-weights on the common support, and the tilt risky - safe between the models, in bits.
-
-        safe, risky, tilt: (R, C), overwritten. Where either model bans a token, and in the
-        padding, safe and risky become -inf and tilt 0, so that no NaN can arise.
-        """
-        _read_bits(self.safe, self.safe_shift, read, safe)
-        _read_bits(self.risky, self.risky_shift, read, risky)
-        torch.sub(risky, safe, out=tilt)
-        if tilt.shape[1] > read.num_columns:
-            tilt[:, read.num_columns :] = 0.0
-        if self.has_bans:
-            outside = (safe == -math.inf) | (risky == -math.inf)
+        read_bits(read.safe, group.safe_shift, safe)
+        read_bits(read.risky, group.risky_shift, tilt)
+        outside = (safe == -math.inf) | (tilt == -math.inf) if self.has_bans else None
+        tilt.sub_(safe)
+        num_columns = read.safe.shape[1]
+        if tilt.shape[1] > num_columns:
+            tilt[:, num_columns:] = 0.0
+        if outside is not None:
             tilt.masked_fill_(outside, 0.0)
             safe.masked_fill_(outside, -math.inf)
-            risky.masked_fill_(outside, -math.inf)
 
 
 def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
@@ -178,27 +188,50 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     Raises: ValueError if the shapes differ or are empty, or a dtype is not a float type.
     """
     check_logits(risky_logits, safe_logits)
-    risky, safe = _extremes(risky_logits), _extremes(safe_logits)
+    pair = (risky_logits, safe_logits)
+    # amax carries NaN and +inf through, and is -inf only for a row without a token.
+    largest, smallest = (
+        torch.stack([extreme.double() for extreme in extremes])
+        for extremes in ([x.amax(-1) for x in pair], [x.amin(-1) for x in pair])
+    )
+    is_valid = largest.isfinite()
+    # Row by row: the NaN of one row must not hide the bans of another.
+    has_bans = bool((smallest < MASK_LIMIT).any())
+    if has_bans:
+        smallest = torch.stack([_smallest_allowed(x) for x in pair])
+    largest, smallest = (torch.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
+    risky_shift, safe_shift = largest.neg()[..., None].unbind(0)
     return LogitPair(
         risky=risky_logits,
         safe=safe_logits,
-        risky_shift=-risky.largest[:, None],
-        safe_shift=-safe.largest[:, None],
-        tilt_range=risky.largest - risky.smallest + safe.largest - safe.smallest,
-        is_valid=risky.is_valid & safe.is_valid,
-        has_bans=risky.has_bans or safe.has_bans,
+        risky_shift=risky_shift,
+        safe_shift=safe_shift,
+        tilt_range=(largest - smallest).sum(0),
+        is_valid=is_valid.all(0),
+        has_bans=has_bans,
     )
 
 
-def piece_sums(values: Tensor) -> Tensor:
+def piece_sums(values: Tensor, pieces: slice) -> Tensor:
     """Sums over each piece of a read: (R, C) to (R, number of pieces)."""
-    return values.view(len(values), -1, min(values.shape[1], PIECE_SIZE)).sum(-1)
+    sums = values.view(len(values), -1, min(values.shape[1], PIECE_SIZE)).sum(-1)
+    return sums[:, : pieces.stop - pieces.start]
 
 
-def padded(num_columns: int) -> int:
-    """The width of a read: the next multiple of LANES, from PIECE_SIZE on of that."""
-    unit = PIECE_SIZE if num_columns > PIECE_SIZE else LANES
-    return -(-num_columns // unit) * unit
+def read_bits(logits: Tensor, shift: Tensor, out: Tensor) -> Tensor:
+    """Logits in bits: times BITS_PER_NAT, plus the shift (R, 1); -inf in the padding.
+
+    out: (R, C), at least as wide as the logits; overwritten and returned.
+    """
+    inside, num_columns = out, logits.shape[1]
+    if out.shape[1] > num_columns:
+        inside = out[:, :num_columns]
+        out[:, num_columns:] = -math.inf
+    if out.dtype != logits.dtype:
+        # An addition of two dtypes would make a temporary of its own.
+        logits = inside.copy_(logits)
+    torch.add(shift, logits, alpha=BITS_PER_NAT, out=inside)
+    return out
 
 
 def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
@@ -219,26 +252,9 @@ def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         )
 
 
-class _Extremes(NamedTuple):
-    """The largest and the smallest logit of each row that is not banned; (B,) float64 bits."""
-
-    largest: Tensor
-    smallest: Tensor
-    is_valid: Tensor
-    has_bans: bool
-
-
-def _extremes(logits: Tensor) -> _Extremes:
-    # amax carries NaN and +inf through, and is -inf only for a row without a token.
-    largest, smallest = logits.amax(-1).double(), logits.amin(-1).double()
-    is_valid = largest.isfinite()
-    # Row by row: the NaN of one row must not hide the bans of another.
-    has_bans = bool((smallest < MASK_LIMIT).any())
-    if has_bans:
-        limit = max(MASK_LIMIT, torch.finfo(logits.dtype).min)  # it overflows in float16
-        smallest = torch.where(logits < limit, math.inf, logits).amin(-1).double()
-    largest, smallest = (torch.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
-    return _Extremes(largest, smallest, is_valid, has_bans)
+def _smallest_allowed(logits: Tensor) -> Tensor:
+    limit = max(MASK_LIMIT, torch.finfo(logits.dtype).min)  # it overflows in float16
+    return torch.where(logits < limit, math.inf, logits).amin(-1).double()
 
 
 def _windows(logits: Tensor, rows: Tensor, first: Tensor, width: int) -> Tensor:
@@ -249,18 +265,5 @@ def _windows(logits: Tensor, rows: Tensor, first: Tensor, width: int) -> Tensor:
     return torch.stack([logits[row, start : start + width] for row, start in starts])
 
 
-def _cheap_index(rows: Tensor) -> Tensor | slice:
-    return slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else rows
-
-
-def _read_bits(logits: Tensor, shift: Tensor, read: Read, out: Tensor) -> Tensor:
-    inside = out
-    if out.shape[1] > read.num_columns:
-        inside = out[:, : read.num_columns]
-        out[:, read.num_columns :] = -math.inf
-    block = logits[read.rows, read.columns]
-    if out.dtype != logits.dtype:
-        # An addition of two dtypes would make a temporary of its own.
-        block = inside.copy_(block)
-    torch.add(shift[read.rows].to(out.dtype), block, alpha=BITS_PER_NAT, out=inside)
-    return out
+def _padded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

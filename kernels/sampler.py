@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from .law import RatioLaw, token_log2_probs
-from .logit_pair import Read, piece_sums
+from .logit_pair import PIECE_SIZE, Read, RowGroup, piece_sums, read_bits
 
 # A rows drawn for, B requests, V vocabulary, R rows and C columns of one read.
 
-ReadWeights = Callable[[RatioLaw, Read], Tensor]
-"""law, read of three slots -> (R, C) float64 weights, at least 0, in one of the slots."""
+ReadWeights = Callable[[RatioLaw, RowGroup, Read], Tensor]
+"""law, read into two slots -> (R, C) float64 weights, at least 0, in one of the slots."""
 
 
 def coupled_sample(
@@ -60,13 +60,14 @@ def sample_law(law: RatioLaw, is_valid: Tensor, uniform: Tensor) -> tuple[Tensor
     rejected = (is_valid & ~accepted).nonzero()[:, 0]
     masses = _masses(law, rejected, _residual_weights)
     is_empty = masses.sum(-1) <= 0.0
-    # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
-    accepted[rejected[is_empty]] = ratio[rejected[is_empty]] > 0.0
-    redrawn = rejected[~is_empty]
-    token_ids[redrawn] = _draw(law, redrawn, masses[~is_empty], uniform[:, 2], _residual_weights)
-    stranded = rejected[is_empty & ~accepted[rejected]]
-    masses = _masses(law, stranded, _shared_weights)
-    token_ids[stranded] = _draw(law, stranded, masses, uniform[:, 2], _shared_weights)
+    if bool(is_empty.any()):
+        # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
+        accepted[rejected[is_empty]] = ratio[rejected[is_empty]] > 0.0
+        stranded = rejected[is_empty & ~accepted[rejected]]
+        shared = _masses(law, stranded, _shared_weights)
+        token_ids[stranded] = _draw(law, stranded, shared, uniform[:, 2], _shared_weights)
+        rejected, masses = rejected[~is_empty], masses[~is_empty]
+    token_ids[rejected] = _draw(law, rejected, masses, uniform[:, 2], _residual_weights)
     return token_ids, accepted
 
 
@@ -103,29 +104,33 @@ def _residual(safe_log_probs: Tensor, log_probs: Tensor) -> Tensor:
     return log_ratio.neg_().expm1_().neg_().clamp_min_(0.0).mul_(log_probs.exp())
 
 
-def _safe_weights(law: RatioLaw, read: Read) -> Tensor:
-    return law.pair.read_safe(read, read.slots[:, 0]).exp2_()
+def _safe_weights(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
+    return read_bits(read.safe, group.safe_shift, group.slots[0]).exp2_()
 
 
-def _shared_weights(law: RatioLaw, read: Read) -> Tensor:
-    safe, risky, tilt = read.slots.unbind(1)
-    law.pair.read_shared(read, safe, risky, tilt)
+def _shared_weights(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
+    safe, tilt = group.slots
+    law.pair.read_shared(group, read, safe, tilt)
     return safe.exp2_()
 
 
-def _residual_weights(law: RatioLaw, read: Read) -> Tensor:
+def _residual_weights(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
     """(p* - p_s)_+ up to a factor; its rounding error is that of p_s itself."""
-    safe, risky, tilt = read.slots.unbind(1)
-    law.pair.read_shared(read, safe, risky, tilt)
-    weight = torch.add(safe, law.log2_ratio(read.rows, tilt), out=risky).exp2_()
-    return weight.sub_(safe.exp2_()).clamp_min_(0.0)
+    safe, tilt = group.slots
+    law.pair.read_shared(group, read, safe, tilt)
+    weight = law.log2_ratio(group.rows, tilt).add_(safe)
+    group.block.exp2_()
+    return weight.sub_(safe).clamp_min_(0.0)
 
 
 def _masses(law: RatioLaw, rows: Tensor, weights: ReadWeights) -> Tensor:
     """(A, num_pieces) float64, the weight in each piece of the vocabulary."""
     masses = torch.zeros(len(rows), law.pair.num_pieces, dtype=torch.float64, device=rows.device)
-    for read in law.pair.reads(rows, 3, torch.float64):
-        masses[read.group, read.pieces] = piece_sums(weights(law, read))
+    scratch = law.pair.scratch(len(rows), 2, torch.float64, PIECE_SIZE)
+    for group in law.pair.row_groups(rows, scratch):
+        for read in group.reads:
+            sums = piece_sums(weights(law, group, read), read.pieces)
+            masses[group.places, read.pieces] = sums
     return masses
 
 
@@ -144,7 +149,10 @@ def _draw(
     chosen = _first_above(running_sum, target)
     before = torch.nn.functional.pad(running_sum, (1, 0)).gather(1, chosen[:, None])[:, 0]
     inside, first = law.windows(rows, chosen)
-    for read in inside.pair.reads(torch.arange(len(rows), device=rows.device), 3, torch.float64):
-        in_piece = weights(inside, read).cumsum(-1)
-        token_ids[read.group] = _first_above(in_piece, (target - before)[read.group])
+    members = torch.arange(len(rows), device=rows.device)
+    scratch = inside.pair.scratch(len(rows), 2, torch.float64)
+    for group in inside.pair.row_groups(members, scratch):
+        # A window is no wider than a piece: one read takes it whole.
+        in_piece = weights(inside, group, group.reads[0]).cumsum(-1)
+        token_ids[group.places] = _first_above(in_piece, (target - before)[group.places])
     return token_ids + first

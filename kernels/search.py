@@ -16,6 +16,7 @@ from .tilt_points import (
     estimated_points,
     settled_points,
     start_point,
+    tilt_moments,
     unknown_point,
 )
 
@@ -80,9 +81,10 @@ def largest_feasible(
     rows: (A,) int64, rows of the pair that have a common support. first: their `estimated_sums`.
     Returns: (A, 1) points measured in float64: feasible means feasible.
     """
-    start = start_point(first, target.log2_shared)
+    moments = tilt_moments(first)
+    start = start_point(moments, target.log2_shared)
     interval = Bracket(start, unknown_point(start))
-    estimates = estimated_points(first)
+    estimates = estimated_points(moments)
     is_stalled = torch.zeros_like(rows, dtype=torch.bool)
     for num_passes in range(MAX_PASSES):
         is_open = _is_open(interval, target)
@@ -140,10 +142,10 @@ def _narrowed(
         members = _members(group)
         before, part = interval.take(members), target.take(members)
         beta = _trial_betas(before, trials.beta[members], trials.error[members], offsets)
-        sums = tilted_sums(pair, rows[members], beta)
-        rounding = pair.rounding(rows[members])
-        points = certified_points(rounding, sums, part.log2_shared, part.is_untilted)
-        settled = settled_points(points, sums, pair.tilt_range[rows[members]], trials.aim[members])
+        moments = tilt_moments(tilted_sums(pair, rows[members], beta))
+        rounding, tilt_range = pair.rounding(rows[members]), pair.tilt_range[rows[members]]
+        points = certified_points(rounding, moments, part.log2_shared, part.is_untilted)
+        settled = settled_points(points, moments, tilt_range, trials.aim[members])
         known = [point.values for point in (before.lower, points, settled, before.upper)]
         narrowed.put(members, bracket(TiltPoints(torch.cat(known, dim=1)), part.allowance))
     return narrowed

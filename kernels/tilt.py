@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .logit_pair import LogitPair, piece_sums
+from .logit_pair import PIECE_SIZE, LogitPair, piece_sums, read_bits
 
 # A rows asked for, B requests, P points (betas) a row, R rows and C columns of one read.
 
@@ -43,15 +43,17 @@ def support_masses(pair: LogitPair, rows: Tensor) -> SupportMasses:
     """One pass over the safe logits, and over the risky ones where tokens are banned."""
     shape = (3, len(rows), pair.num_pieces)
     pieces, shared, banned = torch.zeros(shape, dtype=torch.float64, device=rows.device)
-    for read in pair.reads(rows, 4 if pair.has_bans else 1, torch.float64):
-        every, *others = read.slots.unbind(1)
-        weight = pair.read_safe(read, every).exp2_()
-        pieces[read.group, read.pieces] = piece_sums(weight)
-        if pair.has_bans:
-            pair.read_shared(read, *others)
-            shared_weight = others[0].exp2_()
-            shared[read.group, read.pieces] = piece_sums(shared_weight)
-            banned[read.group, read.pieces] = piece_sums(weight.sub_(shared_weight))
+    scratch = pair.scratch(len(rows), 3 if pair.has_bans else 1, torch.float64, PIECE_SIZE)
+    for group in pair.row_groups(rows, scratch):
+        for read in group.reads:
+            here = (group.places, read.pieces)
+            weight = read_bits(read.safe, group.safe_shift, group.slots[0]).exp2_()
+            pieces[here] = piece_sums(weight, read.pieces)
+            if pair.has_bans:
+                pair.read_shared(group, read, *group.slots[1:])
+                shared_weight = group.slots[1].exp2_()
+                shared[here] = piece_sums(shared_weight, read.pieces)
+                banned[here] = piece_sums(weight.sub_(shared_weight), read.pieces)
     return SupportMasses(
         pieces, shared.sum(-1) if pair.has_bans else pieces.sum(-1), banned.sum(-1)
     )
@@ -64,19 +66,20 @@ def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
     """
     beta = torch.tensor(ESTIMATED_BETAS, dtype=torch.float64, device=rows.device)
     sums = torch.zeros(len(rows), len(beta), 4, dtype=torch.float64, device=rows.device)
-    for read in pair.reads(rows, len(ESTIMATED_BETAS) + 4, torch.float32):
-        weights, powers = read.slots[:, :-4], read.slots[:, -4:]
-        safe, *between, risky = weights.unbind(1)
-        one, tilt, square, cube = powers.unbind(1)
-        pair.read_shared(read, safe, risky, tilt)
-        one.fill_(1.0)
-        torch.mul(tilt, tilt, out=square)
-        torch.mul(square, tilt, out=cube)
-        for out, share in zip(between, ESTIMATED_BETAS[1:-1], strict=True):
-            torch.add(safe, tilt, alpha=share, out=out)
-        weights.exp2_()
-        sums[read.group] += torch.bmm(weights, powers.transpose(1, 2))
-    return TiltSums(beta.expand(len(rows), -1), sums)
+    scratch = pair.scratch(len(rows), len(ESTIMATED_BETAS) + 4, torch.float32)
+    scratch[:, -1] = 1.0
+    for group in pair.row_groups(rows, scratch):
+        safe, *tilted, tilt, square, cube, _ = group.slots
+        weights, powers = group.block[:, :-4], group.block[:, -4:].transpose(1, 2)
+        total = sums[group.places]
+        for read in group.reads:
+            pair.read_shared(group, read, safe, tilt)
+            torch.mul(tilt, tilt, out=square)
+            torch.mul(square, tilt, out=cube)
+            for out, share in zip(tilted, ESTIMATED_BETAS[1:], strict=True):
+                torch.add(safe, tilt, alpha=share, out=out)
+            total.add_(torch.bmm(weights.exp2_(), powers))
+    return TiltSums(beta.expand(len(rows), -1), sums.roll(1, -1))
 
 
 def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
@@ -86,14 +89,22 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
     matters only if the sum of all weights is nearly as small; see `tilt_points`.
     """
     sums = torch.zeros(*beta.shape, 4, dtype=torch.float64, device=rows.device)
-    for read in pair.reads(rows, 5, torch.float64):
-        safe, weight, tilt, square, cube = read.slots.unbind(1)
-        pair.read_shared(read, safe, weight, tilt)
-        torch.mul(tilt, tilt, out=square)
-        torch.mul(square, tilt, out=cube)
-        powers = read.slots[:, 2:].transpose(1, 2)
-        for point, factor in enumerate(beta[read.group].unbind(1)):
-            torch.addcmul(safe, factor[:, None], tilt, out=weight).exp2_()
-            higher = torch.bmm(weight[:, None], powers)[:, 0]
-            sums[read.group, point] += torch.cat([weight.sum(-1, keepdim=True), higher], dim=-1)
-    return TiltSums(beta, sums)
+    # The last point needs the safe weights no more and takes their place.
+    num_spare = min(beta.shape[1] - 1, 1)
+    scratch = pair.scratch(len(rows), num_spare + 5, torch.float64)
+    scratch[:, -1] = 1.0
+    for group in pair.row_groups(rows, scratch):
+        safe, tilt, square, cube, _ = group.slots[num_spare:]
+        powers = group.block[:, num_spare + 1 :].transpose(1, 2)
+        factors = beta[group.places, :, None].unbind(1)
+        totals = sums[group.places, :, None].unbind(1)
+        spare, own = group.block[:, :1], group.block[:, num_spare : num_spare + 1]
+        weights = [spare] * (len(factors) - 1) + [own]
+        for read in group.reads:
+            pair.read_shared(group, read, safe, tilt)
+            torch.mul(tilt, tilt, out=square)
+            torch.mul(square, tilt, out=cube)
+            for factor, total, weight in zip(factors, totals, weights, strict=True):
+                torch.addcmul(safe, factor, tilt, out=weight[:, 0]).exp2_()
+                total.add_(torch.bmm(weight, powers))
+    return TiltSums(beta, sums.roll(1, -1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,8 +82,32 @@ class TiltPoints:
         return TiltPoints(self.values.gather(1, index))
 
 
+class TiltMoments(NamedTuple):
+    """Moments of the tilt under p_beta, and where they were taken; (A, P) float64 each."""
+
+    beta: Tensor
+    log2_partition: Tensor
+    """log2 of the sum of the weights of `TiltSums`."""
+    mean: Tensor
+    """Nats."""
+    mean_square: Tensor
+    variance: Tensor
+    skew: Tensor
+    """The third central moment."""
+
+
+def tilt_moments(sums: TiltSums) -> TiltMoments:
+    partition, *higher = sums.sums.unbind(-1)
+    mean, mean_square, mean_cube = (
+        x / partition / BITS_PER_NAT**power for power, x in enumerate(higher, start=1)
+    )
+    variance = (mean_square - mean * mean).clamp_min_(0.0)
+    skew = mean_cube - mean * (mean_square + 2.0 * variance)
+    return TiltMoments(sums.beta, partition.log2(), mean, mean_square, variance, skew)
+
+
 def certified_points(
-    rounding: Tensor, sums: TiltSums, log2_shared: Tensor, is_untilted: Tensor
+    rounding: Tensor, moments: TiltMoments, log2_shared: Tensor, is_untilted: Tensor
 ) -> TiltPoints:
     """Divergences from float64 sums, each with a bound on its rounding error.
 
@@ -90,20 +115,20 @@ def certified_points(
     safe weight on the common support. is_untilted: (A,) bool, the tilt is 0 wherever p_s has
     weight; where it is 0 under p_beta too, the two laws are one and the divergence is exactly 0.
     """
-    points = _points(sums, log2_shared[:, None], rounding[:, None])
-    is_known = (points.log2_partition > LEAST_PARTITION) & points.kl.isfinite()
-    is_same = is_untilted[:, None] & (sums.sums[..., 2] == 0.0)
+    points = _points(moments, log2_shared[:, None], rounding[:, None])
+    is_known = (moments.log2_partition > LEAST_PARTITION) & points.kl.isfinite()
+    is_same = is_untilted[:, None] & (moments.mean_square == 0.0)
     points.kl.masked_fill_(~is_known, torch.inf).masked_fill_(is_same, 0.0)
     points.margin.masked_fill_(is_same, 0.0)
     return points
 
 
 def settled_points(
-    points: TiltPoints, sums: TiltSums, tilt_range: Tensor, aim: Tensor
+    points: TiltPoints, moments: TiltMoments, tilt_range: Tensor, aim: Tensor
 ) -> TiltPoints:
     """Points near the certified ones whose KL is the aim, found and certified by Taylor expansion.
 
-    points, sums: (A, P), what was measured. tilt_range: (A,) bits by which the tilts of a row
+    points, moments: (A, P), what was measured. tilt_range: (A,) bits by which the tilts of a row
     differ at most. aim: (A,) nats. Not known where the expansion might err by more than
     EXPANSION_ERROR of the aim in KL, or LOG_PARTITION_ERROR in the sum of the weights.
 
@@ -112,8 +137,8 @@ def settled_points(
     |k3| <= D V exp(step D) and |k4| <= D^2 V exp(step D). They are what the remainders consist of:
     k4 in log Z, and 2 k3 + beta k4 in KL, which are their next derivatives.
     """
-    mean, _, variance, skew = _central_moments(sums.sums)
-    beta, reach = points.beta, tilt_range[:, None] / BITS_PER_NAT + TILT_ROUNDING
+    beta, log2_partition, mean, _, variance, skew = moments
+    reach = tilt_range[:, None] / BITS_PER_NAT + TILT_ROUNDING
     rise = aim[:, None].sqrt() - points.kl.sqrt()
     step = rise * (points.velocity + 0.5 * rise * points.acceleration)
     kl = points.kl + step * (beta * variance + 0.5 * step * (variance + beta * skew))
@@ -125,7 +150,7 @@ def settled_points(
     is_known &= cube * length * reach / 24.0 <= LOG_PARTITION_ERROR
     columns = [
         beta + step,
-        points.log2_partition + nats * BITS_PER_NAT,
+        log2_partition + nats * BITS_PER_NAT,
         kl,
         points.margin + kl_error + LOG_PARTITION_ERROR,
         points.velocity,
@@ -135,25 +160,25 @@ def settled_points(
     return TiltPoints(torch.where(is_known[..., None], torch.stack(columns, dim=-1), unknown))
 
 
-def estimated_points(sums: TiltSums) -> TiltPoints:
+def estimated_points(moments: TiltMoments) -> TiltPoints:
     """Divergences from `estimated_sums`; the margin is a usual error, not a bound."""
     # Their own sum at beta = 0: the rounding that all points share then cancels.
-    log2_shared = sums.sums[:, :1, 0].log2()
-    points = _points(sums, log2_shared, torch.full_like(log2_shared, ESTIMATE_ROUNDING))
-    is_known = (points.log2_partition > LEAST_ESTIMATE) & points.kl.isfinite()
+    log2_shared = moments.log2_partition[:, :1]
+    points = _points(moments, log2_shared, torch.full_like(log2_shared, ESTIMATE_ROUNDING))
+    is_known = (moments.log2_partition > LEAST_ESTIMATE) & points.kl.isfinite()
     points.kl.masked_fill_(~is_known, torch.inf)
     return points
 
 
-def start_point(sums: TiltSums, log2_shared: Tensor) -> TiltPoints:
+def start_point(moments: TiltMoments, log2_shared: Tensor) -> TiltPoints:
     """beta = 0, where p_0 is p_s on the common support by definition: KL and margin are 0.
 
-    sums: its first point has beta = 0. There KL = V beta^2 / 2 + T beta^3 / 3 + ... with V and T
+    moments: the first point has beta = 0. There KL = V beta^2 / 2 + T beta^3 / 3 + ... with V and T
     the variance and the third central moment of the tilt, which gives the shape of the curve.
     """
-    variance, skew = _central_moments(sums.sums[:, :1])[2:]
+    variance, skew = moments.variance[:, :1], moments.skew[:, :1]
     zero = torch.zeros_like(variance)
-    velocity = (2.0 / variance).sqrt()
+    velocity = (0.5 * variance).rsqrt()
     acceleration = -4.0 / 3.0 * skew / (variance * variance)
     columns = [zero, log2_shared[:, None], zero, zero, velocity, acceleration]
     return TiltPoints(torch.stack(columns, dim=-1))
@@ -166,27 +191,18 @@ def unknown_point(like: TiltPoints) -> TiltPoints:
     return TiltPoints(unknown)
 
 
-def _points(sums: TiltSums, log2_shared: Tensor, rounding: Tensor) -> TiltPoints:
+def _points(moments: TiltMoments, log2_shared: Tensor, rounding: Tensor) -> TiltPoints:
     """KL(p_beta || p_s) = beta psi' - psi with psi = log E_{p_s}[exp(beta d)]; KL' = beta psi''."""
-    mean, mean_square, variance, skew = _central_moments(sums.sums)
-    beta, log2_partition = sums.beta, sums.sums[..., 0].log2()
+    beta, log2_partition, mean, mean_square, variance, skew = moments
     psi = (log2_partition - log2_shared) / BITS_PER_NAT
     kl = (beta * mean - psi).clamp_min_(0.0)
     root = kl.sqrt()
     slope = beta * variance / (2.0 * root)
     bend = (variance + beta * skew) / (2.0 * root) - slope * slope / root
     margin = _margin(rounding, psi.abs(), beta, mean_square.sqrt())
-    columns = [beta, log2_partition, kl, margin, 1.0 / slope, -bend / slope**3]
+    velocity = slope.reciprocal()
+    columns = [beta, log2_partition, kl, margin, velocity, -bend * velocity**3]
     return TiltPoints(torch.stack(columns, dim=-1))
-
-
-def _central_moments(sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, mean square, variance and third central moment of the tilt, in nats; (A, P) each."""
-    scale = sums.new_tensor([1.0 / BITS_PER_NAT**power for power in (1, 2, 3)])
-    mean, mean_square, mean_cube = (sums[..., 1:] / sums[..., :1] * scale).unbind(-1)
-    variance = (mean_square - mean * mean).clamp_min_(0.0)
-    skew = mean_cube - mean * (mean_square + 2.0 * variance)
-    return mean, mean_square, variance, skew
 
 
 def _margin(rounding: Tensor, psi: Tensor, beta: Tensor, spread: Tensor) -> Tensor:

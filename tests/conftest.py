@@ -12,8 +12,11 @@ if not torch.cuda.is_available():
 
 from tiny_models import tiny_llama, train_tokenizer
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from anchored import ModelPair
+
+disable_progress_bar()  # of saved models, which would stand on stderr of the commands under test
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -62,13 +62,13 @@ class BenchPretrainConfig:
 
 def run(config: BenchPretrainConfig) -> int:
     """Print a row as each run ends; returns 0."""
-    training = read_config_file(config.config)["training"]
-    every_lever = levers(training["local_batch_size"])
+    batch_size, _ = batch_shape(config.config)
+    every_lever = levers(batch_size)
     if unknown := [name for name in config.levers if name not in every_lever]:
         raise ValueError(f"no lever {unknown[0]!r}; known: {', '.join(every_lever)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_common(config, folder, batch_size=training["local_batch_size"])
+        write_common(config, folder)
         print(f"{config.config.stem}, random tokens, {config.gpus} process(es)")
         print(_line("", *TITLES), flush=True)
         baseline = measure(config, folder, {})
@@ -96,10 +96,19 @@ def levers(batch_size: int) -> dict[str, Settings]:
     return changes
 
 
-def write_common(config: BenchPretrainConfig, folder: Path, *, batch_size: int) -> None:
+def batch_shape(file: Path) -> tuple[int, int]:
+    """Sequences in a local batch and their length. Raises ValueError if a config does not say."""
+    training = read_config_file(file).get("training", {})
+    for key in ("local_batch_size", "seq_len"):
+        if key not in training:
+            raise ValueError(f"{file} must give training.{key}")
+    return training["local_batch_size"], training["seq_len"]
+
+
+def write_common(config: BenchPretrainConfig, folder: Path) -> None:
     """Random shards, and common.toml: the config, with what all the runs change of it."""
+    batch_size, seq_len = batch_shape(config.config)
     sequences = config.gpus * config.rounds * batch_size
-    seq_len = read_config_file(config.config)["training"]["seq_len"]
     write_random_shards(
         folder / "shards",
         (config.steps * sequences + 1) * seq_len + 1,

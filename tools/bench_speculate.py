@@ -21,7 +21,8 @@ from anchored.tools.bench_decode import random_prompts, timed
 from anchored.tools.model_options import ModelOptions
 from anchored.tools.quickstart.generation import prompts as quickstart_prompts
 from anchored.tools.quickstart.preset import load_preset
-from anchored.tools.random_pair import random_pair
+from anchored.tools.random_pair import Shape, random_pair
+from anchored.tools.round_costs import Costs, predicted_ratio
 
 T = TypeVar("T")
 RANDOM_VOCAB = 2048
@@ -51,6 +52,8 @@ class BenchSpeculateConfig:
     """Folder of the safe model; without folders, a pair of random weights."""
     risky: Path | None = None
     """Folder of the risky model."""
+    random_risky: Shape = "small"
+    """Shape of a risky model of random weights, beside a tiny safe one."""
     ks: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0, 4.0)
     """Nats a token."""
     drafts: tuple[str, ...] = ("1", "2", "4", "auto")
@@ -87,15 +90,6 @@ class BenchSpeculateConfig:
         start = time.process_time()
         result = work()
         return time.process_time() - start, result
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Costs:
-    """Seconds of forwards over a batch."""
-
-    safe_s: float
-    risky_s: dict[int, float]
-    """By columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,17 +130,6 @@ def run(config: BenchSpeculateConfig) -> int:
     for cells in _rows(config, pair, RiskyOnly(), prompts, costs, risky_alone, math.nan):
         print(_line(("p_r", *cells[:3], *["-"] * 4, *cells[3:])), flush=True)
     return 0
-
-
-def predicted_ratio(costs: Costs, length: int, kept: float) -> float:
-    """Speed of drafts of this length as a multiple of plain paired decoding.
-
-    Source: Leviathan et al. 2023, theorem 3.8, with the last draft's safe forward only due where
-    all drafts are kept, and the risky forward's own cost of more columns.
-    """
-    num_expected = sum(kept**place for place in range(length + 1))
-    round_s = costs.risky_s[length + 1] + costs.safe_s * (length + kept**length)
-    return num_expected * (costs.safe_s + costs.risky_s[1]) / round_s
 
 
 def measured_costs(config: BenchSpeculateConfig, pair: ModelPair, lengths: list[int]) -> Costs:
@@ -267,7 +250,9 @@ def _pair(config: BenchSpeculateConfig) -> ModelPair:
         )
         return options.pair()
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    return random_pair("tiny", "small", vocab_size=RANDOM_VOCAB, dtype=dtype, device=config.device)
+    return random_pair(
+        "tiny", config.random_risky, vocab_size=RANDOM_VOCAB, dtype=dtype, device=config.device
+    )
 
 
 def _prompts(config: BenchSpeculateConfig, count: int | None = None) -> list[str | list[int]]:
@@ -282,7 +267,11 @@ def _prompts(config: BenchSpeculateConfig, count: int | None = None) -> list[str
 def _headline(
     config: BenchSpeculateConfig, pair: ModelPair, costs: Costs, risky_alone: Speed
 ) -> str:
-    names = "random weights" if config.safe is None else f"{config.safe} + {config.risky}"
+    names = (
+        f"tiny + {config.random_risky} of random weights"
+        if config.safe is None
+        else f"{config.safe} + {config.risky}"
+    )
     columns = ", ".join(f"{n}: {1e3 * s:.2f} ms" for n, s in costs.risky_s.items())
     return (
         f"{names}, V = {pair.vocab_size}, {pair.dtype} on {config.device}, torch "

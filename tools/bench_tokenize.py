@@ -2,8 +2,9 @@
 
 Both run in one process on one thread, and processor time is what counts, so that the rates are of
 one core. The baseline has every text in memory and only encodes it; `anchored tokenize` reads,
-parses, judges and encodes the same documents, and writes, hashes and describes the shards. Loading
-the tokenizer counts in neither.
+parses, judges and encodes the same documents, and writes, hashes and describes the shards. They
+take turns at every input file: several of a few megabytes are measured under more equal conditions
+than a large one. Loading the tokenizer counts in neither.
 """
 
 import os
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer
 from anchored.pretrain.document import DocumentRules
 from anchored.pretrain.document_encoder import DocumentEncoder
 from anchored.pretrain.input_documents import RecordFields, input_documents
-from anchored.pretrain.input_files import SourceFiles, local_files
+from anchored.pretrain.input_files import InputFile, SourceFiles, local_files
 from anchored.pretrain.shard_writer import DEFAULT_SHARD_TOKENS
 from anchored.pretrain.shards import TokenShards
 from anchored.pretrain.tokenize_job import TokenizeJob
@@ -43,98 +44,117 @@ class BenchTokenizeConfig:
     text_field: str = "text"
     """Field of a record that holds the text."""
     runs: int = 3
-    """Of each, in turn; the median counts."""
+    """Over all files; the median counts."""
 
     def __post_init__(self) -> None:
         if self.runs < 1:
             raise ValueError(f"runs must be >= 1, got {self.runs}")
 
 
+@dataclass(slots=True)
+class Tally:
+    """Sums over the files of one run."""
+
+    num_documents: int = 0
+    num_bytes: int = 0
+    num_tokens: int = 0
+    baseline_seconds: float = 0.0
+    our_seconds: float = 0.0
+    num_other_ids: int = 0
+    """Places where the shards do not hold the id of the bare tokenizer."""
+
+
 def run(config: BenchTokenizeConfig) -> int:
     """Print one table and return 0."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # asked for at every call: one thread from here
     file = tokenizer_file(config.tokenizer)
-    files = local_files(config.input, revision="local")
+    files = local_files(config.input, revision="local").files
     fields = RecordFields(text=config.text_field, fixed_licence="any")
-    texts = _texts(files, fields)
-    seconds: dict[str, list[float]] = {BASELINE: [], OURS: []}
-    num_other_ids = 0
-    for _ in range(config.runs):
-        baseline_seconds, baseline_ids = encode(texts, file)
-        our_seconds, our_ids = tokenize(files, fields, file)
-        seconds[BASELINE].append(baseline_seconds)
-        seconds[OURS].append(our_seconds)
-        num_other_ids = max(num_other_ids, _num_different(baseline_ids, our_ids))
-    num_bytes = sum(len(text.encode()) for text in texts)
+    runs = [measure(files, fields, file) for _ in range(config.runs)]
+    size = runs[0]
     print(
-        f"{len(texts):,} documents, {num_bytes / 1e6:,.1f} MB, {len(our_ids):,} tokens with BOS "
-        f"and EOS, vocabulary {Tokenizer.from_file(str(file)).get_vocab_size():,}, tokenizers "
-        f"{tokenizers.__version__}, one thread, processor time, median of {config.runs} runs"
+        f"{size.num_documents:,} documents, {size.num_bytes / 1e6:,.1f} MB in {len(files)} files, "
+        f"{size.num_tokens:,} tokens with BOS and EOS, tokenizers {tokenizers.__version__}, one "
+        f"thread, processor time, median of {config.runs} runs"
     )
+    baseline = median(run.baseline_seconds for run in runs)
+    ours = median(run.our_seconds for run in runs)
+    ratio = median(run.baseline_seconds / run.our_seconds for run in runs)
     print(_line("", *TITLES))
-    for name, measured in seconds.items():
-        print(
-            _line(
-                name,
-                f"{num_bytes / 1e6 / median(measured):.3f}",
-                f"{len(our_ids) / median(measured):,.0f}",
-                f"{median(seconds[BASELINE]) / median(measured):.3f}",
-                str(num_other_ids) if name == OURS else "-",
-            )
-        )
+    print(_line(BASELINE, *_rates(size, baseline), "1.000", "-"))
+    num_other_ids = max(run.num_other_ids for run in runs)
+    print(_line(OURS, *_rates(size, ours), f"{ratio:.3f}", str(num_other_ids)))
     return 0
 
 
-def encode(texts: list[str], file: Path) -> tuple[float, np.ndarray]:
-    """The baseline: seconds to encode all texts, and their ids (num_tokens,) with BOS and EOS."""
-    encoder = DocumentEncoder(file)
-    tokenizer = Tokenizer.from_file(str(file))
+def measure(files: tuple[InputFile, ...], fields: RecordFields, file: Path) -> Tally:
+    """Encode and tokenise each input file. file: tokenizer.json, loaded anew for each of both."""
+    encoder, tokenizer = DocumentEncoder(file), Tokenizer.from_file(str(file))
     tokenizer.encode_special_tokens = True  # text that looks like a special token is text
+    tally = Tally()
+    for one in files:
+        texts = kept_texts(one, fields)
+        baseline_seconds, texts_ids = encode(texts, tokenizer)
+        our_seconds, ids = tokenize(one, fields, file, encoder)
+        expected = [np.array([encoder.bos_id, *each, encoder.eos_id]) for each in texts_ids]
+        tally.num_documents += len(texts)
+        tally.num_bytes += sum(len(text.encode()) for text in texts)
+        tally.num_tokens += len(ids)
+        tally.baseline_seconds += baseline_seconds
+        tally.our_seconds += our_seconds
+        tally.num_other_ids += _num_different(np.concatenate(expected), ids)
+    return tally
+
+
+def encode(texts: list[str], tokenizer: Tokenizer) -> tuple[float, list[list[int]]]:
+    """The baseline: seconds to encode all texts, and the ids of each without BOS and EOS."""
     seconds, ids = 0.0, []
     for first in range(0, len(texts), BATCH_DOCUMENTS):
         batch = texts[first : first + BATCH_DOCUMENTS]
         start = time.process_time()
         encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         seconds += time.process_time() - start
-        ids += [
-            np.array([encoder.bos_id, *encoding.ids, encoder.eos_id], dtype="<u4")
-            for encoding in encodings
-        ]
-    return seconds, np.concatenate(ids)
+        ids += [encoding.ids for encoding in encodings]
+    return seconds, ids
 
 
-def tokenize(files: SourceFiles, fields: RecordFields, file: Path) -> tuple[float, np.ndarray]:
-    """Seconds to make token shards of the files, and the shards' ids (num_tokens,)."""
-    encoder = DocumentEncoder(file)
+def tokenize(
+    one: InputFile, fields: RecordFields, file: Path, encoder: DocumentEncoder
+) -> tuple[float, np.ndarray]:
+    """Seconds to make token shards of an input file, and the shards' ids (num_tokens,)."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
         job = TokenizeJob(
             source="bench",
             output=Path(folder) / "shards",
-            inputs=files,
+            inputs=SourceFiles("local", (one,)),
             tokenizer_file=file,
             fields=fields,
             rules=DocumentRules(),
             max_tokens_per_shard=DEFAULT_SHARD_TOKENS,
         )
         job.start()
-        for index in range(len(files.files)):
-            job.tokenize_file(index, encoder, lambda encoded: None)
+        job.tokenize_file(0, encoder, lambda encoded: None)
         job.finish(encoder)
         seconds = time.process_time() - start
         shards = TokenShards.open(job.output)
         return seconds, shards.tokens(0, shards.num_tokens)
 
 
-def _texts(files: SourceFiles, fields: RecordFields) -> list[str]:
+def kept_texts(one: InputFile, fields: RecordFields) -> list[str]:
+    """The texts of an input file that `anchored tokenize` keeps."""
     rules = DocumentRules()
-    documents = (one for file in files.files for one in input_documents(file, fields))
+    documents = input_documents(one, fields)
     return [one.text.decode() for one in documents if one.text and rules.verdict(one).is_kept]
 
 
 def _num_different(one: np.ndarray, other: np.ndarray) -> int:
     length = min(len(one), len(other))
     return int((one[:length] != other[:length]).sum()) + max(len(one), len(other)) - length
+
+
+def _rates(size: Tally, seconds: float) -> tuple[str, str]:
+    return f"{size.num_bytes / 1e6 / seconds:.3f}", f"{size.num_tokens / seconds:,.0f}"
 
 
 def _line(name: str, *cells: str) -> str:

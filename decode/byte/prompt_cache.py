@@ -19,19 +19,24 @@ class ReadPrompt:
     token_log_probs: Tensor
     """Of its bytes but the first, as `PromptLogits` has them."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.states)
+
 
 class PromptCache:
-    """The prompts read last, of any models; the least recently used one makes room.
+    """The prompts read last, of any models; the least recently used ones make room.
 
-    It holds the keys and values of each prompt's tokens beside its log-probabilities. One cache may
-    serve many decoders.
+    It holds the keys and values of each prompt's tokens, on their models' devices, beside the
+    log-probabilities. One cache may serve many decoders.
     """
 
-    def __init__(self, num_prompts: int = 32) -> None:
-        """num_prompts: how many are kept, each counted once a model; 0 keeps none."""
-        if num_prompts < 0:
-            raise ValueError(f"num_prompts must be >= 0, got {num_prompts}")
-        self.num_prompts = num_prompts
+    def __init__(self, max_bytes: int = 1 << 30) -> None:
+        """max_bytes: memory for keys and values; 0 keeps nothing."""
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must be >= 0, got {max_bytes}")
+        self.max_bytes, self.num_bytes = max_bytes, 0
         self._prompts: OrderedDict[Hashable, ReadPrompt] = OrderedDict()
 
     def __len__(self) -> int:
@@ -48,10 +53,12 @@ class PromptCache:
         return self._prompts.get(key)
 
     def put(self, key: Hashable, prompt: ReadPrompt) -> None:
-        """Keep a prompt."""
+        """Keep a prompt; one that is not kept already."""
         self._prompts[key] = prompt
-        while len(self._prompts) > self.num_prompts:
-            self._prompts.popitem(last=False)
+        self.num_bytes += prompt.num_bytes
+        while self.num_bytes > self.max_bytes:
+            _, oldest = self._prompts.popitem(last=False)
+            self.num_bytes -= oldest.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class PromptShelf:
     @property
     def keeps(self) -> bool:
         """Whether anything is ever kept."""
-        return self.cache.num_prompts > 0
+        return self.cache.max_bytes > 0
 
     def get(self, text: bytes) -> ReadPrompt | None:
         return self.cache.get((self.owner, text))

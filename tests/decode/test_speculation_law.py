@@ -83,7 +83,7 @@ LARGER = [
     (5, 4, 1, Anchored(k=K, divergence="max"), 0.0, TOP_3),
     (4, 5, 4, Anchored(k=K, divergence="max"), DEBT, None),
     (4, 5, 2, Anchored(k=0.2, budget="global"), 0.5, None),
-    (6, 4, 1, Anchored(k=K), DEBT, None),
+    (6, 3, 2, Anchored(k=K), DEBT, None),
     (4, 4, 2, Anchored(k=K, budget="fixed"), DEBT, None),
 ]
 

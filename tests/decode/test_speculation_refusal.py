@@ -24,9 +24,8 @@ def own_pair(tokenizer) -> ModelPair:
 
 
 def check_refused(pair, reason: str) -> None:
-    assert reason in speculation_refusal(TokenLevel(pair)) and "\n" not in speculation_refusal(
-        TokenLevel(pair)
-    )
+    refusal = speculation_refusal(TokenLevel(pair))
+    assert reason in refusal and "\n" not in refusal
     with pytest.raises(ValueError, match="speculate=2 cannot run here: the "):
         Decoder(pair, Anchored(k=1.0), speculate=2)
 
@@ -107,3 +106,31 @@ def test_auto_decodes_plainly_with_one_log_line_where_it_is_refused(own_pair, ca
     assert line.startswith("decoding without speculation: the risky model (llama) decodes in")
     (result,) = decoder.generate("salt", max_new_tokens=4)
     assert result.ledger.drafted == 0 and len(result.token_ids) == 4
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "on"])
+def test_a_bad_length_is_refused(pair, value):
+    with pytest.raises(ValueError, match='speculate must be "auto", "off" or >= 1, got'):
+        Decoder(pair, Anchored(k=1.0), speculate=value)
+
+
+def test_steps_on_the_device_do_not_speculate(pair):
+    with pytest.raises(ValueError, match='speculate=2 needs engine "eager" or "auto"'):
+        Decoder(pair, Anchored(k=1.0), speculate=2, engine="device")
+
+
+def test_bytes_do_not_speculate(pair):
+    with pytest.raises(ValueError, match="speculate=2 cannot run here: its level is the byte"):
+        Decoder(pair, Anchored(k=1.0), level="byte", speculate=2)
+
+
+def test_a_draft_beyond_the_models_reach_is_refused(tokenizer, caplog):
+    models = [tiny_family("llama4_text", seed) for seed in (1, 2)]  # rows of up to 39 tokens
+    pair = ModelPair(*models, tokenizer)
+    settings = {"prompts": [[0, 5, 6, 7]], "max_new_tokens": 33}
+    with pytest.raises(ValueError, match="rows of 37 tokens and drafts of 4 exceed"):
+        Decoder(pair, Anchored(k=1.0), speculate=4).generate(**settings)
+    (plain,) = Decoder(pair, Anchored(k=1.0)).generate(**settings)
+    (auto,) = Decoder(pair, Anchored(k=1.0), speculate="auto").generate(**settings)
+    assert auto.token_ids == plain.token_ids and auto.ledger.drafted == 0
+    assert "decoding without speculation: rows of 37 tokens" in caplog.text

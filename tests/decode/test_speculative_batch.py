@@ -16,6 +16,7 @@ from anchored.decode.row_attention import row_attention
 from anchored.decode.row_stream import RowStream
 from anchored.decode.sampling_config import SamplingConfig
 from anchored.decode.speculative_batch import SpeculativeBatch
+from anchored.decode.token_level import TokenLevel
 
 WORDS = " ".join(TEXT).split()
 RULES = [
@@ -187,7 +188,7 @@ def test_an_end_symbol_in_a_draft_ends_the_text_only_if_it_is_kept(pair, place, 
 
 def open_batch(pair, gamma, *, num_rows=1, max_length=110, batch_class=SpeculativeBatch):
     return batch_class(
-        pair,
+        TokenLevel(pair),
         Anchored(k=1.0),
         SamplingConfig(),
         num_rows=num_rows,
@@ -284,17 +285,6 @@ def test_nan_that_is_reached_fails_the_request_alone(tokenizer, name):
         (failed,) = decoder.generate([TEXT[1]], max_new_tokens=12)
         assert failed.token_ids == plain.token_ids[:5]
         assert f"the {name} model's logits at step 5 are NaN" in failed.error
-
-
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "on"])
-def test_a_bad_length_is_refused(pair, value):
-    with pytest.raises(ValueError, match='speculate must be "auto", "off" or >= 1, got'):
-        Decoder(pair, Anchored(k=1.0), speculate=value)
-
-
-def test_steps_on_the_device_do_not_speculate(pair):
-    with pytest.raises(ValueError, match='speculate=2 needs engine "eager" or "auto"'):
-        Decoder(pair, Anchored(k=1.0), speculate=2, engine="device")
 
 
 def test_float32_differs_by_rounding_only(pair_folders, caplog):

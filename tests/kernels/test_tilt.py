@@ -14,6 +14,7 @@ from anchored.kernels.tilt_points import (
     certified_points,
     estimated_points,
     settled_points,
+    tilt_moments,
 )
 
 SIZES = [1, 63, 65, PIECE_SIZE, PIECE_SIZE + 1, 3 * PIECE_SIZE + 17]
@@ -49,7 +50,8 @@ def test_sums_agree_with_a_plain_sum(vocab_size, dtype, logit_pairs):
 @pytest.mark.parametrize("kind", ["generic", "memorised", "masked_both", "disjoint_peaks"])
 def test_estimates_lie_within_their_margin(kind, logit_pairs):
     risky, safe = logit_pairs(kind, 20, 9000, torch.Generator().manual_seed(1))
-    points = estimated_points(estimated_sums(logit_pair(risky, safe), torch.arange(20)))
+    sums = estimated_sums(logit_pair(risky, safe), torch.arange(20))
+    points = estimated_points(tilt_moments(sums))
     floor = reference.support_floor(risky, safe)
     for point, weight in enumerate(ESTIMATED_BETAS):
         log_probs = reference.tilted_log_probs(risky, safe, torch.full((20,), weight))
@@ -80,14 +82,14 @@ def test_points_settled_by_expansion_lie_within_their_margin(kind, logit_pairs):
     is_untilted = torch.zeros(40, dtype=torch.bool)
 
     def measured(beta):
-        sums = tilted_sums(pair, rows, beta)
-        return certified_points(pair.rounding(rows), sums, log2_shared, is_untilted), sums
+        moments = tilt_moments(tilted_sums(pair, rows, beta))
+        return certified_points(pair.rounding(rows), moments, log2_shared, is_untilted), moments
 
-    start, sums = measured(torch.linspace(0.1, 0.9, 40, dtype=torch.float64)[:, None])
+    start, moments = measured(torch.linspace(0.1, 0.9, 40, dtype=torch.float64)[:, None])
     num_known = []
     for change in (1e-5, 1e-4, 1e-3, 1e-1):
         aim = start.kl[:, 0] * (1.0 + change)
-        settled = settled_points(start, sums, pair.tilt_range, aim)
+        settled = settled_points(start, moments, pair.tilt_range, aim)
         known = settled.kl[:, 0].isfinite()
         exact, _ = measured(settled.beta.clamp_max(1.0))
         error = (settled.kl - exact.kl).abs() - exact.margin

@@ -1,7 +1,6 @@
 """A tiny corpus, and configs of tiny runs, for all tests of pretraining."""
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from anchored.pretrain.shard_writer import write_token_shards
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torchtitan compiles its attention on import, and torch warns
-    import torchtitan.train  # noqa: F401
 
 TEXT = "the keeper of lamp wrote every wave into a ledger salt and rain while bells rang"
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}

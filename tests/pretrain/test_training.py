@@ -72,10 +72,8 @@ def signalled(config_file, metrics, after_steps, number):
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
-        deadline = time.monotonic() + 120
         while not metrics.exists() or metrics.read_text().count("\n") < after_steps:
             assert process.poll() is None, "the run failed"
-            assert time.monotonic() < deadline
             time.sleep(0.002)
         if process.poll() is None:
             os.killpg(process.pid, number)

@@ -1,23 +1,19 @@
 """The loader's benchmark: a row for each way to read, all of them the same tokens."""
 
-import warnings
 from itertools import islice
 
 import pytest
 import torch
 
+from anchored.tools.bench_loader import (
+    COPY,
+    OURS,
+    TORCH,
+    BenchLoaderConfig,
+    WindowDataset,
+    random_plan,
+)
 from anchored.tools.cli import main
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torchtitan compiles its attention on import, and torch warns
-    from anchored.tools.bench_loader import (
-        COPY,
-        OURS,
-        TORCH,
-        BenchLoaderConfig,
-        WindowDataset,
-        random_plan,
-    )
 
 SMALL = {"sources": 3, "source_tokens": 700, "seq_len": 16, "batch_size": 4, "batches": 60}
 

@@ -4,7 +4,8 @@ import pytest
 
 from anchored import Anchored
 from anchored.tools.acceptance import measured_acceptance
-from anchored.tools.bench_speculate import BenchSpeculateConfig, Costs, predicted_ratio, run
+from anchored.tools.bench_speculate import BenchSpeculateConfig, run
+from anchored.tools.round_costs import Costs, predicted_ratio
 
 SMALL = BenchSpeculateConfig(
     ks=(0.5,), drafts=("2", "auto"), num_prompts=1, new_tokens=6, acceptance_prompts=1, runs=1

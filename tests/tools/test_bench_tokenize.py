@@ -10,7 +10,7 @@ from tiny_models import train_tokenizer
 from anchored.pretrain.document_encoder import BOS_TOKEN, EOS_TOKEN, DocumentEncoder
 from anchored.pretrain.input_documents import RecordFields
 from anchored.pretrain.input_files import local_files
-from anchored.tools.bench_tokenize import BASELINE, OURS, BenchTokenizeConfig, encode, tokenize
+from anchored.tools.bench_tokenize import BASELINE, OURS, BenchTokenizeConfig, measure
 from anchored.tools.cli import main
 
 TEXTS = [f"the keeper of the lamp {number} wrote <|end|> salt" for number in range(600)]
@@ -37,22 +37,24 @@ def test_the_program_prints_a_table_without_wrong_tokens(capsys, tokenizer_folde
         main(["bench", "tokenize", *words, "--text-field", "body", "--runs", "1"])
     assert status.value.code == 0
     header, titles, *rows = capsys.readouterr().out.splitlines()
-    assert header.startswith("600 documents, 0.0 MB, ") and "one thread" in header
+    assert header.startswith("600 documents, 0.0 MB in 1 files, ") and "one thread" in header
     assert "ratio" in titles and "other ids" in titles
     assert [row[:20].strip() for row in rows] == [BASELINE, OURS]
     assert [row.split()[-1] for row in rows] == ["-", "0"]
 
 
-def test_both_ways_give_every_document_between_its_marks(tokenizer_folder, texts_file):
+def test_ids_that_differ_are_counted(tokenizer_folder, texts_file, monkeypatch):
     file = tokenizer_folder / "tokenizer.json"
-    seconds, baseline = encode(TEXTS, file)
-    assert seconds > 0
-    fields = RecordFields(text="body", fixed_licence="any")
-    _, ours = tokenize(local_files([texts_file], revision=""), fields, file)
-    assert np.array_equal(baseline, ours)
-    encoder = DocumentEncoder(file)
-    for mark in (encoder.bos_id, encoder.eos_id):
-        assert (baseline == mark).sum() == 600
+    inputs = local_files([texts_file], revision="").files
+    fields = RecordFields(text="body")
+    tally = measure(inputs, fields, file)
+    assert (tally.num_documents, tally.num_other_ids) == (600, 0)
+    assert tally.num_bytes == sum(map(len, TEXTS))
+    assert tally.baseline_seconds > 0 and tally.our_seconds > 0
+    # 600 documents with one mark that is not the tokenizer's
+    monkeypatch.setattr(DocumentEncoder, "_marked", lambda encoder, ids: np.uint32([9, *ids, 1]))
+    eos_id = DocumentEncoder(file).eos_id
+    assert measure(inputs, fields, file).num_other_ids == 600 + 600 * (eos_id != 1)
 
 
 def test_no_runs_are_refused():

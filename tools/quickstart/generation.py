@@ -16,7 +16,6 @@ from .prompts import Prompt, PromptConfig, cut_prompts
 
 PROMPTS = PromptConfig(prompt_words=40, reference_words=100)
 BATCH_SIZE = 48
-NUM_KEPT_PROMPTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def generate_all(folders: Folders, preset: Preset, pair: ModelPair) -> None:
 
 def prompt_cache(pair: ModelPair) -> PromptCache | None:
     """For all decoders of a sweep at byte level: how a prompt is read depends on no budget."""
-    return PromptCache(NUM_KEPT_PROMPTS) if pair.risky_tokenizer is not None else None
+    return PromptCache() if pair.risky_tokenizer is not None else None
 
 
 def generations_file(folders: Folders, setting: Setting) -> Path:

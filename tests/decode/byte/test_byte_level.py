@@ -285,7 +285,7 @@ def test_other_families_decode_bytes_too(pair):
 
 def test_a_kept_prompt_gives_the_same_text_at_any_k_and_seed(pair):
     off = PromptCache(0)
-    cache = PromptCache(6)
+    cache = PromptCache()
     requests = {"k": [0.2, 0.9, 0.9], "seed": [1, 2, 2], "max_new_bytes": 10}
     for rule in (Anchored(k=9.0), Anchored(k=9.0, divergence="max"), SafeOnly()):
         for temperature in (0.7, 1.3):
@@ -300,16 +300,25 @@ def test_a_kept_prompt_gives_the_same_text_at_any_k_and_seed(pair):
                 assert one.ledger.header.debt == pytest.approx(other.ledger.header.debt, abs=1e-9)
     assert len(off) == 0 and len(cache) == 2
     assert actual[0].ledger.safe_forwards < expected[0].ledger.safe_forwards
-    Decoder(pair, SafeOnly(), prompt_cache=cache).generate(PROMPTS, max_new_bytes=1)
-    assert len(cache) == 6
+    assert cache.num_bytes > 0
+
+
+def test_kept_prompts_make_room_for_new_ones(pair):
+    whole, tight = PromptCache(), PromptCache(20_000)
+    for cache in (whole, tight):
+        Decoder(pair, SafeOnly(), prompt_cache=cache).generate(PROMPTS, max_new_bytes=1)
+    assert len(whole) == 2 * len(PROMPTS) > len(tight) > 0
+    assert tight.num_bytes <= 20_000 < whole.num_bytes
 
 
 def test_ledgers_tell_what_was_computed_and_what_masking_took(pair):
-    (result,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[0], max_new_bytes=24)
-    ledger = result.ledger
-    assert 0 < ledger.work["safe"]["masked_mass"] < 1
-    assert ledger.safe_forwards == ledger.work["safe"]["num_forwards"] < 24 + 2
-    assert ledger.work["risky"]["max_total_variation"] == 0.0
+    decoder = Decoder(pair, RiskyOnly(), byte_settings=ByteSettings(tau=0.3))
+    (result,) = decoder.generate(PROMPTS[0], max_new_bytes=24)
+    ledger, work = result.ledger, result.ledger.work
+    assert 0 < work["safe"]["masked_mass"] < 1 and 0 < work["risky"]["masked_mass"] < 1
+    assert ledger.safe_forwards == work["safe"]["num_forwards"]
+    assert ledger.risky_forwards == work["risky"]["num_forwards"] < ledger.safe_forwards
+    assert 0 == work["safe"]["max_total_variation"] < work["risky"]["max_total_variation"] <= 0.3
 
 
 def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
