@@ -12,12 +12,14 @@ from typing import Any, Literal
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder, ModelPair, SafeOnly
+from anchored.tools.model_alone import ModelAlone
 from anchored.tools.official_package import official_module
 from anchored.tools.random_pair import LLAMA_3_VOCAB_SIZE, Shape, random_pair
 
 COPY_BYTES = 1 << 28
 NUM_COPIES = 5
+RISKY_ALONE = "risky_alone"
 TITLES = (
     "batch",
     "engine",
@@ -109,7 +111,7 @@ def run(config: BenchDecodeConfig) -> int:
 
 @torch.inference_mode()
 def decode_rows(config: BenchDecodeConfig) -> Iterator[DecodeRow]:
-    """Rows as they are measured: for each batch size the risky model, the safe one and the pair."""
+    """Rows as they are measured: for each batch size the risky model alone, then the decoders."""
     pair = random_pair(
         config.safe,
         config.risky,
@@ -124,7 +126,7 @@ def decode_rows(config: BenchDecodeConfig) -> Iterator[DecodeRow]:
         risky_speed = math.nan
         for engine in _engines(pair, config, batch_size):
             timing = _timing(config, engine, batch_size)
-            if engine.name == "risky_only":
+            if engine.name == RISKY_ALONE:
                 risky_speed = timing.tokens_per_s
             step_s = sum(step_bytes(pair.models[name]) for name in engine.models) / bandwidth
             yield DecodeRow(
@@ -157,15 +159,27 @@ def step_bytes(model: PreTrainedModel) -> int:
 
 def _engines(pair: ModelPair, config: BenchDecodeConfig, batch_size: int) -> list[Engine]:
     rules = {
-        "risky_only": (RiskyOnly(), ("risky",)),
         "safe_only": (SafeOnly(), ("safe",)),
         "anchored": (Anchored(k=config.k, debt="none"), ("safe", "risky")),
         "anchored_inf": (Anchored(k=config.k, debt="none", divergence="max"), ("safe", "risky")),
     }
     return [
-        Engine(name, models, partial(_generate, Decoder(pair, rule, batch_size=batch_size)))
-        for name, (rule, models) in rules.items()
+        Engine(RISKY_ALONE, ("risky",), _risky_alone(pair, config, batch_size).generate),
+        *(
+            Engine(name, models, partial(_generate, Decoder(pair, rule, batch_size=batch_size)))
+            for name, (rule, models) in rules.items()
+        ),
     ]
+
+
+def _risky_alone(pair: ModelPair, config: BenchDecodeConfig, batch_size: int) -> ModelAlone:
+    return ModelAlone(
+        pair,
+        "risky",
+        num_rows=batch_size,
+        max_length=config.prompt_tokens + config.new_tokens,
+        on_device=config.device.startswith("cuda"),
+    )
 
 
 def _generate(decoder: Decoder, prompts: list[list[int]], num_tokens: int) -> int:

@@ -15,9 +15,9 @@ from anchored import Anchored, Decoder, Generation, ModelPair, RiskyOnly
 from anchored.decode.row_stream import RowStream
 from anchored.decode.rules.rule import Rule
 from anchored.decode.speculation import Speculate
-from anchored.kernels.sampler import inverse_cdf
 from anchored.tools.acceptance import measured_acceptance
 from anchored.tools.bench_decode import random_prompts, timed
+from anchored.tools.model_alone import ModelAlone
 from anchored.tools.model_options import ModelOptions
 from anchored.tools.quickstart.generation import prompts as quickstart_prompts
 from anchored.tools.quickstart.preset import load_preset
@@ -228,18 +228,13 @@ def _generate(
 def _risky_alone(
     config: BenchSpeculateConfig, pair: ModelPair, prompts: list[str | list[int]]
 ) -> tuple[int, int]:
-    """The risky model, its cache and a draw at temperature 0.7: no pair, no penalty, no ledger."""
-    generator = torch.Generator().manual_seed(0)
-    for start in range(0, len(prompts), config.batch_size):
-        encoded = [pair.encode(prompt) for prompt in prompts[start : start + config.batch_size]]
-        rows = list(range(len(encoded)))
-        stream = _stream(config, pair, "risky", 1)
-        logits = stream.read(encoded, rows).logits
-        for _ in range(config.new_tokens - 1):
-            probs = (logits.double() / 0.7).softmax(-1).cpu()
-            uniform = torch.rand(len(rows), dtype=torch.float64, generator=generator)
-            tokens = inverse_cdf(probs, uniform).tolist()
-            logits = stream.feed_rows(rows, [[token] for token in tokens])
+    """The risky model by itself, seen by the host token by token as the decoders here are."""
+    encoded = [pair.encode(prompt) for prompt in prompts]
+    for start in range(0, len(encoded), config.batch_size):
+        batch = encoded[start : start + config.batch_size]
+        longest = max(map(len, batch)) + config.new_tokens
+        alone = ModelAlone(pair, "risky", num_rows=len(batch), max_length=longest, on_device=False)
+        alone.generate(batch, config.new_tokens)
     return len(prompts) * config.new_tokens, len(prompts) * (config.new_tokens - 1)
 
 
