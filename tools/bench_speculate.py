@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -41,6 +42,7 @@ TITLES = (
     "x plain",
     "x risky",
     "predicted",
+    "flips",
 )
 
 
@@ -93,15 +95,28 @@ class BenchSpeculateConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """What one run gave."""
+
+    num_tokens: int
+    risky_forwards: int
+    """Prompts' own forwards left out."""
+    texts: list[list[int]]
+    """Tokens by request; empty where nothing is compared with them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Tokens a second of several runs, and what the last one counted."""
+    """Tokens a second of several runs, and what the last one gave."""
 
     tokens_per_s: float
     error: float
     """Sample standard deviation over the runs; nan for one run."""
-    risky_forwards: int
-    """Prompts' own forwards left out."""
-    num_tokens: int
+    drawn: Drawn
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return self.drawn.num_tokens / max(self.drawn.risky_forwards, 1)
 
 
 @torch.inference_mode()
@@ -175,59 +190,69 @@ def _rows(
     kept: float,
 ) -> Iterator[tuple[str, ...]]:
     """Cells of plain decoding and of each draft length."""
-    plain_speed = math.nan
+    plain: Speed | None = None
     for draft in ("off", *config.drafts):
         speculate: Speculate = draft if draft in ("off", "auto") else int(draft)  # type: ignore[assignment]
         decoder = Decoder(pair, rule, batch_size=config.batch_size, speculate=speculate)
         speed = _speed(config, partial(_generate, config, decoder), prompts)
-        plain_speed = speed.tokens_per_s if draft == "off" else plain_speed
+        plain = plain or speed
         is_fixed = draft not in ("off", "auto") and not math.isnan(kept)
         yield (
             draft,
-            str(speed.risky_forwards),
-            f"{speed.num_tokens / max(speed.risky_forwards, 1):.2f}",
+            str(speed.drawn.risky_forwards),
+            f"{speed.tokens_per_forward:.2f}",
             f"{speed.tokens_per_s:.1f}",
             f"{speed.error:.1f}",
-            f"{speed.tokens_per_s / plain_speed:.2f}",
+            f"{speed.tokens_per_s / plain.tokens_per_s:.2f}",
             f"{speed.tokens_per_s / risky_alone.tokens_per_s:.2f}",
             f"{predicted_ratio(costs, int(draft), kept):.2f}" if is_fixed else "-",
+            f"{flips_per_1000(plain.drawn.texts, speed.drawn.texts):.1f}",
         )
+
+
+def flips_per_1000(plain: list[list[int]], drafted: list[list[int]]) -> float:
+    """Tokens that differ from plain decoding's, for each 1,000 drawn after the same text.
+
+    Behind its first difference a request has another text, so it counts up to there.
+    """
+    num_flips = num_alike = 0
+    for one, other in zip(plain, drafted, strict=True):
+        alike = list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+        num_alike += len(alike)
+        num_flips += one != other
+    return 1000.0 * num_flips / (num_alike + num_flips)
 
 
 def _speed(
     config: BenchSpeculateConfig,
-    generate: Callable[[list[str | list[int]]], tuple[int, int]],
+    generate: Callable[[list[str | list[int]]], Drawn],
     prompts: list[str | list[int]],
 ) -> Speed:
-    """generate: prompts in, (tokens, risky forwards) out; the first call is a warm-up."""
+    """The first call is a warm-up."""
     generate(prompts[:1])
     speeds = []
     for _ in range(config.runs):
-        seconds, (num_tokens, forwards) = config.timed(partial(generate, prompts))
-        speeds.append(num_tokens / seconds)
+        seconds, drawn = config.timed(partial(generate, prompts))
+        speeds.append(drawn.num_tokens / seconds)
     error = statistics.stdev(speeds) if len(speeds) > 1 else math.nan
-    return Speed(
-        tokens_per_s=statistics.mean(speeds),
-        error=error,
-        risky_forwards=forwards,
-        num_tokens=num_tokens,
-    )
+    return Speed(tokens_per_s=statistics.mean(speeds), error=error, drawn=drawn)
 
 
 def _generate(
     config: BenchSpeculateConfig, decoder: Decoder, prompts: list[str | list[int]]
-) -> tuple[int, int]:
+) -> Drawn:
     seeds = list(range(len(prompts)))
     results: list[Generation] = decoder.generate(
         prompts, max_new_tokens=config.new_tokens, seed=seeds
     )
     forwards = sum(result.ledger.risky_forwards - 1 for result in results)
-    return sum(len(result.token_ids) for result in results), forwards
+    texts = [result.token_ids for result in results]
+    return Drawn(num_tokens=sum(map(len, texts)), risky_forwards=forwards, texts=texts)
 
 
 def _risky_alone(
     config: BenchSpeculateConfig, pair: ModelPair, prompts: list[str | list[int]]
-) -> tuple[int, int]:
+) -> Drawn:
     """The risky model by itself, seen by the host token by token as the decoders here are."""
     encoded = [pair.encode(prompt) for prompt in prompts]
     for start in range(0, len(encoded), config.batch_size):
@@ -235,7 +260,8 @@ def _risky_alone(
         longest = max(map(len, batch)) + config.new_tokens
         alone = ModelAlone(pair, "risky", num_rows=len(batch), max_length=longest, on_device=False)
         alone.generate(batch, config.new_tokens)
-    return len(prompts) * config.new_tokens, len(prompts) * (config.new_tokens - 1)
+    num_tokens = len(prompts) * config.new_tokens
+    return Drawn(num_tokens=num_tokens, risky_forwards=num_tokens - len(prompts), texts=[])
 
 
 def _pair(config: BenchSpeculateConfig) -> ModelPair:

@@ -4,7 +4,7 @@ import pytest
 
 from anchored import Anchored
 from anchored.tools.acceptance import measured_acceptance
-from anchored.tools.bench_speculate import BenchSpeculateConfig, run
+from anchored.tools.bench_speculate import BenchSpeculateConfig, flips_per_1000, run
 from anchored.tools.round_costs import Costs, predicted_ratio
 
 SMALL = BenchSpeculateConfig(
@@ -35,6 +35,13 @@ def test_the_cost_model_is_that_of_the_formula():
     costs = Costs(safe_s=0.2, risky_s={1: 1.0, 3: 1.1})
     expected = (1 + 0.8 + 0.64) * 1.2 / (1.1 + 0.2 * (2 + 0.64))
     assert predicted_ratio(costs, 2, 0.8) == pytest.approx(expected)
+
+
+def test_flips_are_counted_up_to_the_first_difference():
+    plain = [[5, 6, 7, 8], [5, 6], [9]]
+    assert flips_per_1000(plain, plain) == 0.0
+    assert flips_per_1000(plain, [[5, 6, 1, 2, 3], [5, 6], [9]]) == 1000.0 / 6
+    assert flips_per_1000(plain, [[5, 6, 7], [5, 6], [9]]) == 1000.0 / 7
 
 
 @pytest.mark.parametrize(
