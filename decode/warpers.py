@@ -26,30 +26,32 @@ class Warpers:
         logits: (batch, vocab_size), any float dtype. seen: (batch, vocab_size) bool, the tokens of
         each row's prompt and output, which the repetition penalty pushes down.
         """
-        scores = logits if logits.dtype == torch.float64 else logits.float()
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        scores = logits.to(dtype, copy=True)
         if self.config.repetition_penalty != 1.0:
-            scores = torch.where(seen, self._penalised(scores), scores)
+            self._penalise(scores, seen)
         if self.config.temperature not in (0.0, 1.0):  # greedy projects at temperature 1
-            scores = scores / self.config.temperature
+            scores.div_(self.config.temperature)
         for truncate in self._truncations:
             scores = truncate(None, scores)
-        return self._with_one_end_symbol(scores)
+        self._merge_end_symbols(scores)
+        return scores
 
     def end_merged(self, token_id: int) -> int:
         """The token itself, or the end symbol for any stop token."""
         return self.stop_token_ids[0] if token_id in self.stop_token_ids else token_id
 
-    def _penalised(self, scores: Tensor) -> Tensor:
-        penalty = self.config.repetition_penalty
-        return torch.where(scores > 0, scores / penalty, scores * penalty)
+    def _penalise(self, scores: Tensor, seen: Tensor) -> None:
+        rows, token_ids = seen.nonzero(as_tuple=True)  # a few of many: no pass over all of them
+        chosen, penalty = scores[rows, token_ids], self.config.repetition_penalty
+        scores[rows, token_ids] = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
 
-    def _with_one_end_symbol(self, scores: Tensor) -> Tensor:
+    def _merge_end_symbols(self, scores: Tensor) -> None:
         if len(self.stop_token_ids) < 2:
-            return scores
-        merged = scores.clone()
-        merged[:, self.stop_token_ids[0]] = scores[:, self.stop_token_ids].logsumexp(-1)
-        merged[:, self.stop_token_ids[1:]] = float("-inf")
-        return merged
+            return
+        merged = scores[:, self.stop_token_ids].logsumexp(-1)
+        scores[:, self.stop_token_ids] = float("-inf")
+        scores[:, self.stop_token_ids[0]] = merged
 
 
 def _truncations(config: SamplingConfig):  # type: ignore[no-untyped-def]
