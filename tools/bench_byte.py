@@ -2,29 +2,27 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import DynamicCache
 
-from anchored.decode.byte.byte_evaluation import ByteCounts, ByteEvaluation
-from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
-from anchored.decode.row_attention import row_attention
-from anchored.decode.sampling_config import SamplingConfig
-from anchored.decode.warpers import Warpers
-from anchored.kernels.projection import project_kl
-from anchored.kernels.uniforms import uniforms
-from anchored.tools.byte_pair import ByteModel, BytePair, load_pair, save_pair, trained_pair
+from anchored.decode.byte.byte_evaluation import ByteEvaluation
+from anchored.tools.byte_pair import BytePair, load_pair, save_pair, trained_pair
+from anchored.tools.byte_work import (
+    Texts,
+    Walk,
+    drawn_texts,
+    first_byte_s,
+    num_tokens,
+    plain_s,
+    prefill_s,
+    projection_s,
+)
 from anchored.tools.tree_work import tree_work_s
 
-BUDGET = 0.5
-"""Nats a byte."""
-SAMPLING = SamplingConfig()
 DECODE_TITLES = (
     "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token",
     "nodes/fwd", "max TV",
@@ -60,14 +58,6 @@ class BenchByteConfig:
             raise ValueError(f"tau must be in (0, 1), got {self.tau}")
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Bytes that both models read and then walk."""
-
-    prompt: list[int]
-    rest: list[int]
-
-
 def run(config: BenchByteConfig) -> int:
     """Print three tables and return 0."""
     torch.set_num_threads(1)
@@ -79,8 +69,11 @@ def run(config: BenchByteConfig) -> int:
         f"best of {config.runs} runs, error: their standard deviation"
     )
     unseen = unseen_texts(pair, config)
+    drawn = drawn_texts(
+        pair, unseen, new_bytes=config.new_bytes, prefetch=config.prefetch, seed=config.seed
+    )
     tables = (
-        decode_table(pair, config, "drawn", drawn_texts(pair, config, unseen)),
+        decode_table(pair, config, "drawn", drawn),
         decode_table(pair, config, "unseen", unseen),
         prompt_table(pair, config, unseen),
         context_table(pair, config),
@@ -113,23 +106,6 @@ def unseen_texts(pair: BytePair, config: BenchByteConfig) -> Texts:
     return Texts(text[: config.prompt_bytes], text[config.prompt_bytes :])
 
 
-@torch.inference_mode()
-def drawn_texts(pair: BytePair, config: BenchByteConfig, texts: Texts) -> Texts:
-    """The same prompt and what the pair makes of it, without an end."""
-    evaluation = ByteEvaluation(prefetch=config.prefetch)
-    streams = _streams(pair, [evaluation, evaluation])
-    safe, risky = (stream.read([texts.prompt], [0]).logits for stream in streams)
-    positions = torch.arange(config.new_bytes)[None]
-    drawn: list[int] = []
-    for uniform in uniforms(torch.tensor([config.seed]), positions)[0]:
-        safe[:, END_SYMBOL] = risky[:, END_SYMBOL] = -torch.inf
-        projection = project_kl(risky, safe, torch.tensor([BUDGET]), uniform[None])
-        assert projection.token_ids is not None
-        drawn.append(int(projection.token_ids[0]))
-        safe, risky = (stream.feed(*_column(drawn[-1]))[:, 0] for stream in streams)
-    return Texts(texts.prompt, drawn)
-
-
 def decode_table(
     pair: BytePair, config: BenchByteConfig, kind: str, texts: Texts
 ) -> Iterator[tuple[str, ...]]:
@@ -143,12 +119,12 @@ def decode_table(
             ByteEvaluation(prefetch=config.prefetch, tau=config.tau),
         ),
     }
-    works: dict[str, Callable[[], float]] = {"plain": partial(_plain_s, pair, texts)}
-    walks = {name: _Walk(pair, evaluations, texts) for name, evaluations in engines.items()}
+    works: dict[str, Callable[[], float]] = {"plain": partial(plain_s, pair, texts)}
+    walks = {name: Walk(pair, evaluations, texts) for name, evaluations in engines.items()}
     works.update({name: walk.seconds for name, walk in walks.items()})
-    works["projection"] = partial(_projection_s, len(texts.rest))
+    works["projection"] = partial(projection_s, len(texts.rest))
     seconds = _interleaved(works, config.runs)
-    tokens = {name: _num_tokens(model, texts) for name, model in pair.models.items()}
+    tokens = {name: num_tokens(model, texts) for name, model in pair.models.items()}
     yield (f"{kind} text", *DECODE_TITLES)
     for name, times in seconds.items():
         figures = _time_cells(times, seconds["plain"], len(texts.rest))
@@ -161,10 +137,10 @@ def prompt_table(
 ) -> Iterator[tuple[str, ...]]:
     """The debt of a prompt against two plain prefills; the first byte with debt and without."""
     ends = {"no debt": ("none", "none"), "exact": ("exact", "exact"), "bounded": ("lower", "upper")}
-    works: dict[str, Callable[[], float]] = {"prefill": partial(_prefill_s, pair, texts)}
+    works: dict[str, Callable[[], float]] = {"prefill": partial(prefill_s, pair, texts)}
     for name, (safe, risky) in ends.items():
         evaluations = (ByteEvaluation(prompt_scores=safe), ByteEvaluation(prompt_scores=risky))
-        works[name] = partial(_first_byte_s, pair, evaluations, texts)
+        works[name] = partial(first_byte_s, pair, evaluations, texts)
     seconds = _interleaved(works, config.runs)
     yield PROMPT_TITLES
     yield ("prefill", *_time_cells(seconds["prefill"], seconds["prefill"], 1), "-", "-", "-")
@@ -190,122 +166,6 @@ def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str
     for name, times in seconds.items():
         cells = _time_cells(times, first, config.new_bytes / 1e3)
         yield (f"{name} tokens", *cells)
-
-
-class _Walk:
-    """Both streams over the texts."""
-
-    def __init__(
-        self, pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
-    ) -> None:
-        self.pair, self.texts = pair, texts
-        self.evaluations = [replace(each, prompt_scores="none") for each in evaluations]
-        self.work: list[ByteCounts] = []
-
-    def seconds(self) -> float:
-        streams = _streams(self.pair, self.evaluations)
-        for stream in streams:
-            stream.read([self.texts.prompt], [0])
-        before = [replace(stream.counts(0)) for stream in streams]
-        start = time.thread_time()
-        for byte in self.texts.rest:
-            for stream in streams:
-                stream.feed(*_column(byte))
-        seconds = time.thread_time() - start
-        self.work = [_difference(s.counts(0), b) for s, b in zip(streams, before, strict=True)]
-        return seconds
-
-    def cells(self, tokens: dict[str, int]) -> tuple[str, ...]:
-        safe, risky = self.work
-        return (
-            f"{safe.num_forwards / tokens['safe']:.2f}",
-            f"{risky.num_forwards / tokens['risky']:.2f}",
-            f"{risky.num_nodes / max(1, risky.num_forwards):.1f}",
-            f"{risky.max_total_variation:.1e}",
-        )
-
-
-def _difference(after: ByteCounts, before: ByteCounts) -> ByteCounts:
-    return replace(
-        after,
-        num_forwards=after.num_forwards - before.num_forwards,
-        num_nodes=after.num_nodes - before.num_nodes,
-    )
-
-
-def _streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:
-    return [
-        ByteStream(
-            each.model,
-            row_attention(each.model),
-            each.vocabulary,
-            num_rows=1,
-            warp=Warpers(SAMPLING, each.vocabulary.stop_token_ids.tolist()),
-            evaluation=evaluation,
-        )
-        for each, evaluation in zip(pair.models.values(), evaluations, strict=True)
-    ]
-
-
-def _column(byte: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor([[byte]]), torch.ones(1, 1, dtype=torch.long)
-
-
-def _token_ids(model: ByteModel, data: list[int]) -> list[int]:
-    start = model.vocabulary.start_token_ids
-    return [*start, *model.tokenizer.encode(bytes(data).decode(errors="ignore")).ids]
-
-
-def _num_tokens(model: ByteModel, texts: Texts) -> int:
-    whole = _token_ids(model, texts.prompt + texts.rest)
-    return len(whole) - len(_token_ids(model, texts.prompt))
-
-
-@torch.inference_mode()
-def _plain_s(pair: BytePair, texts: Texts) -> float:
-    """One cached forward a token of the rest, both models."""
-    seconds = 0.0
-    for each in pair.models.values():
-        prompt = _token_ids(each, texts.prompt)
-        rest = _token_ids(each, texts.prompt + texts.rest)[len(prompt) :]
-        cache = DynamicCache(config=each.model.config)
-        each.model(input_ids=torch.tensor([prompt]), past_key_values=cache)
-        start = time.thread_time()
-        for token in rest:
-            each.model(input_ids=torch.tensor([[token]]), past_key_values=cache)
-        seconds += time.thread_time() - start
-    return seconds
-
-
-@torch.inference_mode()
-def _prefill_s(pair: BytePair, texts: Texts) -> float:
-    """One plain prefill of the prompt, both models, logits of its last token only."""
-    prompts = [torch.tensor([_token_ids(each, texts.prompt)]) for each in pair.models.values()]
-    start = time.thread_time()
-    for each, prompt in zip(pair.models.values(), prompts, strict=True):
-        cache = DynamicCache(config=each.model.config)
-        each.model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
-    return time.thread_time() - start
-
-
-def _projection_s(num_bytes: int) -> float:
-    """The projection of random laws, once a byte."""
-    generator = torch.Generator().manual_seed(0)
-    laws = torch.randn(2, num_bytes, 1, NUM_SYMBOLS, generator=generator, dtype=torch.float64)
-    start = time.thread_time()
-    for risky, safe in zip(*laws, strict=True):
-        project_kl(risky, safe, torch.tensor([BUDGET]))
-    return time.thread_time() - start
-
-
-def _first_byte_s(
-    pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
-) -> float:
-    streams = _streams(pair, list(evaluations))
-    start = time.thread_time()
-    for stream in streams:
-        stream.read([texts.prompt], [0])
-    return time.thread_time() - start
 
 
 def _interleaved(works: dict[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:
