@@ -10,7 +10,7 @@ from .agreement import agreed
 from .cold_start import Backlog, rows_to_draw
 from .ledger import LedgerStep
 from .level import Level
-from .prompt_reading import PromptReading, read_prompts
+from .prompt_reading import PromptReading, asks_for_ratios, read_prompts
 from .request import Request, RequestState, request_budget
 from .rules.rule import NextToken, Rule, StepInputs
 from .sampling_config import SamplingConfig
@@ -38,7 +38,9 @@ class PairedBatch:
         self.level, self.pair = level, level.pair
         self.rule, self.sampling = rule, sampling
         self.warpers = level.warpers(sampling)
-        self.streams = level.open_streams(num_rows, max_length, sampling)
+        self.streams = level.open_streams(
+            num_rows, max_length, sampling, scores_prompts=asks_for_ratios(level, rule)
+        )
         self._backlogs = {name: Backlog(s, num_rows) for name, s in self.streams.items()}
         self._can_rest = level.rows_can_join(max_length)
         self._states: list[RequestState | None] = [None] * num_rows
