@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
 from anchored.decode.byte.byte_evaluation import ByteEvaluation
-from anchored.tools.byte_pair import BytePair, load_pair, save_pair, trained_pair
+from anchored.decode.byte.byte_settings import ByteSettings, DebtEvaluation
+from anchored.tools.byte_context import context_work
+from anchored.tools.byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
 from anchored.tools.byte_work import (
     Texts,
     Walk,
@@ -21,6 +24,7 @@ from anchored.tools.byte_work import (
     prefill_s,
     projection_s,
 )
+from anchored.tools.official_bytes import official_bytes
 from anchored.tools.tree_work import tree_work_s
 
 DECODE_TITLES = (
@@ -29,6 +33,12 @@ DECODE_TITLES = (
 )  # fmt: skip
 PROMPT_TITLES = ("prompt", "debt ms", "error", "x prefill", "first byte ms", "error", "x no debt")
 CONTEXT_TITLES = ("context", "tree us/byte", "error", "x first")
+LONG_CONTEXT_TITLES = (
+    "both models", "safe tokens", "risky tokens", "read s", "ms/byte", "error", "x first",
+    "peak MiB", "(L, V) MiB",
+)  # fmt: skip
+Table = Literal["drawn", "unseen", "prompt", "tree", "context"]
+TABLES: tuple[Table, ...] = get_args(Table)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +52,15 @@ class BenchByteConfig:
     prompt_bytes: int = 200
     new_bytes: int = 200
     contexts: tuple[int, ...] = (1000, 4000, 8000)
-    """Tokens in front of the bytes for which the work outside the models is measured."""
+    """Tokens in front of the bytes for which the work outside the models is measured, and with
+    them."""
+    context_debt: DebtEvaluation = "exact"
+    """Debt of the contexts where the models are run."""
+    tables: tuple[Table, ...] = TABLES
+    """What to measure."""
+    tokenizers: Path | None = None
+    """Folder of gpt2/tokenizer.json and llama3/tokenizer.json: models of random weights with these
+    vocabularies take the place of the trained ones."""
     prefetch: int = 4
     tau: float = 1e-3
     runs: int = 5
@@ -59,40 +77,51 @@ class BenchByteConfig:
 
 
 def run(config: BenchByteConfig) -> int:
-    """Print three tables and return 0."""
+    """Print the tables that were asked for and return 0."""
     torch.set_num_threads(1)
     pair = measured_pair(config)
+    sizes = " and ".join(str(each.model.vocab_size) for each in pair.models.values())
+    weights = "random weights" if config.tokenizers else f"{config.train_steps} steps"
     print(
-        f"two Llamas of hidden size 256, 4 layers, V = {config.vocab_sizes[0]} and "
-        f"{config.vocab_sizes[1]}, {config.train_steps} steps, CPU, torch {torch.__version__}, "
-        f"one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes of unseen text, "
-        f"best of {config.runs} runs, error: their standard deviation"
+        f"two Llamas of hidden size 256, 4 layers, V = {sizes}, {weights}, CPU, torch "
+        f"{torch.__version__}, one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes "
+        f"of unseen text, best of {config.runs} runs, error: their standard deviation"
     )
-    unseen = unseen_texts(pair, config)
-    drawn = drawn_texts(
-        pair, unseen, new_bytes=config.new_bytes, prefetch=config.prefetch, seed=config.seed
-    )
-    tables = (
-        decode_table(pair, config, "drawn", drawn),
-        decode_table(pair, config, "unseen", unseen),
-        prompt_table(pair, config, unseen),
-        context_table(pair, config),
-    )
-    for table in tables:
-        for line in table:
+    for name in config.tables:
+        for line in _table(name, pair, config):
             print("".join(f"{cell:>17}" for cell in line), flush=True)
         print()
     return 0
 
 
+def _table(name: Table, pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    if name == "tree":
+        return context_table(pair, config)
+    if name == "context":
+        return long_context_table(pair, config)
+    unseen = unseen_texts(pair, config)
+    if name == "prompt":
+        return prompt_table(pair, config, unseen)
+    if name == "unseen":
+        return decode_table(pair, config, name, unseen)
+    drawn = drawn_texts(
+        pair, unseen, new_bytes=config.new_bytes, prefetch=config.prefetch, seed=config.seed
+    )
+    return decode_table(pair, config, name, drawn)
+
+
 def measured_pair(config: BenchByteConfig) -> BytePair:
-    """The pair that `folder` holds, or else a new one."""
+    """The one of published tokenizers, or the one that `folder` holds, or else a new one."""
+    # Twice the tokens that are asked for: the other tokenizer may make more of the same text.
+    context_length = max(16 * (config.prompt_bytes + config.new_bytes), 2 * max(config.contexts))
+    if config.tokenizers is not None:
+        return published_pair(config.tokenizers, context_length=context_length, seed=config.seed)
     if config.folder is not None and config.folder.exists():
         return load_pair(config.folder)
     pair = trained_pair(
         vocab_sizes=config.vocab_sizes,
         train_steps=config.train_steps,
-        context_length=16 * (config.prompt_bytes + config.new_bytes),
+        context_length=context_length,
         seed=config.seed,
     )
     if config.folder is not None:
@@ -123,6 +152,8 @@ def decode_table(
     walks = {name: Walk(pair, evaluations, texts) for name, evaluations in engines.items()}
     works.update({name: walk.seconds for name, walk in walks.items()})
     works["projection"] = partial(projection_s, len(texts.rest))
+    if (official := official_bytes(pair)) is not None:
+        works["official"] = partial(official.walk_s, texts)
     seconds = _interleaved(works, config.runs)
     tokens = {name: num_tokens(model, texts) for name, model in pair.models.items()}
     yield (f"{kind} text", *DECODE_TITLES)
@@ -141,14 +172,21 @@ def prompt_table(
     for name, (safe, risky) in ends.items():
         evaluations = (ByteEvaluation(prompt_scores=safe), ByteEvaluation(prompt_scores=risky))
         works[name] = partial(first_byte_s, pair, evaluations, texts)
+    if (official := official_bytes(pair)) is not None:
+        works["official, no debt"] = partial(official.first_byte_s, texts, has_debt=False)
+        works["official"] = partial(official.first_byte_s, texts, has_debt=True)
+        works["official debt"] = partial(official.debt_s, texts)
     seconds = _interleaved(works, config.runs)
     yield PROMPT_TITLES
     yield ("prefill", *_time_cells(seconds["prefill"], seconds["prefill"], 1), "-", "-", "-")
-    for name in ends:
+    for name in [name for name in works if name not in ("prefill", "official debt")]:
         debt = ("-", "-", "-")
-        if name != "no debt":
-            debt = _time_cells(seconds[name], seconds["prefill"], 1)
-        yield (name, *debt, *_time_cells(seconds[name], seconds["no debt"], 1))
+        if "no debt" not in name:
+            # Ours ends with the laws of the first byte: without them there is no less to do.
+            alone = "official debt" if name == "official" else name
+            debt = _time_cells(seconds[alone], seconds["prefill"], 1)
+        without = "official, no debt" if "official" in name else "no debt"
+        yield (name, *debt, *_time_cells(seconds[name], seconds[without], 1))
 
 
 def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
@@ -166,6 +204,27 @@ def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str
     for name, times in seconds.items():
         cells = _time_cells(times, first, config.new_bytes / 1e3)
         yield (f"{name} tokens", *cells)
+
+
+def long_context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """A byte of both models behind contexts of some lengths, reading them, and the memory."""
+    settings = ByteSettings(debt=config.context_debt, prefetch=config.prefetch)
+    evaluations = [settings.evaluation(name) for name in pair.models]
+    yield LONG_CONTEXT_TITLES
+    first = None
+    for length in config.contexts:
+        work = context_work(pair, evaluations, num_tokens=length, num_bytes=config.new_bytes)
+        parts = torch.tensor(work.byte_s).chunk(config.runs)
+        seconds = [part.sum().item() / len(part) for part in parts]
+        first = first or seconds
+        yield (
+            f"{length} tokens",
+            *(str(number) for number in work.num_tokens.values()),
+            f"{work.read_s:.2f}",
+            *_time_cells(seconds, first, 1),
+            f"{work.peak_mib:.0f}",
+            f"{work.stored_mib:.0f}",
+        )
 
 
 def _interleaved(works: dict[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:

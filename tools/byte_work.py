@@ -33,7 +33,7 @@ class Texts:
 def drawn_texts(pair: BytePair, texts: Texts, *, new_bytes: int, prefetch: int, seed: int) -> Texts:
     """The same prompt and what the pair makes of it, without an end."""
     evaluation = ByteEvaluation(prefetch=prefetch)
-    streams = _streams(pair, [evaluation, evaluation])
+    streams = byte_streams(pair, [evaluation, evaluation])
     safe, risky = (stream.read([texts.prompt], [0]).logits for stream in streams)
     positions = torch.arange(new_bytes)[None]
     drawn: list[int] = []
@@ -42,7 +42,7 @@ def drawn_texts(pair: BytePair, texts: Texts, *, new_bytes: int, prefetch: int, 
         projection = project_kl(risky, safe, torch.tensor([BUDGET]), uniform[None])
         assert projection.token_ids is not None
         drawn.append(int(projection.token_ids[0]))
-        safe, risky = (stream.feed(*_column(drawn[-1]))[:, 0] for stream in streams)
+        safe, risky = (stream.feed(*byte_column(drawn[-1]))[:, 0] for stream in streams)
     return Texts(texts.prompt, drawn)
 
 
@@ -57,14 +57,14 @@ class Walk:
         self.work: list[ByteCounts] = []
 
     def seconds(self) -> float:
-        streams = _streams(self.pair, self.evaluations)
+        streams = byte_streams(self.pair, self.evaluations)
         for stream in streams:
             stream.read([self.texts.prompt], [0])
         before = [replace(stream.counts(0)) for stream in streams]
         start = time.thread_time()
         for byte in self.texts.rest:
             for stream in streams:
-                stream.feed(*_column(byte))
+                stream.feed(*byte_column(byte))
         seconds = time.thread_time() - start
         self.work = [_difference(s.counts(0), b) for s, b in zip(streams, before, strict=True)]
         return seconds
@@ -87,7 +87,7 @@ def _difference(after: ByteCounts, before: ByteCounts) -> ByteCounts:
     )
 
 
-def _streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:
+def byte_streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:
     return [
         ByteStream(
             each.model,
@@ -101,7 +101,7 @@ def _streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStre
     ]
 
 
-def _column(byte: int) -> tuple[torch.Tensor, torch.Tensor]:
+def byte_column(byte: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([[byte]]), torch.ones(1, 1, dtype=torch.long)
 
 
@@ -155,7 +155,7 @@ def projection_s(num_bytes: int) -> float:
 def first_byte_s(
     pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
 ) -> float:
-    streams = _streams(pair, list(evaluations))
+    streams = byte_streams(pair, list(evaluations))
     start = time.thread_time()
     for stream in streams:
         stream.read([texts.prompt], [0])

@@ -20,6 +20,7 @@ from .byte_settings import ByteSettings
 from .byte_stream import ByteStream
 from .byte_text import ByteText
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .device_byte_stream import DeviceByteStream, device_stream_refusal
 from .prompt_cache import PromptCache
 from .utf8 import cut_partial
 
@@ -167,7 +168,10 @@ class ByteLevel:
         if not scores_prompts:
             evaluation = replace(evaluation, prompt_scores="none")
             prompts = self.prompt_cache.shelf(*owner, evaluation, scored=prompts)
-        return ByteStream(
+        # There the host would wait for every law that it reads.
+        stays = model.device.type == "cuda" and not device_stream_refusal(evaluation)
+        stream = DeviceByteStream if stays else ByteStream
+        return stream(
             model,
             self._attention[name],
             vocabulary,

@@ -11,14 +11,16 @@ from ..output_layer import OutputLayer
 from ..row_attention import RowAttention
 from ..row_stream import prompt_groups
 from ..stream import PromptLogits
+from ..upload import uploaded
 from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from .node_law import node_laws
+from .node_law import NodeLaw, node_laws
 from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
 from .tree_backbone import TreeBackbone
 from .tree_cache import TreeCache, TreeForward
+from .viability import Standing
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
@@ -105,7 +107,7 @@ class ByteStream:
         """
         lengths, columns = mask.sum(1).tolist(), token_ids.tolist()
         if token_ids.shape[1] > 1:
-            self._foresee([_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
+            self._foresee([known_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
         logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
         for place in range(token_ids.shape[1]):
             rows = [row for row, length in enumerate(lengths) if place < length]
@@ -197,7 +199,11 @@ class ByteStream:
         self._compute({row: self._row(row).forward(nodes) for row, nodes in wanted.items()})
         self._project(wanted)
         self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
-        log_probs = [torch.from_numpy(self._row(row).log_probs()) for row in rows]
+        return self._marginals([self._row(row) for row in rows])
+
+    def _marginals(self, rows: list[ByteRow]) -> Tensor:
+        """(R, 257) of rows that have all laws that they want."""
+        log_probs = [torch.from_numpy(row.log_probs()) for row in rows]
         return torch.stack(log_probs).to(self.model.device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
@@ -239,11 +245,14 @@ class ByteStream:
         logits = torch.stack([row.logits[node] for row, node in wanted])
         if self.warp is not None:
             seen = torch.stack([row.seen(node) for row, node in wanted])
-            logits = self.warp(logits, seen.to(logits.device))
+            logits = self.warp(logits, uploaded(seen, logits.device))
         standings = [row.tree.standing[node] for row, node in wanted]
-        laws = node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
-        for (row, node), law in zip(wanted, laws, strict=True):
+        for (row, node), law in zip(wanted, self._new_laws(standings, logits), strict=True):
             row.add_law(node, law)
+
+    def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
+        """What follows nodes by their warped logits (N, V)."""
+        return node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
 
     def _row(self, row: int) -> ByteRow:
         state = self._rows[row]
@@ -257,6 +266,6 @@ class ByteStream:
             )
 
 
-def _text(symbols: list[int]) -> bytes:
+def known_text(symbols: list[int]) -> bytes:
     """The bytes before the end."""
     return bytes(symbols[: symbols.index(END_SYMBOL)] if END_SYMBOL in symbols else symbols)
