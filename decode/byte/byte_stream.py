@@ -15,6 +15,7 @@ from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .log_sums import Array
 from .node_law import node_laws
 from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
 from .tree_backbone import TreeBackbone
@@ -93,7 +94,8 @@ class ByteStream:
             if row not in log_probs:
                 log_probs[row] = self._restore(row, kept[text])
         num_forwards = max(self._row(row).counts.num_forwards for row in rows)
-        return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
+        logits = torch.from_numpy(self._log_probs(rows)).to(self.model.device)
+        return PromptLogits(logits, [log_probs[row] for row in rows], num_forwards)
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
@@ -106,14 +108,14 @@ class ByteStream:
         lengths, columns = mask.sum(1).tolist(), token_ids.tolist()
         if token_ids.shape[1] > 1:
             self._foresee([_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
-        logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
+        logits = np.full((*token_ids.shape, NUM_SYMBOLS), -np.inf)
         for place in range(token_ids.shape[1]):
             rows = [row for row, length in enumerate(lengths) if place < length]
             for row in rows:
                 self._row(row).append(columns[row][place])
             if rows:
-                logits[rows, place] = self._logits(rows).cpu()
-        return logits.to(self.model.device)
+                logits[rows, place] = self._log_probs(rows)
+        return torch.from_numpy(logits).to(self.model.device)
 
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
@@ -138,7 +140,7 @@ class ByteStream:
         read = [BytePrompt(self.vocabulary, texts[row], self.evaluation) for row in rows]
         for prompt in read:
             self._check_length(prompt)
-        for group in prompt_groups([len(prompt.trunk) for prompt in read]) if read else ():
+        for group in prompt_groups([prompt.num_first for prompt in read]) if read else ():
             self._read_together(read[group], rows[group])
         log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, read, strict=True)}
         for row, prompt in zip(rows, read, strict=True):
@@ -157,6 +159,9 @@ class ByteStream:
         return prompt.token_log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
+        if all(prompt.is_short for prompt in prompts):
+            self._read_whole(prompts, rows)
+            return
         trunks = [prompt.trunk_token_ids for prompt in prompts]
         num_before = len(self.vocabulary.start_token_ids) - 1
         for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
@@ -170,6 +175,17 @@ class ByteStream:
             for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
                 self._take(prompt, forward.nodes, hidden)
                 self._backbone.keep(row, *prompt.compact())
+
+    def _read_whole(self, prompts: list[BytePrompt], rows: list[int]) -> None:
+        forwards = [
+            (prompt.cache, row, prompt.whole_forward())
+            for prompt, row in zip(prompts, rows, strict=True)
+        ]
+        num_before = len(self.vocabulary.start_token_ids) - 1
+        states = self._forward(forwards)
+        for prompt, (_, row, forward), hidden in zip(prompts, forwards, states, strict=True):
+            self._take(prompt, forward.nodes[num_before:], hidden[num_before:])
+            self._backbone.keep(row, *prompt.compact())
 
     def _take(self, prompt: BytePrompt, nodes: list[int], hidden: Tensor) -> None:
         prompt.take(nodes, hidden)
@@ -191,14 +207,13 @@ class ByteStream:
         while any((forwards := {row: self._row(row).next_forward() for row in rows}).values()):
             self._compute(forwards)
 
-    def _logits(self, rows: list[int]) -> Tensor:
+    def _log_probs(self, rows: list[int]) -> Array:
         """(R, 257) after the texts of these rows."""
         wanted = {row: self._row(row).wanted() for row in rows}
         self._compute({row: self._row(row).forward(nodes) for row, nodes in wanted.items()})
         self._project(wanted)
         self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
-        log_probs = [torch.from_numpy(self._row(row).log_probs()) for row in rows]
-        return torch.stack(log_probs).to(self.model.device)
+        return np.stack([self._row(row).log_probs() for row in rows])
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
@@ -238,8 +253,8 @@ class ByteStream:
             return
         logits = torch.stack([row.logits[node] for row, node in wanted])
         if self.warp is not None:
-            seen = torch.stack([row.seen(node) for row, node in wanted])
-            logits = self.warp(logits, seen.to(logits.device))
+            seen = np.stack([row.seen(node) for row, node in wanted])
+            logits = self.warp(logits, torch.from_numpy(seen).to(logits.device))
         standings = [row.tree.standing[node] for row, node in wanted]
         laws = node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
         for (row, node), law in zip(wanted, laws, strict=True):
