@@ -15,7 +15,6 @@ from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from .log_sums import Array
 from .node_law import node_laws
 from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
 from .tree_backbone import TreeBackbone
@@ -94,8 +93,7 @@ class ByteStream:
             if row not in log_probs:
                 log_probs[row] = self._restore(row, kept[text])
         num_forwards = max(self._row(row).counts.num_forwards for row in rows)
-        logits = torch.from_numpy(self._log_probs(rows)).to(self.model.device)
-        return PromptLogits(logits, [log_probs[row] for row in rows], num_forwards)
+        return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
@@ -108,14 +106,14 @@ class ByteStream:
         lengths, columns = mask.sum(1).tolist(), token_ids.tolist()
         if token_ids.shape[1] > 1:
             self._foresee([_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
-        logits = np.full((*token_ids.shape, NUM_SYMBOLS), -np.inf)
+        logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
         for place in range(token_ids.shape[1]):
             rows = [row for row, length in enumerate(lengths) if place < length]
             for row in rows:
                 self._row(row).append(columns[row][place])
             if rows:
-                logits[rows, place] = self._log_probs(rows)
-        return torch.from_numpy(logits).to(self.model.device)
+                logits[rows, place] = self._logits(rows).cpu()
+        return logits.to(self.model.device)
 
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
@@ -207,13 +205,14 @@ class ByteStream:
         while any((forwards := {row: self._row(row).next_forward() for row in rows}).values()):
             self._compute(forwards)
 
-    def _log_probs(self, rows: list[int]) -> Array:
+    def _logits(self, rows: list[int]) -> Tensor:
         """(R, 257) after the texts of these rows."""
         wanted = {row: self._row(row).wanted() for row in rows}
         self._compute({row: self._row(row).forward(nodes) for row, nodes in wanted.items()})
         self._project(wanted)
         self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
-        return np.stack([self._row(row).log_probs() for row in rows])
+        log_probs = np.stack([self._row(row).log_probs() for row in rows])
+        return torch.from_numpy(log_probs).to(self.model.device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
