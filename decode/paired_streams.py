@@ -26,7 +26,7 @@ def _open_stream(pair: ModelPair, name: str, num_rows: int, max_length: int) -> 
         attention,
         num_rows=num_rows,
         max_length=max_length,
-        vocab_size=pair.vocab_size,
+        output=pair.output_layers[name],
     )
 
 
