@@ -36,7 +36,7 @@ def _open_stream(
         attention,
         num_rows=num_rows,
         max_length=max_length,
-        vocab_size=pair.vocab_size,
+        output=pair.output_layers[name],
         scores_prompts=scores_prompts,
     )
 

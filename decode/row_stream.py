@@ -31,16 +31,17 @@ class RowStream:
         *,
         num_rows: int,
         max_length: int,
-        vocab_size: int,
+        output: OutputLayer,
         scores_prompts: bool = True,
     ) -> None:
         """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
-        self.model, self.attention, self.vocab_size = model, attention, vocab_size
+        self.model, self.attention = model, attention
+        self.vocab_size = output.vocab_size
         self.max_length, self.scores_prompts = max_length, scores_prompts
         # get_decoder() of Llama 4 is the whole model.
         is_gpt2 = model.config.model_type == "gpt2"
         self._backbone = model.get_submodule("transformer" if is_gpt2 else "model")
-        self._output = OutputLayer(model, vocab_size)
+        self._output = output
         self._cache = RowCache(model.config.num_hidden_layers, num_rows, max_length)
 
     @torch.inference_mode()

@@ -176,7 +176,7 @@ def _stream(config: BenchSpeculateConfig, pair: ModelPair, name: str, more: int)
         attention,
         num_rows=config.batch_size,
         max_length=512 + config.new_tokens + more,
-        vocab_size=pair.vocab_size,
+        output=pair.output_layers[name],
     )
 
 

@@ -117,18 +117,19 @@ def num_tokens(model: ByteModel, texts: Texts) -> int:
 
 @torch.inference_mode()
 def plain_s(pair: BytePair, texts: Texts) -> float:
-    """One cached forward a token of the rest, both models."""
-    seconds = 0.0
-    for each in pair.models.values():
+    """One cached forward a token of the rest, the models in turns, as a pair is decoded."""
+    caches, turns = {}, []
+    for name, each in pair.models.items():
         prompt = _token_ids(each, texts.prompt)
         rest = _token_ids(each, texts.prompt + texts.rest)[len(prompt) :]
-        cache = DynamicCache(config=each.model.config)
-        each.model(input_ids=torch.tensor([prompt]), past_key_values=cache)
-        start = time.thread_time()
-        for token in rest:
-            each.model(input_ids=torch.tensor([[token]]), past_key_values=cache)
-        seconds += time.thread_time() - start
-    return seconds
+        caches[name] = DynamicCache(config=each.model.config)
+        each.model(input_ids=torch.tensor([prompt]), past_key_values=caches[name])
+        turns += [(place / len(rest), name, token) for place, token in enumerate(rest)]
+    start = time.thread_time()
+    for _, name, token in sorted(turns):
+        model = pair.models[name].model
+        model(input_ids=torch.tensor([[token]]), past_key_values=caches[name])
+    return time.thread_time() - start
 
 
 @torch.inference_mode()

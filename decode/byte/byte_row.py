@@ -6,7 +6,7 @@ import math
 from itertools import islice
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .byte_evaluation import ByteCounts, ByteEvaluation
@@ -56,7 +56,7 @@ class ByteRow:
         self._guessed: set[int] = set()
         self._foreseen: list[int] = []
         self._num_seen = 0
-        self._seen = torch.zeros(tree.vocabulary.vocab_size, dtype=torch.bool)
+        self._seen = np.zeros(tree.vocabulary.vocab_size, np.bool_)
         self._seen[list(tree.vocabulary.start_token_ids)] = True
 
     def copy(self) -> "ByteRow":
@@ -212,10 +212,11 @@ class ByteRow:
         A text to which the laws give no probability at all stands for its newest node alone.
         """
         masses = self.marginals.log_masses()
-        if not self.is_over and log_sum(masses) == -math.inf:
+        total = log_sum(masses)
+        if not self.is_over and total == -math.inf:
             self.marginals.restart()
             masses = self.marginals.log_masses()
-        total = log_sum(masses)
+            total = log_sum(masses)
         if self.evaluation.tau:
             self._count_left_out(total)
         if self.is_over or total == -math.inf:
@@ -232,12 +233,13 @@ class ByteRow:
         self.counts.total_variation = share
         self.counts.max_total_variation = max(share, self.counts.max_total_variation)
 
-    def seen(self, node: int) -> Tensor:
+    def seen(self, node: int) -> NDArray[np.bool_]:
         """(V,) bool: the tokens of a node's path, start tokens included."""
         trunk = self.tree.trunk()
-        self._seen[[self.tree.token[at] for at in trunk[self._num_seen :]]] = True
+        for at in trunk[self._num_seen :]:
+            self._seen[self.tree.token[at]] = True
         self._num_seen = len(trunk)
-        seen = self._seen.clone()
+        seen = self._seen.copy()
         while self.tree.depth[node] > len(trunk):
             seen[self.tree.token[node]] = True
             node = self.tree.parent[node]

@@ -1,6 +1,6 @@
 """One model's memory of texts, byte by byte: the stream of its exact byte distributions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -140,7 +140,7 @@ class ByteStream:
         read = [BytePrompt(self.vocabulary, texts[row], self.evaluation) for row in rows]
         for prompt in read:
             self._check_length(prompt)
-        for group in prompt_groups([len(prompt.trunk) for prompt in read]) if read else ():
+        for group in prompt_groups([prompt.num_first for prompt in read]) if read else ():
             self._read_together(read[group], rows[group])
         log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, read, strict=True)}
         for row, prompt in zip(rows, read, strict=True):
@@ -159,6 +159,9 @@ class ByteStream:
         return prompt.token_log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
+        if all(prompt.is_short for prompt in prompts):
+            self._read_whole(prompts, rows)
+            return
         trunks = [prompt.trunk_token_ids for prompt in prompts]
         num_before = len(self.vocabulary.start_token_ids) - 1
         for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
@@ -172,6 +175,17 @@ class ByteStream:
             for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
                 self._take(prompt, forward.nodes, hidden)
                 self._backbone.keep(row, *prompt.compact())
+
+    def _read_whole(self, prompts: list[BytePrompt], rows: list[int]) -> None:
+        forwards = [
+            (prompt.cache, row, prompt.whole_forward())
+            for prompt, row in zip(prompts, rows, strict=True)
+        ]
+        num_before = len(self.vocabulary.start_token_ids) - 1
+        states = self._forward(forwards)
+        for prompt, (_, row, forward), hidden in zip(prompts, forwards, states, strict=True):
+            self._take(prompt, forward.nodes[num_before:], hidden[num_before:])
+            self._backbone.keep(row, *prompt.compact())
 
     def _take(self, prompt: BytePrompt, nodes: list[int], hidden: Tensor) -> None:
         prompt.take(nodes, hidden)
@@ -203,8 +217,8 @@ class ByteStream:
 
     def _marginals(self, rows: list[ByteRow]) -> Tensor:
         """(R, 257) of rows that have all laws that they want."""
-        log_probs = [torch.from_numpy(row.log_probs()) for row in rows]
-        return torch.stack(log_probs).to(self.model.device)
+        log_probs = np.stack([row.log_probs() for row in rows])
+        return torch.from_numpy(log_probs).to(self.model.device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
@@ -244,13 +258,13 @@ class ByteStream:
             return
         logits = torch.stack([row.logits[node] for row, node in wanted])
         if self.warp is not None:
-            seen = torch.stack([row.seen(node) for row, node in wanted])
-            logits = self.warp(logits, uploaded(seen, logits.device))
+            seen = np.stack([row.seen(node) for row, node in wanted])
+            logits = self.warp(logits, uploaded(torch.from_numpy(seen), logits.device))
         standings = [row.tree.standing[node] for row, node in wanted]
         for (row, node), law in zip(wanted, self._new_laws(standings, logits), strict=True):
             row.add_law(node, law)
 
-    def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
+    def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
         """What follows nodes by their warped logits (N, V)."""
         return node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
 
