@@ -24,8 +24,9 @@ from anchored.tools.byte_work import (
     prefill_s,
     projection_s,
 )
+from anchored.tools.hard_strings import draw_hard_strings
 from anchored.tools.official_bytes import official_bytes
-from anchored.tools.tree_work import tree_work_s
+from anchored.tools.tree_work import string_work_s, tree_work_s
 
 DECODE_TITLES = (
     "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token",
@@ -37,7 +38,9 @@ LONG_CONTEXT_TITLES = (
     "both models", "safe tokens", "risky tokens", "read s", "ms/byte", "error", "x first",
     "peak MiB", "(L, V) MiB",
 )  # fmt: skip
-Table = Literal["drawn", "unseen", "prompt", "tree", "context"]
+STRING_TITLES = ("hard strings", "number", "us/byte", "error", "x first", "worst ms/byte")
+NUM_STRINGS = 1500
+Table = Literal["drawn", "unseen", "prompt", "tree", "strings", "context"]
 TABLES: tuple[Table, ...] = get_args(Table)
 
 
@@ -97,6 +100,8 @@ def run(config: BenchByteConfig) -> int:
 def _table(name: Table, pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
     if name == "tree":
         return context_table(pair, config)
+    if name == "strings":
+        return string_table(pair, config)
     if name == "context":
         return long_context_table(pair, config)
     unseen = unseen_texts(pair, config)
@@ -204,6 +209,27 @@ def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str
     for name, times in seconds.items():
         cells = _time_cells(times, first, config.new_bytes / 1e3)
         yield (f"{name} tokens", *cells)
+
+
+def string_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """A byte of random strings that pretokenizers find hard: the trees alone, and the worst one."""
+    strings = draw_hard_strings(NUM_STRINGS, seed=config.seed, longest=30)
+    yield STRING_TITLES
+    first = None
+    for model in pair.models.values():
+        texts = [model.vocabulary.normalize(text) for text in strings]
+        times = torch.tensor(
+            [[string_work_s(model.vocabulary, text) for text in texts] for _ in range(config.runs)]
+        )
+        lengths = torch.tensor([len(text) for text in texts])
+        seconds = times.sum(1).tolist()
+        first = first or seconds
+        yield (
+            f"V = {model.vocabulary.vocab_size}",
+            str(len(texts)),
+            *_time_cells(seconds, first, lengths.sum().item() / 1e3),
+            f"{1e3 * (times.amin(0) / lengths).max().item():.2f}",
+        )
 
 
 def long_context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:

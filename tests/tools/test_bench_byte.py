@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from anchored.tools import bench_byte
 from anchored.tools.bench_byte import BenchByteConfig, run
 from anchored.tools.byte_pair import load_pair
 from anchored.tools.official_bytes import official_bytes
@@ -23,7 +24,8 @@ SMALL = BenchByteConfig(
 
 
 @pytest.mark.slow  # trains two tokenizers
-def test_tables_name_what_was_measured(capsys, tmp_path):
+def test_tables_name_what_was_measured(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_byte, "NUM_STRINGS", 20)
     config = replace(SMALL, folder=tmp_path / "pair")
     assert run(config) == 0
     first = capsys.readouterr().out
@@ -32,12 +34,13 @@ def test_tables_name_what_was_measured(capsys, tmp_path):
     header, *tables = capsys.readouterr().out.split("\n", 1)
     assert first.startswith(header)
     assert "V = 300 and 320" in header and "20 + 6 bytes" in header
-    decoding, unseen, prompt, tree, context, _ = "".join(tables).split("\n\n")
+    decoding, unseen, prompt, tree, strings, context, _ = "".join(tables).split("\n\n")
     official = ["official"] if official_bytes(load_pair(config.folder)) else []
     names = ["plain", "exact", "prefetch", "tau", "tau, prefetch", "projection", *official]
     assert first_cells(decoding) == first_cells(unseen) == names
     names = ["prefill", "no debt", "exact", "bounded"]
     assert first_cells(prompt)[:4] == names
+    assert first_cells(strings) == ["V = 300", "V = 320"]
     assert first_cells(tree) == first_cells(context) == ["10 tokens", "20 tokens"]
 
 

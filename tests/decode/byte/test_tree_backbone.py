@@ -20,7 +20,7 @@ def test_the_order_of_siblings_changes_nothing(tokenizer):
     model = tiny_llama(1, vocab_size=vocabulary.vocab_size).eval()
     tree = score_tree(vocabulary, TEXT.encode()).tree
     first, second = (states_beside_the_trunk(model, tree, sign) for sign in (1, -1))
-    assert len(first) > 20 and list(first) != list(second)
+    assert len(first) > 10 and list(first) != list(second)
     for node, state in first.items():
         torch.testing.assert_close(second[node], state, rtol=1e-10, atol=1e-12)
 
