@@ -11,7 +11,7 @@ from pathlib import Path
 
 from anchored.decode.byte.byte_evaluation import ByteEvaluation
 from anchored.tools.byte_pair import BytePair
-from anchored.tools.byte_work import byte_column, byte_streams
+from anchored.tools.byte_work import byte_streams
 
 MIB = 1 << 20
 
@@ -52,7 +52,7 @@ def context_work(
     for byte in rest:
         start = time.thread_time()
         for stream in streams:
-            stream.feed(*byte_column(byte))
+            stream.feed_rows([0], [[byte]])
         byte_s.append(time.thread_time() - start)
     numbers = sum(length * pair.models[name].model.vocab_size for name, length in lengths.items())
     return ContextWork(lengths, read_s, byte_s, _status_mib("VmHWM") - before, 4 * numbers / MIB)

@@ -42,7 +42,7 @@ def drawn_texts(pair: BytePair, texts: Texts, *, new_bytes: int, prefetch: int, 
         projection = project_kl(risky, safe, torch.tensor([BUDGET]), uniform[None])
         assert projection.token_ids is not None
         drawn.append(int(projection.token_ids[0]))
-        safe, risky = (stream.feed(*byte_column(drawn[-1]))[:, 0] for stream in streams)
+        safe, risky = (stream.feed_rows([0], [drawn[-1:]]) for stream in streams)
     return Texts(texts.prompt, drawn)
 
 
@@ -64,7 +64,7 @@ class Walk:
         start = time.thread_time()
         for byte in self.texts.rest:
             for stream in streams:
-                stream.feed(*byte_column(byte))
+                stream.feed_rows([0], [[byte]])
         seconds = time.thread_time() - start
         self.work = [_difference(s.counts(0), b) for s, b in zip(streams, before, strict=True)]
         return seconds
@@ -99,10 +99,6 @@ def byte_streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[Byte
         )
         for each, evaluation in zip(pair.models.values(), evaluations, strict=True)
     ]
-
-
-def byte_column(byte: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor([[byte]]), torch.ones(1, 1, dtype=torch.long)
 
 
 def _token_ids(model: ByteModel, data: list[int]) -> list[int]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -69,7 +70,7 @@ class ByteStream:
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
-        self._output = OutputLayer(model, vocabulary.vocab_size)
+        self._output = OutputLayer(model, vocabulary.vocab_size, packs=True)
         self._rows: list[ByteRow | None] = [None] * num_rows
 
     def counts(self, row: int) -> ByteCounts:
@@ -107,24 +108,32 @@ class ByteStream:
         """
         lengths, columns = mask.sum(1).tolist(), token_ids.tolist()
         if token_ids.shape[1] > 1:
-            self._foresee([known_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
+            self._foresee([_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
         logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
         for place in range(token_ids.shape[1]):
-            rows = [row for row, length in enumerate(lengths) if place < length]
-            for row in rows:
-                self._row(row).append(columns[row][place])
-            if rows:
-                logits[rows, place] = self._logits(rows).cpu()
+            if rows := [row for row, length in enumerate(lengths) if place < length]:
+                logits[rows, place] = self._fed(rows, [columns[row][place] for row in rows]).cpu()
         return logits.to(self.model.device)
 
+    def _fed(self, rows: list[int], symbols: list[int]) -> Tensor:
+        """(R, 257) after one more symbol of each of these rows."""
+        for row, symbol in zip(rows, symbols, strict=True):
+            self._row(row).append(symbol)
+        return self._logits(rows)
+
+    @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
-        counts = torch.tensor([len(new) for new in tokens])
-        token_ids = torch.zeros(len(self._rows), int(counts.max()), dtype=torch.long)
-        mask = torch.zeros_like(token_ids)
-        for row, new in zip(rows, tokens, strict=True):
-            token_ids[row, : len(new)], mask[row, : len(new)] = torch.tensor(new), 1
-        return self.feed(token_ids, mask)[rows, counts - 1]
+        new, logits = dict(zip(rows, tokens, strict=True)), dict[int, Tensor]()
+        longest = max(map(len, tokens))
+        if longest > 1:
+            self._foresee([_text(new.get(row, [])) for row in range(len(self._rows))])
+        for place in range(longest):
+            going_on = [row for row in rows if place < len(new[row])]
+            laws = self._fed(going_on, [new[row][place] for row in going_on])
+            logits.update(zip(going_on, laws.unbind(), strict=True))
+        return torch.stack([logits[row] for row in rows])
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
@@ -237,10 +246,8 @@ class ByteStream:
             [row for _, row, _ in forwards], [forward for _, _, forward in forwards], places
         )
 
-    def _slot_positions(self, cache: TreeCache) -> Tensor:
-        if self._has_windows:
-            return torch.from_numpy(cache.slot_positions())
-        return torch.zeros(1, dtype=torch.long)
+    def _slot_positions(self, cache: TreeCache) -> NDArray[np.int64]:
+        return cache.slot_positions() if self._has_windows else np.zeros(1, np.int64)
 
     def _project(self, wanted: Mapping[int, list[int]]) -> None:
         """Logits of nodes whose laws are wanted, and of others whose turn may come."""
@@ -280,6 +287,6 @@ class ByteStream:
             )
 
 
-def known_text(symbols: list[int]) -> bytes:
+def _text(symbols: list[int]) -> bytes:
     """The bytes before the end."""
     return bytes(symbols[: symbols.index(END_SYMBOL)] if END_SYMBOL in symbols else symbols)

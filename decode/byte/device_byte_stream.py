@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_row import ByteRow
-from .byte_stream import ByteStream, known_text
+from .byte_stream import ByteStream
 from .byte_vocabulary import NUM_SYMBOLS
 from .device_laws import DeviceLaw, DeviceLaws
 from .device_marginals import HeadTable, log_probs_on_device
@@ -46,21 +46,6 @@ class DeviceByteStream(ByteStream):
         """The work that a row has made so far; waits for the device."""
         own = super().counts(row)
         return replace(own, masked_mass=float(own.masked_mass))
-
-    @torch.inference_mode()
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """Logits (R, 257) after the last of each row's new bytes; see Stream."""
-        new = dict(zip(rows, tokens, strict=True))
-        longest = max(map(len, tokens))
-        if longest > 1:
-            self._foresee([known_text(new.get(row, [])) for row in range(len(self._rows))])
-        logits: dict[int, Tensor] = {}
-        for place in range(longest):
-            going_on = [row for row, own in new.items() if place < len(own)]
-            for row in going_on:
-                self._row(row).append(new[row][place])
-            logits.update(zip(going_on, self._logits(going_on).unbind(), strict=True))
-        return torch.stack([logits[row] for row in rows])
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
         # Rows ask a law for of_token and masked_mass alone, and only ever add what these return.
