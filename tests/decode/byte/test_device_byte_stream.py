@@ -84,6 +84,20 @@ def test_every_law_is_that_of_the_host(model, vocabulary, sampling, mode):
         assert device == pytest.approx(host, rel=1e-9, abs=1e-12)
 
 
+def test_a_text_that_warping_excludes_goes_on_from_its_newest_tokens(model, vocabulary):
+    """Prompts outside the three likeliest tokens, then the likeliest bytes behind them."""
+    streams = [
+        open_stream(kind, model, vocabulary, SamplingConfig(top_k=3))
+        for kind in (ByteStream, DeviceByteStream)
+    ]
+    host, device = (stream.read(prompts(), [0, 1]).logits for stream in streams)
+    for _ in range(8):
+        torch.testing.assert_close(device, host, rtol=1e-11, atol=1e-11)
+        assert (host[1] > -torch.inf).any()
+        likeliest = host[:, :END_SYMBOL].argmax(-1).tolist()
+        host, device = (s.feed_rows([0, 1], [[byte] for byte in likeliest]) for s in streams)
+
+
 def test_rows_that_catch_up_by_several_bytes_agree(model, vocabulary):
     streams = [open_stream(k, model, vocabulary) for k in (ByteStream, DeviceByteStream)]
     tokens = [list(b"'s la"), list("\u00e9 1".encode()[1:])]
