@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .upload import uploaded
+
 # B rows of the cache, R rows of one forward, T new columns, H heads, D head size.
 
 
@@ -51,8 +53,8 @@ class RowCache(Cache):
         if num_columns > self.max_length:
             raise ValueError(f"the cache holds {self.max_length} columns, {num_columns} are needed")
         placement = Placement(
-            rows=torch.tensor(rows, device=device),
-            columns=columns.to(device),
+            rows=uploaded(torch.tensor(rows), device),
+            columns=uploaded(columns, device),
             num_columns=num_columns,
             is_level=len(set(starts)) == 1,
             is_fresh=not any(starts),
@@ -167,7 +169,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def move(self, row: int, first: int, columns: Sequence[int]) -> None:
         """Copy columns of a row, ascending, to `first` and those behind it."""
-        place = torch.tensor(columns, dtype=torch.long, device=self.keys.device)
+        place = uploaded(torch.tensor(columns, dtype=torch.long), self.keys.device)
         for storage in (self.keys, self.values):
             storage[row, :, first : first + len(columns)] = storage[row].index_select(1, place)
 

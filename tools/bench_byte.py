@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
 from anchored.decode.byte.byte_evaluation import ByteEvaluation
-from anchored.tools.byte_pair import BytePair, load_pair, save_pair, trained_pair
+from anchored.decode.byte.byte_settings import ByteSettings, DebtEvaluation
+from anchored.tools.byte_context import context_work
+from anchored.tools.byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
 from anchored.tools.byte_work import (
     Texts,
     Walk,
@@ -21,7 +24,9 @@ from anchored.tools.byte_work import (
     prefill_s,
     projection_s,
 )
-from anchored.tools.tree_work import tree_work_s
+from anchored.tools.hard_strings import draw_hard_strings
+from anchored.tools.official_bytes import official_bytes
+from anchored.tools.tree_work import string_work_s, tree_work_s
 
 DECODE_TITLES = (
     "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token",
@@ -29,6 +34,14 @@ DECODE_TITLES = (
 )  # fmt: skip
 PROMPT_TITLES = ("prompt", "debt ms", "error", "x prefill", "first byte ms", "error", "x no debt")
 CONTEXT_TITLES = ("context", "tree us/byte", "error", "x first")
+LONG_CONTEXT_TITLES = (
+    "both models", "safe tokens", "risky tokens", "read s", "ms/byte", "error", "x first",
+    "peak MiB", "(L, V) MiB",
+)  # fmt: skip
+STRING_TITLES = ("hard strings", "number", "us/byte", "error", "x first", "worst ms/byte")
+NUM_STRINGS = 1500
+Table = Literal["drawn", "unseen", "prompt", "tree", "strings", "context"]
+TABLES: tuple[Table, ...] = get_args(Table)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +55,15 @@ class BenchByteConfig:
     prompt_bytes: int = 200
     new_bytes: int = 200
     contexts: tuple[int, ...] = (1000, 4000, 8000)
-    """Tokens in front of the bytes for which the work outside the models is measured."""
+    """Tokens in front of the bytes for which the work outside the models is measured, and with
+    them."""
+    context_debt: DebtEvaluation = "exact"
+    """Debt of the contexts where the models are run."""
+    tables: tuple[Table, ...] = TABLES
+    """What to measure."""
+    tokenizers: Path | None = None
+    """Folder of gpt2/tokenizer.json and llama3/tokenizer.json: models of random weights with these
+    vocabularies take the place of the trained ones."""
     prefetch: int = 4
     tau: float = 1e-3
     runs: int = 5
@@ -59,40 +80,53 @@ class BenchByteConfig:
 
 
 def run(config: BenchByteConfig) -> int:
-    """Print three tables and return 0."""
+    """Print the tables that were asked for and return 0."""
     torch.set_num_threads(1)
     pair = measured_pair(config)
+    sizes = " and ".join(str(each.model.vocab_size) for each in pair.models.values())
+    weights = "random weights" if config.tokenizers else f"{config.train_steps} steps"
     print(
-        f"two Llamas of hidden size 256, 4 layers, V = {config.vocab_sizes[0]} and "
-        f"{config.vocab_sizes[1]}, {config.train_steps} steps, CPU, torch {torch.__version__}, "
-        f"one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes of unseen text, "
-        f"best of {config.runs} runs, error: their standard deviation"
+        f"two Llamas of hidden size 256, 4 layers, V = {sizes}, {weights}, CPU, torch "
+        f"{torch.__version__}, one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes "
+        f"of unseen text, best of {config.runs} runs, error: their standard deviation"
     )
-    unseen = unseen_texts(pair, config)
-    drawn = drawn_texts(
-        pair, unseen, new_bytes=config.new_bytes, prefetch=config.prefetch, seed=config.seed
-    )
-    tables = (
-        decode_table(pair, config, "drawn", drawn),
-        decode_table(pair, config, "unseen", unseen),
-        prompt_table(pair, config, unseen),
-        context_table(pair, config),
-    )
-    for table in tables:
-        for line in table:
+    for name in config.tables:
+        for line in _table(name, pair, config):
             print("".join(f"{cell:>17}" for cell in line), flush=True)
         print()
     return 0
 
 
+def _table(name: Table, pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    if name == "tree":
+        return context_table(pair, config)
+    if name == "strings":
+        return string_table(pair, config)
+    if name == "context":
+        return long_context_table(pair, config)
+    unseen = unseen_texts(pair, config)
+    if name == "prompt":
+        return prompt_table(pair, config, unseen)
+    if name == "unseen":
+        return decode_table(pair, config, name, unseen)
+    drawn = drawn_texts(
+        pair, unseen, new_bytes=config.new_bytes, prefetch=config.prefetch, seed=config.seed
+    )
+    return decode_table(pair, config, name, drawn)
+
+
 def measured_pair(config: BenchByteConfig) -> BytePair:
-    """The pair that `folder` holds, or else a new one."""
+    """The one of published tokenizers, or the one that `folder` holds, or else a new one."""
+    # Twice the tokens that are asked for: the other tokenizer may make more of the same text.
+    context_length = max(16 * (config.prompt_bytes + config.new_bytes), 2 * max(config.contexts))
+    if config.tokenizers is not None:
+        return published_pair(config.tokenizers, context_length=context_length, seed=config.seed)
     if config.folder is not None and config.folder.exists():
         return load_pair(config.folder)
     pair = trained_pair(
         vocab_sizes=config.vocab_sizes,
         train_steps=config.train_steps,
-        context_length=16 * (config.prompt_bytes + config.new_bytes),
+        context_length=context_length,
         seed=config.seed,
     )
     if config.folder is not None:
@@ -123,6 +157,8 @@ def decode_table(
     walks = {name: Walk(pair, evaluations, texts) for name, evaluations in engines.items()}
     works.update({name: walk.seconds for name, walk in walks.items()})
     works["projection"] = partial(projection_s, len(texts.rest))
+    if (official := official_bytes(pair)) is not None:
+        works["official"] = partial(official.walk_s, texts)
     seconds = _interleaved(works, config.runs)
     tokens = {name: num_tokens(model, texts) for name, model in pair.models.items()}
     yield (f"{kind} text", *DECODE_TITLES)
@@ -141,14 +177,21 @@ def prompt_table(
     for name, (safe, risky) in ends.items():
         evaluations = (ByteEvaluation(prompt_scores=safe), ByteEvaluation(prompt_scores=risky))
         works[name] = partial(first_byte_s, pair, evaluations, texts)
+    if (official := official_bytes(pair)) is not None:
+        works["official, no debt"] = partial(official.first_byte_s, texts, has_debt=False)
+        works["official"] = partial(official.first_byte_s, texts, has_debt=True)
+        works["official debt"] = partial(official.debt_s, texts)
     seconds = _interleaved(works, config.runs)
     yield PROMPT_TITLES
     yield ("prefill", *_time_cells(seconds["prefill"], seconds["prefill"], 1), "-", "-", "-")
-    for name in ends:
+    for name in [name for name in works if name not in ("prefill", "official debt")]:
         debt = ("-", "-", "-")
-        if name != "no debt":
-            debt = _time_cells(seconds[name], seconds["prefill"], 1)
-        yield (name, *debt, *_time_cells(seconds[name], seconds["no debt"], 1))
+        if "no debt" not in name:
+            # Ours ends with the laws of the first byte: without them there is no less to do.
+            alone = "official debt" if name == "official" else name
+            debt = _time_cells(seconds[alone], seconds["prefill"], 1)
+        without = "official, no debt" if "official" in name else "no debt"
+        yield (name, *debt, *_time_cells(seconds[name], seconds[without], 1))
 
 
 def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
@@ -166,6 +209,48 @@ def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str
     for name, times in seconds.items():
         cells = _time_cells(times, first, config.new_bytes / 1e3)
         yield (f"{name} tokens", *cells)
+
+
+def string_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """A byte of random strings that pretokenizers find hard: the trees alone, and the worst one."""
+    strings = draw_hard_strings(NUM_STRINGS, seed=config.seed, longest=30)
+    yield STRING_TITLES
+    first = None
+    for model in pair.models.values():
+        texts = [model.vocabulary.normalize(text) for text in strings]
+        times = torch.tensor(
+            [[string_work_s(model.vocabulary, text) for text in texts] for _ in range(config.runs)]
+        )
+        lengths = torch.tensor([len(text) for text in texts])
+        seconds = times.sum(1).tolist()
+        first = first or seconds
+        yield (
+            f"V = {model.vocabulary.vocab_size}",
+            str(len(texts)),
+            *_time_cells(seconds, first, lengths.sum().item() / 1e3),
+            f"{1e3 * (times.amin(0) / lengths).max().item():.2f}",
+        )
+
+
+def long_context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """A byte of both models behind contexts of some lengths, reading them, and the memory."""
+    settings = ByteSettings(debt=config.context_debt, prefetch=config.prefetch)
+    evaluations = [settings.evaluation(name) for name in pair.models]
+    yield LONG_CONTEXT_TITLES
+    first = None
+    for length in config.contexts:
+        work = context_work(pair, evaluations, num_tokens=length, num_bytes=config.new_bytes)
+        parts = torch.tensor(work.byte_s).chunk(config.runs)
+        seconds = [part.sum().item() / len(part) for part in parts]
+        first = first or seconds
+        yield (
+            f"{length} tokens",
+            *(str(number) for number in work.num_tokens.values()),
+            f"{work.read_s:.2f}",
+            *_time_cells(seconds, first, 1),
+            f"{work.peak_mib:.0f}",
+            f"{work.stored_mib:.0f}",
+        )
 
 
 def _interleaved(works: dict[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:

@@ -33,7 +33,7 @@ class Texts:
 def drawn_texts(pair: BytePair, texts: Texts, *, new_bytes: int, prefetch: int, seed: int) -> Texts:
     """The same prompt and what the pair makes of it, without an end."""
     evaluation = ByteEvaluation(prefetch=prefetch)
-    streams = _streams(pair, [evaluation, evaluation])
+    streams = byte_streams(pair, [evaluation, evaluation])
     safe, risky = (stream.read([texts.prompt], [0]).logits for stream in streams)
     positions = torch.arange(new_bytes)[None]
     drawn: list[int] = []
@@ -57,7 +57,7 @@ class Walk:
         self.work: list[ByteCounts] = []
 
     def seconds(self) -> float:
-        streams = _streams(self.pair, self.evaluations)
+        streams = byte_streams(self.pair, self.evaluations)
         for stream in streams:
             stream.read([self.texts.prompt], [0])
         before = [replace(stream.counts(0)) for stream in streams]
@@ -87,7 +87,7 @@ def _difference(after: ByteCounts, before: ByteCounts) -> ByteCounts:
     )
 
 
-def _streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:
+def byte_streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:
     return [
         ByteStream(
             each.model,
@@ -152,7 +152,7 @@ def projection_s(num_bytes: int) -> float:
 def first_byte_s(
     pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
 ) -> float:
-    streams = _streams(pair, list(evaluations))
+    streams = byte_streams(pair, list(evaluations))
     start = time.thread_time()
     for stream in streams:
         stream.read([texts.prompt], [0])

@@ -200,9 +200,8 @@ class ByteRow:
 
     def add_law(self, node: int, law: NodeLaw) -> None:
         """Learn what follows a node."""
-        if math.isfinite(law.log_kept):
-            self.counts.num_laws += 1
-            self.counts.masked_mass -= math.expm1(law.log_kept)
+        self.counts.num_laws += 1
+        self.counts.masked_mass += law.masked_mass
         self.counts.num_hits += node in self._guessed
         del self.logits[node]
         self.marginals.add_law(node, law)

@@ -1,6 +1,6 @@
 """One model's memory of texts, byte by byte: the stream of its exact byte distributions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -12,14 +12,16 @@ from ..output_layer import OutputLayer
 from ..row_attention import RowAttention
 from ..row_stream import prompt_groups
 from ..stream import PromptLogits
+from ..upload import uploaded
 from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from .node_law import node_laws
+from .node_law import NodeLaw, node_laws
 from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
 from .tree_backbone import TreeBackbone
 from .tree_cache import TreeCache, TreeForward
+from .viability import Standing
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
@@ -123,14 +125,15 @@ class ByteStream:
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
-        if all(len(new) == 1 for new in tokens):
-            return self._fed(rows, [symbol for (symbol,) in tokens])
-        counts = torch.tensor([len(new) for new in tokens])
-        token_ids = torch.zeros(len(self._rows), int(counts.max()), dtype=torch.long)
-        mask = torch.zeros_like(token_ids)
-        for row, new in zip(rows, tokens, strict=True):
-            token_ids[row, : len(new)], mask[row, : len(new)] = torch.tensor(new), 1
-        return self.feed(token_ids, mask)[rows, counts - 1]
+        new, logits = dict(zip(rows, tokens, strict=True)), dict[int, Tensor]()
+        longest = max(map(len, tokens))
+        if longest > 1:
+            self._foresee([_text(new.get(row, [])) for row in range(len(self._rows))])
+        for place in range(longest):
+            going_on = [row for row in rows if place < len(new[row])]
+            laws = self._fed(going_on, [new[row][place] for row in going_on])
+            logits.update(zip(going_on, laws.unbind(), strict=True))
+        return torch.stack([logits[row] for row in rows])
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
@@ -219,7 +222,11 @@ class ByteStream:
         self._compute({row: self._row(row).forward(nodes) for row, nodes in wanted.items()})
         self._project(wanted)
         self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
-        log_probs = np.stack([self._row(row).log_probs() for row in rows])
+        return self._marginals([self._row(row) for row in rows])
+
+    def _marginals(self, rows: list[ByteRow]) -> Tensor:
+        """(R, 257) of rows that have all laws that they want."""
+        log_probs = np.stack([row.log_probs() for row in rows])
         return torch.from_numpy(log_probs).to(self.model.device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
@@ -259,11 +266,14 @@ class ByteStream:
         logits = torch.stack([row.logits[node] for row, node in wanted])
         if self.warp is not None:
             seen = np.stack([row.seen(node) for row, node in wanted])
-            logits = self.warp(logits, torch.from_numpy(seen).to(logits.device))
+            logits = self.warp(logits, uploaded(torch.from_numpy(seen), logits.device))
         standings = [row.tree.standing[node] for row, node in wanted]
-        laws = node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
-        for (row, node), law in zip(wanted, laws, strict=True):
+        for (row, node), law in zip(wanted, self._new_laws(standings, logits), strict=True):
             row.add_law(node, law)
+
+    def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
+        """What follows nodes by their warped logits (N, V)."""
+        return node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
 
     def _row(self, row: int) -> ByteRow:
         state = self._rows[row]

@@ -47,6 +47,11 @@ class NodeLaw:
     log_end: float
     log_kept: float
 
+    @property
+    def masked_mass(self) -> float:
+        """Share of the model's own mass that was not kept; 0.0 for a law that is none."""
+        return -math.expm1(self.log_kept) if math.isfinite(self.log_kept) else 0.0
+
     def of_token(self, token: int) -> float:
         """Log-probability of one token."""
         is_allowed = self.allowed[self.trie.row_of[token]]

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ..kv_cache import Placement, RowCache
 from ..row_attention import RowAttention
 from ..row_stream import right_padded
+from ..upload import uploaded
 from .tree_cache import TreeForward
 
 # R rows of one forward, K nodes, C columns of the cache, D hidden size.
@@ -54,9 +55,9 @@ class TreeBackbone:
         token_ids = _padded([forward.token_ids for forward in forwards], max(counts))
         positions = _padded([forward.positions for forward in forwards], max(counts))
         hidden = self._backbone(
-            input_ids=token_ids.to(self.model.device),
+            input_ids=uploaded(token_ids, self.model.device),
             attention_mask=self._masks(place, forwards, positions, slot_positions),
-            position_ids=positions.to(self.model.device),
+            position_ids=uploaded(positions, self.model.device),
             past_key_values=self._cache,
             use_cache=True,
         ).last_hidden_state
@@ -94,9 +95,9 @@ class TreeBackbone:
         keys = _padded(slot_positions, num_columns)
         device = self.model.device
         return self.attention.tree_masks(
-            torch.from_numpy(mask).to(device),
-            positions.to(device),
-            keys.to(device),
+            uploaded(torch.from_numpy(mask), device),
+            uploaded(positions, device),
+            uploaded(keys, device),
             self.model.dtype,
         )
 
