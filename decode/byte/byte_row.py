@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 NODES_PER_FORWARD = 512
 """Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
 
-LOGITS_AT_ONCE = 32
-"""Nodes of one row that the output layer reads together."""
+LOGITS_AT_ONCE = 8
+"""Nodes of one row that the output layer reads together: about as many cost what one does."""
 
 LEAST_SHARE = 0.1
 """Continuations less likely than this are not computed ahead: about what their nodes cost."""

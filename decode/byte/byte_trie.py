@@ -34,10 +34,10 @@ class ByteTrie:
         self.byte = byte.astype(np.uint8)
         self._bytes: bytes = self.byte.tobytes()
         # Views whose items are Python numbers: a third of the time of an item of an array.
-        self._first_child, self._num_children = map(
-            memoryview, (self.first_child, self.num_children)
-        )
-        self._low, self._num_ends = memoryview(self.low), memoryview(self.num_ends)
+        self._first_child: memoryview[int] = self.first_child.data
+        self._num_children: memoryview[int] = self.num_children.data
+        self._low: memoryview[int] = self.low.data
+        self._num_ends: memoryview[int] = self.num_ends.data
         self.padded_tokens = np.array([*order, order[0]], np.int64)
         self.first_byte_starts = self.low[self.children(ROOT)].astype(np.int64)
 
