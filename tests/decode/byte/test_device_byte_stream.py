@@ -84,6 +84,24 @@ def test_every_law_is_that_of_the_host(model, vocabulary, sampling, mode):
         assert device == pytest.approx(host, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_a_text_that_warping_excludes_goes_on_from_its_newest_tokens(model, vocabulary, top_k):
+    """Bytes outside the likeliest tokens, then the likeliest bytes behind them."""
+    streams = [
+        open_stream(kind, model, vocabulary, SamplingConfig(top_k=top_k))
+        for kind in (ByteStream, DeviceByteStream)
+    ]
+    host, device = (stream.read(prompts(), [0, 1]).logits for stream in streams)
+    num_alive = 0
+    for step, given in enumerate(rest()[:14]):
+        likeliest = host[:, :END_SYMBOL].argmax(-1).tolist()
+        column = given if step % 7 < 2 else likeliest
+        host, device = (s.feed_rows([0, 1], [[byte] for byte in column]) for s in streams)
+        torch.testing.assert_close(device, host, rtol=1e-11, atol=1e-11)
+        num_alive += int((host.amax(-1) > -torch.inf).sum())
+    assert num_alive > 10
+
+
 def test_rows_that_catch_up_by_several_bytes_agree(model, vocabulary):
     streams = [open_stream(k, model, vocabulary) for k in (ByteStream, DeviceByteStream)]
     tokens = [list(b"'s la"), list("\u00e9 1".encode()[1:])]
