@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,12 +107,13 @@ class PathSums:
         """
         reached, total = self._known()
         for at, groups in self._groups().items():
+            more, all_of_it = [float(reached[at])], [float(total[at])]
             for node, goes_on in groups.items():
-                mass = self._log_mass[node]
-                if not is_upper or goes_on or node in self.grown.new[at]:
-                    total[at] = np.logaddexp(total[at], mass)
                 if is_upper and goes_on:
-                    reached[at] = np.logaddexp(reached[at], mass)
+                    more.append(self._log_mass[node])
+                if not is_upper or goes_on or node in self.grown.new[at]:
+                    all_of_it.append(self._log_mass[node])
+            reached[at], total[at] = log_sum_of(more), log_sum_of(all_of_it)
         return _log_shares(reached[:-1], total[:-1])
 
     def log_end(self) -> float:
@@ -140,12 +141,13 @@ class PathSums:
         goes on there."""
         path, groups = self._path, dict[int, dict[int, bool]]()
         parent, log_mass = self.grown.tree.parent, self._log_mass
-        for step in np.flatnonzero(~self._has_law[path.node]).tolist():
-            node = int(path.node[step])
+        unknown = ~self._has_law[path.node]
+        columns = (path.node[unknown], path.place[unknown], path.longer[unknown] >= 0)
+        for node, place, goes_on in zip(*(column.tolist() for column in columns), strict=True):
             while math.isnan(log_mass[node]):
                 node = parent[node]
-            here = groups.setdefault(int(path.place[step]), {})
-            here[node] = here.get(node, False) or bool(path.longer[step] >= 0)
+            here = groups.setdefault(place, {})
+            here[node] = here.get(node, False) or goes_on
         return groups
 
 
@@ -171,7 +173,8 @@ class _HeadPath:
 
 def _head_path(grown: ScoreTree) -> _HeadPath:
     trie, counts = grown.tree.vocabulary.trie, np.array([len(heads) for heads in grown.heads])
-    node, prefix = np.array([head for heads in grown.heads for head in heads], np.int64).T
+    every = chain.from_iterable(chain.from_iterable(grown.heads))
+    node, prefix = np.fromiter(every, np.int64).reshape(-1, 2).T
     longer = [
         -1 if byte is None else trie.child(head.prefix, byte)
         for heads, byte in zip_longest(grown.heads, grown.tree.text)
