@@ -157,7 +157,7 @@ def _cut_sums(
     free = torch.full_like(clipped, -torch.inf)
     cut = (ceiling - offset)[:, None]
     scratch = pair.scratch(len(rows), 2, torch.float64, PIECE_SIZE)
-    for group in pair.row_groups(rows, scratch):
+    for group in pair.row_groups(rows, scratch, in_bits=True):
         safe, tilt = group.slots
         for read in group.reads:
             here = (group.places, read.pieces.start)
@@ -185,7 +185,7 @@ def _support_sums(pair: LogitPair, rows: Tensor) -> _SupportSums:
     log2_risky = torch.full(shape, -torch.inf, dtype=torch.float64, device=device)
     highest, lowest = log2_risky.clone(), -log2_risky
     scratch = pair.scratch(len(rows), 3, torch.float64, PIECE_SIZE)
-    for group in pair.row_groups(rows, scratch):
+    for group in pair.row_groups(rows, scratch, in_bits=True):
         safe, tilt, risky = group.slots
         for read in group.reads:
             here = (group.places, read.pieces.start)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .logit_pair import PIECE_SIZE, LogitPair, piece_sums, read_bits
+from .logit_pair import BITS_PER_NAT, PIECE_SIZE, LogitPair, RowGroup, piece_sums, read_logs
 
 # A rows asked for, B requests, P points (betas) a row, R rows and C columns of one read.
 
@@ -17,8 +17,8 @@ ESTIMATED_BETAS = (0.0, 0.5, 1.0)
 class TiltSums:
     """Power sums of the tilt d = log p_r - log p_s + constant over the common support.
 
-    sums[..., n] is the sum over y of w(y) d(y)**n, with d in bits and w(y) the weight
-    2**((1 - beta) safe(y) + beta risky(y)).
+    sums[..., n] is the sum over y of w(y) d(y)**n, with d in nats and w(y) the weight
+    p_s(y)**(1 - beta) p_r(y)**beta, up to a factor for each model.
     """
 
     beta: Tensor
@@ -47,11 +47,12 @@ def support_masses(pair: LogitPair, rows: Tensor) -> SupportMasses:
     for group in pair.row_groups(rows, scratch):
         for read in group.reads:
             here = (group.places, read.pieces)
-            weight = read_bits(read.safe, group.safe_shift, group.slots[0]).exp2_()
+            logs = read_logs(group, read.safe, group.safe_shift, group.slots[0])
+            weight = group.weights_(logs)
             pieces[here] = piece_sums(weight, read.pieces)
             if pair.has_bans:
                 pair.read_shared(group, read, *group.slots[1:])
-                shared_weight = group.slots[1].exp2_()
+                shared_weight = group.weights_(group.slots[1])
                 shared[here] = piece_sums(shared_weight, read.pieces)
                 banned[here] = piece_sums(weight.sub_(shared_weight), read.pieces)
     return SupportMasses(
@@ -78,7 +79,8 @@ def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
             torch.mul(square, tilt, out=cube)
             for out, share in zip(tilted, ESTIMATED_BETAS[1:], strict=True):
                 torch.add(safe, tilt, alpha=share, out=out)
-            total.add_(torch.bmm(weights.exp2_(), powers))
+            total.add_(torch.bmm(group.weights_(weights), powers))
+        _to_nats(group, total)
     return TiltSums(beta.expand(len(rows), -1), sums.roll(1, -1))
 
 
@@ -105,6 +107,17 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
             torch.mul(tilt, tilt, out=square)
             torch.mul(square, tilt, out=cube)
             for factor, total, weight in zip(factors, totals, weights, strict=True):
-                torch.addcmul(safe, factor, tilt, out=weight[:, 0]).exp2_()
+                group.weights_(torch.addcmul(safe, factor, tilt, out=weight[:, 0]))
                 total.add_(torch.bmm(weight, powers))
+        _to_nats(group, sums[group.places])
     return TiltSums(beta, sums.roll(1, -1))
+
+
+def _to_nats(group: RowGroup, sums: Tensor) -> None:
+    """sums: (..., 4), of the powers 1, 2, 3 and 0."""
+    if not group.is_plain:
+        sums.mul_(
+            torch.tensor(
+                [BITS_PER_NAT**-n for n in (1, 2, 3, 0)], dtype=sums.dtype, device=sums.device
+            )
+        )

@@ -16,7 +16,7 @@ from .tilt import TiltSums
 LEAST_PARTITION = -900.0
 """log2 of the least float64 sum that is trusted; less needs logits beyond +-300 nats."""
 
-LEAST_ESTIMATE = -40.0
+LEAST_ESTIMATE = -100.0
 """The same for the float32 sums of `tilt.estimated_sums`."""
 
 ESTIMATE_ROUNDING = 1e-6
@@ -98,9 +98,7 @@ class TiltMoments(NamedTuple):
 
 def tilt_moments(sums: TiltSums) -> TiltMoments:
     partition, *higher = sums.sums.unbind(-1)
-    mean, mean_square, mean_cube = (
-        x / partition / BITS_PER_NAT**power for power, x in enumerate(higher, start=1)
-    )
+    mean, mean_square, mean_cube = (x / partition for x in higher)
     variance = (mean_square - mean * mean).clamp_min_(0.0)
     skew = mean_cube - mean * (mean_square + 2.0 * variance)
     return TiltMoments(sums.beta, partition.log2(), mean, mean_square, variance, skew)

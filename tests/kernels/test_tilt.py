@@ -21,12 +21,15 @@ SIZES = [1, 63, 65, PIECE_SIZE, PIECE_SIZE + 1, 3 * PIECE_SIZE + 17]
 
 
 def plain_sums(risky, safe, beta):
-    """(B, 4) float64: sums of p_s^(1-beta) p_r^beta d**n with peak weights 1, d in bits."""
-    safe_bits, risky_bits = (
-        (x.double() - x.double().amax(-1, keepdim=True)) * BITS_PER_NAT for x in (safe, risky)
-    )
-    tilt = risky_bits - safe_bits
-    weight = ((1.0 - beta) * safe_bits + beta * risky_bits).exp2()
+    """(B, 4) float64: sums of p_s^(1-beta) p_r^beta d**n of unnormalised laws, d in nats.
+
+    The heaviest token of both weighs 1, or exp(logit) where a row is read as it is.
+    """
+    safe, risky = safe.double(), risky.double()
+    if safe.shape[1] <= PIECE_SIZE:
+        safe, risky = (x - x.amax(-1, keepdim=True) for x in (safe, risky))
+    tilt = risky - safe
+    weight = ((1.0 - beta) * safe + beta * risky).exp()
     return torch.stack([(weight * tilt**power).sum(-1) for power in range(4)], dim=-1)
 
 
