@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,13 @@ from torch import Tensor
 
 BITS_PER_NAT = 1.0 / math.log(2.0)
 
-PLAIN_LIMIT = 60.0
-"""Logits within it are exponents as they are: no sum leaves float32, and no weight comes near the
-least normal number, where one `exp` of MKL takes 30 ns in place of 0.2 (`exp2` takes the same time
-everywhere, but twice that of `exp`: 0.70 against 0.37 ns in float64, Xeon)."""
+PLAIN_LIMIT = 100.0
+"""Logits within it are float64 exponents as they are. In float64 `exp` takes 0.37 ns a token where
+`exp2` takes 0.70 (Xeon, MKL; Zen 4: 1.65 and 0.90)."""
+
+PLAIN_RANGE = 80.0
+"""Nats between the logits of a row such that float32 weights stay normal numbers: below, `exp`
+takes up to 30 ns a token."""
 
 CACHE_BYTES = 2**20
 """Scratch of one read, for each thread of torch: what stays in the second-level cache of a core
@@ -55,13 +59,12 @@ class RowGroup(NamedTuple):
     rows: Tensor | slice
     """(R,) int64, rows of the batch, or a slice of one row, which costs no copy."""
     is_plain: bool
-    """Log-weights are the logits themselves, in nats; otherwise they are in bits and shifted."""
+    """Log-weights are in nats, in float64 the logits themselves; otherwise they are in bits."""
     places: slice
     """Their places in the list of rows asked for."""
-    risky_shift: Tensor
-    """(R, 1), of the dtype of the scratch."""
-    safe_shift: Tensor
-    """(R, 1), of the dtype of the scratch."""
+    risky_shift: Tensor | float
+    """(R, 1), of the dtype of the scratch, in bits; a plain row's is a number of nats."""
+    safe_shift: Tensor | float
     block: Tensor
     """(R, num_slots, C) of the scratch of the pass; C is the padded number of columns."""
     slots: tuple[Tensor, ...]
@@ -99,9 +102,10 @@ class LogitPair:
     """(B,) float64, bits by which the tilts of two tokens that are not banned differ at most."""
     is_valid: Tensor
     """(B,) bool."""
-    is_plain: tuple[bool, ...]
-    """(B,) All logits lie within PLAIN_LIMIT, and a read holds one row at most. It depends on
-    nothing but the row, for the two ways to read one differ in the last digit."""
+    plain_peaks: Sequence[tuple[float, float] | None]
+    """The largest risky logit and the largest safe one of the plain rows, None for the others. In a
+    plain row all logits lie within PLAIN_LIMIT and PLAIN_RANGE, and a read holds no other row. That
+    depends on nothing but the row, for the two ways to read one differ in the last digit."""
     has_bans: bool
     """Some token of some row is banned, or below MASK_LIMIT, in one of the models."""
 
@@ -117,7 +121,7 @@ class LogitPair:
         """(A,) float64, relative error bound of a sum of weights: additions and exponents."""
         offset = (self.risky_shift[rows, 0].abs() + self.safe_shift[rows, 0].abs()) / BITS_PER_NAT
         # In whatever order they are added; the limit stands for the few operations on each weight.
-        return torch.finfo(torch.float64).eps * (self.vocab_size + 6.0 * PLAIN_LIMIT + offset)
+        return torch.finfo(torch.float64).eps * (self.vocab_size + 4.0 * PLAIN_LIMIT + offset)
 
     def scratch(
         self, num_rows: int, num_slots: int, dtype: torch.dtype, unit: int = LANES
@@ -161,7 +165,6 @@ class LogitPair:
         in_bits: read plain rows like others.
         """
         rows_per_read, _, width = scratch.shape
-        shifts = (self.risky_shift.to(scratch.dtype), self.safe_shift.to(scratch.dtype))
         starts = range(0, self.vocab_size, width)
         numbers = rows.tolist()
         first = None if pieces is None else pieces.mul(PIECE_SIZE).tolist()
@@ -169,6 +172,8 @@ class LogitPair:
             places = slice(start, min(start + rows_per_read, len(numbers)))
             row = numbers[start]
             members = slice(row, row + 1) if places.stop - start == 1 else rows[places]
+            peaks = None if in_bits else self.plain_peaks[row]
+            risky_shift, safe_shift = self._shifts(members, peaks, scratch.dtype)
             risky, safe = self.risky[members], self.safe[members]
             if first is not None:
                 starts = range(first[start], first[start] + 1)
@@ -176,14 +181,22 @@ class LogitPair:
             block = scratch[: places.stop - start]
             yield RowGroup(
                 rows=members,
-                is_plain=self.is_plain[row] and not in_bits,
+                is_plain=peaks is not None,
                 places=places,
-                risky_shift=shifts[0][members],
-                safe_shift=shifts[1][members],
+                risky_shift=risky_shift,
+                safe_shift=safe_shift,
                 block=block,
                 slots=block.unbind(1),
                 reads=[Read(part, risky[:, part], safe[:, part]) for part in columns],
             )
+
+    def _shifts(
+        self, rows: Tensor | slice, peaks: tuple[float, float] | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor] | tuple[float, float]:
+        if peaks is None:
+            return self.risky_shift[rows].to(dtype), self.safe_shift[rows].to(dtype)
+        # Float32 sums of the powers of a tilt far from 0 would lose its variance.
+        return (0.0, 0.0) if dtype == torch.float64 else (-peaks[0], -peaks[1])
 
     def read_shared(self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor) -> None:
         """Log of the safe weight on the common support, and the tilt risky - safe.
@@ -204,6 +217,7 @@ class LogitPair:
             safe.masked_fill_(outside, -math.inf)
 
 
+@np.errstate(invalid="ignore")
 def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     """Check two logit tensors and find the largest of every row.
 
@@ -213,27 +227,28 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     check_logits(risky_logits, safe_logits)
     pair = (risky_logits, safe_logits)
     # amax carries NaN and +inf through, and is -inf only for a row without a token.
-    largest, smallest = (
-        torch.stack([extreme.double() for extreme in extremes])
-        for extremes in ([x.amax(-1) for x in pair], [x.amin(-1) for x in pair])
-    )
-    is_valid = largest.isfinite()
+    extremes = torch.stack([x.amax(-1) for x in pair] + [x.amin(-1) for x in pair])
+    largest, smallest = extremes.double().cpu().numpy().reshape(2, 2, -1)
+    is_valid = np.isfinite(largest)
     # Row by row: the NaN of one row must not hide the bans of another.
     has_bans = bool((smallest < MASK_LIMIT).any())
-    is_plain = ((largest <= PLAIN_LIMIT) & (smallest >= -PLAIN_LIMIT)).all(0)
+    is_plain = (largest <= PLAIN_LIMIT) & (smallest >= -PLAIN_LIMIT)
+    is_plain = (is_plain & (largest - smallest <= PLAIN_RANGE)).all(0)
     is_plain &= safe_logits.shape[1] > PIECE_SIZE
+    peaks = zip(is_plain.tolist(), *largest.tolist(), strict=True)
     if has_bans:
-        smallest = torch.stack([_smallest_allowed(x) for x in pair])
-    largest, smallest = (torch.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
-    risky_shift, safe_shift = largest.neg().masked_fill(is_plain, 0.0)[..., None].unbind(0)
+        smallest = torch.stack([_smallest_allowed(x) for x in pair]).cpu().numpy()
+    largest, smallest = (np.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
+    facts = np.array([*np.where(is_plain, 0.0, -largest), (largest - smallest).sum(0)])
+    risky_shift, safe_shift, tilt_range = torch.from_numpy(facts).to(safe_logits.device)
     return LogitPair(
         risky=risky_logits,
         safe=safe_logits,
-        risky_shift=risky_shift,
-        safe_shift=safe_shift,
-        tilt_range=(largest - smallest).sum(0),
-        is_valid=is_valid.all(0),
-        is_plain=tuple(is_plain.tolist()),
+        risky_shift=risky_shift[:, None],
+        safe_shift=safe_shift[:, None],
+        tilt_range=tilt_range,
+        is_valid=torch.from_numpy(is_valid.all(0)).to(safe_logits.device),
+        plain_peaks=[(risky, safe) if plain else None for plain, risky, safe in peaks],
         has_bans=has_bans,
     )
 
@@ -244,22 +259,22 @@ def piece_sums(values: Tensor, pieces: slice) -> Tensor:
     return sums[:, : pieces.stop - pieces.start]
 
 
-def read_logs(group: RowGroup, logits: Tensor, shift: Tensor, out: Tensor) -> Tensor:
+def read_logs(group: RowGroup, logits: Tensor, shift: Tensor | float, out: Tensor) -> Tensor:
     """Log-weights of some logits of a group, in its unit; -inf in the padding.
 
-    shift: (R, 1), bits. out: (R, C), at least as wide as the logits; overwritten and returned.
+    shift: that of the group. out: (R, C), at least as wide as the logits; overwritten and returned.
     """
     inside, num_columns = out, logits.shape[1]
     if out.shape[1] > num_columns:
         inside = out[:, :num_columns]
         out[:, num_columns:] = -math.inf
-    if group.is_plain:
-        inside.copy_(logits)
-        return out
     if out.dtype != logits.dtype:
         # An addition of two dtypes would make a temporary of its own.
         logits = inside.copy_(logits)
-    torch.add(shift, logits, alpha=BITS_PER_NAT, out=inside)
+    if isinstance(shift, Tensor):
+        torch.add(shift, logits, alpha=BITS_PER_NAT, out=inside)
+    elif shift != 0.0 or logits is not inside:
+        torch.add(logits, shift, out=inside)
     return out
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from .sampler import check_uniform, sample_law
 from .search import KlTarget, largest_feasible
 from .spend import ceil_to_quantum, usable_budget
 from .tilt import SupportMasses, estimated_sums, support_masses
-from .tilt_points import LEAST_PARTITION
+from .tilt_points import LEAST_PARTITION, TiltPoints
 
 __all__ = ["Projection", "project_kl"]
 
@@ -68,22 +69,13 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     floor = floor_nats(pair, valid, masses)
     is_open = (budget[valid] > 0.0) & (floor <= budget[valid])
     rows, floor = valid[is_open], floor[is_open]
-    allowance = budget[rows] - floor
-    tolerance = (SHORTFALL_FRACTION * budget[rows]).clamp_min(SHORTFALL_NATS)
-    tolerance = torch.minimum(tolerance, 0.5 * allowance)
-    sums = estimated_sums(pair, rows)
-    target = KlTarget(
-        log2_shared=masses.shared[is_open].log2(),
-        allowance=allowance,
-        tolerance=tolerance,
-        is_untilted=sums.sums[:, 0, 2] == 0.0,
-    )
-    best = largest_feasible(pair, rows, sums, target)
+    best = _best_points(pair, rows, budget[rows], floor, masses.shared[is_open])
+    beta, log2_partition, kl, margin, _, _ = torch.from_numpy(best.values[..., 0]).to(floor.device)
     law.is_safe_only[rows] = False
-    law.slope[rows] = best.beta[:, 0]
-    law.offset[rows] = law.log2_safe_mass[rows] - best.log2_partition[:, 0]
+    law.slope[rows] = beta
+    law.offset[rows] = law.log2_safe_mass[rows] - log2_partition
     # The sum may round past a budget that it meets exactly; the margin covers that.
-    spent = ceil_to_quantum((best.kl + best.margin)[:, 0] + floor)
+    spent = ceil_to_quantum(kl + margin + floor)
     spend[rows] = torch.minimum(spent, budget[rows])
     return Projection(
         weight=law.slope,
@@ -94,6 +86,26 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
         accepted=None,
         law=law,
     )
+
+
+def _best_points(
+    pair: LogitPair, rows: Tensor, budget: Tensor, floor: Tensor, shared: Tensor
+) -> TiltPoints:
+    """The largest feasible beta of the open rows: the search, on the host."""
+    facts = (budget, floor, shared.log2(), pair.rounding(rows), pair.tilt_range[rows])
+    limit, least, log2_shared, rounding, tilt_range = torch.stack(facts).cpu().numpy()
+    allowance = limit - least
+    tolerance = np.maximum(SHORTFALL_FRACTION * limit, SHORTFALL_NATS)
+    sums = estimated_sums(pair, rows)
+    target = KlTarget(
+        log2_shared=log2_shared,
+        allowance=allowance,
+        tolerance=np.minimum(tolerance, 0.5 * allowance),
+        is_untilted=sums.sums[:, 0, 2] == 0.0,
+        rounding=rounding,
+        tilt_range=tilt_range,
+    )
+    return largest_feasible(pair, rows, sums, target)
 
 
 def floor_nats(pair: LogitPair, rows: Tensor, masses: SupportMasses) -> Tensor:

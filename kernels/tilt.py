@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .logit_pair import BITS_PER_NAT, PIECE_SIZE, LogitPair, RowGroup, piece_sums, read_logs
@@ -21,10 +23,10 @@ class TiltSums:
     p_s(y)**(1 - beta) p_r(y)**beta, up to a factor for each model.
     """
 
-    beta: Tensor
-    """(A, P) float64."""
-    sums: Tensor
-    """(A, P, 4) float64."""
+    beta: NDArray[np.float64]
+    """(A, P)."""
+    sums: NDArray[np.float64]
+    """(A, P, 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,12 @@ def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
 
     rows: (A,) int64. Weights below 2**-149 are lost.
     """
-    beta = torch.tensor(ESTIMATED_BETAS, dtype=torch.float64, device=rows.device)
+    beta = np.array(ESTIMATED_BETAS)
     sums = torch.zeros(len(rows), len(beta), 4, dtype=torch.float64, device=rows.device)
     scratch = pair.scratch(len(rows), len(ESTIMATED_BETAS) + 4, torch.float32)
-    scratch[:, -1] = 1.0
+    scratch[:, -4] = 1.0
     for group in pair.row_groups(rows, scratch):
-        safe, *tilted, tilt, square, cube, _ = group.slots
+        safe, *tilted, _, tilt, square, cube = group.slots
         weights, powers = group.block[:, :-4], group.block[:, -4:].transpose(1, 2)
         total = sums[group.places]
         for read in group.reads:
@@ -81,24 +83,25 @@ def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
                 torch.add(safe, tilt, alpha=share, out=out)
             total.add_(torch.bmm(group.weights_(weights), powers))
         _to_nats(group, total)
-    return TiltSums(beta.expand(len(rows), -1), sums.roll(1, -1))
+    return TiltSums(np.broadcast_to(beta, sums.shape[:2]), sums.cpu().numpy())
 
 
-def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
+def tilted_sums(pair: LogitPair, rows: Tensor, beta: NDArray[np.float64]) -> TiltSums:
     """The sums at any betas, in float64.
 
-    rows: (A,) int64. beta: (A, P) float64 in [0, 1]. Weights below 2**-1074 are lost, which
+    rows: (A,) int64. beta: (A, P) in [0, 1]. Weights below 2**-1074 are lost, which
     matters only if the sum of all weights is nearly as small; see `tilt_points`.
     """
     sums = torch.zeros(*beta.shape, 4, dtype=torch.float64, device=rows.device)
     # The last point needs the safe weights no more and takes their place.
     num_spare = min(beta.shape[1] - 1, 1)
     scratch = pair.scratch(len(rows), num_spare + 5, torch.float64)
-    scratch[:, -1] = 1.0
+    scratch[:, num_spare + 1] = 1.0
+    betas = torch.from_numpy(beta).to(rows.device)
     for group in pair.row_groups(rows, scratch):
-        safe, tilt, square, cube, _ = group.slots[num_spare:]
+        safe, _, tilt, square, cube = group.slots[num_spare:]
         powers = group.block[:, num_spare + 1 :].transpose(1, 2)
-        factors = beta[group.places, :, None].unbind(1)
+        factors = betas[group.places, :, None].unbind(1)
         totals = sums[group.places, :, None].unbind(1)
         spare, own = group.block[:, :1], group.block[:, num_spare : num_spare + 1]
         weights = [spare] * (len(factors) - 1) + [own]
@@ -110,14 +113,12 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: Tensor) -> TiltSums:
                 group.weights_(torch.addcmul(safe, factor, tilt, out=weight[:, 0]))
                 total.add_(torch.bmm(weight, powers))
         _to_nats(group, sums[group.places])
-    return TiltSums(beta, sums.roll(1, -1))
+    return TiltSums(beta, sums.cpu().numpy())
 
 
 def _to_nats(group: RowGroup, sums: Tensor) -> None:
-    """sums: (..., 4), of the powers 1, 2, 3 and 0."""
+    """sums: (..., 4), of the powers from 0 to 3."""
     if not group.is_plain:
         sums.mul_(
-            torch.tensor(
-                [BITS_PER_NAT**-n for n in (1, 2, 3, 0)], dtype=sums.dtype, device=sums.device
-            )
+            torch.tensor([BITS_PER_NAT**-n for n in range(4)], dtype=sums.dtype, device=sums.device)
         )
