@@ -7,8 +7,9 @@ from torch import Tensor
 
 from .backend import resolved_backend
 from .law import Projection, safe_only_law
-from .logit_pair import BITS_PER_NAT, PIECE_SIZE, LogitPair, logit_pair
+from .logit_pair import LogitPair, logit_pair
 from .projection import floor_nats
+from .row_group import BITS_PER_NAT, PIECE_SIZE
 from .sampler import check_uniform, sample_law
 from .spend import ceil_to_quantum, usable_budget
 from .tilt import support_masses

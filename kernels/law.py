@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .logit_pair import BITS_PER_NAT, LogitPair, Read, RowGroup, read_logs
+from .logit_pair import LogitPair
+from .row_group import BITS_PER_NAT, Read, RowGroup, read_logs
 
 # A rows, B requests, V vocabulary, R rows and C columns of one read.
 

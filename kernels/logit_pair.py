@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# B requests, V vocabulary, R rows of one read, C columns of one read.
+from .row_group import BITS_PER_NAT, PIECE_SIZE, Read, RowGroup, read_logs
 
-BITS_PER_NAT = 1.0 / math.log(2.0)
+# B requests, V vocabulary, R rows of one read, C columns of one read.
 
 PLAIN_LIMIT = 100.0
 """Logits within it are float64 exponents as they are. In float64 `exp` takes 0.37 ns a token where
 `exp2` takes 0.70 (Xeon, MKL; Zen 4: 1.65 and 0.90)."""
+
+PLAIN_OFFSET = 20.0
+"""Nats between the peaks of both models: the bound on rounding errors grows with the tilts."""
 
 PLAIN_RANGE = 80.0
 """Nats between the logits of a row such that float32 weights stay normal numbers: below, `exp`
@@ -27,58 +29,12 @@ CACHE_BYTES = 2**20
 """Scratch of one read, for each thread of torch: what stays in the second-level cache of a core
 beside the logits. From 0.5 to 1.5 MiB a step takes the same time (Xeon, 2 MiB); beyond, longer."""
 
-PIECE_SIZE = 4096
-"""Columns whose weight is kept, so that a draw has to look at no more than one piece again."""
-
 LANES = 64
 """Reads are padded to a multiple of it: torch computes the tail of a vector loop by another
 routine, so without the padding a row's last digit would depend on its place in the batch."""
 
 MASK_LIMIT = -1e30
 """Logits below it may overflow to -inf in float32 and are then masked like banned tokens."""
-
-
-class Read(NamedTuple):
-    """One block: some rows of the batch, some columns of the vocabulary."""
-
-    columns: slice
-    risky: Tensor
-    """(R, number of columns), logits."""
-    safe: Tensor
-    """(R, number of columns), logits."""
-
-    @property
-    def pieces(self) -> slice:
-        """Numbers of the pieces it covers."""
-        return slice(self.columns.start // PIECE_SIZE, -(-self.columns.stop // PIECE_SIZE))
-
-
-class RowGroup(NamedTuple):
-    """Some rows, read together block by block; what all their blocks share is made once."""
-
-    rows: Tensor | slice
-    """(R,) int64, rows of the batch, or a slice of one row, which costs no copy."""
-    is_plain: bool
-    """Log-weights are in nats, in float64 the logits themselves; otherwise they are in bits."""
-    places: slice
-    """Their places in the list of rows asked for."""
-    risky_shift: Tensor | float
-    """(R, 1), of the dtype of the scratch, in bits; a plain row's is a number of nats."""
-    safe_shift: Tensor | float
-    block: Tensor
-    """(R, num_slots, C) of the scratch of the pass; C is the padded number of columns."""
-    slots: tuple[Tensor, ...]
-    """The same, (R, C) each."""
-    reads: list[Read]
-
-    @property
-    def unit(self) -> float:
-        """Bits by which log-weights of this group are counted."""
-        return BITS_PER_NAT if self.is_plain else 1.0
-
-    def weights_(self, log_weights: Tensor) -> Tensor:
-        """Log-weights of this group overwritten by the weights."""
-        return log_weights.exp_() if self.is_plain else log_weights.exp2_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +60,8 @@ class LogitPair:
     """(B,) bool."""
     plain_peaks: Sequence[tuple[float, float] | None]
     """The largest risky logit and the largest safe one of the plain rows, None for the others. In a
-    plain row all logits lie within PLAIN_LIMIT and PLAIN_RANGE, and a read holds no other row. That
-    depends on nothing but the row, for the two ways to read one differ in the last digit."""
+    plain row all logits lie within the limits above, and a read holds no other row. That depends on
+    nothing but the row, for the two ways to read one differ in the last digit."""
     has_bans: bool
     """Some token of some row is banned, or below MASK_LIMIT, in one of the models."""
 
@@ -165,7 +121,6 @@ class LogitPair:
         in_bits: read plain rows like others.
         """
         rows_per_read, _, width = scratch.shape
-        starts = range(0, self.vocab_size, width)
         numbers = rows.tolist()
         first = None if pieces is None else pieces.mul(PIECE_SIZE).tolist()
         for start in range(0, len(numbers), rows_per_read):
@@ -174,10 +129,11 @@ class LogitPair:
             members = slice(row, row + 1) if places.stop - start == 1 else rows[places]
             peaks = None if in_bits else self.plain_peaks[row]
             risky_shift, safe_shift = self._shifts(members, peaks, scratch.dtype)
-            risky, safe = self.risky[members], self.safe[members]
+            columns = slice(0, self.vocab_size)
             if first is not None:
-                starts = range(first[start], first[start] + 1)
-            columns = [slice(column, min(column + width, self.vocab_size)) for column in starts]
+                columns = slice(first[start], min(first[start] + width, self.vocab_size))
+            blocks = (torch.split(x[members, columns], width, 1) for x in (self.risky, self.safe))
+            starts = range(columns.start, columns.stop, width)
             block = scratch[: places.stop - start]
             yield RowGroup(
                 rows=members,
@@ -187,22 +143,25 @@ class LogitPair:
                 safe_shift=safe_shift,
                 block=block,
                 slots=block.unbind(1),
-                reads=[Read(part, risky[:, part], safe[:, part]) for part in columns],
+                reads=[Read(*read) for read in zip(starts, *blocks, strict=True)],
             )
 
     def _shifts(
         self, rows: Tensor | slice, peaks: tuple[float, float] | None, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor] | tuple[float, float]:
+    ) -> tuple[Tensor | None, Tensor | None]:
         if peaks is None:
             return self.risky_shift[rows].to(dtype), self.safe_shift[rows].to(dtype)
+        if dtype == torch.float64:
+            return None, None
         # Float32 sums of the powers of a tilt far from 0 would lose its variance.
-        return (0.0, 0.0) if dtype == torch.float64 else (-peaks[0], -peaks[1])
+        risky, safe = torch.tensor(peaks, dtype=dtype, device=self.safe.device).neg()[:, None, None]
+        return risky, safe
 
     def read_shared(self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor) -> None:
         """Log of the safe weight on the common support, and the tilt risky - safe.
 
-        safe, tilt: (R, C), overwritten. Where either model bans a token, and in the padding, safe
-        becomes -inf and tilt 0, so that no NaN can arise.
+        safe, tilt: (R, C), overwritten. Where either model bans a token, safe becomes -inf and tilt
+        0, so that no NaN can arise; so it does in the padding, but for `read_logs`.
         """
         read_logs(group, read.safe, group.safe_shift, safe)
         read_logs(group, read.risky, group.risky_shift, tilt)
@@ -234,6 +193,7 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     has_bans = bool((smallest < MASK_LIMIT).any())
     is_plain = (largest <= PLAIN_LIMIT) & (smallest >= -PLAIN_LIMIT)
     is_plain = (is_plain & (largest - smallest <= PLAIN_RANGE)).all(0)
+    is_plain &= np.abs(largest[0] - largest[1]) <= PLAIN_OFFSET
     is_plain &= safe_logits.shape[1] > PIECE_SIZE
     peaks = zip(is_plain.tolist(), *largest.tolist(), strict=True)
     if has_bans:
@@ -251,31 +211,6 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
         plain_peaks=[(risky, safe) if plain else None for plain, risky, safe in peaks],
         has_bans=has_bans,
     )
-
-
-def piece_sums(values: Tensor, pieces: slice) -> Tensor:
-    """Sums over each piece of a read: (R, C) to (R, number of pieces)."""
-    sums = values.view(len(values), -1, min(values.shape[1], PIECE_SIZE)).sum(-1)
-    return sums[:, : pieces.stop - pieces.start]
-
-
-def read_logs(group: RowGroup, logits: Tensor, shift: Tensor | float, out: Tensor) -> Tensor:
-    """Log-weights of some logits of a group, in its unit; -inf in the padding.
-
-    shift: that of the group. out: (R, C), at least as wide as the logits; overwritten and returned.
-    """
-    inside, num_columns = out, logits.shape[1]
-    if out.shape[1] > num_columns:
-        inside = out[:, :num_columns]
-        out[:, num_columns:] = -math.inf
-    if out.dtype != logits.dtype:
-        # An addition of two dtypes would make a temporary of its own.
-        logits = inside.copy_(logits)
-    if isinstance(shift, Tensor):
-        torch.add(shift, logits, alpha=BITS_PER_NAT, out=inside)
-    elif shift != 0.0 or logits is not inside:
-        torch.add(logits, shift, out=inside)
-    return out
 
 
 def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:

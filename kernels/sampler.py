@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .law import RatioLaw, token_log2_probs
-from .logit_pair import PIECE_SIZE, Read, RowGroup, piece_sums, read_logs
+from .row_group import PIECE_SIZE, Read, RowGroup, piece_sums, read_logs
 
 # A rows drawn for, B requests, V vocabulary, R rows and C columns of one read.
 
@@ -120,7 +120,9 @@ def _residual_weights(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
     law.pair.read_shared(group, read, safe, tilt)
     weight = law.log_ratio(group.rows, tilt, group.unit).add_(safe)
     group.weights_(group.block)
-    return weight.sub_(safe).clamp_min_(0.0)
+    weight.sub_(safe).clamp_min_(0.0)
+    weight[:, read.safe.shape[1] :] = 0.0
+    return weight
 
 
 def _masses(law: RatioLaw, rows: Tensor, weights: ReadWeights) -> Tensor:
@@ -141,17 +143,15 @@ def _draw(
 
     rows: (A,). masses: (A, num_pieces) float64. uniform: (B,) float64. Returns: (A,) int64.
     """
-    token_ids = torch.empty_like(rows)
     if not len(rows):
-        return token_ids
+        return rows
     running_sum = masses.cumsum(-1)
     target = uniform[rows] * running_sum[:, -1]
     chosen = _first_above(running_sum, target)
     before = torch.nn.functional.pad(running_sum, (1, 0)).gather(1, chosen[:, None])[:, 0]
     scratch = law.pair.piece_scratch(len(rows), 2)
+    inside = masses.new_empty(len(rows), scratch.shape[-1])
     for group in law.pair.row_groups(rows, scratch, pieces=chosen):
-        read = group.reads[0]
-        in_piece = weights(law, group, read).cumsum(-1)
-        inside = _first_above(in_piece, (target - before)[group.places])
-        token_ids[group.places] = inside + read.columns.start
-    return token_ids
+        in_piece = weights(law, group, group.reads[0])
+        torch.cumsum(in_piece, -1, out=inside[group.places])
+    return PIECE_SIZE * chosen + _first_above(inside, target - before)

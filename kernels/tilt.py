@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .logit_pair import BITS_PER_NAT, PIECE_SIZE, LogitPair, RowGroup, piece_sums, read_logs
+from .logit_pair import LogitPair
+from .row_group import BITS_PER_NAT, PIECE_SIZE, RowGroup, piece_sums, read_logs
 
 # A rows asked for, B requests, P points (betas) a row, R rows and C columns of one read.
 
@@ -105,12 +106,13 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: NDArray[np.float64]) -> Til
         totals = sums[group.places, :, None].unbind(1)
         spare, own = group.block[:, :1], group.block[:, num_spare : num_spare + 1]
         weights = [spare] * (len(factors) - 1) + [own]
+        logs = [weight[:, 0] for weight in weights]
         for read in group.reads:
             pair.read_shared(group, read, safe, tilt)
             torch.mul(tilt, tilt, out=square)
             torch.mul(square, tilt, out=cube)
-            for factor, total, weight in zip(factors, totals, weights, strict=True):
-                group.weights_(torch.addcmul(safe, factor, tilt, out=weight[:, 0]))
+            for factor, total, weight, log in zip(factors, totals, weights, logs, strict=True):
+                group.weights_(torch.addcmul(safe, factor, tilt, out=log))
                 total.add_(torch.bmm(weight, powers))
         _to_nats(group, sums[group.places])
     return TiltSums(beta, sums.cpu().numpy())

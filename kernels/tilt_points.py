@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .logit_pair import BITS_PER_NAT
+from .row_group import BITS_PER_NAT
 from .tilt import TiltSums
 
 Array = NDArray[np.float64]
@@ -99,7 +99,7 @@ class TiltMoments(NamedTuple):
 
 
 def tilt_moments(sums: TiltSums) -> TiltMoments:
-    partition, *higher = np.moveaxis(sums.sums, -1, 0)
+    partition, *higher = (sums.sums[..., power] for power in range(4))
     mean, mean_square, mean_cube = (x / partition for x in higher)
     variance = np.maximum(mean_square - mean * mean, 0.0)
     skew = mean_cube - mean * (mean_square + 2.0 * variance)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from anchored.kernels import reference, search
-from anchored.kernels.logit_pair import BITS_PER_NAT, PIECE_SIZE, logit_pair
+from anchored.kernels.logit_pair import logit_pair
 from anchored.kernels.projection import project_kl
+from anchored.kernels.row_group import BITS_PER_NAT, PIECE_SIZE
 from anchored.kernels.tilt import ESTIMATED_BETAS, estimated_sums, support_masses, tilted_sums
 from anchored.kernels.tilt_points import (
     LOG_PARTITION_ERROR,
