@@ -10,6 +10,7 @@ from logit_kinds import KINDS, SIZES
 
 from anchored.kernels import reference
 from anchored.kernels.projection import project_kl
+from anchored.kernels.row_group import PIECE_SIZE
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
 
@@ -120,6 +121,26 @@ def test_invalid_rows_are_flagged_and_leave_the_others_alone(logit_pairs):
     assert projection.log_probs()[:4].isnan().all()
     assert projection.spend[4] == alone.spend[0]
     assert projection.token_ids[4] == alone.token_ids[0]
+
+
+def test_rows_are_solved_alike_alone_and_beside_rows_that_are_read_otherwise(logit_pairs):
+    generator = torch.Generator().manual_seed(6)
+    risky, safe = logit_pairs("generic", 6, PIECE_SIZE + 100, generator)
+    # As they are; with bans; of a wide range; far apart; beyond the plain limit; a constant apart.
+    risky[1, ::3], safe[2, 0] = -math.inf, -90.0
+    risky[3] += 50.0
+    risky[4], safe[4] = risky[4] - 300.0, safe[4] - 300.0
+    risky[5] = safe[5] - 1.0
+    budget = torch.full((6,), 0.02, dtype=torch.float64)
+    budget[1] += reference.support_floor(risky, safe)[1]
+    uniform = uniforms(torch.arange(6), torch.arange(6))
+    batch = project_kl(risky, safe, budget, uniform)
+    assert_feasible(batch, risky, safe, budget)
+    for row in range(6):
+        one = slice(row, row + 1)
+        alone = project_kl(risky[one], safe[one], budget[one], uniform[one])
+        for name in ("weight", "spend", "token_ids", "accepted"):
+            assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
 
 
 def test_token_log_probs_are_those_of_the_whole_row(logit_pairs, budgets):
