@@ -7,8 +7,9 @@ from torch import Tensor
 
 from .backend import resolved_backend
 from .law import Projection, safe_only_law
-from .logit_pair import BITS_PER_NAT, PIECE_SIZE, LogitPair, logit_pair
+from .logit_pair import LogitPair, logit_pair
 from .projection import floor_nats
+from .row_group import BITS_PER_NAT, PIECE_SIZE
 from .sampler import check_uniform, sample_law
 from .spend import ceil_to_quantum, usable_budget
 from .tilt import support_masses
@@ -157,7 +158,7 @@ def _cut_sums(
     free = torch.full_like(clipped, -torch.inf)
     cut = (ceiling - offset)[:, None]
     scratch = pair.scratch(len(rows), 2, torch.float64, PIECE_SIZE)
-    for group in pair.row_groups(rows, scratch):
+    for group in pair.row_groups(rows, scratch, in_bits=True):
         safe, tilt = group.slots
         for read in group.reads:
             here = (group.places, read.pieces.start)
@@ -185,7 +186,7 @@ def _support_sums(pair: LogitPair, rows: Tensor) -> _SupportSums:
     log2_risky = torch.full(shape, -torch.inf, dtype=torch.float64, device=device)
     highest, lowest = log2_risky.clone(), -log2_risky
     scratch = pair.scratch(len(rows), 3, torch.float64, PIECE_SIZE)
-    for group in pair.row_groups(rows, scratch):
+    for group in pair.row_groups(rows, scratch, in_bits=True):
         safe, tilt, risky = group.slots
         for read in group.reads:
             here = (group.places, read.pieces.start)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .logit_pair import BITS_PER_NAT, LogitPair, Read, RowGroup, read_bits
+from .logit_pair import LogitPair
+from .row_group import BITS_PER_NAT, Read, RowGroup, read_logs
 
 # A rows, B requests, V vocabulary, R rows and C columns of one read.
 
@@ -38,25 +39,15 @@ class RatioLaw:
     def log2_safe_mass(self) -> Tensor:
         return self.safe_pieces.sum(-1).log2()
 
-    def log2_ratio(self, rows: Tensor | slice, tilt: Tensor) -> Tensor:
-        """log2 of p* / p_s on the common support: R rows, tilt (R, C); written over the tilt."""
-        torch.addcmul(self.offset[rows, None], self.slope[rows, None], tilt, out=tilt)
-        if self.ceiling is not None:
-            torch.minimum(tilt, self.ceiling[rows, None], out=tilt)
-        return tilt
+    def log_ratio(self, rows: Tensor | slice, tilt: Tensor, unit: float) -> Tensor:
+        """Log of p* / p_s on the common support: R rows, tilt (R, C); written over the tilt.
 
-    def windows(self, rows: Tensor, numbers: Tensor) -> tuple[RatioLaw, Tensor]:
-        """The law on `LogitPair.windows`, without the safe masses."""
-        pair, first = self.pair.windows(rows, numbers)
-        law = RatioLaw(
-            pair=pair,
-            safe_pieces=self.safe_pieces[rows, :0],
-            slope=self.slope[rows],
-            offset=self.offset[rows],
-            ceiling=None if self.ceiling is None else self.ceiling[rows],
-            is_safe_only=self.is_safe_only[rows],
-        )
-        return law, first
+        unit: bits by which the tilt is counted, and the ratio.
+        """
+        torch.addcmul(self.offset[rows, None] / unit, self.slope[rows, None], tilt, out=tilt)
+        if self.ceiling is not None:
+            torch.minimum(tilt, self.ceiling[rows, None] / unit, out=tilt)
+        return tilt
 
 
 def safe_only_law(pair: LogitPair) -> RatioLaw:
@@ -107,8 +98,8 @@ class Projection:
         rows = self.is_valid.nonzero()[:, 0]
         for group in pair.row_groups(rows, pair.scratch(len(rows), 2, torch.float64)):
             for read in group.reads:
-                bits = read_log2_probs(self.law, group, read)
-                nats = bits[:, : read.safe.shape[1]].div_(BITS_PER_NAT)
+                logs = read_log_probs(self.law, group, read)
+                nats = logs[:, : read.safe.shape[1]].div_(BITS_PER_NAT / group.unit)
                 log_probs[group.rows, read.columns] = nats.to(dtype)
         return log_probs
 
@@ -125,16 +116,16 @@ class Projection:
         return torch.where(self.is_valid, safe_bits / BITS_PER_NAT, math.nan)
 
 
-def read_log2_probs(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
-    """(R, C) float64, log2 p* of a block of tokens, in one of the two slots."""
+def read_log_probs(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
+    """(R, C) float64, log p* of a block of tokens in the unit of the group, in one of two slots."""
     safe, tilt = group.slots
     law.pair.read_shared(group, read, safe, tilt)
-    bits = safe.add_(law.log2_ratio(group.rows, tilt))
+    logs = safe.add_(law.log_ratio(group.rows, tilt, group.unit))
     is_safe_only = law.is_safe_only[group.rows]
     if bool(is_safe_only.any()):
-        every = read_bits(read.safe, group.safe_shift, tilt)
-        torch.where(is_safe_only[:, None], every, bits, out=bits)
-    return bits.sub_(law.log2_safe_mass[group.rows, None])
+        every = read_logs(group, read.safe, group.safe_shift, tilt)
+        torch.where(is_safe_only[:, None], every, logs, out=logs)
+    return logs.sub_(law.log2_safe_mass[group.rows, None] / group.unit)
 
 
 def token_log2_probs(law: RatioLaw, token_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +136,7 @@ def token_log2_probs(law: RatioLaw, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     is_shared = (safe > -math.inf) & (risky > -math.inf)
     tilt = torch.where(is_shared, risky - safe, 0.0)
     safe = (safe - law.log2_safe_mass[:, None])[:, 0]
-    ratio = torch.where(is_shared, law.log2_ratio(slice(None), tilt), -math.inf)[:, 0]
+    ratio = torch.where(is_shared, law.log_ratio(slice(None), tilt, 1.0), -math.inf)[:, 0]
     ratio = torch.where(law.is_safe_only, 0.0, ratio)
     return torch.where(safe > -math.inf, safe + ratio, -math.inf), safe
 

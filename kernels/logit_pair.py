@@ -1,26 +1,33 @@
-"""The logits of both models, read block by block as float64 log-weights in bits."""
+"""The logits of both models, read block by block as log-weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .row_group import BITS_PER_NAT, PIECE_SIZE, Read, RowGroup, read_logs
+
 # B requests, V vocabulary, R rows of one read, C columns of one read.
 
-BITS_PER_NAT = 1.0 / math.log(2.0)
-"""Log-weights are kept in bits: float64 exp2 takes 0.9 ns a token where exp takes 1.65 (Zen 4)."""
+PLAIN_LIMIT = 100.0
+"""Logits within it are float64 exponents as they are. In float64 `exp` takes 0.37 ns a token where
+`exp2` takes 0.70 (Xeon, MKL; Zen 4: 1.65 and 0.90)."""
+
+PLAIN_OFFSET = 20.0
+"""Nats between the peaks of both models: the bound on rounding errors grows with the tilts."""
+
+PLAIN_RANGE = 80.0
+"""Nats between the logits of a row such that float32 weights stay normal numbers: below, `exp`
+takes up to 30 ns a token."""
 
 CACHE_BYTES = 2**20
 """Scratch of one read, for each thread of torch: what stays in the second-level cache of a core
 beside the logits. From 0.5 to 1.5 MiB a step takes the same time (Xeon, 2 MiB); beyond, longer."""
-
-PIECE_SIZE = 4096
-"""Columns whose weight is kept, so that a draw has to look at no more than one piece again."""
 
 LANES = 64
 """Reads are padded to a multiple of it: torch computes the tail of a vector loop by another
@@ -30,42 +37,10 @@ MASK_LIMIT = -1e30
 """Logits below it may overflow to -inf in float32 and are then masked like banned tokens."""
 
 
-class Read(NamedTuple):
-    """One block: some rows of the batch, some columns of the vocabulary."""
-
-    columns: slice
-    risky: Tensor
-    """(R, number of columns), logits."""
-    safe: Tensor
-    """(R, number of columns), logits."""
-
-    @property
-    def pieces(self) -> slice:
-        """Numbers of the pieces it covers."""
-        return slice(self.columns.start // PIECE_SIZE, -(-self.columns.stop // PIECE_SIZE))
-
-
-class RowGroup(NamedTuple):
-    """Some rows, read together block by block; what all their blocks share is made once."""
-
-    rows: Tensor | slice
-    """(R,) int64, rows of the batch, or a slice of one row, which costs no copy."""
-    places: slice
-    """Their places in the list of rows asked for."""
-    risky_shift: Tensor
-    """(R, 1), of the dtype of the scratch."""
-    safe_shift: Tensor
-    """(R, 1), of the dtype of the scratch."""
-    block: Tensor
-    """(R, num_slots, C) of the scratch of the pass; C is the padded number of columns."""
-    slots: tuple[Tensor, ...]
-    """The same, (R, C) each."""
-    reads: list[Read]
-
-
 @dataclass(frozen=True, slots=True)
 class LogitPair:
-    """Warped logits of both models over one vocabulary; 0 bits is each row's largest logit.
+    """Warped logits of both models over one vocabulary; 0 bits is each row's largest logit, or in
+    a plain row a logit of 0.
 
     A row is valid if both models give at least one finite logit and neither NaN nor +inf.
     """
@@ -75,13 +50,18 @@ class LogitPair:
     safe: Tensor
     """(B, V), any float dtype."""
     risky_shift: Tensor
-    """(B, 1) float64, minus the largest risky logit, in bits; 0 where the row is not valid."""
+    """(B, 1) float64, minus the largest risky logit, in bits; 0 where the row is plain or not
+    valid."""
     safe_shift: Tensor
     """(B, 1) float64."""
     tilt_range: Tensor
     """(B,) float64, bits by which the tilts of two tokens that are not banned differ at most."""
     is_valid: Tensor
     """(B,) bool."""
+    plain_peaks: Sequence[tuple[float, float] | None]
+    """The largest risky logit and the largest safe one of the plain rows, None for the others. In a
+    plain row all logits lie within the limits above, and a read holds no other row. That depends on
+    nothing but the row, for the two ways to read one differ in the last digit."""
     has_bans: bool
     """Some token of some row is banned, or below MASK_LIMIT, in one of the models."""
 
@@ -96,8 +76,8 @@ class LogitPair:
     def rounding(self, rows: Tensor) -> Tensor:
         """(A,) float64, relative error bound of a sum of weights: additions and exponents."""
         offset = (self.risky_shift[rows, 0].abs() + self.safe_shift[rows, 0].abs()) / BITS_PER_NAT
-        # In whatever order they are added; 64 stands for the few operations on each weight.
-        return torch.finfo(torch.float64).eps * (self.vocab_size + 64 + offset)
+        # In whatever order they are added; the limit stands for the few operations on each weight.
+        return torch.finfo(torch.float64).eps * (self.vocab_size + 4.0 * PLAIN_LIMIT + offset)
 
     def scratch(
         self, num_rows: int, num_slots: int, dtype: torch.dtype, unit: int = LANES
@@ -120,58 +100,73 @@ class LogitPair:
         shape = (rows_per_read, num_slots, width)
         return torch.empty(shape, dtype=dtype, device=self.safe.device)
 
-    def row_groups(self, rows: Tensor, scratch: Tensor) -> Iterator[RowGroup]:
-        """The given rows, (A,) int64, which must be valid, with the blocks that cover them."""
+    def piece_scratch(self, num_rows: int, num_slots: int) -> Tensor:
+        """The same in float64 for reads of one piece a row."""
+        if self.vocab_size <= PIECE_SIZE:
+            return self.scratch(num_rows, num_slots, torch.float64)
+        shape = (1, num_slots, PIECE_SIZE)
+        return torch.empty(shape, dtype=torch.float64, device=self.safe.device)
+
+    def row_groups(
+        self,
+        rows: Tensor,
+        scratch: Tensor,
+        *,
+        pieces: Tensor | None = None,
+        in_bits: bool = False,
+    ) -> Iterator[RowGroup]:
+        """The given rows, (A,) int64, which must be valid, with the blocks that cover them.
+
+        pieces: (A,) int64, with a scratch of `piece_scratch`: one piece of each row and no more.
+        in_bits: read plain rows like others.
+        """
         rows_per_read, _, width = scratch.shape
-        shifts = (self.risky_shift.to(scratch.dtype), self.safe_shift.to(scratch.dtype))
-        starts = range(0, self.vocab_size, width)
-        columns = [slice(start, min(start + width, self.vocab_size)) for start in starts]
         numbers = rows.tolist()
+        first = None if pieces is None else pieces.mul(PIECE_SIZE).tolist()
         for start in range(0, len(numbers), rows_per_read):
             places = slice(start, min(start + rows_per_read, len(numbers)))
-            is_one = places.stop - start == 1
-            members = slice(numbers[start], numbers[start] + 1) if is_one else rows[places]
-            risky, safe = self.risky[members], self.safe[members]
-            reads = [Read(part, risky[:, part], safe[:, part]) for part in columns]
+            row = numbers[start]
+            members = slice(row, row + 1) if places.stop - start == 1 else rows[places]
+            peaks = None if in_bits else self.plain_peaks[row]
+            risky_shift, safe_shift = self._shifts(members, peaks, scratch.dtype)
+            columns = slice(0, self.vocab_size)
+            if first is not None:
+                columns = slice(first[start], min(first[start] + width, self.vocab_size))
+            blocks = (torch.split(x[members, columns], width, 1) for x in (self.risky, self.safe))
+            starts = range(columns.start, columns.stop, width)
             block = scratch[: places.stop - start]
-            risky_shift, safe_shift = (shift[members] for shift in shifts)
-            slots = block.unbind(1)
-            yield RowGroup(members, places, risky_shift, safe_shift, block, slots, reads)
+            yield RowGroup(
+                rows=members,
+                is_plain=peaks is not None,
+                places=places,
+                risky_shift=risky_shift,
+                safe_shift=safe_shift,
+                block=block,
+                slots=block.unbind(1),
+                reads=[Read(*read) for read in zip(starts, *blocks, strict=True)],
+            )
 
-    def windows(self, rows: Tensor, numbers: Tensor) -> tuple[LogitPair, Tensor]:
-        """A copy of one piece of each row, and the column at which each copy starts.
-
-        rows: (A,) int64. numbers: (A,) int64 of the pieces. The copies are of one width: that of a
-        short last piece starts before it, with the tokens of the other piece banned.
-        """
-        width = min(PIECE_SIZE, self.vocab_size)
-        first = (PIECE_SIZE * numbers).clamp_max(self.vocab_size - width)
-        risky, safe = (_windows(x, rows, first, width) for x in (self.risky, self.safe))
-        overlap = PIECE_SIZE * numbers - first
-        is_cut = bool(overlap.any())
-        if is_cut:
-            is_other = torch.arange(width, device=rows.device) < overlap[:, None]
-            risky, safe = (x.masked_fill(is_other, -math.inf) for x in (risky, safe))
-        pair = LogitPair(
-            risky=risky,
-            safe=safe,
-            risky_shift=self.risky_shift[rows],
-            safe_shift=self.safe_shift[rows],
-            tilt_range=self.tilt_range[rows],
-            is_valid=self.is_valid[rows],
-            has_bans=self.has_bans or is_cut,
-        )
-        return pair, first
+    def _shifts(
+        self, rows: Tensor | slice, peaks: tuple[float, float] | None, dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if peaks is None:
+            return self.risky_shift[rows].to(dtype), self.safe_shift[rows].to(dtype)
+        if dtype == torch.float64:
+            return None, None
+        # Float32 sums of the powers of a tilt far from 0 would lose its variance.
+        risky, safe = torch.tensor(peaks, dtype=dtype, device=self.safe.device).neg()[:, None, None]
+        return risky, safe
 
     def read_shared(self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor) -> None:
-        """log2 of the safe weight on the common support, and the tilt risky - safe in bits.
+        """Log of the safe weight on the common support, and the tilt risky - safe.
 
-        safe, tilt: (R, C), overwritten. Where either model bans a token, and in the padding, safe
-        becomes -inf and tilt 0, so that no NaN can arise.
+        safe, tilt: (R, C), overwritten. Where either model bans a token, safe becomes -inf and tilt
+        0, so that no NaN can arise; so it does in the padding, but for `read_logs`.
         """
-        read_bits(read.safe, group.safe_shift, safe)
-        read_bits(read.risky, group.risky_shift, tilt)
-        outside = (safe == -math.inf) | (tilt == -math.inf) if self.has_bans else None
+        read_logs(group, read.safe, group.safe_shift, safe)
+        read_logs(group, read.risky, group.risky_shift, tilt)
+        may_ban = self.has_bans and not group.is_plain
+        outside = (safe == -math.inf) | (tilt == -math.inf) if may_ban else None
         tilt.sub_(safe)
         num_columns = read.safe.shape[1]
         if tilt.shape[1] > num_columns:
@@ -181,6 +176,7 @@ class LogitPair:
             safe.masked_fill_(outside, -math.inf)
 
 
+@np.errstate(invalid="ignore")
 def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     """Check two logit tensors and find the largest of every row.
 
@@ -190,48 +186,31 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     check_logits(risky_logits, safe_logits)
     pair = (risky_logits, safe_logits)
     # amax carries NaN and +inf through, and is -inf only for a row without a token.
-    largest, smallest = (
-        torch.stack([extreme.double() for extreme in extremes])
-        for extremes in ([x.amax(-1) for x in pair], [x.amin(-1) for x in pair])
-    )
-    is_valid = largest.isfinite()
+    extremes = torch.stack([x.amax(-1) for x in pair] + [x.amin(-1) for x in pair])
+    largest, smallest = extremes.double().cpu().numpy().reshape(2, 2, -1)
+    is_valid = np.isfinite(largest)
     # Row by row: the NaN of one row must not hide the bans of another.
     has_bans = bool((smallest < MASK_LIMIT).any())
+    is_plain = (largest <= PLAIN_LIMIT) & (smallest >= -PLAIN_LIMIT)
+    is_plain = (is_plain & (largest - smallest <= PLAIN_RANGE)).all(0)
+    is_plain &= np.abs(largest[0] - largest[1]) <= PLAIN_OFFSET
+    is_plain &= safe_logits.shape[1] > PIECE_SIZE
+    peaks = zip(is_plain.tolist(), *largest.tolist(), strict=True)
     if has_bans:
-        smallest = torch.stack([_smallest_allowed(x) for x in pair])
-    largest, smallest = (torch.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
-    risky_shift, safe_shift = largest.neg()[..., None].unbind(0)
+        smallest = torch.stack([_smallest_allowed(x) for x in pair]).cpu().numpy()
+    largest, smallest = (np.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
+    facts = np.array([*np.where(is_plain, 0.0, -largest), (largest - smallest).sum(0)])
+    risky_shift, safe_shift, tilt_range = torch.from_numpy(facts).to(safe_logits.device)
     return LogitPair(
         risky=risky_logits,
         safe=safe_logits,
-        risky_shift=risky_shift,
-        safe_shift=safe_shift,
-        tilt_range=(largest - smallest).sum(0),
-        is_valid=is_valid.all(0),
+        risky_shift=risky_shift[:, None],
+        safe_shift=safe_shift[:, None],
+        tilt_range=tilt_range,
+        is_valid=torch.from_numpy(is_valid.all(0)).to(safe_logits.device),
+        plain_peaks=[(risky, safe) if plain else None for plain, risky, safe in peaks],
         has_bans=has_bans,
     )
-
-
-def piece_sums(values: Tensor, pieces: slice) -> Tensor:
-    """Sums over each piece of a read: (R, C) to (R, number of pieces)."""
-    sums = values.view(len(values), -1, min(values.shape[1], PIECE_SIZE)).sum(-1)
-    return sums[:, : pieces.stop - pieces.start]
-
-
-def read_bits(logits: Tensor, shift: Tensor, out: Tensor) -> Tensor:
-    """Logits in bits: times BITS_PER_NAT, plus the shift (R, 1); -inf in the padding.
-
-    out: (R, C), at least as wide as the logits; overwritten and returned.
-    """
-    inside, num_columns = out, logits.shape[1]
-    if out.shape[1] > num_columns:
-        inside = out[:, :num_columns]
-        out[:, num_columns:] = -math.inf
-    if out.dtype != logits.dtype:
-        # An addition of two dtypes would make a temporary of its own.
-        logits = inside.copy_(logits)
-    torch.add(shift, logits, alpha=BITS_PER_NAT, out=inside)
-    return out
 
 
 def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
@@ -255,14 +234,6 @@ def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
 def _smallest_allowed(logits: Tensor) -> Tensor:
     limit = max(MASK_LIMIT, torch.finfo(logits.dtype).min)  # it overflows in float16
     return torch.where(logits < limit, math.inf, logits).amin(-1).double()
-
-
-def _windows(logits: Tensor, rows: Tensor, first: Tensor, width: int) -> Tensor:
-    if width == logits.shape[1]:
-        return logits[rows]
-    # Slices, for an index tensor takes 4 ns a token.
-    starts = zip(rows.tolist(), first.tolist(), strict=True)
-    return torch.stack([logits[row, start : start + width] for row, start in starts])
 
 
 def _padded(size: int, unit: int) -> int:

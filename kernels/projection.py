@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,10 +71,7 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     floor = floor_nats(pair, valid, masses)
     is_open = (budget[valid] > 0.0) & (floor <= budget[valid])
     rows, floor = valid[is_open], floor[is_open]
-    allowance = budget[rows] - floor
-    tolerance = (SHORTFALL_FRACTION * budget[rows]).clamp_min(SHORTFALL_NATS)
-    tolerance = torch.minimum(tolerance, 0.5 * allowance)
-    best = _largest_feasible(pair, rows, masses.shared[is_open].log2(), allowance, tolerance)
+    best = _largest_feasible(pair, rows, budget[rows], floor, masses.shared[is_open])
     law.is_safe_only[rows] = False
     law.slope[rows] = best.beta
     law.offset[rows] = law.log2_safe_mass[rows] - best.log2_partition
@@ -92,15 +90,28 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
 
 
 def _largest_feasible(
-    pair: LogitPair, rows: Tensor, log2_shared: Tensor, allowance: Tensor, tolerance: Tensor
+    pair: LogitPair, rows: Tensor, budget: Tensor, floor: Tensor, shared: Tensor
 ) -> FeasiblePoint:
+    """The largest beta of the open rows: a search on the host."""
+    facts = (budget, floor, shared.log2(), pair.rounding(rows), pair.tilt_range[rows])
+    limit, least, log2_shared, rounding, tilt_range = torch.stack(facts).cpu().numpy()
+    allowance = limit - least
+    tolerance = np.maximum(SHORTFALL_FRACTION * limit, SHORTFALL_NATS)
+    tolerance = np.minimum(tolerance, 0.5 * allowance)
     if pair.vocab_size <= SMALL_VOCAB and pair.safe.device.type == "cpu":
-        return small_vocab.largest_feasible(pair, rows, log2_shared, allowance, tolerance)
+        columns = (rounding, log2_shared, allowance, tolerance)
+        return small_vocab.largest_feasible(pair, rows, *columns)
     sums = estimated_sums(pair, rows)
-    is_untilted = sums.sums[:, 0, 2] == 0.0
-    target = KlTarget(log2_shared, allowance, tolerance, is_untilted)
+    target = KlTarget(
+        log2_shared=log2_shared,
+        allowance=allowance,
+        tolerance=tolerance,
+        is_untilted=sums.sums[:, 0, 2] == 0.0,
+        rounding=rounding,
+        tilt_range=tilt_range,
+    )
     best = largest_feasible(pair, rows, sums, target)
-    return FeasiblePoint(*best.values[:, 0, :4].unbind(-1))
+    return FeasiblePoint(*torch.from_numpy(best.values[:4, :, 0]).to(floor.device))
 
 
 def floor_nats(pair: LogitPair, rows: Tensor, masses: SupportMasses) -> Tensor:

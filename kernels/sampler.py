@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .law import RatioLaw, token_log2_probs
-from .logit_pair import PIECE_SIZE, Read, RowGroup, piece_sums, read_bits
+from .row_group import PIECE_SIZE, Read, RowGroup, piece_sums, read_logs
 
 # A rows drawn for, B requests, V vocabulary, R rows and C columns of one read.
 
@@ -105,22 +105,24 @@ def _residual(safe_log_probs: Tensor, log_probs: Tensor) -> Tensor:
 
 
 def _safe_weights(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
-    return read_bits(read.safe, group.safe_shift, group.slots[0]).exp2_()
+    return group.weights_(read_logs(group, read.safe, group.safe_shift, group.slots[0]))
 
 
 def _shared_weights(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
     safe, tilt = group.slots
     law.pair.read_shared(group, read, safe, tilt)
-    return safe.exp2_()
+    return group.weights_(safe)
 
 
 def _residual_weights(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
     """(p* - p_s)_+ up to a factor; its rounding error is that of p_s itself."""
     safe, tilt = group.slots
     law.pair.read_shared(group, read, safe, tilt)
-    weight = law.log2_ratio(group.rows, tilt).add_(safe)
-    group.block.exp2_()
-    return weight.sub_(safe).clamp_min_(0.0)
+    weight = law.log_ratio(group.rows, tilt, group.unit).add_(safe)
+    group.weights_(group.block)
+    weight.sub_(safe).clamp_min_(0.0)
+    weight[:, read.safe.shape[1] :] = 0.0
+    return weight
 
 
 def _masses(law: RatioLaw, rows: Tensor, weights: ReadWeights) -> Tensor:
@@ -141,18 +143,15 @@ def _draw(
 
     rows: (A,). masses: (A, num_pieces) float64. uniform: (B,) float64. Returns: (A,) int64.
     """
-    token_ids = torch.empty_like(rows)
     if not len(rows):
-        return token_ids
+        return rows
     running_sum = masses.cumsum(-1)
     target = uniform[rows] * running_sum[:, -1]
     chosen = _first_above(running_sum, target)
     before = torch.nn.functional.pad(running_sum, (1, 0)).gather(1, chosen[:, None])[:, 0]
-    inside, first = law.windows(rows, chosen)
-    members = torch.arange(len(rows), device=rows.device)
-    scratch = inside.pair.scratch(len(rows), 2, torch.float64)
-    for group in inside.pair.row_groups(members, scratch):
-        # A window is no wider than a piece: one read takes it whole.
-        in_piece = weights(inside, group, group.reads[0]).cumsum(-1)
-        token_ids[group.places] = _first_above(in_piece, (target - before)[group.places])
-    return token_ids + first
+    scratch = law.pair.piece_scratch(len(rows), 2)
+    inside = masses.new_empty(len(rows), scratch.shape[-1])
+    for group in law.pair.row_groups(rows, scratch, pieces=chosen):
+        in_piece = weights(law, group, group.reads[0])
+        torch.cumsum(in_piece, -1, out=inside[group.places])
+    return PIECE_SIZE * chosen + _first_above(inside, target - before)

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .logit_pair import BITS_PER_NAT, LogitPair
-from .tilt_points import LEAST_PARTITION
+from .logit_pair import LogitPair
+from .row_group import BITS_PER_NAT
+from .tilt_points import LEAST_PARTITION, Array
 
 # A rows still open, V symbols.
 
@@ -25,8 +26,6 @@ MAX_PASSES = 72
 NEWTON_PASSES = 8
 
 EPSILON = float(np.finfo(np.float64).eps)
-
-Array = NDArray[np.float64]
 
 
 class FeasiblePoint(NamedTuple):
@@ -76,17 +75,21 @@ class _Rows(NamedTuple):
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def largest_feasible(
-    pair: LogitPair, rows: Tensor, log2_shared: Tensor, allowance: Tensor, tolerance: Tensor
+    pair: LogitPair,
+    rows: Tensor,
+    rounding: Array,
+    log2_shared: Array,
+    allowance: Array,
+    tolerance: Array,
 ) -> FeasiblePoint:
     """`search.largest_feasible` for logits on the CPU, by Newton's method in sqrt(KL).
 
-    rows: (A,) int64, rows of the pair that have a common support. log2_shared, allowance,
-    tolerance: (A,) float64 as in `search.KlTarget`. A row's result does not depend on the others.
+    rows: (A,) int64, rows of the pair that have a common support. The others: (A,), as in
+    `search.KlTarget`. A row's result does not depend on the others.
     """
     safe, tilt = _shared_bits(pair, rows)
-    columns = (pair.rounding(rows), log2_shared, allowance, tolerance)
     is_untilted = np.asarray(~tilt.any(axis=1))
-    part = _Rows(safe, tilt, is_untilted, *(column.numpy() for column in columns))
+    part = _Rows(safe, tilt, is_untilted, rounding, log2_shared, allowance, tolerance)
     best = _points(part, np.zeros(len(safe)))
     best.kl[:] = best.margin[:] = 0.0  # beta = 0 is the safe model there by definition
     newest = _Points(*(column.copy() for column in best))

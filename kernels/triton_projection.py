@@ -82,6 +82,7 @@ def _projection(
         safe_shift=facts[:, layout.SAFE_SHIFT.value, None],
         tilt_range=facts[:, layout.TILT_RANGE.value],
         is_valid=is_valid,
+        plain_peaks=(None,) * len(is_valid),
         has_bans=True,  # they may; to know it would mean to wait for the device
     )
     law = RatioLaw(

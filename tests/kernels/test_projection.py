@@ -10,11 +10,20 @@ from logit_kinds import KINDS, SIZES
 
 from anchored.kernels import projection, reference
 from anchored.kernels.projection import project_kl
+from anchored.kernels.row_group import PIECE_SIZE
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
 
 REFERENCE_ERROR = 1e-12
 """Nats; rounding of the float64 reference itself, at most 1e-16 times the range of the logits."""
+
+
+@pytest.fixture(scope="module", params=[0, projection.SMALL_VOCAB], ids=["large", "small"])
+def either_search(request):
+    """Both searches for the weight, at any number of symbols."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(projection, "SMALL_VOCAB", request.param)
+        yield
 
 
 def assert_feasible(projection, risky, safe, budget):
@@ -41,6 +50,7 @@ def assert_accurate(projection, kl, log_probs, budget):
     assert error.max() <= 1e-5
 
 
+@pytest.mark.usefixtures("either_search")
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_random_cases_keep_the_bound_and_the_accuracy(kind, logit_pairs, budgets):
     generator = torch.Generator().manual_seed(KINDS.index(kind))
@@ -54,6 +64,7 @@ def test_ten_thousand_random_cases_keep_the_bound_and_the_accuracy(kind, logit_p
                 assert_accurate(projection, kl, log_probs, budget)
 
 
+@pytest.mark.usefixtures("either_search")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "huge"])
 def test_weight_agrees_with_bisection(kind, logit_pairs, budgets):
     generator = torch.Generator().manual_seed(1)
@@ -69,6 +80,7 @@ def test_weight_agrees_with_bisection(kind, logit_pairs, budgets):
     assert bool((is_within | projection.is_safe_only).all())
 
 
+@pytest.mark.usefixtures("either_search")
 def test_support_rules():
     inf = math.inf
     safe = torch.tensor([[0.0, 0.0, -inf]] * 5, dtype=torch.float64)
@@ -89,6 +101,7 @@ def test_support_rules():
     assert math.log(2.0) <= projection.spend[1] <= math.log(2.0) + 2 * SPEND_QUANTUM
 
 
+@pytest.mark.usefixtures("either_search")
 def test_identical_models_give_the_risky_law_for_nothing(logit_pairs):
     _, safe = logit_pairs("masked_safe", 20, 300, torch.Generator().manual_seed(2))
     projection = project_kl(safe, safe, torch.full((20,), 1e-9))
@@ -97,6 +110,7 @@ def test_identical_models_give_the_risky_law_for_nothing(logit_pairs):
     assert not projection.is_safe_only.any()
 
 
+@pytest.mark.usefixtures("either_search")
 def test_one_token_vocabulary_is_certain():
     projection = project_kl(
         torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1), torch.zeros(1, 3).double()
@@ -105,6 +119,7 @@ def test_one_token_vocabulary_is_certain():
     assert projection.token_ids.tolist() == [0]
 
 
+@pytest.mark.usefixtures("either_search")
 def test_invalid_rows_are_flagged_and_leave_the_others_alone(logit_pairs):
     risky, safe = logit_pairs("masked_both", 5, 40, torch.Generator().manual_seed(3))
     clean = risky.clone(), safe.clone()
@@ -120,6 +135,26 @@ def test_invalid_rows_are_flagged_and_leave_the_others_alone(logit_pairs):
     assert projection.log_probs()[:4].isnan().all()
     assert projection.spend[4] == alone.spend[0]
     assert projection.token_ids[4] == alone.token_ids[0]
+
+
+def test_rows_are_solved_alike_alone_and_beside_rows_that_are_read_otherwise(logit_pairs):
+    generator = torch.Generator().manual_seed(6)
+    risky, safe = logit_pairs("generic", 6, PIECE_SIZE + 100, generator)
+    # As they are; with bans; of a wide range; far apart; beyond the plain limit; a constant apart.
+    risky[1, ::3], safe[2, 0] = -math.inf, -90.0
+    risky[3] += 50.0
+    risky[4], safe[4] = risky[4] - 300.0, safe[4] - 300.0
+    risky[5] = safe[5] - 1.0
+    budget = torch.full((6,), 0.02, dtype=torch.float64)
+    budget[1] += reference.support_floor(risky, safe)[1]
+    uniform = uniforms(torch.arange(6), torch.arange(6))
+    batch = project_kl(risky, safe, budget, uniform)
+    assert_feasible(batch, risky, safe, budget)
+    for row in range(6):
+        one = slice(row, row + 1)
+        alone = project_kl(risky[one], safe[one], budget[one], uniform[one])
+        for name in ("weight", "spend", "token_ids", "accepted"):
+            assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
 
 
 def test_token_log_probs_are_those_of_the_whole_row(logit_pairs, budgets):
@@ -163,6 +198,7 @@ def test_strided_logits_are_read_in_place(logit_pairs):
     assert torch.equal(transposed.spend, project_kl(risky[:3], safe[:3], budget).spend)
 
 
+@pytest.mark.usefixtures("either_search")
 @given(
     kind=st.sampled_from(KINDS),
     vocab_size=st.sampled_from([1, 2, 7, 63, 64, 65, 300]),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from anchored.kernels import reference
 from anchored.kernels.clipping import project_max
 from anchored.kernels.projection import project_kl
+from anchored.kernels.row_group import PIECE_SIZE
 from anchored.kernels.sampler import coupled_sample
 from anchored.kernels.uniforms import uniforms
 
@@ -111,6 +112,15 @@ def test_a_banned_draft_whose_residual_rounds_away_is_still_replaced(project):
     assert projection.token_ids.tolist() == [1]
     token_ids, _ = coupled_sample(safe.log_softmax(-1), risky.log_softmax(-1), uniform)
     assert token_ids.tolist() == [1]
+
+
+def test_a_rejected_draft_without_residual_draws_no_padding():
+    # Laws that agree but for rounding, of a vocabulary that ends in the middle of a piece.
+    generator = torch.Generator().manual_seed(10)
+    safe = torch.randint(-4096, 4096, (200, PIECE_SIZE + 1), generator=generator) / 1024.0
+    uniform = torch.full((200, 3), 1.0 - 2.0**-53, dtype=torch.float64)
+    projection = project_kl(safe - 1.0, safe, torch.full((200,), 1.0), uniform)
+    assert int(projection.token_ids.max()) <= PIECE_SIZE
 
 
 @given(
