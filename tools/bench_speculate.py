@@ -95,6 +95,11 @@ def run(config: BenchSpeculateConfig) -> int:
     costs = measure.costs([int(draft) for draft in config.drafts if draft != "auto"])
     risky_alone = measure.of_risky_alone()
     print(_headline(config, pair, costs, risky_alone))
+    columns = max(costs.risky_s)
+    print(
+        f"risky log-probabilities by {columns} columns at once and by one: "
+        f"up to {measure.rounding_nats(columns):.1e} nats apart"
+    )
     print(_line(TITLES))
     for k in config.ks:
         for cells in _rows_of_k(config, measure, k, costs, risky_alone):

@@ -9,6 +9,8 @@ from functools import partial
 from itertools import takewhile
 from typing import Literal, TypeVar
 
+import torch
+
 from anchored import Decoder, Generation, ModelPair
 from anchored.decode.row_stream import RowStream
 from anchored.tools.bench_decode import timed
@@ -80,6 +82,20 @@ class SpeedMeasurement:
             safe_s=self._forward_s("safe", 1),
             risky_s={count: self._forward_s("risky", count) for count in columns},
         )
+
+    def rounding_nats(self, columns: int) -> float:
+        """Largest difference of a risky log-probability by a forward of columns and by one each."""
+        stream, rows = self._stream("risky", columns), list(range(self.batch_size))
+        tokens = [[2 + row + place for place in range(columns)] for row in rows]
+        stream.read([[0] * PROMPT_TOKENS] * len(rows), rows)
+        together = stream.feed_ends(rows, tokens, columns)
+        for row in rows:
+            stream.roll_back(row, PROMPT_TOKENS)
+        alone = [
+            stream.feed_rows(rows, [[read[place]] for read in tokens]) for place in range(columns)
+        ]
+        laws = (logits.double().log_softmax(-1) for logits in (together, torch.stack(alone, 1)))
+        return next(laws).sub(next(laws)).abs().max().item()
 
     def _speed(self, generate: Callable[[Prompts], Drawn]) -> Speed:
         """The first call is a warm-up."""
