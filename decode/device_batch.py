@@ -168,7 +168,9 @@ class DeviceBatch(PairedBatch):
     def _bank_step(self, row: int, record: list[list[float]]) -> None:
         """record: (G, NUM_FIELDS)."""
         state = self._state(row)
-        drafts = [int(draft) for *_, draft, _ in record if draft != NO_TOKEN]
+        drafts = [draft for *_, draft, _ in record if draft != NO_TOKEN]
+        # A row that drafted may have met NaN of its drafts, and tries without them next.
+        assert record[0][-1] or drafts, f"row {row} ended on the device alone"
         state.num_forwards.update({"risky": 1, "safe": len(record)})
         state.num_drafted += len(drafts)
         for token_id, accepted, *figures, draft, was_drawn in record:

@@ -95,7 +95,7 @@ class DeviceStep:
             safe.append(self._read("safe", read, place))
             guess = self._guessed(safe[-1], seen[-1])
             is_drafting = is_drafting & self._is_followed(guess, place)
-            drafts.append(guess.where(is_drafting, NO_TOKEN))
+            drafts.append(guess.masked_fill(~is_drafting, NO_TOKEN))
             # Behind its drafts a row reads a token of its own, as right padding does.
             read.append(guess.where(is_drafting, state.last_tokens))
             seen.append(seen[-1].scatter(1, read[-1][:, None], True))

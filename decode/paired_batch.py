@@ -157,7 +157,7 @@ class PairedBatch:
         )
 
     def _of_rows(self, values: Tensor, rows: list[int]) -> Tensor:
-        return values if len(rows) == len(values) else values[rows]
+        return values if rows == list(range(len(values))) else values[rows]
 
     def _state(self, row: int) -> RequestState:
         state = self._states[row]

@@ -4,15 +4,18 @@ import math
 
 import pytest
 import torch
-from tiny_models import tiny_gpt2, tiny_llama, word_tokenizer
+from tiny_models import tiny_family, tiny_gpt2, tiny_llama, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.device_batch import DeviceBatch
+from anchored.decode.device_refusal import FAMILIES
 from anchored.decode.device_state import NUM_KEPT
 from anchored.decode.device_step import DeviceStep
 from anchored.decode.paired_batch import PairedBatch
 from anchored.decode.request import Request, RequestState
 from anchored.decode.round_length import LENGTHS
+from anchored.decode.row_attention import row_attention
+from anchored.decode.row_stream import RowStream
 from anchored.decode.sampling_config import SamplingConfig
 from anchored.decode.schedule import decode_all
 from anchored.decode.token_level import TokenLevel
@@ -204,3 +207,18 @@ def guess_of(monkeypatch, place: int, token_id: int) -> None:
 
     monkeypatch.setattr(DeviceStep, "_laws", fresh_laws)
     monkeypatch.setattr(DeviceStep, "_guessed", other_guess)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_several_columns_at_places_on_the_device_give_the_logits_of_a_plain_forward(family):
+    model = tiny_family(family, 3)
+    stream = RowStream(model, row_attention(model), num_rows=2, max_length=20, vocab_size=320)
+    texts = [[5, 9, 11, 8, 30, 7], [4, 100, 2, 6, 77, 9]]
+    stream.reserve()
+    stream.read([text[:length] for text, length in zip(texts, (3, 1), strict=True)], [0, 1])
+    places = torch.tensor([[3, 4, 5], [1, 2, 3]])
+    columns = torch.tensor([texts[0][3:], texts[1][1:4]])
+    logits = stream.feed_at(columns, places)
+    for row, end in ((0, 6), (1, 4)):
+        plain = model(torch.tensor([texts[row][:end]])).logits[0, end - 3 :]
+        torch.testing.assert_close(logits[row], plain, rtol=0, atol=1e-9)

@@ -215,6 +215,8 @@ class NoAnswers(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in self.WAITING and isinstance(args[0], Tensor):
             raise AssertionError(f"{name} waits for the device")
+        if name == "where" and not all(isinstance(value, Tensor) for value in args):
+            raise AssertionError("a number in where is copied to the device")
         indexed = args[1] if name in ("__getitem__", "__setitem__") else ()
         for index in indexed if isinstance(indexed, tuple) else (indexed,):
             if isinstance(index, Tensor) and index.dtype == torch.bool:

@@ -294,3 +294,17 @@ def test_float32_differs_by_rounding_only(pair_folders, caplog):
         ours = generate(pair, RULES[0], 4, prompts(20), max_new_tokens=10)
     assert sum(a.token_ids != b.token_ids for a, b in zip(plain, ours, strict=True)) <= 1
     assert all(verify(result.ledger, pair).is_ok for result in ours[:3])
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_a_row_that_catches_up_beside_all_others_keeps_its_own_laws(pair, gamma):
+    """It is read for alone, so the rows are walked in another order."""
+    texts, settings = [TEXT[0], TEXT[1], TEXT[2]], {"max_new_tokens": 24, "temperature": 1.0}
+    ks = [0.5, 5.0, 1.0]
+    plain = [
+        Decoder(pair, Anchored(k=k)).generate([text], seed=i, **settings)[0]
+        for i, (text, k) in enumerate(zip(texts, ks, strict=True))
+    ]
+    assert len({result.ledger.skipped_risky for result in plain}) > 1
+    decoder = Decoder(pair, Anchored(k=1.0), batch_size=3, speculate=gamma)
+    assert_same(plain, decoder.generate(texts, k=ks, seed=[0, 1, 2], **settings))

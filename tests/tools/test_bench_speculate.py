@@ -16,10 +16,8 @@ SMALL = BenchSpeculateConfig(
 def test_every_draft_length_has_a_row(capsys):
     assert run(SMALL) == 0
     lines = capsys.readouterr().out.splitlines()
-    titles, rows = (
-        lines[3].split(),
-        [line.replace("no rest", "never").split() for line in lines[4:]],
-    )
+    assert "by 3 columns at once and by one" in lines[3]
+    titles, *rows = (line.replace("no rest", "never").split() for line in lines[4:])
     assert titles[:2] == ["k", "draft"]
     assert [row[:2] for row in rows] == [
         [k, draft] for k in ("0.5", "p_r") for draft in ("never", "off", "2", "auto")
