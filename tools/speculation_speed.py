@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import torch
 
 from anchored import Decoder, Generation, ModelPair
+from anchored.decode.paired_streams import open_streams
 from anchored.decode.row_stream import RowStream
 from anchored.tools.bench_decode import timed
 from anchored.tools.model_alone import ModelAlone
@@ -131,16 +132,10 @@ class SpeedMeasurement:
         return statistics.median(seconds)
 
     def _stream(self, name: str, columns: int) -> RowStream:
-        attention = self.pair.row_attention[name]
-        if attention is None:
+        stream = open_streams(self.pair, self.batch_size, PROMPT_TOKENS + columns)[name]
+        if not isinstance(stream, RowStream):
             raise ValueError(f"the {name} model decodes in whole batches: it cannot speculate")
-        return RowStream(
-            self.pair.models[name],
-            attention,
-            num_rows=self.batch_size,
-            max_length=PROMPT_TOKENS + columns,
-            vocab_size=self.pair.vocab_size,
-        )
+        return stream
 
 
 def flips_per_1000(plain: list[list[int]], drafted: list[list[int]]) -> float:

@@ -7,14 +7,15 @@ import torch
 from tiny_models import tiny_family, tiny_gpt2, tiny_llama, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, verify
+from anchored.decode.captured_step import CapturedStep
 from anchored.decode.device_batch import DeviceBatch
 from anchored.decode.device_refusal import FAMILIES
 from anchored.decode.device_state import NUM_KEPT
 from anchored.decode.device_step import DeviceStep
 from anchored.decode.paired_batch import PairedBatch
+from anchored.decode.paired_streams import open_streams
 from anchored.decode.request import Request, RequestState
 from anchored.decode.round_length import LENGTHS
-from anchored.decode.row_attention import row_attention
 from anchored.decode.row_stream import RowStream
 from anchored.decode.sampling_config import SamplingConfig
 from anchored.decode.schedule import decode_all
@@ -120,6 +121,26 @@ def test_a_decoder_drafts_on_the_device_and_its_ledgers_verify(word_pair):
     assert verify(ours.ledger, word_pair).is_ok
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_drafts", [0, 1, 4])
+def test_captured_steps_with_branches_give_the_plain_tokens(words, num_drafts):
+    models = [tiny_llama(seed, vocab_size=VOCAB_SIZE).float().cuda() for seed in (1, 2)]
+    pair, asked = ModelPair(*models, words), requests((5, 30), (2, 40), (1, 20))
+    batch = DeviceBatch(
+        TokenLevel(pair),
+        KL,
+        SamplingConfig(temperature=1.0),
+        num_rows=2,
+        max_length=60,
+        draft_lengths=(num_drafts,),
+    )
+    for is_forked in (False, True):
+        step = batch._device_step(num_drafts, is_forked=is_forked)
+        batch._runs[num_drafts] = CapturedStep(step, pair.safe.device)
+        ours = sorted(decode_all(batch, asked), key=lambda state: state.request.index)
+        assert_same(decoded(pair, KL, asked), ours)
+
+
 @pytest.mark.slow
 def test_several_lengths_are_tried_and_give_the_plain_tokens(word_pair):
     asked = requests((3, 24), first_seed=7)
@@ -210,9 +231,10 @@ def guess_of(monkeypatch, place: int, token_id: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_several_columns_at_places_on_the_device_give_the_logits_of_a_plain_forward(family):
+def test_several_columns_at_places_on_the_device_give_a_plain_forward(tokenizer, family):
     model = tiny_family(family, 3)
-    stream = RowStream(model, row_attention(model), num_rows=2, max_length=20, vocab_size=320)
+    stream = open_streams(ModelPair(model, model, tokenizer), 2, 20)["safe"]
+    assert isinstance(stream, RowStream)
     texts = [[5, 9, 11, 8, 30, 7], [4, 100, 2, 6, 77, 9]]
     stream.reserve()
     stream.read([text[:length] for text, length in zip(texts, (3, 1), strict=True)], [0, 1])
