@@ -60,17 +60,22 @@ def requests(*sizes: tuple[int, int], first_seed: int = 0) -> list[Request]:
     ]
 
 
-def decoded(pair, rule, asked: list[Request], *lengths: int) -> list[RequestState]:
-    """Results in the order of the requests; eager and plain without draft lengths."""
+def opened(pair, rule, asked: list[Request], *lengths: int) -> PairedBatch:
+    """A batch of at most two rows; eager and plain without draft lengths."""
     settings = {
         "num_rows": min(2, len(asked)),
         "max_length": max(request.max_length for request in asked),
     }
-    if lengths:
-        settings["draft_lengths"] = lengths
-    batch_class = DeviceBatch if lengths else PairedBatch
-    batch = batch_class(TokenLevel(pair), rule, SamplingConfig(temperature=1.0), **settings)
-    return sorted(decode_all(batch, asked), key=lambda state: state.request.index)
+    level, sampling = TokenLevel(pair), SamplingConfig(temperature=1.0)
+    if not lengths:
+        return PairedBatch(level, rule, sampling, **settings)
+    return DeviceBatch(level, rule, sampling, draft_lengths=lengths, **settings)
+
+
+def decoded(pair, rule, asked: list[Request], *lengths: int) -> list[RequestState]:
+    """Results in the order of the requests."""
+    states = decode_all(opened(pair, rule, asked, *lengths), asked)
+    return sorted(states, key=lambda state: state.request.index)
 
 
 def assert_same(expected: list[RequestState], actual: list[RequestState]) -> None:
@@ -126,14 +131,7 @@ def test_a_decoder_drafts_on_the_device_and_its_ledgers_verify(word_pair):
 def test_captured_steps_with_branches_give_the_plain_tokens(words, num_drafts):
     models = [tiny_llama(seed, vocab_size=VOCAB_SIZE).float().cuda() for seed in (1, 2)]
     pair, asked = ModelPair(*models, words), requests((5, 30), (2, 40), (1, 20))
-    batch = DeviceBatch(
-        TokenLevel(pair),
-        KL,
-        SamplingConfig(temperature=1.0),
-        num_rows=2,
-        max_length=60,
-        draft_lengths=(num_drafts,),
-    )
+    batch = opened(pair, KL, asked, num_drafts)
     for is_forked in (False, True):
         step = batch._device_step(num_drafts, is_forked=is_forked)
         batch._runs[num_drafts] = CapturedStep(step, pair.safe.device)
@@ -178,6 +176,17 @@ def test_drafts_may_reach_behind_the_context(words):
     pair = ModelPair(*(tiny_gpt2(seed, vocab_size=VOCAB_SIZE).float() for seed in (1, 2)), words)
     asked = requests((125, 3))
     assert_same(decoded(pair, KL, asked), decoded(pair, KL, asked, 4))
+
+
+def test_an_end_that_is_guessed_and_kept_is_the_last_token_drawn(word_pair):
+    """By the device: what the host would drop behind it is not even drawn."""
+    batch = opened(word_pair, KL, requests((5, 6), first_seed=4), 2)
+    batch.admit(requests((5, 6), first_seed=4))
+    batch._runs[2]()
+    state = batch._state_on_device
+    assert state.is_finished.item() and state.last_tokens.item() == 1
+    assert state.positions.item() == 5
+    assert state.records[0, 0, :, -1].tolist() == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("place", [0, 1])
