@@ -21,6 +21,7 @@ from .model_loading import (
     quantization_method,
     same_tokens,
 )
+from .output_layer import OutputLayer
 from .row_attention import RowAttention
 from .row_check import checked_row_attention
 
@@ -50,6 +51,8 @@ class ModelPair:
     """Take a quantised safe model: the bound then holds against that model, not the original."""
     row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
+    output_layers: dict[str, OutputLayer] = field(default_factory=dict, init=False)
+    """By "safe" and "risky"; they predict the tokens of `tokenizer`."""
 
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
@@ -65,6 +68,7 @@ class ModelPair:
                 self.fingerprints[name] = model_fingerprint(model)
             model.train(False)
             self.row_attention[name] = checked_row_attention(model, name)
+            self.output_layers[name] = OutputLayer(model, self.vocab_size, packs=True)
         if self.risky_tokenizer is not None:
             for name, tokenizer in self.tokenizers.items():
                 _check_bytes(tokenizer, name)

@@ -1,32 +1,58 @@
 """The last layer of a model: hidden states to logits, or to log-probabilities of tokens."""
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..kernels.token_log_probs import hidden_token_log_probs, token_log_probs
+from .packed_linear import PackedLinear, can_pack
 
 ROWS_PER_TILE = 64
 """Positions whose logits exist at once where the weight itself cannot be read."""
 
+_packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDictionary()
+"""By layer, with the version of its weight: every stream of a model reads one copy."""
+
 
 class OutputLayer:
-    """Predicts the first `vocab_size` tokens; embeddings padded beyond them are left out."""
+    """Predicts the first `vocab_size` tokens; embeddings padded beyond them are left out.
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+    packs: keep a copy of the weight that a CPU reads faster where there can be one (see
+    `PackedLinear`), made when the first logits are asked for, and anew once the weight has changed.
+    """
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int, *, packs: bool = False) -> None:
         self._layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size
+        self._packs = packs and self._has_whole_weight() and can_pack(self._layer.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., vocab_size) of hidden states (..., D), in the model's dtype."""
+        if self._packs:
+            return self._packed_layer()(hidden)
         logits: Tensor = self._layer(hidden)[..., : self.vocab_size]
         return logits
+
+    def _packed_layer(self) -> PackedLinear:
+        weight = self._layer.weight
+        # Nothing but inference mode writes to an inference tensor, which counts no versions.
+        count = 0 if weight.is_inference() else weight._version
+        version = (weight.data_ptr(), count, self.vocab_size)
+        if self._layer not in _packed or _packed[self._layer][0] != version:
+            _packed[self._layer] = version, PackedLinear(*self._predicting())
+        return _packed[self._layer][1]
+
+    def _predicting(self) -> tuple[Tensor, Tensor | None]:
+        """Weight (vocab_size, D) and bias (vocab_size,) of the tokens that are predicted."""
+        weight, bias = self._layer.weight[: self.vocab_size], self._layer.bias
+        return weight, None if bias is None else bias[: self.vocab_size]
 
     def token_log_probs(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """(N,) float64 nats of tokens (N,) after hidden states (N, D), tile by tile."""
         if self._has_whole_weight():
-            bias = None if self._layer.bias is None else self._layer.bias[: self.vocab_size]
-            weight = self._layer.weight[: self.vocab_size]
+            weight, bias = self._predicting()
             return hidden_token_log_probs(hidden, weight, token_ids, bias)
         tiles = zip(*(torch.split(t, ROWS_PER_TILE) for t in (hidden, token_ids)), strict=True)
         return torch.cat([token_log_probs(self.logits(rows), tokens) for rows, tokens in tiles])

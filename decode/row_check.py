@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .output_layer import OutputLayer
 from .row_attention import RowAttention, row_attention
 from .row_stream import RowStream
 
@@ -59,7 +60,11 @@ def _row_logits(
     """(by rows, plain): after prompts, after ragged columns, after one row was rolled back."""
     first, second = texts
     stream = RowStream(
-        model, attention, num_rows=2, max_length=sum(LENGTHS), vocab_size=len(plain[0][0])
+        model,
+        attention,
+        num_rows=2,
+        max_length=sum(LENGTHS),
+        output=OutputLayer(model, len(plain[0][0])),
     )
     prompts = [first[:-2].tolist(), second[:-1].tolist()]
     read = stream.read(prompts, [0, 1])

@@ -8,6 +8,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .level import Level
 from .model_pair import ModelPair
+from .output_layer import OutputLayer
 from .row_attention import RowAttention
 from .row_stream import RowStream
 
@@ -90,7 +91,11 @@ def _logits(
     model: PreTrainedModel, attention: RowAttention, tokens: list[int], vocab_size: int
 ) -> Tensor:
     stream = RowStream(
-        model, attention, num_rows=1, max_length=len(tokens) + 1, vocab_size=vocab_size
+        model,
+        attention,
+        num_rows=1,
+        max_length=len(tokens) + 1,
+        output=OutputLayer(model, vocab_size),
     )
     stream.read([[0]], [0])
     tokens = [token % vocab_size for token in tokens]

@@ -42,8 +42,13 @@ class Warpers:
         return self.stop_token_ids[0] if token_id in self.stop_token_ids else token_id
 
     def _penalise(self, scores: Tensor, seen: Tensor) -> None:
+        penalty = self.config.repetition_penalty
+        if scores.is_cuda:  # to ask which were seen would be to wait for the device
+            penalised = torch.where(scores > 0, scores / penalty, scores * penalty)
+            scores.copy_(torch.where(seen, penalised, scores))
+            return
         rows, token_ids = seen.nonzero(as_tuple=True)  # a few of many: no pass over all of them
-        chosen, penalty = scores[rows, token_ids], self.config.repetition_penalty
+        chosen = scores[rows, token_ids]
         scores[rows, token_ids] = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
 
     def _merge_end_symbols(self, scores: Tensor) -> None:

@@ -30,7 +30,11 @@ class ModelAlone:
         model = pair.models[name]
         shape, device = (num_rows, pair.vocab_size), model.device
         self._stream = RowStream(
-            model, attention, num_rows=num_rows, max_length=max_length, vocab_size=pair.vocab_size
+            model,
+            attention,
+            num_rows=num_rows,
+            max_length=max_length,
+            output=pair.output_layers[name],
         )
         self._rows = list(range(num_rows))
         self._step: Callable[[], None] = self._step_on_host

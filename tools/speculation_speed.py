@@ -132,7 +132,9 @@ class SpeedMeasurement:
         return statistics.median(seconds)
 
     def _stream(self, name: str, columns: int) -> RowStream:
-        stream = open_streams(self.pair, self.batch_size, PROMPT_TOKENS + columns)[name]
+        max_length = PROMPT_TOKENS + columns
+        streams = open_streams(self.pair, self.batch_size, max_length, scores_prompts=False)
+        stream = streams[name]
         if not isinstance(stream, RowStream):
             raise ValueError(f"the {name} model decodes in whole batches: it cannot speculate")
         return stream

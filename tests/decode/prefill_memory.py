@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from anchored.decode.output_layer import OutputLayer
 from anchored.decode.prefix_debt import log_likelihood_ratios, prefix_debt
 from anchored.decode.row_attention import row_attention
 from anchored.decode.row_stream import RowStream
@@ -30,7 +31,7 @@ def debt(model, token_ids: list[int]) -> None:
         row_attention(model),
         num_rows=1,
         max_length=NUM_TOKENS,
-        vocab_size=VOCAB_SIZE,
+        output=OutputLayer(model, VOCAB_SIZE),
     )
     log_probs = stream.read([token_ids], [0]).token_log_probs[0]
     prefix_debt(log_likelihood_ratios(log_probs, log_probs - 1.0))

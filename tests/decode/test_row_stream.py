@@ -7,6 +7,7 @@ import torch
 from tiny_models import FAMILIES, tiny_family
 from torch import Tensor
 
+from anchored.decode.output_layer import OutputLayer
 from anchored.decode.row_attention import row_attention
 from anchored.decode.row_stream import RowStream
 
@@ -21,7 +22,7 @@ def stream_of(model) -> RowStream:
         row_attention(model),
         num_rows=NUM_ROWS,
         max_length=MAX_LENGTH,
-        vocab_size=VOCAB_SIZE,
+        output=OutputLayer(model, VOCAB_SIZE),
     )
 
 
