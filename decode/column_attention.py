@@ -1,4 +1,4 @@
-"""Attention of one new column a row, each row reading up to a position kept on the device."""
+"""Attention of new columns, each row reading up to positions kept on the device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +11,19 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..kernels.decode_attention import decode_attention
 
-# B rows, H query heads, G key heads, C columns of storage, D head size.
+# B rows, T new columns, H query heads, G key heads, C columns of storage, D head size.
 
 NAME = "anchored_columns"
 
 
 def places(positions: Tensor) -> Tensor:
-    """(2, B, 1, 1) int64: rows and their positions, to be given to a model as its mask.
+    """(2, B, T, 1) int64: rows and their positions, to be given to a model as its mask.
 
-    positions: (B,) int64. The mask is the one argument that every family hands to its attention
+    positions: (B, T) int64. The mask is the one argument that every family hands to its attention
     as it is, if it has four dimensions; without one GPT-2 waits for the device.
     """
     rows = torch.arange(len(positions), device=positions.device)
-    return torch.stack([rows, positions])[..., None, None]
+    return torch.stack([rows[:, None].expand_as(positions), positions])[..., None]
 
 
 @contextmanager
@@ -50,9 +50,9 @@ def column_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """(attention (B, 1, H, D), no weights), as transformers calls it.
+    """(attention (B, T, H, D), no weights), as transformers calls it.
 
-    query: (B, H, 1, D). key, value: (B, G, C, D), whole storage. attention_mask: of `places`.
+    query: (B, H, T, D). key, value: (B, G, C, D), whole storage. attention_mask: of `places`.
     """
     rows, positions = attention_mask[0, :, 0, 0], attention_mask[1, :, :, 0]
     attended = decode_attention(query, key, value, positions, rows=rows, scale=scaling)

@@ -1,17 +1,20 @@
 """A batch that decodes on the device and is looked at by the host every few steps."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..kernels.walk import new_accounts
 from .captured_step import CapturedStep
-from .device_state import NUM_KEPT, DeviceState
+from .device_state import NO_TOKEN, NUM_KEPT, DeviceState
 from .device_step import DeviceStep
+from .ledger import LedgerStep
 from .level import Level
 from .paired_batch import PairedBatch
 from .request import Request, RequestState
+from .round_length import RoundLength
 from .row_stream import RowStream
 from .rules.anchored import Anchored
 from .sampling_config import SamplingConfig
@@ -23,9 +26,10 @@ CAPACITY_STEP = 256
 class DeviceBatch(PairedBatch):
     """A PairedBatch whose steps run `DeviceStep`, as a CUDA graph where there is CUDA.
 
-    `step` makes up to NUM_KEPT steps, then reads what was drawn. Tokens drawn after the end of a
-    request (a stop string, which only the host can see) are dropped: they are in no ledger. The
-    graph is captured once, so a batch that is empty again is worth keeping.
+    `step` makes a few steps, then reads what was drawn. Tokens drawn after the end of a request (a
+    stop string, which only the host can see) are dropped: they are in no ledger. A graph for each
+    length of a draft is captured once, so a batch that is empty again is worth keeping. Requests
+    that may spend nothing yet are like the others: all their drafts are kept.
     """
 
     rule: Anchored
@@ -39,20 +43,24 @@ class DeviceBatch(PairedBatch):
         *,
         num_rows: int,
         max_length: int,
+        draft_lengths: Sequence[int] = (0,),
     ) -> None:
-        """Raises ValueError where Triton cannot run; what else is needed, see `device_refusal`."""
-        super().__init__(
-            level, rule, sampling, num_rows=num_rows, max_length=capacity_for(max_length)
-        )
+        """draft_lengths: 0 for plain decoding; of several the one that is worth most is chosen.
+
+        Raises ValueError where Triton cannot run; what else is needed, see `device_refusal`.
+        """
+        self._length = RoundLength(draft_lengths)
+        columns = self._columns(max_length)
+        super().__init__(level, rule, sampling, num_rows=num_rows, max_length=columns)
         self._state_on_device = self._open()
-        self._run = self._runnable()
+        self._runs = {length: self._runnable(length) for length in draft_lengths}
         self.warp_by(sampling)
 
     def fits(self, num_rows: int, max_length: int) -> bool:
         """Whether this batch, empty again, can serve one of these sizes."""
         stream = self.streams["safe"]
         sizes = (len(self._states), stream.max_length)
-        return self.is_empty and sizes == (num_rows, capacity_for(max_length))
+        return self.is_empty and sizes == (num_rows, self._columns(max_length))
 
     def warp_by(self, sampling: SamplingConfig) -> None:
         """Use this penalty and temperature from the next step on."""
@@ -76,15 +84,20 @@ class DeviceBatch(PairedBatch):
         rows = [row for row, state in enumerate(self._states) if state is not None]
         if not rows:
             return []
+        length = self._length.chosen()
         left = max(_steps_left(self._state(row)) for row in rows)
-        num_steps = min(NUM_KEPT, left)
-        self._state_on_device.rewind()
-        for _ in range(num_steps):
-            self._run()
-        records = self._state_on_device.records[:num_steps].cpu()
-        for row in rows:
-            self._bank(row, records[:, row])
+        num_steps = min(-(-NUM_KEPT // (length + 1)), left)
+        start_s = time.perf_counter()
+        records = self._records(length, num_steps)
+        step_s = (time.perf_counter() - start_s) / num_steps
+        drawn = [step for row in rows for step in self._bank(row, records[:, row])]
+        num_kept = sum(step.accepted for step in drawn)
+        self._length.took(length, step_s, num_kept=num_kept, num_drawn=len(drawn))
         return self._release(rows)
+
+    def _columns(self, max_length: int) -> int:
+        # Behind a row's own end there are those of its last draft.
+        return capacity_for(max_length + self._length.longest)
 
     def _open(self) -> DeviceState:
         """Buffers and storage for all rows, by reading one token into one of them."""
@@ -93,16 +106,34 @@ class DeviceBatch(PairedBatch):
             with torch.inference_mode():
                 self._keep_logits({name: stream.read([[0]], [0]).logits}, [0])
             stream.free(0)
-        return DeviceState.empty(self._logits, self._seen)
+        return DeviceState.empty(self._logits, self._seen, num_drafts=self._length.longest)
 
-    def _runnable(self) -> Callable[[], None]:
-        step = DeviceStep(
+    def _runnable(self, num_drafts: int) -> Callable[[], None]:
+        """A step; on CUDA as a graph, with overlapping forwards if that is found to be faster."""
+        if self._device.type != "cuda":
+            return self._device_step(num_drafts, is_forked=False)
+        captured = [
+            CapturedStep(self._device_step(num_drafts, is_forked=is_forked), self._device)
+            for is_forked in (False, True)
+        ]
+        return min(captured, key=CapturedStep.measured_ms)
+
+    def _device_step(self, num_drafts: int, *, is_forked: bool) -> DeviceStep:
+        return DeviceStep(
             self._state_on_device,
             self.streams,
             stop_token_ids=self.warpers.stop_token_ids,
             divergence=self.rule.divergence,
+            num_drafts=num_drafts,
+            is_forked=is_forked,
         )
-        return CapturedStep(step, self._device) if self._device.type == "cuda" else step
+
+    def _records(self, length: int, num_steps: int) -> Tensor:
+        """(steps, B, G, NUM_FIELDS) on the CPU, of steps made now."""
+        self._state_on_device.rewind()
+        for _ in range(num_steps):
+            self._runs[length]()
+        return self._state_on_device.records[:num_steps, :, : length + 1].cpu()
 
     def _uniforms(self, request: Request) -> Tensor | None:
         return None  # the kernel draws them from the seed
@@ -124,19 +155,32 @@ class DeviceBatch(PairedBatch):
             ),
         )
 
-    def _bank(self, row: int, records: Tensor) -> None:
-        """Append what a row drew, up to its end; records: (steps, NUM_FIELDS) on the CPU."""
+    def _bank(self, row: int, records: Tensor) -> list[LedgerStep]:
+        """Append what a row drew, up to its end; records: (steps, G, NUM_FIELDS) on the CPU."""
         state = self._state(row)
-        for token_id, accepted, *figures, was_drawn in records.tolist():
+        num_before = len(state.steps)
+        for record in records.tolist():
             if state.is_finished:
+                break
+            self._bank_step(row, record)
+        return state.steps[num_before:]
+
+    def _bank_step(self, row: int, record: list[list[float]]) -> None:
+        """record: (G, NUM_FIELDS)."""
+        state = self._state(row)
+        drafts = [draft for *_, draft, _ in record if draft != NO_TOKEN]
+        # A row that drafted may have met NaN of its drafts, and tries without them next.
+        assert record[0][-1] or drafts, f"row {row} ended on the device alone"
+        state.num_forwards.update({"risky": 1, "safe": len(record)})
+        state.num_drafted += len(drafts)
+        for token_id, accepted, *figures, draft, was_drawn in record:
+            if state.is_finished or not was_drawn:
                 return
-            assert was_drawn, f"row {row} ended on the device alone"
             if token_id < 0:
                 self._fail(row)
-            else:
-                self._append(state, int(token_id), bool(accepted), *figures)
-            if not state.is_finished:
-                state.num_forwards.update(self.streams.keys())
+                return
+            state.num_accepted += token_id == draft
+            self._append(state, int(token_id), bool(accepted), *figures)
 
     def _release(self, rows: list[int]) -> list[RequestState]:
         finished = super()._release(rows)

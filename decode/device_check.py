@@ -1,6 +1,7 @@
 """A few steps on the device against the same steps from the host."""
 
 import math
+from functools import partial
 from typing import Literal
 
 from .device_batch import DeviceBatch
@@ -20,17 +21,21 @@ NATS_PER_STEP = 4.0
 """A budget that lets the risky model through, so that its errors would show."""
 
 
-def largest_difference(pair: ModelPair, divergence: Literal["kl", "max"]) -> tuple[float, float]:
+def largest_difference(
+    pair: ModelPair, divergence: Literal["kl", "max"], *, num_drafts: int
+) -> tuple[float, float]:
     """(largest difference of a spend or a log-probability, what rounding explains), in nats.
 
-    Two rows of different lengths, NUM_STEPS steps, as far as both draw the same tokens: past a
+    Two rows of different lengths, NUM_STEPS tokens, as far as both draw the same tokens: past a
     token at a boundary of the sampler, which rounding can decide, the rows have nothing in common.
+    num_drafts: of a step on the device.
     """
     rule = Anchored(k=NATS_PER_STEP, divergence=divergence, debt="none")
     sampling = SamplingConfig(temperature=1.0)
+    drafting = partial(DeviceBatch, draft_lengths=(num_drafts,))
     by_host, by_device = (
-        _steps(batch_class(TokenLevel(pair), rule, sampling, num_rows=2, max_length=_max_length()))
-        for batch_class in (PairedBatch, DeviceBatch)
+        _steps(open_batch(TokenLevel(pair), rule, sampling, num_rows=2, max_length=_max_length()))
+        for open_batch in (PairedBatch, drafting)
     )
     pairs = zip(by_host, by_device, strict=True)
     error = max(_difference(host, device) for host, device in pairs)

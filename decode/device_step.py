@@ -1,24 +1,48 @@
-"""One decoding step of a batch without the host: warp, walk, record, both models' next column."""
+"""One decoding step of a batch without the host: draft, verify, walk, record, advance."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..kernels.triton_layout import STEP
 from ..kernels.triton_warping import warped_logits
-from ..kernels.triton_workspace import resident_splits, workspace
+from ..kernels.triton_workspace import Workspace, resident_splits, workspace
 from ..kernels.walk import Divergence, Walk, walk
-from .device_state import DeviceState
+from .device_fork import DeviceFork
+from .device_state import NO_TOKEN, DeviceState
 from .row_stream import RowStream
 
-# B rows, V vocabulary.
+# B rows, G tokens that a step may draw in a row (its drafts and one more), V vocabulary.
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """What the rows of a walk are decided by."""
+
+    drafts: Tensor
+    """(B, G - 1) int64, NO_TOKEN behind the last draft of a row."""
+    safe: Tensor
+    """(B, G, V), raw, after each of the tokens read."""
+    risky: Tensor
+    """(B, G, V), raw."""
+    seen: Tensor
+    """(B, G, V) bool: tokens of the text and of the drafts before."""
 
 
 class DeviceStep:
-    """Draws a token in every row that is not finished, and feeds it to both models.
+    """Draws one token or more in every row that is not finished.
 
+    The safe model reads the last token and drafts: its own draws by the request's u1. The risky
+    model reads the same tokens in one forward, and one walk decides the positions in order. Then
+    the last token is the last drawn, which neither model has read: moving the row's position back
+    to it forgets what was drafted in vain. Without drafts this is plain decoding.
     Reads and writes tensors that never move and asks none for its values, so that a CUDA graph may
-    capture a call. A row ends with a stop token, its last step, or logits that are no distribution.
+    capture a call. A row ends with a stop token, its last step, or logits that are no distribution;
+    with drafts these are tried once more without, as NaN of a draft spreads to the rows before it.
+    Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", with
+    the uniforms fixed beforehand.
     """
 
     def __init__(
@@ -28,43 +52,114 @@ class DeviceStep:
         *,
         stop_token_ids: Sequence[int],
         divergence: Divergence,
+        num_drafts: int = 0,
+        is_forked: bool = False,
     ) -> None:
+        """is_forked: on CUDA, forwards of both models that do not wait for each other overlap."""
         self.state, self.streams, self.divergence = state, dict(streams), divergence
         (num_rows, vocab_size), device = state.seen.shape, state.seen.device
         splits = resident_splits(num_rows, vocab_size, device)
-        self._memory = workspace(num_rows, 1, vocab_size, device, splits)
-        self._drafts = torch.empty(num_rows, 0, dtype=torch.int64, device=device)
-        self._end = min(stop_token_ids, default=-1)
+        self._num_drafts, self._device = num_drafts, device
+        self._memory = workspace(num_rows, num_drafts + 1, vocab_size, device, splits)
+        self._draft_memory = workspace(num_rows, 1, vocab_size, device, splits)
+        self._no_drafts = torch.empty(num_rows, 0, dtype=torch.int64, device=device)
+        self._no_budget = torch.zeros_like(state.accounts)
+        self._end = min(stop_token_ids, default=NO_TOKEN)
         self._stops = torch.tensor(sorted(stop_token_ids), dtype=torch.int64, device=device)
+        self._fork = DeviceFork(device if is_forked else None)
 
     @torch.inference_mode()
     def __call__(self) -> None:
-        """Advance every row by one token."""
-        drawn = self._drawn()
-        token_ids = drawn.token_ids[:, 0]
-        is_going = ~self.state.is_finished
-        self._record(drawn, is_going)
-        self._finish(token_ids, is_going)
-        self._advance(token_ids)
-
-    def _drawn(self) -> Walk:
-        state = self.state
-        risky, safe = warped_logits(
-            state.logits["risky"],
-            state.logits["safe"],
-            state.seen,
-            state.penalty,
-            state.temperature,
+        """Advance every row by the tokens of one walk."""
+        state, laws = self.state, self._laws()
+        drawn = self._walk(
+            self._memory, laws.risky, laws.safe, laws.seen, state.accounts, laws.drafts
         )
+        is_told = drawn.was_reached & ~state.is_finished[:, None]
+        is_drawn = is_told & (drawn.token_ids >= 0)
+        is_broken = (is_told & ~is_drawn).any(1)
+        state.is_alone.copy_(is_broken & (laws.drafts >= 0).any(1))
+        self._record(drawn, laws.drafts, is_drawn | is_told & ~state.is_alone[:, None])
+        self._advance(drawn.token_ids, is_drawn)
+        state.is_finished.logical_or_(is_broken & ~state.is_alone)
+        for name, logits in (("safe", laws.safe), ("risky", laws.risky)):
+            state.logits[name].copy_(logits[:, 0])
+
+    def _laws(self) -> Laws:
+        """Draft as far as each row may, and read with both models."""
+        state = self.state
+        read, drafts, safe, seen = [state.last_tokens], [], [], [state.seen]
+        is_drafting = ~(state.is_finished | state.is_alone)
+        self._no_budget[:, STEP.value] = state.accounts[:, STEP.value]
+        for place in range(self._num_drafts):
+            safe.append(self._read("safe", read, place))
+            guess = self._guessed(safe[-1], seen[-1])
+            is_drafting = is_drafting & self._is_followed(guess, place)
+            drafts.append(guess.masked_fill(~is_drafting, NO_TOKEN))
+            # Behind its drafts a row reads a token of its own, as right padding does.
+            read.append(guess.where(is_drafting, state.last_tokens))
+            seen.append(seen[-1].scatter(1, read[-1][:, None], True))
+        risky, last = self._fork(
+            lambda: self._read("risky", read, 0),
+            lambda: self._read("safe", read, self._num_drafts),
+        )
+        safe.append(last)
+        return Laws(
+            torch.cat([self._no_drafts, *(draft[:, None] for draft in drafts)], dim=1),
+            torch.cat(safe, dim=1),
+            risky,
+            torch.stack(seen, dim=1),
+        )
+
+    def _read(self, name: str, tokens: list[Tensor], first: int) -> Tensor:
+        """(B, T, V) logits after the tokens from `first` on, each at its column."""
+        places = torch.arange(first, len(tokens), device=self._device)
+        token_ids = torch.stack(tokens[first:], dim=1)
+        return self.streams[name].feed_at(token_ids, self.state.positions[:, None] + places)
+
+    def _guessed(self, safe: Tensor, seen: Tensor) -> Tensor:
+        """(B,) int64, the safe model's own draws: those of a walk that may spend nothing.
+
+        safe: (B, 1, V), raw. seen: (B, V). NO_TOKEN where the logits are no distribution.
+        """
+        drawn = self._walk(
+            self._draft_memory, safe, safe, seen[:, None], self._no_budget, self._no_drafts
+        )
+        return drawn.token_ids[:, 0].clone()
+
+    def _is_followed(self, guess: Tensor, place: int) -> Tensor:
+        """(B,) bool: the draft at this place does not end the text, should it be kept."""
+        is_end = (guess == NO_TOKEN) | (guess == self._end)
+        return ~is_end & (self.state.steps_left > place + 1)
+
+    def _walk(
+        self,
+        memory: Workspace,
+        risky: Tensor,
+        safe: Tensor,
+        seen: Tensor,
+        accounts: Tensor,
+        drafts: Tensor,
+    ) -> Walk:
         return walk(
-            self._with_one_end(risky)[:, None],
-            self._with_one_end(safe)[:, None],
-            accounts=state.accounts,
-            uniform=state.seeds,
-            drafts=self._drafts,
-            memory=self._memory,
+            *self._warped(risky, safe, seen),
+            accounts=accounts,
+            uniform=self.state.seeds,
+            drafts=drafts,
+            memory=memory,
             divergence=self.divergence,
         )
+
+    def _warped(self, risky: Tensor, safe: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Both models' warped logits, (B, G, V) float32 each, of raw ones."""
+        num_rows, num_places, vocab_size = risky.shape
+        settings = (self.state.penalty, self.state.temperature)
+        risky, safe = warped_logits(
+            *(values.reshape(-1, vocab_size) for values in (risky, safe, seen)),
+            *(values[:, None].expand(-1, num_places).reshape(-1) for values in settings),
+        )
+        shape = (num_rows, num_places, vocab_size)
+        return self._with_one_end(risky).view(shape), self._with_one_end(safe).view(shape)
 
     def _with_one_end(self, logits: Tensor) -> Tensor:
         """Merge all stop tokens into the first, as `Warpers` does; in place."""
@@ -74,33 +169,33 @@ class DeviceStep:
             logits[:, self._end] = merged
         return logits
 
-    def _record(self, drawn: Walk, is_going: Tensor) -> None:
+    def _record(self, drawn: Walk, drafts: Tensor, is_told: Tensor) -> None:
+        no_draft = torch.full_like(drawn.token_ids[:, :1], NO_TOKEN)
         fields = [
-            drawn.token_ids.double(),
-            drawn.accepted.double(),
+            drawn.token_ids,
+            drawn.accepted,
             drawn.budget,
             drawn.spend,
             drawn.weight,
             drawn.log_probs,
             drawn.safe_log_probs,
-            is_going[:, None].double(),
+            torch.cat([drafts, no_draft], dim=1),
+            is_told,
         ]
+        record = torch.stack([field.double() for field in fields], dim=-1)
         records, cursor = self.state.records, self.state.cursor
-        records.index_copy_(0, cursor, torch.cat(fields, dim=1)[None])
+        missing = records.shape[2] - record.shape[1]  # other steps on this state draft further
+        record = torch.nn.functional.pad(record, (0, 0, 0, missing))
+        records.index_copy_(0, cursor, record[None])
         cursor.add_(1).remainder_(len(records))
 
-    def _finish(self, token_ids: Tensor, is_going: Tensor) -> None:
-        state = self.state
-        state.steps_left.sub_(is_going.long())
-        is_last = (token_ids < 0) | (token_ids == self._end) | (state.steps_left <= 0)
-        state.is_finished.logical_or_(is_last)
-
-    def _advance(self, token_ids: Tensor) -> None:
-        """Both models' logits after the new tokens; finished rows repeat their last forward."""
-        state = self.state
-        is_repeated = state.is_finished
-        state.last_tokens.copy_(torch.where(is_repeated, state.last_tokens, token_ids))
-        state.positions.add_((~is_repeated).long())
-        state.seen.scatter_(1, state.last_tokens[:, None], True)
-        for name, stream in self.streams.items():
-            state.logits[name].copy_(stream.feed_at(state.last_tokens, state.positions))
+    def _advance(self, token_ids: Tensor, is_drawn: Tensor) -> None:
+        """Let each text end with the last token drawn in it; finished rows stay as they are."""
+        state, num_drawn = self.state, is_drawn.sum(1)
+        last = token_ids.gather(1, (num_drawn - 1).clamp(min=0)[:, None])[:, 0]
+        state.last_tokens.copy_(torch.where(num_drawn > 0, last, state.last_tokens))
+        state.positions.add_(num_drawn)
+        state.steps_left.sub_(num_drawn)
+        state.seen.scatter_(1, token_ids.where(is_drawn, state.last_tokens[:, None]), True)
+        is_last = (state.last_tokens == self._end) | (state.steps_left <= 0)
+        state.is_finished.logical_or_(is_last & (num_drawn > 0))

@@ -8,8 +8,11 @@ from typing import Protocol
 LONGEST = 16
 """Most tokens of a draft by worth: hardly ever is one more kept."""
 
-EXPLORED = (1, 8, 2, 4, 1, 8, 2, 4)
-"""Lengths of the first drafts, from which the price of a verified token is learnt."""
+EXPLORED = (1, 0, 4, 0, 2, 0, 1, 0, 4, 0, 2, 0)
+"""Lengths of the first drafts, from which the price of a verified token is learnt; 0 is plain."""
+
+RETRIED = 16
+"""Rounds after which the other of drafting and plain decoding has a turn."""
 
 NUM_BINS = 10
 PRIOR_WEIGHT = 4.0
@@ -25,7 +28,7 @@ class RoundTimes:
     """What a round took, in seconds of the wall clock, and what it gave."""
 
     num_columns: int
-    """Drafted columns, a safe forward each."""
+    """Drafted columns, a safe forward each; 0 in a plain round."""
     draft_s: float
     num_verified: int
     """Tokens of all rows in the risky forward."""
@@ -40,6 +43,10 @@ class DraftLength(Protocol):
     @property
     def longest(self) -> int:
         """Most tokens of a draft."""
+        ...
+
+    def begins(self) -> bool:
+        """Whether the next round drafts at all."""
         ...
 
     def goes_on(self, drafts: Sequence[Sequence[float]]) -> bool:
@@ -61,6 +68,9 @@ class FixedLength:
     def __init__(self, longest: int) -> None:
         self.longest = longest
 
+    def begins(self) -> bool:
+        return True
+
     def goes_on(self, drafts: Sequence[Sequence[float]]) -> bool:
         return True
 
@@ -77,7 +87,7 @@ class LengthByWorth:
     Another draft takes a safe forward (which is due anyway if all before it are kept) and one more
     verified token. It gives a token if it and all before it are kept, and a token is worth the mean
     time of one. How often drafts are kept is learnt by u2: one is kept if u2 < p*/p_s, and u2 is
-    known beforehand.
+    known beforehand. Where plain rounds have given their tokens in less time, rounds are plain.
     """
 
     longest = LONGEST
@@ -86,7 +96,7 @@ class LengthByWorth:
         middles = [(place + 0.5) / NUM_BINS for place in range(NUM_BINS)]
         self._kept = [PRIOR_WEIGHT * (1.0 - PRIOR_SLOPE * middle) for middle in middles]
         self._seen = [PRIOR_WEIGHT] * NUM_BINS
-        self._safe, self._verify, self._round = _Line(), _Line(), _Line()
+        self._safe, self._verify, self._round, self._plain = (_Line() for _ in range(4))
         self._num_rounds = 0
 
     @property
@@ -99,6 +109,12 @@ class LengthByWorth:
         """Seconds that each further token adds to a risky forward."""
         return self._verify.slope
 
+    def begins(self) -> bool:
+        if self._num_rounds < len(EXPLORED):
+            return EXPLORED[self._num_rounds] > 0
+        is_drafting = self._round.ratio < self._plain.ratio
+        return is_drafting != (self._num_rounds % RETRIED == 0)
+
     def goes_on(self, drafts: Sequence[Sequence[float]]) -> bool:
         if self._num_rounds < len(EXPLORED):
             return max(map(len, drafts)) < EXPLORED[self._num_rounds]
@@ -106,7 +122,7 @@ class LengthByWorth:
         due_anyway = sum(chances) / len(chances)
         price_s = self.safe_s * (1.0 - due_anyway) + self.verified_s * len(drafts)
         num_expected = sum(chances) * sum(self._kept) / sum(self._seen)
-        return num_expected * self._round.ratio > price_s
+        return num_expected * min(self._round.ratio, self._plain.ratio) > price_s
 
     def was_kept(self, u2: float, kept: bool) -> None:
         place = int(u2 * NUM_BINS)
@@ -117,6 +133,9 @@ class LengthByWorth:
         if not times.num_verified:
             return  # the budget was 0: such tokens say nothing about those to come
         self._num_rounds += 1
+        if not times.num_columns:
+            self._plain.add(times.num_new, times.verify_s)
+            return
         self._safe.add(times.num_columns, times.draft_s)
         self._verify.add(times.num_verified, times.verify_s)
         self._round.add(times.num_new, times.draft_s + times.verify_s)

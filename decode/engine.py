@@ -28,7 +28,7 @@ class Engine:
     "eager" draws a token a row and looks at it; "device" keeps steps on the device and raises
     ValueError where it cannot; "auto" is "device" on CUDA where that can and agrees with "eager".
     One batch on the device is kept with its graph, and its memory, for calls of the same size.
-    Speculation, where asked for, is eager.
+    Either can speculate.
     """
 
     def __init__(
@@ -37,8 +37,6 @@ class Engine:
         if name not in get_args(EngineName):
             raise ValueError(f'engine must be "auto", "eager" or "device", got {name!r}')
         self._speculation = Speculation.of(level, rule, speculate)
-        if self._speculation is not None and name == "device":
-            raise ValueError(f'speculate={speculate!r} needs engine "eager" or "auto"')
         self.level, self.rule, self.name = level, rule, name
         self._kept: DeviceBatch | None = None
         self._disagreement: str | None = None
@@ -57,15 +55,11 @@ class Engine:
 
         Raises ValueError if the engine was asked for by name and cannot run or differs.
         """
-        if self._speculation is not None and self._speculation.fits(max_length):
-            return self._speculation.open(sampling, num_rows=num_rows, max_length=max_length)
         if self.name == "device":
             self.check(sampling)
             _raise_if(self._found_disagreement())
         elif self.name == "eager" or self._logged_refusal(sampling):
-            return PairedBatch(
-                self.level, self.rule, sampling, num_rows=num_rows, max_length=max_length
-            )
+            return self._eager_batch(sampling, num_rows, max_length)
         return self._device_batch(sampling, num_rows, max_length)
 
     def _logged_refusal(self, sampling: SamplingConfig) -> str:
@@ -95,13 +89,26 @@ class Engine:
 
         if self._disagreement is None:
             assert isinstance(self.rule, Anchored)
-            error, tolerance = largest_difference(self.level.pair, self.rule.divergence)
+            error, tolerance = largest_difference(
+                self.level.pair, self.rule.divergence, num_drafts=max(self._draft_lengths)
+            )
             self._disagreement = (
                 ""
                 if error <= tolerance
                 else f"steps on the device differ by {error:.2g} nats ({tolerance:.2g} allowed)"
             )
         return self._disagreement
+
+    @property
+    def _draft_lengths(self) -> tuple[int, ...]:
+        return (0,) if self._speculation is None else self._speculation.device_lengths
+
+    def _eager_batch(self, sampling: SamplingConfig, num_rows: int, max_length: int) -> PairedBatch:
+        if self._speculation is not None and self._speculation.fits(max_length):
+            return self._speculation.open(sampling, num_rows=num_rows, max_length=max_length)
+        return PairedBatch(
+            self.level, self.rule, sampling, num_rows=num_rows, max_length=max_length
+        )
 
     def _device_batch(
         self, sampling: SamplingConfig, num_rows: int, max_length: int
@@ -115,7 +122,12 @@ class Engine:
         assert isinstance(self.rule, Anchored)
         self._kept = None  # its memory is free before the next one takes its own
         self._kept = DeviceBatch(
-            self.level, self.rule, sampling, num_rows=num_rows, max_length=max_length
+            self.level,
+            self.rule,
+            sampling,
+            num_rows=num_rows,
+            max_length=max_length,
+            draft_lengths=self._draft_lengths,
         )
         return self._kept
 

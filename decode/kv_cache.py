@@ -65,14 +65,14 @@ class RowCache(Cache):
         return placement
 
     def place_at(self, positions: Tensor) -> None:
-        """Announce a forward of one column for every row, at places that only the device knows.
+        """Announce a forward of new columns in every row, at places that only the device knows.
 
-        positions: (B,) int64 on the device, below `max_length`; read when the forward runs. The
+        positions: (B, T) int64 on the device, below `max_length`; read when the forward runs. The
         storage must be reserved, and `lengths` is left to the caller.
         """
         placement = Placement(
             rows=torch.arange(self.num_rows, device=positions.device),
-            columns=positions[:, None],
+            columns=positions,
             num_columns=self.max_length,
             is_level=False,
             is_fresh=False,

@@ -78,11 +78,12 @@ class RowStream:
 
     @torch.inference_mode()
     def feed_at(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits (B, vocab_size) after one token a row, at columns that only the device knows.
+        """Logits (B, T, vocab_size) after new tokens, at columns that only the device knows.
 
-        token_ids, positions: (B,) int64 on the model's device. Nothing waits for the device, so a
-        CUDA graph may capture it. Needs `reserve` and full attention in all layers; the lengths on
-        the host stay as they are.
+        token_ids, positions: (B, T) int64 on the model's device, positions ascending by one in each
+        row; those behind the model's context are of no use, but allowed. Nothing waits for the
+        device, so a CUDA graph may capture it. Needs `reserve` and full attention in all layers;
+        the lengths on the host stay as they are.
         """
         from .column_attention import attends_by_column, places  # needs Triton
 
@@ -90,13 +91,13 @@ class RowStream:
         mask = places(positions)
         with attends_by_column(self.model.config):
             hidden = self._backbone(
-                input_ids=token_ids[:, None],
+                input_ids=token_ids,
                 attention_mask={"full_attention": mask} if self.attention.takes_mapping else mask,
-                position_ids=positions[:, None],
+                position_ids=positions.clamp(max=self.model.config.max_position_embeddings - 1),
                 past_key_values=self._cache,
                 use_cache=True,
             ).last_hidden_state
-        return self._output.logits(hidden[:, 0])
+        return self._output.logits(hidden)
 
     def reserve(self) -> None:
         """Take all memory with the first prompt, so that it never moves afterwards."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 from .draft_length import DraftLength, FixedLength, LengthByWorth
 from .level import Level
+from .round_length import LENGTHS
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 from .speculation_refusal import speculation_refusal
@@ -40,6 +41,11 @@ class Speculation:
             raise ValueError(f"speculate={speculate} cannot run here: {refusal}")
         logger.warning("decoding without speculation: %s", refusal)
         return None
+
+    @property
+    def device_lengths(self) -> tuple[int, ...]:
+        """Draft lengths of steps on the device."""
+        return (self.length.longest,) if isinstance(self.length, FixedLength) else LENGTHS
 
     def fits(self, max_length: int) -> bool:
         """Whether rows of up to this many tokens can speculate; for "auto" a log line if not.

@@ -72,9 +72,11 @@ class SpeculativeBatch(PairedBatch):
         states = [self._state(row) for row in rows]
         num_steps = sum(len(state.steps) for state in states)
         start_s = time.perf_counter()
-        num_columns = self._draft_ahead(rows)
+        drafts = self._agreed(self.length.begins())
+        num_columns = self._draft_ahead(rows) if drafts else 0
         drafted_s = time.perf_counter()
-        num_verified = self._verify([row for row in rows if self._drafts[row]])
+        drafted = [row for row in rows if self._drafts[row]]
+        num_verified = self._verify(drafted) if drafts else self._draw_plainly(rows)
         times = RoundTimes(
             num_columns=num_columns,
             draft_s=drafted_s - start_s,
@@ -84,6 +86,13 @@ class SpeculativeBatch(PairedBatch):
         )
         self.length.took(times)
         return self._release(rows)
+
+    def _draw_plainly(self, rows: list[int]) -> int:
+        """Read on with both models and draw a token; returns in how many rows it may spend."""
+        num_warm = sum(nats > 0.0 for nats in self._allowances(rows).values())
+        self._read_on(rows)
+        self._draw(rows)
+        return num_warm
 
     def _draft_ahead(self, rows: list[int]) -> int:
         """Draft as far as it is worth it; returns the columns, a safe forward each."""
@@ -109,10 +118,13 @@ class SpeculativeBatch(PairedBatch):
         return not is_at_horizon and not (drafts and drafts[-1].token_id in self._ends)
 
     def _goes_on(self, rows: list[int]) -> bool:
-        """Whether another column is drafted; the same in every process, as clocks differ."""
+        """Whether another column is drafted."""
         u2s = [[draft.u2 for draft in self._drafts[row]] for row in rows]
-        goes_on = not all(u2s) or self.length.goes_on(u2s)
-        flag = torch.tensor([goes_on], dtype=torch.int64, device=self._device)
+        return self._agreed(not all(u2s) or self.length.goes_on(u2s))
+
+    def _agreed(self, decision: bool) -> bool:
+        """The same decision in every process, as their clocks differ."""
+        flag = torch.tensor([decision], dtype=torch.int64, device=self._device)
         return bool(agreed(flag, self.pair.num_processes).item())
 
     def _is_law_known(self, row: int) -> bool:

@@ -65,10 +65,12 @@ def _masked(
 ) -> Tensor:
     columns = torch.arange(key.shape[2], device=key.device)
     age = positions[:, None, :, None] - columns
+    # A masked NaN would spread: 0 * NaN. What no query of a row reads is not read here either.
+    is_behind = (age[:, :, -1, :, None] < 0).expand_as(key)
     return torch.nn.functional.scaled_dot_product_attention(
         query,
-        key,
-        value,
+        key.masked_fill(is_behind, 0.0),
+        value.masked_fill(is_behind, 0.0),
         attn_mask=(age >= 0) & (age < span),
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],

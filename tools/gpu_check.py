@@ -23,6 +23,8 @@ from anchored.tools.gpu_checks.byte_speed import byte_timings
 from anchored.tools.gpu_checks.engine_checks import engine_checks
 from anchored.tools.gpu_checks.kernel_speed import kernel_timings
 from anchored.tools.gpu_checks.projection_checks import projection_checks
+from anchored.tools.gpu_checks.round_speed import round_timings
+from anchored.tools.random_pair import random_pair
 
 SCHEMA = "anchored-gpu-check/1"
 PARTS = ("correctness", "speed")
@@ -93,6 +95,7 @@ def _speed(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"bench": "kernel", "status": "skipped: not measured on a GPU"}
         yield {"bench": "decode", "status": "skipped: not measured on a GPU"}
         yield {"bench": "byte", "status": "skipped: not measured on a GPU"}
+        yield {"bench": "speculate", "status": "skipped: not measured on a GPU"}
         return
     for timing in kernel_timings(device):
         yield {"bench": "kernel", **asdict(timing)}
@@ -108,6 +111,11 @@ def _speed(device: torch.device) -> Iterator[dict[str, Any]]:
         )
         for row in decode_rows(config):
             yield {"bench": "decode", "pair": f"{safe} + {risky}", **asdict(row)}
+        torch.cuda.empty_cache()
+        pair = random_pair(config.safe, config.risky, dtype=torch.bfloat16, device=str(device))
+        for timing in round_timings(pair, config.batch_sizes):
+            yield {"bench": "speculate", "pair": f"{safe} + {risky}", **asdict(timing)}
+        del pair
         torch.cuda.empty_cache()
 
 

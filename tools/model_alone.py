@@ -67,7 +67,8 @@ class ModelAlone:
     def _step_on_device(self) -> None:
         tokens = self._drawn()
         self._positions.add_(1)
-        self._logits.copy_(self._stream.feed_at(tokens, self._positions))
+        logits = self._stream.feed_at(tokens[:, None], self._positions[:, None])
+        self._logits.copy_(logits[:, 0])
 
     @torch.inference_mode()
     def _open_on_device(self, device: torch.device) -> None:

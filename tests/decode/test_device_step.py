@@ -74,8 +74,9 @@ def assert_same(expected, actual) -> None:
         assert without_debt(ours) == without_debt(theirs) and ours.certified == theirs.certified
         # Rows that join at other times are read beside other prompts, which moves rounding.
         assert ours.header.debt == pytest.approx(theirs.header.debt, abs=TOLERANCE_NATS)
-        assert ours.safe_forwards == theirs.safe_forwards
-        assert ours.risky_forwards == theirs.risky_forwards + theirs.skipped_risky
+        # A step reads, then draws: the prompt's last token is read once more.
+        assert ours.safe_forwards == 1 + theirs.safe_forwards
+        assert ours.risky_forwards == 1 + theirs.risky_forwards + theirs.skipped_risky
         for left, right in zip(ours.steps, theirs.steps, strict=True):
             assert (left.step, left.accepted) == (right.step, right.accepted)
             for name in ("budget", "spend", "log_prob", "safe_log_prob"):
@@ -164,21 +165,29 @@ def test_pieces_come_as_the_eager_engine_gives_them_and_the_batch_is_kept(llama_
     assert kept is not None and decoders[1].engine._kept is kept
 
 
-def new_batch(pair, num_rows: int = 2) -> DeviceBatch:
-    return DeviceBatch(TokenLevel(pair), KL, SamplingConfig(), num_rows=num_rows, max_length=40)
+def new_batch(pair, num_drafts: int = 0) -> DeviceBatch:
+    return DeviceBatch(
+        TokenLevel(pair),
+        KL,
+        SamplingConfig(),
+        num_rows=2,
+        max_length=40,
+        draft_lengths=(num_drafts,),
+    )
 
 
 def admitted(batch: PairedBatch, prompt: list[int], max_new_tokens: int) -> None:
     batch.admit([Request(prompt_token_ids=prompt, max_new_tokens=max_new_tokens, seed=9)])
 
 
-def test_a_finished_row_repeats_its_last_forward_and_changes_nothing(llama_pair):
+def test_a_finished_row_reads_its_last_token_again_and_changes_nothing(llama_pair):
     batch = new_batch(llama_pair)
     admitted(batch, [5, 6, 7], 1)
     admitted(batch, [9, 4], 20)
     state, cache = batch._state_on_device, batch.streams["risky"]._cache
-    batch._run()
+    batch._runs[0]()
     assert state.is_finished.tolist() == [True, False]
+    batch._runs[0]()  # the row reads what it drew last, and from here on again and again
     watched = {
         "token": state.last_tokens,
         "position": state.positions,
@@ -188,12 +197,12 @@ def test_a_finished_row_repeats_its_last_forward_and_changes_nothing(llama_pair)
     }
     before = {name: values[0].clone() for name, values in watched.items()}
     address = cache._layers[-1].keys.data_ptr()
-    batch._run()
+    batch._runs[0]()
     for name, values in watched.items():
         torch.testing.assert_close(values[0], before[name], rtol=0, atol=1e-4, msg=name)
-    assert before["position"] == 2 and state.positions[1] == 3
+    assert before["position"] == 3 and state.positions[1] == 4
     assert cache._layers[-1].keys.data_ptr() == address
-    assert state.records[:2, :, -1].tolist() == [[1.0, 1.0], [0.0, 1.0]]
+    assert state.records[:3, :, 0, -1].tolist() == [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
 
 
 class NoAnswers(TorchFunctionMode):
@@ -206,6 +215,8 @@ class NoAnswers(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in self.WAITING and isinstance(args[0], Tensor):
             raise AssertionError(f"{name} waits for the device")
+        if name == "where" and not all(isinstance(value, Tensor) for value in args):
+            raise AssertionError("a number in where is copied to the device")
         indexed = args[1] if name in ("__getitem__", "__setitem__") else ()
         for index in indexed if isinstance(indexed, tuple) else (indexed,):
             if isinstance(index, Tensor) and index.dtype == torch.bool:
@@ -213,12 +224,12 @@ class NoAnswers(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_step_asks_the_device_for_nothing(tokenizer, family):
-    batch = new_batch(pair_of(tokenizer, family))
+@pytest.mark.parametrize(("family", "num_drafts"), [("llama", 2), ("gpt2", 0)])
+def test_a_step_asks_the_device_for_nothing(tokenizer, family, num_drafts):
+    batch = new_batch(pair_of(tokenizer, family), num_drafts)
     admitted(batch, [5, 6, 7], 4)
     with NoAnswers():
-        batch._run()
+        batch._runs[num_drafts]()
         with pytest.raises(AssertionError, match="waits for the device"):
             batch._state_on_device.is_finished.all().item()
         with pytest.raises(AssertionError, match="waits for the device"):
@@ -235,7 +246,7 @@ def test_a_captured_step_gives_the_eager_tokens_and_waits_for_nothing(llama_pair
     admitted(batch, [5, 6, 7], 4)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        batch._run()
+        batch._runs[0]()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -266,7 +277,7 @@ def blind(query, *_, value: float, **__):
 
 @pytest.mark.parametrize("value", [0.0, torch.nan])
 def test_an_attention_that_misreads_its_rows_is_found(llama_pair, value, monkeypatch, caplog):
-    error, tolerance = largest_difference(llama_pair, "kl")
+    error, tolerance = largest_difference(llama_pair, "kl", num_drafts=0)
     assert error < tolerance / 5
     monkeypatch.setattr(column_attention, "decode_attention", partial(blind, value=value))
     with pytest.raises(ValueError, match="steps on the device differ by"):
@@ -282,7 +293,7 @@ def test_an_attention_that_misreads_its_rows_is_found(llama_pair, value, monkeyp
 
 
 def test_auto_decodes_eagerly_where_steps_on_the_device_fail(llama_pair, monkeypatch, caplog):
-    def failing(*_):
+    def failing(*_, **__):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(engine, "_is_on_cuda", lambda pair: True)
@@ -299,7 +310,7 @@ def test_auto_takes_the_device_on_cuda_only(llama_pair, monkeypatch, caplog):
     decoder = Decoder(llama_pair, KL)
     assert type(decoder.engine.open(SamplingConfig(), 1, 10)) is PairedBatch
     monkeypatch.setattr(engine, "_is_on_cuda", lambda pair: True)
-    monkeypatch.setattr(device_check, "largest_difference", lambda *_: (0.0, 1.0))
+    monkeypatch.setattr(device_check, "largest_difference", lambda *_, **__: (0.0, 1.0))
     assert type(decoder.engine.open(SamplingConfig(), 1, 10)) is DeviceBatch
     with caplog.at_level(logging.WARNING):
         assert type(decoder.engine.open(SamplingConfig(top_p=0.9), 1, 10)) is PairedBatch

@@ -63,3 +63,28 @@ def test_rounds_without_a_budget_teach_nothing():
     length = LengthByWorth()
     length.took(RoundTimes(num_columns=9, draft_s=1.0, num_verified=0, verify_s=0.0, num_new=9))
     assert length.safe_s == 0.0
+
+
+def rounds(length: LengthByWorth, count: int, *, plain_s: float, drafted_s: float) -> int:
+    """Let rounds of one token go by on a machine with these costs; returns how many were plain."""
+    num_plain = 0
+    for _ in range(count):
+        begins = length.begins()
+        num_plain += not begins
+        length.took(
+            RoundTimes(
+                num_columns=int(begins),
+                draft_s=0.0,
+                num_verified=1,
+                verify_s=drafted_s if begins else plain_s,
+                num_new=1,
+            )
+        )
+    return num_plain
+
+
+def test_drafts_that_cost_more_than_they_give_are_given_up_but_for_a_trial_now_and_then():
+    dear, cheap = LengthByWorth(), LengthByWorth()
+    assert rounds(dear, 400, plain_s=1.0, drafted_s=1.3) == pytest.approx(375, abs=8)
+    assert rounds(cheap, 400, plain_s=1.3, drafted_s=1.0) == pytest.approx(25 + 6, abs=8)
+    assert rounds(dear, 400, plain_s=1.3, drafted_s=1.0) < 60  # the machine has changed

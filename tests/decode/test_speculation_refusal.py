@@ -114,11 +114,6 @@ def test_a_bad_length_is_refused(pair, value):
         Decoder(pair, Anchored(k=1.0), speculate=value)
 
 
-def test_steps_on_the_device_do_not_speculate(pair):
-    with pytest.raises(ValueError, match='speculate=2 needs engine "eager" or "auto"'):
-        Decoder(pair, Anchored(k=1.0), speculate=2, engine="device")
-
-
 def test_bytes_do_not_speculate(pair):
     with pytest.raises(ValueError, match="speculate=2 cannot run here: its level is the byte"):
         Decoder(pair, Anchored(k=1.0), level="byte", speculate=2)

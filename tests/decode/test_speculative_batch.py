@@ -12,6 +12,7 @@ from tiny_models import TEXT, tiny_family, tiny_llama
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
 from anchored.decode.draft_length import FixedLength
 from anchored.decode.output_layer import OutputLayer
+from anchored.decode.paired_streams import open_streams
 from anchored.decode.request import Request
 from anchored.decode.row_attention import row_attention
 from anchored.decode.row_stream import RowStream
@@ -202,7 +203,12 @@ def request_of(pair, text: str, num_tokens: int, **settings) -> Request:
     return Request(prompt_token_ids=pair.encode(text), max_new_tokens=num_tokens, **settings)
 
 
-def test_after_any_rounds_the_memories_are_those_of_a_fresh_reading(pair):
+@pytest.mark.parametrize(
+    "family",
+    ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2, sliding", "gpt2"))],
+)
+def test_after_any_rounds_the_memories_are_those_of_a_fresh_reading(tokenizer, family):
+    pair = ModelPair(tiny_family(family, 1), tiny_family(family, 2), tokenizer)
     source, num_rounds = random.Random(0), 0
     batch = open_batch(pair, 4, num_rows=3, max_length=60)
     while num_rounds < 100:
@@ -220,16 +226,17 @@ def check_memories(pair, batch) -> None:
         if state is None:
             continue
         text = state.request.prompt_token_ids + [step.token_id for step in state.steps]
-        for name, model in pair.models.items():
+        for name, stream in open_streams(pair, 1, len(text), scores_prompts=False).items():
             length = len(text) - len(batch._backlogs[name].of(row))
             cache = batch.streams[name]._cache
             assert cache.lengths[row] == length
-            fresh = model(torch.tensor([text[:length]]), use_cache=True).past_key_values
-            for ours, theirs in zip(cache.layers, fresh.layers, strict=True):
-                keys = ours.keys[row, :, :length]
-                assert torch.allclose(keys, theirs.keys[0], atol=1e-9, rtol=0)
-                values = ours.values[row, :, :length]
-                assert torch.allclose(values, theirs.values[0], atol=1e-9, rtol=0)
+            stream.read([text[:length]], [0])
+            fresh = stream._cache.states(0)
+            for (keys, values), (their_keys, their_values) in zip(
+                cache.states(row), fresh, strict=True
+            ):
+                assert torch.allclose(keys, their_keys, atol=1e-9, rtol=0)
+                assert torch.allclose(values, their_values, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2, sliding", "llama4_text", "gpt2"])
@@ -296,3 +303,17 @@ def test_float32_differs_by_rounding_only(pair_folders, caplog):
         ours = generate(pair, RULES[0], 4, prompts(20), max_new_tokens=10)
     assert sum(a.token_ids != b.token_ids for a, b in zip(plain, ours, strict=True)) <= 1
     assert all(verify(result.ledger, pair).is_ok for result in ours[:3])
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_a_row_that_catches_up_beside_all_others_keeps_its_own_laws(pair, gamma):
+    """It is read for alone, so the rows are walked in another order."""
+    texts, settings = [TEXT[0], TEXT[1], TEXT[2]], {"max_new_tokens": 24, "temperature": 1.0}
+    ks = [0.5, 5.0, 1.0]
+    plain = [
+        Decoder(pair, Anchored(k=k)).generate([text], seed=i, **settings)[0]
+        for i, (text, k) in enumerate(zip(texts, ks, strict=True))
+    ]
+    assert len({result.ledger.skipped_risky for result in plain}) > 1
+    decoder = Decoder(pair, Anchored(k=1.0), batch_size=3, speculate=gamma)
+    assert_same(plain, decoder.generate(texts, k=ks, seed=[0, 1, 2], **settings))

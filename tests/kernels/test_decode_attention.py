@@ -127,3 +127,14 @@ def test_bfloat16_sums_in_float32():
 def test_what_does_not_fit_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         decode_attention(**{**case(), **change})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_behind_what_a_row_reads_does_not_spread(backend):
+    inputs = case(num_columns=2)
+    clean = decode_attention(**inputs, backend=backend)
+    for row, storage_row in enumerate(inputs["rows"].tolist()):
+        end = int(inputs["positions"][row, -1]) + 1
+        inputs["key"][storage_row, :, end:] = torch.nan
+        inputs["value"][storage_row, :, end:] = torch.nan
+    assert torch.equal(decode_attention(**inputs, backend=backend), clean)

@@ -33,6 +33,13 @@ def test_agrees_with_plain_torch_bit_for_bit(vocab_size, dtype):
         torch.testing.assert_close(warped.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_one_setting_may_be_expanded_over_all_rows():
+    logits, seen = torch.ones(2, 5, device=DEVICE), torch.ones(2, 5, dtype=torch.bool)
+    settings = (torch.tensor([value], device=DEVICE).expand(2) for value in (2.0, 0.5))
+    for warped in warped_logits(logits, logits, seen.to(DEVICE), *settings):
+        assert torch.equal(warped, logits)
+
+
 def test_wrong_arguments_are_refused():
     logits, seen, ones = torch.zeros(2, 5), torch.zeros(2, 5, dtype=torch.bool), torch.ones(2)
     with pytest.raises(ValueError, match=r"must all be \(B, V\), got \(2, 5\), \(2, 4\)"):

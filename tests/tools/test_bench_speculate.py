@@ -4,8 +4,9 @@ import pytest
 
 from anchored import Anchored
 from anchored.tools.acceptance import measured_acceptance
-from anchored.tools.bench_speculate import BenchSpeculateConfig, flips_per_1000, run
+from anchored.tools.bench_speculate import BenchSpeculateConfig, run
 from anchored.tools.round_costs import Costs, predicted_ratio
+from anchored.tools.speculation_speed import flips_per_1000
 
 SMALL = BenchSpeculateConfig(
     ks=(0.5,), drafts=("2", "auto"), num_prompts=1, new_tokens=6, acceptance_prompts=1, runs=1
@@ -14,13 +15,15 @@ SMALL = BenchSpeculateConfig(
 
 def test_every_draft_length_has_a_row(capsys):
     assert run(SMALL) == 0
-    *_, titles, plain, two, auto, risky, risky_two, risky_auto = (
-        capsys.readouterr().out.splitlines()
-    )
-    assert titles.split()[:2] == ["k", "draft"]
-    assert [row.split()[1] for row in (plain, two, auto)] == ["off", "2", "auto"]
-    assert [row.split()[0] for row in (risky, risky_two, risky_auto)] == ["p_r"] * 3
-    assert int(plain.split()[2]) == 5 and int(two.split()[2]) < 5
+    lines = capsys.readouterr().out.splitlines()
+    assert "by 3 columns at once and by one" in lines[3]
+    titles, *rows = (line.replace("no rest", "never").split() for line in lines[4:])
+    assert titles[:2] == ["k", "draft"]
+    assert [row[:2] for row in rows] == [
+        [k, draft] for k in ("0.5", "p_r") for draft in ("never", "off", "2", "auto")
+    ]
+    never, off, two, *_ = (int(row[2]) for row in rows)
+    assert never == off == 5 and two < 5
 
 
 def test_acceptance_agrees_with_what_the_laws_say(pair):

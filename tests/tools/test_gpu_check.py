@@ -11,19 +11,26 @@ import torch
 
 import anchored
 from anchored.tools.bench_kernel import sample_logits
-from anchored.tools.gpu_checks import kernel_speed
+from anchored.tools.gpu_checks import kernel_speed, round_speed
 from anchored.tools.gpu_checks.attention_checks import attention_checks
 from anchored.tools.gpu_checks.byte_checks import byte_checks, opened_batch
 from anchored.tools.gpu_checks.engine_checks import engine_checks
+from anchored.tools.gpu_checks.round_speed import (
+    ACCEPTANCE,
+    predicted_ratios,
+    round_timings,
+    step_times_ms,
+)
+from anchored.tools.random_pair import random_pair
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_engine_checks_pass_here():
     checks = list(engine_checks(DEVICE))
-    assert len(checks) == 6 and not any(check.passed is False for check in checks), checks
+    assert len(checks) == 8 and not any(check.passed is False for check in checks), checks
     # A captured step needs CUDA; the same step without a graph is tested in tests/decode.
-    assert sum(check.passed is None for check in checks) == (0 if DEVICE.type == "cuda" else 2)
+    assert sum(check.passed is None for check in checks) == (0 if DEVICE.type == "cuda" else 4)
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -78,6 +85,29 @@ def test_kernel_timings_have_a_row_for_every_size_and_divergence(monkeypatch):
     assert [(t.batch_size, t.divergence) for t in timings] == [
         (batch_size, divergence) for batch_size in (1, 4) for divergence in ("kl", "max")
     ]
+
+
+@pytest.mark.gpu
+def test_round_timings_have_a_row_for_every_batch_and_draft_length():
+    pair = random_pair("tiny", "small", vocab_size=2048, device="cuda")
+    timings = list(round_timings(pair, (1, 4)))
+    assert [t.batch_size for t in timings] == [1] * 5 + [4] * 5
+    assert all(t.step_ms > 0 and t.walk_us > 0 for t in timings)
+
+
+def test_predictions_are_those_of_the_acceptance():
+    """Of a step of 2 drafts that takes 1.5 risky steps."""
+    for k, ratio in predicted_ratios(2, 1.5, 1.0).items():
+        kept = ACCEPTANCE[k]
+        assert ratio == pytest.approx((1 + kept + kept**2) / 1.5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_step_is_timed_where_there_is_no_graph_too(monkeypatch):
+    monkeypatch.setattr(round_speed, "PROMPT_TOKENS", 16)
+    monkeypatch.setattr(round_speed, "NUM_TIMED", 1)
+    pair = random_pair("tiny", "tiny", vocab_size=1024, dtype=torch.float32, device=str(DEVICE))
+    assert step_times_ms(pair, 1, 3)[0] > 0.0
 
 
 def test_sample_logits_are_the_same_every_time():

@@ -54,12 +54,12 @@ def _timings(device: torch.device, batch_size: int) -> Iterator[KernelTiming]:
         batch_size, 1, VOCAB_SIZE, device, resident_splits(batch_size, VOCAB_SIZE, device)
     )
     baseline = partial(paper_projection, risky, safe, budget.float(), may_stop=False)
-    paper_us = statistics.median(_replay_us(device, baseline))
+    paper_us = statistics.median(replay_us(device, baseline))
     for divergence in ("kl", "max"):
         step = partial(
             project_into, memory, risky, safe, budget, uniform, is_max=divergence == "max"
         )
-        times = _replay_us(device, step)
+        times = replay_us(device, step)
         quartiles = statistics.quantiles(times, n=4)
         yield KernelTiming(
             batch_size=batch_size,
@@ -71,7 +71,7 @@ def _timings(device: torch.device, batch_size: int) -> Iterator[KernelTiming]:
         )
 
 
-def _replay_us(device: torch.device, launch: Callable[[], object]) -> list[float]:
+def replay_us(device: torch.device, launch: Callable[[], object]) -> list[float]:
     """Microseconds of one replay of the captured work, one mean a round."""
     graph = _captured(device, launch)
     times = []

@@ -1,0 +1,158 @@
+"""Time of a step that drafts, by drafts and batch size on a GPU, and the speed that it promises."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from anchored import Anchored, ModelPair
+from anchored.decode.device_batch import DeviceBatch
+from anchored.decode.request import Request
+from anchored.decode.round_length import LENGTHS
+from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.token_level import TokenLevel
+from anchored.kernels.triton_workspace import resident_splits, workspace
+from anchored.kernels.walk import new_accounts, walk
+from anchored.tools.gpu_checks.kernel_speed import replay_us
+from anchored.tools.model_alone import ModelAlone
+
+PROMPT_TOKENS = 256
+NUM_TIMED = 7
+TOKENS_TIMED = 64
+ACCEPTANCE = {0.1: 0.834, 0.5: 0.637, 1.0: 0.522, 2.0: 0.421, 4.0: 0.286}
+"""1 - TV(p*, p_s) by k, of the quickstart's trained pair: docs/results/bench-speculate.txt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundTiming:
+    """Milliseconds of one step, and what they promise for a pair with the trained acceptance."""
+
+    batch_size: int
+    num_drafts: int
+    step_ms: float
+    error_ms: float
+    """Half the range between the quartiles of a few looks at the device."""
+    safe_ms: float
+    """A step of the safe model alone."""
+    risky_ms: float
+    """A step of the risky model alone: c is safe_ms / risky_ms."""
+    verified_ms: float
+    """What each draft adds to a step beside its safe forward; nan without drafts."""
+    walk_us: float
+    """The walk alone, through all of its rows."""
+    predicted: dict[float, float]
+    """By k: speed as a multiple of the risky model alone. Predicted, not measured."""
+
+
+def round_timings(pair: ModelPair, batch_sizes: tuple[int, ...]) -> Iterator[RoundTiming]:
+    """Each batch size with each draft length; the pair is on CUDA."""
+    for batch_size in batch_sizes:
+        safe_ms, risky_ms = (alone_ms(pair, name, batch_size) for name in ("safe", "risky"))
+        plain_ms = 0.0
+        for num_drafts in LENGTHS:
+            times = step_times_ms(pair, batch_size, num_drafts)
+            step_ms = statistics.median(times)
+            plain_ms = step_ms if num_drafts == 0 else plain_ms
+            added_ms = step_ms - plain_ms - num_drafts * safe_ms
+            yield RoundTiming(
+                batch_size=batch_size,
+                num_drafts=num_drafts,
+                step_ms=step_ms,
+                error_ms=_half_range(times),
+                safe_ms=safe_ms,
+                risky_ms=risky_ms,
+                verified_ms=added_ms / num_drafts if num_drafts else float("nan"),
+                walk_us=statistics.median(
+                    walk_times_us(batch_size, num_drafts, pair.vocab_size, pair.safe.device)
+                ),
+                predicted=predicted_ratios(num_drafts, step_ms, risky_ms),
+            )
+
+
+def predicted_ratios(num_drafts: int, step_ms: float, risky_ms: float) -> dict[float, float]:
+    """By k: the tokens expected of a step by ACCEPTANCE, against one for a risky step."""
+    return {
+        k: sum(kept**place for place in range(num_drafts + 1)) * risky_ms / step_ms
+        for k, kept in ACCEPTANCE.items()
+    }
+
+
+def step_times_ms(pair: ModelPair, batch_size: int, num_drafts: int) -> list[float]:
+    """Milliseconds of a step at several looks of the host, behind prompts of PROMPT_TOKENS."""
+    batch = DeviceBatch(
+        TokenLevel(pair),
+        Anchored(k=1.0, debt="none"),
+        SamplingConfig(),
+        num_rows=batch_size,
+        max_length=2 * PROMPT_TOKENS,
+        draft_lengths=(num_drafts,),
+    )
+    states = batch.admit(
+        [
+            Request(prompt_token_ids=prompt, max_new_tokens=PROMPT_TOKENS, seed=row)
+            for row, prompt in enumerate(_prompts(batch_size))
+        ]
+    )
+    batch.step()
+    times = []
+    for _ in range(NUM_TIMED):
+        steps_before = max(state.num_forwards["risky"] for state in states)
+        start_s = time.perf_counter()
+        batch.step()  # waits for what was drawn
+        seconds = time.perf_counter() - start_s
+        num_steps = max(state.num_forwards["risky"] for state in states) - steps_before
+        times.append(1e3 * seconds / num_steps)
+    return times
+
+
+def alone_ms(pair: ModelPair, name: str, batch_size: int) -> float:
+    """Milliseconds of a step of one model alone, as a CUDA graph on CUDA."""
+    alone = ModelAlone(
+        pair, name, num_rows=batch_size, max_length=2 * PROMPT_TOKENS, on_device=True
+    )
+    seconds = []
+    for num_tokens in (1, 1 + TOKENS_TIMED):
+        alone.generate(_prompts(batch_size), num_tokens)
+        seconds.append(_seconds(alone, batch_size, num_tokens))
+    return 1e3 * (seconds[1] - seconds[0]) / TOKENS_TIMED
+
+
+def walk_times_us(
+    batch_size: int, num_drafts: int, vocab_size: int, device: torch.device
+) -> list[float]:
+    """Microseconds of replayed walks through all rows: their drafts are what is drawn there."""
+    num_rows = num_drafts + 1
+    risky, safe = torch.randn(2, batch_size, num_rows, vocab_size, device=device).unbind(0)
+    uniform = torch.rand(batch_size, num_rows, 3, dtype=torch.float64, device=device)
+    ones = [1.0] * batch_size
+    accounts = new_accounts(ones, ones, [0.0] * batch_size, "fixed", device)
+    splits = resident_splits(batch_size, vocab_size, device)
+    memory = workspace(batch_size, num_rows, vocab_size, device, splits)
+    drafts = torch.full((batch_size, num_drafts), -1, dtype=torch.int64, device=device)
+    launch = partial(
+        walk, risky, safe, accounts=accounts, uniform=uniform, drafts=drafts, memory=memory
+    )
+    for place in range(num_drafts):
+        drafts[:, place] = launch().token_ids[:, place]
+    assert bool(launch().was_reached.all())
+    return replay_us(device, launch)
+
+
+def _seconds(alone: ModelAlone, batch_size: int, num_tokens: int) -> float:
+    torch.cuda.synchronize()
+    start_s = time.perf_counter()
+    alone.generate(_prompts(batch_size), num_tokens)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start_s
+
+
+def _prompts(batch_size: int) -> list[list[int]]:
+    return [[7 + row] * PROMPT_TOKENS for row in range(batch_size)]
+
+
+def _half_range(times: list[float]) -> float:
+    quartiles = statistics.quantiles(times, n=4)
+    return 0.5 * (quartiles[2] - quartiles[0])
