@@ -17,6 +17,7 @@ from .paired_batch import PairedBatch
 from .progress import with_bar
 from .request import Piece, Request, RequestState, refused, warn_of_safe_only
 from .request_ledger import request_ledger
+from .request_list import Earlier, Prompt, as_list, beginnings, is_single, request_list
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 from .schedule import decode_all
@@ -24,8 +25,6 @@ from .score import Score, refused_score, score_batch
 from .speculation import Speculate
 
 logger = logging.getLogger(__name__)
-
-Prompt = str | list[int]
 
 
 class Decoder:
@@ -63,13 +62,15 @@ class Decoder:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] = (),
         *,
         max_new_tokens: int = 200,
         max_new_bytes: int | None = None,
         seed: int | Sequence[int] = 0,
         stop: Sequence[str] = (),
         k: float | Sequence[float] | None = None,
+        num_return_sequences: int = 1,
+        continue_from: Earlier | Sequence[Earlier] | None = None,
         progress: bool | str = False,
         **sampling: Any,
     ) -> list[Generation]:
@@ -79,6 +80,10 @@ class Decoder:
         horizon; K = k * max_new_tokens nats. max_new_bytes: the horizon at byte level (K = k *
         max_new_bytes), 4 * max_new_tokens unless given. seed, k: one for all or one per prompt; a
         prompt's tokens depend on its own seed, not on its batch. stop: texts at which to cut.
+        num_return_sequences: samples of each prompt, side by side in the result, by seeds seed,
+        seed + 1, ... continue_from: generations that reached their length, or their ledgers, to go
+        on from in place of prompts. Bounds of samples and of earlier text add up: see
+        `Ledger.total_bound`.
         progress: show a bar, with this title. sampling: fields of SamplingConfig (temperature 0.7,
         repetition_penalty 1.1, top_k, top_p, min_p).
         Raises ValueError for bad values. Of several prompts, one that is too long for the pair or
@@ -89,7 +94,16 @@ class Decoder:
         config = self._sampling(SamplingConfig(**sampling))
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        requests = self._requests(prompts, horizon, seed=seed, k=k, stop=tuple(stop))
+        requests = request_list(
+            beginnings(self.level, prompts, continue_from),
+            horizon,
+            seed=seed,
+            k=k,
+            stop=tuple(stop),
+            num_return_sequences=num_return_sequences,
+        )
+        if is_single(prompts if continue_from is None else continue_from):
+            self._check_length(requests[0])
         generations: dict[int, Generation] = {}
         budgets = []
         states = self._decode(requests, config)
@@ -118,7 +132,9 @@ class Decoder:
         config = self._sampling(SamplingConfig(**sampling))
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        (request,) = self._requests(prompt, horizon, seed=seed, k=k, stop=tuple(stop))
+        begun = beginnings(self.level, [prompt])
+        (request,) = request_list(begun, horizon, seed=seed, k=k, stop=tuple(stop))
+        self._check_length(request)
         return self._pieces(request, config)
 
     def score(
@@ -143,9 +159,11 @@ class Decoder:
         config = SamplingConfig(
             temperature=temperature, repetition_penalty=repetition_penalty, **sampling
         )
-        targets = [self.level.encode_continuation(text) for text in _as_list(continuations)[0]]
+        targets = [self.level.encode_continuation(text) for text in as_list(continuations)]
         longest = max((len(target) for target in targets), default=1)
-        requests = self._requests(prompts, max(horizon or longest, 1), seed=0, k=k, stop=())
+        requests = request_list(beginnings(self.level, prompts), max(horizon or longest, 1), k=k)
+        if is_single(prompts):
+            self._check_length(requests[0])
         if len(requests) != len(targets):
             raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
         if horizon is not None and longest > horizon:
@@ -168,33 +186,9 @@ class Decoder:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
         return config
 
-    def _requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        horizon: int,
-        *,
-        seed: int | Sequence[int],
-        k: float | Sequence[float] | None,
-        stop: tuple[str, ...],
-    ) -> list[Request]:
-        several, is_single = _as_list(prompts)
-        encoded = [self.level.encode(prompt) for prompt in several]
-        seeds = _one_each("seed", seed, len(encoded))
-        ks = _one_each("k", k, len(encoded))
-        requests = [
-            Request(
-                prompt_token_ids=tokens,
-                max_new_tokens=horizon,
-                seed=seeds[index],
-                k=ks[index],
-                stop=stop,
-                index=index,
-            )
-            for index, tokens in enumerate(encoded)
-        ]
-        if is_single and (error := self._too_long(requests[0])):
+    def _check_length(self, request: Request) -> None:
+        if error := self._too_long(request):
             raise ValueError(error)
-        return requests
 
     def _split(self, requests: list[Request]) -> tuple[list[Request], list[tuple[Request, str]]]:
         """(requests that fit the models' context, the others with what is wrong with them)."""
@@ -255,22 +249,3 @@ def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Re
     title = progress if isinstance(progress, str) else "score"
     bar: Iterable[list[Request]] = tqdm(batches, title, unit="batch", disable=not progress)
     return bar
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """(prompts, whether one was given by itself: a text or a list of token ids)."""
-    if isinstance(prompts, str):
-        return [prompts], True
-    several = list(prompts)
-    if several and all(isinstance(item, int) for item in several):
-        return [several], True  # type: ignore[list-item]
-    return several, False  # type: ignore[return-value]
-
-
-def _one_each(name: str, value: Any, count: int) -> list[Any]:
-    if value is None or isinstance(value, int | float):
-        return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise ValueError(f"{name} must be one value or one per prompt: {count}, got {len(values)}")
-    return values

@@ -31,8 +31,15 @@ class Generation:
     def __str__(self) -> str:
         header = self.ledger.header
         certified = "certified" if self.ledger.certified else "NOT certified"
+        total = f" (in total {self.ledger.total_bound:.4g})" if self._is_one_of_several else ""
         return (
             f"K={header.K:.4g} (k={header.k:.4g} x {header.horizon}) debt={header.debt:.4g} "
-            f"spent={self.ledger.spent:.4g} bound={header.bound:.4g} nats, "
+            f"spent={self.ledger.spent:.4g} bound={header.bound:.4g}{total} nats, "
             f"{len(self.token_ids)} {header.level}s, {self.finish_reason}, {certified}"
         )
+
+    @property
+    def _is_one_of_several(self) -> bool:
+        """Whether other samples or earlier text share its prompt, so that bounds add up."""
+        header = self.ledger.header
+        return header.num_return_sequences > 1 or header.prior_bound > 0.0

@@ -37,6 +37,10 @@ class LedgerHeader:
     level: str = "token"
     """Where this is "byte", token ids are bytes and 256 is the end of the text."""
     level_settings: dict[str, Any] = field(default_factory=dict)
+    num_return_sequences: int = 1
+    """Samples of the prompt that were drawn together; each has a ledger of its own."""
+    prior_bound: float = 0.0
+    """Nats that the prompt may have spent, where it ends with an earlier generation."""
     schema: str = SCHEMA
     sampler: str = SAMPLER
 
@@ -87,6 +91,16 @@ class Ledger:
     def spent(self) -> float:
         """Sum of the spends in nats (exact: spends are multiples of a power of two)."""
         return math.fsum(step.spend for step in self.steps)
+
+    @property
+    def total_bound(self) -> float:
+        """Nats of all samples of the prompt together, and of the earlier text that it ends with.
+
+        Infinite where no bound holds for this generation.
+        """
+        if not self.certified:
+            return math.inf
+        return self.header.prior_bound + self.header.num_return_sequences * self.header.bound
 
     @property
     def is_within_bound(self) -> bool:

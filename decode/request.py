@@ -30,7 +30,11 @@ class Request:
     """Nats a step in place of the rule's own k."""
     stop: tuple[str, ...] = ()
     index: int = 0
-    """Its place among the prompts of the call."""
+    """Its place among the generations of the call."""
+    num_return_sequences: int = 1
+    """Samples of this prompt that the call returns."""
+    prior_bound: float = 0.0
+    """Nats that the end of the prompt may have spent, where an earlier generation wrote it."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

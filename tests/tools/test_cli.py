@@ -55,6 +55,18 @@ def test_generate_writes_a_ledger_that_verify_accepts(capsys, pair_words, tmp_pa
     assert status == 0 and out.startswith("verified: 12 steps, 12 tokens drawn again")
 
 
+def test_samples_have_a_ledger_each_and_each_can_be_continued(capsys, pair_words, tmp_path):
+    short = [*pair_words, "--max-new-tokens", "3", "--rule.debt", "none"]
+    several = ["--num-return-sequences", "2", "--ledger", str(tmp_path / "one.jsonl")]
+    status, _, err = run(capsys, "generate", *short, "--prompt", "the keeper", *several)
+    assert status == 0 and err.count("(in total 6)") == 2
+    earlier = ["--continue-from", str(tmp_path / "one-1.jsonl")]
+    status, _, err = run(capsys, "generate", *short, *earlier)
+    assert status == 0 and "(in total 9)" in err
+    status, _, err = run(capsys, "generate", *short, *earlier, "--prompt", "the keeper")
+    assert status == 1 and "give either --prompt or --continue-from" in err
+
+
 def test_verify_refuses_a_changed_ledger(capsys, pair_words, tmp_path):
     ledger = tmp_path / "one.jsonl"
     words = ["--prompt", "the keeper", "--max-new-tokens", "5", "--ledger", str(ledger)]
