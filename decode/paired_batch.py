@@ -1,7 +1,5 @@
 """The paired decoding step: both models, a rule and a sampler over the rows of a batch."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -43,6 +41,7 @@ class PairedBatch:
         self._can_rest = level.rows_can_join(max_length)
         self._states: list[RequestState | None] = [None] * num_rows
         self._device = self.pair.safe.device
+        self._stop_token_ids = frozenset(level.stop_token_ids)
         self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
         self._logits: dict[str, Tensor] = {}
 
@@ -99,7 +98,7 @@ class PairedBatch:
 
     def _decide(self, rows: list[int]) -> list[int]:
         """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
-        inputs = self._inputs(rows)
+        inputs = self._inputs(rows, self._seen)
         drawn = self.rule.next_token(inputs)
         token_ids = agreed(self._chosen(drawn), self.pair.num_processes)
         self._record(rows, inputs, drawn, token_ids)
@@ -115,7 +114,10 @@ class PairedBatch:
 
     def _read(self, name: str, rows: list[int]) -> None:
         for group, logits in self._backlogs[name].read(rows):
-            self._keep_logits({name: logits}, group)
+            if group == list(range(len(self._states))):
+                self._logits[name] = logits  # of all rows: nothing to keep, nothing to copy
+            else:
+                self._keep_logits({name: logits}, group)
             for row in group:
                 self._state(row).num_forwards[name] += 1
 
@@ -142,7 +144,8 @@ class PairedBatch:
                 self._logits[name] = new.new_zeros(len(self._states), new.shape[1])
             self._logits[name][rows] = new
 
-    def _inputs(self, rows: list[int]) -> StepInputs:
+    def _inputs(self, rows: list[int], seen: Tensor) -> StepInputs:
+        """seen: (B, V) bool, the tokens that the penalty falls on."""
         states = [self._state(row) for row in rows]
         allowances = [state.allowance for state in states]
         uniform = [
@@ -151,7 +154,7 @@ class PairedBatch:
         return StepInputs(
             risky_logits=self._of_rows(self._logits["risky"], rows).to(self._device),
             safe_logits=self._of_rows(self._logits["safe"], rows),
-            warp=partial(self.warpers, seen=self._of_rows(self._seen, rows)),
+            warp=self.warpers.after(self._of_rows(seen, rows)),
             budget=torch.tensor(allowances, dtype=torch.float64, device=self._device),
             uniform=torch.stack(uniform).to(self._device) if uniform else None,
         )
@@ -205,7 +208,7 @@ class PairedBatch:
             log_prob=log_prob,
             safe_log_prob=safe_log_prob,
         )
-        state.append(step, is_end=token_id in self.level.stop_token_ids)
+        state.append(step, is_end=token_id in self._stop_token_ids)
 
     def _fail(self, row: int) -> None:
         state = self._state(row)

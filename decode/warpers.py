@@ -1,6 +1,7 @@
 """The warped logits of one model: penalty, temperature, truncation, one end symbol."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,12 +27,19 @@ class Warpers:
         logits: (batch, vocab_size), any float dtype. seen: (batch, vocab_size) bool, the tokens of
         each row's prompt and output, which the repetition penalty pushes down.
         """
+        return self.after(seen)(logits)
+
+    def after(self, seen: Tensor) -> Callable[[Tensor], Tensor]:
+        """The warpers with `seen` given, which is looked through once for both models."""
+        has_penalty = self.config.repetition_penalty != 1.0
+        return partial(self._warped, seen.nonzero(as_tuple=True) if has_penalty else None)
+
+    def _warped(self, seen: tuple[Tensor, ...] | None, logits: Tensor) -> Tensor:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        scores = logits.to(dtype, copy=True)
-        if self.config.repetition_penalty != 1.0:
-            self._penalise(scores, seen)
-        if self.config.temperature not in (0.0, 1.0):  # greedy projects at temperature 1
-            scores.div_(self.config.temperature)
+        divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
+        scores = logits.to(dtype) / divisor
+        if seen is not None:  # a few of many: no pass over all of them
+            scores[seen] = self._penalised(logits[seen].to(dtype)) / divisor
         for truncate in self._truncations:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)
@@ -41,10 +49,9 @@ class Warpers:
         """The token itself, or the end symbol for any stop token."""
         return self.stop_token_ids[0] if token_id in self.stop_token_ids else token_id
 
-    def _penalise(self, scores: Tensor, seen: Tensor) -> None:
-        rows, token_ids = seen.nonzero(as_tuple=True)  # a few of many: no pass over all of them
-        chosen, penalty = scores[rows, token_ids], self.config.repetition_penalty
-        scores[rows, token_ids] = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
+    def _penalised(self, scores: Tensor) -> Tensor:
+        penalty = self.config.repetition_penalty
+        return torch.where(scores > 0, scores / penalty, scores * penalty)
 
     def _merge_end_symbols(self, scores: Tensor) -> None:
         if len(self.stop_token_ids) < 2:

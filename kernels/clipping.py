@@ -189,7 +189,7 @@ def _scaled_offset(
         is_best = is_open & (is_below | is_done)
         offset, total = np.where(is_best, trial, offset), np.where(is_best, reached, total)
         width, high = high - low, np.where(is_below, high, trial)
-        low = np.maximum(low, np.minimum(root, high))
+        low = np.fmax(low, np.minimum(root, high))  # no tangent where nothing is left to scale
         is_slow = (high - low > 0.5 * width) & (trial != low)
         following = np.where(is_slow, low + 0.5 * (high - low), low)
         is_open &= ~is_done & (following != trial)
