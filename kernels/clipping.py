@@ -175,11 +175,12 @@ def _scaled_offset(
     offsets: where c is 1, and where every token is clipped. Returns: (R,) float64 each.
 
     The total is concave in c, so the tangent at any c meets 1 at or below the root: it raises the
-    lower end of the bracket from either side. Where that does not halve the bracket, its middle in
-    log c is tried next: Newton alone took 1,511 passes with logits up to 1e4, this takes 23.
+    lower end of the bracket from either side. Where that neither halves the bracket nor quarters
+    the mass still missing, the middle of the bracket in log c is tried next: Newton alone took
+    1,511 passes with logits up to 1e4, this takes 19.
     """
     (low, high), trial = offsets, offsets[0]
-    offset, total = low.copy(), np.ones_like(low)
+    offset, total, missing = low.copy(), np.ones_like(low), np.full_like(low, np.inf)
     is_open = np.ones(len(low), dtype=bool)
     while is_open.any():
         reached, root = _reached(support, log2_safe, trial, cap)
@@ -191,6 +192,8 @@ def _scaled_offset(
         width, high = high - low, np.where(is_below, high, trial)
         low = np.fmax(low, np.minimum(root, high))  # no tangent where nothing is left to scale
         is_slow = (high - low > 0.5 * width) & (trial != low)
+        is_slow &= ~is_below | (1.0 - reached > 0.25 * missing)
+        missing = np.where(is_below, 1.0 - reached, missing)
         following = np.where(is_slow, low + 0.5 * (high - low), low)
         is_open &= ~is_done & (following != trial)
         trial = np.where(is_open, following, trial)
