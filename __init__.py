@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .decode.generation import Generation
     from .decode.ledger import Ledger, LedgerError
     from .decode.model_pair import ModelPair
+    from .decode.prompt_ratios import PromptRatios
     from .decode.rules.anchored import Anchored
     from .decode.rules.risky_only import RiskyOnly
     from .decode.rules.safe_only import SafeOnly
@@ -26,6 +27,7 @@ _HOME = {
     "ModelPair": "decode.model_pair",
     "Anchored": "decode.rules.anchored",
     "PromptCache": "decode.byte.prompt_cache",
+    "PromptRatios": "decode.prompt_ratios",
     "RiskyOnly": "decode.rules.risky_only",
     "SafeOnly": "decode.rules.safe_only",
     "Verification": "decode.verification",
@@ -41,6 +43,7 @@ __all__ = [
     "LedgerError",
     "ModelPair",
     "PromptCache",
+    "PromptRatios",
     "RiskyOnly",
     "SafeOnly",
     "Verification",

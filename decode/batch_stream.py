@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ..kernels.token_log_probs import token_log_probs
-from .stream import PromptLogits, chunks, feed_in_chunks
+from .stream import UNSCORED, PromptLogits, chunks, feed_in_chunks
 
 
 class BatchStream:
@@ -17,8 +17,17 @@ class BatchStream:
     position embeddings included).
     """
 
-    def __init__(self, model: PreTrainedModel, num_rows: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_rows: int,
+        vocab_size: int,
+        *,
+        scores_prompts: bool = True,
+    ) -> None:
+        """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
         self.model, self.vocab_size = model, vocab_size
+        self.scores_prompts = scores_prompts
         self._cache = DynamicCache(config=model.config)
         self._mask = torch.zeros(num_rows, 0, dtype=torch.long, device=model.device)
 
@@ -30,9 +39,12 @@ class BatchStream:
         gathered, num_forwards = [], 0
         for columns in chunks(self.vocab_size, *token_ids.shape):
             logits = self.feed(token_ids[:, columns], mask[:, columns])
-            targets = token_ids[:, columns.start + 1 : columns.stop + 1].to(logits.device)
-            gathered.append(token_log_probs(logits[:, : targets.shape[1]], targets).cpu())
             num_forwards += 1
+            if self.scores_prompts:
+                targets = token_ids[:, columns.start + 1 : columns.stop + 1].to(logits.device)
+                gathered.append(token_log_probs(logits[:, : targets.shape[1]], targets).cpu())
+        if not self.scores_prompts:
+            return PromptLogits(logits[:, -1], [UNSCORED] * len(prompts), num_forwards)
         log_probs = torch.cat(gathered, dim=1)
         first = [log_probs.shape[1] + 1 - len(prompt) for prompt in prompts]
         own = [row[start:] for row, start in zip(log_probs, first, strict=True)]

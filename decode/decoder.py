@@ -15,6 +15,8 @@ from .level_registry import choose_level
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
 from .progress import with_bar
+from .prompt_ratios import PromptRatios
+from .prompt_reading import measured_ratios, ratio_source
 from .request import Piece, Request, RequestState, refused, warn_of_safe_only
 from .request_ledger import request_ledger
 from .request_list import Earlier, Prompt, as_list, beginnings, is_single, request_list
@@ -40,24 +42,29 @@ class Decoder:
         engine: EngineName = "auto",
         byte_settings: ByteSettings | None = None,
         prompt_cache: PromptCache | None = None,
+        prompt_ratios: PromptRatios | None = None,
         speculate: Speculate = "off",
     ) -> None:
         """level: what is decoded and budgeted step by step; "auto" takes tokens for models with one
         tokenizer and bytes, by `byte_settings`, for models with two. prompt_cache: at byte level,
         the prompts that another k or seed need not read again; PromptCache(0) keeps none, and one
-        may serve many decoders.
+        may serve many decoders. prompt_ratios: those of all prompts, of `prompt_ratios()` with the
+        same models and settings; their debts then cost nothing.
         engine: "eager" looks at every token on the host; "device" keeps steps on the device
         (Anchored rules, no top_k, top_p or min_p, see `device_refusal`), as a CUDA graph on CUDA;
         "auto" takes "device" on CUDA where it can run and agrees with "eager" on a few steps.
         speculate: tokens that the safe model drafts before one risky forward verifies them, "auto"
         for as many as it is worth by what drafts and forwards have cost so far, "off" for none.
         The tokens for a seed are those of "off", up to the models' own numerics.
-        Raises ValueError for bad values, or for "device" or a draft where they cannot run.
+        Raises ValueError for bad values, for ratios of other models or settings, or for "device"
+        or a draft where they cannot run.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.pair, self.rule, self.batch_size = pair, rule, batch_size
-        self.level = choose_level(pair, level, byte_settings, prompt_cache)
+        self.level = choose_level(pair, level, byte_settings, prompt_cache, prompt_ratios)
+        if prompt_ratios is not None:
+            prompt_ratios.check(ratio_source(self.level))
         self.engine = Engine(self.level, rule, engine, speculate)
 
     def generate(
@@ -180,6 +187,18 @@ class Decoder:
             scored = score_batch(self.level, self.rule, config, batch, tokens_of_batch)
             scores.update((r.index, score) for r, score in zip(batch, scored, strict=True))
         return [scores[index] for index in range(len(requests))]
+
+    def prompt_ratios(self, prompts: Prompt | Sequence[Prompt]) -> PromptRatios:
+        """The log-likelihood ratios behind the prompts' debts, to be saved and given to decoders.
+
+        Raises ValueError for a prompt that is too long for the pair or whose logits are NaN.
+        """
+        requests = request_list(beginnings(self.level, prompts), 1)
+        _, refusals = self._split(requests)
+        for _, error in refusals:
+            raise ValueError(error)
+        batches = self._batches(requests)
+        return measured_ratios(self.level, ([r.prompt_token_ids for r in b] for b in batches))
 
     def _sampling(self, config: SamplingConfig) -> SamplingConfig:
         if config.is_greedy and self.rule.is_certified:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .upload import uploaded
+
 # B rows of the cache, R rows of one forward, T new columns, H heads, D head size.
 
 
@@ -45,17 +47,17 @@ class RowCache(Cache):
 
     def place(self, rows: Sequence[int], num_new: int, device: torch.device) -> Placement:
         """Announce a forward of `num_new` columns after the ends of these rows."""
-        starts = self.lengths[list(rows)]
-        columns = starts[:, None] + torch.arange(num_new)
-        num_columns = int(columns.max()) + 1
+        starts = self.lengths[list(rows)].tolist()
+        columns = torch.tensor(starts)[:, None] + torch.arange(num_new)
+        num_columns = max(starts) + num_new
         if num_columns > self.max_length:
             raise ValueError(f"the cache holds {self.max_length} columns, {num_columns} are needed")
         placement = Placement(
-            rows=torch.tensor(rows, device=device),
-            columns=columns.to(device),
+            rows=uploaded(torch.tensor(rows), device),
+            columns=uploaded(columns, device),
             num_columns=num_columns,
-            is_level=bool((starts == starts[0]).all()),
-            is_fresh=not starts.any(),
+            is_level=len(set(starts)) == 1,
+            is_fresh=not any(starts),
             is_whole=list(rows) == list(range(self.num_rows)),
         )
         for layer in self._layers:
@@ -151,15 +153,23 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._grow(place.num_columns)
-        self.keys[place.rows[:, None], :, place.columns] = key_states.transpose(1, 2)
-        self.values[place.rows[:, None], :, place.columns] = value_states.transpose(1, 2)
+        self._write(self.keys, key_states, place)
+        self._write(self.values, value_states, place)
         if place.is_fresh:
             return key_states, value_states
         return self._read(self.keys, place), self._read(self.values, place)
 
+    def _write(self, storage: Tensor, states: Tensor, place: Placement) -> None:
+        if (
+            place.is_level and place.is_whole
+        ):  # a slice: half the time of an index for a few columns
+            storage[:, :, place.num_columns - states.shape[2] : place.num_columns] = states
+        else:
+            storage[place.rows[:, None], :, place.columns] = states.transpose(1, 2)
+
     def move(self, row: int, first: int, columns: Sequence[int]) -> None:
         """Copy columns of a row, ascending, to `first` and those behind it."""
-        place = torch.tensor(columns, dtype=torch.long, device=self.keys.device)
+        place = uploaded(torch.tensor(columns, dtype=torch.long), self.keys.device)
         for storage in (self.keys, self.values):
             storage[row, :, first : first + len(columns)] = storage[row].index_select(1, place)
 

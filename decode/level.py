@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from .model_pair import ModelPair
+from .prompt_ratios import PromptRatios
 from .sampling_config import SamplingConfig
 from .stream import Stream
 from .text_stream import TextStream
@@ -20,6 +21,11 @@ class Level(Protocol):
 
     @property
     def pair(self) -> ModelPair: ...
+
+    @property
+    def prompt_ratios(self) -> PromptRatios | None:
+        """Ratios of all prompts that are decoded, where they are known before."""
+        ...
 
     @property
     def name(self) -> LevelName: ...
@@ -53,6 +59,10 @@ class Level(Protocol):
         """Plain JSON values: with the pair, they make the same level again."""
         ...
 
+    def ratio_settings(self) -> dict[str, Any]:
+        """Those of the settings that decide the ratios of prompts."""
+        ...
+
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Symbols of a prompt, its text or the symbols themselves; ValueError for bad ones."""
         ...
@@ -80,9 +90,12 @@ class Level(Protocol):
         ...
 
     def open_streams(
-        self, num_rows: int, max_length: int, sampling: SamplingConfig
+        self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool
     ) -> Mapping[str, Stream]:
-        """By "safe" and "risky": memories of `num_rows` rows of up to `max_length` symbols."""
+        """By "safe" and "risky": memories of `num_rows` rows of up to `max_length` symbols.
+
+        scores_prompts: whether reading gives log-probabilities of the prompts' own symbols.
+        """
         ...
 
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:

@@ -7,6 +7,7 @@ from .byte.byte_settings import ByteSettings
 from .byte.prompt_cache import PromptCache
 from .level import Level, LevelName
 from .model_pair import ModelPair
+from .prompt_ratios import PromptRatios
 from .token_level import TokenLevel
 
 
@@ -15,21 +16,23 @@ def choose_level(
     name: LevelName | Literal["auto"],
     settings: ByteSettings | None = None,
     prompt_cache: PromptCache | None = None,
+    prompt_ratios: PromptRatios | None = None,
 ) -> Level:
     """The level of that name; "auto" takes tokens where both models have the same ones.
 
-    settings, prompt_cache: of the byte level. Raises ValueError for another name, for a level at
+    settings, prompt_cache: of the byte level. prompt_ratios: those of all prompts, where they are
+    known before. Raises ValueError for another name, for a level at
     which the pair cannot be decoded, and for settings that the level does not have.
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')
     if name == "byte" or (name == "auto" and pair.risky_tokenizer is not None):
-        return ByteLevel(pair, settings or ByteSettings(), prompt_cache)
+        return ByteLevel(pair, settings or ByteSettings(), prompt_cache, prompt_ratios)
     if settings is not None or prompt_cache is not None:
         raise ValueError(
             'byte settings and a prompt cache need level="byte": this pair decodes tokens'
         )
-    return TokenLevel(pair)
+    return TokenLevel(pair, prompt_ratios)
 
 
 def recorded_level(pair: ModelPair, name: str, settings: dict[str, Any]) -> Level:

@@ -1,5 +1,7 @@
 """The last layer of a model: hidden states to logits, or to log-probabilities of tokens."""
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -9,6 +11,9 @@ from .packed_linear import PackedLinear, can_pack
 
 ROWS_PER_TILE = 64
 """Positions whose logits exist at once where the weight itself cannot be read."""
+
+_packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDictionary()
+"""By layer, with the version of its weight: every stream of a model reads one copy."""
 
 
 class OutputLayer:
@@ -22,7 +27,6 @@ class OutputLayer:
         self._layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size
         self._packs = packs and self._has_whole_weight() and can_pack(self._layer.weight)
-        self._packed: tuple[object, PackedLinear] | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., vocab_size) of hidden states (..., D), in the model's dtype."""
@@ -34,10 +38,11 @@ class OutputLayer:
     def _packed_layer(self) -> PackedLinear:
         weight = self._layer.weight
         # Nothing but inference mode writes to an inference tensor, which counts no versions.
-        version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-        if self._packed is None or self._packed[0] != version:
-            self._packed = version, PackedLinear(*self._predicting())
-        return self._packed[1]
+        count = 0 if weight.is_inference() else weight._version
+        version = (weight.data_ptr(), count, self.vocab_size)
+        if self._layer not in _packed or _packed[self._layer][0] != version:
+            _packed[self._layer] = version, PackedLinear(*self._predicting())
+        return _packed[self._layer][1]
 
     def _predicting(self) -> tuple[Tensor, Tensor | None]:
         """Weight (vocab_size, D) and bias (vocab_size,) of the tokens that are predicted."""

@@ -8,10 +8,11 @@ from .agreement import agreed
 from .cold_start import Backlog, rows_to_draw
 from .ledger import LedgerStep
 from .level import Level
-from .prompt_reading import PromptReading, read_prompts
+from .prompt_reading import PromptReading, asks_for_ratios, read_prompts
 from .request import Request, RequestState, request_budget
 from .rules.rule import NextToken, Rule, StepInputs
 from .sampling_config import SamplingConfig
+from .upload import uploaded
 
 # B rows of the batch, A rows that hold a request, V symbols of the level.
 
@@ -36,7 +37,9 @@ class PairedBatch:
         self.level, self.pair = level, level.pair
         self.rule, self.sampling = rule, sampling
         self.warpers = level.warpers(sampling)
-        self.streams = level.open_streams(num_rows, max_length, sampling)
+        self.streams = level.open_streams(
+            num_rows, max_length, sampling, scores_prompts=asks_for_ratios(level, rule)
+        )
         self._backlogs = {name: Backlog(s, num_rows) for name, s in self.streams.items()}
         self._can_rest = level.rows_can_join(max_length)
         self._states: list[RequestState | None] = [None] * num_rows
@@ -101,10 +104,13 @@ class PairedBatch:
         inputs = self._inputs(rows, self._seen)
         drawn = self.rule.next_token(inputs)
         token_ids = agreed(self._chosen(drawn), self.pair.num_processes)
-        self._record(rows, inputs, drawn, token_ids)
-        self._seen[rows, token_ids.clamp(min=0)] = True
-        drawn_ids: list[int] = token_ids.tolist()
-        return drawn_ids
+        is_drawn = torch.ones_like(token_ids, dtype=torch.bool)
+        at = uploaded(torch.tensor(rows), self._device)
+        self._seen.index_put_((at, token_ids.clamp(min=0)), is_drawn)
+        records = _records(inputs, drawn, token_ids).tolist()  # the one wait for the device
+        for row, (token_id, *figures) in zip(rows, records, strict=True):
+            self._bank_draw(row, int(token_id), *figures)
+        return [int(token_id) for token_id, *_ in records]
 
     def _read_on(self, rows: list[int]) -> None:
         """Let the safe model read what was drawn, and the risky one where it will be asked next."""
@@ -142,7 +148,7 @@ class PairedBatch:
         for name, new in logits.items():
             if name not in self._logits:
                 self._logits[name] = new.new_zeros(len(self._states), new.shape[1])
-            self._logits[name][rows] = new
+            self._logits[name].index_copy_(0, uploaded(torch.tensor(rows), new.device), new)
 
     def _inputs(self, rows: list[int], seen: Tensor) -> StepInputs:
         """seen: (B, V) bool, the tokens that the penalty falls on."""
@@ -155,12 +161,14 @@ class PairedBatch:
             risky_logits=self._of_rows(self._logits["risky"], rows).to(self._device),
             safe_logits=self._of_rows(self._logits["safe"], rows),
             warp=self.warpers.after(self._of_rows(seen, rows)),
-            budget=torch.tensor(allowances, dtype=torch.float64, device=self._device),
-            uniform=torch.stack(uniform).to(self._device) if uniform else None,
+            budget=uploaded(torch.tensor(allowances, dtype=torch.float64), self._device),
+            uniform=uploaded(torch.stack(uniform), self._device) if uniform else None,
         )
 
     def _of_rows(self, values: Tensor, rows: list[int]) -> Tensor:
-        return values if len(rows) == len(values) else values[rows]
+        if len(rows) == len(values):
+            return values
+        return values.index_select(0, uploaded(torch.tensor(rows), values.device))
 
     def _state(self, row: int) -> RequestState:
         state = self._states[row]
@@ -172,29 +180,11 @@ class PairedBatch:
         token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
         return token_ids.masked_fill(~drawn.is_valid, -1)
 
-    def _record(
-        self, rows: list[int], inputs: StepInputs, drawn: NextToken, token_ids: Tensor
-    ) -> None:
-        accepted = drawn.accepted
-        if accepted is None:  # greedy: the token that the safe model would have taken too
-            accepted = token_ids == inputs.warp(inputs.safe_logits).argmax(-1)
-        given = token_ids.clamp(min=0)
-        columns = zip(
-            rows,
-            token_ids.tolist(),
-            accepted.tolist(),
-            inputs.budget.tolist(),
-            drawn.spend.tolist(),
-            drawn.weight.tolist(),
-            drawn.token_log_probs(given).tolist(),
-            drawn.safe_token_log_probs(given).tolist(),
-            strict=True,
-        )
-        for row, token_id, *figures in columns:
-            if token_id < 0:
-                self._fail(row)
-            else:
-                self._append(self._state(row), token_id, *figures)
+    def _bank_draw(self, row: int, token_id: int, accepted: float, *figures: float) -> None:
+        if token_id < 0:
+            self._fail(row)
+        else:
+            self._append(self._state(row), token_id, bool(accepted), *figures)
 
     def _append(self, state: RequestState, token_id: int, accepted: bool, *figures: float) -> None:
         budget, spend, weight, log_prob, safe_log_prob = figures
@@ -231,3 +221,24 @@ class PairedBatch:
                 stream.free(row)
                 self._backlogs[name].set(row, [])
         return [state for _, state in finished]
+
+
+def _records(inputs: StepInputs, drawn: NextToken, token_ids: Tensor) -> Tensor:
+    """What a ledger keeps of each draw: (A, 7) float64, token id and whether it was accepted first.
+
+    Each number is exactly a float64, so one transfer can take all of them.
+    """
+    accepted = drawn.accepted
+    if accepted is None:  # greedy: the token that the safe model would have taken too
+        accepted = token_ids == inputs.warp(inputs.safe_logits).argmax(-1)
+    given = token_ids.clamp(min=0)
+    columns = (
+        token_ids,
+        accepted,
+        inputs.budget,
+        drawn.spend,
+        drawn.weight,
+        drawn.token_log_probs(given),
+        drawn.safe_token_log_probs(given),
+    )
+    return torch.stack([column.double() for column in columns], dim=1)

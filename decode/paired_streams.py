@@ -12,21 +12,32 @@ def rows_can_join(pair: ModelPair, max_length: int) -> bool:
     return all(_attention(pair, name, max_length) is not None for name in pair.models)
 
 
-def open_streams(pair: ModelPair, num_rows: int, max_length: int) -> dict[str, Stream]:
-    """By "safe" and "risky": memories of `num_rows` rows of up to `max_length` tokens."""
-    return {name: _open_stream(pair, name, num_rows, max_length) for name in pair.models}
+def open_streams(
+    pair: ModelPair, num_rows: int, max_length: int, *, scores_prompts: bool
+) -> dict[str, Stream]:
+    """By "safe" and "risky": memories of `num_rows` rows of up to `max_length` tokens.
+
+    scores_prompts: whether reading gives log-probabilities of the prompts' own tokens.
+    """
+    return {
+        name: _open_stream(pair, name, num_rows, max_length, scores_prompts=scores_prompts)
+        for name in pair.models
+    }
 
 
-def _open_stream(pair: ModelPair, name: str, num_rows: int, max_length: int) -> Stream:
+def _open_stream(
+    pair: ModelPair, name: str, num_rows: int, max_length: int, *, scores_prompts: bool
+) -> Stream:
     model, attention = pair.models[name], _attention(pair, name, max_length)
     if attention is None:
-        return BatchStream(model, num_rows, pair.vocab_size)
+        return BatchStream(model, num_rows, pair.vocab_size, scores_prompts=scores_prompts)
     return RowStream(
         model,
         attention,
         num_rows=num_rows,
         max_length=max_length,
         output=pair.output_layers[name],
+        scores_prompts=scores_prompts,
     )
 
 

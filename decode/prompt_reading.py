@@ -1,14 +1,18 @@
 """Both models read prompts once: last logits and the ratios behind the debt."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .level import Level
 from .prefix_debt import log_likelihood_ratios
-from .stream import Stream
+from .prompt_ratios import PromptRatios, prompt_digest
+from .rules.rule import Rule
+from .sampling_config import SamplingConfig
+from .stream import UNSCORED, Stream
 
 # R prompts.
 
@@ -21,13 +25,18 @@ class PromptReading:
     """By "safe" and "risky": (R, vocab_size), raw, after the last prompt token."""
     ratios: list[Tensor]
     """Per prompt (num_positions,) float64 log p_r - log p_s of symbols 1.., but special ones, in
-    nats of a token."""
+    nats of a token; (0,) of streams that score no prompts."""
     errors: list[str]
     """Per prompt what is wrong with a model's logits over it, "" for nothing."""
     num_forwards: dict[str, int]
     """By model: forwards that each prompt took part in."""
     seen: Tensor
     """(R, vocab_size) bool on the safe model's device: symbols that occur in the prompt."""
+
+
+def asks_for_ratios(level: Level, rule: Rule) -> bool:
+    """Whether streams have to score prompts: for debts that are not known before."""
+    return rule.charges_debt and level.prompt_ratios is None
 
 
 def read_prompts(
@@ -39,7 +48,7 @@ def read_prompts(
     return PromptReading(
         logits={name: prompt.logits for name, prompt in read.items()},
         ratios=[
-            _ratios(level, torch.tensor(prompt), log_probs["risky"][i], log_probs["safe"][i])
+            _ratios(level, prompt, log_probs["risky"][i], log_probs["safe"][i])
             for i, prompt in enumerate(prompts)
         ],
         errors=[
@@ -51,10 +60,43 @@ def read_prompts(
     )
 
 
-def _ratios(level: Level, prompt: Tensor, risky: Tensor, safe: Tensor) -> Tensor:
+def measured_ratios(level: Level, batches: Iterable[list[list[int]]]) -> PromptRatios:
+    """The ratios of prompts, to be kept; ValueError for one whose logits are NaN."""
+    ratios = PromptRatios(ratio_source(level))
+    for prompts in batches:
+        longest = max(map(len, prompts))
+        streams = level.open_streams(len(prompts), longest, SamplingConfig(), scores_prompts=True)
+        reading = read_prompts(level, streams, prompts, list(range(len(prompts))))
+        for prompt, own, error in zip(prompts, reading.ratios, reading.errors, strict=True):
+            if error:
+                raise ValueError(error)
+            ratios.by_prompt[prompt_digest(prompt)] = own
+    return ratios
+
+
+def ratio_source(level: Level) -> dict[str, Any]:
+    """All that decides the ratios of a prompt beside its symbols, as plain JSON values."""
+    pair = level.pair
+    return {
+        "level": level.name,
+        **{f"{name} model": fingerprint for name, fingerprint in pair.fingerprints.items()},
+        **{f"{name} dtype": str(model.dtype) for name, model in pair.models.items()},
+        "quantization": pair.quantization,
+        "special tokens": list(level.special_token_ids),
+        "sampling": "unwarped",
+        **level.ratio_settings(),
+    }
+
+
+def _ratios(level: Level, prompt: list[int], risky: Tensor, safe: Tensor) -> Tensor:
+    """Known ones, measured ones, or none where nobody asks for them."""
+    if level.prompt_ratios is not None:
+        return level.prompt_ratios.of(prompt)
+    if len(risky) == 0:
+        return UNSCORED
     special = torch.tensor(level.special_token_ids, dtype=torch.long)
     ratios = level.symbols_per_token * log_likelihood_ratios(risky, safe)
-    return ratios[~torch.isin(prompt[1:], special) & ~ratios.isnan()]
+    return ratios[~torch.isin(torch.tensor(prompt)[1:], special) & ~ratios.isnan()]
 
 
 def _error(log_probs: dict[str, Tensor]) -> str:

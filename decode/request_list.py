@@ -55,7 +55,19 @@ def beginnings(
     prompts: Prompt | Sequence[Prompt],
     continue_from: Earlier | Sequence[Earlier] | None = None,
 ) -> list[Beginning]:
-    """Where each continuation begins; ValueError unless prompts or ledgers are given."""
+    """Where each continuation begins; ValueError unless prompts or ledgers are given, and for texts
+    whose ratios the level does not know though it was given those of others."""
+    begun = _begun(level, prompts, continue_from)
+    if (ratios := level.prompt_ratios) is not None:
+        ratios.check_prompts([beginning.token_ids for beginning in begun])
+    return begun
+
+
+def _begun(
+    level: Level,
+    prompts: Prompt | Sequence[Prompt],
+    continue_from: Earlier | Sequence[Earlier] | None,
+) -> list[Beginning]:
     if continue_from is None:
         return [Beginning(level.encode(prompt)) for prompt in as_list(prompts)]
     if len(prompts):

@@ -57,10 +57,12 @@ class RowAttention:
         is_ancestor: (R, T, C) bool. positions: (R, T), key_positions: (R, C) int64.
         """
         query, key = positions[:, None, :, None], key_positions[:, None, None, :]
-        masks = {
-            kind: _additive(is_ancestor[:, None] & _within(kind, query, key, self.span), dtype)
+        seen = is_ancestor[:, None]
+        is_visible = {
+            kind: seen if kind == "full_attention" else seen & _within(kind, query, key, self.span)
             for kind in self.layer_types
         }
+        masks = {kind: _additive(where, dtype) for kind, where in is_visible.items()}
         return masks if self.takes_mapping else masks[self.layer_types[0]]
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from .kv_cache import Placement, RowCache
 from .output_layer import OutputLayer
 from .row_attention import RowAttention
-from .stream import PromptLogits
+from .stream import UNSCORED, PromptLogits
 
 # B rows of the batch, R rows of one forward, T new columns, D hidden size.
 
@@ -32,10 +32,12 @@ class RowStream:
         num_rows: int,
         max_length: int,
         output: OutputLayer,
+        scores_prompts: bool = True,
     ) -> None:
+        """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
         self.model, self.attention = model, attention
         self.vocab_size = output.vocab_size
-        self.max_length = max_length
+        self.max_length, self.scores_prompts = max_length, scores_prompts
         # get_decoder() of Llama 4 is the whole model.
         is_gpt2 = model.config.model_type == "gpt2"
         self._backbone = model.get_submodule("transformer" if is_gpt2 else "model")
@@ -146,9 +148,10 @@ class RowStream:
         ).last_hidden_state
         self._cache.advance(rows, lengths)
         last = hidden[torch.arange(len(rows)), (lengths - 1).to(hidden.device)]
-        return PromptLogits(
-            self._output.logits(last), self._token_log_probs(hidden, token_ids, lengths), 1
-        )
+        log_probs = [UNSCORED] * len(rows)
+        if self.scores_prompts:
+            log_probs = self._token_log_probs(hidden, token_ids, lengths)
+        return PromptLogits(self._output.logits(last), log_probs, 1)
 
     def _token_log_probs(self, hidden: Tensor, token_ids: Tensor, lengths: Tensor) -> list[Tensor]:
         is_followed = torch.arange(1, token_ids.shape[1]) < lengths[:, None]

@@ -7,7 +7,7 @@ import torch
 
 from .budget import Budget
 from .level import Level
-from .prompt_reading import read_prompts
+from .prompt_reading import asks_for_ratios, read_prompts
 from .replay import ForcedStep, Replay
 from .request import Request, request_budget
 from .rules.rule import Rule
@@ -55,7 +55,9 @@ def score_batch(
     """Scores of one batch; the horizon of a request is its max_new_tokens."""
     prompts = [request.prompt_token_ids for request in requests]
     longest = max(map(len, prompts)) + max(map(len, continuations))
-    streams = level.open_streams(len(prompts), longest, sampling)
+    streams = level.open_streams(
+        len(prompts), longest, sampling, scores_prompts=asks_for_ratios(level, rule)
+    )
     reading = read_prompts(level, streams, prompts, list(range(len(prompts))))
     warpers = level.warpers(sampling)
     budgets = [

@@ -4,12 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 # B rows of a batch, R rows of one call, T new columns.
 
 CHUNK_LOGITS = 1 << 24
 """Most logits held at once while given tokens are walked: 64 MiB in float32."""
+
+
+UNSCORED = torch.empty(0, dtype=torch.float64)
+"""Log-probabilities of a prompt's symbols where nobody asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +25,7 @@ class PromptLogits:
     """(R, vocab_size) after the last token of each prompt, in the model's dtype."""
     token_log_probs: list[Tensor]
     """Per prompt (length - 1,) float64 on the CPU: log-probabilities of tokens 1.., in nats; NaN
-    where the logits are no distribution."""
+    where the logits are no distribution; (0,) of a stream that scores no prompts."""
     num_forwards: int
     """Forwards that each prompt took part in."""
 

@@ -6,6 +6,7 @@ from typing import Any
 from .level import LevelName
 from .model_pair import ModelPair
 from .paired_streams import open_streams, rows_can_join
+from .prompt_ratios import PromptRatios
 from .sampling_config import SamplingConfig
 from .stream import Stream
 from .text_stream import TextStream
@@ -19,14 +20,17 @@ class TokenLevel:
     name: LevelName = "token"
     symbols_per_token = 1
 
-    def __init__(self, pair: ModelPair) -> None:
-        """Raises ValueError for a pair whose models have different tokenizers."""
+    def __init__(self, pair: ModelPair, prompt_ratios: PromptRatios | None = None) -> None:
+        """prompt_ratios: those of all prompts, where they are known before.
+
+        Raises ValueError for a pair whose models have different tokenizers.
+        """
         if pair.risky_tokenizer is not None:
             raise ValueError(
                 f"the models have different tokenizers ({len(pair.tokenizer)} and "
                 f'{len(pair.risky_tokenizer)} tokens): such a pair needs level="byte"'
             )
-        self.pair = pair
+        self.pair, self.prompt_ratios = pair, prompt_ratios
 
     @property
     def vocab_size(self) -> int:
@@ -45,6 +49,9 @@ class TokenLevel:
         return self.pair.context_length
 
     def settings(self) -> dict[str, Any]:
+        return {}
+
+    def ratio_settings(self) -> dict[str, Any]:
         return {}
 
     def encode(self, prompt: str | list[int]) -> list[int]:
@@ -77,10 +84,10 @@ class TokenLevel:
         return rows_can_join(self.pair, max_length)
 
     def open_streams(
-        self, num_rows: int, max_length: int, sampling: SamplingConfig
+        self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool
     ) -> dict[str, Stream]:
         """Streams of raw logits: `warpers` does what `sampling` asks for."""
-        return open_streams(self.pair, num_rows, max_length)
+        return open_streams(self.pair, num_rows, max_length, scores_prompts=scores_prompts)
 
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         return {}

@@ -14,7 +14,7 @@ from .ledger import Ledger, LedgerStep
 from .level import Level
 from .level_registry import recorded_level
 from .model_pair import ModelPair
-from .prompt_reading import read_prompts
+from .prompt_reading import asks_for_ratios, read_prompts
 from .replay import ForcedStep, Replay
 from .rules.registry import make_rule
 from .rules.rule import Rule
@@ -135,7 +135,9 @@ def _replay(ledger: Ledger, level: Level, rule: Rule, report: Verification) -> N
     header = ledger.header
     sampling = SamplingConfig(**header.sampling)
     num_tokens = len(header.prompt_token_ids) + len(ledger.steps)
-    streams = level.open_streams(1, num_tokens, sampling)
+    streams = level.open_streams(
+        1, num_tokens, sampling, scores_prompts=asks_for_ratios(level, rule)
+    )
     reading = read_prompts(level, streams, [header.prompt_token_ids], [0])
     debt = rule.budget_for(horizon=header.horizon, k=None, ratios=reading.ratios[0]).debt
     if _difference(debt, header.debt) > report.tolerance:

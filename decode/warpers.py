@@ -31,14 +31,18 @@ class Warpers:
 
     def after(self, seen: Tensor) -> Callable[[Tensor], Tensor]:
         """The warpers with `seen` given, which is looked through once for both models."""
-        has_penalty = self.config.repetition_penalty != 1.0
-        return partial(self._warped, seen.nonzero(as_tuple=True) if has_penalty else None)
+        if self.config.repetition_penalty == 1.0:
+            return partial(self._warped, None)
+        # A few of many; but on CUDA to ask which they are would be to wait for the device.
+        return partial(self._warped, seen if seen.is_cuda else seen.nonzero(as_tuple=True))
 
-    def _warped(self, seen: tuple[Tensor, ...] | None, logits: Tensor) -> Tensor:
+    def _warped(self, seen: Tensor | tuple[Tensor, ...] | None, logits: Tensor) -> Tensor:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
         scores = logits.to(dtype) / divisor
-        if seen is not None:  # a few of many: no pass over all of them
+        if isinstance(seen, Tensor):
+            scores = torch.where(seen, self._penalised(logits.to(dtype)) / divisor, scores)
+        elif seen is not None:
             scores[seen] = self._penalised(logits[seen].to(dtype)) / divisor
         for truncate in self._truncations:
             scores = truncate(None, scores)

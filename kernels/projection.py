@@ -5,11 +5,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from . import small_vocab
 from .backend import resolved_backend
 from .law import Projection, safe_only_law
 from .logit_pair import LogitPair, logit_pair
 from .sampler import check_uniform, sample_law
 from .search import KlTarget, largest_feasible
+from .small_vocab import SMALL_VOCAB, FeasiblePoint
 from .spend import ceil_to_quantum, usable_budget
 from .tilt import SupportMasses, estimated_sums, support_masses
 from .tilt_points import LEAST_PARTITION
@@ -71,19 +73,12 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     allowance = budget[rows] - floor
     tolerance = (SHORTFALL_FRACTION * budget[rows]).clamp_min(SHORTFALL_NATS)
     tolerance = torch.minimum(tolerance, 0.5 * allowance)
-    sums = estimated_sums(pair, rows)
-    target = KlTarget(
-        log2_shared=masses.shared[is_open].log2(),
-        allowance=allowance,
-        tolerance=tolerance,
-        is_untilted=sums.sums[:, 0, 2] == 0.0,
-    )
-    best = largest_feasible(pair, rows, sums, target)
+    best = _largest_feasible(pair, rows, masses.shared[is_open].log2(), allowance, tolerance)
     law.is_safe_only[rows] = False
-    law.slope[rows] = best.beta[:, 0]
-    law.offset[rows] = law.log2_safe_mass[rows] - best.log2_partition[:, 0]
+    law.slope[rows] = best.beta
+    law.offset[rows] = law.log2_safe_mass[rows] - best.log2_partition
     # The sum may round past a budget that it meets exactly; the margin covers that.
-    spent = ceil_to_quantum((best.kl + best.margin)[:, 0] + floor)
+    spent = ceil_to_quantum(best.kl + best.margin + floor)
     spend[rows] = torch.minimum(spent, budget[rows])
     return Projection(
         weight=law.slope,
@@ -94,6 +89,18 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
         accepted=None,
         law=law,
     )
+
+
+def _largest_feasible(
+    pair: LogitPair, rows: Tensor, log2_shared: Tensor, allowance: Tensor, tolerance: Tensor
+) -> FeasiblePoint:
+    if pair.vocab_size <= SMALL_VOCAB and pair.safe.device.type == "cpu":
+        return small_vocab.largest_feasible(pair, rows, log2_shared, allowance, tolerance)
+    sums = estimated_sums(pair, rows)
+    is_untilted = sums.sums[:, 0, 2] == 0.0
+    target = KlTarget(log2_shared, allowance, tolerance, is_untilted)
+    best = largest_feasible(pair, rows, sums, target)
+    return FeasiblePoint(*best.values[:, 0, :4].unbind(-1))
 
 
 def floor_nats(pair: LogitPair, rows: Tensor, masses: SupportMasses) -> Tensor:

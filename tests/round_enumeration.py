@@ -46,6 +46,7 @@ class ScriptedRule:
     """The position was not drafted: its first draw is weighed with the second."""
 
     is_certified = True
+    charges_debt = True
     name = "scripted"
 
     def budget_for(self, *, horizon, k, ratios) -> Budget:

@@ -2,35 +2,46 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
-from transformers import DynamicCache
 
-from anchored.decode.byte.byte_evaluation import ByteCounts, ByteEvaluation
-from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
-from anchored.decode.row_attention import row_attention
-from anchored.decode.sampling_config import SamplingConfig
-from anchored.decode.warpers import Warpers
-from anchored.kernels.projection import project_kl
-from anchored.kernels.uniforms import uniforms
-from anchored.tools.byte_pair import ByteModel, BytePair, load_pair, save_pair, trained_pair
-from anchored.tools.tree_work import tree_work_s
+from anchored.decode.byte.byte_evaluation import ByteEvaluation
+from anchored.decode.byte.byte_settings import ByteSettings, DebtEvaluation
+from anchored.tools.byte_context import context_work
+from anchored.tools.byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
+from anchored.tools.byte_work import (
+    Texts,
+    Walk,
+    drawn_texts,
+    first_byte_s,
+    num_tokens,
+    plain_s,
+    prefill_s,
+    projection_s,
+)
+from anchored.tools.hard_strings import draw_hard_strings
+from anchored.tools.official_bytes import official_bytes
+from anchored.tools.tree_work import string_work_s, tree_work_s
 
-BUDGET = 0.5
-"""Nats a byte."""
-SAMPLING = SamplingConfig()
 DECODE_TITLES = (
     "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token",
     "nodes/fwd", "max TV",
 )  # fmt: skip
 PROMPT_TITLES = ("prompt", "debt ms", "error", "x prefill", "first byte ms", "error", "x no debt")
 CONTEXT_TITLES = ("context", "tree us/byte", "error", "x first")
+LONG_CONTEXT_TITLES = (
+    "both models", "safe tokens", "risky tokens", "read s", "ms/byte", "error", "x first",
+    "peak MiB", "(L, V) MiB",
+)  # fmt: skip
+STRING_TITLES = ("hard strings", "number", "us/byte", "error", "x first", "worst ms/byte")
+NUM_STRINGS = 1500
+Table = Literal["drawn", "unseen", "prompt", "tree", "strings", "context"]
+TABLES: tuple[Table, ...] = get_args(Table)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +55,15 @@ class BenchByteConfig:
     prompt_bytes: int = 200
     new_bytes: int = 200
     contexts: tuple[int, ...] = (1000, 4000, 8000)
-    """Tokens in front of the bytes for which the work outside the models is measured."""
+    """Tokens in front of the bytes for which the work outside the models is measured, and with
+    them."""
+    context_debt: DebtEvaluation = "exact"
+    """Debt of the contexts where the models are run."""
+    tables: tuple[Table, ...] = TABLES
+    """What to measure."""
+    tokenizers: Path | None = None
+    """Folder of gpt2/tokenizer.json and llama3/tokenizer.json: models of random weights with these
+    vocabularies take the place of the trained ones."""
     prefetch: int = 4
     tau: float = 1e-3
     runs: int = 5
@@ -60,46 +79,54 @@ class BenchByteConfig:
             raise ValueError(f"tau must be in (0, 1), got {self.tau}")
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Bytes that both models read and then walk."""
-
-    prompt: list[int]
-    rest: list[int]
-
-
 def run(config: BenchByteConfig) -> int:
-    """Print three tables and return 0."""
+    """Print the tables that were asked for and return 0."""
     torch.set_num_threads(1)
     pair = measured_pair(config)
+    sizes = " and ".join(str(each.model.vocab_size) for each in pair.models.values())
+    weights = "random weights" if config.tokenizers else f"{config.train_steps} steps"
     print(
-        f"two Llamas of hidden size 256, 4 layers, V = {config.vocab_sizes[0]} and "
-        f"{config.vocab_sizes[1]}, {config.train_steps} steps, CPU, torch {torch.__version__}, "
-        f"one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes of unseen text, "
-        f"best of {config.runs} runs, error: their standard deviation"
+        f"two Llamas of hidden size 256, 4 layers, V = {sizes}, {weights}, CPU, torch "
+        f"{torch.__version__}, one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes "
+        f"of unseen text, best of {config.runs} runs, error: their standard deviation"
     )
-    unseen = unseen_texts(pair, config)
-    tables = (
-        decode_table(pair, config, "drawn", drawn_texts(pair, config, unseen)),
-        decode_table(pair, config, "unseen", unseen),
-        prompt_table(pair, config, unseen),
-        context_table(pair, config),
-    )
-    for table in tables:
-        for line in table:
+    for name in config.tables:
+        for line in _table(name, pair, config):
             print("".join(f"{cell:>17}" for cell in line), flush=True)
         print()
     return 0
 
 
+def _table(name: Table, pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    if name == "tree":
+        return context_table(pair, config)
+    if name == "strings":
+        return string_table(pair, config)
+    if name == "context":
+        return long_context_table(pair, config)
+    unseen = unseen_texts(pair, config)
+    if name == "prompt":
+        return prompt_table(pair, config, unseen)
+    if name == "unseen":
+        return decode_table(pair, config, name, unseen)
+    drawn = drawn_texts(
+        pair, unseen, new_bytes=config.new_bytes, prefetch=config.prefetch, seed=config.seed
+    )
+    return decode_table(pair, config, name, drawn)
+
+
 def measured_pair(config: BenchByteConfig) -> BytePair:
-    """The pair that `folder` holds, or else a new one."""
+    """The one of published tokenizers, or the one that `folder` holds, or else a new one."""
+    # Twice the tokens that are asked for: the other tokenizer may make more of the same text.
+    context_length = max(16 * (config.prompt_bytes + config.new_bytes), 2 * max(config.contexts))
+    if config.tokenizers is not None:
+        return published_pair(config.tokenizers, context_length=context_length, seed=config.seed)
     if config.folder is not None and config.folder.exists():
         return load_pair(config.folder)
     pair = trained_pair(
         vocab_sizes=config.vocab_sizes,
         train_steps=config.train_steps,
-        context_length=16 * (config.prompt_bytes + config.new_bytes),
+        context_length=context_length,
         seed=config.seed,
     )
     if config.folder is not None:
@@ -111,23 +138,6 @@ def unseen_texts(pair: BytePair, config: BenchByteConfig) -> Texts:
     """The beginning of the text that the models were not trained on."""
     text = list(pair.held_out[: config.prompt_bytes + config.new_bytes])
     return Texts(text[: config.prompt_bytes], text[config.prompt_bytes :])
-
-
-@torch.inference_mode()
-def drawn_texts(pair: BytePair, config: BenchByteConfig, texts: Texts) -> Texts:
-    """The same prompt and what the pair makes of it, without an end."""
-    evaluation = ByteEvaluation(prefetch=config.prefetch)
-    streams = _streams(pair, [evaluation, evaluation])
-    safe, risky = (stream.read([texts.prompt], [0]).logits for stream in streams)
-    positions = torch.arange(config.new_bytes)[None]
-    drawn: list[int] = []
-    for uniform in uniforms(torch.tensor([config.seed]), positions)[0]:
-        safe[:, END_SYMBOL] = risky[:, END_SYMBOL] = -torch.inf
-        projection = project_kl(risky, safe, torch.tensor([BUDGET]), uniform[None])
-        assert projection.token_ids is not None
-        drawn.append(int(projection.token_ids[0]))
-        safe, risky = (stream.feed(*_column(drawn[-1]))[:, 0] for stream in streams)
-    return Texts(texts.prompt, drawn)
 
 
 def decode_table(
@@ -143,12 +153,14 @@ def decode_table(
             ByteEvaluation(prefetch=config.prefetch, tau=config.tau),
         ),
     }
-    works: dict[str, Callable[[], float]] = {"plain": partial(_plain_s, pair, texts)}
-    walks = {name: _Walk(pair, evaluations, texts) for name, evaluations in engines.items()}
+    works: dict[str, Callable[[], float]] = {"plain": partial(plain_s, pair, texts)}
+    walks = {name: Walk(pair, evaluations, texts) for name, evaluations in engines.items()}
     works.update({name: walk.seconds for name, walk in walks.items()})
-    works["projection"] = partial(_projection_s, len(texts.rest))
+    works["projection"] = partial(projection_s, len(texts.rest))
+    if (official := official_bytes(pair)) is not None:
+        works["official"] = partial(official.walk_s, texts)
     seconds = _interleaved(works, config.runs)
-    tokens = {name: _num_tokens(model, texts) for name, model in pair.models.items()}
+    tokens = {name: num_tokens(model, texts) for name, model in pair.models.items()}
     yield (f"{kind} text", *DECODE_TITLES)
     for name, times in seconds.items():
         figures = _time_cells(times, seconds["plain"], len(texts.rest))
@@ -161,18 +173,25 @@ def prompt_table(
 ) -> Iterator[tuple[str, ...]]:
     """The debt of a prompt against two plain prefills; the first byte with debt and without."""
     ends = {"no debt": ("none", "none"), "exact": ("exact", "exact"), "bounded": ("lower", "upper")}
-    works: dict[str, Callable[[], float]] = {"prefill": partial(_prefill_s, pair, texts)}
+    works: dict[str, Callable[[], float]] = {"prefill": partial(prefill_s, pair, texts)}
     for name, (safe, risky) in ends.items():
         evaluations = (ByteEvaluation(prompt_scores=safe), ByteEvaluation(prompt_scores=risky))
-        works[name] = partial(_first_byte_s, pair, evaluations, texts)
+        works[name] = partial(first_byte_s, pair, evaluations, texts)
+    if (official := official_bytes(pair)) is not None:
+        works["official, no debt"] = partial(official.first_byte_s, texts, has_debt=False)
+        works["official"] = partial(official.first_byte_s, texts, has_debt=True)
+        works["official debt"] = partial(official.debt_s, texts)
     seconds = _interleaved(works, config.runs)
     yield PROMPT_TITLES
     yield ("prefill", *_time_cells(seconds["prefill"], seconds["prefill"], 1), "-", "-", "-")
-    for name in ends:
+    for name in [name for name in works if name not in ("prefill", "official debt")]:
         debt = ("-", "-", "-")
-        if name != "no debt":
-            debt = _time_cells(seconds[name], seconds["prefill"], 1)
-        yield (name, *debt, *_time_cells(seconds[name], seconds["no debt"], 1))
+        if "no debt" not in name:
+            # Ours ends with the laws of the first byte: without them there is no less to do.
+            alone = "official debt" if name == "official" else name
+            debt = _time_cells(seconds[alone], seconds["prefill"], 1)
+        without = "official, no debt" if "official" in name else "no debt"
+        yield (name, *debt, *_time_cells(seconds[name], seconds[without], 1))
 
 
 def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
@@ -192,120 +211,46 @@ def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str
         yield (f"{name} tokens", *cells)
 
 
-class _Walk:
-    """Both streams over the texts."""
-
-    def __init__(
-        self, pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
-    ) -> None:
-        self.pair, self.texts = pair, texts
-        self.evaluations = [replace(each, prompt_scores="none") for each in evaluations]
-        self.work: list[ByteCounts] = []
-
-    def seconds(self) -> float:
-        streams = _streams(self.pair, self.evaluations)
-        for stream in streams:
-            stream.read([self.texts.prompt], [0])
-        before = [replace(stream.counts(0)) for stream in streams]
-        start = time.thread_time()
-        for byte in self.texts.rest:
-            for stream in streams:
-                stream.feed(*_column(byte))
-        seconds = time.thread_time() - start
-        self.work = [_difference(s.counts(0), b) for s, b in zip(streams, before, strict=True)]
-        return seconds
-
-    def cells(self, tokens: dict[str, int]) -> tuple[str, ...]:
-        safe, risky = self.work
-        return (
-            f"{safe.num_forwards / tokens['safe']:.2f}",
-            f"{risky.num_forwards / tokens['risky']:.2f}",
-            f"{risky.num_nodes / max(1, risky.num_forwards):.1f}",
-            f"{risky.max_total_variation:.1e}",
+def string_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """A byte of random strings that pretokenizers find hard: the trees alone, and the worst one."""
+    strings = draw_hard_strings(NUM_STRINGS, seed=config.seed, longest=30)
+    yield STRING_TITLES
+    first = None
+    for model in pair.models.values():
+        texts = [model.vocabulary.normalize(text) for text in strings]
+        times = torch.tensor(
+            [[string_work_s(model.vocabulary, text) for text in texts] for _ in range(config.runs)]
+        )
+        lengths = torch.tensor([len(text) for text in texts])
+        seconds = times.sum(1).tolist()
+        first = first or seconds
+        yield (
+            f"V = {model.vocabulary.vocab_size}",
+            str(len(texts)),
+            *_time_cells(seconds, first, lengths.sum().item() / 1e3),
+            f"{1e3 * (times.amin(0) / lengths).max().item():.2f}",
         )
 
 
-def _difference(after: ByteCounts, before: ByteCounts) -> ByteCounts:
-    return replace(
-        after,
-        num_forwards=after.num_forwards - before.num_forwards,
-        num_nodes=after.num_nodes - before.num_nodes,
-    )
-
-
-def _streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:
-    return [
-        ByteStream(
-            each.model,
-            row_attention(each.model),
-            each.vocabulary,
-            num_rows=1,
-            warp=Warpers(SAMPLING, each.vocabulary.stop_token_ids.tolist()),
-            evaluation=evaluation,
+def long_context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """A byte of both models behind contexts of some lengths, reading them, and the memory."""
+    settings = ByteSettings(debt=config.context_debt, prefetch=config.prefetch)
+    evaluations = [settings.evaluation(name) for name in pair.models]
+    yield LONG_CONTEXT_TITLES
+    first = None
+    for length in config.contexts:
+        work = context_work(pair, evaluations, num_tokens=length, num_bytes=config.new_bytes)
+        parts = torch.tensor(work.byte_s).chunk(config.runs)
+        seconds = [part.sum().item() / len(part) for part in parts]
+        first = first or seconds
+        yield (
+            f"{length} tokens",
+            *(str(number) for number in work.num_tokens.values()),
+            f"{work.read_s:.2f}",
+            *_time_cells(seconds, first, 1),
+            f"{work.peak_mib:.0f}",
+            f"{work.stored_mib:.0f}",
         )
-        for each, evaluation in zip(pair.models.values(), evaluations, strict=True)
-    ]
-
-
-def _column(byte: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor([[byte]]), torch.ones(1, 1, dtype=torch.long)
-
-
-def _token_ids(model: ByteModel, data: list[int]) -> list[int]:
-    start = model.vocabulary.start_token_ids
-    return [*start, *model.tokenizer.encode(bytes(data).decode(errors="ignore")).ids]
-
-
-def _num_tokens(model: ByteModel, texts: Texts) -> int:
-    whole = _token_ids(model, texts.prompt + texts.rest)
-    return len(whole) - len(_token_ids(model, texts.prompt))
-
-
-@torch.inference_mode()
-def _plain_s(pair: BytePair, texts: Texts) -> float:
-    """One cached forward a token of the rest, both models."""
-    seconds = 0.0
-    for each in pair.models.values():
-        prompt = _token_ids(each, texts.prompt)
-        rest = _token_ids(each, texts.prompt + texts.rest)[len(prompt) :]
-        cache = DynamicCache(config=each.model.config)
-        each.model(input_ids=torch.tensor([prompt]), past_key_values=cache)
-        start = time.thread_time()
-        for token in rest:
-            each.model(input_ids=torch.tensor([[token]]), past_key_values=cache)
-        seconds += time.thread_time() - start
-    return seconds
-
-
-@torch.inference_mode()
-def _prefill_s(pair: BytePair, texts: Texts) -> float:
-    """One plain prefill of the prompt, both models, logits of its last token only."""
-    prompts = [torch.tensor([_token_ids(each, texts.prompt)]) for each in pair.models.values()]
-    start = time.thread_time()
-    for each, prompt in zip(pair.models.values(), prompts, strict=True):
-        cache = DynamicCache(config=each.model.config)
-        each.model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
-    return time.thread_time() - start
-
-
-def _projection_s(num_bytes: int) -> float:
-    """The projection of random laws, once a byte."""
-    generator = torch.Generator().manual_seed(0)
-    laws = torch.randn(2, num_bytes, 1, NUM_SYMBOLS, generator=generator, dtype=torch.float64)
-    start = time.thread_time()
-    for risky, safe in zip(*laws, strict=True):
-        project_kl(risky, safe, torch.tensor([BUDGET]))
-    return time.thread_time() - start
-
-
-def _first_byte_s(
-    pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
-) -> float:
-    streams = _streams(pair, list(evaluations))
-    start = time.thread_time()
-    for stream in streams:
-        stream.read([texts.prompt], [0])
-    return time.thread_time() - start
 
 
 def _interleaved(works: dict[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:

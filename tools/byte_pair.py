@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 from tokenizers.trainers import BpeTrainer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import anchored
 from anchored.decode.byte.byte_vocabulary import ByteVocabulary
@@ -22,6 +22,11 @@ SUFFIXES = (".py", ".txt", ".md")
 HELD_OUT_EVERY = 10
 HELD_OUT = "held_out.txt"
 BATCH_SIZE, SEQ_LEN = 4, 128
+PUBLISHED = {
+    "safe": ("gpt2", END, END),
+    "risky": ("llama3", "<|begin_of_text|>", "<|end_of_text|>"),
+}
+"""Folder, first and last token of the tokenizers that belong to released models."""
 LEARNING_RATE = 2e-3
 
 
@@ -32,6 +37,16 @@ class ByteModel:
     model: LlamaForCausalLM
     tokenizer: Tokenizer
     vocabulary: ByteVocabulary
+    begin: str = END
+    """The token before a text, and"""
+    end: str = END
+    """the one behind it."""
+
+    def pretrained_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer as transformers has it."""
+        return PreTrainedTokenizerFast(
+            tokenizer_object=self.tokenizer, bos_token=self.begin, eos_token=self.end
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +63,36 @@ def trained_pair(
     """Train both models for `train_steps` steps of 512 tokens."""
     files = sorted(_text_files())
     train = [path.read_text() for place, path in enumerate(files) if place % HELD_OUT_EVERY]
-    held_out = "\n".join(path.read_text() for path in files[::HELD_OUT_EVERY])
     models = {
         name: _trained_model(split, size, train, train_steps, context_length, seed + place)
         for place, (name, split, size) in enumerate(
             zip(("safe", "risky"), (GPT2_SPLIT, LLAMA3_SPLIT), vocab_sizes, strict=True)
         )
     }
-    return BytePair(models, held_out.encode())
+    return BytePair(models, _held_out())
+
+
+def published_pair(folder: Path, *, context_length: int, seed: int = 0) -> BytePair:
+    """Models of random weights with the tokenizers of GPT-2 and Llama 3.
+
+    folder: holds gpt2/tokenizer.json and llama3/tokenizer.json; FileNotFoundError without them.
+    """
+    models = {}
+    for place, (name, (owner, begin, end)) in enumerate(PUBLISHED.items()):
+        path = folder / owner / "tokenizer.json"
+        if not path.exists():
+            raise FileNotFoundError(f"there is no {path}")
+        tokenizer = Tokenizer.from_file(str(path))
+        start, stop = (tokenizer.token_to_id(token) for token in (begin, end))
+        model = small_llama(tokenizer.get_vocab_size(), context_length, seed + place)
+        vocabulary = ByteVocabulary(tokenizer, [stop], start)
+        models[name] = ByteModel(model.eval(), tokenizer, vocabulary, begin, end)
+    return BytePair(models, _held_out())
+
+
+def _held_out() -> bytes:
+    files = sorted(_text_files())[::HELD_OUT_EVERY]
+    return "\n".join(path.read_text() for path in files).encode()
 
 
 def save_pair(pair: BytePair, folder: Path) -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     ),
     "generate": Command("generate", "GenerateConfig", "continue a prompt with a pair"),
     "score": Command("score", "ScoreConfig", "log p* of a given continuation"),
+    "ratios": Command("ratios", "RatiosConfig", "what prompts owe, kept in a file for generate"),
     "verify": Command("verify", "VerifyConfig", "replay a ledger against its models"),
     "tokenize": Command("tokenize", "TokenizeConfig", "text to token shards, resumable"),
     "plan": Command("plan", "PlanConfig", "what training reads: epochs, days, documents of a step"),

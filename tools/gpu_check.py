@@ -18,6 +18,8 @@ import torch
 from anchored.eval.environment import environment_record
 from anchored.tools.bench_decode import BenchDecodeConfig, decode_rows
 from anchored.tools.gpu_checks.attention_checks import attention_checks
+from anchored.tools.gpu_checks.byte_checks import byte_checks
+from anchored.tools.gpu_checks.byte_speed import byte_timings
 from anchored.tools.gpu_checks.engine_checks import engine_checks
 from anchored.tools.gpu_checks.kernel_speed import kernel_timings
 from anchored.tools.gpu_checks.projection_checks import projection_checks
@@ -73,7 +75,10 @@ def run(arguments: list[str]) -> int:
 
 def _correctness(device: torch.device, record: Record) -> None:
     checks = chain(
-        projection_checks(device, NUM_REPLAYS), attention_checks(device), engine_checks(device)
+        projection_checks(device, NUM_REPLAYS),
+        attention_checks(device),
+        engine_checks(device),
+        byte_checks(device),
     )
     statuses = {True: "passed", False: "failed", None: "skipped"}
     start = time.perf_counter()
@@ -87,9 +92,12 @@ def _speed(device: torch.device) -> Iterator[dict[str, Any]]:
     if device.type != "cuda":
         yield {"bench": "kernel", "status": "skipped: not measured on a GPU"}
         yield {"bench": "decode", "status": "skipped: not measured on a GPU"}
+        yield {"bench": "byte", "status": "skipped: not measured on a GPU"}
         return
     for timing in kernel_timings(device):
         yield {"bench": "kernel", **asdict(timing)}
+    for byte_timing in byte_timings(device):
+        yield {"bench": "byte", **asdict(byte_timing)}
     for safe, risky in PAIRS:
         config = BenchDecodeConfig(
             safe=safe,  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
 """Options of the commands that decode: the pair, the rule, the engine."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder, PromptRatios, RiskyOnly, SafeOnly
 from anchored.decode.byte.byte_settings import ByteSettings
 from anchored.decode.engine import EngineName
 from anchored.decode.level import LevelName
@@ -59,6 +60,9 @@ class PairOptions(ModelOptions):
     speculate: Speculate = "off"
     """Tokens that the safe model drafts before one risky forward verifies them; auto chooses."""
 
+    prompt_ratios: Path | None = None
+    """File that anchored ratios wrote for the same models, settings and prompts."""
+
     def decoder(self) -> Decoder:
         """A decoder; the rule is checked before the models are loaded."""
         rule = self.rule.make()
@@ -69,4 +73,5 @@ class PairOptions(ModelOptions):
             engine=self.engine,
             speculate=self.speculate,
             byte_settings=None if self.byte == ByteSettings() else self.byte,
+            prompt_ratios=PromptRatios.load(self.prompt_ratios) if self.prompt_ratios else None,
         )

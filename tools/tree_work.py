@@ -36,6 +36,16 @@ def tree_work_s(
     return time.thread_time() - start
 
 
+def string_work_s(vocabulary: ByteVocabulary, text: bytes) -> float:
+    """Seconds of one thread for the tree of a text and the rows of what may follow its nodes."""
+    tree = TokenTree(vocabulary)
+    start = time.thread_time()
+    for byte in text:
+        for node in tree.append(byte):
+            vocabulary.viability.allowed(tree.standing[node])
+    return time.thread_time() - start
+
+
 def _step(cache: TreeCache, marginals: TreeMarginals, logits: torch.Tensor) -> None:
     wanted, tree = marginals.missing(), cache.tree
     if missing := cache.missing(wanted):

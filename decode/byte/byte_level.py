@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..level import LevelName
 from ..model_pair import ModelPair
+from ..prompt_ratios import PromptRatios
 from ..row_attention import RowAttention
 from ..sampling_config import SamplingConfig
 from ..stream import Stream
@@ -18,6 +20,7 @@ from .byte_settings import ByteSettings
 from .byte_stream import ByteStream
 from .byte_text import ByteText
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .device_byte_stream import DeviceByteStream, device_stream_refusal
 from .prompt_cache import PromptCache
 from .utf8 import cut_partial
 
@@ -43,13 +46,16 @@ class ByteLevel:
         pair: ModelPair,
         byte_settings: ByteSettings,
         prompt_cache: PromptCache | None = None,
+        prompt_ratios: PromptRatios | None = None,
     ) -> None:
         """prompt_cache: where prompts that were read are kept; one of its own unless given.
+
+        prompt_ratios: those of all prompts, where they are known before.
 
         Raises ValueError, in one line, for a tokenizer that cannot be read as bytes and for a model
         whose attention cannot be masked token by token.
         """
-        self.pair, self.byte_settings = pair, byte_settings
+        self.pair, self.byte_settings, self.prompt_ratios = pair, byte_settings, prompt_ratios
         self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
         self.stop_token_ids = [END_SYMBOL]
         self._attention = {name: _attention(pair, name) for name in pair.models}
@@ -58,6 +64,10 @@ class ByteLevel:
     def settings(self) -> dict[str, Any]:
         """The byte settings and what the tokenizers are, by "safe" and "risky"."""
         return {**self.byte_settings.as_dict(), "tokenizers": self._tokenizers}
+
+    def ratio_settings(self) -> dict[str, Any]:
+        tokenizers = {f"{name} tokenizer": value for name, value in self._tokenizers.items()}
+        return {"mode": self.byte_settings.mode, "debt": self.byte_settings.debt, **tokenizers}
 
     @cached_property
     def _tokenizers(self) -> dict[str, Any]:
@@ -132,31 +142,43 @@ class ByteLevel:
         return True
 
     def open_streams(
-        self, num_rows: int, max_length: int, sampling: SamplingConfig
+        self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool
     ) -> dict[str, Stream]:
         """Streams whose logits are log-probabilities of symbols."""
-        return {name: self._open_stream(name, num_rows, sampling) for name in self.pair.models}
+        return {
+            name: self._open_stream(name, num_rows, sampling, scores_prompts)
+            for name in self.pair.models
+        }
 
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         """Forwards, what they computed, and what `tau` and masking left out; see ByteCounts."""
         own = {name: stream for name, stream in streams.items() if isinstance(stream, ByteStream)}
         return {name: stream.counts(row).record() for name, stream in own.items()}
 
-    def _open_stream(self, name: str, num_rows: int, sampling: SamplingConfig) -> ByteStream:
+    def _open_stream(
+        self, name: str, num_rows: int, sampling: SamplingConfig, scores_prompts: bool
+    ) -> ByteStream:
         vocabulary = self.vocabularies[name]
         warps_tokens = self.byte_settings.warped == "token"
         model = self.pair.models[name]
         tokenizer = str(self._tokenizers[name])
         evaluation = self.byte_settings.evaluation(name)
-        owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer, evaluation)
-        return ByteStream(
+        owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer)
+        prompts = self.prompt_cache.shelf(*owner, evaluation)
+        if not scores_prompts:
+            evaluation = replace(evaluation, prompt_scores="none")
+            prompts = self.prompt_cache.shelf(*owner, evaluation, scored=prompts)
+        # There the host would wait for every law that it reads.
+        stays = model.device.type == "cuda" and not device_stream_refusal(evaluation)
+        stream = DeviceByteStream if stays else ByteStream
+        return stream(
             model,
             self._attention[name],
             vocabulary,
             num_rows=num_rows,
             warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()) if warps_tokens else None,
             evaluation=evaluation,
-            prompts=self.prompt_cache.shelf(*owner),
+            prompts=prompts,
         )
 
 

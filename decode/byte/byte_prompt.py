@@ -40,6 +40,22 @@ class BytePrompt:
         start = self.tree.vocabulary.start_token_ids
         return [*start, *(self.tree.token[node] for node in self.trunk[1:])]
 
+    @property
+    def num_first(self) -> int:
+        """Token positions of the first forward."""
+        return len(self.trunk_token_ids) + (len(self._remaining) if self.is_short else 0)
+
+    @property
+    def is_short(self) -> bool:
+        """One forward with a mask of ancestors computes the trunk and all beside it."""
+        return len(self.trunk_token_ids) + len(self._remaining) <= NODES_PER_FORWARD
+
+    def whole_forward(self) -> TreeForward:
+        """That forward, start tokens included; its last nodes are those beside the trunk."""
+        nodes, self._remaining = self._remaining, []
+        self.counts.num_nodes += len(nodes)
+        return self.cache.behind_settled(self.cache.add(nodes))
+
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) that later bytes may ask for."""
         last = self.trunk[-1]

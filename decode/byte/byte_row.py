@@ -6,7 +6,7 @@ import math
 from itertools import islice
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .byte_evaluation import ByteCounts, ByteEvaluation
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 NODES_PER_FORWARD = 512
 """Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
 
-LOGITS_AT_ONCE = 32
-"""Nodes of one row that the output layer reads together."""
+LOGITS_AT_ONCE = 8
+"""Nodes of one row that the output layer reads together: about as many cost what one does."""
 
 LEAST_SHARE = 0.1
 """Continuations less likely than this are not computed ahead: about what their nodes cost."""
@@ -56,7 +56,7 @@ class ByteRow:
         self._guessed: set[int] = set()
         self._foreseen: list[int] = []
         self._num_seen = 0
-        self._seen = torch.zeros(tree.vocabulary.vocab_size, dtype=torch.bool)
+        self._seen = np.zeros(tree.vocabulary.vocab_size, np.bool_)
         self._seen[list(tree.vocabulary.start_token_ids)] = True
 
     def copy(self) -> "ByteRow":
@@ -200,9 +200,8 @@ class ByteRow:
 
     def add_law(self, node: int, law: NodeLaw) -> None:
         """Learn what follows a node."""
-        if math.isfinite(law.log_kept):
-            self.counts.num_laws += 1
-            self.counts.masked_mass -= math.expm1(law.log_kept)
+        self.counts.num_laws += 1
+        self.counts.masked_mass += law.masked_mass
         self.counts.num_hits += node in self._guessed
         del self.logits[node]
         self.marginals.add_law(node, law)
@@ -213,10 +212,11 @@ class ByteRow:
         A text to which the laws give no probability at all stands for its newest node alone.
         """
         masses = self.marginals.log_masses()
-        if not self.is_over and log_sum(masses) == -math.inf:
+        total = log_sum(masses)
+        if not self.is_over and total == -math.inf:
             self.marginals.restart()
             masses = self.marginals.log_masses()
-        total = log_sum(masses)
+            total = log_sum(masses)
         if self.evaluation.tau:
             self._count_left_out(total)
         if self.is_over or total == -math.inf:
@@ -233,12 +233,13 @@ class ByteRow:
         self.counts.total_variation = share
         self.counts.max_total_variation = max(share, self.counts.max_total_variation)
 
-    def seen(self, node: int) -> Tensor:
+    def seen(self, node: int) -> NDArray[np.bool_]:
         """(V,) bool: the tokens of a node's path, start tokens included."""
         trunk = self.tree.trunk()
-        self._seen[[self.tree.token[at] for at in trunk[self._num_seen :]]] = True
+        for at in trunk[self._num_seen :]:
+            self._seen[self.tree.token[at]] = True
         self._num_seen = len(trunk)
-        seen = self._seen.clone()
+        seen = self._seen.copy()
         while self.tree.depth[node] > len(trunk):
             seen[self.tree.token[node]] = True
             node = self.tree.parent[node]

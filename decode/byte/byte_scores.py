@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .byte_marginals import TokenLogProbs
-from .byte_trie import ROOT
+from .byte_trie import ROOT, ByteTrie
 from .byte_vocabulary import ByteVocabulary
-from .log_sums import Array, log_sum_of
+from .log_sums import Array, log_sum_of, segment_log_sums
 from .node_law import Mode, NodeLaw, node_law
 from .token_tree import ROOT_NODE, Head, TokenTree
 from .viability import Standing
@@ -76,99 +77,137 @@ class PathSums:
     def __init__(self, grown: ScoreTree) -> None:
         self.grown = grown
         num_nodes = len(grown.tree)
-        self._steps, self._children = _head_steps(grown), _children(grown.tree)
+        self._path = path = _head_path(grown)
+        self._children = _children(grown.tree)
         self._log_mass = [0.0, *[math.nan] * (num_nodes - 1)]
-        self._log_end = [math.nan] * num_nodes
-        self._beyond: dict[Head, float] = {}
-        self._next_byte: dict[Head, float] = {}
+        self._log_end = np.full(num_nodes, math.nan)
+        self._has_law = np.zeros(num_nodes, np.bool_)
+        self._logs = np.empty((len(path.node), 2))
+        """Of the steps in the order of `path.by_node`: what reaches the next byte, and all."""
 
     def add(self, node: int, law: NodeLaw) -> None:
         """Keep the sums along the text of a node's law; its parent's must be known."""
-        self._log_end[node] = law.log_end
-        for prefix, longer in self._steps[node]:
-            self._beyond[Head(node, prefix)] = law.log_beyond(prefix)
-            within = law.log_within(longer) if longer >= 0 else -math.inf
-            self._next_byte[Head(node, prefix)] = within
+        self._has_law[node], self._log_end[node] = True, law.log_end
+        steps = slice(self._path.first[node], self._path.first[node + 1])
+        self._logs[steps] = law.log_intervals(self._path.intervals[steps])
         for child in self._children[node]:
             step = law.of_token(self.grown.tree.token[child])
             self._log_mass[child] = self._log_mass[node] + step
 
     def log_probs(self) -> Array:
         """(bytes,) float64: log q of each byte of the text; all laws must be known."""
-        return np.array([self._parts(at).log_share() for at in range(len(self.grown.tree.text))])
+        reached, total = self._known()
+        return _log_shares(reached[:-1], total[:-1])
 
     def bounds(self, *, is_upper: bool) -> Array:
-        """(bytes,) float64: an upper or lower bound on `log_probs` from the laws that are known."""
-        places = range(len(self.grown.tree.text))
-        return np.array([self._bound(at, is_upper=is_upper) for at in places])
+        """(bytes,) float64: an upper or lower bound on `log_probs` from the laws that are known.
+
+        A group has at most its mass, exactly that where it is one new node; no more of it can
+        reach the next byte than this byte, and then none of the rest counts either.
+        """
+        reached, total = self._known()
+        for at, groups in self._groups().items():
+            more, all_of_it = [float(reached[at])], [float(total[at])]
+            for node, goes_on in groups.items():
+                if is_upper and goes_on:
+                    more.append(self._log_mass[node])
+                if not is_upper or goes_on or node in self.grown.new[at]:
+                    all_of_it.append(self._log_mass[node])
+            reached[at], total[at] = log_sum_of(more), log_sum_of(all_of_it)
+        return _log_shares(reached[:-1], total[:-1])
 
     def log_end(self) -> float:
         """log q of the end behind the text."""
         last = len(self.grown.tree.text)
         ends = [self._log_mass[node] + self._log_end[node] for node in self.grown.new[last]]
-        return log_sum_of(ends) - log_sum_of(self._parts(last).total)
+        return log_sum_of(ends) - float(self._known()[1][last])
 
-    def _parts(self, at: int) -> "_Parts":
-        parts = _Parts([], [])
-        for head in self.grown.heads[at]:
-            if head in self._beyond:
-                log_mass = self._log_mass[head.node]
-                parts.reached.append(log_mass + self._next_byte[head])
-                parts.total.append(log_mass + self._beyond[head])
-                if head.prefix == ROOT:
-                    parts.total.append(log_mass + self._log_end[head.node])
-        return parts
+    def _known(self) -> tuple[Array, Array]:
+        """(bytes + 1,) float64 each, over the heads with a law: log masses of what reaches the
+        next byte, and of all that reaches beyond the text.
+        """
+        path = self._path
+        logs = np.empty_like(self._logs)
+        logs[path.by_node] = self._logs
+        ends = np.where(path.prefix == ROOT, self._log_end[path.node], -math.inf)
+        mass = np.array(self._log_mass)[path.node]
+        is_known = self._has_law[path.node]
+        reached = np.where(is_known, mass + logs[:, 0], -math.inf)
+        total = np.where(is_known, mass + np.logaddexp(logs[:, 1], ends), -math.inf)
+        return segment_log_sums(reached, path.starts), segment_log_sums(total, path.starts)
 
-    def _bound(self, at: int, *, is_upper: bool) -> float:
-        """A group has at most its mass, exactly that where it is one new node; no more of it can
-        reach the next byte than this byte, and then none of the rest counts either."""
-        parts, new = self._parts(at), self.grown.new[at]
-        for node, goes_on in self._groups(at).items():
-            if not is_upper:
-                parts.total.append(self._log_mass[node])
-            elif goes_on:
-                parts.total.append(self._log_mass[node])
-                parts.reached.append(self._log_mass[node])
-            elif node in new:
-                parts.total.append(self._log_mass[node])
-        return parts.log_share()
-
-    def _groups(self, at: int) -> dict[int, bool]:
-        """Nodes with a mass but no law that heads hang on: whether the next byte goes on there."""
-        groups: dict[int, bool] = {}
-        tree = self.grown.tree
-        for head in self.grown.heads[at]:
-            if head in self._beyond:
-                continue
-            node = head.node
-            while math.isnan(self._log_mass[node]):
-                node = tree.parent[node]
-            longer = tree.vocabulary.trie.child(head.prefix, tree.text[at])
-            groups[node] = groups.get(node, False) or longer >= 0
+    def _groups(self) -> dict[int, dict[int, bool]]:
+        """By place: nodes with a mass but no law that heads hang on, and whether the next byte
+        goes on there."""
+        path, groups = self._path, dict[int, dict[int, bool]]()
+        parent, log_mass = self.grown.tree.parent, self._log_mass
+        unknown = ~self._has_law[path.node]
+        columns = (path.node[unknown], path.place[unknown], path.longer[unknown] >= 0)
+        for node, place, goes_on in zip(*(column.tolist() for column in columns), strict=True):
+            while math.isnan(log_mass[node]):
+                node = parent[node]
+            here = groups.setdefault(place, {})
+            here[node] = here.get(node, False) or goes_on
         return groups
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """Log masses of what reaches the next byte, and of all that reaches beyond a text."""
+class _HeadPath:
+    """The heads of all places in order, one *step* each; int64.
 
-    reached: list[float]
-    total: list[float]
+    node, prefix: of the head. longer: the trie node behind the next byte, -1 for none. place: how
+    many bytes before it. starts: first step of each place. by_node: the steps sorted by node, last
+    place first. intervals: (steps, 2, 2) rows of the trie in that order: those with the next byte,
+    and all that are longer than the prefix. first: by node, where its steps begin there.
+    """
 
-    def log_share(self) -> float:
-        """log of a probability; a text without any gives every byte none."""
-        total = log_sum_of(self.total)
-        return -math.inf if total == -math.inf else log_sum_of(self.reached) - total
+    node: NDArray[np.int64]
+    prefix: NDArray[np.int64]
+    longer: NDArray[np.int64]
+    place: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    by_node: NDArray[np.int64]
+    intervals: NDArray[np.int64]
+    first: list[int]
 
 
-def _head_steps(grown: ScoreTree) -> list[list[tuple[int, int]]]:
-    """By node: the trie nodes that it passes as a head, each with the one of the next byte."""
-    trie, text = grown.tree.vocabulary.trie, grown.tree.text
-    steps: list[list[tuple[int, int]]] = [[] for _ in range(len(grown.tree))]
-    for heads, byte in zip_longest(grown.heads, text):
-        for node, prefix in heads:
-            steps[node].append((prefix, -1 if byte is None else trie.child(prefix, byte)))
-    return steps
+def _head_path(grown: ScoreTree) -> _HeadPath:
+    trie, counts = grown.tree.vocabulary.trie, np.array([len(heads) for heads in grown.heads])
+    every = chain.from_iterable(chain.from_iterable(grown.heads))
+    node, prefix = np.fromiter(every, np.int64).reshape(-1, 2).T
+    longer = [
+        -1 if byte is None else trie.child(head.prefix, byte)
+        for heads, byte in zip_longest(grown.heads, grown.tree.text)
+        for head in heads
+    ]
+    by_node = np.lexsort((-np.arange(len(node)), node))
+    going_on = np.array(longer, np.int64)
+    return _HeadPath(
+        node=node,
+        prefix=prefix,
+        longer=going_on,
+        place=np.repeat(np.arange(len(counts)), counts),
+        starts=np.cumsum(counts) - counts,
+        by_node=by_node,
+        intervals=_intervals(trie, prefix[by_node], going_on[by_node]),
+        first=np.searchsorted(node[by_node], np.arange(len(grown.tree) + 1)).tolist(),
+    )
+
+
+def _intervals(
+    trie: ByteTrie, prefix: NDArray[np.int64], longer: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    low = trie.low[prefix] + trie.num_ends[prefix]
+    goes_on = longer >= 0
+    within_low, within_high = (np.where(goes_on, x[longer], low) for x in (trie.low, trie.high))
+    bounds = np.stack((within_low, within_high, low, trie.high[prefix]), 1)
+    return bounds.astype(np.int64).reshape(-1, 2, 2)
+
+
+def _log_shares(reached: Array, total: Array) -> Array:
+    """Logs of probabilities; a text without any gives every byte none."""
+    shares: Array = np.where(total == -math.inf, -math.inf, reached - total)
+    return shares
 
 
 def _children(tree: TokenTree) -> list[list[int]]:

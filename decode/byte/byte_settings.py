@@ -24,7 +24,7 @@ class ByteSettings:
     """Most total variation that a step of the risky model may lose to tokens left out as unlikely;
     costs utility, never the bound."""
     prefetch: int = 0
-    """Likely continuations that each forward of the risky model computes ahead; the same laws."""
+    """Likely continuations that each forward computes ahead; the same laws from fewer forwards."""
     debt: DebtEvaluation = "exact"
     """bounded: an upper bound of the prefix debt, from a forward over the prompt's tokens alone."""
 
@@ -39,7 +39,7 @@ class ByteSettings:
         bounds: dict[str, PromptScores] = {"safe": "lower", "risky": "upper"}
         return ByteEvaluation(
             tau=self.tau if name == "risky" else 0.0,
-            prefetch=self.prefetch if name == "risky" else 0,
+            prefetch=self.prefetch,
             prompt_scores="exact" if self.debt == "exact" else bounds[name],
             mode=self.mode,
         )

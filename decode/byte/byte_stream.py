@@ -1,9 +1,10 @@
 """One model's memory of texts, byte by byte: the stream of its exact byte distributions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -11,14 +12,16 @@ from ..output_layer import OutputLayer
 from ..row_attention import RowAttention
 from ..row_stream import prompt_groups
 from ..stream import PromptLogits
+from ..upload import uploaded
 from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from .node_law import node_laws
+from .node_law import NodeLaw, node_laws
 from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
 from .tree_backbone import TreeBackbone
 from .tree_cache import TreeCache, TreeForward
+from .viability import Standing
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
@@ -67,7 +70,7 @@ class ByteStream:
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
-        self._output = OutputLayer(model, vocabulary.vocab_size)
+        self._output = OutputLayer(model, vocabulary.vocab_size, packs=True)
         self._rows: list[ByteRow | None] = [None] * num_rows
 
     def counts(self, row: int) -> ByteCounts:
@@ -108,21 +111,29 @@ class ByteStream:
             self._foresee([_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
         logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
         for place in range(token_ids.shape[1]):
-            rows = [row for row, length in enumerate(lengths) if place < length]
-            for row in rows:
-                self._row(row).append(columns[row][place])
-            if rows:
-                logits[rows, place] = self._logits(rows).cpu()
+            if rows := [row for row, length in enumerate(lengths) if place < length]:
+                logits[rows, place] = self._fed(rows, [columns[row][place] for row in rows]).cpu()
         return logits.to(self.model.device)
 
+    def _fed(self, rows: list[int], symbols: list[int]) -> Tensor:
+        """(R, 257) after one more symbol of each of these rows."""
+        for row, symbol in zip(rows, symbols, strict=True):
+            self._row(row).append(symbol)
+        return self._logits(rows)
+
+    @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
-        counts = torch.tensor([len(new) for new in tokens])
-        token_ids = torch.zeros(len(self._rows), int(counts.max()), dtype=torch.long)
-        mask = torch.zeros_like(token_ids)
-        for row, new in zip(rows, tokens, strict=True):
-            token_ids[row, : len(new)], mask[row, : len(new)] = torch.tensor(new), 1
-        return self.feed(token_ids, mask)[rows, counts - 1]
+        new, logits = dict(zip(rows, tokens, strict=True)), dict[int, Tensor]()
+        longest = max(map(len, tokens))
+        if longest > 1:
+            self._foresee([_text(new.get(row, [])) for row in range(len(self._rows))])
+        for place in range(longest):
+            going_on = [row for row in rows if place < len(new[row])]
+            laws = self._fed(going_on, [new[row][place] for row in going_on])
+            logits.update(zip(going_on, laws.unbind(), strict=True))
+        return torch.stack([logits[row] for row in rows])
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
@@ -138,7 +149,7 @@ class ByteStream:
         read = [BytePrompt(self.vocabulary, texts[row], self.evaluation) for row in rows]
         for prompt in read:
             self._check_length(prompt)
-        for group in prompt_groups([len(prompt.trunk) for prompt in read]) if read else ():
+        for group in prompt_groups([prompt.num_first for prompt in read]) if read else ():
             self._read_together(read[group], rows[group])
         log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, read, strict=True)}
         for row, prompt in zip(rows, read, strict=True):
@@ -157,6 +168,9 @@ class ByteStream:
         return prompt.token_log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
+        if all(prompt.is_short for prompt in prompts):
+            self._read_whole(prompts, rows)
+            return
         trunks = [prompt.trunk_token_ids for prompt in prompts]
         num_before = len(self.vocabulary.start_token_ids) - 1
         for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
@@ -170,6 +184,17 @@ class ByteStream:
             for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
                 self._take(prompt, forward.nodes, hidden)
                 self._backbone.keep(row, *prompt.compact())
+
+    def _read_whole(self, prompts: list[BytePrompt], rows: list[int]) -> None:
+        forwards = [
+            (prompt.cache, row, prompt.whole_forward())
+            for prompt, row in zip(prompts, rows, strict=True)
+        ]
+        num_before = len(self.vocabulary.start_token_ids) - 1
+        states = self._forward(forwards)
+        for prompt, (_, row, forward), hidden in zip(prompts, forwards, states, strict=True):
+            self._take(prompt, forward.nodes[num_before:], hidden[num_before:])
+            self._backbone.keep(row, *prompt.compact())
 
     def _take(self, prompt: BytePrompt, nodes: list[int], hidden: Tensor) -> None:
         prompt.take(nodes, hidden)
@@ -197,8 +222,12 @@ class ByteStream:
         self._compute({row: self._row(row).forward(nodes) for row, nodes in wanted.items()})
         self._project(wanted)
         self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
-        log_probs = [torch.from_numpy(self._row(row).log_probs()) for row in rows]
-        return torch.stack(log_probs).to(self.model.device)
+        return self._marginals([self._row(row) for row in rows])
+
+    def _marginals(self, rows: list[ByteRow]) -> Tensor:
+        """(R, 257) of rows that have all laws that they want."""
+        log_probs = np.stack([row.log_probs() for row in rows])
+        return torch.from_numpy(log_probs).to(self.model.device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
@@ -217,10 +246,8 @@ class ByteStream:
             [row for _, row, _ in forwards], [forward for _, _, forward in forwards], places
         )
 
-    def _slot_positions(self, cache: TreeCache) -> Tensor:
-        if self._has_windows:
-            return torch.from_numpy(cache.slot_positions())
-        return torch.zeros(1, dtype=torch.long)
+    def _slot_positions(self, cache: TreeCache) -> NDArray[np.int64]:
+        return cache.slot_positions() if self._has_windows else np.zeros(1, np.int64)
 
     def _project(self, wanted: Mapping[int, list[int]]) -> None:
         """Logits of nodes whose laws are wanted, and of others whose turn may come."""
@@ -238,12 +265,15 @@ class ByteStream:
             return
         logits = torch.stack([row.logits[node] for row, node in wanted])
         if self.warp is not None:
-            seen = torch.stack([row.seen(node) for row, node in wanted])
-            logits = self.warp(logits, seen.to(logits.device))
+            seen = np.stack([row.seen(node) for row, node in wanted])
+            logits = self.warp(logits, uploaded(torch.from_numpy(seen), logits.device))
         standings = [row.tree.standing[node] for row, node in wanted]
-        laws = node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
-        for (row, node), law in zip(wanted, laws, strict=True):
+        for (row, node), law in zip(wanted, self._new_laws(standings, logits), strict=True):
             row.add_law(node, law)
+
+    def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
+        """What follows nodes by their warped logits (N, V)."""
+        return node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
 
     def _row(self, row: int) -> ByteRow:
         state = self._rows[row]

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from .added_tokens import AddedTokens
 from .byte_trie import ByteTrie
@@ -43,17 +41,10 @@ class ByteVocabulary:
         self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
         self.vocab_size = file.vocab_size
         self.trie, self.viability = _trie_and_viability(tokenizer, file, set(stop_token_ids))
-        self._rows: dict[torch.device, Tensor] = {}
 
     def normalize(self, text: str) -> bytes:
         """The bytes that the tokenizer sees in a whole prompt (NFC where it asks for that)."""
         return normalized(self._tokenizer, text).encode()
-
-    def rows_on(self, device: torch.device) -> Tensor:
-        """(V,) int64 on the device: the token of each row of the trie."""
-        if device not in self._rows:
-            self._rows[device] = torch.from_numpy(self.trie.tokens.astype(np.int64)).to(device)
-        return self._rows[device]
 
 
 def _trie_and_viability(

@@ -1,7 +1,7 @@
 """What follows one node: its next-token distribution over the rows of the trie, and the end."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from .byte_trie import ByteTrie
+from .byte_trie import ROOT, ByteTrie
 from .byte_vocabulary import ByteVocabulary
-from .log_sums import Array, log_sum, segment_log_sums
+from .log_sums import Array, log_sum, log_sum_of, segment_log_sums
 from .viability import Standing
 
 # N nodes, V tokens of the vocabulary, rows of the trie.
@@ -20,7 +20,7 @@ from .viability import Standing
 Mode = Literal["masked", "raw"]
 """masked: only tokens that keep the sequence viable. raw: all that keep the text UTF-8."""
 
-NUM_TINY = 1e4
+LEAST_WEIGHT = {name: 1e4 * float(np.finfo(name).tiny) for name in ("float32", "float64")}
 """Weights below so many times the smallest normal number are too small for sums: those are then
 taken on the scale of their own maximum."""
 
@@ -29,21 +29,28 @@ taken on the scale of their own maximum."""
 class NodeLaw:
     """Log-probabilities, in nats, that together with the end sum to one (all -inf: a dead end).
 
-    logits: (V,) by token. allowed: (V,) bool by row of the trie. weights: (V,) by row,
-    exp(logit - top), 0 where not allowed; `is_wide` says that some allowed ones are too small for
-    sums. log_total: log of the mass kept, on the scale of the logits. log_end: of ending the text,
-    -inf where it may not. log_kept: share of the model's own mass that was kept, 0.0 if all of it.
+    logits: (V,) by token. allowed: (V,) bool by row of the trie. weights: (V + 1,) by row,
+    exp(logit - top), 0 where not allowed and behind the last row; `is_wide` says that some allowed
+    ones are too small for sums. first_bytes: float64, their sums by first byte. log_total: log of
+    the mass kept, on the scale of the logits. log_end: of ending the text, -inf where it may not.
+    log_kept: share of the model's own mass that was kept, 0.0 if all of it.
     """
 
     trie: ByteTrie
     logits: NDArray[np.floating]
     allowed: NDArray[np.bool_]
     weights: NDArray[np.floating]
+    first_bytes: Array
     is_wide: bool
     top: float
     log_total: float
     log_end: float
     log_kept: float
+
+    @property
+    def masked_mass(self) -> float:
+        """Share of the model's own mass that was not kept; 0.0 for a law that is none."""
+        return -math.expm1(self.log_kept) if math.isfinite(self.log_kept) else 0.0
 
     def of_token(self, token: int) -> float:
         """Log-probability of one token."""
@@ -55,9 +62,21 @@ class NodeLaw:
         low = int(self.trie.low[prefix]) + int(self.trie.num_ends[prefix])
         return self._log_sum(low, int(self.trie.high[prefix]))
 
-    def log_within(self, prefix: int) -> float:
-        """Log-probability of all tokens that start with a trie node's prefix."""
-        return self._log_sum(int(self.trie.low[prefix]), int(self.trie.high[prefix]))
+    def log_intervals(self, intervals: NDArray[np.int64]) -> Array:
+        """Log-probabilities of half-open intervals of rows of the trie.
+
+        intervals: (..., 2) int64; cheapest where none begins behind the end of the one before.
+        """
+        if self.is_wide:
+            logs = [self._log_sum(low, high) for low, high in intervals.reshape(-1, 2).tolist()]
+            return np.array(logs).reshape(intervals.shape[:-1])
+        sums = np.add.reduceat(self.weights, intervals.ravel(), dtype=np.float64)[::2]
+        sums = np.where(
+            intervals[..., 0] < intervals[..., 1], sums.reshape(intervals.shape[:-1]), 0.0
+        )
+        with np.errstate(divide="ignore"):
+            sums_in_nats: Array = np.log(sums) + (self.top - self.log_total)
+        return sums_in_nats
 
     def log_children(self, prefix: int) -> Array:
         """The same by next byte: one entry for each child of the trie node, float64."""
@@ -72,9 +91,12 @@ class NodeLaw:
         """Probabilities by next byte, as `log_children`."""
         if self.is_wide:
             return np.exp(self.log_children(prefix))
+        scale = math.exp(self.top - self.log_total)
+        if prefix == ROOT:
+            return self.first_bytes * scale
         low, high, starts = self._children(prefix)
         sums: Array = np.add.reduceat(self.weights[low:high], starts, dtype=np.float64)
-        sums *= math.exp(self.top - self.log_total)
+        sums *= scale
         return sums
 
     def _children(self, prefix: int) -> tuple[int, int, NDArray[np.int64]]:
@@ -109,37 +131,19 @@ def node_laws(
     standings: Sequence[Standing],
     logits: Tensor,
     mode: Mode = "masked",
-) -> list[NodeLaw]:
+) -> Iterator[NodeLaw]:
     """Restrict next-token distributions to what may follow each node, and renormalise them.
 
     logits: (N, at least vocab_size) logits or log-probabilities, any float dtype, -inf = banned.
     Exponentials are taken in float32 (float64 for float64), sums in float64. All stop tokens count
     as one end. A row with NaN or +inf gives a law of NaN.
     """
-    scores = (logits if logits.dtype == torch.float64 else logits.float())[
-        :, : vocabulary.vocab_size
-    ]
-    allowed = np.stack([_allowed(vocabulary, standing, mode) for standing in standings])
-    top = scores.amax(-1, keepdim=True)
-    shift = top.masked_fill(top == -math.inf, 0.0)
-    every = (scores - shift).exp()
-    own = every.sum(-1).double().log() + shift[:, 0]
-    rows = every.index_select(-1, vocabulary.rows_on(logits.device))
-    weights = rows.cpu().numpy() * allowed
-    is_tiny = allowed & (weights < NUM_TINY * torch.finfo(scores.dtype).tiny)
-    columns = (
-        scores.cpu().numpy(),
-        allowed,
-        weights,
-        is_tiny,
-        weights.sum(1, dtype=np.float64).tolist(),
-        shift[:, 0].tolist(),
-        own.tolist(),
-    )
-    return [
-        _node_law(vocabulary, standing, *row)
-        for standing, *row in zip(standings, *columns, strict=True)
-    ]
+    # One copy from the device, then row by row: each finds the memory of the one before in the
+    # cache, where tiles of many would leave it.
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    rows = scores[:, : vocabulary.vocab_size].cpu().numpy()
+    for standing, row in zip(standings, rows, strict=True):
+        yield _node_law(vocabulary, standing, row, mode)
 
 
 def node_law(
@@ -152,7 +156,7 @@ def node_law(
     scores = np.asarray(log_probs, np.float64)
     if scores.ndim != 1 or len(scores) < vocabulary.vocab_size or np.isnan(scores).any():
         raise ValueError(f"log_probs must be ({vocabulary.vocab_size},) numbers without NaN")
-    return node_laws(vocabulary, [standing], torch.from_numpy(scores)[None], mode)[0]
+    return _node_law(vocabulary, standing, scores[: vocabulary.vocab_size], mode)
 
 
 def _allowed(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> NDArray[np.bool_]:
@@ -161,28 +165,53 @@ def _allowed(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> NDAr
 
 
 def _node_law(
-    vocabulary: ByteVocabulary,
-    standing: Standing,
-    logits: NDArray[np.floating],
-    allowed: NDArray[np.bool_],
-    weights: NDArray[np.floating],
-    is_tiny: NDArray[np.bool_],
-    total: float,
-    top: float,
-    log_own: float,
+    vocabulary: ByteVocabulary, standing: Standing, logits: NDArray[np.floating], mode: Mode
 ) -> NodeLaw:
-    trie = vocabulary.trie
-    # A banned token is not small, it is absent.
-    is_wide = bool((logits[trie.tokens[is_tiny]] > -math.inf).any())
-    scores = logits[trie.tokens[allowed]] if is_wide else None
-    log_rows = _log(total) + top if scores is None else log_sum(scores.astype(np.float64))
-    log_end = -math.inf
+    trie, allowed = vocabulary.trie, _allowed(vocabulary, standing, mode)
+    largest = logits.max()
+    top = largest if largest != -math.inf else logits.dtype.type(0.0)
+    every = logits - top
+    np.exp(every, out=every)
+    weights = every.take(trie.padded_tokens)
+    by_row = weights[:-1]
+    is_wide = _is_wide(trie, logits, by_row, allowed)
+    by_row *= allowed
+    weights[-1] = 0.0
+    first_bytes = np.add.reduceat(weights, trie.first_byte_starts, dtype=np.float64)
+    log_rows = _log(float(first_bytes.sum())) + float(top)
+    if is_wide:
+        log_rows = log_sum(logits[trie.tokens[allowed]].astype(np.float64))
+    log_end, log_all = -math.inf, log_rows
     if vocabulary.viability.may_end(standing):
-        log_end = log_sum(logits[vocabulary.stop_token_ids].astype(np.float64))
-    log_total = float(np.logaddexp(log_rows, log_end))
-    shift = 0.0 if log_total == -math.inf else log_total
-    kept = log_total - log_own
-    return NodeLaw(trie, logits, allowed, weights, is_wide, top, shift, log_end - shift, kept)
+        log_end = log_sum_of(logits[vocabulary.stop_token_ids].tolist())
+        log_all = log_sum_of((log_rows, log_end))
+    log_total = 0.0 if log_all == -math.inf else log_all
+    return NodeLaw(
+        trie=trie,
+        logits=logits,
+        allowed=allowed,
+        weights=weights,
+        first_bytes=first_bytes,
+        is_wide=is_wide,
+        top=float(top),
+        log_total=log_total,
+        log_end=log_end - log_total,
+        log_kept=log_all - _log(float(every.sum())) - float(top),
+    )
+
+
+def _is_wide(
+    trie: ByteTrie,
+    logits: NDArray[np.floating],
+    weights: NDArray[np.floating],
+    allowed: NDArray[np.bool_],
+) -> bool:
+    limit = LEAST_WEIGHT[weights.dtype.name]
+    if weights.min() >= limit:
+        return False
+    is_tiny = allowed & (weights < limit)
+    # A banned token is not small, it is absent.
+    return bool((logits[trie.tokens[is_tiny]] > -math.inf).any())
 
 
 def _log(value: float) -> float:

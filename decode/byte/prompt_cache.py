@@ -2,10 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ..stream import UNSCORED
 from .byte_row import ByteRow
 
 
@@ -42,9 +43,12 @@ class PromptCache:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def shelf(self, *owner: Hashable) -> "PromptShelf":
-        """The prompts of one owner: what decides how a model reads, beside the prompt."""
-        return PromptShelf(self, owner)
+    def shelf(self, *owner: Hashable, scored: "PromptShelf | None" = None) -> "PromptShelf":
+        """The prompts of one owner: what decides how a model reads, beside the prompt.
+
+        scored: where the same prompts lie with log-probabilities that this owner does not ask for.
+        """
+        return PromptShelf(self, owner, scored)
 
     def get(self, key: Hashable) -> ReadPrompt | None:
         """A prompt that is still kept."""
@@ -67,6 +71,7 @@ class PromptShelf:
 
     cache: PromptCache
     owner: Hashable
+    scored: "PromptShelf | None" = None
 
     @property
     def keeps(self) -> bool:
@@ -74,7 +79,11 @@ class PromptShelf:
         return self.cache.max_bytes > 0
 
     def get(self, text: bytes) -> ReadPrompt | None:
-        return self.cache.get((self.owner, text))
+        own = self.cache.get((self.owner, text))
+        if own is not None or self.scored is None:
+            return own
+        more = self.scored.get(text)
+        return more if more is None else replace(more, token_log_probs=UNSCORED)
 
     def put(self, text: bytes, prompt: ReadPrompt) -> None:
         self.cache.put((self.owner, text), prompt)

@@ -136,10 +136,16 @@ class TokenTree:
     ) -> tuple[list[Head], list[tuple[int, int, Standing]]]:
         """Heads that go on behind `byte`, which ends the text already, and the nodes it adds."""
         trie = self.vocabulary.trie
-        moved = [Head(head.node, trie.child(head.prefix, byte)) for head in heads]
-        moved = [head for head in moved if head.prefix >= 0]
-        found = [node for head in moved for node in self._ends(head)]
-        return [head for head in moved if trie.num_children[head.prefix]], found
+        going_on: list[Head] = []
+        found: list[tuple[int, int, Standing]] = []
+        for node, prefix in heads:
+            if (longer := trie.child(prefix, byte)) < 0:
+                continue
+            head = Head(node, longer)
+            found += self._ends(head)
+            if trie.has_children(longer):
+                going_on.append(head)
+        return going_on, found
 
     def _ends(self, head: Head) -> list[tuple[int, int, Standing]]:
         """(parent, token, standing) of the sequences that end with the text."""

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..kv_cache import Placement, RowCache
 from ..row_attention import RowAttention
 from ..row_stream import right_padded
+from ..upload import uploaded
 from .tree_cache import TreeForward
 
 # R rows of one forward, K nodes, C columns of the cache, D hidden size.
@@ -41,26 +44,25 @@ class TreeBackbone:
         return [states[:length] for states, length in zip(hidden, lengths.tolist(), strict=True)]
 
     def forward(
-        self, rows: list[int], forwards: list[TreeForward], slot_positions: list[Tensor]
+        self, rows: list[int], forwards: list[TreeForward], slot_positions: list[NDArray[np.int64]]
     ) -> list[Tensor]:
         """Hidden states (nodes, D) of new nodes of some rows.
 
         slot_positions: per row (slots,) int64, new ones included; read where layers have a window.
         """
-        counts = torch.tensor([len(forward.nodes) for forward in forwards])
-        width = int(counts.max())
-        place = self._cache.place(rows, width, self.model.device)
-        token_ids = _padded([torch.from_numpy(f.token_ids) for f in forwards], width)
-        positions = _padded([torch.from_numpy(f.positions) for f in forwards], width)
+        counts = [len(forward.nodes) for forward in forwards]
+        place = self._cache.place(rows, max(counts), self.model.device)
+        token_ids = _padded([forward.token_ids for forward in forwards], max(counts))
+        positions = _padded([forward.positions for forward in forwards], max(counts))
         hidden = self._backbone(
-            input_ids=token_ids.to(self.model.device),
+            input_ids=uploaded(token_ids, self.model.device),
             attention_mask=self._masks(place, forwards, positions, slot_positions),
-            position_ids=positions.to(self.model.device),
+            position_ids=uploaded(positions, self.model.device),
             past_key_values=self._cache,
             use_cache=True,
         ).last_hidden_state
-        self._cache.advance(rows, counts)
-        return [states[:count] for states, count in zip(hidden, counts.tolist(), strict=True)]
+        self._cache.advance(rows, torch.tensor(counts))
+        return [states[:count] for states, count in zip(hidden, counts, strict=True)]
 
     def keep(self, row: int, first: int, columns: Sequence[int]) -> None:
         """Compact a row: slots below `first` stay, those of `columns` follow them."""
@@ -83,21 +85,26 @@ class TreeBackbone:
         place: Placement,
         forwards: list[TreeForward],
         positions: Tensor,
-        slot_positions: list[Tensor],
+        slot_positions: list[NDArray[np.int64]],
     ) -> Tensor | dict[str, Tensor]:
         width, num_columns = positions.shape[1], place.num_columns
-        mask = torch.zeros(len(forwards), width, num_columns, dtype=torch.bool)
+        mask = np.zeros((len(forwards), width, num_columns), np.bool_)
         for row, forward in zip(mask, forwards, strict=True):
             num_nodes, num_slots = forward.mask.shape
-            row[:num_nodes, :num_slots] = torch.from_numpy(forward.mask)
+            row[:num_nodes, :num_slots] = forward.mask
         keys = _padded(slot_positions, num_columns)
         device = self.model.device
         return self.attention.tree_masks(
-            mask.to(device), positions.to(device), keys.to(device), self.model.dtype
+            uploaded(torch.from_numpy(mask), device),
+            uploaded(positions, device),
+            uploaded(keys, device),
+            self.model.dtype,
         )
 
 
-def _padded(rows: list[Tensor], width: int) -> Tensor:
+def _padded(rows: list[NDArray[np.int64]], width: int) -> Tensor:
     """(rows, width) int64; padding repeats a row's first entry, so that it is one of its own."""
-    padded = [torch.cat([row, row[:1].expand(width - len(row))]) for row in rows]
-    return torch.stack(padded)
+    padded = np.empty((len(rows), width), np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)], target[len(row) :] = row, row[0]
+    return torch.from_numpy(padded)

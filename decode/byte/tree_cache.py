@@ -97,6 +97,21 @@ class TreeCache:
             mask,
         )
 
+    def behind_settled(self, forward: TreeForward) -> TreeForward:
+        """The same as a forward over an empty cache, which computes the settled slots too."""
+        num_nodes, num_slots = forward.mask.shape
+        past = num_slots - num_nodes
+        assert past == self.num_settled, "slots before the new ones are not of the trunk"
+        tokens = [self.tree.token[node] for node in self._nodes[self._num_start : past]]
+        settled = np.array([*self.tree.vocabulary.start_token_ids, *tokens], np.int64)
+        causal = np.pad(np.tri(past, dtype=np.bool_), ((0, 0), (0, num_nodes)))
+        return TreeForward(
+            [*self._nodes[:past], *forward.nodes],
+            np.concatenate([settled, forward.token_ids]),
+            self.slot_positions(),
+            np.concatenate([causal, forward.mask]),
+        )
+
     def slot_positions(self) -> NDArray[np.int64]:
         """(num_slots,) position of each slot's token."""
         nodes = self._nodes[self._num_start :]

@@ -48,6 +48,10 @@ class Anchored:
     def is_certified(self) -> bool:
         return True
 
+    @property
+    def charges_debt(self) -> bool:
+        return self.debt != "none"
+
     def settings(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -23,6 +23,10 @@ class RiskyOnly:
     def is_certified(self) -> bool:
         return False
 
+    @property
+    def charges_debt(self) -> bool:
+        return False
+
     def settings(self) -> dict[str, Any]:
         return {}
 

@@ -54,6 +54,11 @@ class Rule(Protocol):
         """Whether the spends that the rule reports bound the divergence from the safe model."""
         ...
 
+    @property
+    def charges_debt(self) -> bool:
+        """Whether `budget_for` asks for ratios; without them prompts cost less to read."""
+        ...
+
     def settings(self) -> dict[str, Any]:
         """Plain JSON values from which `registry.make_rule` makes the rule again."""
         ...

@@ -23,6 +23,10 @@ class SafeOnly:
     def is_certified(self) -> bool:
         return True
 
+    @property
+    def charges_debt(self) -> bool:
+        return False
+
     def settings(self) -> dict[str, Any]:
         return {}
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logit_kinds import KINDS, SIZES
 
-from anchored.kernels import reference
+from anchored.kernels import projection, reference
 from anchored.kernels.projection import project_kl
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
@@ -228,3 +228,32 @@ def test_an_empty_vocabulary_is_refused():
 def test_an_empty_batch_is_empty():
     projection = project_kl(torch.zeros(0, 4), torch.zeros(0, 4), torch.ones(0))
     assert projection.log_probs().shape == (0, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_projected_as_by_the_search_for_large_vocabularies(
+    kind, logit_pairs, budgets, monkeypatch
+):
+    generator = torch.Generator().manual_seed(5)
+    risky, safe = (x.double() for x in logit_pairs(kind, 40, 257, generator))
+    budget = budgets(40, generator)
+    small = project_kl(risky, safe, budget)
+    monkeypatch.setattr(projection, "SMALL_VOCAB", 0)
+    large = project_kl(risky, safe, budget)
+    assert torch.equal(small.is_safe_only, large.is_safe_only)
+    nearness = 2.0 * torch.clamp(1e-5 * budget, min=1e-7)
+    if kind != "huge":
+        assert bool(((small.spend - large.spend).abs() <= nearness).all())
+
+
+def test_rows_of_bytes_do_not_depend_on_each_other(logit_pairs, budgets):
+    generator = torch.Generator().manual_seed(6)
+    risky, safe = logit_pairs(KINDS[0], 20, 257, generator)
+    budget = budgets(20, generator)
+    together = project_kl(risky, safe, budget)
+    for row in range(20):
+        one = slice(row, row + 1)
+        alone = project_kl(risky[one], safe[one], budget[one])
+        assert torch.equal(alone.weight, together.weight[one])
+        assert torch.equal(alone.spend, together.spend[one])
+        assert torch.equal(alone.law.offset, together.law.offset[one])

@@ -14,19 +14,22 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from anchored.kernels import triton_walk
+from anchored.kernels.triton_interval_sums import interval_log_sums_kernel
 from anchored.kernels.triton_warping import _warp_kernel
 
 target = GPUTarget("cuda", 90, 32)
 
 def types(kernel, constants):
     wide = {"facts_ptr", "walks_ptr", "records_ptr", "table_ptr", "budget_ptr", "account_ptr",
-            "uniform_ptr"}
+            "uniform_ptr", "shifts_ptr", "sums_ptr"}
     long = {"seeds_ptr", "given_ptr", "tokens_ptr", "counters_ptr"}
     logits = {"risky_ptr", "safe_ptr"}
+    short = {"rows_ptr", "low_ptr", "high_ptr"}
     def of(name):
         if name in constants: return "constexpr"
         if name in wide: return "*fp64"
         if name in long: return "*i64"
+        if name in short: return "*i32"
         if name in logits: return "*bf16"
         if name in ("flags_ptr", "seen_ptr"): return "*u8"
         return "*fp32" if name.endswith("_ptr") else "i32"
@@ -47,6 +50,7 @@ kernels = [
     walk(8, MODE=2, IS_MAX=True, BLOCK_SIZE=1024, NUM_SLOTS=128, NUM_SPLITS=8),
     walk(4, MODE=1, IS_MAX=False, BLOCK_SIZE=512, NUM_SLOTS=2, NUM_SPLITS=1),
     compiled(_warp_kernel, 4, BLOCK_SIZE=1024),
+    compiled(interval_log_sums_kernel, 4, BLOCK_SIZE=1024),
 ]
 for number, kernel in enumerate(kernels):
     open(f"{sys.argv[1]}/{number}.cubin", "wb").write(kernel.asm["cubin"])

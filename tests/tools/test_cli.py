@@ -83,6 +83,18 @@ def test_score_prints_one_json_object(capsys, pair_words):
     assert status == 0 and figures["log_prob"] < 0 and figures["spend"] <= figures["bound"]
 
 
+def test_saved_ratios_give_the_same_text_and_none_for_another_prompt(capsys, pair_words, tmp_path):
+    path = str(tmp_path / "debts" / "keeper.safetensors")
+    prompt, words = ["--prompt", "the keeper"], ["--max-new-tokens", "6", "--rule.k", "9"]
+    status, out, _ = run(capsys, "ratios", *pair_words, *prompt, "--output", path)
+    assert status == 0 and json.loads(out)["debt"] > 0
+    expected = run(capsys, "generate", *pair_words, *prompt, *words)
+    words += ["--prompt-ratios", path]
+    assert run(capsys, "generate", *pair_words, *prompt, *words) == expected
+    status, _, err = run(capsys, "generate", *pair_words, "--prompt", "the lamp", *words)
+    assert status == 1 and err.count("\n") == 1 and "no ratios are given for the prompt" in err
+
+
 BAD_GENERATE = [
     (["--prompt", ""], "the prompt is empty"),
     (["--prompt", "a", "--rule.k", "-1"], "k must be finite and >= 0 nats, got -1.0"),

@@ -13,6 +13,7 @@ import anchored
 from anchored.tools.bench_kernel import sample_logits
 from anchored.tools.gpu_checks import kernel_speed
 from anchored.tools.gpu_checks.attention_checks import attention_checks
+from anchored.tools.gpu_checks.byte_checks import byte_checks, opened_batch
 from anchored.tools.gpu_checks.engine_checks import engine_checks
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,6 +30,21 @@ def test_engine_checks_pass_here():
 def test_attention_check_passes_here():
     (check,) = attention_checks(DEVICE)
     assert check.passed, check
+
+
+@pytest.mark.slow  # trains two tokenizers
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # discarded lanes divide by zero
+def test_byte_checks_pass_or_are_skipped_here():
+    checks = list(byte_checks(DEVICE))
+    assert [check.passed for check in checks[:2]] == [True, True], checks
+    assert checks[2].passed is (True if DEVICE.type == "cuda" else None)
+
+
+@pytest.mark.slow
+def test_a_batch_for_the_speed_of_bytes_draws_them_here():
+    batch = opened_batch(DEVICE, batch_size=2, dtype=torch.float32, num_bytes=3)
+    finished = [state for _ in range(3) for state in batch.step()]
+    assert [len(state.steps) for state in finished] == [3, 3]
 
 
 def test_a_bare_checkout_runs_to_its_end(tmp_path):
@@ -51,7 +67,7 @@ def test_a_bare_checkout_runs_to_its_end(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     record = json.loads(output.read_text())
     statuses = [row["status"] for row in record["correctness"]]
-    assert set(statuses) == {"passed", "skipped"} and statuses.count("passed") == 4
+    assert set(statuses) == {"passed", "skipped"} and statuses.count("passed") == 5
     assert all(row["status"] == "skipped: not measured on a GPU" for row in record["speed"])
 
 

@@ -66,7 +66,7 @@ class LetterModel:
         ids = torch.tensor([[*self.vocabulary.start_token_ids, *path]])
         with torch.inference_mode():
             logits = self.warp(self.model(ids).logits[:, -1], ids)
-        return node_laws(self.vocabulary, [self.standing(path)], logits)[0]
+        return next(node_laws(self.vocabulary, [self.standing(path)], logits))
 
     def standing(self, path: tuple[int, ...]):
         standing, text = self.vocabulary.viability.start(), b""

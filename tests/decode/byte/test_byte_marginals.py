@@ -203,6 +203,21 @@ def test_an_unfinished_word_gives_its_next_letter_the_mass_of_the_whole_word(tok
     assert np.exp(marginals.log_probs()[ord("e")]) > 0.999
 
 
+def test_a_prompt_that_ends_in_a_space_expects_the_words_that_begin_with_one(tokenizer):
+    """The space of " the" is the prompt's: forced apart from its word it would be rare."""
+    vocabulary = vocabulary_of(tokenizer)
+    (the,) = tokenizer.encode(" the").ids
+
+    def sure_of_the(paths):
+        row = np.full(vocabulary.vocab_size, -9.0)
+        row[the] = 9.0
+        return np.stack([row - np.logaddexp.reduce(row)] * len(paths))
+
+    marginals = ByteMarginals(vocabulary, sure_of_the)
+    marginals.extend(b"see ")
+    assert np.exp(marginals.log_probs()[ord("t")]) > 0.99
+
+
 def test_nothing_can_follow_when_the_model_bans_everything(tokenizer):
     vocabulary = vocabulary_of(tokenizer)
     banned = np.full((1, vocabulary.vocab_size), -math.inf)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from merge_pairs import hard_pairs, library_says
 from tokenizers import Tokenizer
 
 from anchored.decode.byte.byte_marginals import ByteMarginals
@@ -43,6 +44,18 @@ def test_trees_hold_the_librarys_tokenisation_of_every_string(published, hard_st
         assert tree.path(closed) == ids, text
         trunk = [tree.token[node] for node in tree.trunk()]
         assert trunk == ids[: len(trunk)]
+
+
+def test_pairs_agree_with_the_library(published):
+    tokenizer, vocabulary = published
+    table = vocabulary.viability.merges
+    pairs = hard_pairs(table)
+    wrong = [
+        pair
+        for pair, is_valid in zip(pairs, library_says(tokenizer, table, pairs), strict=True)
+        if table.is_valid_pair(*pair) != is_valid
+    ]
+    assert wrong == [] and len(pairs) == 50_000
 
 
 def test_masked_mass_telescopes(published):

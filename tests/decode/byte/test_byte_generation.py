@@ -1,0 +1,120 @@
+"""Texts of pairs with two tokenizers: batches, streams, ends, scores, and rows that fail alone."""
+
+import logging
+import math
+
+import pytest
+from byte_pairs import PROMPTS
+from tiny_models import tiny_gpt2, tiny_llama
+
+from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
+from anchored.decode.byte.byte_vocabulary import END_SYMBOL
+
+
+def test_symbols_and_debt_are_the_same_alone_and_in_any_batch(pair):
+    decoder = Decoder(pair, Anchored(k=0.5), batch_size=3)
+    seeds = [3, 1, 4, 1, 5]
+    together = decoder.generate(PROMPTS, max_new_bytes=12, seed=seeds)
+    for prompt, seed, result in zip(PROMPTS, seeds, together, strict=True):
+        (alone,) = decoder.generate(prompt, max_new_bytes=12, seed=seed)
+        assert alone.token_ids == result.token_ids and alone.text == result.text
+        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
+
+
+def test_streamed_pieces_hold_whole_characters_and_join_to_the_text(pair):
+    decoder = Decoder(pair, Anchored(k=0.5))
+    for seed in range(2):
+        (whole,) = decoder.generate(PROMPTS[3], max_new_bytes=20, seed=seed, temperature=1.5)
+        pieces = list(decoder.stream(PROMPTS[3], max_new_bytes=20, seed=seed, temperature=1.5))
+        assert [piece.token_id for piece in pieces] == whole.token_ids
+        assert "".join(piece.text for piece in pieces) == whole.text
+        assert whole.text == bytes(whole.token_ids).decode(errors="replace")
+        assert not any("\ufffd" in piece.text for piece in pieces[:-1])
+
+
+def test_a_stop_string_cuts_the_text(pair):
+    decoder = Decoder(pair, SafeOnly())
+    (whole,) = decoder.generate(PROMPTS[0], max_new_bytes=30)
+    stop = whole.text[3:5]
+    (cut,) = decoder.generate(PROMPTS[0], max_new_bytes=30, stop=[stop])
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop_string"
+
+
+def test_the_end_of_either_model_ends_the_text(pair):
+    eager = tiny_llama(1, max_position_embeddings=256)
+    eager.lm_head.weight.data[1] *= 12
+    ending = ModelPair(eager, pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
+    results = Decoder(ending, Anchored(k=1.0)).generate(PROMPTS, max_new_bytes=20, seed=[*range(5)])
+    ended = [result for result in results if result.finish_reason == "stop_token"]
+    assert ended and all(result.token_ids[-1] == END_SYMBOL for result in ended)
+    assert all(result.text == bytes(result.token_ids[:-1]).decode() for result in ended)
+    assert verify(ended[0].ledger, ending).is_ok
+
+
+def test_scoring_a_generation_gives_the_ledgers_figures(pair):
+    decoder = Decoder(pair, Anchored(k=0.5))
+    results = decoder.generate(PROMPTS, max_new_bytes=12, top_p=0.9)
+    symbols = [result.token_ids for result in results]
+    warpers = {"temperature": 0.7, "repetition_penalty": 1.1, "top_p": 0.9}
+    scores = decoder.score(PROMPTS, symbols, horizon=12, **warpers)
+    for result, score in zip(results, scores, strict=True):
+        steps = result.ledger.steps
+        assert score.token_log_probs == pytest.approx([step.log_prob for step in steps], abs=1e-6)
+        assert score.spends == pytest.approx([step.spend for step in steps], abs=1e-6)
+        assert score.bound == pytest.approx(result.ledger.header.bound, abs=1e-9)
+
+
+def test_text_and_bytes_score_alike(pair):
+    decoder = Decoder(pair, SafeOnly())
+    text, given = decoder.score(["caf\u00e9", "caf\u00e9"], [" \u4e2d!", list(" \u4e2d!".encode())])
+    assert text == given and len(text.token_ids) == 5
+
+
+def test_a_row_with_nan_logits_fails_alone(pair):
+    broken = tiny_llama(2, vocab_size=300, max_position_embeddings=256)
+    (token, *_) = pair.risky_tokenizer("\u4e2d", add_special_tokens=False)["input_ids"]
+    broken.model.embed_tokens.weight.data[token] = math.nan
+    sick = ModelPair(pair.safe, broken, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
+    fine, failed, last = Decoder(sick, Anchored(k=1.0)).generate(
+        ["import", "a\u4e2d", "s"], max_new_bytes=4
+    )
+    assert failed.error.startswith("request 1: the risky model's logits")
+    assert not fine.error and not last.error and len(fine.token_ids) == 4
+
+
+def test_a_text_that_outgrows_a_model_fails_alone(pair, caplog):
+    short = tiny_llama(1, max_position_embeddings=8)
+    tight = ModelPair(short, pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
+    (long, *_) = Decoder(tight, SafeOnly()).generate(["the keeper", "s"], max_new_bytes=12)
+    assert "the safe model's logits at step" in long.error and long.token_ids
+    assert "more than the model's 8 positions" in caplog.text
+
+
+def test_greedy_decoding_takes_the_likeliest_byte_and_certifies_nothing(pair, caplog):
+    with caplog.at_level(logging.WARNING):
+        (result,) = Decoder(pair, Anchored(k=0.5)).generate("s", max_new_bytes=6, temperature=0.0)
+    assert not result.ledger.certified and "temperature 0" in caplog.text
+    assert verify(result.ledger, pair).is_ok
+    (again,) = Decoder(pair, Anchored(k=0.5)).generate(
+        "s", max_new_bytes=6, temperature=0.0, seed=9
+    )
+    assert again.token_ids == result.token_ids
+
+
+def test_the_level_and_the_horizon(pair):
+    decoder = Decoder(pair, Anchored(k=0.5))
+    assert decoder.level.name == "byte"
+    (result,) = decoder.generate("salt", max_new_tokens=3)
+    header = result.ledger.header
+    assert (header.horizon, header.K) == (12, 6.0) and len(result.token_ids) == 12
+    assert "12 bytes" in str(result)
+    one = ModelPair(pair.safe, pair.safe, pair.tokenizer)
+    assert Decoder(one, SafeOnly()).level.name == "token"
+    assert Decoder(one, SafeOnly(), level="byte").level.name == "byte"
+
+
+def test_other_families_decode_bytes_too(pair):
+    gpt2 = ModelPair(tiny_gpt2(1), pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
+    (result,) = Decoder(gpt2, Anchored(k=0.5)).generate("salt", max_new_bytes=12)
+    assert verify(result.ledger, gpt2).is_ok

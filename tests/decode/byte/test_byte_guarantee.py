@@ -1,0 +1,115 @@
+"""What the bound means at byte level: spends, budgets at both ends, and what is drawn."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from byte_pairs import PROMPTS, log_probs_along, reference_of
+from byte_reference import ReferenceStream
+from scipy.stats import chi2
+from tiny_models import tiny_llama
+
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored.decode.byte.node_law import node_law
+from anchored.decode.sampling_config import SamplingConfig
+from anchored.kernels import reference
+
+NUM_DRAWS = 400
+TEMPERATURE = 0.4
+FALSE_ALARM = 1e-6
+
+
+@pytest.mark.parametrize("warpers", [{}, {"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2}], ids=str)
+def test_spends_are_the_true_divergence_from_the_safe_model(pair, warpers):
+    """Truncation bans bytes of each model that the other one allows."""
+    sampling = SamplingConfig(temperature=0.9, repetition_penalty=1.2, **warpers)
+    rule = Anchored(k=0.6, debt="none")
+    (result,) = Decoder(pair, rule).generate(PROMPTS[1], max_new_bytes=10, **sampling.as_dict())
+    logits = {
+        name: log_probs_along(pair, name, PROMPTS[1], result.token_ids, sampling=sampling)
+        for name in pair.models
+    }
+    budgets = torch.tensor([step.budget for step in result.ledger.steps], dtype=torch.float64)
+    weights = reference.project_kl(logits["risky"], logits["safe"], budgets)
+    forced = weights.isnan()
+    star = reference.tilted_log_probs(logits["risky"], logits["safe"], weights.nan_to_num())
+    star = torch.where(forced[:, None], logits["safe"], star)
+    divergences = reference.kl_divergence(star, logits["safe"])
+    for step, divergence, law in zip(result.ledger.steps, divergences, star, strict=True):
+        assert step.spend <= step.budget
+        assert step.spend == pytest.approx(divergence.item(), abs=max(1e-5 * step.budget, 1e-7))
+        assert step.log_prob == pytest.approx(law[step.token_id].item(), abs=1e-3)
+    allowed = {name: values > -torch.inf for name, values in logits.items()}
+    if warpers:
+        assert (allowed["safe"] & ~allowed["risky"]).any()
+        assert (allowed["risky"] & ~allowed["safe"]).any()
+
+
+def test_no_budget_gives_the_safe_model_exactly(pair):
+    anchored = Decoder(pair, Anchored(k=0.0)).generate(PROMPTS, max_new_bytes=12)
+    safe = Decoder(pair, SafeOnly()).generate(PROMPTS, max_new_bytes=12)
+    assert [result.token_ids for result in anchored] == [result.token_ids for result in safe]
+    sampling = SamplingConfig()
+    laws = log_probs_along(pair, "safe", PROMPTS[0], anchored[0].token_ids, sampling=sampling)
+    for step, law in zip(anchored[0].ledger.steps, laws, strict=True):
+        assert step.spend == 0.0 and step.accepted
+        assert step.log_prob == pytest.approx(law[step.token_id].item(), abs=1e-9)
+
+
+def test_an_ample_budget_gives_the_risky_models_bytes(pair):
+    anchored = Decoder(pair, Anchored(k=1000.0)).generate(PROMPTS, max_new_bytes=12)
+    risky = Decoder(pair, RiskyOnly()).generate(PROMPTS, max_new_bytes=12)
+    assert [result.token_ids for result in anchored] == [result.token_ids for result in risky]
+    assert not any(result.ledger.certified for result in risky)
+
+
+def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
+    """One tokenizer: by bytes under a budget against tokens drawn from the masked model."""
+    one = ModelPair(tiny_llama(1), pair.safe, pair.tokenizer)
+    decoder = Decoder(one, Anchored(k=1000.0, debt="none"), level="byte", batch_size=64)
+    seeds = list(range(NUM_DRAWS))
+    sampling = {"temperature": TEMPERATURE, "repetition_penalty": 1.0}
+    drawn = decoder.generate(["th"] * NUM_DRAWS, max_new_bytes=2, seed=seeds, **sampling)
+    counts = Counter(bytes(min(symbol, 0xFF) for symbol in r.token_ids) for r in drawn)
+    law = token_law(reference_of(one, "risky"), b"th", 2)
+    assert counts.keys() <= law.keys() and math.fsum(law.values()) == pytest.approx(1, abs=1e-9)
+    common = [text for text, prob in law.items() if prob * NUM_DRAWS >= 5]
+    observed = [counts[text] for text in common]
+    expected = [law[text] * NUM_DRAWS for text in common]
+    observed.append(NUM_DRAWS - sum(observed))
+    expected.append(NUM_DRAWS - math.fsum(expected))
+    terms = [(o - e) ** 2 / e for o, e in zip(observed, expected, strict=True)]
+    assert len(common) > 8
+    assert math.fsum(terms) < chi2.isf(FALSE_ALARM, len(common))
+
+
+def token_law(stream: ReferenceStream, prompt: bytes, number: int) -> dict[bytes, float]:
+    """Probability of the `number` bytes behind a prompt (the end: 0xff), token by token.
+
+    Every token sequence that the prompt may begin is followed until it is long enough.
+    """
+    vocabulary = stream.vocabulary
+    trie, viability = vocabulary.trie, vocabulary.viability
+    found: dict[bytes, float] = {}
+    open_paths = [((), b"", viability.start(), 1.0)]
+    while open_paths:
+        path, text, standing, prob = open_paths.pop()
+        logits = stream.raw_logits([(*vocabulary.start_token_ids, *path)])[0] / TEMPERATURE
+        law = node_law(vocabulary, standing, logits)
+        steps = [
+            (text + t, int(token), law.of_token(token))
+            for t, token in zip(trie.texts, trie.tokens, strict=True)
+        ]
+        for longer, token, log_prob in [*steps, (text + b"\xff", -1, law.log_end)]:
+            is_possible = log_prob > -math.inf and longer[: len(prompt)] == prompt[: len(longer)]
+            if not is_possible:
+                continue
+            if token < 0 or len(longer) >= len(prompt) + number:
+                key = longer[len(prompt) : len(prompt) + number]
+                found[key] = found.get(key, 0.0) + prob * math.exp(log_prob)
+            else:
+                after = viability.extend(standing, token, longer)
+                open_paths.append(((*path, token), longer, after, prob * math.exp(log_prob)))
+    total = math.fsum(found.values())
+    return {text: prob / total for text, prob in found.items()}
