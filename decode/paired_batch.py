@@ -1,7 +1,5 @@
 """The paired decoding step: both models, a rule and a sampler over the rows of a batch."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -46,6 +44,7 @@ class PairedBatch:
         self._can_rest = level.rows_can_join(max_length)
         self._states: list[RequestState | None] = [None] * num_rows
         self._device = self.pair.safe.device
+        self._stop_token_ids = frozenset(level.stop_token_ids)
         self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
         self._logits: dict[str, Tensor] = {}
 
@@ -102,7 +101,7 @@ class PairedBatch:
 
     def _decide(self, rows: list[int]) -> list[int]:
         """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
-        inputs = self._inputs(rows)
+        inputs = self._inputs(rows, self._seen)
         drawn = self.rule.next_token(inputs)
         token_ids = agreed(self._chosen(drawn), self.pair.num_processes)
         is_drawn = torch.ones_like(token_ids, dtype=torch.bool)
@@ -121,7 +120,10 @@ class PairedBatch:
 
     def _read(self, name: str, rows: list[int]) -> None:
         for group, logits in self._backlogs[name].read(rows):
-            self._keep_logits({name: logits}, group)
+            if group == list(range(len(self._states))):
+                self._logits[name] = logits  # of all rows: nothing to keep, nothing to copy
+            else:
+                self._keep_logits({name: logits}, group)
             for row in group:
                 self._state(row).num_forwards[name] += 1
 
@@ -148,7 +150,8 @@ class PairedBatch:
                 self._logits[name] = new.new_zeros(len(self._states), new.shape[1])
             self._logits[name].index_copy_(0, uploaded(torch.tensor(rows), new.device), new)
 
-    def _inputs(self, rows: list[int]) -> StepInputs:
+    def _inputs(self, rows: list[int], seen: Tensor) -> StepInputs:
+        """seen: (B, V) bool, the tokens that the penalty falls on."""
         states = [self._state(row) for row in rows]
         allowances = [state.allowance for state in states]
         uniform = [
@@ -157,7 +160,7 @@ class PairedBatch:
         return StepInputs(
             risky_logits=self._of_rows(self._logits["risky"], rows).to(self._device),
             safe_logits=self._of_rows(self._logits["safe"], rows),
-            warp=partial(self.warpers, seen=self._of_rows(self._seen, rows)),
+            warp=self.warpers.after(self._of_rows(seen, rows)),
             budget=uploaded(torch.tensor(allowances, dtype=torch.float64), self._device),
             uniform=uploaded(torch.stack(uniform), self._device) if uniform else None,
         )
@@ -195,7 +198,7 @@ class PairedBatch:
             log_prob=log_prob,
             safe_log_prob=safe_log_prob,
         )
-        state.append(step, is_end=token_id in self.level.stop_token_ids)
+        state.append(step, is_end=token_id in self._stop_token_ids)
 
     def _fail(self, row: int) -> None:
         state = self._state(row)

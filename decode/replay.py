@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class Replay:
             inputs = StepInputs(
                 risky_logits=logits["risky"].to(seen.device),
                 safe_logits=logits["safe"].to(seen.device),
-                warp=partial(self.warpers, seen=seen),
+                warp=self.warpers.after(seen),
                 budget=torch.tensor(allowances(step), dtype=torch.float64, device=seen.device),
                 uniform=None if self.uniforms is None else self.uniforms[:, step],
             )

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -149,19 +148,14 @@ class SpeculativeBatch(PairedBatch):
             ahead[row, token_id] = True
 
     def _draft_inputs(self, rows: list[int], ahead: Tensor) -> StepInputs:
-        inputs = self._inputs(rows)
+        inputs = self._inputs(rows, ahead)
         uniform = inputs.uniform
         if uniform is not None:
             places = [len(self._state(row).steps) + len(self._drafts[row]) for row in rows]
             drawn = [self._state(row).uniforms for row in rows]
             each = [u[place] for u, place in zip(drawn, places, strict=True) if u is not None]
             uniform = torch.stack(each).to(self._device)
-        return replace(
-            inputs,
-            risky_logits=inputs.safe_logits,
-            warp=partial(self.warpers, seen=ahead[rows]),
-            uniform=uniform,
-        )
+        return replace(inputs, risky_logits=inputs.safe_logits, uniform=uniform)
 
     def _guessed(self, inputs: StepInputs) -> Tensor:
         """(A,) the safe model's own draws by u1; -1 where its logits are no distribution."""

@@ -1,6 +1,7 @@
 """The warped logits of one model: penalty, temperature, truncation, one end symbol."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,12 +27,23 @@ class Warpers:
         logits: (batch, vocab_size), any float dtype. seen: (batch, vocab_size) bool, the tokens of
         each row's prompt and output, which the repetition penalty pushes down.
         """
+        return self.after(seen)(logits)
+
+    def after(self, seen: Tensor) -> Callable[[Tensor], Tensor]:
+        """The warpers with `seen` given, which is looked through once for both models."""
+        if self.config.repetition_penalty == 1.0:
+            return partial(self._warped, None)
+        # A few of many; but on CUDA to ask which they are would be to wait for the device.
+        return partial(self._warped, seen if seen.is_cuda else seen.nonzero(as_tuple=True))
+
+    def _warped(self, seen: Tensor | tuple[Tensor, ...] | None, logits: Tensor) -> Tensor:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        scores = logits.to(dtype, copy=True)
-        if self.config.repetition_penalty != 1.0:
-            self._penalise(scores, seen)
-        if self.config.temperature not in (0.0, 1.0):  # greedy projects at temperature 1
-            scores.div_(self.config.temperature)
+        divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
+        scores = logits.to(dtype) / divisor
+        if isinstance(seen, Tensor):
+            scores = torch.where(seen, self._penalised(logits.to(dtype)) / divisor, scores)
+        elif seen is not None:
+            scores[seen] = self._penalised(logits[seen].to(dtype)) / divisor
         for truncate in self._truncations:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)
@@ -41,15 +53,9 @@ class Warpers:
         """The token itself, or the end symbol for any stop token."""
         return self.stop_token_ids[0] if token_id in self.stop_token_ids else token_id
 
-    def _penalise(self, scores: Tensor, seen: Tensor) -> None:
+    def _penalised(self, scores: Tensor) -> Tensor:
         penalty = self.config.repetition_penalty
-        if scores.is_cuda:  # to ask which were seen would be to wait for the device
-            penalised = torch.where(scores > 0, scores / penalty, scores * penalty)
-            scores.copy_(torch.where(seen, penalised, scores))
-            return
-        rows, token_ids = seen.nonzero(as_tuple=True)  # a few of many: no pass over all of them
-        chosen = scores[rows, token_ids]
-        scores[rows, token_ids] = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
+        return torch.where(scores > 0, scores / penalty, scores * penalty)
 
     def _merge_end_symbols(self, scores: Tensor) -> None:
         if len(self.stop_token_ids) < 2:
