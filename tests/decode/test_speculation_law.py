@@ -105,7 +105,7 @@ class BanksRejectedDrafts(ScriptedBatch):
             if not state.is_finished:
                 self._logits["safe"][row] = drafts[place].safe_logits
                 self._logits["risky"][row] = laws[place]
-                inputs = replace(self._inputs([row]), uniform=None)
+                inputs = replace(self._inputs([row], self._seen), uniform=None)
                 state.spent += self.rule.rule.next_token(inputs).spend.item()
         super()._settle(row, laws, num_kept)
 
@@ -118,9 +118,9 @@ class RoundStart(ScriptedBatch):
         self.num_steps = {r: len(s.steps) for r, s in enumerate(self._states) if s is not None}
         return super().step()
 
-    def _inputs(self, rows):
+    def _inputs(self, rows, seen):
         nats = [self.stale_allowance(row, self._state(row)) for row in rows]
-        return replace(super()._inputs(rows), budget=torch.tensor(nats, dtype=torch.float64))
+        return replace(super()._inputs(rows, seen), budget=torch.tensor(nats, dtype=torch.float64))
 
 
 class UsesOneStaleBudget(RoundStart):
@@ -148,8 +148,8 @@ class SkipsTheBonus(ScriptedBatch):
 
 
 class DrawsTheBonusFromTheRiskyModel(ScriptedBatch):
-    def _inputs(self, rows):
-        inputs = super()._inputs(rows)
+    def _inputs(self, rows, seen):
+        inputs = super()._inputs(rows, seen)
         if not self.rule.is_direct or not self._state(rows[0]).steps:
             return inputs
         return replace(inputs, budget=torch.full_like(inputs.budget, 1e6))
