@@ -35,6 +35,7 @@ class ModelAlone:
             num_rows=num_rows,
             max_length=max_length,
             output=pair.output_layers[name],
+            scores_prompts=False,
         )
         self._rows = list(range(num_rows))
         self._step: Callable[[], None] = self._step_on_host
