@@ -160,9 +160,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._read(self.keys, place), self._read(self.values, place)
 
     def _write(self, storage: Tensor, states: Tensor, place: Placement) -> None:
-        if (
-            place.is_level and place.is_whole
-        ):  # a slice: half the time of an index for a few columns
+        if place.is_level and place.is_whole:
+            # A slice takes half the time of an index for a few columns.
             storage[:, :, place.num_columns - states.shape[2] : place.num_columns] = states
         else:
             storage[place.rows[:, None], :, place.columns] = states.transpose(1, 2)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from .backend import resolved_backend
 from .law import Projection, safe_only_law
-from .logit_pair import LANES, LogitPair, logit_pair
+from .logit_pair import LogitPair, logit_pair
 from .projection import floor_nats
-from .row_group import BITS_PER_NAT, PIECE_SIZE
+from .row_group import BITS_PER_NAT
 from .sampler import check_uniform, sample_law
 from .spend import ceil_to_quantum, usable_budget
 from .tilt import support_masses
@@ -213,11 +213,7 @@ def _reached(
 
 def _supports(pair: LogitPair, rows: Tensor) -> Iterator[_Support]:
     """The given rows, (A,) int64, one at a time where each has more tokens than a piece."""
-    scratch = pair.scratch(len(rows), 5, torch.float64)
-    if pair.vocab_size > PIECE_SIZE:
-        width = -(-pair.vocab_size // LANES) * LANES
-        scratch = scratch.new_empty(1, 5, width)
-    for group in pair.row_groups(rows, scratch, in_bits=True):
+    for group in pair.row_groups(rows, pair.row_scratch(len(rows), 5), in_bits=True):
         safe, tilt, risky, weight, mask = group.slots
         pair.read_shared(group, group.reads[0], safe, tilt)
         torch.add(safe, tilt, out=risky)

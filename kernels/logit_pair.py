@@ -102,9 +102,16 @@ class LogitPair:
 
     def piece_scratch(self, num_rows: int, num_slots: int) -> Tensor:
         """The same in float64 for reads of one piece a row."""
+        return self._scratch_of_one(num_rows, num_slots, PIECE_SIZE)
+
+    def row_scratch(self, num_rows: int, num_slots: int) -> Tensor:
+        """The same in float64 for reads of whole rows, one of them where it exceeds a piece."""
+        return self._scratch_of_one(num_rows, num_slots, _padded(self.vocab_size, LANES))
+
+    def _scratch_of_one(self, num_rows: int, num_slots: int, width: int) -> Tensor:
         if self.vocab_size <= PIECE_SIZE:
             return self.scratch(num_rows, num_slots, torch.float64)
-        shape = (1, num_slots, PIECE_SIZE)
+        shape = (1, num_slots, width)
         return torch.empty(shape, dtype=torch.float64, device=self.safe.device)
 
     def row_groups(
