@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .backbone import ModuleBackbone, backbone_of
 from .kv_cache import Placement, RowCache
 from .output_layer import OutputLayer
 from .row_attention import RowAttention
@@ -38,9 +39,7 @@ class RowStream:
         self.model, self.attention = model, attention
         self.vocab_size = output.vocab_size
         self.max_length, self.scores_prompts = max_length, scores_prompts
-        # get_decoder() of Llama 4 is the whole model.
-        is_gpt2 = model.config.model_type == "gpt2"
-        self._backbone = model.get_submodule("transformer" if is_gpt2 else "model")
+        self._backbone = backbone_of(model, attention)
         self._output = output
         self._cache = RowCache(model.config.num_hidden_layers, num_rows, max_length)
 
@@ -90,13 +89,12 @@ class RowStream:
         self._cache.place_at(positions)
         mask = places(positions)
         with attends_by_column(self.model.config):
-            hidden = self._backbone(
-                input_ids=token_ids,
-                attention_mask={"full_attention": mask} if self.attention.takes_mapping else mask,
-                position_ids=positions.clamp(max=self.model.config.max_position_embeddings - 1),
-                past_key_values=self._cache,
-                use_cache=True,
-            ).last_hidden_state
+            hidden = ModuleBackbone(self.model)(
+                token_ids,
+                positions.clamp(max=self.model.config.max_position_embeddings - 1),
+                {"full_attention": mask} if self.attention.takes_mapping else mask,
+                self._cache,
+            )
         return self._output.logits(hidden)
 
     def reserve(self) -> None:
@@ -116,14 +114,10 @@ class RowStream:
         """(R, T, D) after new columns (R, T), of which the first `counts` (R,) are tokens."""
         place = self._cache.place(rows, token_ids.shape[1], self.model.device)
         ends = (self._cache.lengths[rows] + counts - 1).clamp(min=0).to(self.model.device)
-        hidden: Tensor = self._backbone(
-            input_ids=token_ids.to(self.model.device),
-            attention_mask=self._masks(place),
-            # Padding has no position of its own: one past the context would be out of range.
-            position_ids=torch.minimum(place.columns, ends[:, None]),
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
+        # Padding has no position of its own: one past the context would be out of range.
+        positions = torch.minimum(place.columns, ends[:, None])
+        token_ids = token_ids.to(self.model.device)
+        hidden = self._backbone(token_ids, positions, self._masks(place), self._cache)
         self._cache.advance(rows, counts)
         return hidden
 
@@ -142,11 +136,9 @@ class RowStream:
         token_ids = token_ids.to(self.model.device)
         place = self._cache.place(rows, token_ids.shape[1], self.model.device)
         assert place.is_fresh, f"rows {rows} were not freed"
-        # Nothing lies before these tokens and padding only after them: the causal mask that the
-        # model makes itself is right, and it leaves the fused attention kernels usable.
-        hidden = self._backbone(
-            input_ids=token_ids, past_key_values=self._cache, use_cache=True
-        ).last_hidden_state
+        # Nothing lies before these tokens and padding only after them: no mask is needed, which
+        # leaves the fused attention kernels usable.
+        hidden = self._backbone(token_ids, place.columns, None, self._cache)
         self._cache.advance(rows, lengths)
         last = hidden[torch.arange(len(rows)), (lengths - 1).to(hidden.device)]
         log_probs = [UNSCORED] * len(rows)
