@@ -1,5 +1,6 @@
-"""A model without its output layer: tokens to hidden states, with keys and values in a row cache."""
+"""A model without its output layer: tokens to hidden states over a row cache."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -52,6 +53,23 @@ class ModuleBackbone:
             use_cache=True,
         ).last_hidden_state
         return hidden
+
+
+def read_prompts(
+    backbone: Backbone,
+    cache: RowCache,
+    rows: Sequence[int],
+    token_ids: Tensor,
+    lengths: Sequence[int],
+) -> Tensor:
+    """Hidden states (R, T, D) of prompts read into empty rows; token_ids (R, T), padded behind."""
+    place = cache.place(rows, token_ids.shape[1], token_ids.device)
+    assert place.is_fresh, f"rows {rows} were not freed"
+    # Nothing lies before these tokens and padding only after them: no mask is needed, which leaves
+    # the fused attention kernels usable.
+    hidden = backbone(token_ids, place.columns, None, cache)
+    cache.advance(rows, lengths)
+    return hidden
 
 
 def backbone_of(model: PreTrainedModel, attention: RowAttention) -> Backbone:

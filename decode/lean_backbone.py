@@ -1,7 +1,7 @@
 """The layers of a Llama-like model on the CPU with few operations around its matrix products."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .kv_cache import RowCache
-from .row_attention import RowAttention
 from .rotary_table import RotaryTable, rotated
+from .row_attention import RowAttention
 
 # R rows of one forward, T new columns, H query heads, G key heads, C columns of the cache, D hidden
 # size.
@@ -56,7 +56,7 @@ class LeanBackbone:
 
     def __init__(self, model: PreTrainedModel) -> None:
         """model: one that `lean_refusal` has nothing against."""
-        base = model.get_submodule("model")
+        base: Any = model.get_submodule("model")
         self._embed, self._norm = base.embed_tokens, _norm(base.norm)
         self._layers = [_layer(module) for module in base.layers]
         self._rotary = RotaryTable(base.rotary_emb)
@@ -123,7 +123,7 @@ def _layer(module: nn.Module) -> _Layer:
     )
 
 
-def _norm(module: nn.Module) -> _Norm:
+def _norm(module: Any) -> _Norm:
     weight, size = module.weight, module.weight.numel()
     return _Norm(weight * math.sqrt(size), torch.tensor(math.sqrt(module.variance_epsilon * size)))
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..backbone import backbone_of
+from ..backbone import backbone_of, read_prompts
 from ..kv_cache import Placement, RowCache
 from ..row_attention import RowAttention
 from ..row_stream import right_padded
@@ -35,11 +35,8 @@ class TreeBackbone:
         """Hidden states (length, D) of token sequences, read causally into empty rows."""
         token_ids, lengths = right_padded(prompts)
         token_ids = token_ids.to(self.model.device)
-        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
-        assert place.is_fresh, f"rows {rows} were not freed"
-        hidden = self._backbone(token_ids, place.columns, None, self._cache)
-        self._cache.advance(rows, lengths)
-        return [states[:length] for states, length in zip(hidden, lengths.tolist(), strict=True)]
+        hidden = read_prompts(self._backbone, self._cache, rows, token_ids, lengths)
+        return [states[:length] for states, length in zip(hidden, lengths, strict=True)]
 
     def forward(
         self, rows: list[int], forwards: list[TreeForward], slot_positions: list[NDArray[np.int64]]
@@ -58,7 +55,7 @@ class TreeBackbone:
             self._masks(place, forwards, positions, slot_positions),
             self._cache,
         )
-        self._cache.advance(rows, torch.tensor(counts))
+        self._cache.advance(rows, counts)
         return [states[:count] for states, count in zip(hidden, counts, strict=True)]
 
     def keep(self, row: int, first: int, columns: Sequence[int]) -> None:

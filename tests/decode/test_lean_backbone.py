@@ -51,7 +51,7 @@ class Both:
                 columns = place.columns, place.num_columns
                 masks = self.attention.masks(*columns, self.model.dtype)
             hidden.append(backbone(tokens, place.columns, masks, cache))
-            cache.advance(rows, torch.tensor(counts))
+            cache.advance(rows, counts)
         plain, lean = hidden
         torch.testing.assert_close(lean, plain, atol=2e-5, rtol=0)
 
@@ -85,4 +85,3 @@ def test_other_models_keep_their_modules():
     for reason, model in refusals.items():
         assert lean_refusal(model, row_attention(model)) == reason
         assert isinstance(backbone_of(model, row_attention(model)), ModuleBackbone)
-
