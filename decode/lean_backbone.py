@@ -72,7 +72,7 @@ class LeanBackbone:
         shape = token_ids.shape
         cos, sin = self._rotary(positions)
         mask = masks["full_attention"] if isinstance(masks, dict) else masks
-        hidden = self._embed(token_ids.view(-1))
+        hidden = self._embed(token_ids.flatten())
         for index, layer in enumerate(self._layers):
             normed = layer.attention_norm(hidden)
             query = rotated(self._heads(layer.query, layer.query_norm, normed, shape), cos, sin)

@@ -42,7 +42,8 @@ class Both:
     @torch.inference_mode()
     def agree(self, rows: list[int], width: int, counts: list[int], *, masked: bool) -> None:
         """masked: with additive masks of rows, which level rows can do without."""
-        tokens = torch.randint(0, 320, (len(rows), width), generator=self.generator)
+        # Part of a wider tensor, as the chunks of a text are.
+        tokens = torch.randint(0, 320, (len(rows), width + 1), generator=self.generator)[:, 1:]
         hidden = []
         for backbone, cache in zip(self.backbones, self.caches, strict=True):
             place = cache.place(rows, width, torch.device("cpu"))
