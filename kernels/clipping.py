@@ -17,7 +17,7 @@ from .projection import floor_nats
 from .row_group import BITS_PER_NAT
 from .sampler import check_uniform, sample_law
 from .spend import ceil_to_quantum, usable_budget
-from .tilt import support_masses
+from .support import support_masses
 
 # B requests, V vocabulary, A rows still open, R of them whose weights are held at once, C columns.
 
@@ -213,15 +213,16 @@ def _reached(
 
 def _supports(pair: LogitPair, rows: Tensor) -> Iterator[_Support]:
     """The given rows, (A,) int64, one at a time where each has more tokens than a piece."""
-    for group in pair.row_groups(rows, pair.row_scratch(len(rows), 5), in_bits=True):
-        safe, tilt, risky, weight, mask = group.slots
+    scratch = pair.row_scratch(len(rows), 5)
+    for places, group in pair.whole_row_groups(rows):
+        safe, tilt, risky, weight, mask = scratch[: group.num_rows].unbind(1)
         pair.read_shared(group, group.reads[0], safe, tilt)
         torch.add(safe, tilt, out=risky)
         largest, smallest = _extremes(tilt, safe, mask)
         peak = risky.amax(-1, keepdim=True)
         torch.sub(risky, peak, out=weight).exp2_()
         yield _Support(
-            places=group.places,
+            places=places,
             tilt=tilt,
             safe_weight=safe.exp2_(),
             risky_bits=risky,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .logit_pair import LogitPair
-from .row_group import BITS_PER_NAT, Read, RowGroup, read_logs
+from .row_group import BITS_PER_NAT, Read, RowGroup
 
 # A rows, B requests, V vocabulary, R rows and C columns of one read.
 
@@ -39,15 +42,30 @@ class RatioLaw:
     def log2_safe_mass(self) -> Tensor:
         return self.safe_pieces.sum(-1).log2()
 
-    def log_ratio(self, rows: Tensor | slice, tilt: Tensor, unit: float) -> Tensor:
-        """Log of p* / p_s on the common support: R rows, tilt (R, C); written over the tilt.
+    def log_ratio(self, rows: Tensor | slice, unit: float) -> LogRatio:
+        """unit: bits by which the tilt is counted, and the ratio."""
+        ceiling = None if self.ceiling is None else self.ceiling[rows, None] / unit
+        return LogRatio(self.slope[rows, None], self.offset[rows, None] / unit, ceiling)
 
-        unit: bits by which the tilt is counted, and the ratio.
-        """
-        torch.addcmul(self.offset[rows, None] / unit, self.slope[rows, None], tilt, out=tilt)
+
+class LogRatio(NamedTuple):
+    """Log of p* / p_s on the common support, as a function of the tilt, of R rows; (R, 1) each."""
+
+    slope: Tensor
+    offset: Tensor
+    ceiling: Tensor | None
+
+    def of_(self, tilt: Tensor) -> Tensor:
+        """tilt: (R, C), written over."""
+        # In two operations, for with two numbers a row `addcmul` is not vectorised.
+        tilt.mul_(self.slope).add_(self.offset)
+        return tilt if self.ceiling is None else torch.minimum(tilt, self.ceiling, out=tilt)
+
+    def added_(self, safe: Tensor, tilt: Tensor) -> Tensor:
+        """The ratio plus the log-weight of the safe model, both (R, C), written over the tilt."""
         if self.ceiling is not None:
-            torch.minimum(tilt, self.ceiling[rows, None] / unit, out=tilt)
-        return tilt
+            return self.of_(tilt).add_(safe)
+        return torch.addcmul(safe, self.slope, tilt, out=tilt).add_(self.offset)
 
 
 def safe_only_law(pair: LogitPair) -> RatioLaw:
@@ -96,10 +114,11 @@ class Projection:
         dtype = torch.float64 if is_double else torch.float32
         log_probs = torch.full(pair.safe.shape, math.nan, dtype=dtype, device=pair.safe.device)
         rows = self.is_valid.nonzero()[:, 0]
-        for group in pair.row_groups(rows, pair.scratch(len(rows), 2, torch.float64)):
+        scratch = pair.scratch(len(rows), 2, _safe_and_tilt)
+        for _, group in pair.row_groups(rows):
             for read in group.reads:
-                logs = read_log_probs(self.law, group, read)
-                nats = logs[:, : read.safe.shape[1]].div_(BITS_PER_NAT / group.unit)
+                logs = _read_log_probs(self.law, group, read, *scratch.slots(group, read))
+                nats = logs[:, : read.num_columns].div_(BITS_PER_NAT / group.unit)
                 log_probs[group.rows, read.columns] = nats.to(dtype)
         return log_probs
 
@@ -116,29 +135,42 @@ class Projection:
         return torch.where(self.is_valid, safe_bits / BITS_PER_NAT, math.nan)
 
 
-def read_log_probs(law: RatioLaw, group: RowGroup, read: Read) -> Tensor:
+def _safe_and_tilt(memory: Tensor, width: int) -> tuple[Tensor, ...]:
+    return memory[..., :width].unbind(1)
+
+
+def _read_log_probs(
+    law: RatioLaw, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor
+) -> Tensor:
     """(R, C) float64, log p* of a block of tokens in the unit of the group, in one of two slots."""
-    safe, tilt = group.slots
     law.pair.read_shared(group, read, safe, tilt)
-    logs = safe.add_(law.log_ratio(group.rows, tilt, group.unit))
+    logs = law.log_ratio(group.rows, group.unit).added_(safe, tilt)
     is_safe_only = law.is_safe_only[group.rows]
     if bool(is_safe_only.any()):
-        every = read_logs(group, read.safe, group.safe_shift, tilt)
+        every = group.read_safe(read, safe)
         torch.where(is_safe_only[:, None], every, logs, out=logs)
     return logs.sub_(law.log2_safe_mass[group.rows, None] / group.unit)
 
 
+@np.errstate(invalid="ignore")
 def token_log2_probs(law: RatioLaw, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     """log2 p* and log2 p_s of one token a row, (B,) float64 each, from two logits a row."""
-    index = token_ids[:, None]
-    safe = law.pair.safe.gather(1, index).double() * BITS_PER_NAT + law.pair.safe_shift
-    risky = law.pair.risky.gather(1, index).double() * BITS_PER_NAT + law.pair.risky_shift
+    pair, index = law.pair, token_ids[:, None]
+    safe = _host(pair.safe.gather(1, index).double()) * BITS_PER_NAT + _host(pair.safe_shift)
+    risky = _host(pair.risky.gather(1, index).double()) * BITS_PER_NAT + _host(pair.risky_shift)
     is_shared = (safe > -math.inf) & (risky > -math.inf)
-    tilt = torch.where(is_shared, risky - safe, 0.0)
-    safe = (safe - law.log2_safe_mass[:, None])[:, 0]
-    ratio = torch.where(is_shared, law.log_ratio(slice(None), tilt, 1.0), -math.inf)[:, 0]
-    ratio = torch.where(law.is_safe_only, 0.0, ratio)
-    return torch.where(safe > -math.inf, safe + ratio, -math.inf), safe
+    tilt = torch.from_numpy(np.where(is_shared, risky - safe, 0.0)).to(token_ids.device)
+    ratio = _host(law.log_ratio(slice(None), 1.0).of_(tilt))
+    ratio = np.where(_host(law.is_safe_only)[:, None], 0.0, np.where(is_shared, ratio, -math.inf))
+    safe = safe - _host(law.log2_safe_mass)[:, None]
+    both = np.concatenate([np.where(safe > -math.inf, safe + ratio, -math.inf), safe], 1)
+    log2_probs, safe_log2_probs = torch.from_numpy(both.T).to(token_ids.device)
+    return log2_probs, safe_log2_probs
+
+
+def _host(values: Tensor) -> NDArray[Any]:
+    host: NDArray[Any] = values.cpu().numpy()
+    return host
 
 
 def _check_token_ids(token_ids: Tensor, pair: LogitPair) -> None:

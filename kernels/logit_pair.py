@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from .row_group import BITS_PER_NAT, PIECE_SIZE, Read, RowGroup, read_logs
+from .row_group import BITS_PER_NAT, PIECE_SIZE, Read, RowGroup, Scratch, Slots
 
 # B requests, V vocabulary, R rows of one read, C columns of one read.
 
@@ -26,8 +27,12 @@ PLAIN_RANGE = 80.0
 takes up to 30 ns a token."""
 
 CACHE_BYTES = 2**20
-"""Scratch of one read, for each thread of torch: what stays in the second-level cache of a core
-beside the logits. From 0.5 to 1.5 MiB a step takes the same time (Xeon, 2 MiB); beyond, longer."""
+"""What a read of NUM_SLOTS float64 takes, for each thread of torch: what stays in the second-level
+cache of a core beside the logits. From 0.5 to 1.5 MiB a step takes the same time (Xeon, 2 MiB);
+beyond, longer."""
+
+NUM_SLOTS = 5
+"""What the pass that certifies a weight has, and about what the first one takes."""
 
 LANES = 64
 """Reads are padded to a multiple of it: torch computes the tail of a vector loop by another
@@ -58,12 +63,17 @@ class LogitPair:
     """(B,) float64, bits by which the tilts of two tokens that are not banned differ at most."""
     is_valid: Tensor
     """(B,) bool."""
-    plain_peaks: Sequence[tuple[float, float] | None]
-    """The largest risky logit and the largest safe one of the plain rows, None for the others. In a
-    plain row all logits lie within the limits above, and a read holds no other row. That depends on
-    nothing but the row, for the two ways to read one differ in the last digit."""
+    plain_shifts: Sequence[tuple[Tensor, Tensor] | None]
+    """Minus the largest logit of either model, risky first, (1,) float32 nats each, in the plain
+    rows, None in the others. In a plain row all logits lie within the limits above, and a read
+    holds no other row. That depends on nothing but the row, for the two ways to read one differ in
+    the last digit."""
     has_bans: bool
     """Some token of some row is banned, or below MASK_LIMIT, in one of the models."""
+    read_shape: tuple[int, int]
+    """`read_shape` of the vocabulary."""
+    groups_of_one: dict[int, RowGroup] = field(default_factory=dict)
+    """Rows that are read alone, with their blocks, which many passes share."""
 
     @property
     def vocab_size(self) -> int:
@@ -75,109 +85,115 @@ class LogitPair:
 
     def rounding(self, rows: Tensor) -> Tensor:
         """(A,) float64, relative error bound of a sum of weights: additions and exponents."""
-        offset = (self.risky_shift[rows, 0].abs() + self.safe_shift[rows, 0].abs()) / BITS_PER_NAT
+        offset = (self.risky_shift.abs() + self.safe_shift.abs())[rows, 0] / BITS_PER_NAT
         # In whatever order they are added; the limit stands for the few operations on each weight.
-        return torch.finfo(torch.float64).eps * (self.vocab_size + 4.0 * PLAIN_LIMIT + offset)
+        eps = torch.finfo(torch.float64).eps
+        return offset.add_(self.vocab_size + 4.0 * PLAIN_LIMIT).mul_(eps)
 
     def scratch(
-        self, num_rows: int, num_slots: int, dtype: torch.dtype, unit: int = LANES
-    ) -> Tensor:
-        """(rows of one read, num_slots, padded columns of one read), not initialised.
+        self,
+        num_rows: int,
+        num_slots: int,
+        cut: Callable[[Tensor, int], Slots],
+        dtype: torch.dtype = torch.float64,
+    ) -> Scratch[Slots]:
+        """Memory to read `row_groups` or `piece_groups`, not initialised.
 
-        num_rows: how many rows will be read. Several of them share a read only where each fits one
-        piece. Which columns share one does not depend on the rows, so neither do sums over a row.
-        unit: reads start at multiples of it; PIECE_SIZE for `piece_sums`.
-
-        It is made once for all reads: malloc returns buffers above its threshold to the kernel,
-        and every page of the next one faults (measured: twice the time of a pass).
+        cut: (R, num_slots, W) and C -> what a read computes on.
         """
-        num_tokens = CACHE_BYTES * torch.get_num_threads() // (num_slots * dtype.itemsize)
-        width = _padded(self.vocab_size, LANES)
-        rows_per_read = max(1, min(num_tokens // width, num_rows))
-        if self.vocab_size > PIECE_SIZE:
-            num_reads = -(-width // max(unit, num_tokens))
-            width, rows_per_read = _padded(-(-width // num_reads), unit), 1
-        shape = (rows_per_read, num_slots, width)
-        return torch.empty(shape, dtype=dtype, device=self.safe.device)
-
-    def piece_scratch(self, num_rows: int, num_slots: int) -> Tensor:
-        """The same in float64 for reads of one piece a row."""
-        return self._scratch_of_one(num_rows, num_slots, PIECE_SIZE)
+        rows_per_read, width = self.read_shape
+        # Not a multiple of 4 KiB apart: a load would wait for the store to another slot whose
+        # address agrees in the last 12 bits (copies took twice the time).
+        spacing = width + LANES if rows_per_read == 1 else width
+        shape = (num_slots, min(num_rows, rows_per_read), spacing)
+        memory = torch.empty(shape, dtype=dtype, device=self.safe.device)
+        return Scratch(memory[..., :width].transpose(0, 1), cut)
 
     def row_scratch(self, num_rows: int, num_slots: int) -> Tensor:
-        """The same in float64 for reads of whole rows, one of them where it exceeds a piece."""
-        return self._scratch_of_one(num_rows, num_slots, _padded(self.vocab_size, LANES))
-
-    def _scratch_of_one(self, num_rows: int, num_slots: int, width: int) -> Tensor:
-        if self.vocab_size <= PIECE_SIZE:
-            return self.scratch(num_rows, num_slots, torch.float64)
-        shape = (1, num_slots, width)
+        """(rows of a read, num_slots, padded columns) float64 for `whole_row_groups`."""
+        rows_per_read, _ = self.read_shape
+        shape = (min(num_rows, rows_per_read), num_slots, _padded(self.vocab_size, LANES))
         return torch.empty(shape, dtype=torch.float64, device=self.safe.device)
 
-    def row_groups(
-        self,
-        rows: Tensor,
-        scratch: Tensor,
-        *,
-        pieces: Tensor | None = None,
-        in_bits: bool = False,
-    ) -> Iterator[RowGroup]:
+    def row_groups(self, rows: Tensor) -> Iterator[tuple[slice, RowGroup]]:
         """The given rows, (A,) int64, which must be valid, with the blocks that cover them.
 
-        pieces: (A,) int64, with a scratch of `piece_scratch`: one piece of each row and no more.
-        in_bits: read plain rows like others.
+        Yields the places of some of them in the list, and these rows.
         """
-        rows_per_read, _, width = scratch.shape
+        for places, members in self._parts(rows):
+            if isinstance(members, Tensor):
+                yield places, self._group(members, slice(0, self.vocab_size), LANES)
+                continue
+            row = members.start
+            if row not in self.groups_of_one:
+                whole = slice(0, self.vocab_size)
+                self.groups_of_one[row] = self._group(members, whole, LANES)
+            yield places, self.groups_of_one[row]
+
+    def piece_groups(self, rows: Tensor, pieces: Sequence[int]) -> Iterator[tuple[slice, RowGroup]]:
+        """One piece of each row in one read; in reads of several rows all pieces are 0."""
+        size = min(self.read_shape[1], PIECE_SIZE)
+        for places, members in self._parts(rows):
+            start = PIECE_SIZE * pieces[places.start]
+            columns = slice(start, min(start + size, self.vocab_size))
+            yield places, self._group(members, columns, size)
+
+    def whole_row_groups(self, rows: Tensor) -> Iterator[tuple[slice, RowGroup]]:
+        """Each row in one read, log-weights in bits."""
+        for places, members in self._parts(rows):
+            read = Read(
+                columns=slice(0, self.vocab_size),
+                num_columns=self.vocab_size,
+                width=_padded(self.vocab_size, LANES),
+                risky=self.risky[members],
+                safe=self.safe[members],
+            )
+            yield places, self._bit_group(members, [read])
+
+    def _parts(self, rows: Tensor) -> Iterator[tuple[slice, Tensor | slice]]:
+        rows_per_read, _ = self.read_shape
         numbers = rows.tolist()
-        first = None if pieces is None else pieces.mul(PIECE_SIZE).tolist()
         for start in range(0, len(numbers), rows_per_read):
             places = slice(start, min(start + rows_per_read, len(numbers)))
             row = numbers[start]
-            members = slice(row, row + 1) if places.stop - start == 1 else rows[places]
-            peaks = None if in_bits else self.plain_peaks[row]
-            risky_shift, safe_shift = self._shifts(members, peaks, scratch.dtype)
-            columns = slice(0, self.vocab_size)
-            if first is not None:
-                columns = slice(first[start], min(first[start] + width, self.vocab_size))
-            blocks = (torch.split(x[members, columns], width, 1) for x in (self.risky, self.safe))
-            starts = range(columns.start, columns.stop, width)
-            block = scratch[: places.stop - start]
-            yield RowGroup(
-                rows=members,
-                is_plain=peaks is not None,
-                places=places,
-                risky_shift=risky_shift,
-                safe_shift=safe_shift,
-                block=block,
-                slots=block.unbind(1),
-                reads=[Read(*read) for read in zip(starts, *blocks, strict=True)],
-            )
+            is_one = places.stop - start == 1
+            yield places, slice(row, row + 1) if is_one else rows[places]
 
-    def _shifts(
-        self, rows: Tensor | slice, peaks: tuple[float, float] | None, dtype: torch.dtype
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if peaks is None:
-            return self.risky_shift[rows].to(dtype), self.safe_shift[rows].to(dtype)
-        if dtype == torch.float64:
-            return None, None
-        # Float32 sums of the powers of a tilt far from 0 would lose its variance.
-        risky, safe = torch.tensor(peaks, dtype=dtype, device=self.safe.device).neg()[:, None, None]
-        return risky, safe
+    def _group(self, members: Tensor | slice, columns: slice, unit: int) -> RowGroup:
+        """unit: the width of a read is a multiple of it."""
+        width = self.read_shape[1]
+        starts = range(columns.start, columns.stop, width)
+        sizes = [min(width, columns.stop - start) for start in starts]
+        # `split` is Python and takes 8 us.
+        blocks = (x[members, columns].split_with_sizes(sizes, 1) for x in (self.risky, self.safe))
+        reads = [
+            Read(slice(start, start + size), size, _padded(size, unit), risky, safe)
+            for start, size, risky, safe in zip(starts, sizes, *blocks, strict=True)
+        ]
+        shifts = self.plain_shifts[members.start] if isinstance(members, slice) else None
+        if shifts is None:
+            return self._bit_group(members, reads)
+        risky_shift, safe_shift = shifts
+        return RowGroup(members, 1, True, risky_shift, safe_shift, reads)
+
+    def _bit_group(self, members: Tensor | slice, reads: list[Read]) -> RowGroup:
+        num_rows = 1 if isinstance(members, slice) else len(members)
+        risky_shift, safe_shift = self.risky_shift[members], self.safe_shift[members]
+        return RowGroup(members, num_rows, False, risky_shift, safe_shift, reads)
 
     def read_shared(self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor) -> None:
         """Log of the safe weight on the common support, and the tilt risky - safe.
 
         safe, tilt: (R, C), overwritten. Where either model bans a token, safe becomes -inf and tilt
-        0, so that no NaN can arise; so it does in the padding, but for `read_logs`.
+        0, so that no NaN can arise; so it does in the padding, but for `RowGroup.read_safe`.
         """
-        read_logs(group, read.safe, group.safe_shift, safe)
-        read_logs(group, read.risky, group.risky_shift, tilt)
+        group.read_safe(read, safe)
+        group.read_risky(read, tilt)
         may_ban = self.has_bans and not group.is_plain
         outside = (safe == -math.inf) | (tilt == -math.inf) if may_ban else None
         tilt.sub_(safe)
-        num_columns = read.safe.shape[1]
-        if tilt.shape[1] > num_columns:
-            tilt[:, num_columns:] = 0.0
+        if read.is_padded:
+            tilt[:, read.num_columns :] = 0.0
         if outside is not None:
             tilt.masked_fill_(outside, 0.0)
             safe.masked_fill_(outside, -math.inf)
@@ -192,9 +208,8 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     """
     check_logits(risky_logits, safe_logits)
     pair = (risky_logits, safe_logits)
-    # amax carries NaN and +inf through, and is -inf only for a row without a token.
-    extremes = torch.stack([x.amax(-1) for x in pair] + [x.amin(-1) for x in pair])
-    largest, smallest = extremes.double().cpu().numpy().reshape(2, 2, -1)
+    extremes = torch.cat([*_extremes(risky_logits), *_extremes(safe_logits)])
+    largest, smallest = extremes.double().cpu().numpy().reshape(2, 2, -1).swapaxes(0, 1)
     is_valid = np.isfinite(largest)
     # Row by row: the NaN of one row must not hide the bans of another.
     has_bans = bool((smallest < MASK_LIMIT).any())
@@ -202,7 +217,7 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     is_plain = (is_plain & (largest - smallest <= PLAIN_RANGE)).all(0)
     is_plain &= np.abs(largest[0] - largest[1]) <= PLAIN_OFFSET
     is_plain &= safe_logits.shape[1] > PIECE_SIZE
-    peaks = zip(is_plain.tolist(), *largest.tolist(), strict=True)
+    plain_shifts = _plain_shifts(largest, is_plain, safe_logits.device)
     if has_bans:
         smallest = torch.stack([_smallest_allowed(x) for x in pair]).cpu().numpy()
     largest, smallest = (np.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
@@ -215,9 +230,23 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
         safe_shift=safe_shift[:, None],
         tilt_range=tilt_range,
         is_valid=torch.from_numpy(is_valid.all(0)).to(safe_logits.device),
-        plain_peaks=[(risky, safe) if plain else None for plain, risky, safe in peaks],
+        plain_shifts=plain_shifts,
         has_bans=has_bans,
+        read_shape=read_shape(safe_logits.shape[1]),
     )
+
+
+def read_shape(vocab_size: int) -> tuple[int, int]:
+    """How many rows share a read, and columns: several rows only where each fits one piece.
+
+    Which columns share one does not depend on the rows, so neither do sums over a row.
+    """
+    num_tokens = CACHE_BYTES * torch.get_num_threads() // (NUM_SLOTS * torch.float64.itemsize)
+    width = _padded(vocab_size, LANES)
+    if width <= PIECE_SIZE:
+        return num_tokens // width, width
+    num_reads = -(-width // num_tokens)
+    return 1, _padded(-(-width // num_reads), PIECE_SIZE)
 
 
 def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
@@ -236,6 +265,25 @@ def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         raise ValueError(
             f"both logits must be on one device, got {risky_logits.device} and {safe_logits.device}"
         )
+
+
+def _extremes(logits: Tensor) -> list[Tensor]:
+    """The largest logit of each row, then the smallest, both while the row is in the cache.
+
+    amax carries NaN and +inf through, and is -inf only for a row without a token.
+    """
+    step = max(1, CACHE_BYTES // (logits.shape[1] * logits.itemsize))
+    parts = [logits[start : start + step] for start in range(0, max(1, len(logits)), step)]
+    ends = [(part.amax(-1), part.amin(-1)) for part in parts]
+    return [largest for largest, _ in ends] + [smallest for _, smallest in ends]
+
+
+def _plain_shifts(
+    largest: NDArray[np.float64], is_plain: NDArray[np.bool_], device: torch.device
+) -> list[tuple[Tensor, Tensor] | None]:
+    shifts = torch.from_numpy(-largest[..., None]).to(device, torch.float32)
+    rows = zip(is_plain.tolist(), shifts[0].unbind(), shifts[1].unbind(), strict=True)
+    return [(risky, safe) if plain else None for plain, risky, safe in rows]
 
 
 def _smallest_allowed(logits: Tensor) -> Tensor:

@@ -1,21 +1,24 @@
 """The KL projection: the law nearest to the risky model inside a KL ball around the safe one."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from . import small_vocab
 from .backend import resolved_backend
-from .law import Projection, safe_only_law
+from .law import Projection, RatioLaw
 from .logit_pair import LogitPair, logit_pair
 from .sampler import check_uniform, sample_law
 from .search import KlTarget, largest_feasible
 from .small_vocab import SMALL_VOCAB, FeasiblePoint
 from .spend import ceil_to_quantum, usable_budget
-from .tilt import SupportMasses, estimated_sums, support_masses
-from .tilt_points import LEAST_PARTITION
+from .support import SupportMasses, support_masses
+from .tilt import TiltSums, statistics
+from .tilt_points import LEAST_PARTITION, Array
 
 __all__ = ["Projection", "project_kl"]
 
@@ -63,55 +66,96 @@ def project_kl(
 
 
 def _solve(pair: LogitPair, budget: Tensor) -> Projection:
-    law = safe_only_law(pair)
-    spend = torch.zeros_like(budget)
-    valid = pair.is_valid.nonzero()[:, 0]
-    masses = support_masses(pair, valid)
-    law.safe_pieces[valid] = masses.pieces
-    floor = floor_nats(pair, valid, masses)
-    is_open = (budget[valid] > 0.0) & (floor <= budget[valid])
-    rows, floor = valid[is_open], floor[is_open]
-    best = _largest_feasible(pair, rows, budget[rows], floor, masses.shared[is_open])
-    law.is_safe_only[rows] = False
-    law.slope[rows] = best.beta
-    law.offset[rows] = law.log2_safe_mass[rows] - best.log2_partition
-    # The sum may round past a budget that it meets exactly; the margin covers that.
-    spent = ceil_to_quantum(best.kl + best.margin + floor)
-    spend[rows] = torch.minimum(spent, budget[rows])
+    limit, is_valid = budget.cpu().numpy(), pair.is_valid.cpu().numpy()
+    pieces = np.zeros((len(limit), pair.num_pieces))
+    idle, spenders = (np.flatnonzero(is_valid & is_so) for is_so in (limit <= 0.0, limit > 0.0))
+    if len(idle):
+        pieces[idle] = support_masses(pair, _rows(idle, budget)).pieces.cpu().numpy()
+    rows = _rows(spenders, budget)
+    is_small = pair.vocab_size <= SMALL_VOCAB and budget.device.type == "cpu"
+    masses, sums = (support_masses(pair, rows), None) if is_small else statistics(pair, rows)
+    pieces[spenders] = masses.pieces.cpu().numpy()
+    costs = _costs(pair, rows, limit[spenders], masses)
+    is_open = costs.floor <= costs.budget
+    if not is_open.all():
+        spenders = spenders[is_open]
+        costs, rows = _Costs(*np.array(costs)[:, is_open]), _rows(spenders, budget)
+        sums = sums and TiltSums(sums.beta[is_open], sums.sums[is_open])
+    best = _largest_feasible(pair, rows, costs, sums)
+    found = np.zeros((3, len(limit)))
+    offset_bits = costs.log2_safe - best.log2_partition
+    found[:, spenders] = best.beta, offset_bits, best.kl + best.margin + costs.floor
+    slope, offset, spent = torch.from_numpy(found).to(budget.device).unbind()
+    is_safe_only = torch.ones_like(pair.is_valid)
+    is_safe_only[rows] = False
+    safe_pieces = torch.from_numpy(pieces).to(budget.device)
     return Projection(
-        weight=law.slope,
-        spend=spend,
-        is_safe_only=law.is_safe_only,
+        weight=slope,
+        # The sum may round past a budget that it meets exactly; the margin covers that.
+        spend=torch.minimum(ceil_to_quantum(spent), budget.clamp_min(0.0)),
+        is_safe_only=is_safe_only,
         is_valid=pair.is_valid,
         token_ids=None,
         accepted=None,
-        law=law,
+        law=RatioLaw(
+            pair=pair,
+            safe_pieces=safe_pieces,
+            slope=slope,
+            offset=offset,
+            ceiling=None,
+            is_safe_only=is_safe_only,
+        ),
     )
+
+
+def _rows(numbers: NDArray[np.intp], like: Tensor) -> Tensor:
+    return torch.from_numpy(numbers).to(like.device)
+
+
+class _Costs(NamedTuple):
+    """What rows with a budget may spend, and what they must; (A,) each, on the host."""
+
+    budget: Array
+    """Nats."""
+    floor: Array
+    """Nats, `floor_nats`."""
+    log2_shared: Array
+    """log2 of the safe weight on the common support, and of all of it."""
+    log2_safe: Array
+    rounding: Array
+    tilt_range: Array
+
+
+def _costs(pair: LogitPair, rows: Tensor, budget: Array, masses: SupportMasses) -> _Costs:
+    columns = (
+        floor_nats(pair, rows, masses),
+        masses.shared.log2(),
+        masses.pieces.sum(-1).log2(),
+        pair.rounding(rows),
+        pair.tilt_range[rows],
+    )
+    return _Costs(budget, *torch.stack(columns).cpu().numpy())
 
 
 def _largest_feasible(
-    pair: LogitPair, rows: Tensor, budget: Tensor, floor: Tensor, shared: Tensor
+    pair: LogitPair, rows: Tensor, costs: _Costs, sums: TiltSums | None
 ) -> FeasiblePoint:
     """The largest beta of the open rows: a search on the host."""
-    facts = (budget, floor, shared.log2(), pair.rounding(rows), pair.tilt_range[rows])
-    limit, least, log2_shared, rounding, tilt_range = torch.stack(facts).cpu().numpy()
-    allowance = limit - least
-    tolerance = np.maximum(SHORTFALL_FRACTION * limit, SHORTFALL_NATS)
+    allowance = costs.budget - costs.floor
+    tolerance = np.maximum(SHORTFALL_FRACTION * costs.budget, SHORTFALL_NATS)
     tolerance = np.minimum(tolerance, 0.5 * allowance)
-    if pair.vocab_size <= SMALL_VOCAB and pair.safe.device.type == "cpu":
-        columns = (rounding, log2_shared, allowance, tolerance)
+    if sums is None:
+        columns = (costs.rounding, costs.log2_shared, allowance, tolerance)
         return small_vocab.largest_feasible(pair, rows, *columns)
-    sums = estimated_sums(pair, rows)
     target = KlTarget(
-        log2_shared=log2_shared,
+        log2_shared=costs.log2_shared,
         allowance=allowance,
         tolerance=tolerance,
         is_untilted=sums.sums[:, 0, 2] == 0.0,
-        rounding=rounding,
-        tilt_range=tilt_range,
+        rounding=costs.rounding,
+        tilt_range=costs.tilt_range,
     )
-    best = largest_feasible(pair, rows, sums, target)
-    return FeasiblePoint(*torch.from_numpy(best.values[:4, :, 0]).to(floor.device))
+    return FeasiblePoint(*largest_feasible(pair, rows, sums, target).values[:4, :, 0])
 
 
 def floor_nats(pair: LogitPair, rows: Tensor, masses: SupportMasses) -> Tensor:

@@ -1,12 +1,13 @@
 """Some rows of a pair of logits, read block by block as log-weights."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-# B requests, V vocabulary, R rows of one read, C columns of one read.
+# B requests, V vocabulary, R rows of one read, C columns of one read, W columns of a scratch.
 
 BITS_PER_NAT = 1.0 / math.log(2.0)
 
@@ -17,26 +18,24 @@ PLAIN_PADDING = -700.0
 PIECE_SIZE = 4096
 """Columns whose weight is kept, so that a draw has to look at no more than one piece again."""
 
+Slots = TypeVar("Slots")
+
 
 class Read(NamedTuple):
     """One block: some rows of the batch, some columns of the vocabulary."""
 
-    start: int
-    """Its first column."""
+    columns: slice
+    num_columns: int
+    width: int
+    """C, the number of columns padded: what is computed on."""
     risky: Tensor
-    """(R, number of columns), logits."""
+    """(R, num_columns), logits."""
     safe: Tensor
-    """(R, number of columns), logits."""
+    """(R, num_columns), logits."""
 
     @property
-    def pieces(self) -> slice:
-        """Numbers of the pieces it covers."""
-        first, num_columns = self.start // PIECE_SIZE, self.safe.shape[1]
-        return slice(first, first - (-num_columns // PIECE_SIZE))
-
-    @property
-    def columns(self) -> slice:
-        return slice(self.start, self.start + self.safe.shape[1])
+    def is_padded(self) -> bool:
+        return self.num_columns < self.width
 
 
 class RowGroup(NamedTuple):
@@ -44,17 +43,13 @@ class RowGroup(NamedTuple):
 
     rows: Tensor | slice
     """(R,) int64, rows of the batch, or a slice of one row, which costs no copy."""
+    num_rows: int
+    """R."""
     is_plain: bool
     """Log-weights are in nats, in float64 the logits themselves; otherwise they are in bits."""
-    places: slice
-    """Their places in the list of rows asked for."""
-    risky_shift: Tensor | None
-    """(R, 1), of the dtype of the scratch, in the group's unit; None for 0."""
-    safe_shift: Tensor | None
-    block: Tensor
-    """(R, num_slots, C) of the scratch of the pass; C is the padded number of columns."""
-    slots: tuple[Tensor, ...]
-    """The same, (R, C) each."""
+    risky_shift: Tensor
+    """(R, 1): float64 bits, or of a plain row float32 nats, for float32 alone."""
+    safe_shift: Tensor
     reads: list[Read]
 
     @property
@@ -66,25 +61,74 @@ class RowGroup(NamedTuple):
         """Log-weights of this group overwritten by the weights."""
         return log_weights.exp_() if self.is_plain else log_weights.exp2_()
 
+    def read_safe(self, read: Read, out: Tensor) -> Tensor:
+        """Safe log-weights in the unit of the group; -inf or PLAIN_PADDING in the padding.
 
-def piece_sums(values: Tensor, pieces: slice) -> Tensor:
-    """Sums over each piece of a read: (R, C) to (R, number of pieces)."""
-    sums = values.view(len(values), -1, min(values.shape[1], PIECE_SIZE)).sum(-1)
-    return sums[:, : pieces.stop - pieces.start]
+        out: (R, C), overwritten and returned.
+        """
+        return self._read(read, read.safe, self.safe_shift, out)
+
+    def read_risky(self, read: Read, out: Tensor) -> Tensor:
+        """The same of the risky model."""
+        return self._read(read, read.risky, self.risky_shift, out)
+
+    def _read(self, read: Read, logits: Tensor, shift: Tensor, out: Tensor) -> Tensor:
+        inside = out
+        if read.is_padded:
+            inside = out[:, : read.num_columns]
+            out[:, read.num_columns :] = PLAIN_PADDING if self.is_plain else -math.inf
+        if self.is_plain and out.dtype == torch.float64:
+            inside.copy_(logits)
+            return out
+        if out.dtype != logits.dtype:
+            # An addition of two dtypes would make a temporary of its own.
+            logits = inside.copy_(logits)
+        if self.is_plain:
+            torch.add(logits, shift, out=inside)
+        else:
+            torch.add(shift.to(out.dtype), logits, alpha=BITS_PER_NAT, out=inside)
+        return out
 
 
-def read_logs(group: RowGroup, logits: Tensor, shift: Tensor | None, out: Tensor) -> Tensor:
-    """Log-weights of some logits of a group, in its unit; -inf or PLAIN_PADDING in the padding.
+class Scratch(Generic[Slots]):
+    """Memory of one pass, cut into what its reads compute on; each shape is cut once.
 
-    shift: that of the group. out: (R, C), at least as wide as the logits; overwritten and returned.
+    It is made once for all reads: malloc returns buffers above its threshold to the kernel, and
+    every page of the next one faults (measured: twice the time of a pass).
     """
-    inside, num_columns = out, logits.shape[1]
-    if out.shape[1] > num_columns:
-        inside = out[:, :num_columns]
-        out[:, num_columns:] = PLAIN_PADDING if group.is_plain else -math.inf
-    if shift is None or out.dtype != logits.dtype:
-        # An addition of two dtypes would make a temporary of its own.
-        logits = inside.copy_(logits)
-    if shift is not None:
-        torch.add(shift, logits, alpha=BITS_PER_NAT / group.unit, out=inside)
-    return out
+
+    def __init__(self, memory: Tensor, cut: Callable[[Tensor, int], Slots]) -> None:
+        """memory: (rows of a read, num_slots, W). cut: (R, num_slots, W), C -> slots of a read."""
+        self._memory, self._cut = memory, cut
+        self._slots: dict[tuple[int, int], Slots] = {}
+
+    def slots(self, group: RowGroup, read: Read) -> Slots:
+        shape = group.num_rows, read.width
+        if shape not in self._slots:
+            self._slots[shape] = self._cut(self._memory[: group.num_rows], read.width)
+        return self._slots[shape]
+
+
+class PieceWeights(NamedTuple):
+    """Weights of one read, and the pieces of the vocabulary that they make up."""
+
+    values: Tensor
+    """(R, C)."""
+    pieces: Tensor
+    """(R, num_pieces, columns of a piece), over the same memory."""
+    rest: Tensor | None
+    """What the last piece has beyond C."""
+
+    def sums(self) -> Tensor:
+        """(R, num_pieces), the weight of each piece."""
+        if self.rest is not None:
+            self.rest.zero_()
+        return self.pieces.sum(-1)
+
+
+def piece_weights(slot: Tensor, width: int) -> PieceWeights:
+    """slot: (R, W), of which a read computes on the first `width` columns."""
+    size = min(PIECE_SIZE, slot.shape[1])
+    end = -(-width // size) * size
+    pieces = slot[:, :end].view(len(slot), -1, size)
+    return PieceWeights(slot[:, :width], pieces, slot[:, width:end] if end > width else None)

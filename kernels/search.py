@@ -92,7 +92,7 @@ def largest_feasible(
 ) -> TiltPoints:
     """The largest beta found feasible in each row.
 
-    rows: (A,) int64, rows of the pair that have a common support. first: their `estimated_sums`.
+    rows: (A,) int64, rows of the pair that have a common support. first: their `statistics`.
     Returns: (A, 1) points measured in float64: feasible means feasible.
     """
     moments = tilt_moments(first)

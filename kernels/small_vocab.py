@@ -7,7 +7,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,11 +30,11 @@ EPSILON = float(np.finfo(np.float64).eps)
 class FeasiblePoint(NamedTuple):
     """The largest beta found feasible in each row; (A,) float64 each."""
 
-    beta: Tensor
-    log2_partition: Tensor
-    kl: Tensor
+    beta: Array
+    log2_partition: Array
+    kl: Array
     """Nats, from the safe model on the common support."""
-    margin: Tensor
+    margin: Array
     """Nats; the true KL is within it of `kl`."""
 
 
@@ -110,7 +109,7 @@ def largest_feasible(
         for column, kept, new in zip(best, newest, points, strict=True):
             column[still] = np.where(is_feasible, new, column[still])
             kept[still] = new
-    return FeasiblePoint(*map(torch.from_numpy, best[:4]))
+    return FeasiblePoint(*best[:4])
 
 
 def _shared_bits(pair: LogitPair, rows: Tensor) -> tuple[Array, Array]:

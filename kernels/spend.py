@@ -1,5 +1,7 @@
 """The grid on which budgets and spends live, so that float64 sums of spends are exact."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,7 @@ def usable_budget(budget: Tensor, num_rows: int, device: torch.device) -> Tensor
             f"budget must be ({num_rows},) of a float dtype, "
             f"got {tuple(budget.shape)} {budget.dtype}"
         )
-    if bool(budget.isnan().any()):
+    budget = budget.to(device=device, dtype=torch.float64).clamp(min=-BUDGET_CAP, max=BUDGET_CAP)
+    if any(map(math.isnan, budget.tolist())):
         raise ValueError(f"budget must not be NaN, got {budget.tolist()}")
-    budget = budget.to(device=device, dtype=torch.float64)
-    return floor_to_quantum(budget.clamp(min=-BUDGET_CAP, max=BUDGET_CAP))
+    return floor_to_quantum(budget)

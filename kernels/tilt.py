@@ -1,6 +1,7 @@
 """Power sums of the family between the models: p_beta proportional to p_s^(1-beta) p_r^beta."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -8,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .logit_pair import LogitPair
-from .row_group import BITS_PER_NAT, PIECE_SIZE, RowGroup, piece_sums, read_logs
+from .row_group import BITS_PER_NAT, Read, RowGroup
+from .support import SupportMasses, SupportPass
 
 # A rows asked for, B requests, P points (betas) a row, R rows and C columns of one read.
 
@@ -30,61 +32,81 @@ class TiltSums:
     """(A, P, 4)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SupportMasses:
-    """Safe weight of the rows asked for, the heaviest token of each row weighing 1."""
+class _Powers(NamedTuple):
+    """Powers of the tilt from 0 to 3 in the last slots of a read."""
 
-    pieces: Tensor
-    """(A, num_pieces) float64, all tokens of each piece of the vocabulary."""
-    shared: Tensor
-    """(A,) float64, the tokens both models allow."""
-    banned: Tensor
-    """(A,) float64, the others; exactly 0 where there are none."""
+    tilt: Tensor
+    """(R, C)."""
+    square: Tensor
+    cube: Tensor
+    all: Tensor
+    """(R, C, 4)."""
 
-
-def support_masses(pair: LogitPair, rows: Tensor) -> SupportMasses:
-    """One pass over the safe logits, and over the risky ones where tokens are banned."""
-    shape = (3, len(rows), pair.num_pieces)
-    pieces, shared, banned = torch.zeros(shape, dtype=torch.float64, device=rows.device)
-    scratch = pair.scratch(len(rows), 3 if pair.has_bans else 1, torch.float64, PIECE_SIZE)
-    for group in pair.row_groups(rows, scratch):
-        for read in group.reads:
-            here = (group.places, read.pieces)
-            logs = read_logs(group, read.safe, group.safe_shift, group.slots[0])
-            weight = group.weights_(logs)
-            pieces[here] = piece_sums(weight, read.pieces)
-            if pair.has_bans:
-                pair.read_shared(group, read, *group.slots[1:])
-                shared_weight = group.weights_(group.slots[1])
-                shared[here] = piece_sums(shared_weight, read.pieces)
-                banned[here] = piece_sums(weight.sub_(shared_weight), read.pieces)
-    return SupportMasses(
-        pieces, shared.sum(-1) if pair.has_bans else pieces.sum(-1), banned.sum(-1)
-    )
+    def fill(self) -> None:
+        """Once the tilt is there."""
+        torch.mul(self.tilt, self.tilt, out=self.square)
+        torch.mul(self.square, self.tilt, out=self.cube)
 
 
-def estimated_sums(pair: LogitPair, rows: Tensor) -> TiltSums:
-    """The statistics pass: the sums at ESTIMATED_BETAS, in float32 (about 1e-6 relative).
+class _EstimateSlots(NamedTuple):
+    weights: Tensor
+    """(R, number of betas, C)."""
+    logs: tuple[Tensor, ...]
+    """(R, C) each, the same."""
+    powers: _Powers
 
-    rows: (A,) int64. Weights below 2**-149 are lost.
+
+class _Weights(NamedTuple):
+    logs: Tensor
+    """(R, C)."""
+    row: Tensor
+    """(R, 1, C), the same."""
+
+
+class _TiltSlots(NamedTuple):
+    safe: _Weights
+    spare: _Weights
+    powers: _Powers
+
+
+class _EstimatePass:
+    """Reads logits for sums at ESTIMATED_BETAS, in float32: about 1e-6 relative.
+
+    Weights below 2**-149 are lost.
     """
-    beta = np.array(ESTIMATED_BETAS)
-    sums = torch.zeros(len(rows), len(beta), 4, dtype=torch.float64, device=rows.device)
-    scratch = pair.scratch(len(rows), len(ESTIMATED_BETAS) + 4, torch.float32)
-    scratch[:, -4] = 1.0
-    for group in pair.row_groups(rows, scratch):
-        safe, *tilted, _, tilt, square, cube = group.slots
-        weights, powers = group.block[:, :-4], group.block[:, -4:].transpose(1, 2)
-        total = sums[group.places]
+
+    def __init__(self, pair: LogitPair, num_rows: int) -> None:
+        num_betas = len(ESTIMATED_BETAS)
+        self._pair = pair
+        self._scratch = pair.scratch(num_rows, num_betas + 4, _estimate_slots, torch.float32)
+
+    def add(self, group: RowGroup, read: Read, total: Tensor) -> None:
+        """total: (R, number of betas, 4)."""
+        weights, (safe, *tilted), powers = self._scratch.slots(group, read)
+        self._pair.read_shared(group, read, safe, powers.tilt)
+        powers.fill()
+        for out, share in zip(tilted, ESTIMATED_BETAS[1:], strict=True):
+            torch.add(safe, powers.tilt, alpha=share, out=out)
+        torch.baddbmm(total, group.weights_(weights), powers.all, out=total)
+
+
+def statistics(pair: LogitPair, rows: Tensor) -> tuple[SupportMasses, TiltSums]:
+    """The first pass: the safe masses, and sums at ESTIMATED_BETAS to about 1e-6 relative.
+
+    rows: (A,) int64. The sums are float32, and lose weights below 2**-149.
+    """
+    betas = np.array(ESTIMATED_BETAS)
+    support, estimate = SupportPass(pair, len(rows)), _EstimatePass(pair, len(rows))
+    sums = torch.zeros(len(rows), len(betas), 4, device=rows.device)
+    for places, group in pair.row_groups(rows):
+        total = sums[places]
         for read in group.reads:
-            pair.read_shared(group, read, safe, tilt)
-            torch.mul(tilt, tilt, out=square)
-            torch.mul(square, tilt, out=cube)
-            for out, share in zip(tilted, ESTIMATED_BETAS[1:], strict=True):
-                torch.add(safe, tilt, alpha=share, out=out)
-            total.add_(torch.bmm(group.weights_(weights), powers))
+            support.add(group, read)
+            estimate.add(group, read, total)
+        support.end(places, group)
         _to_nats(group, total)
-    return TiltSums(np.broadcast_to(beta, sums.shape[:2]), sums.cpu().numpy())
+    estimated = sums.cpu().numpy().astype(np.float64)
+    return support.masses(), TiltSums(np.broadcast_to(betas, estimated.shape[:2]), estimated)
 
 
 def tilted_sums(pair: LogitPair, rows: Tensor, beta: NDArray[np.float64]) -> TiltSums:
@@ -94,33 +116,44 @@ def tilted_sums(pair: LogitPair, rows: Tensor, beta: NDArray[np.float64]) -> Til
     matters only if the sum of all weights is nearly as small; see `tilt_points`.
     """
     sums = torch.zeros(*beta.shape, 4, dtype=torch.float64, device=rows.device)
-    # The last point needs the safe weights no more and takes their place.
-    num_spare = min(beta.shape[1] - 1, 1)
-    scratch = pair.scratch(len(rows), num_spare + 5, torch.float64)
-    scratch[:, num_spare + 1] = 1.0
-    betas = torch.from_numpy(beta).to(rows.device)
-    for group in pair.row_groups(rows, scratch):
-        safe, _, tilt, square, cube = group.slots[num_spare:]
-        powers = group.block[:, num_spare + 1 :].transpose(1, 2)
-        factors = betas[group.places, :, None].unbind(1)
-        totals = sums[group.places, :, None].unbind(1)
-        spare, own = group.block[:, :1], group.block[:, num_spare : num_spare + 1]
-        weights = [spare] * (len(factors) - 1) + [own]
-        logs = [weight[:, 0] for weight in weights]
+    scratch = pair.scratch(len(rows), 6, _tilt_slots)
+    factors = torch.from_numpy(beta).to(rows.device)[..., None].unbind(1)
+    totals = sums[:, :, None].unbind(1)
+    for places, group in pair.row_groups(rows):
+        points = [(x[places], total[places]) for x, total in zip(factors, totals, strict=True)]
         for read in group.reads:
-            pair.read_shared(group, read, safe, tilt)
-            torch.mul(tilt, tilt, out=square)
-            torch.mul(square, tilt, out=cube)
-            for factor, total, weight, log in zip(factors, totals, weights, logs, strict=True):
-                group.weights_(torch.addcmul(safe, factor, tilt, out=log))
-                total.add_(torch.bmm(weight, powers))
-        _to_nats(group, sums[group.places])
+            safe, spare, powers = scratch.slots(group, read)
+            pair.read_shared(group, read, safe.logs, powers.tilt)
+            powers.fill()
+            # The last point needs the safe weights no more and takes their place.
+            weights = [spare] * (len(points) - 1) + [safe]
+            for (factor, total), weight in zip(points, weights, strict=True):
+                group.weights_(torch.addcmul(safe.logs, factor, powers.tilt, out=weight.logs))
+                torch.baddbmm(total, weight.row, powers.all, out=total)
+        _to_nats(group, sums[places])
     return TiltSums(beta, sums.cpu().numpy())
+
+
+def _estimate_slots(memory: Tensor, width: int) -> _EstimateSlots:
+    weights = memory[:, :-4, :width]
+    return _EstimateSlots(weights, weights.unbind(1), _powers(memory, width))
+
+
+def _tilt_slots(memory: Tensor, width: int) -> _TiltSlots:
+    safe, spare = memory[:, :1, :width], memory[:, 1:2, :width]
+    safe_weights, spare_weights = (_Weights(slot[:, 0], slot) for slot in (safe, spare))
+    return _TiltSlots(safe_weights, spare_weights, _powers(memory, width))
+
+
+def _powers(memory: Tensor, width: int) -> _Powers:
+    block = memory[:, -4:, :width]
+    ones, tilt, square, cube = block.unbind(1)
+    ones.fill_(1.0)
+    return _Powers(tilt, square, cube, block.transpose(1, 2))
 
 
 def _to_nats(group: RowGroup, sums: Tensor) -> None:
     """sums: (..., 4), of the powers from 0 to 3."""
     if not group.is_plain:
-        sums.mul_(
-            torch.tensor([BITS_PER_NAT**-n for n in range(4)], dtype=sums.dtype, device=sums.device)
-        )
+        units = [BITS_PER_NAT**-power for power in range(4)]
+        sums.mul_(torch.tensor(units, dtype=sums.dtype, device=sums.device))

@@ -20,7 +20,7 @@ LEAST_PARTITION = -900.0
 """log2 of the least float64 sum that is trusted; less needs logits beyond +-300 nats."""
 
 LEAST_ESTIMATE = -40.0
-"""The same for the float32 sums of `tilt.estimated_sums`."""
+"""The same for the float32 sums of `tilt.statistics`."""
 
 ESTIMATE_ROUNDING = 1e-6
 """Usual relative error of the float32 sums, generously."""
@@ -159,7 +159,7 @@ def settled_points(
 
 
 def estimated_points(moments: TiltMoments) -> TiltPoints:
-    """Divergences from `estimated_sums`; the margin is a usual error, not a bound."""
+    """Divergences from `statistics`; the margin is a usual error, not a bound."""
     # Their own sum at beta = 0: the rounding that all points share then cancels.
     points = _points(moments, moments.log2_partition[:, :1], np.array(ESTIMATE_ROUNDING))
     _forget(points, moments.log2_partition > LEAST_ESTIMATE)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from . import triton_layout as layout
 from .law import Projection, RatioLaw
-from .logit_pair import LogitPair, check_logits
+from .logit_pair import LogitPair, check_logits, read_shape
 from .triton_launch import launch
 from .triton_walk import DRAW, SOLVE
 from .triton_workspace import Workspace, resident_splits, workspace
@@ -82,8 +82,9 @@ def _projection(
         safe_shift=facts[:, layout.SAFE_SHIFT.value, None],
         tilt_range=facts[:, layout.TILT_RANGE.value],
         is_valid=is_valid,
-        plain_peaks=(None,) * len(is_valid),
+        plain_shifts=(None,) * len(is_valid),
         has_bans=True,  # they may; to know it would mean to wait for the device
+        read_shape=read_shape(memory.vocab_size),
     )
     law = RatioLaw(
         pair=pair,

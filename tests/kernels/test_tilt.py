@@ -11,7 +11,8 @@ from anchored.kernels.logit_pair import logit_pair
 from anchored.kernels.projection import project_kl
 from anchored.kernels.row_group import BITS_PER_NAT, PIECE_SIZE
 from anchored.kernels.small_vocab import SMALL_VOCAB
-from anchored.kernels.tilt import ESTIMATED_BETAS, estimated_sums, support_masses, tilted_sums
+from anchored.kernels.support import support_masses
+from anchored.kernels.tilt import ESTIMATED_BETAS, statistics, tilted_sums
 from anchored.kernels.tilt_points import (
     LOG_PARTITION_ERROR,
     certified_points,
@@ -20,7 +21,10 @@ from anchored.kernels.tilt_points import (
     tilt_moments,
 )
 
-SIZES = [1, 63, 65, PIECE_SIZE, PIECE_SIZE + 1, 3 * PIECE_SIZE + 17]
+SEVERAL_READS = 10 * PIECE_SIZE - 900
+"""A row of two reads, the last of them narrower and ending inside a piece."""
+
+SIZES = [1, 63, 65, PIECE_SIZE, PIECE_SIZE + 1, 3 * PIECE_SIZE + 17, SEVERAL_READS]
 
 
 def plain_sums(risky, safe, beta, *, has_shift):
@@ -44,7 +48,7 @@ def test_sums_agree_with_a_plain_sum(vocab_size, dtype, logit_pairs):
     pair, rows = logit_pair(risky, safe), torch.tensor([2, 0])
     beta = np.array([[0.0, 0.37, 1.0]] * 2)
     exact = torch.from_numpy(tilted_sums(pair, rows, beta).sums)
-    estimated = torch.from_numpy(estimated_sums(pair, rows).sums)
+    estimated = torch.from_numpy(statistics(pair, rows)[1].sums)
     is_plain = vocab_size > PIECE_SIZE
     for point in range(3):
         expected = plain_sums(risky[rows], safe[rows], beta[0, point], has_shift=not is_plain)
@@ -58,7 +62,7 @@ def test_sums_agree_with_a_plain_sum(vocab_size, dtype, logit_pairs):
 @pytest.mark.parametrize("kind", ["generic", "memorised", "masked_both", "disjoint_peaks"])
 def test_estimates_lie_within_their_margin(kind, logit_pairs):
     risky, safe = logit_pairs(kind, 20, 9000, torch.Generator().manual_seed(1))
-    sums = estimated_sums(logit_pair(risky, safe), torch.arange(20))
+    _, sums = statistics(logit_pair(risky, safe), torch.arange(20))
     points = estimated_points(tilt_moments(sums))
     floor = reference.support_floor(risky, safe)
     values = torch.from_numpy(points.values)
@@ -71,14 +75,17 @@ def test_estimates_lie_within_their_margin(kind, logit_pairs):
     assert known.double().mean() > 0.5
 
 
-def test_masses_are_those_of_the_safe_model(logit_pairs):
-    vocab_size = 2 * PIECE_SIZE + 100
-    risky, safe = logit_pairs("masked_both", 4, vocab_size, torch.Generator().manual_seed(2))
-    masses = support_masses(logit_pair(risky, safe), torch.arange(4))
-    weight = (safe - safe.amax(-1, keepdim=True)).exp()
+@pytest.mark.parametrize("kind", ["generic", "masked_both"])
+@pytest.mark.parametrize("vocab_size", [2 * PIECE_SIZE + 100, SEVERAL_READS])
+def test_masses_are_those_of_the_safe_model(kind, vocab_size, logit_pairs):
+    risky, safe = logit_pairs(kind, 4, vocab_size, torch.Generator().manual_seed(2))
+    pair = logit_pair(risky, safe)
+    masses = support_masses(pair, torch.arange(4))
+    weight = (safe + pair.safe_shift / BITS_PER_NAT).exp()
     shared = weight.masked_fill(risky == -torch.inf, 0.0).sum(-1)
     torch.testing.assert_close(masses.pieces.sum(-1), weight.sum(-1))
-    torch.testing.assert_close(masses.pieces[:, 0], weight[:, :PIECE_SIZE].sum(-1))
+    for piece, share in enumerate(weight.split(PIECE_SIZE, 1)):
+        torch.testing.assert_close(masses.pieces[:, piece], share.sum(-1))
     torch.testing.assert_close(masses.shared, shared)
     torch.testing.assert_close(masses.banned, weight.sum(-1) - shared)
 
