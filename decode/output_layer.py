@@ -1,5 +1,6 @@
 """The last layer of a model: hidden states to logits, or to log-probabilities of tokens."""
 
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,6 +12,9 @@ from .packed_linear import PackedLinear, can_pack
 
 ROWS_PER_TILE = 64
 """Positions whose logits exist at once where the weight itself cannot be read."""
+
+COLUMNS_PER_TILE = 2048
+"""Tokens whose logits exist at once for all positions: their weights stay in a core's cache."""
 
 _packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDictionary()
 """By layer, with the version of its weight: every stream of a model reads one copy."""
@@ -56,6 +60,23 @@ class OutputLayer:
             return hidden_token_log_probs(hidden, weight, token_ids, bias)
         tiles = zip(*(torch.split(t, ROWS_PER_TILE) for t in (hidden, token_ids)), strict=True)
         return torch.cat([token_log_probs(self.logits(rows), tokens) for rows, tokens in tiles])
+
+    def tiles(self, hidden: Tensor, token_ids: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Logits of given tokens (C,) after hidden states (N, D), some columns at a time.
+
+        Yields: the first column and fresh (N, T) in the model's dtype, in order. A weight that
+        cannot be read gives one tile.
+        """
+        token_ids = token_ids.to(hidden.device)
+        if not self._has_whole_weight():
+            yield 0, self.logits(hidden)[:, token_ids]
+            return
+        weight, bias = self._predicting()
+        for first in range(0, len(token_ids), COLUMNS_PER_TILE):
+            tile = token_ids[first : first + COLUMNS_PER_TILE]
+            tile_bias = None if bias is None else bias[tile]
+            # index_select copies whole rows: a third of the time of indexing.
+            yield first, nn.functional.linear(hidden, weight.index_select(0, tile), tile_bias)
 
     def _has_whole_weight(self) -> bool:
         """False for a quantised layer and for one that tensor parallelism splits."""

@@ -26,7 +26,7 @@ class BytePrompt:
             self.tree = TokenTree(vocabulary)
             self.tree.extend(text)
         else:
-            self.sums = PathSums(score_tree(vocabulary, text))
+            self.sums = PathSums(score_tree(vocabulary, text), evaluation.mode)
             self.tree = self.sums.grown.tree
         self.cache = TreeCache(self.tree)
         self.trunk = [ROOT_NODE, *self.cache.add_trunk()]

@@ -1,17 +1,21 @@
 """Log-probabilities of all bytes of a text from one pass over its token tree."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .byte_marginals import TokenLogProbs
-from .byte_trie import ROOT, ByteTrie
+from .byte_trie import ROOT
 from .byte_vocabulary import ByteVocabulary
+from .law_sums import LawSums
 from .log_sums import Array, log_sum_of, segment_log_sums
-from .node_law import Mode, NodeLaw, node_law
+from .node_law import Mode, allowed_rows
 from .token_tree import ROOT_NODE, Head, TokenTree
 from .viability import Standing
 
@@ -52,16 +56,17 @@ def byte_log_probs(
 ) -> Array:
     """log q(byte | bytes before it) of each byte of `text`, and of the end behind it, in nats.
 
-    token_log_probs: asked once per `chunk_size` nodes. Returns: (len(text) + 1,) float64, equal to
-    that of `ByteMarginals` byte by byte. Raises ValueError at a byte that cannot follow.
+    token_log_probs: asked once per `chunk_size` nodes; NaN among its numbers gives NaN. Returns:
+    (len(text) + 1,) float64, equal to that of `ByteMarginals` byte by byte. Raises ValueError at a
+    byte that cannot follow.
     """
-    sums = PathSums(score_tree(vocabulary, text))
-    tree, standing = sums.grown.tree, sums.grown.standing
+    sums = PathSums(score_tree(vocabulary, text), mode)
+    tree = sums.grown.tree
     for start in range(0, len(tree), chunk_size):
         nodes = range(start, min(start + chunk_size, len(tree)))
         paths = [(*vocabulary.start_token_ids, *tree.path(node)) for node in nodes]
-        for node, row in zip(nodes, np.asarray(token_log_probs(paths)), strict=True):
-            sums.add(node, node_law(vocabulary, standing[node], row, mode))
+        rows = np.asarray(token_log_probs(paths), np.float64)
+        sums.add(nodes, [(0, torch.from_numpy(rows[:, vocabulary.counted_tokens]))])
     log_probs: Array = np.append(sums.log_probs(), sums.log_end())
     return log_probs
 
@@ -69,34 +74,78 @@ def byte_log_probs(
 class PathSums:
     """What is read of the laws of a score tree's nodes, and the log-probabilities that it gives.
 
-    Laws may come in any order in which parents are before children, and some may never come: then
-    only `bounds` are known. For them, the nodes without a law are taken in *groups*, each below one
-    node whose mass is known.
+    Laws may come in any order, and some may never come: then only `bounds` are known. For them, the
+    nodes without a law are taken in *groups*, each below one node whose mass is known.
     """
 
-    def __init__(self, grown: ScoreTree) -> None:
-        self.grown = grown
-        num_nodes = len(grown.tree)
+    def __init__(self, grown: ScoreTree, mode: Mode = "masked") -> None:
+        self.grown, self._mode = grown, mode
+        tree, num_nodes = grown.tree, len(grown.tree)
         self._path = path = _head_path(grown)
-        self._children = _children(grown.tree)
-        self._log_mass = [0.0, *[math.nan] * (num_nodes - 1)]
+        self._parent = np.array(tree.parent)
+        self._row = np.array([0, *(tree.vocabulary.trie.row_of[token] for token in tree.token[1:])])
+        self._log_step = np.full(num_nodes, math.nan)
+        """By node: of its token behind its parent."""
         self._log_end = np.full(num_nodes, math.nan)
         self._has_law = np.zeros(num_nodes, np.bool_)
         self._logs = np.empty((len(path.node), 2))
-        """Of the steps in the order of `path.by_node`: what reaches the next byte, and all."""
+        """By step: what reaches the next byte, and all that reaches beyond the text."""
 
-    def add(self, node: int, law: NodeLaw) -> None:
-        """Keep the sums along the text of a node's law; its parent's must be known."""
-        self._has_law[node], self._log_end[node] = True, law.log_end
-        steps = slice(self._path.first[node], self._path.first[node + 1])
-        self._logs[steps] = law.log_intervals(self._path.intervals[steps])
-        for child in self._children[node]:
-            step = law.of_token(self.grown.tree.token[child])
-            self._log_mass[child] = self._log_mass[node] + step
+    def add(self, nodes: Sequence[int], tiles: Iterable[tuple[int, Tensor]]) -> None:
+        """Keep the sums along the text of the laws of some nodes.
+
+        tiles: the first column and logits (nodes, T) of tokens, columns as in `counted_tokens`;
+        they may be overwritten.
+        """
+        law = np.full(len(self._parent), -1)
+        law[nodes] = np.arange(len(nodes))
+        steps = np.flatnonzero(law[self._path.node] >= 0)
+        children = 1 + np.flatnonzero(law[self._parent[1:]] >= 0)
+        allowed = self._allowed(nodes)
+        sums = LawSums(allowed, *self._wanted(law, nodes, steps, allowed.shape[1]))
+        above, column = law[self._parent[children]], self._row[children]
+        for first, logits in tiles:
+            is_inside = (first <= column) & (column < first + logits.shape[1])
+            chosen = logits[above[is_inside], column[is_inside] - first]
+            self._log_step[children[is_inside]] = chosen.double().cpu()
+            sums.add(first, logits)
+        log_sums = sums.log_sums()
+        total, ends = log_sums[: 2 * len(nodes)].reshape(2, -1)
+        total = np.where(total == -math.inf, 0.0, total)  # a dead end
+        self._has_law[nodes], self._log_end[nodes] = True, ends - total
+        self._log_step[children] -= total[above]
+        along = log_sums[2 * len(nodes) :].reshape(-1, 2)
+        self._logs[steps] = along - total[law[self._path.node[steps]], None]
+
+    def _allowed(self, nodes: Sequence[int]) -> NDArray[np.bool_]:
+        """(nodes, C): the counted tokens that may follow."""
+        vocabulary = self.grown.tree.vocabulary
+        num_rows = len(vocabulary.trie.tokens)
+        allowed = np.empty((len(nodes), len(vocabulary.counted_tokens)), np.bool_)
+        for node, row in zip(nodes, allowed, strict=True):
+            standing = self.grown.standing[node]
+            row[:num_rows] = allowed_rows(vocabulary, standing, self._mode)
+            row[num_rows:] = vocabulary.viability.may_end(standing)
+        return allowed
+
+    def _wanted(
+        self,
+        law: NDArray[np.int64],
+        nodes: Sequence[int],
+        steps: NDArray[np.int64],
+        num_columns: int,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Laws and intervals: all of each, its end, and two of each step."""
+        every, num_rows = np.arange(len(nodes)), len(self.grown.tree.vocabulary.trie.tokens)
+        of_steps = np.repeat(law[self._path.node[steps]], 2)
+        whole = np.broadcast_to([[0, num_columns]], (len(nodes), 2))
+        ends = np.broadcast_to([[num_rows, num_columns]], (len(nodes), 2))
+        intervals = self._path.intervals[steps].reshape(-1, 2)
+        return np.concatenate((every, every, of_steps)), np.concatenate((whole, ends, intervals))
 
     def log_probs(self) -> Array:
         """(bytes,) float64: log q of each byte of the text; all laws must be known."""
-        reached, total = self._known()
+        reached, total = self._known(self._log_masses())
         return _log_shares(reached[:-1], total[:-1])
 
     def bounds(self, *, is_upper: bool) -> Array:
@@ -105,44 +154,49 @@ class PathSums:
         A group has at most its mass, exactly that where it is one new node; no more of it can
         reach the next byte than this byte, and then none of the rest counts either.
         """
-        reached, total = self._known()
-        for at, groups in self._groups().items():
+        log_mass = self._log_masses()
+        reached, total = self._known(log_mass)
+        for at, groups in self._groups(log_mass).items():
             more, all_of_it = [float(reached[at])], [float(total[at])]
             for node, goes_on in groups.items():
                 if is_upper and goes_on:
-                    more.append(self._log_mass[node])
+                    more.append(log_mass[node])
                 if not is_upper or goes_on or node in self.grown.new[at]:
-                    all_of_it.append(self._log_mass[node])
+                    all_of_it.append(log_mass[node])
             reached[at], total[at] = log_sum_of(more), log_sum_of(all_of_it)
         return _log_shares(reached[:-1], total[:-1])
 
     def log_end(self) -> float:
         """log q of the end behind the text."""
-        last = len(self.grown.tree.text)
-        ends = [self._log_mass[node] + self._log_end[node] for node in self.grown.new[last]]
-        return log_sum_of(ends) - float(self._known()[1][last])
+        last, log_mass = len(self.grown.tree.text), self._log_masses()
+        ends = [log_mass[node] + self._log_end[node] for node in self.grown.new[last]]
+        return log_sum_of(ends) - float(self._known(log_mass)[1][last])
 
-    def _known(self) -> tuple[Array, Array]:
+    def _log_masses(self) -> list[float]:
+        """By node; NaN where the law of an ancestor is not known."""
+        log_mass = [0.0]
+        steps = zip(self.grown.tree.parent[1:], self._log_step[1:].tolist(), strict=True)
+        for parent, step in steps:
+            log_mass.append(log_mass[parent] + step)
+        return log_mass
+
+    def _known(self, log_mass: list[float]) -> tuple[Array, Array]:
         """(bytes + 1,) float64 each, over the heads with a law: log masses of what reaches the
         next byte, and of all that reaches beyond the text.
         """
         path = self._path
-        logs = np.empty_like(self._logs)
-        logs[path.by_node] = self._logs
-        ends = np.where(path.prefix == ROOT, self._log_end[path.node], -math.inf)
-        mass = np.array(self._log_mass)[path.node]
-        is_known = self._has_law[path.node]
-        reached = np.where(is_known, mass + logs[:, 0], -math.inf)
-        total = np.where(is_known, mass + np.logaddexp(logs[:, 1], ends), -math.inf)
+        mass = np.where(self._has_law, log_mass, -math.inf)[path.node]
+        logs = np.where(self._has_law[path.node, None], self._logs, -math.inf)
+        reached, total = (mass[:, None] + logs).T
         return segment_log_sums(reached, path.starts), segment_log_sums(total, path.starts)
 
-    def _groups(self) -> dict[int, dict[int, bool]]:
+    def _groups(self, log_mass: list[float]) -> dict[int, dict[int, bool]]:
         """By place: nodes with a mass but no law that heads hang on, and whether the next byte
         goes on there."""
         path, groups = self._path, dict[int, dict[int, bool]]()
-        parent, log_mass = self.grown.tree.parent, self._log_mass
+        parent = self.grown.tree.parent
         unknown = ~self._has_law[path.node]
-        columns = (path.node[unknown], path.place[unknown], path.longer[unknown] >= 0)
+        columns = (path.node[unknown], path.place[unknown], path.goes_on[unknown])
         for node, place, goes_on in zip(*(column.tolist() for column in columns), strict=True):
             while math.isnan(log_mass[node]):
                 node = parent[node]
@@ -155,52 +209,46 @@ class PathSums:
 class _HeadPath:
     """The heads of all places in order, one *step* each; int64.
 
-    node, prefix: of the head. longer: the trie node behind the next byte, -1 for none. place: how
-    many bytes before it. starts: first step of each place. by_node: the steps sorted by node, last
-    place first. intervals: (steps, 2, 2) rows of the trie in that order: those with the next byte,
-    and all that are longer than the prefix. first: by node, where its steps begin there.
+    node: of the head. place: how many bytes before it. starts: first step of each place. goes_on:
+    bool, whether some token goes on with the next byte. intervals: (steps, 2, 2) of the counted
+    tokens: those with the next byte, and all that are longer than the prefix.
     """
 
     node: NDArray[np.int64]
-    prefix: NDArray[np.int64]
-    longer: NDArray[np.int64]
     place: NDArray[np.int64]
     starts: NDArray[np.int64]
-    by_node: NDArray[np.int64]
+    goes_on: NDArray[np.bool_]
     intervals: NDArray[np.int64]
-    first: list[int]
 
 
 def _head_path(grown: ScoreTree) -> _HeadPath:
-    trie, counts = grown.tree.vocabulary.trie, np.array([len(heads) for heads in grown.heads])
+    vocabulary, counts = grown.tree.vocabulary, np.array([len(heads) for heads in grown.heads])
     every = chain.from_iterable(chain.from_iterable(grown.heads))
     node, prefix = np.fromiter(every, np.int64).reshape(-1, 2).T
-    longer = [
-        -1 if byte is None else trie.child(head.prefix, byte)
+    longer = np.array([
+        -1 if byte is None else vocabulary.trie.child(head.prefix, byte)
         for heads, byte in zip_longest(grown.heads, grown.tree.text)
         for head in heads
-    ]
-    by_node = np.lexsort((-np.arange(len(node)), node))
-    going_on = np.array(longer, np.int64)
+    ])  # fmt: skip
     return _HeadPath(
         node=node,
-        prefix=prefix,
-        longer=going_on,
         place=np.repeat(np.arange(len(counts)), counts),
         starts=np.cumsum(counts) - counts,
-        by_node=by_node,
-        intervals=_intervals(trie, prefix[by_node], going_on[by_node]),
-        first=np.searchsorted(node[by_node], np.arange(len(grown.tree) + 1)).tolist(),
+        goes_on=longer >= 0,
+        intervals=_intervals(vocabulary, prefix, longer),
     )
 
 
 def _intervals(
-    trie: ByteTrie, prefix: NDArray[np.int64], longer: NDArray[np.int64]
+    vocabulary: ByteVocabulary, prefix: NDArray[np.int64], longer: NDArray[np.int64]
 ) -> NDArray[np.int64]:
+    trie = vocabulary.trie
     low = trie.low[prefix] + trie.num_ends[prefix]
+    # The end, too, is longer than nothing.
+    high = np.where(prefix == ROOT, len(vocabulary.counted_tokens), trie.high[prefix])
     goes_on = longer >= 0
     within_low, within_high = (np.where(goes_on, x[longer], low) for x in (trie.low, trie.high))
-    bounds = np.stack((within_low, within_high, low, trie.high[prefix]), 1)
+    bounds = np.stack((within_low, within_high, low, high), 1)
     return bounds.astype(np.int64).reshape(-1, 2, 2)
 
 
@@ -208,10 +256,3 @@ def _log_shares(reached: Array, total: Array) -> Array:
     """Logs of probabilities; a text without any gives every byte none."""
     shares: Array = np.where(total == -math.inf, -math.inf, reached - total)
     return shares
-
-
-def _children(tree: TokenTree) -> list[list[int]]:
-    children: list[list[int]] = [[] for _ in range(len(tree))]
-    for node in range(1, len(tree)):
-        children[tree.parent[node]].append(node)
-    return children

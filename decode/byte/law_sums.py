@@ -1,0 +1,85 @@
+"""Sums of many nodes' laws over intervals of the vocabulary, from tiles of their logits."""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .log_sums import Array, segment_log_sums
+from .node_law import LEAST_WEIGHT
+
+# N laws, C columns, T columns of one tile, I intervals.
+
+
+class LawSums:
+    """Logs of sums of exp(logit) over intervals of allowed columns, N laws at once.
+
+    The logits come tile by tile, so those of all columns need never exist. Intervals cut a law's
+    columns into *pieces*; each is read once, summed in float64, and serves all that hold it.
+    """
+
+    def __init__(
+        self, allowed: NDArray[np.bool_], law: NDArray[np.int64], intervals: NDArray[np.int64]
+    ) -> None:
+        """allowed: (N, C), others count as banned. law: (I,) in [0, N) and intervals: (I, 2)
+        half-open columns: what to sum."""
+        self._allowed = allowed
+        num_columns = allowed.shape[1]
+        self._bounds = law[:, None] * num_columns + intervals
+        self._cut_law, self._cut_column = np.divmod(np.unique(self._bounds), num_columns)
+        self._pieces: list[tuple[NDArray[np.int64], Array]] = []
+
+    def add(self, first: int, logits: Tensor) -> None:
+        """Sum a tile, logits (N, T) of columns `first` and on, which may be overwritten.
+
+        Exponentials are taken in float32 (float64 for float64). NaN or +inf gives NaN.
+        """
+        scores = (logits if logits.dtype == torch.float64 else logits.float()).cpu()
+        width = scores.shape[1]
+        starts = self._starts(first, width)
+        logs = _log_sums(scores, self._allowed[:, first : first + width], starts)
+        law, column = np.divmod(starts, width)
+        self._pieces.append((law * self._allowed.shape[1] + column + first, logs))
+
+    def log_sums(self) -> Array:
+        """(I,) float64 nats, -inf for none, once all columns were added."""
+        starts, logs = (np.concatenate(parts) for parts in zip(*self._pieces, strict=True))
+        order = np.argsort(starts)
+        low, high = np.searchsorted(starts[order], self._bounds).T
+        sums = np.full(len(low), -math.inf)
+        lengths = (high - low)[is_some := low < high]
+        begin = np.cumsum(lengths) - lengths
+        pieces = np.repeat(low[is_some] - begin, lengths) + np.arange(lengths.sum())
+        sums[is_some] = segment_log_sums(logs[order[pieces]], begin)
+        return sums
+
+    def _starts(self, first: int, width: int) -> NDArray[np.int64]:
+        """Where pieces begin in the flattened tile; every law's first column begins one."""
+        is_inside = (self._cut_column >= first) & (self._cut_column < first + width)
+        is_inside &= self._cut_law < len(self._allowed)  # the end of the last law begins nothing
+        cuts = self._cut_law[is_inside] * width + self._cut_column[is_inside] - first
+        return np.unique(np.concatenate([cuts, np.arange(len(self._allowed)) * width]))
+
+
+def _log_sums(scores: Tensor, allowed: NDArray[np.bool_], starts: NDArray[np.int64]) -> Array:
+    width, top = scores.shape[1], scores.amax(1)
+    law = starts // width
+    wide = [(row, scores[row].double().numpy()) for row in _wide(scores, top)]
+    weights = scores.sub_(top[:, None]).exp_().numpy()
+    kept = np.multiply(weights, allowed, out=np.empty(weights.shape))
+    with np.errstate(divide="ignore"):
+        logs: Array = np.log(np.add.reduceat(kept.ravel(), starts)) + top.double().numpy()[law]
+    for row, own in wide:
+        masked = np.where(allowed[row], own, -math.inf)
+        logs[law == row] = segment_log_sums(masked, starts[law == row] - row * width)
+    return logs
+
+
+def _wide(scores: Tensor, top: Tensor) -> list[int]:
+    """Rows whose smallest weights are too small to be summed on the scale of the largest."""
+    rows, largest = scores.numpy(), top.numpy()
+    spread = -math.log(LEAST_WEIGHT[rows.dtype.name])
+    is_wide = (rows.min(1) < largest - spread) & (largest < math.inf) | (largest == -math.inf)
+    return np.flatnonzero(is_wide).tolist()
