@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .byte_marginals import TokenLogProbs
 from .byte_trie import ROOT
-from .byte_vocabulary import ByteVocabulary
+from .byte_vocabulary import END_SYMBOL, ByteVocabulary
 from .law_sums import LawSums
 from .log_sums import Array, log_sum_of, segment_log_sums
 from .node_law import Mode, allowed_rows
@@ -38,10 +38,10 @@ class ScoreTree:
 def score_tree(vocabulary: ByteVocabulary, text: bytes) -> ScoreTree:
     """Grow the tree over `text`. Raises ValueError at a byte that cannot follow."""
     tree = TokenTree(vocabulary)
-    grown = ScoreTree(tree, [list(tree.heads)], [[ROOT_NODE]], [tree.standing[ROOT_NODE]])
+    grown = ScoreTree(tree, [tree.heads], [[ROOT_NODE]], [tree.standing[ROOT_NODE]])
     for byte in text:
         grown.new.append(tree.append(byte))
-        grown.heads.append(list(tree.heads))
+        grown.heads.append(tree.heads)
         grown.standing.extend(tree.standing[node] for node in grown.new[-1])
     return grown
 
@@ -66,9 +66,8 @@ def byte_log_probs(
         nodes = range(start, min(start + chunk_size, len(tree)))
         paths = [(*vocabulary.start_token_ids, *tree.path(node)) for node in nodes]
         rows = np.asarray(token_log_probs(paths), np.float64)
-        sums.add(nodes, [(0, torch.from_numpy(rows[:, vocabulary.counted_tokens]))])
-    log_probs: Array = np.append(sums.log_probs(), sums.log_end())
-    return log_probs
+        sums.add(nodes, [(0, torch.from_numpy(rows[:, vocabulary.ordered_tokens]))])
+    return sums.log_probs()
 
 
 class PathSums:
@@ -86,73 +85,60 @@ class PathSums:
         self._row = np.array([0, *(tree.vocabulary.trie.row_of[token] for token in tree.token[1:])])
         self._log_step = np.full(num_nodes, math.nan)
         """By node: of its token behind its parent."""
-        self._log_end = np.full(num_nodes, math.nan)
         self._has_law = np.zeros(num_nodes, np.bool_)
         self._logs = np.empty((len(path.node), 2))
-        """By step: what reaches the next byte, and all that reaches beyond the text."""
+        """By step: what reaches the next symbol, and all that reaches beyond the text."""
 
     def add(self, nodes: Sequence[int], tiles: Iterable[tuple[int, Tensor]]) -> None:
         """Keep the sums along the text of the laws of some nodes.
 
-        tiles: the first column and logits (nodes, T) of tokens, columns as in `counted_tokens`;
-        they may be overwritten.
+        tiles: the first column and logits (nodes, T), columns as in `ordered_tokens`; they may be
+        overwritten.
         """
-        law = np.full(len(self._parent), -1)
-        law[nodes] = np.arange(len(nodes))
-        steps = np.flatnonzero(law[self._path.node] >= 0)
-        children = 1 + np.flatnonzero(law[self._parent[1:]] >= 0)
-        allowed = self._allowed(nodes)
-        sums = LawSums(allowed, *self._wanted(law, nodes, steps, allowed.shape[1]))
-        above, column = law[self._parent[children]], self._row[children]
+        path, place = self._path, np.full(len(self._parent), -1)
+        place[nodes] = np.arange(len(nodes))
+        steps = np.flatnonzero(place[path.node] >= 0)
+        children = 1 + np.flatnonzero(place[self._parent[1:]] >= 0)
+        law, above, column = (
+            place[path.node[steps]],
+            place[self._parent[children]],
+            self._row[children],
+        )
+        sums = LawSums(self._allowed(nodes), law, path.intervals[steps])
         for first, logits in tiles:
             is_inside = (first <= column) & (column < first + logits.shape[1])
             chosen = logits[above[is_inside], column[is_inside] - first]
             self._log_step[children[is_inside]] = chosen.double().cpu()
             sums.add(first, logits)
         log_sums = sums.log_sums()
-        total, ends = log_sums[: 2 * len(nodes)].reshape(2, -1)
-        total = np.where(total == -math.inf, 0.0, total)  # a dead end
-        self._has_law[nodes], self._log_end[nodes] = True, ends - total
+        total = np.empty(len(nodes))
+        total[law[path.is_new[steps]]] = log_sums[path.is_new[steps], 1]
+        total[total == -math.inf] = 0.0  # a dead end
+        self._has_law[nodes] = True
         self._log_step[children] -= total[above]
-        along = log_sums[2 * len(nodes) :].reshape(-1, 2)
-        self._logs[steps] = along - total[law[self._path.node[steps]], None]
+        self._logs[steps] = log_sums - total[law, None]
 
     def _allowed(self, nodes: Sequence[int]) -> NDArray[np.bool_]:
-        """(nodes, C): the counted tokens that may follow."""
+        """(nodes, V) in the order of `ordered_tokens`: those that may follow."""
         vocabulary = self.grown.tree.vocabulary
         num_rows = len(vocabulary.trie.tokens)
-        allowed = np.empty((len(nodes), len(vocabulary.counted_tokens)), np.bool_)
+        ends = slice(num_rows, num_rows + len(vocabulary.stop_token_ids))
+        allowed = np.zeros((len(nodes), vocabulary.vocab_size), np.bool_)
         for node, row in zip(nodes, allowed, strict=True):
             standing = self.grown.standing[node]
             row[:num_rows] = allowed_rows(vocabulary, standing, self._mode)
-            row[num_rows:] = vocabulary.viability.may_end(standing)
+            row[ends] = vocabulary.viability.may_end(standing)
         return allowed
 
-    def _wanted(
-        self,
-        law: NDArray[np.int64],
-        nodes: Sequence[int],
-        steps: NDArray[np.int64],
-        num_columns: int,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Laws and intervals: all of each, its end, and two of each step."""
-        every, num_rows = np.arange(len(nodes)), len(self.grown.tree.vocabulary.trie.tokens)
-        of_steps = np.repeat(law[self._path.node[steps]], 2)
-        whole = np.broadcast_to([[0, num_columns]], (len(nodes), 2))
-        ends = np.broadcast_to([[num_rows, num_columns]], (len(nodes), 2))
-        intervals = self._path.intervals[steps].reshape(-1, 2)
-        return np.concatenate((every, every, of_steps)), np.concatenate((whole, ends, intervals))
-
     def log_probs(self) -> Array:
-        """(bytes,) float64: log q of each byte of the text; all laws must be known."""
-        reached, total = self._known(self._log_masses())
-        return _log_shares(reached[:-1], total[:-1])
+        """(bytes + 1,) float64: log q of each byte and of the end; all laws must be known."""
+        return _log_shares(*self._known(self._log_masses()))
 
     def bounds(self, *, is_upper: bool) -> Array:
-        """(bytes,) float64: an upper or lower bound on `log_probs` from the laws that are known.
+        """(bytes + 1,) float64: an upper or lower bound on `log_probs` from the known laws.
 
         A group has at most its mass, exactly that where it is one new node; no more of it can
-        reach the next byte than this byte, and then none of the rest counts either.
+        reach the next symbol than this one, and then none of the rest counts either.
         """
         log_mass = self._log_masses()
         reached, total = self._known(log_mass)
@@ -164,13 +150,7 @@ class PathSums:
                 if not is_upper or goes_on or node in self.grown.new[at]:
                     all_of_it.append(log_mass[node])
             reached[at], total[at] = log_sum_of(more), log_sum_of(all_of_it)
-        return _log_shares(reached[:-1], total[:-1])
-
-    def log_end(self) -> float:
-        """log q of the end behind the text."""
-        last, log_mass = len(self.grown.tree.text), self._log_masses()
-        ends = [log_mass[node] + self._log_end[node] for node in self.grown.new[last]]
-        return log_sum_of(ends) - float(self._known(log_mass)[1][last])
+        return _log_shares(reached, total)
 
     def _log_masses(self) -> list[float]:
         """By node; NaN where the law of an ancestor is not known."""
@@ -207,14 +187,16 @@ class PathSums:
 
 @dataclass(frozen=True, slots=True)
 class _HeadPath:
-    """The heads of all places in order, one *step* each; int64.
+    """The heads of all places in order, one *step* each; the end follows the text.
 
-    node: of the head. place: how many bytes before it. starts: first step of each place. goes_on:
-    bool, whether some token goes on with the next byte. intervals: (steps, 2, 2) of the counted
-    tokens: those with the next byte, and all that are longer than the prefix.
+    node, int64: of the head. is_new: it ends where the step is. place, int64: how many bytes before
+    it. starts, int64: first step of each place. goes_on: whether a token may go on with the next
+    symbol. intervals: (steps, 2, 2) int64 of `ordered_tokens`: those with the next symbol, and all
+    that are longer than the prefix.
     """
 
     node: NDArray[np.int64]
+    is_new: NDArray[np.bool_]
     place: NDArray[np.int64]
     starts: NDArray[np.int64]
     goes_on: NDArray[np.bool_]
@@ -222,34 +204,34 @@ class _HeadPath:
 
 
 def _head_path(grown: ScoreTree) -> _HeadPath:
-    vocabulary, counts = grown.tree.vocabulary, np.array([len(heads) for heads in grown.heads])
+    counts = np.array([len(heads) for heads in grown.heads])
     every = chain.from_iterable(chain.from_iterable(grown.heads))
     node, prefix = np.fromiter(every, np.int64).reshape(-1, 2).T
-    longer = np.array([
-        -1 if byte is None else vocabulary.trie.child(head.prefix, byte)
-        for heads, byte in zip_longest(grown.heads, grown.tree.text)
-        for head in heads
-    ])  # fmt: skip
+    symbols = np.repeat([*grown.tree.text, END_SYMBOL], counts)
+    intervals = _intervals(grown.tree.vocabulary, prefix, symbols)
     return _HeadPath(
         node=node,
+        is_new=prefix == ROOT,
         place=np.repeat(np.arange(len(counts)), counts),
         starts=np.cumsum(counts) - counts,
-        goes_on=longer >= 0,
-        intervals=_intervals(vocabulary, prefix, longer),
+        goes_on=intervals[:, 0, 0] < intervals[:, 0, 1],
+        intervals=intervals,
     )
 
 
 def _intervals(
-    vocabulary: ByteVocabulary, prefix: NDArray[np.int64], longer: NDArray[np.int64]
+    vocabulary: ByteVocabulary, prefix: NDArray[np.int64], symbols: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    trie = vocabulary.trie
+    trie, num_rows = vocabulary.trie, len(vocabulary.trie.tokens)
+    ends = (num_rows, num_rows + len(vocabulary.stop_token_ids))
+    longer = trie.children_at(prefix, symbols)
     low = trie.low[prefix] + trie.num_ends[prefix]
     # The end, too, is longer than nothing.
-    high = np.where(prefix == ROOT, len(vocabulary.counted_tokens), trie.high[prefix])
-    goes_on = longer >= 0
-    within_low, within_high = (np.where(goes_on, x[longer], low) for x in (trie.low, trie.high))
-    bounds = np.stack((within_low, within_high, low, high), 1)
-    return bounds.astype(np.int64).reshape(-1, 2, 2)
+    high = np.where(prefix == ROOT, ends[1], trie.high[prefix])
+    within = (np.where(longer < 0, low, x[longer]) for x in (trie.low, trie.high))
+    is_end = (prefix == ROOT) & (symbols == END_SYMBOL)
+    within_low, within_high = (np.where(is_end, *x) for x in zip(ends, within, strict=True))
+    return np.stack((within_low, within_high, low, high), 1).astype(np.int64).reshape(-1, 2, 2)
 
 
 def _log_shares(reached: Array, total: Array) -> Array:

@@ -71,7 +71,7 @@ class ByteStream:
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
         self._output = OutputLayer(model, vocabulary.vocab_size, packs=True)
-        self._counted_tokens = torch.from_numpy(vocabulary.counted_tokens)
+        self._ordered_tokens = torch.from_numpy(vocabulary.ordered_tokens)
         self._rows: list[ByteRow | None] = [None] * num_rows
 
     def counts(self, row: int) -> ByteCounts:
@@ -159,6 +159,7 @@ class ByteStream:
                 states = self._backbone.states(row)
                 kept[texts[row]] = prompt_read = ReadPrompt(state.copy(), states, log_probs[row])
                 self._prompts.put(texts[row], prompt_read)
+            state.take_logits(*prompt.logits())
         return log_probs
 
     def _restore(self, row: int, prompt: ReadPrompt | None) -> Tensor:
@@ -203,7 +204,8 @@ class ByteStream:
             return
         for start in range(0, len(nodes), ROWS_PER_TILE):
             tile = slice(start, start + ROWS_PER_TILE)
-            prompt.sums.add(nodes[tile], self._output.tiles(hidden[tile], self._counted_tokens))
+            logits = self._output.tiles(hidden[tile], self._ordered_tokens)
+            prompt.sums.add(nodes[tile], prompt.kept(nodes[tile], logits))
 
     def _foresee(self, continuations: list[bytes]) -> None:
         """Compute what given continuations need, by row."""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = 0
+NUM_BYTES = 256
 
 
 class ByteTrie:
@@ -32,6 +33,7 @@ class ByteTrie:
         self.num_children = np.bincount(parent[1:], minlength=num_nodes).astype(np.int32)
         self.first_child = np.searchsorted(parent[1:], np.arange(num_nodes)).astype(np.int32) + 1
         self.byte = byte.astype(np.uint8)
+        self._edges = parent[1:] * NUM_BYTES + byte[1:]  # ascending
         self._bytes: bytes = self.byte.tobytes()
         # Views whose items are Python numbers: a third of the time of an item of an array.
         self._first_child: memoryview[int] = self.first_child.data
@@ -45,6 +47,15 @@ class ByteTrie:
         """The node one byte further, or -1 where no token goes on."""
         start = self._first_child[node]
         return self._bytes.find(byte, start, start + self._num_children[node])
+
+    def children_at(
+        self, nodes: NDArray[np.int64], symbols: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`child` of many nodes, (n,) each; symbols that are no bytes lead to -1."""
+        edges = np.where(symbols < NUM_BYTES, nodes * NUM_BYTES + symbols, -1)
+        found = np.searchsorted(self._edges, edges)
+        is_child = self._edges[np.minimum(found, len(self._edges) - 1)] == edges
+        return np.where(is_child, found + 1, -1)
 
     def children(self, node: int) -> slice:
         """The consecutive nodes one byte further."""

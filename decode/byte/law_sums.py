@@ -10,7 +10,7 @@ from torch import Tensor
 from .log_sums import Array, segment_log_sums
 from .node_law import LEAST_WEIGHT
 
-# N laws, C columns, T columns of one tile, I intervals.
+# N laws, C columns, T columns of one tile, I times K intervals.
 
 
 class LawSums:
@@ -23,11 +23,11 @@ class LawSums:
     def __init__(
         self, allowed: NDArray[np.bool_], law: NDArray[np.int64], intervals: NDArray[np.int64]
     ) -> None:
-        """allowed: (N, C), others count as banned. law: (I,) in [0, N) and intervals: (I, 2)
-        half-open columns: what to sum."""
+        """allowed: (N, C), others count as banned. law: (I,) in [0, N), and intervals: (I, K, 2),
+        half-open columns, K of it: what to sum."""
         self._allowed = allowed
         num_columns = allowed.shape[1]
-        self._bounds = law[:, None] * num_columns + intervals
+        self._bounds = law[:, None, None] * num_columns + intervals
         self._cut_law, self._cut_column = np.divmod(np.unique(self._bounds), num_columns)
         self._pieces: list[tuple[NDArray[np.int64], Array]] = []
 
@@ -44,16 +44,16 @@ class LawSums:
         self._pieces.append((law * self._allowed.shape[1] + column + first, logs))
 
     def log_sums(self) -> Array:
-        """(I,) float64 nats, -inf for none, once all columns were added."""
+        """(I, K) float64 nats, -inf for none, once all columns were added."""
         starts, logs = (np.concatenate(parts) for parts in zip(*self._pieces, strict=True))
         order = np.argsort(starts)
-        low, high = np.searchsorted(starts[order], self._bounds).T
+        low, high = np.searchsorted(starts[order], self._bounds.reshape(-1, 2)).T
         sums = np.full(len(low), -math.inf)
         lengths = (high - low)[is_some := low < high]
         begin = np.cumsum(lengths) - lengths
         pieces = np.repeat(low[is_some] - begin, lengths) + np.arange(lengths.sum())
         sums[is_some] = segment_log_sums(logs[order[pieces]], begin)
-        return sums
+        return sums.reshape(self._bounds.shape[:-1])
 
     def _starts(self, first: int, width: int) -> NDArray[np.int64]:
         """Where pieces begin in the flattened tile; every law's first column begins one."""
@@ -68,9 +68,10 @@ def _log_sums(scores: Tensor, allowed: NDArray[np.bool_], starts: NDArray[np.int
     law = starts // width
     wide = [(row, scores[row].double().numpy()) for row in _wide(scores, top)]
     weights = scores.sub_(top[:, None]).exp_().numpy()
-    kept = np.multiply(weights, allowed, out=np.empty(weights.shape))
+    weights *= allowed
+    sums = np.add.reduceat(weights.ravel(), starts, dtype=np.float64)
     with np.errstate(divide="ignore"):
-        logs: Array = np.log(np.add.reduceat(kept.ravel(), starts)) + top.double().numpy()[law]
+        logs: Array = np.log(sums) + top.double().numpy()[law]
     for row, own in wide:
         masked = np.where(allowed[row], own, -math.inf)
         logs[law == row] = segment_log_sums(masked, starts[law == row] - row * width)
