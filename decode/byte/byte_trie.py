@@ -39,6 +39,7 @@ class ByteTrie:
         self._first_child: memoryview[int] = self.first_child.data
         self._num_children: memoryview[int] = self.num_children.data
         self._low: memoryview[int] = self.low.data
+        self._tokens: memoryview[int] = self.tokens.data
         self._num_ends: memoryview[int] = self.num_ends.data
         self.padded_tokens = np.array([*order, order[0]], np.int64)
         self.first_byte_starts = self.low[self.children(ROOT)].astype(np.int64)
@@ -66,13 +67,14 @@ class ByteTrie:
         """Whether some token goes on."""
         return self._num_children[node] > 0
 
+    def has_ends(self, node: int) -> bool:
+        """Whether some token is exactly the node's prefix."""
+        return self._num_ends[node] > 0
+
     def ends(self, node: int) -> list[int]:
         """The tokens whose bytes are exactly the node's prefix."""
-        if not (count := self._num_ends[node]):
-            return []
         low = self._low[node]
-        ends: list[int] = self.tokens[low : low + count].tolist()
-        return ends
+        return self._tokens[low : low + self._num_ends[node]].tolist()
 
     def interval(self, prefix: bytes) -> tuple[int, int]:
         """The rows whose bytes start with `prefix`, as a half-open interval."""
