@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..kernels.token_log_probs import hidden_token_log_probs, token_log_probs
+from ..kernels.token_log_probs import (
+    COLUMNS_PER_TILE,
+    hidden_token_log_probs,
+    token_log_probs,
+)
 from .packed_linear import PackedLinear, can_pack
 
 ROWS_PER_TILE = 64
 """Positions whose logits exist at once where the weight itself cannot be read."""
-
-COLUMNS_PER_TILE = 2048
-"""Tokens whose logits exist at once for all positions: their weights stay in a core's cache."""
 
 _packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDictionary()
 """By layer, with the version of its weight: every stream of a model reads one copy."""

@@ -28,7 +28,9 @@ class LawSums:
         self._allowed = allowed
         num_columns = allowed.shape[1]
         self._bounds = law[:, None, None] * num_columns + intervals
-        self._cut_law, self._cut_column = np.divmod(np.unique(self._bounds), num_columns)
+        law, column = np.divmod(np.unique(self._bounds), num_columns)
+        by_column = np.argsort(column)
+        self._cut_law, self._cut_column = law[by_column], column[by_column]
         self._pieces: list[tuple[NDArray[np.int64], Array]] = []
 
     def add(self, first: int, logits: Tensor) -> None:
@@ -38,9 +40,8 @@ class LawSums:
         """
         scores = (logits if logits.dtype == torch.float64 else logits.float()).cpu()
         width = scores.shape[1]
-        starts = self._starts(first, width)
-        logs = _log_sums(scores, self._allowed[:, first : first + width], starts)
-        law, column = np.divmod(starts, width)
+        law, column = np.divmod(self._starts(first, width), width)
+        logs = _log_sums(scores, self._allowed[:, first : first + width], law, column)
         self._pieces.append((law * self._allowed.shape[1] + column + first, logs))
 
     def log_sums(self) -> Array:
@@ -57,24 +58,26 @@ class LawSums:
 
     def _starts(self, first: int, width: int) -> NDArray[np.int64]:
         """Where pieces begin in the flattened tile; every law's first column begins one."""
-        is_inside = (self._cut_column >= first) & (self._cut_column < first + width)
-        is_inside &= self._cut_law < len(self._allowed)  # the end of the last law begins nothing
-        cuts = self._cut_law[is_inside] * width + self._cut_column[is_inside] - first
-        return np.unique(np.concatenate([cuts, np.arange(len(self._allowed)) * width]))
+        low, high = np.searchsorted(self._cut_column, (first + 1, first + width))
+        cuts = self._cut_law[low:high] * width + self._cut_column[low:high] - first
+        return np.sort(np.concatenate([cuts, np.arange(len(self._allowed)) * width]))
 
 
-def _log_sums(scores: Tensor, allowed: NDArray[np.bool_], starts: NDArray[np.int64]) -> Array:
-    width, top = scores.shape[1], scores.amax(1)
-    law = starts // width
-    wide = [(row, scores[row].double().numpy()) for row in _wide(scores, top)]
+def _log_sums(
+    scores: Tensor, allowed: NDArray[np.bool_], law: NDArray[np.int64], column: NDArray[np.int64]
+) -> Array:
+    """Of the pieces that begin at these columns of these laws, in order."""
+    top = scores.amax(1)
+    wide = {row: scores[row].numpy().astype(np.float64) for row in _wide(scores, top)}
     weights = scores.sub_(top[:, None]).exp_().numpy()
     weights *= allowed
+    starts = law * scores.shape[1] + column
     sums = np.add.reduceat(weights.ravel(), starts, dtype=np.float64)
     with np.errstate(divide="ignore"):
         logs: Array = np.log(sums) + top.double().numpy()[law]
-    for row, own in wide:
+    for row, own in wide.items():
         masked = np.where(allowed[row], own, -math.inf)
-        logs[law == row] = segment_log_sums(masked, starts[law == row] - row * width)
+        logs[law == row] = segment_log_sums(masked, column[law == row])
     return logs
 
 
