@@ -15,7 +15,7 @@ from ..kernels.token_log_probs import (
 from .packed_linear import PackedLinear, can_pack
 
 ROWS_PER_TILE = 64
-"""Positions whose logits exist at once where the weight itself cannot be read."""
+"""Positions whose logits exist at once for all tokens."""
 
 _packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDictionary()
 """By layer, with the version of its weight: every stream of a model reads one copy."""
@@ -65,19 +65,22 @@ class OutputLayer:
     def tiles(self, hidden: Tensor, token_ids: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Logits of given tokens (C,) after hidden states (N, D), some columns at a time.
 
-        Yields: the first column and fresh (N, T) in the model's dtype, in order. A weight that
-        cannot be read gives one tile.
+        Yields: the first column and fresh (N, T) in the model's dtype, in order. Logits of few rows
+        are put in order, else the weights are: whichever is less to copy.
         """
-        token_ids = token_ids.to(hidden.device)
-        if not self._has_whole_weight():
-            yield 0, self.logits(hidden)[:, token_ids]
-            return
+        tiles = torch.split(token_ids.to(hidden.device), COLUMNS_PER_TILE)
+        if len(hidden) <= ROWS_PER_TILE or not self._has_whole_weight():
+            logits = self.logits(hidden)
+            ordered = (logits.index_select(-1, tile) for tile in tiles)
+        else:
+            ordered = (self._chosen_logits(hidden, tile) for tile in tiles)
+        yield from zip(range(0, len(token_ids), COLUMNS_PER_TILE), ordered, strict=True)
+
+    def _chosen_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         weight, bias = self._predicting()
-        for first in range(0, len(token_ids), COLUMNS_PER_TILE):
-            tile = token_ids[first : first + COLUMNS_PER_TILE]
-            tile_bias = None if bias is None else bias[tile]
-            # index_select copies whole rows: a third of the time of indexing.
-            yield first, nn.functional.linear(hidden, weight.index_select(0, tile), tile_bias)
+        # index_select copies whole rows: a third of the time of indexing.
+        chosen = weight.index_select(0, token_ids)
+        return nn.functional.linear(hidden, chosen, None if bias is None else bias[token_ids])
 
     def _has_whole_weight(self) -> bool:
         """False for a quantised layer and for one that tensor parallelism splits."""

@@ -14,7 +14,7 @@ from .byte_marginals import TokenLogProbs
 from .byte_trie import ROOT
 from .byte_vocabulary import END_SYMBOL, ByteVocabulary
 from .law_sums import LawSums
-from .log_sums import Array, log_sum_of, segment_log_sums
+from .log_sums import Array, segment_log_sums
 from .node_law import Mode, allowed_rows
 from .token_tree import ROOT_NODE, Head, TokenTree
 from .viability import Standing
@@ -24,25 +24,22 @@ from .viability import Standing
 class ScoreTree:
     """The union of the trees of all prefixes of a text: about one node per byte.
 
-    heads[i] are those of the first i bytes; new[i] the nodes among them that end there. standing
-    holds all nodes. Only sums along the text are ever read from a node's distribution, about ten
-    numbers, so distributions need not be kept.
+    heads[i] are those of the first i bytes. standing holds all nodes. Only sums along the text are
+    ever read from a node's distribution, about ten numbers, so distributions need not be kept.
     """
 
     tree: TokenTree
     heads: list[list[Head]]
-    new: list[list[int]]
     standing: list[Standing]
 
 
 def score_tree(vocabulary: ByteVocabulary, text: bytes) -> ScoreTree:
     """Grow the tree over `text`. Raises ValueError at a byte that cannot follow."""
     tree = TokenTree(vocabulary)
-    grown = ScoreTree(tree, [tree.heads], [[ROOT_NODE]], [tree.standing[ROOT_NODE]])
+    grown = ScoreTree(tree, [tree.heads], [tree.standing[ROOT_NODE]])
     for byte in text:
-        grown.new.append(tree.append(byte))
+        grown.standing.extend(tree.standing[node] for node in tree.append(byte))
         grown.heads.append(tree.heads)
-        grown.standing.extend(tree.standing[node] for node in grown.new[-1])
     return grown
 
 
@@ -132,7 +129,7 @@ class PathSums:
 
     def log_probs(self) -> Array:
         """(bytes + 1,) float64: log q of each byte and of the end; all laws must be known."""
-        return _log_shares(*self._known(self._log_masses()))
+        return _log_shares(self._log_terms(self._log_masses()), self._path.place)
 
     def bounds(self, *, is_upper: bool) -> Array:
         """(bytes + 1,) float64: an upper or lower bound on `log_probs` from the known laws.
@@ -141,48 +138,43 @@ class PathSums:
         reach the next symbol than this one, and then none of the rest counts either.
         """
         log_mass = self._log_masses()
-        reached, total = self._known(log_mass)
-        for at, groups in self._groups(log_mass).items():
-            more, all_of_it = [float(reached[at])], [float(total[at])]
-            for node, goes_on in groups.items():
-                if is_upper and goes_on:
-                    more.append(log_mass[node])
-                if not is_upper or goes_on or node in self.grown.new[at]:
-                    all_of_it.append(log_mass[node])
-            reached[at], total[at] = log_sum_of(more), log_sum_of(all_of_it)
-        return _log_shares(reached, total)
+        node, place, goes_on = self._groups(log_mass)
+        is_new = np.array(self.grown.tree.end)[node] == place
+        counts = np.stack((goes_on & is_upper, goes_on | is_new | (not is_upper)), 1)
+        groups = np.where(counts, log_mass[node, None], -math.inf)
+        terms = np.concatenate((self._log_terms(log_mass), groups))
+        return _log_shares(terms, np.concatenate((self._path.place, place)))
 
-    def _log_masses(self) -> list[float]:
+    def _log_masses(self) -> Array:
         """By node; NaN where the law of an ancestor is not known."""
         log_mass = [0.0]
         steps = zip(self.grown.tree.parent[1:], self._log_step[1:].tolist(), strict=True)
         for parent, step in steps:
             log_mass.append(log_mass[parent] + step)
-        return log_mass
+        return np.array(log_mass)
 
-    def _known(self, log_mass: list[float]) -> tuple[Array, Array]:
-        """(bytes + 1,) float64 each, over the heads with a law: log masses of what reaches the
-        next byte, and of all that reaches beyond the text.
-        """
-        path = self._path
-        mass = np.where(self._has_law, log_mass, -math.inf)[path.node]
-        logs = np.where(self._has_law[path.node, None], self._logs, -math.inf)
-        reached, total = (mass[:, None] + logs).T
-        return segment_log_sums(reached, path.starts), segment_log_sums(total, path.starts)
+    def _log_terms(self, log_mass: Array) -> Array:
+        """(steps, 2): log masses of what reaches the next symbol, and of all that reaches beyond
+        the text; -inf for heads without a law."""
+        node = self._path.node
+        terms: Array = log_mass[node, None] + self._logs
+        terms[~self._has_law[node]] = -math.inf
+        return terms
 
-    def _groups(self, log_mass: list[float]) -> dict[int, dict[int, bool]]:
-        """By place: nodes with a mass but no law that heads hang on, and whether the next byte
-        goes on there."""
-        path, groups = self._path, dict[int, dict[int, bool]]()
-        parent = self.grown.tree.parent
-        unknown = ~self._has_law[path.node]
-        columns = (path.node[unknown], path.place[unknown], path.goes_on[unknown])
-        for node, place, goes_on in zip(*(column.tolist() for column in columns), strict=True):
-            while math.isnan(log_mass[node]):
-                node = parent[node]
-            here = groups.setdefault(place, {})
-            here[node] = here.get(node, False) or goes_on
-        return groups
+    def _groups(
+        self, log_mass: Array
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """The node of each group, its place, and whether a head goes on with the next symbol."""
+        known = np.arange(len(log_mass))
+        for node in np.flatnonzero(np.isnan(log_mass)).tolist():
+            known[node] = known[self._parent[node]]
+        unknown = np.flatnonzero(~self._has_law[self._path.node])
+        places = self._path.place[unknown] * len(log_mass) + known[self._path.node[unknown]]
+        groups, group_of = np.unique(places, return_inverse=True)
+        goes_on = np.zeros(len(groups), np.bool_)
+        goes_on[group_of[self._path.goes_on[unknown]]] = True
+        place, node = np.divmod(groups, len(log_mass))
+        return node, place, goes_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +182,7 @@ class _HeadPath:
     """The heads of all places in order, one *step* each; the end follows the text.
 
     node, int64: of the head. is_new: it ends where the step is. place, int64: how many bytes before
-    it. starts, int64: first step of each place. goes_on: whether a token may go on with the next
+    it. goes_on: whether a token may go on with the next
     symbol. intervals: (steps, 2, 2) int64 of `ordered_tokens`: those with the next symbol, and all
     that are longer than the prefix.
     """
@@ -198,7 +190,6 @@ class _HeadPath:
     node: NDArray[np.int64]
     is_new: NDArray[np.bool_]
     place: NDArray[np.int64]
-    starts: NDArray[np.int64]
     goes_on: NDArray[np.bool_]
     intervals: NDArray[np.int64]
 
@@ -213,7 +204,6 @@ def _head_path(grown: ScoreTree) -> _HeadPath:
         node=node,
         is_new=prefix == ROOT,
         place=np.repeat(np.arange(len(counts)), counts),
-        starts=np.cumsum(counts) - counts,
         goes_on=intervals[:, 0, 0] < intervals[:, 0, 1],
         intervals=intervals,
     )
@@ -234,7 +224,12 @@ def _intervals(
     return np.stack((within_low, within_high, low, high), 1).astype(np.int64).reshape(-1, 2, 2)
 
 
-def _log_shares(reached: Array, total: Array) -> Array:
-    """Logs of probabilities; a text without any gives every byte none."""
-    shares: Array = np.where(total == -math.inf, -math.inf, reached - total)
-    return shares
+def _log_shares(terms: Array, place: NDArray[np.int64]) -> Array:
+    """Logs of probabilities by place, from (n, 2) terms of what has them and of what there is.
+
+    A text without any mass gives every symbol none.
+    """
+    order = np.argsort(place, kind="stable")
+    starts = np.searchsorted(place[order], np.arange(place.max() + 1))
+    reached, total = (segment_log_sums(column, starts) for column in terms[order].T)
+    return np.where(total == -math.inf, -math.inf, reached - total)

@@ -36,15 +36,16 @@ def test_both_ways_leave_the_padding_out_and_agree(bias, num_rows):
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_rows", [3, ROWS_PER_TILE + 1])
 @torch.inference_mode()
-def test_tiles_are_the_logits_in_the_order_of_the_tokens(bias, monkeypatch):
+def test_tiles_are_the_logits_in_the_order_of_the_tokens(bias, num_rows, monkeypatch):
     monkeypatch.setattr(output_layer, "COLUMNS_PER_TILE", 128)
-    hidden, token_ids = torch.randn(3, 32, dtype=torch.float64), torch.randperm(300)
-    for layer, firsts in zip(layers(bias), ([0, 128, 256], [0]), strict=True):
-        tiles = list(layer.tiles(hidden, token_ids))
-        assert [first for first, _ in tiles] == firsts
-        logits = torch.cat([tile for _, tile in tiles], 1)
-        torch.testing.assert_close(logits, layers(bias)[0].logits(hidden)[:, token_ids])
+    hidden, token_ids = torch.randn(num_rows, 32, dtype=torch.float64), torch.randperm(300)
+    for layer in layers(bias):
+        firsts, tiles = zip(*layer.tiles(hidden, token_ids), strict=True)
+        assert firsts == (0, 128, 256)
+        logits = layers(bias)[0].logits(hidden)
+        torch.testing.assert_close(torch.cat(tiles, 1), logits[:, token_ids])
 
 
 @torch.inference_mode()
