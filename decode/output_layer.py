@@ -68,13 +68,14 @@ class OutputLayer:
         Yields: the first column and fresh (N, T) in the model's dtype, in order. Logits of few rows
         are put in order, else the weights are: whichever is less to copy.
         """
-        tiles = torch.split(token_ids.to(hidden.device), COLUMNS_PER_TILE)
+        token_ids = token_ids.to(hidden.device)
         if len(hidden) <= ROWS_PER_TILE or not self._has_whole_weight():
-            logits = self.logits(hidden)
-            ordered = (logits.index_select(-1, tile) for tile in tiles)
+            ordered = self.logits(hidden).index_select(-1, token_ids)
+            tiles = iter(torch.split(ordered, COLUMNS_PER_TILE, -1))
         else:
-            ordered = (self._chosen_logits(hidden, tile) for tile in tiles)
-        yield from zip(range(0, len(token_ids), COLUMNS_PER_TILE), ordered, strict=True)
+            chosen = torch.split(token_ids, COLUMNS_PER_TILE)
+            tiles = (self._chosen_logits(hidden, tile) for tile in chosen)
+        yield from zip(range(0, len(token_ids), COLUMNS_PER_TILE), tiles, strict=True)
 
     def _chosen_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         weight, bias = self._predicting()
