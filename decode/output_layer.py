@@ -65,8 +65,8 @@ class OutputLayer:
     def tiles(self, hidden: Tensor, token_ids: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Logits of given tokens (C,) after hidden states (N, D), some columns at a time.
 
-        Yields: the first column and fresh (N, T) in the model's dtype, in order. Logits of few rows
-        are put in order, else the weights are: whichever is less to copy.
+        Yields: the first column and (N, T) in the model's dtype, in order. Logits of few rows are
+        put in order, else the weights are: whichever is less to copy.
         """
         token_ids = token_ids.to(hidden.device)
         if len(hidden) <= ROWS_PER_TILE or not self._has_whole_weight():

@@ -75,11 +75,10 @@ class BytePrompt:
         for first, logits in tiles:
             parts.append(logits[places])
             yield first, logits
-        by_token = torch.cat(parts, 1)
-        by_token[:, self.tree.vocabulary.ordered_tokens] = by_token.clone()
-        self._logits.update(
-            (nodes[place], row) for place, row in zip(places, by_token, strict=True)
-        )
+        ordered = torch.cat(parts, 1)
+        tokens = torch.from_numpy(self.tree.vocabulary.ordered_tokens).to(ordered.device)
+        by_token = torch.empty_like(ordered).index_copy_(1, tokens, ordered)
+        self._logits.update(zip([nodes[place] for place in places], by_token, strict=True))
 
     def next_forward(self) -> TreeForward | None:
         """The next nodes beside the trunk; None when all are computed."""

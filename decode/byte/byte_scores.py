@@ -89,8 +89,7 @@ class PathSums:
     def add(self, nodes: Sequence[int], tiles: Iterable[tuple[int, Tensor]]) -> None:
         """Keep the sums along the text of the laws of some nodes.
 
-        tiles: the first column and logits (nodes, T), columns as in `ordered_tokens`; they may be
-        overwritten.
+        tiles: the first column and logits (nodes, T), columns as in `ordered_tokens`.
         """
         path, place = self._path, np.full(len(self._parent), -1)
         place[nodes] = np.arange(len(nodes))

@@ -34,7 +34,7 @@ class LawSums:
         self._pieces: list[tuple[NDArray[np.int64], Array]] = []
 
     def add(self, first: int, logits: Tensor) -> None:
-        """Sum a tile, logits (N, T) of columns `first` and on, which may be overwritten.
+        """Sum a tile, logits (N, T) of columns `first` and on.
 
         Exponentials are taken in float32 (float64 for float64). NaN or +inf gives NaN.
         """
@@ -68,15 +68,14 @@ def _log_sums(
 ) -> Array:
     """Of the pieces that begin at these columns of these laws, in order."""
     top = scores.amax(1)
-    wide = {row: scores[row].numpy().astype(np.float64) for row in _wide(scores, top)}
-    weights = scores.sub_(top[:, None]).exp_().numpy()
+    weights = scores.sub(top[:, None]).exp_().numpy()
     weights *= allowed
     starts = law * scores.shape[1] + column
     sums = np.add.reduceat(weights.ravel(), starts, dtype=np.float64)
     with np.errstate(divide="ignore"):
         logs: Array = np.log(sums) + top.double().numpy()[law]
-    for row, own in wide.items():
-        masked = np.where(allowed[row], own, -math.inf)
+    for row in _wide(scores, top):
+        masked = np.where(allowed[row], scores[row].double().numpy(), -math.inf)
         logs[law == row] = segment_log_sums(masked, column[law == row])
     return logs
 

@@ -70,7 +70,8 @@ class TokenTree:
         left = [head.node for head in self.heads if head.node not in staying]
         self.heads = [*going_on, *(Head(node, ROOT) for node in new)]
         self._release(left, staying)
-        self._drop_wrong_guesses(byte)
+        if self._guesses:
+            self._drop_wrong_guesses(byte)
         return new
 
     def extend(self, text: Iterable[int]) -> list[int]:
