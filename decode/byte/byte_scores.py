@@ -83,7 +83,7 @@ class PathSums:
         self._log_step = np.full(num_nodes, math.nan)
         """By node: of its token behind its parent."""
         self._has_law = np.zeros(num_nodes, np.bool_)
-        self._logs = np.empty((len(path.node), 2))
+        self._logs = np.full((len(path.node), 2), -math.inf)
         """By step: what reaches the next symbol, and all that reaches beyond the text."""
 
     def add(self, nodes: Sequence[int], tiles: Iterable[tuple[int, Tensor]]) -> None:
@@ -95,16 +95,10 @@ class PathSums:
         place[nodes] = np.arange(len(nodes))
         steps = np.flatnonzero(place[path.node] >= 0)
         children = 1 + np.flatnonzero(place[self._parent[1:]] >= 0)
-        law, above, column = (
-            place[path.node[steps]],
-            place[self._parent[children]],
-            self._row[children],
-        )
+        law, above = place[path.node[steps]], place[self._parent[children]]
         sums = LawSums(self._allowed(nodes), law, path.intervals[steps])
         for first, logits in tiles:
-            is_inside = (first <= column) & (column < first + logits.shape[1])
-            chosen = logits[above[is_inside], column[is_inside] - first]
-            self._log_step[children[is_inside]] = chosen.double().cpu()
+            self._choose(children, above, first, logits)
             sums.add(first, logits)
         log_sums = sums.log_sums()
         total = np.empty(len(nodes))
@@ -113,6 +107,15 @@ class PathSums:
         self._has_law[nodes] = True
         self._log_step[children] -= total[above]
         self._logs[steps] = log_sums - total[law, None]
+
+    def _choose(
+        self, children: NDArray[np.int64], above: NDArray[np.int64], first: int, logits: Tensor
+    ) -> None:
+        """Keep the logits of nodes whose tokens are in a tile; above: the row of each parent."""
+        column = self._row[children] - first
+        is_inside = (column >= 0) & (column < logits.shape[1])
+        chosen = logits[above[is_inside], column[is_inside]]
+        self._log_step[children[is_inside]] = chosen.double().cpu()
 
     def _allowed(self, nodes: Sequence[int]) -> NDArray[np.bool_]:
         """(nodes, V) in the order of `ordered_tokens`: those that may follow."""
