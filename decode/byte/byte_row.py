@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
@@ -109,7 +110,7 @@ class ByteRow:
         self.hidden = self._alive(self.hidden) | dict(zip(nodes, hidden, strict=True))
         self.logits = self._alive(self.logits)
 
-    def take_logits(self, nodes: list[int], logits: Tensor) -> None:
+    def take_logits(self, nodes: list[int], logits: Iterable[Tensor]) -> None:
         """Keep logits (len(nodes), V) in place of hidden states."""
         for node, row in zip(nodes, logits, strict=True):
             del self.hidden[node]
