@@ -9,6 +9,10 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from .sampling_config import SamplingConfig
 
+Seen = Tensor | tuple[Tensor, ...]
+"""Tokens of each row: (batch, vocab_size) bool, or the places that hold True, (n,) int64 rows and
+(n,) int64 tokens, in any order and as often as it may be."""
+
 
 class Warpers:
     """Applies a SamplingConfig and merges all stop tokens into the first one.
@@ -21,22 +25,24 @@ class Warpers:
         self.stop_token_ids = sorted(stop_token_ids)
         self._truncations = list(_truncations(config))
 
-    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, seen: Seen) -> Tensor:
         """Warped logits (batch, vocab_size), float32 or the wider dtype of the input.
 
-        logits: (batch, vocab_size), any float dtype. seen: (batch, vocab_size) bool, the tokens of
-        each row's prompt and output, which the repetition penalty pushes down.
+        logits: (batch, vocab_size), any float dtype. seen: the tokens of each row's prompt and
+        output, which the repetition penalty pushes down.
         """
         return self.after(seen)(logits)
 
-    def after(self, seen: Tensor) -> Callable[[Tensor], Tensor]:
+    def after(self, seen: Seen) -> Callable[[Tensor], Tensor]:
         """The warpers with `seen` given, which is looked through once for both models."""
         if self.config.repetition_penalty == 1.0:
             return partial(self._warped, None)
         # A few of many; but on CUDA to ask which they are would be to wait for the device.
-        return partial(self._warped, seen if seen.is_cuda else seen.nonzero(as_tuple=True))
+        if isinstance(seen, Tensor) and not seen.is_cuda:
+            seen = seen.nonzero(as_tuple=True)
+        return partial(self._warped, seen)
 
-    def _warped(self, seen: Tensor | tuple[Tensor, ...] | None, logits: Tensor) -> Tensor:
+    def _warped(self, seen: Seen | None, logits: Tensor) -> Tensor:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
         scores = logits.to(dtype) / divisor

@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .byte_evaluation import ByteCounts, ByteEvaluation
-from .log_sums import Array, log_sum, log_sum_of
+from .byte_vocabulary import NUM_SYMBOLS
+from .log_sums import Array, log_sum_of
 from .node_law import NodeLaw
 from .token_tree import ROOT_NODE
 from .tree_cache import TreeCache, TreeForward
@@ -56,8 +58,7 @@ class ByteRow:
         self._guessed: set[int] = set()
         self._foreseen: list[int] = []
         self._num_seen = 0
-        self._seen = np.zeros(tree.vocabulary.vocab_size, np.bool_)
-        self._seen[list(tree.vocabulary.start_token_ids)] = True
+        self._seen = np.array(tree.vocabulary.start_token_ids, np.int64)
 
     def copy(self) -> "ByteRow":
         """A row of its own that stands where this one does, without its work."""
@@ -92,7 +93,7 @@ class ByteRow:
 
     def _above_tau(self) -> list[int]:
         groups = self.marginals.pending()
-        total = log_sum(self.marginals.log_masses()) if groups else 0.0
+        total = self.marginals.log_total() if groups else 0.0
         if total == -math.inf:  # then even nodes without mass may be all there is
             return self.marginals.missing()
         log_tau, left_out = math.log(self.evaluation.tau), -math.inf
@@ -109,9 +110,9 @@ class ByteRow:
         self.hidden = self._alive(self.hidden) | dict(zip(nodes, hidden, strict=True))
         self.logits = self._alive(self.logits)
 
-    def take_logits(self, nodes: list[int], logits: Tensor) -> None:
-        """Keep logits (len(nodes), V) in place of hidden states."""
-        for node, row in zip(nodes, logits, strict=True):
+    def take_logits(self, nodes: list[int], logits: Iterator[Tensor]) -> None:
+        """Keep the next logits, (V,) each, in place of hidden states."""
+        for node, row in zip(nodes, logits, strict=False):
             del self.hidden[node]
             self.logits[node] = row
 
@@ -162,21 +163,20 @@ class ByteRow:
 
     def _likely_continuations(self) -> list[tuple[float, bytes]]:
         """Log mass and bytes of what is likely to come, the likeliest first."""
-        number, trie = self.evaluation.prefetch, self.tree.vocabulary.trie
+        if not (number := self.evaluation.prefetch):
+            return []
+        marginals, trie = self.marginals, self.tree.vocabulary.trie
+        least = marginals.log_total() + math.log(LEAST_SHARE)
         found: list[tuple[float, bytes]] = []
-        totals = [-math.inf]
-        for node, prefix in self.tree.heads if number else ():
-            law = self.marginals.laws.get(node)
-            if law is None:
+        for node, prefix in self.tree.heads:
+            law, log_mass = marginals.laws.get(node), marginals.log_mass.get(node, -math.inf)
+            if law is None or not log_mass + law.log_reach(prefix) >= least:
                 continue
-            log_mass = self.marginals.log_mass[node]
-            totals.append(log_mass + law.log_beyond(prefix))
             num_known = len(self.tree.text) - self.tree.end[node]
-            for row in law.likeliest(prefix, number):
+            for row in law.likely(prefix, least - log_mass):
                 step = law.of_token(int(trie.tokens[row]))
                 found.append((log_mass + step, trie.texts[row][num_known:]))
-        least = log_sum_of(totals) + math.log(LEAST_SHARE)
-        return sorted((guess for guess in found if guess[0] >= least), reverse=True)[:number]
+        return sorted(found, reverse=True)[:number]
 
     def _worth(self, guesses: list[int], log_mass: float) -> list[int]:
         """Those that will not be left out for their small share of a text of at least this mass."""
@@ -211,17 +211,14 @@ class ByteRow:
 
         A text to which the laws give no probability at all stands for its newest node alone.
         """
-        masses = self.marginals.log_masses()
-        total = log_sum(masses)
+        masses, total = self.marginals.log_masses()
         if not self.is_over and total == -math.inf:
             self.marginals.restart()
-            masses = self.marginals.log_masses()
-            total = log_sum(masses)
+            masses, total = self.marginals.log_masses()
         if self.evaluation.tau:
             self._count_left_out(total)
         if self.is_over or total == -math.inf:
-            masses.fill(-math.inf)
-            return masses
+            return np.full(NUM_SYMBOLS, -math.inf)
         return masses - total
 
     def _count_left_out(self, log_known: float) -> None:
@@ -233,22 +230,22 @@ class ByteRow:
         self.counts.total_variation = share
         self.counts.max_total_variation = max(share, self.counts.max_total_variation)
 
-    def seen(self, node: int) -> NDArray[np.bool_]:
-        """(V,) bool: the tokens of a node's path, start tokens included."""
-        trunk = self.tree.trunk()
-        for at in trunk[self._num_seen :]:
-            self._seen[self.tree.token[at]] = True
-        self._num_seen = len(trunk)
-        seen = self._seen.copy()
-        while self.tree.depth[node] > len(trunk):
-            seen[self.tree.token[node]] = True
-            node = self.tree.parent[node]
-        return seen
+    def seen(self, node: int) -> NDArray[np.int64]:
+        """The tokens of a node's path, start tokens included, in no order."""
+        tree, trunk = self.tree, self.tree.trunk()
+        if new := [tree.token[at] for at in trunk[self._num_seen :]]:
+            self._seen, self._num_seen = np.union1d(self._seen, new), len(trunk)
+        path: list[int] = []
+        while tree.depth[node] > len(trunk):
+            path.append(tree.token[node])
+            node = tree.parent[node]
+        return np.append(self._seen, path) if path else self._seen
 
     def compact(self) -> tuple[int, list[int]] | None:
         """What the model's cache should keep (TreeCache.compact); None while few slots are dead."""
-        limit = min(MAX_DEAD_SLOTS, self.cache.num_slots // 4)
-        if self.cache.num_dead <= limit:
+        cache = self.cache
+        limit = min(MAX_DEAD_SLOTS, cache.num_slots // 4)
+        if cache.num_slots - cache.num_settled <= limit or cache.num_dead <= limit:
             return None
         self._guessed = set(filter(self.tree.is_alive, self._guessed))
-        return self.cache.compact()
+        return cache.compact()

@@ -40,7 +40,7 @@ class DeviceByteStream(ByteStream):
         super().__init__(*arguments, **settings)
         if refusal := device_stream_refusal(self.evaluation):
             raise ValueError(f"laws cannot stay on the device: {refusal}")
-        self._laws = DeviceLaws(self.vocabulary, self.model.device, self.evaluation.mode)
+        self._laws = DeviceLaws(self.vocabulary, self._device, self.evaluation.mode)
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far; waits for the device."""
@@ -69,4 +69,4 @@ class DeviceByteStream(ByteStream):
         return value if isinstance(value, Tensor) else self._filled(value)
 
     def _filled(self, value: float, *shape: int) -> Tensor:
-        return torch.full(shape, value, dtype=torch.float64, device=self.model.device)
+        return torch.full(shape, value, dtype=torch.float64, device=self._device)
