@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from .sampling_config import SamplingConfig
 
-Seen = Tensor | tuple[Tensor, ...]
-"""Tokens of each row: (batch, vocab_size) bool, or the places that hold True, (n,) int64 rows and
-(n,) int64 tokens, in any order and as often as it may be."""
+Seen = Tensor | tuple[NDArray[np.int64], ...]
+"""Tokens of each row: (batch, vocab_size) bool; on the CPU also the places that hold True, (n,)
+rows and (n,) tokens, in any order and as often as it may be."""
 
 
 class Warpers:
@@ -39,17 +42,17 @@ class Warpers:
             return partial(self._warped, None)
         # A few of many; but on CUDA to ask which they are would be to wait for the device.
         if isinstance(seen, Tensor) and not seen.is_cuda:
-            seen = seen.nonzero(as_tuple=True)
+            seen = seen.numpy().nonzero()
         return partial(self._warped, seen)
 
     def _warped(self, seen: Seen | None, logits: Tensor) -> Tensor:
-        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        raw = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
-        scores = logits.to(dtype) / divisor
+        scores = raw / divisor
         if isinstance(seen, Tensor):
-            scores = torch.where(seen, self._penalised(logits.to(dtype)) / divisor, scores)
-        elif seen is not None:
-            scores[seen] = self._penalised(logits[seen].to(dtype)) / divisor
+            scores = torch.where(seen, self._penalised(raw, torch.where) / divisor, scores)
+        elif seen is not None:  # so few that numpy is faster
+            scores.numpy()[seen] = self._penalised(raw.numpy()[seen], np.where) / divisor
         for truncate in self._truncations:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)
@@ -59,9 +62,10 @@ class Warpers:
         """The token itself, or the end symbol for any stop token."""
         return self.stop_token_ids[0] if token_id in self.stop_token_ids else token_id
 
-    def _penalised(self, scores: Tensor) -> Tensor:
+    def _penalised(self, scores: Any, where: Callable[..., Any]) -> Any:
+        """Scores of seen tokens, in torch or numpy."""
         penalty = self.config.repetition_penalty
-        return torch.where(scores > 0, scores / penalty, scores * penalty)
+        return where(scores > 0, scores / penalty, scores * penalty)
 
     def _merge_end_symbols(self, scores: Tensor) -> None:
         if len(self.stop_token_ids) < 2:

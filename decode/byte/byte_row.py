@@ -57,7 +57,8 @@ class ByteRow:
         self.is_over = False
         self._guessed: set[int] = set()
         self._foreseen: list[int] = []
-        self._num_seen = 0
+        self._num_trunk = 0
+        self._trunk_tokens = set(tree.vocabulary.start_token_ids)
         self._seen = np.array(tree.vocabulary.start_token_ids, np.int64)
 
     def copy(self) -> "ByteRow":
@@ -233,13 +234,16 @@ class ByteRow:
     def seen(self, node: int) -> NDArray[np.int64]:
         """The tokens of a node's path, start tokens included, in no order."""
         tree, trunk = self.tree, self.tree.trunk()
-        if new := [tree.token[at] for at in trunk[self._num_seen :]]:
-            self._seen, self._num_seen = np.union1d(self._seen, new), len(trunk)
+        if len(trunk) > self._num_trunk:
+            new = {tree.token[at] for at in trunk[self._num_trunk :]} - self._trunk_tokens
+            self._trunk_tokens |= new
+            self._seen = np.concatenate((self._seen, np.array([*new], np.int64)))
+            self._num_trunk = len(trunk)
         path: list[int] = []
         while tree.depth[node] > len(trunk):
             path.append(tree.token[node])
             node = tree.parent[node]
-        return np.append(self._seen, path) if path else self._seen
+        return np.concatenate((self._seen, np.array(path, np.int64)))
 
     def compact(self) -> tuple[int, list[int]] | None:
         """What the model's cache should keep (TreeCache.compact); None while few slots are dead."""

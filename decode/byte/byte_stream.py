@@ -12,7 +12,6 @@ from ..output_layer import OutputLayer
 from ..row_attention import RowAttention
 from ..row_stream import prompt_groups
 from ..stream import PromptLogits
-from ..upload import uploaded
 from ..warpers import Seen
 from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_prompt import BytePrompt
@@ -229,7 +228,7 @@ class ByteStream:
 
     def _marginals(self, rows: list[ByteRow]) -> Tensor:
         """(R, 257) of rows that have all laws that they want."""
-        log_probs = np.stack([row.log_probs() for row in rows])
+        log_probs = np.array([row.log_probs() for row in rows])
         return torch.from_numpy(log_probs).to(self._device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
@@ -265,18 +264,18 @@ class ByteStream:
     def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
         if not wanted:
             return
-        logits = torch.stack([row.logits[node] for row, node in wanted])
+        each = [row.logits[node] for row, node in wanted]
+        logits = each[0][None] if len(each) == 1 else torch.stack(each)
         if self.warp is not None:
             logits = self.warp(logits, self._seen([row.seen(node) for row, node in wanted]))
         standings = [row.tree.standing[node] for row, node in wanted]
         for (row, node), law in zip(wanted, self._new_laws(standings, logits), strict=True):
             row.add_law(node, law)
 
-    def _seen(self, paths: list[NDArray[np.int64]]) -> tuple[Tensor, ...]:
-        """The tokens of each path as places of an array of (paths, V)."""
+    def _seen(self, paths: list[NDArray[np.int64]]) -> Seen:
+        """The tokens of each path as the warper takes them."""
         rows = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
-        places = (torch.from_numpy(rows), torch.from_numpy(np.concatenate(paths)))
-        return tuple(uploaded(place, self._device) for place in places)
+        return rows, np.concatenate(paths)
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
         """What follows nodes by their warped logits (N, V)."""

@@ -17,7 +17,8 @@ class ByteTrie:
     children of a node are consecutive. By node, int32: `low`, `high`, the rows with its prefix;
     `num_ends`, how many of the first of them are exactly that prefix; `first_child`,
     `num_children`; `byte` (uint8), the last byte of the prefix. int64: `symbol`, the same to index
-    with; `first_byte_starts`, the first row of each first byte.
+    with; `start`, the first row among those `longer` than the parent's prefix; `first_byte_starts`,
+    the first row of each first byte.
     """
 
     def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
@@ -27,11 +28,13 @@ class ByteTrie:
         self.tokens = np.array(order, np.int32)
         self.row_of = {token: row for row, token in enumerate(order)}
         levels = np.concatenate(_levels(texts), axis=1)
-        self.low, self.high, self.num_ends, parent, byte = levels.astype(np.int32)
+        low, high, num_ends, parent, byte = levels
+        self.low, self.high, self.num_ends = (x.astype(np.int32) for x in (low, high, num_ends))
         num_nodes = len(self.low)
         self.num_children = np.bincount(parent[1:], minlength=num_nodes).astype(np.int32)
         self.first_child = np.searchsorted(parent[1:], np.arange(num_nodes)).astype(np.int32) + 1
-        self.byte, self.symbol = byte.astype(np.uint8), byte
+        self.start = low - (low + num_ends)[parent]
+        self.byte, self.symbol = byte.astype(np.uint8), byte.copy()
         self._bytes: bytes = self.byte.tobytes()
         # Views whose items are Python numbers: a third of the time of an item of an array.
         self._first_child: memoryview[int] = self.first_child.data
@@ -55,12 +58,6 @@ class ByteTrie:
     def longer(self, node: int) -> tuple[int, int]:
         """The rows whose bytes start with the node's prefix and are longer: a half-open interval."""
         return self._low[node] + self._num_ends[node], self._high[node]
-
-    def child_starts(self, node: int) -> NDArray[np.int64]:
-        """Where the rows of each child begin among those of `longer`."""
-        low = np.int64(self._low[node] + self._num_ends[node])
-        starts: NDArray[np.int64] = self.low[self.children(node)] - low
-        return starts
 
     def has_children(self, node: int) -> bool:
         """Whether some token goes on."""

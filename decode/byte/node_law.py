@@ -86,7 +86,7 @@ class NodeLaw:
         """The same by next byte: one entry for each child of the trie node, float64."""
         if self.is_wide:
             low, high = self.trie.longer(prefix)
-            starts = self.trie.child_starts(prefix)
+            starts = self.trie.start[self.trie.children(prefix)]
             return segment_log_sums(self._scores(low, high), starts) - self.log_total
         with np.errstate(divide="ignore"):
             logs: Array = np.log(self.child_weights(prefix)) + self.log_scale
@@ -97,7 +97,7 @@ class NodeLaw:
         if prefix == ROOT:
             return self.first_bytes
         low, high = self.trie.longer(prefix)
-        starts = self.trie.child_starts(prefix)
+        starts = self.trie.start[self.trie.children(prefix)]
         sums: Array = np.add.reduceat(self.weights[low:high], starts, dtype=np.float64)
         return sums
 
@@ -166,7 +166,7 @@ def _node_law(
     vocabulary: ByteVocabulary, standing: Standing, logits: NDArray[np.floating], mode: Mode
 ) -> NodeLaw:
     trie, allowed = vocabulary.trie, _allowed(vocabulary, standing, mode)
-    largest = logits.max()
+    largest = np.maximum.reduce(logits)
     top = largest if largest != -math.inf else logits.dtype.type(0.0)
     every = logits - top
     np.exp(every, out=every)
@@ -176,7 +176,7 @@ def _node_law(
     by_row *= allowed
     weights[-1] = 0.0
     first_bytes = np.add.reduceat(weights, trie.first_byte_starts, dtype=np.float64)
-    log_rows = _log(float(first_bytes.sum())) + float(top)
+    log_rows = _log(float(np.add.reduce(first_bytes))) + float(top)
     if is_wide:
         log_rows = log_sum(logits[trie.tokens[allowed]].astype(np.float64))
     log_end, log_all = -math.inf, log_rows
@@ -195,7 +195,7 @@ def _node_law(
         log_scale=float(top) - log_total if log_rows != -math.inf else 0.0,
         log_total=log_total,
         log_end=log_end - log_total,
-        log_kept=log_all - _log(float(every.sum())) - float(top),
+        log_kept=log_all - _log(float(np.add.reduce(every))) - float(top),
     )
 
 
@@ -206,7 +206,7 @@ def _is_wide(
     allowed: NDArray[np.bool_],
 ) -> bool:
     limit = LEAST_WEIGHT[weights.dtype]
-    if weights.min() >= limit:
+    if np.minimum.reduce(weights) >= limit:
         return False
     is_tiny = allowed & (weights < limit)
     # A banned token is not small, it is absent.

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .byte_trie import ROOT
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
@@ -87,7 +88,7 @@ class TreeMarginals:
             logs = self._wide_log_masses(heads)
             return logs, log_sum(logs)
         masses = self._masses(heads, shift)
-        total = float(masses.sum())
+        total = float(np.add.reduce(masses))
         with np.errstate(divide="ignore"):
             logs = np.log(masses, out=masses)
         logs += shift
@@ -101,14 +102,17 @@ class TreeMarginals:
 
     def _masses(self, heads: list[Head], shift: float) -> Array:
         """(257,) W(bx) divided by exp(shift)."""
-        trie, masses = self.tree.vocabulary.trie, np.zeros(NUM_SYMBOLS)
+        trie, end = self.tree.vocabulary.trie, 0.0
+        symbols, masses = list[NDArray[np.int64]](), list[Array]()
         for node, prefix in heads:
             law, log_mass = self.laws[node], self.log_mass[node] - shift
-            scale = math.exp(log_mass + law.log_scale)
-            masses[trie.symbol[trie.children(prefix)]] += scale * law.child_weights(prefix)
+            symbols.append(trie.symbol[trie.children(prefix)])
+            masses.append(law.child_weights(prefix) * math.exp(log_mass + law.log_scale))
             if prefix == ROOT:
-                masses[END_SYMBOL] += math.exp(log_mass + law.log_end)
-        return masses
+                end += math.exp(log_mass + law.log_end)
+        sums = np.bincount(np.concatenate(symbols), np.concatenate(masses), NUM_SYMBOLS)
+        sums[END_SYMBOL] = end
+        return sums
 
     def _wide_log_masses(self, heads: list[Head]) -> Array:
         """The same where sums on one scale could lose small terms."""
