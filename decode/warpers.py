@@ -46,7 +46,7 @@ class Warpers:
         return partial(self._warped, seen)
 
     def _warped(self, seen: Seen | None, logits: Tensor) -> Tensor:
-        raw = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+        raw = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
         scores = raw / divisor
         if isinstance(seen, Tensor):

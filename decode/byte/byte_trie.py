@@ -39,6 +39,7 @@ class ByteTrie:
         # Views whose items are Python numbers: a third of the time of an item of an array.
         self._first_child: memoryview[int] = self.first_child.data
         self._num_children: memoryview[int] = self.num_children.data
+        self._tokens: memoryview[int] = self.tokens.data
         self._low: memoryview[int] = self.low.data
         self._high: memoryview[int] = self.high.data
         self._num_ends: memoryview[int] = self.num_ends.data
@@ -68,8 +69,7 @@ class ByteTrie:
         if not (count := self._num_ends[node]):
             return []
         low = self._low[node]
-        ends: list[int] = self.tokens[low : low + count].tolist()
-        return ends
+        return self._tokens[low : low + count].tolist()
 
     def interval(self, prefix: bytes) -> tuple[int, int]:
         """The rows whose bytes start with `prefix`, as a half-open interval."""

@@ -134,26 +134,22 @@ class TokenTree:
     def _moved(
         self, heads: list[Head], byte: int
     ) -> tuple[list[Head], list[tuple[int, int, Standing]]]:
-        """Heads that go on behind `byte`, which ends the text already, and the nodes it adds."""
-        trie = self.vocabulary.trie
+        """Heads that go on behind `byte`, which ends the text already, and the nodes it adds:
+        (parent, token, standing).
+        """
+        trie, viability = self.vocabulary.trie, self.vocabulary.viability
         going_on: list[Head] = []
         found: list[tuple[int, int, Standing]] = []
         for node, prefix in heads:
             if (longer := trie.child(prefix, byte)) < 0:
                 continue
-            head = Head(node, longer)
-            found += self._ends(head)
+            for token in trie.ends(longer):
+                after = viability.extend(self.standing[node], token, self.text)
+                if after is not None:
+                    found.append((node, token, after))
             if trie.has_children(longer):
-                going_on.append(head)
+                going_on.append(Head(node, longer))
         return going_on, found
-
-    def _ends(self, head: Head) -> list[tuple[int, int, Standing]]:
-        """(parent, token, standing) of the sequences that end with the text."""
-        viability = self.vocabulary.viability
-        before = self.standing[head.node]
-        tokens = self.vocabulary.trie.ends(head.prefix)
-        pairs = ((token, viability.extend(before, token, self.text)) for token in tokens)
-        return [(head.node, token, after) for token, after in pairs if after is not None]
 
     def _add(self, parent: int, token: int, standing: Standing) -> int:
         guess = self._guesses.pop((parent, token), None)
