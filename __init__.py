@@ -32,6 +32,7 @@ _HOME = {
     "SafeOnly": "decode.rules.safe_only",
     "Verification": "decode.verification",
     "verify": "decode.verification",
+    "with_divergences": "decode.divergences",
 }
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "SafeOnly",
     "Verification",
     "verify",
+    "with_divergences",
 ]
 
 

@@ -40,14 +40,14 @@ class RowCache(Cache):
 
     def __init__(self, num_layers: int, num_rows: int, max_length: int) -> None:
         self.num_rows, self.max_length = num_rows, max_length
-        self.lengths = torch.zeros(num_rows, dtype=torch.long)
-        """(B,) int64 on the CPU."""
+        self.lengths = [0] * num_rows
+        """B numbers of columns."""
         self._layers = [RowLayer(num_rows, max_length) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
 
     def place(self, rows: Sequence[int], num_new: int, device: torch.device) -> Placement:
         """Announce a forward of `num_new` columns after the ends of these rows."""
-        starts = self.lengths[list(rows)].tolist()
+        starts = [self.lengths[row] for row in rows]
         columns = torch.tensor(starts)[:, None] + torch.arange(num_new)
         num_columns = max(starts) + num_new
         if num_columns > self.max_length:
@@ -86,15 +86,16 @@ class RowCache(Cache):
         for layer in self._layers:
             layer.first_capacity = self.max_length
 
-    def advance(self, rows: Sequence[int], counts: Tensor) -> None:
-        """Move each row's pointer past its new columns; counts: (R,) int64 on the CPU."""
-        self.lengths[list(rows)] += counts
+    def advance(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Move each row's pointer past its `counts` new columns."""
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] += count
 
     def roll_back(self, row: int, length: int) -> None:
         """Forget the columns of a row from `length` on."""
         if not 0 <= length <= self.lengths[row]:
             raise ValueError(
-                f"row {row} holds {int(self.lengths[row])} columns, it cannot go back to {length}"
+                f"row {row} holds {self.lengths[row]} columns, it cannot go back to {length}"
             )
         self.lengths[row] = length
 
@@ -106,7 +107,7 @@ class RowCache(Cache):
 
     def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
         """A copy of a row's keys and values, (H, columns, D) each, by layer."""
-        return [layer.states(row, int(self.lengths[row])) for layer in self._layers]
+        return [layer.states(row, self.lengths[row]) for layer in self._layers]
 
     def restore(self, row: int, states: list[tuple[Tensor, Tensor]]) -> None:
         """Fill an empty row with what `states` gave."""
@@ -117,7 +118,7 @@ class RowCache(Cache):
     def erase_rest(self, row: int) -> None:
         """Zero the columns of a row that do not count; for NaN, which spreads though masked."""
         for layer in self._layers:
-            layer.clear(row, int(self.lengths[row]))
+            layer.clear(row, self.lengths[row])
 
     def free(self, row: int) -> None:
         """Empty a row, so that another request can have it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 SCHEMA = "anchored-ledger/1"
 SAMPLER = "coupled/1"
+_INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
 class LedgerError(ValueError):
@@ -41,6 +42,8 @@ class LedgerHeader:
     """Samples of the prompt that were drawn together; each has a ledger of its own."""
     prior_bound: float = 0.0
     """Nats that the prompt may have spent, where it ends with an earlier generation."""
+    prompt_ratios: list[float] | None = None
+    """Nats, log p_r - log p_s of the prompt's symbols; where asked for, see `with_divergences`."""
     schema: str = SCHEMA
     sampler: str = SAMPLER
 
@@ -60,6 +63,10 @@ class LedgerStep:
     """log p* of the token, in nats."""
     safe_log_prob: float
     """log p_s of the token, in nats."""
+    kl_risky_safe: float | None = None
+    """KL(p_r || p_s) of the warped laws in nats; where asked for, see `with_divergences`."""
+    kl_star_risky: float | None = None
+    """KL(p* || p_r) in nats; the same."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,7 +122,7 @@ class Ledger:
 
     def lines(self) -> list[str]:
         """The ledger as JSON lines: header, steps, footer."""
-        lines = [_dump(asdict(self.header))] + [_dump(asdict(step)) for step in self.steps]
+        lines = [_dump(_known(self.header)), *(_dump(_known(step)) for step in self.steps)]
         footer = {
             "total_spend": self.spent,
             "num_steps": len(self.steps),
@@ -172,6 +179,11 @@ def _check_order(records: list[dict[str, Any]], path: Path) -> None:
         )
 
 
+def _known(record: LedgerHeader | LedgerStep) -> dict[str, Any]:
+    """Its fields but those that nobody asked for."""
+    return {name: value for name, value in asdict(record).items() if value is not None}
+
+
 def _dump(record: dict[str, Any]) -> str:
     plain = {key: _to_json(value) for key, value in record.items()}
     return json.dumps(plain, allow_nan=False)
@@ -179,7 +191,15 @@ def _dump(record: dict[str, Any]) -> str:
 
 def _to_json(value: Any) -> Any:
     """Infinite floats become strings: JSON has no number for them."""
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
     return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    return _INFINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
@@ -189,11 +209,7 @@ def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
         raise LedgerError(f"{path}: line {number} is cut off or not JSON") from None
     if not isinstance(record, dict):
         raise LedgerError(f"{path}: line {number} is not a JSON object")
-    infinite = {"inf": math.inf, "-inf": -math.inf}
-    return {
-        key: infinite.get(value, value) if isinstance(value, str) else value
-        for key, value in record.items()
-    }
+    return {key: _from_json(value) for key, value in record.items()}
 
 
 def _sha256(lines: list[str]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .ledger import Ledger
 from .prompt_reading import PromptReading
 from .rules.rule import NextToken, Rule, StepInputs
 from .stream import Stream, feed_in_chunks
@@ -57,6 +58,10 @@ class Replay:
             drawn = self.rule.next_token(inputs)
             yield ForcedStep(step, inputs, drawn, token_ids[:, step], rows)
             seen.scatter_(1, token_ids[:, step : step + 1], True)
+
+    def recorded_steps(self, ledger: Ledger) -> Iterator[ForcedStep]:
+        """The same under the budgets that the only continuation's ledger records."""
+        return self.steps(lambda step: [ledger.steps[step].budget])
 
     def _logits(self, token_ids: Tensor, mask: Tensor) -> Iterator[dict[str, Tensor]]:
         """Both models' logits (batch, vocab_size) before each token; the last one is never fed."""

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .backbone import ModuleBackbone, backbone_of, read_prompts
 from .kv_cache import Placement, RowCache
 from .output_layer import OutputLayer
 from .row_attention import RowAttention
 from .stream import UNSCORED, PromptLogits
+from .upload import uploaded
 
 # B rows of the batch, R rows of one forward, T new columns, D hidden size.
 
@@ -38,9 +40,7 @@ class RowStream:
         self.model, self.attention = model, attention
         self.vocab_size = output.vocab_size
         self.max_length, self.scores_prompts = max_length, scores_prompts
-        # get_decoder() of Llama 4 is the whole model.
-        is_gpt2 = model.config.model_type == "gpt2"
-        self._backbone = model.get_submodule("transformer" if is_gpt2 else "model")
+        self._backbone = backbone_of(model, attention)
         self._output = output
         self._cache = RowCache(model.config.num_hidden_layers, num_rows, max_length)
 
@@ -58,7 +58,7 @@ class RowStream:
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, vocab_size) after each new column; see Stream."""
         rows = list(range(len(token_ids)))
-        return self._output.logits(self._hidden(rows, token_ids, mask.sum(1).cpu()))
+        return self._output.logits(self._hidden(rows, token_ids, mask.sum(1).tolist()))
 
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, vocab_size) after the last of each row's new tokens; see Stream."""
@@ -73,7 +73,8 @@ class RowStream:
         """
         token_ids, counts = right_padded(tokens)
         hidden = self._hidden(rows, token_ids, counts)
-        last = (counts[:, None] - num_last + torch.arange(num_last)).clamp(min=0).to(hidden.device)
+        ends = torch.tensor(counts)[:, None]
+        last = (ends - num_last + torch.arange(num_last)).clamp(min=0).to(hidden.device)
         return self._output.logits(hidden[torch.arange(len(rows))[:, None], last])
 
     @torch.inference_mode()
@@ -90,13 +91,12 @@ class RowStream:
         self._cache.place_at(positions)
         mask = places(positions)
         with attends_by_column(self.model.config):
-            hidden = self._backbone(
-                input_ids=token_ids,
-                attention_mask={"full_attention": mask} if self.attention.takes_mapping else mask,
-                position_ids=positions.clamp(max=self.model.config.max_position_embeddings - 1),
-                past_key_values=self._cache,
-                use_cache=True,
-            ).last_hidden_state
+            hidden = ModuleBackbone(self.model)(
+                token_ids,
+                positions.clamp(max=self.model.config.max_position_embeddings - 1),
+                {"full_attention": mask} if self.attention.takes_mapping else mask,
+                self._cache,
+            )
         return self._output.logits(hidden)
 
     def reserve(self) -> None:
@@ -112,20 +112,25 @@ class RowStream:
         """Keep the first `num_tokens` tokens of a row."""
         self._cache.roll_back(row, num_tokens)
 
-    def _hidden(self, rows: list[int], token_ids: Tensor, counts: Tensor) -> Tensor:
-        """(R, T, D) after new columns (R, T), of which the first `counts` (R,) are tokens."""
+    def _hidden(self, rows: list[int], token_ids: Tensor, counts: list[int]) -> Tensor:
+        """(R, T, D) after new columns (R, T), of which each row's first `counts` are tokens."""
         place = self._cache.place(rows, token_ids.shape[1], self.model.device)
-        ends = (self._cache.lengths[rows] + counts - 1).clamp(min=0).to(self.model.device)
-        hidden: Tensor = self._backbone(
-            input_ids=token_ids.to(self.model.device),
-            attention_mask=self._masks(place),
-            # Padding has no position of its own: one past the context would be out of range.
-            position_ids=torch.minimum(place.columns, ends[:, None]),
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
+        hidden = self._backbone(
+            token_ids.to(self.model.device),
+            self._positions(place, rows, counts),
+            self._masks(place),
+            self._cache,
+        )
         self._cache.advance(rows, counts)
         return hidden
+
+    def _positions(self, place: Placement, rows: list[int], counts: list[int]) -> Tensor:
+        if min(counts) == place.columns.shape[1]:
+            return place.columns
+        # Padding has no position of its own: one past the context would be out of range.
+        past = zip(rows, counts, strict=True)
+        ends = torch.tensor([[max(0, self._cache.lengths[row] + n - 1)] for row, n in past])
+        return torch.minimum(place.columns, uploaded(ends, place.columns.device))
 
     def erase_rest(self, row: int) -> None:
         """Zero what lies behind a row's end."""
@@ -140,27 +145,22 @@ class RowStream:
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_ids, lengths = right_padded(prompts)
         token_ids = token_ids.to(self.model.device)
-        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
-        assert place.is_fresh, f"rows {rows} were not freed"
-        # Nothing lies before these tokens and padding only after them: the causal mask that the
-        # model makes itself is right, and it leaves the fused attention kernels usable.
-        hidden = self._backbone(
-            input_ids=token_ids, past_key_values=self._cache, use_cache=True
-        ).last_hidden_state
-        self._cache.advance(rows, lengths)
-        last = hidden[torch.arange(len(rows)), (lengths - 1).to(hidden.device)]
+        hidden = read_prompts(self._backbone, self._cache, rows, token_ids, lengths)
+        last = hidden[torch.arange(len(rows)), torch.tensor(lengths) - 1]
         log_probs = [UNSCORED] * len(rows)
         if self.scores_prompts:
             log_probs = self._token_log_probs(hidden, token_ids, lengths)
         return PromptLogits(self._output.logits(last), log_probs, 1)
 
-    def _token_log_probs(self, hidden: Tensor, token_ids: Tensor, lengths: Tensor) -> list[Tensor]:
-        is_followed = torch.arange(1, token_ids.shape[1]) < lengths[:, None]
+    def _token_log_probs(
+        self, hidden: Tensor, token_ids: Tensor, lengths: list[int]
+    ) -> list[Tensor]:
+        is_followed = torch.arange(1, token_ids.shape[1]) < torch.tensor(lengths)[:, None]
         chosen = is_followed.to(hidden.device)
         log_probs = self._output.token_log_probs(
             hidden[:, :-1][chosen], token_ids[:, 1:][chosen].to(hidden.device)
         )
-        return list(torch.split(log_probs.cpu(), (lengths - 1).tolist()))
+        return list(torch.split(log_probs.cpu(), [length - 1 for length in lengths]))
 
 
 def prompt_groups(lengths: Sequence[int]) -> Iterator[slice]:
@@ -174,11 +174,12 @@ def prompt_groups(lengths: Sequence[int]) -> Iterator[slice]:
     yield slice(start, len(lengths))
 
 
-def right_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """(token_ids (R, longest), lengths (R,)), int64; padding repeats the prompt's last token.
+def right_padded(prompts: list[list[int]]) -> tuple[Tensor, list[int]]:
+    """(token_ids (R, longest) int64, lengths); padding repeats the prompt's last token.
 
     A token of the row's own, as one with broken embeddings would spread NaN through the mask.
     """
-    longest = max(len(prompt) for prompt in prompts)
+    lengths = [len(prompt) for prompt in prompts]
+    longest = max(lengths)
     padded = [prompt + prompt[-1:] * (longest - len(prompt)) for prompt in prompts]
-    return torch.tensor(padded), torch.tensor([len(prompt) for prompt in prompts])
+    return torch.tensor(padded), lengths

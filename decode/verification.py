@@ -5,20 +5,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..kernels.sampler import coupled_sample
-from ..kernels.uniforms import uniforms
 from .budget import Budget
+from .divergences import recorded_divergences, step_divergences
 from .ledger import Ledger, LedgerStep
+from .ledger_replay import open_replay
 from .level import Level
 from .level_registry import recorded_level
 from .model_pair import ModelPair
-from .prompt_reading import asks_for_ratios, read_prompts
-from .replay import ForcedStep, Replay
+from .prompt_reading import asks_for_ratios
+from .replay import ForcedStep
 from .rules.registry import make_rule
 from .rules.rule import Rule
-from .sampling_config import SamplingConfig
 
 TOLERANCE_NATS = {
     torch.float64: 1e-9,
@@ -63,8 +62,9 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
 
     Checked: model fingerprints; level and tokenizers; debt; that each allowance follows from the
     spends before it; that spends stay within allowances and their sum within the bound; and, by
-    running both models over the recorded tokens, every spend, log p* and log p_s and every token
-    from its seed. Raises LedgerError for a file that was touched; all else is in `failures`.
+    running both models over the recorded tokens, every spend, log p* and log p_s, every token
+    from its seed, and what `with_divergences` added. Raises LedgerError for a file that was
+    touched; all else is in `failures`.
     """
     if not isinstance(ledger, Ledger):
         ledger = Ledger.load(Path(ledger))
@@ -133,32 +133,25 @@ def _recorded_budget(ledger: Ledger) -> Budget:
 
 def _replay(ledger: Ledger, level: Level, rule: Rule, report: Verification) -> None:
     header = ledger.header
-    sampling = SamplingConfig(**header.sampling)
-    num_tokens = len(header.prompt_token_ids) + len(ledger.steps)
-    streams = level.open_streams(
-        1, num_tokens, sampling, scores_prompts=asks_for_ratios(level, rule)
-    )
-    reading = read_prompts(level, streams, [header.prompt_token_ids], [0])
-    debt = rule.budget_for(horizon=header.horizon, k=None, ratios=reading.ratios[0]).debt
+    scores_prompt = asks_for_ratios(level, rule) or header.prompt_ratios is not None
+    replay = open_replay(ledger, level, rule, scores_prompt=scores_prompt)
+    ratios = replay.reading.ratios[0]
+    debt = rule.budget_for(horizon=header.horizon, k=None, ratios=ratios).debt
     if _difference(debt, header.debt) > report.tolerance:
         report.failures.append(f"debt {header.debt}, replayed {debt}")
-    replay = Replay(
-        rule=rule,
-        warpers=level.warpers(sampling),
-        streams=streams,
-        reading=reading,
-        continuations=[ledger.token_ids],
-        uniforms=_uniforms(ledger, sampling, reading.seen.device),
-    )
-    for forced in replay.steps(lambda step: [ledger.steps[step].budget]):
+    if header.prompt_ratios is not None:
+        _check_ratios(ratios.tolist(), header.prompt_ratios, report)
+    for forced in replay.recorded_steps(ledger):
         _check_step(forced, ledger.steps[forced.step], report)
 
 
-def _uniforms(ledger: Ledger, sampling: SamplingConfig, device: torch.device) -> Tensor | None:
-    if sampling.is_greedy:
-        return None
-    steps = torch.arange(len(ledger.steps))[None]
-    return uniforms(torch.tensor([ledger.header.seed]), steps).to(device)
+def _check_ratios(replayed: list[float], recorded: list[float], report: Verification) -> None:
+    if len(replayed) != len(recorded):
+        report.failures.append(f"{len(recorded)} prompt ratios, replayed {len(replayed)}")
+        return
+    errors = [_difference(*pair) for pair in zip(replayed, recorded, strict=True)]
+    if max(errors, default=0.0) > report.tolerance:
+        report.failures.append(f"prompt ratios differ by {max(errors):.3g} nats")
 
 
 def _check_step(forced: ForcedStep, recorded: LedgerStep, report: Verification) -> None:
@@ -173,6 +166,10 @@ def _check_step(forced: ForcedStep, recorded: LedgerStep, report: Verification) 
         "log_prob": _difference(log_probs, recorded.log_prob),
         "safe_log_prob": _difference(safe_log_probs, recorded.safe_log_prob),
     }
+    if recorded_divergences(recorded):
+        again = step_divergences(forced)
+        known = recorded_divergences(recorded).items()
+        errors |= {name: _difference(again[name], nats) for name, nats in known}
     report.max_spend_error = max(report.max_spend_error, errors["spend"])
     report.max_log_prob_error = max(
         report.max_log_prob_error, errors["log_prob"], errors["safe_log_prob"]

@@ -5,43 +5,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
+from .figure_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    figure_style,
+    new_figure,
+    save_figure,
+)
 from .label_placement import label_points
 from .ncr import HIGH_PROTECTION
 
 Role = Literal["safe", "risky", "anchored", "baseline"]
 
-# Okabe and Ito 2008: told apart with any colour vision; each role has its own marker as well.
-_GREEN, _VERMILION, _BLUE, _PURPLE, _ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
-_GREY: Final = "#5F5F5F"
+# Each role has a marker of its own beside its colour.
 _ROLE_STYLE: Final = {
-    "safe": (_GREEN, "s", "safe model"),
-    "risky": (_VERMILION, "D", "risky model"),
-    "anchored": (_BLUE, "o", "Anchored Decoding"),
-    "baseline": (_PURPLE, "^", "other methods"),
+    "safe": (GREEN, "s", "safe model"),
+    "risky": (VERMILION, "D", "risky model"),
+    "anchored": (BLUE, "o", "Anchored Decoding"),
+    "baseline": (PURPLE, "^", "other methods"),
 }
 _LINE_STYLES: Final = ("-", "--", "-.", ":")
-# The same figure gives the same bytes: no time of writing, and no random ids in SVG (below).
-_UNDATED: Final[dict[str, dict[str, None]]] = {
-    ".png": {},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
-_RC: Final[dict[Any, Any]] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": _GREY,
-    "axes.titlesize": 10,
-    "legend.frameon": False,
-    "svg.hashsalt": "anchored",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +86,8 @@ def plot_trade_off(
     """
     if not points:
         raise ValueError("a trade-off picture needs at least one point, got none")
-    with rc_context(_RC):
-        figure = _figure(6.4, 4.6)
+    with figure_style():
+        figure = new_figure(6.4, 4.6)
         axes = figure.add_subplot()
         for role in _ROLE_STYLE:
             _draw_role(axes, [point for point in points if point.role == role])
@@ -105,14 +96,14 @@ def plot_trade_off(
         axes.margins(0.1)
         axes.set_xlabel("normalized copying reduction (1 = safe model)")
         axes.set_ylabel(f"bits per byte, {utility_name}\n(lower is better: axis reversed)")
-        axes.set_title("up and to the right is better", loc="left", color=_GREY, fontsize=9)
+        axes.set_title("up and to the right is better", loc="left", color=GREY, fontsize=9)
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
         positions = [(point.ncr, point.bits_per_byte) for point in points]
         lines = [(p.ncr, p.bits_per_byte) for p in points if _is_joined(p)]
         labels = [point.label for point in points]
         obstacles = _between(lines) + _error_bar_ends(points)
         label_points(axes, positions, labels, obstacles=obstacles)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def plot_budget_trajectories(trajectories: Sequence[BudgetTrajectory], path: Path) -> None:
@@ -126,8 +117,8 @@ def plot_budget_trajectories(trajectories: Sequence[BudgetTrajectory], path: Pat
         raise ValueError("a budget picture needs at least one trajectory, got none")
     num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
     num_rows = math.ceil(len(trajectories) / num_columns)
-    with rc_context(_RC):
-        figure = _figure(0.6 + 3.4 * num_columns, 0.9 + 2.6 * num_rows)
+    with figure_style():
+        figure = new_figure(0.6 + 3.4 * num_columns, 0.9 + 2.6 * num_rows)
         panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         for axes, trajectory in itertools.zip_longest(panels, trajectories):
             if trajectory is None:
@@ -137,7 +128,7 @@ def plot_budget_trajectories(trajectories: Sequence[BudgetTrajectory], path: Pat
         figure.supxlabel("token", fontsize=10)
         figure.supylabel("nats", fontsize=10)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def plot_loss_curves(curves: Sequence[LossCurve], path: Path) -> None:
@@ -148,9 +139,9 @@ def plot_loss_curves(curves: Sequence[LossCurve], path: Path) -> None:
     if not curves:
         raise ValueError("a loss picture needs at least one curve, got none")
     dash_styles = itertools.cycle(_LINE_STYLES)
-    colours = itertools.cycle((_GREEN, _VERMILION, _BLUE, _PURPLE, _ORANGE))
-    with rc_context(_RC):
-        figure = _figure(6.4, 4.0)
+    colours = itertools.cycle((GREEN, VERMILION, BLUE, PURPLE, ORANGE))
+    with figure_style():
+        figure = new_figure(6.4, 4.0)
         axes = figure.add_subplot()
         half_width = max(len(curve.losses_nats) for curve in curves) // 60
         for curve, colour, dashes in zip(curves, colours, dash_styles, strict=False):
@@ -160,19 +151,7 @@ def plot_loss_curves(curves: Sequence[LossCurve], path: Path) -> None:
         axes.set_xlabel("step")
         axes.set_ylabel("loss (nats per token)")
         axes.legend()
-        _save(figure, path)
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
-    return figure
-
-
-def _save(figure: Figure, path: Path) -> None:
-    if path.suffix not in _UNDATED:
-        raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
-    figure.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])
+        save_figure(figure, path)
 
 
 def _draw_role(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
@@ -217,7 +196,7 @@ def _between(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def _draw_high_protection(axes: Axes) -> None:
-    axes.axvline(HIGH_PROTECTION, color=_GREY, linestyle="--", linewidth=1, zorder=1)
+    axes.axvline(HIGH_PROTECTION, color=GREY, linestyle="--", linewidth=1, zorder=1)
     axes.text(
         HIGH_PROTECTION,
         1.0,
@@ -225,7 +204,7 @@ def _draw_high_protection(axes: Axes) -> None:
         transform=axes.get_xaxis_transform(),
         ha="left",
         va="bottom",
-        color=_GREY,
+        color=GREY,
         fontsize=9,
     )
 
@@ -237,14 +216,14 @@ def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
     rejected = [
         step for step, accepted in zip(steps, trajectory.accepted, strict=True) if not accepted
     ]
-    axes.axhline(trajectory.bound, color=_GREY, linestyle=":", linewidth=1.2, label="bound")
-    axes.plot(steps, allowance, "--", color=_ORANGE, linewidth=1.4, label="allowance")
-    axes.plot(steps, spent, color=_BLUE, linewidth=1.6, label="spent")
+    axes.axhline(trajectory.bound, color=GREY, linestyle=":", linewidth=1.2, label="bound")
+    axes.plot(steps, allowance, "--", color=ORANGE, linewidth=1.4, label="allowance")
+    axes.plot(steps, spent, color=BLUE, linewidth=1.6, label="spent")
     axes.plot(
         rejected,
         [0.02] * len(rejected),
         "|",
-        color=_VERMILION,
+        color=VERMILION,
         markersize=6,
         transform=axes.get_xaxis_transform(),
         label="risky model intervened",

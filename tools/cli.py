@@ -31,6 +31,9 @@ COMMANDS = {
     "score": Command("score", "ScoreConfig", "log p* of a given continuation"),
     "ratios": Command("ratios", "RatiosConfig", "what prompts owe, kept in a file for generate"),
     "verify": Command("verify", "VerifyConfig", "replay a ledger against its models"),
+    "divergences": Command(
+        "divergences", "DivergencesConfig", "how far apart the models were along a ledger"
+    ),
     "tokenize": Command("tokenize", "TokenizeConfig", "text to token shards, resumable"),
     "plan": Command("plan", "PlanConfig", "what training reads: epochs, days, documents of a step"),
     "dry-run": Command("dry_run", "DryRunConfig", "a training run's model, memory and time"),

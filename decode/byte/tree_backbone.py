@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..backbone import backbone_of, read_prompts
 from ..kv_cache import Placement, RowCache
 from ..row_attention import RowAttention
 from ..row_stream import right_padded
@@ -27,21 +28,15 @@ class TreeBackbone:
 
     def __init__(self, model: PreTrainedModel, attention: RowAttention, num_rows: int) -> None:
         self.model, self.attention = model, attention
-        is_gpt2 = model.config.model_type == "gpt2"
-        self._backbone = model.get_submodule("transformer" if is_gpt2 else "model")
+        self._backbone = backbone_of(model, attention)
         self._cache = RowCache(model.config.num_hidden_layers, num_rows, MAX_COLUMNS)
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> list[Tensor]:
         """Hidden states (length, D) of token sequences, read causally into empty rows."""
         token_ids, lengths = right_padded(prompts)
         token_ids = token_ids.to(self.model.device)
-        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
-        assert place.is_fresh, f"rows {rows} were not freed"
-        hidden = self._backbone(
-            input_ids=token_ids, past_key_values=self._cache, use_cache=True
-        ).last_hidden_state
-        self._cache.advance(rows, lengths)
-        return [states[:length] for states, length in zip(hidden, lengths.tolist(), strict=True)]
+        hidden = read_prompts(self._backbone, self._cache, rows, token_ids, lengths)
+        return [states[:length] for states, length in zip(hidden, lengths, strict=True)]
 
     def forward(
         self, rows: list[int], forwards: list[TreeForward], slot_positions: list[NDArray[np.int64]]
@@ -55,13 +50,12 @@ class TreeBackbone:
         token_ids = _padded([forward.token_ids for forward in forwards], max(counts))
         positions = _padded([forward.positions for forward in forwards], max(counts))
         hidden = self._backbone(
-            input_ids=uploaded(token_ids, self.model.device),
-            attention_mask=self._masks(place, forwards, positions, slot_positions),
-            position_ids=uploaded(positions, self.model.device),
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
-        self._cache.advance(rows, torch.tensor(counts))
+            uploaded(token_ids, self.model.device),
+            uploaded(positions, self.model.device),
+            self._masks(place, forwards, positions, slot_positions),
+            self._cache,
+        )
+        self._cache.advance(rows, counts)
         return [states[:count] for states, count in zip(hidden, counts, strict=True)]
 
     def keep(self, row: int, first: int, columns: Sequence[int]) -> None:

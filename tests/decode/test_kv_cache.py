@@ -19,7 +19,7 @@ def filled(lengths: list[int], max_length: int = 20) -> RowCache:
     for row, length in enumerate(lengths):
         cache.place([row], length, CPU)
         cache.update(states(1, length, row + 1.0), states(1, length, -row - 1.0), 0)
-        cache.advance([row], torch.tensor([length]))
+        cache.advance([row], [length])
     return cache
 
 
@@ -57,7 +57,7 @@ def test_a_freed_row_holds_no_trace():
     cache = filled([2, 5])
     cache.layers[0].keys[1, :, 3] = torch.nan
     cache.free(1)
-    assert cache.lengths.tolist() == [2, 0]
+    assert cache.lengths == [2, 0]
     assert not cache.layers[0].keys[1].any() and not cache.layers[0].values[1].any()
     assert cache.layers[0].keys[0].any()
 
@@ -68,7 +68,7 @@ def test_storage_grows_with_the_longest_row_and_never_beyond_its_bound():
     for _ in range(20):
         cache.place([0], 1, CPU)
         cache.update(states(1, 1, 1.0), states(1, 1, 1.0), 0)
-        cache.advance([0], torch.tensor([1]))
+        cache.advance([0], [1])
         capacities.append(cache.layers[0].keys.shape[2])
     assert capacities == sorted(capacities) and capacities[-1] == 20
     assert len(set(capacities)) < 10

@@ -7,7 +7,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from anchored.eval import plots
+from anchored import Anchored, Decoder, with_divergences
+from anchored.eval import divergence_plot, plots
+from anchored.eval.divergence_plot import plot_divergences
 from anchored.eval.label_placement import label_points
 from anchored.eval.plots import (
     BudgetTrajectory,
@@ -41,13 +43,13 @@ CURVE = LossCurve(label="safe", steps=[0, 10, 20], losses_nats=[5.0, 3.0, 2.5])
 def drawn(monkeypatch):
     """The axes of each figure that was saved."""
     axes = []
-    save = plots._save
+    save = plots.save_figure
 
     def keep_and_save(figure, path):
         axes.extend(figure.axes)
         save(figure, path)
 
-    monkeypatch.setattr(plots, "_save", keep_and_save)
+    monkeypatch.setattr(plots, "save_figure", keep_and_save)
     return axes
 
 
@@ -146,3 +148,28 @@ def test_unknown_file_types_are_refused(tmp_path):
 def test_unequal_steps_are_refused():
     with pytest.raises(ValueError, match="one value per step, got 2 and 1"):
         BudgetTrajectory(label="", k=1, debt=0, bound=1, spends=[0, math.inf], accepted=[True])
+
+
+def test_divergences_of_a_ledger_are_drawn_step_by_step(monkeypatch, pair, tmp_path):
+    drawn = []
+    save = divergence_plot.save_figure
+    monkeypatch.setattr(
+        divergence_plot,
+        "save_figure",
+        lambda figure, path: (drawn.extend(figure.axes), save(figure, path)),
+    )
+    (result,) = Decoder(pair, Anchored(k=0.5)).generate("the keeper of", max_new_tokens=5, top_k=9)
+    with pytest.raises(ValueError, match="holds no divergences"):
+        plot_divergences(result.ledger, tmp_path / "none.png")
+    longer = with_divergences(result.ledger, pair)
+    plot_divergences(longer, tmp_path / "one.svg")
+    (axes,) = drawn
+    assert line_of(axes, "spend: KL(p* || p_s)").get_ydata() == pytest.approx(
+        [step.spend for step in longer.steps]
+    )
+    assert line_of(axes, "allowance").get_ydata() == pytest.approx(
+        [step.budget for step in longer.steps]
+    )
+    finite = [math.nan if math.isinf(s.kl_risky_safe) else s.kl_risky_safe for s in longer.steps]
+    risky_safe = line_of(axes, "KL(p_r || p_s)").get_ydata()
+    assert risky_safe == pytest.approx(finite, nan_ok=True)

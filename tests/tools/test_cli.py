@@ -55,6 +55,17 @@ def test_generate_writes_a_ledger_that_verify_accepts(capsys, pair_words, tmp_pa
     assert status == 0 and out.startswith("verified: 12 steps, 12 tokens drawn again")
 
 
+def test_divergences_lengthen_a_ledger_and_draw_it(capsys, pair_words, tmp_path):
+    ledger, longer = str(tmp_path / "one.jsonl"), str(tmp_path / "longer" / "one.jsonl")
+    words = ["--prompt", "the keeper", "--max-new-tokens", "5", "--ledger", ledger]
+    run(capsys, "generate", *pair_words, "--rule.k", "0.8", *words)
+    words = ["--ledger", ledger, "--output", longer, "--picture", str(tmp_path / "one.png")]
+    status, _, _ = run(capsys, "divergences", *pair_words, *words)
+    assert status == 0 and (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    status, out, _ = run(capsys, "verify", *pair_words, "--ledger", longer)
+    assert status == 0 and out.startswith("verified: 5 steps")
+
+
 def test_samples_have_a_ledger_each_and_each_can_be_continued(capsys, pair_words, tmp_path):
     short = [*pair_words, "--max-new-tokens", "3", "--rule.debt", "none"]
     several = ["--num-return-sequences", "2", "--ledger", str(tmp_path / "one.jsonl")]

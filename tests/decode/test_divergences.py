@@ -1,0 +1,121 @@
+"""Divergences are added to a ledger by a replay, agree with their definition, and are verified."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from byte_pairs import tiny_byte_pair
+from tiny_models import tiny_llama
+
+from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, verify, with_divergences
+
+PROMPT = "the keeper of the lamp wrote"
+PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
+
+
+@pytest.fixture(scope="module")
+def ledger(pair) -> Ledger:
+    (result,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPT, max_new_tokens=12, seed=3, **PLAIN)
+    return result.ledger
+
+
+@pytest.fixture(scope="module")
+def longer(ledger, pair) -> Ledger:
+    return with_divergences(ledger, pair)
+
+
+@torch.inference_mode()
+def laws(pair, ledger):
+    """log p_s and log p_r (steps, V) along the ledger by plain forwards."""
+    tokens = ledger.header.prompt_token_ids + ledger.token_ids
+    start = len(ledger.header.prompt_token_ids) - 1
+    for model in (pair.safe, pair.risky):
+        logits = model(torch.tensor([tokens])).logits[0, start:-1, : pair.vocab_size]
+        yield logits.double().log_softmax(-1)
+
+
+def kl(left, right):
+    return (left.exp() * (left - right)).sum(-1)
+
+
+def test_figures_are_those_of_the_definition(ledger, longer, pair):
+    safe, risky = laws(pair, ledger)
+    weight = torch.tensor([step.weight for step in ledger.steps], dtype=torch.float64)[:, None]
+    star = ((1 - weight) * safe + weight * risky).log_softmax(-1)
+    recorded = {
+        name: torch.tensor([getattr(step, name) for step in longer.steps])
+        for name in ("kl_risky_safe", "kl_star_risky")
+    }
+    torch.testing.assert_close(
+        recorded["kl_risky_safe"].double(), kl(risky, safe), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        recorded["kl_star_risky"].double(), kl(star, risky), atol=1e-6, rtol=0
+    )
+    tokens = torch.tensor(ledger.header.prompt_token_ids)
+    assert len(longer.header.prompt_ratios) == len(tokens) - 1
+    assert all(math.isfinite(nats) for nats in longer.header.prompt_ratios)
+
+
+def test_all_else_stays_and_survives_a_round_trip(ledger, longer, pair, tmp_path):
+    longer.save(tmp_path / "longer.jsonl")
+    assert Ledger.load(tmp_path / "longer.jsonl") == longer
+    header = dataclasses.replace(longer.header, prompt_ratios=None)
+    steps = [
+        dataclasses.replace(step, kl_risky_safe=None, kl_star_risky=None) for step in longer.steps
+    ]
+    assert dataclasses.replace(longer, header=header, steps=steps) == ledger
+    assert "kl_" not in "".join(ledger.lines()) and "prompt_ratios" not in ledger.lines()[0]
+    assert with_divergences(tmp_path / "longer.jsonl", pair) == longer
+
+
+def test_infinite_ratios_survive_a_round_trip(longer, tmp_path):
+    header = dataclasses.replace(longer.header, prompt_ratios=[math.inf, -math.inf, 0.5])
+    endless = dataclasses.replace(longer, header=header)
+    endless.save(tmp_path / "endless.jsonl")
+    assert Ledger.load(tmp_path / "endless.jsonl") == endless
+
+
+@pytest.mark.parametrize("name", ["kl_risky_safe", "kl_star_risky"])
+def test_a_changed_figure_is_found_by_verify(longer, pair, name):
+    assert verify(longer, pair).is_ok
+    steps = list(longer.steps)
+    steps[4] = dataclasses.replace(steps[4], **{name: getattr(steps[4], name) + 0.01})
+    report = verify(dataclasses.replace(longer, steps=steps), pair)
+    assert report.failures == [f"step 4: {name} differs by 0.01 nats"]
+
+
+def test_changed_ratios_are_found_by_verify(longer, pair):
+    ratios = longer.header.prompt_ratios
+    for changed, message in (
+        ([ratios[0] + 0.01, *ratios[1:]], "prompt ratios differ by 0.01 nats"),
+        (ratios[1:], f"{len(ratios) - 1} prompt ratios, replayed {len(ratios)}"),
+    ):
+        header = dataclasses.replace(longer.header, prompt_ratios=changed)
+        report = verify(dataclasses.replace(longer, header=header), pair)
+        assert report.failures == [message]
+
+
+def test_tokens_that_a_law_lacks_make_it_infinite(pair, tmp_path):
+    (result,) = Decoder(pair, RiskyOnly()).generate(PROMPT, max_new_tokens=4, top_k=3)
+    longer = with_divergences(result.ledger, pair)
+    longer.save(tmp_path / "risky.jsonl")
+    assert any(step.kl_risky_safe == math.inf for step in longer.steps)
+    assert all(step.kl_star_risky == pytest.approx(0.0, abs=1e-6) for step in longer.steps)
+    assert Ledger.load(tmp_path / "risky.jsonl") == longer
+
+
+def test_other_models_are_refused(ledger, pair, tokenizer):
+    other = ModelPair(pair.safe, tiny_llama(9), tokenizer)
+    with pytest.raises(ValueError, match="written with other models than these"):
+        with_divergences(ledger, other)
+
+
+def test_bytes_have_divergences_too():
+    pair = tiny_byte_pair()
+    (result,) = Decoder(pair, Anchored(k=0.5)).generate("the keeper", max_new_bytes=6)
+    longer = with_divergences(result.ledger, pair)
+    assert all(step.kl_risky_safe >= step.spend - 1e-9 for step in longer.steps)
+    assert len(longer.header.prompt_ratios) == len("the keeper") - 1
+    assert verify(longer, pair).is_ok

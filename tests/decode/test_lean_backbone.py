@@ -1,0 +1,88 @@
+"""The lean layers give the hidden states of the model's own modules, whatever is asked of them."""
+
+import pytest
+import torch
+from tiny_models import tiny_family, tiny_llama
+
+from anchored.decode.backbone import ModuleBackbone, backbone_of
+from anchored.decode.kv_cache import RowCache
+from anchored.decode.lean_backbone import FAMILIES, LeanBackbone, lean_refusal
+from anchored.decode.row_attention import row_attention
+
+NUM_ROWS = 3
+VARIANTS = {
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "a key head for each query head": {"num_key_value_heads": 4},
+    "llama3 positions": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
+    "yarn positions": {
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
+    },
+}
+
+
+class Both:
+    """The same forwards by both backbones, each over a cache of its own."""
+
+    def __init__(self, model) -> None:
+        self.model, self.attention = model, row_attention(model)
+        self.backbones = [ModuleBackbone(model), LeanBackbone(model)]
+        layers = model.config.num_hidden_layers
+        self.caches = [RowCache(layers, NUM_ROWS, 64) for _ in self.backbones]
+        self.generator = torch.Generator().manual_seed(1)
+
+    @torch.inference_mode()
+    def agree(self, rows: list[int], width: int, counts: list[int], *, masked: bool) -> None:
+        """masked: with additive masks of rows, which level rows can do without."""
+        # Part of a wider tensor, as the chunks of a text are.
+        tokens = torch.randint(0, 320, (len(rows), width + 1), generator=self.generator)[:, 1:]
+        hidden = []
+        for backbone, cache in zip(self.backbones, self.caches, strict=True):
+            place = cache.place(rows, width, torch.device("cpu"))
+            masks = None
+            if masked:
+                columns = place.columns, place.num_columns
+                masks = self.attention.masks(*columns, self.model.dtype)
+            hidden.append(backbone(tokens, place.columns, masks, cache))
+            cache.advance(rows, counts)
+        plain, lean = hidden
+        torch.testing.assert_close(lean, plain, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
+def test_hidden_states_are_those_of_the_modules(name):
+    model = tiny_family(name, 1) if name in FAMILIES else tiny_llama(1, **VARIANTS[name])
+    model = model.float().eval()
+    assert isinstance(backbone_of(model, row_attention(model)), LeanBackbone)
+    # New norms are ones and new biases zeros, which would hide whether they are used.
+    with torch.no_grad():
+        for parameter, weight in model.named_parameters():
+            if "norm" in parameter or "bias" in parameter:
+                weight += torch.linspace(-0.5, 0.5, len(weight))
+    both = Both(model)
+    both.agree([0, 1, 2], 7, [7, 7, 7], masked=False)  # a prompt
+    both.agree([0, 1, 2], 1, [1, 1, 1], masked=False)
+    both.agree([0, 1, 2], 3, [3, 1, 2], masked=False)  # causal behind what is there
+    both.agree([0, 1, 2], 2, [2, 1, 2], masked=True)  # rows of different lengths
+    both.agree([2, 0], 1, [1, 1], masked=True)
+    both.agree([1], 20, [20], masked=True)
+
+
+def test_other_models_keep_their_modules():
+    refusals = {
+        "the family olmo2 is none of llama, mistral, qwen2, qwen3": tiny_family("olmo2", 1).float(),
+        "its attention is not full in all layers": tiny_family("mistral, sliding", 1).float(),
+        "its attention is eager": tiny_llama(1, attn_implementation="eager").float(),
+        "its weights are not all float32 on the CPU": tiny_llama(1).bfloat16(),
+    }
+    for reason, model in refusals.items():
+        assert lean_refusal(model, row_attention(model)) == reason
+        assert isinstance(backbone_of(model, row_attention(model)), ModuleBackbone)

@@ -1,0 +1,35 @@
+"""Per-step divergences: anchored divergences --safe A --risky B --ledger IN --output OUT"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from anchored import Ledger, with_divergences
+
+from .model_options import ModelOptions, is_first_process
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DivergencesConfig(ModelOptions):
+    """Replays a ledger and writes it with KL(p_r || p_s), KL(p* || p_r) and the prompt's ratios."""
+
+    ledger: Path
+    """File that anchored generate or Ledger.save wrote."""
+    output: Path
+    """File for the longer ledger; anchored verify checks it like any other."""
+    picture: Path | None = None
+    """File for a picture (.png, .svg or .pdf) of all steps; needs matplotlib."""
+
+
+def run(config: DivergencesConfig) -> int:
+    """Write the ledger and the picture; returns the exit status."""
+    ledger = with_divergences(Ledger.load(config.ledger), config.pair())
+    if not is_first_process():
+        return 0
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    ledger.save(config.output)
+    if config.picture is not None:
+        from anchored.eval.divergence_plot import plot_divergences
+
+        config.picture.parent.mkdir(parents=True, exist_ok=True)
+        plot_divergences(ledger, config.picture)
+    return 0
