@@ -48,11 +48,14 @@ class Warpers:
     def _warped(self, seen: Seen | None, logits: Tensor) -> Tensor:
         raw = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
-        scores = raw / divisor
-        if isinstance(seen, Tensor):
-            scores = torch.where(seen, self._penalised(raw, torch.where) / divisor, scores)
-        elif seen is not None:  # so few that numpy is faster
-            scores.numpy()[seen] = self._penalised(raw.numpy()[seen], np.where) / divisor
+        if seen is None:
+            scores = raw / divisor
+        elif isinstance(seen, Tensor):
+            scores = torch.where(seen, self._penalised(raw, torch.where), raw) / divisor
+        else:  # numpy, as these are few
+            values = raw.numpy()
+            scores = torch.from_numpy(values / divisor)
+            scores.numpy()[seen] = self._penalised(values[seen], np.where) / divisor
         for truncate in self._truncations:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)

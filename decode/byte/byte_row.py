@@ -36,7 +36,7 @@ MAX_DEAD_SLOTS = 64
 class ByteRow:
     """A growing text: laws of the nodes that its next byte depends on, and what later ones need.
 
-    `hidden` (D,) and `logits` (V,) by node: computed, law not asked for yet. `is_over`: the text
+    `hidden` (1, D) and `logits` (1, V) by node: computed, law not asked for yet. `is_over`: the text
     has ended, so nothing follows it.
     """
 
@@ -108,11 +108,11 @@ class ByteRow:
 
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
-        self.hidden = self._alive(self.hidden) | dict(zip(nodes, hidden, strict=True))
+        self.hidden = self._alive(self.hidden) | dict(zip(nodes, hidden.split(1), strict=True))
         self.logits = self._alive(self.logits)
 
     def take_logits(self, nodes: list[int], logits: Iterator[Tensor]) -> None:
-        """Keep the next logits, (V,) each, in place of hidden states."""
+        """Keep the next logits, (1, V) each, in place of hidden states."""
         for node, row in zip(nodes, logits, strict=False):
             del self.hidden[node]
             self.logits[node] = row

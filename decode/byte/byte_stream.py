@@ -257,15 +257,14 @@ class ByteStream:
         hidden = [row.hidden[node] for row, nodes in parts for node in nodes]
         if not hidden:
             return
-        logits = iter(self._output.logits(torch.stack(hidden)).unbind())
+        logits = iter(self._output.logits(_joined(hidden)).split(1))
         for row, nodes in parts:
             row.take_logits(nodes, logits)
 
     def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
         if not wanted:
             return
-        each = [row.logits[node] for row, node in wanted]
-        logits = each[0][None] if len(each) == 1 else torch.stack(each)
+        logits = _joined([row.logits[node] for row, node in wanted])
         if self.warp is not None:
             logits = self.warp(logits, self._seen([row.seen(node) for row, node in wanted]))
         standings = [row.tree.standing[node] for row, node in wanted]
@@ -291,6 +290,11 @@ class ByteStream:
             raise ValueError(
                 f"the prompt has {length} tokens, the model has {self._reach} positions"
             )
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    """(N, ...) of tensors (1, ...), without a copy where there is but one."""
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _text(symbols: list[int]) -> bytes:

@@ -138,8 +138,8 @@ def node_laws(
     """
     # One copy from the device, then row by row: each finds the memory of the one before in the
     # cache, where tiles of many would leave it.
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    rows = scores[:, : vocabulary.vocab_size].cpu().numpy()
+    scores = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    rows = scores.numpy(force=True)[:, : vocabulary.vocab_size]
     for standing, row in zip(standings, rows, strict=True):
         yield _node_law(vocabulary, standing, row, mode)
 

@@ -89,8 +89,8 @@ class TreeMarginals:
             return logs, log_sum(logs)
         masses = self._masses(heads, shift)
         total = float(np.add.reduce(masses))
-        with np.errstate(divide="ignore"):
-            logs = np.log(masses, out=masses)
+        logs = np.full(NUM_SYMBOLS, -math.inf)
+        np.log(masses, out=logs, where=masses != 0.0)
         logs += shift
         return logs, math.log(total) + shift if total else -math.inf
 
