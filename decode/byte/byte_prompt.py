@@ -59,7 +59,7 @@ class BytePrompt:
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) that later bytes may ask for."""
         last = self.trunk[-1]
-        for node, state in zip(nodes, hidden.split(1), strict=True):
+        for node, state in zip(nodes, torch.split(hidden, 1), strict=True):
             if node == last or (self.tree.is_alive(node) and node not in self._settled):
                 self._hidden[node] = state.clone()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,8 +37,8 @@ MAX_DEAD_SLOTS = 64
 class ByteRow:
     """A growing text: laws of the nodes that its next byte depends on, and what later ones need.
 
-    `hidden` (1, D) and `logits` (1, V) by node: computed, law not asked for yet. `is_over`: the text
-    has ended, so nothing follows it.
+    `hidden` (1, D) and `logits` (1, V) by node: computed, law not asked for yet. `is_over`: the
+    text has ended, so nothing follows it.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class ByteRow:
 
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
-        self.hidden = self._alive(self.hidden) | dict(zip(nodes, hidden.split(1), strict=True))
+        new = dict(zip(nodes, torch.split(hidden, 1), strict=True))
+        self.hidden = self._alive(self.hidden) | new
         self.logits = self._alive(self.logits)
 
     def take_logits(self, nodes: list[int], logits: Iterator[Tensor]) -> None:
@@ -171,7 +173,7 @@ class ByteRow:
         found: list[tuple[float, bytes]] = []
         for node, prefix in self.tree.heads:
             law, log_mass = marginals.laws.get(node), marginals.log_mass.get(node, -math.inf)
-            if law is None or not log_mass + law.log_reach(prefix) >= least:
+            if law is None or not log_mass + law.log_reach(prefix) >= least > -math.inf:
                 continue
             num_known = len(self.tree.text) - self.tree.end[node]
             for row in law.likely(prefix, least - log_mass):

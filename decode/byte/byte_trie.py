@@ -57,7 +57,7 @@ class ByteTrie:
         return slice(start, start + self._num_children[node])
 
     def longer(self, node: int) -> tuple[int, int]:
-        """The rows whose bytes start with the node's prefix and are longer: a half-open interval."""
+        """The rows whose bytes start with the node's prefix and are longer, half-open."""
         return self._low[node] + self._num_ends[node], self._high[node]
 
     def has_children(self, node: int) -> bool:

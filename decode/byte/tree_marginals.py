@@ -110,9 +110,11 @@ class TreeMarginals:
             masses.append(law.child_weights(prefix) * math.exp(log_mass + law.log_scale))
             if prefix == ROOT:
                 end += math.exp(log_mass + law.log_end)
-        sums = np.bincount(np.concatenate(symbols), np.concatenate(masses), NUM_SYMBOLS)
-        sums[END_SYMBOL] = end
-        return sums
+        by_symbol: Array = np.bincount(  # type: ignore[assignment]  # float64 where weights are
+            np.concatenate(symbols), np.concatenate(masses), NUM_SYMBOLS
+        )
+        by_symbol[END_SYMBOL] = end
+        return by_symbol
 
     def _wide_log_masses(self, heads: list[Head]) -> Array:
         """The same where sums on one scale could lose small terms."""
