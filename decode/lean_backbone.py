@@ -33,31 +33,44 @@ class _Norm(NamedTuple):
         return (hidden / torch.hypot(norm, self.floor)).mul_(self.weight)
 
 
+class _Linear(NamedTuple):
+    """A linear layer without a module's call, which takes as long as a small product."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """(N, out) of (N, in)."""
+        return functional.linear(hidden, self.weight, self.bias)
+
+
 class _Layer(NamedTuple):
-    """What one layer is made of, the linear modules those of the model."""
+    """What one layer is made of; the tensors are the model's own."""
 
     attention_norm: _Norm
-    query: nn.Module
-    key: nn.Module
-    value: nn.Module
+    query: _Linear
+    key: _Linear
+    value: _Linear
     query_norm: _Norm | None
     key_norm: _Norm | None
-    output: nn.Module
+    output: _Linear
     gated_norm: _Norm
-    gated: nn.Module
+    gate: _Linear
+    up: _Linear
+    down: _Linear
 
 
 class LeanBackbone:
     """A `Backbone` for small models, in which the host's work takes as long as the products.
 
-    Calls the model's own linear modules, so that their weights exist once; what lies between them
-    is done by few operations of torch. Results differ from those of the modules by rounding.
+    Computes with the model's own weights by few operations of torch and no calls of modules.
+    Results differ from those of the modules by rounding.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """model: one that `lean_refusal` has nothing against."""
+        """model: one that `lean_refusal` has nothing against; its weights stay as they are now."""
         base: Any = model.get_submodule("model")
-        self._embed, self._norm = base.embed_tokens, _norm(base.norm)
+        self._embeddings, self._norm = base.embed_tokens.weight, _norm(base.norm)
         self._layers = [_layer(module) for module in base.layers]
         self._rotary = RotaryTable(base.rotary_emb)
         self._head_size = base.layers[0].self_attn.head_dim
@@ -72,7 +85,7 @@ class LeanBackbone:
         shape = token_ids.shape
         cos, sin = self._rotary(positions)
         mask = masks["full_attention"] if isinstance(masks, dict) else masks
-        hidden = self._embed(token_ids.flatten())
+        hidden = functional.embedding(token_ids.flatten(), self._embeddings)
         for index, layer in enumerate(self._layers):
             normed = layer.attention_norm(hidden)
             query = rotated(self._heads(layer.query, layer.query_norm, normed, shape), cos, sin)
@@ -81,46 +94,64 @@ class LeanBackbone:
             keys, values = cache.update(key.transpose(1, 2), value.transpose(1, 2), index)
             heads = _attended(query.transpose(1, 2), keys, values, mask)
             hidden = hidden + layer.output(heads.transpose(1, 2).reshape(len(hidden), -1))
-            hidden = hidden + layer.gated(layer.gated_norm(hidden))
+            normed = layer.gated_norm(hidden)
+            gated = functional.silu(layer.gate(normed)).mul_(layer.up(normed))
+            hidden = hidden + layer.down(gated)
         return self._norm(hidden).view(*shape, -1)
 
     def _heads(
-        self, linear: nn.Module, norm: _Norm | None, hidden: Tensor, shape: torch.Size
+        self, linear: _Linear, norm: _Norm | None, hidden: Tensor, shape: torch.Size
     ) -> Tensor:
         """(R, T, heads, head size) of (R * T, D)."""
-        heads: Tensor = linear(hidden).view(*shape, -1, self._head_size)
+        heads = linear(hidden).view(*shape, -1, self._head_size)
         return heads if norm is None else norm(heads)
 
 
 def lean_refusal(model: PreTrainedModel, attention: RowAttention) -> str:
     """Why a model needs the modules of transformers, "" if it does not."""
-    if model.config.model_type not in FAMILIES:
-        return f"the family {model.config.model_type} is none of {', '.join(FAMILIES)}"
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return f"the family {config.model_type} is none of {', '.join(FAMILIES)}"
     if attention.layer_types != ("full_attention",):
         return "its attention is not full in all layers"
-    if model.config._attn_implementation != "sdpa":
-        return f"its attention is {model.config._attn_implementation}"
+    if (config._attn_implementation, config.hidden_act) != ("sdpa", "silu"):
+        return f"it uses {config._attn_implementation} and {config.hidden_act}, not sdpa and silu"
     weights = model.parameters()
     if not all(type(w) is nn.Parameter and w.dtype == torch.float32 and w.is_cpu for w in weights):
         return "its weights are not all float32 on the CPU"
+    if changed := [name for name, module in model.named_modules() if _is_changed(name, module)]:
+        return f"its module {changed[0]} is not what the family has"
     return ""
 
 
-def _layer(module: nn.Module) -> _Layer:
-    attention = module.get_submodule("self_attn")
+def _is_changed(name: str, module: nn.Module) -> bool:
+    """Whether a module has hooks, or stands where a linear layer or an embedding should be."""
+    kinds = {"_proj": nn.Linear, "embed_tokens": nn.Embedding}
+    is_other = any(name.endswith(end) and type(module) is not kind for end, kind in kinds.items())
+    return is_other or bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _layer(module: Any) -> _Layer:
+    attention, gated = module.self_attn, module.mlp
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     query_norm, key_norm = (None if norm is None else _norm(norm) for norm in norms)
     return _Layer(
-        attention_norm=_norm(module.get_submodule("input_layernorm")),
-        query=attention.get_submodule("q_proj"),
-        key=attention.get_submodule("k_proj"),
-        value=attention.get_submodule("v_proj"),
+        attention_norm=_norm(module.input_layernorm),
+        query=_linear(attention.q_proj),
+        key=_linear(attention.k_proj),
+        value=_linear(attention.v_proj),
         query_norm=query_norm,
         key_norm=key_norm,
-        output=attention.get_submodule("o_proj"),
-        gated_norm=_norm(module.get_submodule("post_attention_layernorm")),
-        gated=module.get_submodule("mlp"),
+        output=_linear(attention.o_proj),
+        gated_norm=_norm(module.post_attention_layernorm),
+        gate=_linear(gated.gate_proj),
+        up=_linear(gated.up_proj),
+        down=_linear(gated.down_proj),
     )
+
+
+def _linear(module: nn.Linear) -> _Linear:
+    return _Linear(module.weight, module.bias)
 
 
 def _norm(module: Any) -> _Norm:

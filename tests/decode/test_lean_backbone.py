@@ -80,9 +80,37 @@ def test_other_models_keep_their_modules():
     refusals = {
         "the family olmo2 is none of llama, mistral, qwen2, qwen3": tiny_family("olmo2", 1).float(),
         "its attention is not full in all layers": tiny_family("mistral, sliding", 1).float(),
-        "its attention is eager": tiny_llama(1, attn_implementation="eager").float(),
+        "it uses eager and silu, not sdpa and silu": tiny_family(
+            "llama", 1, attn_implementation="eager"
+        ).float(),
+        "it uses sdpa and gelu, not sdpa and silu": tiny_llama(1, hidden_act="gelu").float(),
         "its weights are not all float32 on the CPU": tiny_llama(1).bfloat16(),
+        "its module model.layers.1.mlp is not what the family has": hooked_llama(),
+        "its module model.layers.0.self_attn.q_proj is not what the family has": adapted_llama(),
     }
     for reason, model in refusals.items():
         assert lean_refusal(model, row_attention(model)) == reason
         assert isinstance(backbone_of(model, row_attention(model)), ModuleBackbone)
+
+
+def hooked_llama():
+    model = tiny_llama(1).float()
+    model.model.layers[1].mlp.register_forward_hook(lambda module, given, out: 2 * out)
+    return model
+
+
+def adapted_llama():
+    class Adapted(torch.nn.Module):
+        """As adapters are: the layer with its weight, and something more."""
+
+        def __init__(self, base) -> None:
+            super().__init__()
+            self.base, self.weight, self.bias = base, base.weight, base.bias
+
+        def forward(self, hidden):
+            return 2 * self.base(hidden)
+
+    model = tiny_llama(1).float()
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = Adapted(attention.q_proj)
+    return model

@@ -48,14 +48,14 @@ def resident_mib() -> float:
 
 @contextmanager
 def counted_forwards(decoder: Decoder) -> Iterator[Counter]:
-    """Calls of both models' first layers and the positions, padding included, they were given."""
+    """Forwards of both models and the positions, padding included, that they were given."""
     work: Counter[str] = Counter()
 
     def count(module: Module, args: tuple[Tensor, ...]) -> None:
-        work.update(calls=1, positions=args[0].shape[:2].numel())
+        work.update(calls=1, positions=args[0].numel())
 
     models = (decoder.pair.risky, decoder.pair.safe)
-    hooks = [model.model.layers[0].register_forward_pre_hook(count) for model in models]
+    hooks = [model.model.embed_tokens.register_forward_pre_hook(count) for model in models]
     yield work
     for hook in hooks:
         hook.remove()
