@@ -64,8 +64,7 @@ class ByteStream:
                 f"the model predicts {config.vocab_size} tokens, the tokenizer has "
                 f"{vocabulary.vocab_size}"
             )
-        self.model, self.vocabulary = model, vocabulary
-        self._device = model.device  # the model looks through its weights for it
+        self.model, self.vocabulary, self._device = model, vocabulary, model.device
         self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
         self._prompts = prompts or PromptCache(0).shelf()
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
@@ -228,8 +227,7 @@ class ByteStream:
 
     def _marginals(self, rows: list[ByteRow]) -> Tensor:
         """(R, 257) of rows that have all laws that they want."""
-        log_probs = np.array([row.log_probs() for row in rows])
-        return torch.from_numpy(log_probs).to(self._device)
+        return torch.from_numpy(np.array([row.log_probs() for row in rows])).to(self._device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
@@ -273,8 +271,7 @@ class ByteStream:
 
     def _seen(self, paths: list[NDArray[np.int64]]) -> Seen:
         """The tokens of each path as the warper takes them."""
-        rows = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
-        return rows, np.concatenate(paths)
+        return np.repeat(np.arange(len(paths)), [*map(len, paths)]), np.concatenate(paths)
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
         """What follows nodes by their warped logits (N, V)."""

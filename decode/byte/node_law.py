@@ -33,7 +33,8 @@ class NodeLaw:
     probabilities divided by exp(log_scale), 0 where not allowed and behind the last row; `is_wide`
     says that some allowed ones are too small for sums. first_bytes: float64, their sums by first
     byte. log_total: log of the mass kept, on the scale of the logits. log_end: of ending the text,
-    -inf where it may not. log_kept: share of the model's own mass that was kept, 0.0 if all of it.
+    -inf where it may not. log_kept: share of the model's own mass that was kept, 0.0 if all of it,
+    -inf for a dead end.
     """
 
     trie: ByteTrie
@@ -183,7 +184,9 @@ def _node_law(
     if vocabulary.viability.may_end(standing):
         log_end = log_sum_of(logits[vocabulary.stop_token_ids].tolist())
         log_all = log_sum_of((log_rows, log_end))
-    log_total = 0.0 if log_all == -math.inf else log_all
+    is_dead = log_all == -math.inf
+    log_total = 0.0 if is_dead else log_all
+    log_own = _log(float(np.add.reduce(every))) + float(top)
     return NodeLaw(
         trie=trie,
         logits=logits,
@@ -195,7 +198,7 @@ def _node_law(
         log_scale=float(top) - log_total if log_rows != -math.inf else 0.0,
         log_total=log_total,
         log_end=log_end - log_total,
-        log_kept=log_all - _log(float(np.add.reduce(every))) - float(top),
+        log_kept=-math.inf if is_dead else log_all - log_own,
     )
 
 

@@ -66,11 +66,12 @@ def test_reach_likely_tokens_and_children_are_those_of_the_single_tokens(
     assert law.likely(prefix, least) == expected
 
 
-def test_a_dead_end_below_a_huge_banned_logit_adds_no_mass(tokenizer):
+@pytest.mark.parametrize("banned", [1e4, -math.inf])
+def test_a_dead_end_adds_no_mass_whatever_is_banned(tokenizer, banned):
     vocabulary = vocabulary_of(tokenizer)
     allowed = vocabulary.viability.allowed(vocabulary.viability.start())
     logits = torch.full((vocabulary.vocab_size,), -math.inf)
-    logits[vocabulary.trie.tokens[~allowed][0]] = 1e4
+    logits[vocabulary.trie.tokens[~allowed][0]] = banned
     marginals = TreeMarginals(TokenTree(vocabulary))
     marginals.add_law(ROOT_NODE, law_after_nothing(vocabulary, logits))
     masses, total = marginals.log_masses()
