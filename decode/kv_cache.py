@@ -48,15 +48,19 @@ class RowCache(Cache):
     def place(self, rows: Sequence[int], num_new: int, device: torch.device) -> Placement:
         """Announce a forward of `num_new` columns after the ends of these rows."""
         starts = [self.lengths[row] for row in rows]
-        columns = torch.tensor(starts)[:, None] + torch.arange(num_new)
         num_columns = max(starts) + num_new
         if num_columns > self.max_length:
             raise ValueError(f"the cache holds {self.max_length} columns, {num_columns} are needed")
+        is_level = min(starts) == max(starts)
+        if is_level:
+            columns = torch.arange(starts[0], num_columns).expand(len(starts), -1)
+        else:
+            columns = torch.tensor(starts)[:, None] + torch.arange(num_new)
         placement = Placement(
             rows=uploaded(torch.tensor(rows), device),
             columns=uploaded(columns, device),
             num_columns=num_columns,
-            is_level=len(set(starts)) == 1,
+            is_level=is_level,
             is_fresh=not any(starts),
             is_whole=list(rows) == list(range(self.num_rows)),
         )

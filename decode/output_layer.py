@@ -1,16 +1,21 @@
 """The last layer of a model: hidden states to logits, or to log-probabilities of tokens."""
 
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..kernels.token_log_probs import hidden_token_log_probs, token_log_probs
+from ..kernels.token_log_probs import (
+    COLUMNS_PER_TILE,
+    hidden_token_log_probs,
+    token_log_probs,
+)
 from .packed_linear import PackedLinear, can_pack
 
 ROWS_PER_TILE = 64
-"""Positions whose logits exist at once where the weight itself cannot be read."""
+"""Positions whose logits exist at once for all tokens."""
 
 _packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDictionary()
 """By layer, with the version of its weight: every stream of a model reads one copy."""
@@ -56,6 +61,27 @@ class OutputLayer:
             return hidden_token_log_probs(hidden, weight, token_ids, bias)
         tiles = zip(*(torch.split(t, ROWS_PER_TILE) for t in (hidden, token_ids)), strict=True)
         return torch.cat([token_log_probs(self.logits(rows), tokens) for rows, tokens in tiles])
+
+    def tiles(self, hidden: Tensor, token_ids: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Logits of given tokens (C,) after hidden states (N, D), some columns at a time.
+
+        Yields: the first column and (N, T) in the model's dtype, in order. Logits of few rows are
+        put in order, else the weights are: whichever is less to copy.
+        """
+        token_ids = token_ids.to(hidden.device)
+        if len(hidden) <= ROWS_PER_TILE or not self._has_whole_weight():
+            ordered = self.logits(hidden).index_select(-1, token_ids)
+            tiles = iter(torch.split(ordered, COLUMNS_PER_TILE, -1))
+        else:
+            chosen = torch.split(token_ids, COLUMNS_PER_TILE)
+            tiles = (self._chosen_logits(hidden, tile) for tile in chosen)
+        yield from zip(range(0, len(token_ids), COLUMNS_PER_TILE), tiles, strict=True)
+
+    def _chosen_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        weight, bias = self._predicting()
+        # index_select copies whole rows: a third of the time of indexing.
+        chosen = weight.index_select(0, token_ids)
+        return nn.functional.linear(hidden, chosen, None if bias is None else bias[token_ids])
 
     def _has_whole_weight(self) -> bool:
         """False for a quantised layer and for one that tensor parallelism splits."""

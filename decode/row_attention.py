@@ -54,14 +54,14 @@ class RowAttention:
     ) -> Tensor | dict[str, Tensor]:
         """The same where each query sees only some of the columns, whose order is no position.
 
-        is_ancestor: (R, T, C) bool. positions: (R, T), key_positions: (R, C) int64.
+        is_ancestor: (R, T, C) bool. positions: (R, T), key_positions: (R, C) int64; the latter is
+        read where there is a span.
         """
-        query, key = positions[:, None, :, None], key_positions[:, None, None, :]
-        seen = is_ancestor[:, None]
-        is_visible = {
-            kind: seen if kind == "full_attention" else seen & _within(kind, query, key, self.span)
-            for kind in self.layer_types
-        }
+        is_visible = dict.fromkeys(self.layer_types, is_ancestor[:, None])
+        if self.span is not None:
+            query, key = positions[:, None, :, None], key_positions[:, None, None, :]
+            for kind, seen in is_visible.items():
+                is_visible[kind] = seen & _within(kind, query, key, self.span)
         masks = {kind: _additive(where, dtype) for kind, where in is_visible.items()}
         return masks if self.takes_mapping else masks[self.layer_types[0]]
 

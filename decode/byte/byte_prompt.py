@@ -1,5 +1,7 @@
 """One prompt while a model reads it: its trunk first, then the nodes beside it."""
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 
@@ -26,13 +28,14 @@ class BytePrompt:
             self.tree = TokenTree(vocabulary)
             self.tree.extend(text)
         else:
-            self.sums = PathSums(score_tree(vocabulary, text))
+            self.sums = PathSums(score_tree(vocabulary, text), evaluation.mode)
             self.tree = self.sums.grown.tree
         self.cache = TreeCache(self.tree)
         self.trunk = [ROOT_NODE, *self.cache.add_trunk()]
         self.counts = ByteCounts(num_forwards=1, num_nodes=len(self.trunk_token_ids))
         self._remaining = self._beside_trunk()
         self._hidden: dict[int, Tensor] = {}
+        self._logits: dict[int, Tensor] = {}
 
     @property
     def trunk_token_ids(self) -> list[int]:
@@ -63,6 +66,20 @@ class BytePrompt:
             if node == last or (self.tree.is_alive(node) and node not in self._settled):
                 self._hidden[node] = state.clone()
 
+    def kept(
+        self, nodes: list[int], tiles: Iterable[tuple[int, Tensor]]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Tiles of logits as they are, a copy of what later bytes may ask for being kept."""
+        places = [place for place, node in enumerate(nodes) if node in self._hidden]
+        parts = []
+        for first, logits in tiles:
+            parts.append(logits[places])
+            yield first, logits
+        ordered = torch.cat(parts, 1)
+        tokens = torch.from_numpy(self.tree.vocabulary.ordered_tokens).to(ordered.device)
+        by_token = torch.empty_like(ordered).index_copy_(1, tokens, ordered)
+        self._logits.update(zip([nodes[place] for place in places], by_token[:, None], strict=True))
+
     def next_forward(self) -> TreeForward | None:
         """The next nodes beside the trunk; None when all are computed."""
         nodes, self._remaining = (
@@ -92,13 +109,17 @@ class BytePrompt:
         which = self.evaluation.prompt_scores
         is_exact, is_upper = which == "exact", which == "upper"
         values = self.sums.log_probs() if is_exact else self.sums.bounds(is_upper=is_upper)
-        return torch.from_numpy(values[1:])
+        return torch.from_numpy(values[1:-1])
 
     def row(self, reach: int) -> ByteRow:
         """The row that goes on from the prompt, up to `reach` positions."""
         row = ByteRow(self.cache, self.counts, self.evaluation, reach)
         row.hidden = self._hidden
         return row
+
+    def logits(self) -> tuple[list[int], list[Tensor]]:
+        """Nodes that later bytes may ask for, and their logits (1, V) as far as they are known."""
+        return list(self._logits), list(self._logits.values())
 
     def _beside_trunk(self) -> list[int]:
         self._settled = set(self.trunk)

@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
@@ -113,7 +113,7 @@ class ByteRow:
         self.hidden = self._alive(self.hidden) | new
         self.logits = self._alive(self.logits)
 
-    def take_logits(self, nodes: list[int], logits: Iterator[Tensor]) -> None:
+    def take_logits(self, nodes: list[int], logits: Iterable[Tensor]) -> None:
         """Keep the next logits, (1, V) each, in place of hidden states."""
         for node, row in zip(nodes, logits, strict=False):
             del self.hidden[node]

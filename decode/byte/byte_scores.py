@@ -1,17 +1,21 @@
 """Log-probabilities of all bytes of a text from one pass over its token tree."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .byte_marginals import TokenLogProbs
-from .byte_trie import ROOT, ByteTrie
-from .byte_vocabulary import ByteVocabulary
-from .log_sums import Array, log_sum_of, segment_log_sums
-from .node_law import Mode, NodeLaw, node_law
+from .byte_trie import ROOT
+from .byte_vocabulary import END_SYMBOL, ByteVocabulary
+from .law_sums import LawSums
+from .log_sums import Array, segment_log_sums
+from .node_law import Mode, allowed_rows
 from .token_tree import ROOT_NODE, Head, TokenTree
 from .viability import Standing
 
@@ -20,25 +24,22 @@ from .viability import Standing
 class ScoreTree:
     """The union of the trees of all prefixes of a text: about one node per byte.
 
-    heads[i] are those of the first i bytes; new[i] the nodes among them that end there. standing
-    holds all nodes. Only sums along the text are ever read from a node's distribution, about ten
-    numbers, so distributions need not be kept.
+    heads[i] are those of the first i bytes. standing holds all nodes. Only sums along the text are
+    ever read from a node's distribution, about ten numbers, so distributions need not be kept.
     """
 
     tree: TokenTree
     heads: list[list[Head]]
-    new: list[list[int]]
     standing: list[Standing]
 
 
 def score_tree(vocabulary: ByteVocabulary, text: bytes) -> ScoreTree:
     """Grow the tree over `text`. Raises ValueError at a byte that cannot follow."""
     tree = TokenTree(vocabulary)
-    grown = ScoreTree(tree, [list(tree.heads)], [[ROOT_NODE]], [tree.standing[ROOT_NODE]])
+    grown = ScoreTree(tree, [tree.heads], [tree.standing[ROOT_NODE]])
     for byte in text:
-        grown.new.append(tree.append(byte))
-        grown.heads.append(list(tree.heads))
-        grown.standing.extend(tree.standing[node] for node in grown.new[-1])
+        grown.standing.extend(tree.standing[node] for node in tree.append(byte))
+        grown.heads.append(tree.heads)
     return grown
 
 
@@ -52,166 +53,185 @@ def byte_log_probs(
 ) -> Array:
     """log q(byte | bytes before it) of each byte of `text`, and of the end behind it, in nats.
 
-    token_log_probs: asked once per `chunk_size` nodes. Returns: (len(text) + 1,) float64, equal to
-    that of `ByteMarginals` byte by byte. Raises ValueError at a byte that cannot follow.
+    token_log_probs: asked once per `chunk_size` nodes; NaN among its numbers gives NaN. Returns:
+    (len(text) + 1,) float64, equal to that of `ByteMarginals` byte by byte. Raises ValueError at a
+    byte that cannot follow.
     """
-    sums = PathSums(score_tree(vocabulary, text))
-    tree, standing = sums.grown.tree, sums.grown.standing
+    sums = PathSums(score_tree(vocabulary, text), mode)
+    tree = sums.grown.tree
     for start in range(0, len(tree), chunk_size):
         nodes = range(start, min(start + chunk_size, len(tree)))
         paths = [(*vocabulary.start_token_ids, *tree.path(node)) for node in nodes]
-        for node, row in zip(nodes, np.asarray(token_log_probs(paths)), strict=True):
-            sums.add(node, node_law(vocabulary, standing[node], row, mode))
-    log_probs: Array = np.append(sums.log_probs(), sums.log_end())
-    return log_probs
+        rows = np.asarray(token_log_probs(paths), np.float64)
+        sums.add(nodes, [(0, torch.from_numpy(rows[:, vocabulary.ordered_tokens]))])
+    return sums.log_probs()
 
 
 class PathSums:
     """What is read of the laws of a score tree's nodes, and the log-probabilities that it gives.
 
-    Laws may come in any order in which parents are before children, and some may never come: then
-    only `bounds` are known. For them, the nodes without a law are taken in *groups*, each below one
-    node whose mass is known.
+    Laws may come in any order, and some may never come: then only `bounds` are known. For them, the
+    nodes without a law are taken in *groups*, each below one node whose mass is known.
     """
 
-    def __init__(self, grown: ScoreTree) -> None:
-        self.grown = grown
-        num_nodes = len(grown.tree)
+    def __init__(self, grown: ScoreTree, mode: Mode = "masked") -> None:
+        self.grown, self._mode = grown, mode
+        tree, num_nodes = grown.tree, len(grown.tree)
         self._path = path = _head_path(grown)
-        self._children = _children(grown.tree)
-        self._log_mass = [0.0, *[math.nan] * (num_nodes - 1)]
-        self._log_end = np.full(num_nodes, math.nan)
+        self._parent = np.array(tree.parent)
+        self._row = np.array([0, *(tree.vocabulary.trie.row_of[token] for token in tree.token[1:])])
+        self._log_step = np.full(num_nodes, math.nan)
+        """By node: of its token behind its parent."""
         self._has_law = np.zeros(num_nodes, np.bool_)
-        self._logs = np.empty((len(path.node), 2))
-        """Of the steps in the order of `path.by_node`: what reaches the next byte, and all."""
+        self._logs = np.full((len(path.node), 2), -math.inf)
+        """By step: what reaches the next symbol, and all that reaches beyond the text."""
 
-    def add(self, node: int, law: NodeLaw) -> None:
-        """Keep the sums along the text of a node's law; its parent's must be known."""
-        self._has_law[node], self._log_end[node] = True, law.log_end
-        steps = slice(self._path.first[node], self._path.first[node + 1])
-        self._logs[steps] = law.log_intervals(self._path.intervals[steps])
-        for child in self._children[node]:
-            step = law.of_token(self.grown.tree.token[child])
-            self._log_mass[child] = self._log_mass[node] + step
+    def add(self, nodes: Sequence[int], tiles: Iterable[tuple[int, Tensor]]) -> None:
+        """Keep the sums along the text of the laws of some nodes.
+
+        tiles: the first column and logits (nodes, T), columns as in `ordered_tokens`.
+        """
+        path, place = self._path, np.full(len(self._parent), -1)
+        place[nodes] = np.arange(len(nodes))
+        steps = np.flatnonzero(place[path.node] >= 0)
+        children = 1 + np.flatnonzero(place[self._parent[1:]] >= 0)
+        law, above = place[path.node[steps]], place[self._parent[children]]
+        sums = LawSums(self._allowed(nodes), law, path.intervals[steps])
+        for first, logits in tiles:
+            self._choose(children, above, first, logits)
+            sums.add(first, logits)
+        log_sums = sums.log_sums()
+        total = np.empty(len(nodes))
+        total[law[path.is_new[steps]]] = log_sums[path.is_new[steps], 1]
+        total[total == -math.inf] = 0.0  # a dead end
+        self._has_law[nodes] = True
+        self._log_step[children] -= total[above]
+        self._logs[steps] = log_sums - total[law, None]
+
+    def _choose(
+        self, children: NDArray[np.int64], above: NDArray[np.int64], first: int, logits: Tensor
+    ) -> None:
+        """Keep the logits of nodes whose tokens are in a tile; above: the row of each parent."""
+        column = self._row[children] - first
+        is_inside = (column >= 0) & (column < logits.shape[1])
+        chosen = logits[above[is_inside], column[is_inside]]
+        self._log_step[children[is_inside]] = chosen.double().cpu()
+
+    def _allowed(self, nodes: Sequence[int]) -> NDArray[np.bool_]:
+        """(nodes, V) in the order of `ordered_tokens`: those that may follow."""
+        vocabulary = self.grown.tree.vocabulary
+        num_rows = len(vocabulary.trie.tokens)
+        ends = slice(num_rows, num_rows + len(vocabulary.stop_token_ids))
+        allowed = np.zeros((len(nodes), vocabulary.vocab_size), np.bool_)
+        for node, row in zip(nodes, allowed, strict=True):
+            standing = self.grown.standing[node]
+            row[:num_rows] = allowed_rows(vocabulary, standing, self._mode)
+            row[ends] = vocabulary.viability.may_end(standing)
+        return allowed
 
     def log_probs(self) -> Array:
-        """(bytes,) float64: log q of each byte of the text; all laws must be known."""
-        reached, total = self._known()
-        return _log_shares(reached[:-1], total[:-1])
+        """(bytes + 1,) float64: log q of each byte and of the end; all laws must be known."""
+        return _log_shares(self._log_terms(self._log_masses()), self._path.place)
 
     def bounds(self, *, is_upper: bool) -> Array:
-        """(bytes,) float64: an upper or lower bound on `log_probs` from the laws that are known.
+        """(bytes + 1,) float64: an upper or lower bound on `log_probs` from the known laws.
 
         A group has at most its mass, exactly that where it is one new node; no more of it can
-        reach the next byte than this byte, and then none of the rest counts either.
+        reach the next symbol than this one, and then none of the rest counts either.
         """
-        reached, total = self._known()
-        for at, groups in self._groups().items():
-            more, all_of_it = [float(reached[at])], [float(total[at])]
-            for node, goes_on in groups.items():
-                if is_upper and goes_on:
-                    more.append(self._log_mass[node])
-                if not is_upper or goes_on or node in self.grown.new[at]:
-                    all_of_it.append(self._log_mass[node])
-            reached[at], total[at] = log_sum_of(more), log_sum_of(all_of_it)
-        return _log_shares(reached[:-1], total[:-1])
+        log_mass = self._log_masses()
+        node, place, goes_on = self._groups(log_mass)
+        is_new = np.array(self.grown.tree.end)[node] == place
+        counts = np.stack((goes_on & is_upper, goes_on | is_new | (not is_upper)), 1)
+        groups = np.where(counts, log_mass[node, None], -math.inf)
+        terms = np.concatenate((self._log_terms(log_mass), groups))
+        return _log_shares(terms, np.concatenate((self._path.place, place)))
 
-    def log_end(self) -> float:
-        """log q of the end behind the text."""
-        last = len(self.grown.tree.text)
-        ends = [self._log_mass[node] + self._log_end[node] for node in self.grown.new[last]]
-        return log_sum_of(ends) - float(self._known()[1][last])
+    def _log_masses(self) -> Array:
+        """By node; NaN where the law of an ancestor is not known."""
+        log_mass = [0.0]
+        steps = zip(self.grown.tree.parent[1:], self._log_step[1:].tolist(), strict=True)
+        for parent, step in steps:
+            log_mass.append(log_mass[parent] + step)
+        return np.array(log_mass)
 
-    def _known(self) -> tuple[Array, Array]:
-        """(bytes + 1,) float64 each, over the heads with a law: log masses of what reaches the
-        next byte, and of all that reaches beyond the text.
-        """
-        path = self._path
-        logs = np.empty_like(self._logs)
-        logs[path.by_node] = self._logs
-        ends = np.where(path.prefix == ROOT, self._log_end[path.node], -math.inf)
-        mass = np.array(self._log_mass)[path.node]
-        is_known = self._has_law[path.node]
-        reached = np.where(is_known, mass + logs[:, 0], -math.inf)
-        total = np.where(is_known, mass + np.logaddexp(logs[:, 1], ends), -math.inf)
-        return segment_log_sums(reached, path.starts), segment_log_sums(total, path.starts)
+    def _log_terms(self, log_mass: Array) -> Array:
+        """(steps, 2): log masses of what reaches the next symbol, and of all that reaches beyond
+        the text; -inf for heads without a law."""
+        node = self._path.node
+        terms: Array = log_mass[node, None] + self._logs
+        terms[~self._has_law[node]] = -math.inf
+        return terms
 
-    def _groups(self) -> dict[int, dict[int, bool]]:
-        """By place: nodes with a mass but no law that heads hang on, and whether the next byte
-        goes on there."""
-        path, groups = self._path, dict[int, dict[int, bool]]()
-        parent, log_mass = self.grown.tree.parent, self._log_mass
-        unknown = ~self._has_law[path.node]
-        columns = (path.node[unknown], path.place[unknown], path.longer[unknown] >= 0)
-        for node, place, goes_on in zip(*(column.tolist() for column in columns), strict=True):
-            while math.isnan(log_mass[node]):
-                node = parent[node]
-            here = groups.setdefault(place, {})
-            here[node] = here.get(node, False) or goes_on
-        return groups
+    def _groups(
+        self, log_mass: Array
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """The node of each group, its place, and whether a head goes on with the next symbol."""
+        known = np.arange(len(log_mass))
+        for node in np.flatnonzero(np.isnan(log_mass)).tolist():
+            known[node] = known[self._parent[node]]
+        unknown = np.flatnonzero(~self._has_law[self._path.node])
+        places = self._path.place[unknown] * len(log_mass) + known[self._path.node[unknown]]
+        groups, group_of = np.unique(places, return_inverse=True)
+        goes_on = np.zeros(len(groups), np.bool_)
+        goes_on[group_of[self._path.goes_on[unknown]]] = True
+        place, node = np.divmod(groups, len(log_mass))
+        return node, place, goes_on
 
 
 @dataclass(frozen=True, slots=True)
 class _HeadPath:
-    """The heads of all places in order, one *step* each; int64.
+    """The heads of all places in order, one *step* each; the end follows the text.
 
-    node, prefix: of the head. longer: the trie node behind the next byte, -1 for none. place: how
-    many bytes before it. starts: first step of each place. by_node: the steps sorted by node, last
-    place first. intervals: (steps, 2, 2) rows of the trie in that order: those with the next byte,
-    and all that are longer than the prefix. first: by node, where its steps begin there.
+    node, int64: of the head. is_new: it ends where the step is. place, int64: how many bytes before
+    it. goes_on: whether a token may go on with the next
+    symbol. intervals: (steps, 2, 2) int64 of `ordered_tokens`: those with the next symbol, and all
+    that are longer than the prefix.
     """
 
     node: NDArray[np.int64]
-    prefix: NDArray[np.int64]
-    longer: NDArray[np.int64]
+    is_new: NDArray[np.bool_]
     place: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    by_node: NDArray[np.int64]
+    goes_on: NDArray[np.bool_]
     intervals: NDArray[np.int64]
-    first: list[int]
 
 
 def _head_path(grown: ScoreTree) -> _HeadPath:
-    trie, counts = grown.tree.vocabulary.trie, np.array([len(heads) for heads in grown.heads])
+    counts = np.array([len(heads) for heads in grown.heads])
     every = chain.from_iterable(chain.from_iterable(grown.heads))
     node, prefix = np.fromiter(every, np.int64).reshape(-1, 2).T
-    longer = [
-        -1 if byte is None else trie.child(head.prefix, byte)
-        for heads, byte in zip_longest(grown.heads, grown.tree.text)
-        for head in heads
-    ]
-    by_node = np.lexsort((-np.arange(len(node)), node))
-    going_on = np.array(longer, np.int64)
+    symbols = np.repeat([*grown.tree.text, END_SYMBOL], counts)
+    intervals = _intervals(grown.tree.vocabulary, prefix, symbols)
     return _HeadPath(
         node=node,
-        prefix=prefix,
-        longer=going_on,
+        is_new=prefix == ROOT,
         place=np.repeat(np.arange(len(counts)), counts),
-        starts=np.cumsum(counts) - counts,
-        by_node=by_node,
-        intervals=_intervals(trie, prefix[by_node], going_on[by_node]),
-        first=np.searchsorted(node[by_node], np.arange(len(grown.tree) + 1)).tolist(),
+        goes_on=intervals[:, 0, 0] < intervals[:, 0, 1],
+        intervals=intervals,
     )
 
 
 def _intervals(
-    trie: ByteTrie, prefix: NDArray[np.int64], longer: NDArray[np.int64]
+    vocabulary: ByteVocabulary, prefix: NDArray[np.int64], symbols: NDArray[np.int64]
 ) -> NDArray[np.int64]:
+    trie, num_rows = vocabulary.trie, len(vocabulary.trie.tokens)
+    ends = (num_rows, num_rows + len(vocabulary.stop_token_ids))
+    longer = trie.children_at(prefix, symbols)
     low = trie.low[prefix] + trie.num_ends[prefix]
-    goes_on = longer >= 0
-    within_low, within_high = (np.where(goes_on, x[longer], low) for x in (trie.low, trie.high))
-    bounds = np.stack((within_low, within_high, low, trie.high[prefix]), 1)
-    return bounds.astype(np.int64).reshape(-1, 2, 2)
+    # The end, too, is longer than nothing.
+    high = np.where(prefix == ROOT, ends[1], trie.high[prefix])
+    within = (np.where(longer < 0, low, x[longer]) for x in (trie.low, trie.high))
+    is_end = (prefix == ROOT) & (symbols == END_SYMBOL)
+    within_low, within_high = (np.where(is_end, *x) for x in zip(ends, within, strict=True))
+    return np.stack((within_low, within_high, low, high), 1).astype(np.int64).reshape(-1, 2, 2)
 
 
-def _log_shares(reached: Array, total: Array) -> Array:
-    """Logs of probabilities; a text without any gives every byte none."""
-    shares: Array = np.where(total == -math.inf, -math.inf, reached - total)
-    return shares
+def _log_shares(terms: Array, place: NDArray[np.int64]) -> Array:
+    """Logs of probabilities by place, from (n, 2) terms of what has them and of what there is.
 
-
-def _children(tree: TokenTree) -> list[list[int]]:
-    children: list[list[int]] = [[] for _ in range(len(tree))]
-    for node in range(1, len(tree)):
-        children[tree.parent[node]].append(node)
-    return children
+    A text without any mass gives every symbol none.
+    """
+    order = np.argsort(place, kind="stable")
+    starts = np.searchsorted(place[order], np.arange(place.max() + 1))
+    reached, total = (segment_log_sums(column, starts) for column in terms[order].T)
+    return np.where(total == -math.inf, -math.inf, reached - total)

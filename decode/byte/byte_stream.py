@@ -25,8 +25,8 @@ from .viability import Standing
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
-ROWS_PER_TILE = 64
-"""Nodes of a prompt whose logits exist at once."""
+ROWS_PER_TILE = 256
+"""Nodes of a prompt whose laws are summed together."""
 
 Warp = Callable[[Tensor, Seen], Tensor]
 """Logits (N, V) and the tokens seen before each to warped logits (N, V)."""
@@ -71,6 +71,7 @@ class ByteStream:
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
         self._output = OutputLayer(model, vocabulary.vocab_size, packs=True)
+        self._ordered_tokens = torch.from_numpy(vocabulary.ordered_tokens)
         self._rows: list[ByteRow | None] = [None] * num_rows
 
     def counts(self, row: int) -> ByteCounts:
@@ -159,6 +160,7 @@ class ByteStream:
                 states = self._backbone.states(row)
                 kept[texts[row]] = prompt_read = ReadPrompt(state.copy(), states, log_probs[row])
                 self._prompts.put(texts[row], prompt_read)
+            state.take_logits(*prompt.logits())
         return log_probs
 
     def _restore(self, row: int, prompt: ReadPrompt | None) -> Tensor:
@@ -201,13 +203,10 @@ class ByteStream:
         prompt.take(nodes, hidden)
         if prompt.sums is None:
             return
-        standing, mode = prompt.sums.grown.standing, self.evaluation.mode
         for start in range(0, len(nodes), ROWS_PER_TILE):
-            tile = nodes[start : start + ROWS_PER_TILE]
-            logits = self._output.logits(hidden[start : start + ROWS_PER_TILE])
-            laws = node_laws(self.vocabulary, [standing[node] for node in tile], logits, mode)
-            for node, law in zip(tile, laws, strict=True):
-                prompt.sums.add(node, law)
+            tile = slice(start, start + ROWS_PER_TILE)
+            logits = self._output.tiles(hidden[tile], self._ordered_tokens)
+            prompt.sums.add(nodes[tile], prompt.kept(nodes[tile], logits))
 
     def _foresee(self, continuations: list[bytes]) -> None:
         """Compute what given continuations need, by row."""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = 0
+NUM_BYTES = 256
 
 
 class ByteTrie:
@@ -35,6 +36,7 @@ class ByteTrie:
         self.first_child = np.searchsorted(parent[1:], np.arange(num_nodes)).astype(np.int32) + 1
         self.start = low - (low + num_ends)[parent]
         self.byte, self.symbol = byte.astype(np.uint8), byte.copy()
+        self._edges = parent[1:] * NUM_BYTES + byte[1:]  # ascending
         self._bytes: bytes = self.byte.tobytes()
         # Views whose items are Python numbers: a third of the time of an item of an array.
         self._first_child: memoryview[int] = self.first_child.data
@@ -51,6 +53,15 @@ class ByteTrie:
         start = self._first_child[node]
         return self._bytes.find(byte, start, start + self._num_children[node])
 
+    def children_at(
+        self, nodes: NDArray[np.int64], symbols: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`child` of many nodes, (n,) each; symbols that are no bytes lead to -1."""
+        edges = np.where(symbols < NUM_BYTES, nodes * NUM_BYTES + symbols, -1)
+        found = np.searchsorted(self._edges, edges)
+        is_child = self._edges[np.minimum(found, len(self._edges) - 1)] == edges
+        return np.where(is_child, found + 1, -1)
+
     def children(self, node: int) -> slice:
         """The consecutive nodes one byte further."""
         start = self._first_child[node]
@@ -64,12 +75,14 @@ class ByteTrie:
         """Whether some token goes on."""
         return self._num_children[node] > 0
 
+    def has_ends(self, node: int) -> bool:
+        """Whether some token is exactly the node's prefix."""
+        return self._num_ends[node] > 0
+
     def ends(self, node: int) -> list[int]:
         """The tokens whose bytes are exactly the node's prefix."""
-        if not (count := self._num_ends[node]):
-            return []
         low = self._low[node]
-        return self._tokens[low : low + count].tolist()
+        return self._tokens[low : low + self._num_ends[node]].tolist()
 
     def interval(self, prefix: bytes) -> tuple[int, int]:
         """The rows whose bytes start with `prefix`, as a half-open interval."""

@@ -22,7 +22,8 @@ class ByteVocabulary:
     Special tokens have no bytes and no probability, except that all of `stop_token_ids` together
     are symbol 256, the end of the text. `start_token_ids` stand before every text, so that its
     first byte has a distribution: what the tokenizer puts there, or else `bos_token_id`, or else
-    the first stop token (GPT-2 was trained with it between documents).
+    the first stop token (GPT-2 was trained with it between documents). `ordered_tokens`, int64,
+    are all: of the rows of the trie, then the stop tokens, then those without a probability.
     """
 
     def __init__(
@@ -41,6 +42,9 @@ class ByteVocabulary:
         self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
         self.vocab_size = file.vocab_size
         self.trie, self.viability = _trie_and_viability(tokenizer, file, set(stop_token_ids))
+        counted = np.concatenate((self.trie.tokens, self.stop_token_ids))
+        others = np.setdiff1d(np.arange(self.vocab_size), counted)
+        self.ordered_tokens = np.concatenate((counted, others))
 
     def normalize(self, text: str) -> bytes:
         """The bytes that the tokenizer sees in a whole prompt (NFC where it asks for that)."""

@@ -67,22 +67,6 @@ class NodeLaw:
             return -math.inf if self.log_kept == -math.inf else 0.0
         return self._log_sum(*self.trie.longer(prefix))
 
-    def log_intervals(self, intervals: NDArray[np.int64]) -> Array:
-        """Log-probabilities of half-open intervals of rows of the trie.
-
-        intervals: (..., 2) int64; cheapest where none begins behind the end of the one before.
-        """
-        if self.is_wide:
-            logs = [self._log_sum(low, high) for low, high in intervals.reshape(-1, 2).tolist()]
-            return np.array(logs).reshape(intervals.shape[:-1])
-        sums = np.add.reduceat(self.weights, intervals.ravel(), dtype=np.float64)[::2]
-        sums = np.where(
-            intervals[..., 0] < intervals[..., 1], sums.reshape(intervals.shape[:-1]), 0.0
-        )
-        with np.errstate(divide="ignore"):
-            sums_in_nats: Array = np.log(sums) + self.log_scale
-        return sums_in_nats
-
     def log_children(self, prefix: int) -> Array:
         """The same by next byte: one entry for each child of the trie node, float64."""
         if self.is_wide:
@@ -158,7 +142,8 @@ def node_law(
     return _node_law(vocabulary, standing, scores[: vocabulary.vocab_size], mode)
 
 
-def _allowed(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> NDArray[np.bool_]:
+def allowed_rows(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> NDArray[np.bool_]:
+    """(V,) bool by row of the trie: the tokens that may follow."""
     viability = vocabulary.viability
     return viability.allowed(standing) if mode == "masked" else viability.well_formed(standing)
 
@@ -166,7 +151,7 @@ def _allowed(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> NDAr
 def _node_law(
     vocabulary: ByteVocabulary, standing: Standing, logits: NDArray[np.floating], mode: Mode
 ) -> NodeLaw:
-    trie, allowed = vocabulary.trie, _allowed(vocabulary, standing, mode)
+    trie, allowed = vocabulary.trie, allowed_rows(vocabulary, standing, mode)
     largest = np.maximum.reduce(logits)
     top = largest if largest != -math.inf else logits.dtype.type(0.0)
     every = logits - top

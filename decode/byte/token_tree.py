@@ -1,6 +1,6 @@
 """The tree of token sequences that a text may turn out to be, grown byte by byte."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .byte_trie import ROOT
@@ -66,10 +66,12 @@ class TokenTree:
             self.text.pop()
             raise ValueError(f"byte 0x{byte:02x} cannot follow {bytes(self.text[-16:])!r}")
         new = [self._add(*node) for node in found]
-        left = {head.node for head in self.heads} - {head.node for head in going_on}
+        staying = {head.node for head in going_on}
+        left = [head.node for head in self.heads if head.node not in staying]
         self.heads = [*going_on, *(Head(node, ROOT) for node in new)]
-        self._release(left)
-        self._drop_wrong_guesses(byte)
+        self._release(left, staying)
+        if self._guesses:
+            self._drop_wrong_guesses(byte)
         return new
 
     def extend(self, text: Iterable[int]) -> list[int]:
@@ -137,19 +139,25 @@ class TokenTree:
         """Heads that go on behind `byte`, which ends the text already, and the nodes it adds:
         (parent, token, standing).
         """
-        trie, viability = self.vocabulary.trie, self.vocabulary.viability
+        trie = self.vocabulary.trie
         going_on: list[Head] = []
         found: list[tuple[int, int, Standing]] = []
         for node, prefix in heads:
             if (longer := trie.child(prefix, byte)) < 0:
                 continue
-            for token in trie.ends(longer):
-                after = viability.extend(self.standing[node], token, self.text)
-                if after is not None:
-                    found.append((node, token, after))
+            if trie.has_ends(longer):
+                found += self._ends(node, longer)
             if trie.has_children(longer):
                 going_on.append(Head(node, longer))
         return going_on, found
+
+    def _ends(self, parent: int, prefix: int) -> Iterator[tuple[int, int, Standing]]:
+        """(parent, token, standing) of the sequences that end with the text."""
+        viability, before = self.vocabulary.viability, self.standing[parent]
+        for token in self.vocabulary.trie.ends(prefix):
+            after = viability.extend(before, token, self.text)
+            if after is not None:
+                yield parent, token, after
 
     def _add(self, parent: int, token: int, standing: Standing) -> int:
         guess = self._guesses.pop((parent, token), None)
@@ -180,9 +188,8 @@ class TokenTree:
             if spelt[place - start] != byte or place + 1 == start + len(spelt):
                 del self._guesses[key], self.standing[node]
 
-    def _release(self, left: Iterable[int]) -> None:
+    def _release(self, left: Iterable[int], heads: set[int]) -> None:
         """Nodes that stopped being heads die unless they have children; so may their ancestors."""
-        heads = {head.node for head in self.heads}
         for node in left:
             while self._children.get(node) == set() and node not in heads and node != ROOT_NODE:
                 del self._children[node], self.standing[node]

@@ -47,14 +47,15 @@ class TreeBackbone:
         """
         counts = [len(forward.nodes) for forward in forwards]
         place = self._cache.place(rows, max(counts), self.model.device)
-        token_ids = _padded([forward.token_ids for forward in forwards], max(counts))
-        positions = _padded([forward.positions for forward in forwards], max(counts))
-        hidden = self._backbone(
-            uploaded(token_ids, self.model.device),
-            uploaded(positions, self.model.device),
-            self._masks(place, forwards, positions, slot_positions),
-            self._cache,
+        token_ids, positions = (
+            uploaded(_padded(values, max(counts)), self.model.device)
+            for values in (
+                [forward.token_ids for forward in forwards],
+                [forward.positions for forward in forwards],
+            )
         )
+        masks = self._masks(place, forwards, positions, slot_positions)
+        hidden = self._backbone(token_ids, positions, masks, self._cache)
         self._cache.advance(rows, counts)
         return [states[:count] for states, count in zip(hidden, counts, strict=True)]
 
@@ -81,23 +82,28 @@ class TreeBackbone:
         positions: Tensor,
         slot_positions: list[NDArray[np.int64]],
     ) -> Tensor | dict[str, Tensor]:
-        width, num_columns = positions.shape[1], place.num_columns
-        mask = np.zeros((len(forwards), width, num_columns), np.bool_)
-        for row, forward in zip(mask, forwards, strict=True):
-            num_nodes, num_slots = forward.mask.shape
-            row[:num_nodes, :num_slots] = forward.mask
-        keys = _padded(slot_positions, num_columns)
         device = self.model.device
-        return self.attention.tree_masks(
-            uploaded(torch.from_numpy(mask), device),
-            uploaded(positions, device),
-            uploaded(keys, device),
-            self.model.dtype,
-        )
+        mask = uploaded(_ancestors(forwards, positions.shape[1], place.num_columns), device)
+        keys = positions
+        if self.attention.span is not None:
+            keys = uploaded(_padded(slot_positions, place.num_columns), device)
+        return self.attention.tree_masks(mask, positions, keys, self.model.dtype)
+
+
+def _ancestors(forwards: list[TreeForward], num_nodes: int, num_columns: int) -> Tensor:
+    """(R, num_nodes, num_columns) bool: masks of the rows, False in the padding."""
+    if len(forwards) == 1:
+        return torch.from_numpy(forwards[0].mask[None])
+    mask = np.zeros((len(forwards), num_nodes, num_columns), np.bool_)
+    for row, forward in zip(mask, forwards, strict=True):
+        row[: forward.mask.shape[0], : forward.mask.shape[1]] = forward.mask
+    return torch.from_numpy(mask)
 
 
 def _padded(rows: list[NDArray[np.int64]], width: int) -> Tensor:
     """(rows, width) int64; padding repeats a row's first entry, so that it is one of its own."""
+    if len(rows) == 1 and len(rows[0]) == width:
+        return torch.from_numpy(rows[0][None])
     padded = np.empty((len(rows), width), np.int64)
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)], target[len(row) :] = row, row[0]

@@ -112,10 +112,9 @@ class Viability:
 
         text: all bytes of the sequence, those of `token` included.
         """
-        if self.whole:  # then the text of the open pretoken counts
-            return self._extend(standing, token, text)
         key = (standing.joins, standing.splits, standing.partial, standing.token, token)
-        if key not in self._extensions:
+        # Where whole pretokens matter, the text decides what a standing is, not whether there is.
+        if key not in self._extensions or (self.whole and self._extensions[key] is not None):
             if len(self._extensions) >= MAX_CACHED_EXTENSIONS:
                 self._extensions.clear()
             self._extensions[key] = self._extend(standing, token, text)
@@ -145,7 +144,7 @@ class Viability:
         splits = standing.splits if is_startable else 0
         if not joins and not splits:
             return None
-        return replace(standing, joins=joins, splits=splits, token=token)
+        return Standing(joins, splits, standing.openings, standing.partial, token)
 
     def _is_valid_pair(self, left: int | None, right: int) -> bool:
         if left is None or left in self.added:
@@ -194,14 +193,14 @@ class Viability:
         """Decide in which states the open pretoken may end: not as pieces of a whole pretoken."""
         states, token = standing.joins, standing.token
         if token is not None and not self.merges.is_reachable(token):
-            return replace(standing, joins=0, splits=states)
+            return Standing(0, states, standing.openings, standing.partial, token)
         if self.whole:
             longest = self._longest_whole
             for state, opening in standing.openings.items():
                 is_short = len(text) - opening <= longest
                 if is_short and bytes(text[opening:]) in self.whole:
                     states &= ~(1 << state)
-        return replace(standing, splits=states)
+        return Standing(standing.joins, states, standing.openings, standing.partial, token)
 
     def _banned(self, standing: Standing) -> tuple[bytes, ...]:
         if standing.token is None or not self.added.literals:

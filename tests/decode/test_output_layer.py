@@ -6,6 +6,7 @@ from tiny_models import tiny_llama
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from anchored.decode import output_layer
 from anchored.decode.output_layer import ROWS_PER_TILE, OutputLayer
 
 
@@ -32,6 +33,19 @@ def test_both_ways_leave_the_padding_out_and_agree(bias, num_rows):
     logits = layers(bias)[0].logits(hidden)
     assert logits.shape == (num_rows, 300)
     torch.testing.assert_close(by_weight, by_forward)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_rows", [3, ROWS_PER_TILE + 1])
+@torch.inference_mode()
+def test_tiles_are_the_logits_in_the_order_of_the_tokens(bias, num_rows, monkeypatch):
+    monkeypatch.setattr(output_layer, "COLUMNS_PER_TILE", 128)
+    hidden, token_ids = torch.randn(num_rows, 32, dtype=torch.float64), torch.randperm(300)
+    for layer in layers(bias):
+        firsts, tiles = zip(*layer.tiles(hidden, token_ids), strict=True)
+        assert firsts == (0, 128, 256)
+        logits = layers(bias)[0].logits(hidden)
+        torch.testing.assert_close(torch.cat(tiles, 1), logits[:, token_ids])
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ from anchored.decode.byte.byte_marginals import ByteMarginals
 from anchored.decode.byte.byte_scores import byte_log_probs
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
+from anchored.decode.output_layer import OutputLayer
 from anchored.decode.row_attention import row_attention
 from anchored.decode.sampling_config import SamplingConfig
 from anchored.decode.warpers import Warpers
@@ -277,6 +278,21 @@ def test_without_prompt_scores_only_the_next_byte_is_computed(tokenizer):
     exact, none = stream_of(model, vocabulary), stream_of(model, vocabulary, prompt_scores="none")
     assert_same(none.read([text], [0]).logits, exact.read([text], [0]).logits)
     assert none.read([text], [1]).token_log_probs[0].shape == (0,)
+
+
+@one_tokenizer
+def test_the_first_byte_asks_for_no_logits_that_the_scores_had(tokenizer, monkeypatch):
+    vocabulary = vocabulary_of(tokenizer)
+    stream, asked = stream_of(model_of(vocabulary), vocabulary), []
+    logits = OutputLayer.logits
+    monkeypatch.setattr(
+        OutputLayer,
+        "logits",
+        lambda layer, hidden: asked.append(len(hidden)) or logits(layer, hidden),
+    )
+    text = bytes_of(vocabulary, PROMPT)
+    stream.read([text], [0])
+    assert asked == [stream.counts(0).num_nodes]
 
 
 @one_tokenizer

@@ -2,6 +2,8 @@
 
 import random
 
+import numpy as np
+
 from anchored.decode.byte.byte_trie import ROOT, ByteTrie
 
 SOURCE = random.Random(0)
@@ -27,6 +29,16 @@ def test_nodes_are_the_intervals_of_all_prefixes():
         assert [BYTES_OF[token] for token in trie.ends(node)] == [prefix] * (prefix in WORDS)
         children = bytes(trie.byte[trie.children(node)])
         assert children == bytes(sorted({p[-1] for p in prefixes if p and p[:-1] == prefix}))
+
+
+def test_children_of_many_nodes_are_those_of_each():
+    trie = ByteTrie(BYTES_OF)
+    nodes, symbols = np.mgrid[: len(trie.low), :257].reshape(2, -1)
+    expected = [
+        trie.child(node, symbol) if symbol < 256 else -1
+        for node, symbol in zip(nodes.tolist(), symbols.tolist(), strict=True)
+    ]
+    assert trie.children_at(nodes, symbols).tolist() == expected
 
 
 def test_rows_are_sorted_by_bytes():
