@@ -181,22 +181,26 @@ class LogitPair:
         risky_shift, safe_shift = self.risky_shift[members], self.safe_shift[members]
         return RowGroup(members, num_rows, False, risky_shift, safe_shift, reads)
 
-    def read_shared(self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor) -> None:
-        """Log of the safe weight on the common support, and the tilt risky - safe.
+    def read_shared(
+        self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor, risky: Tensor | None = None
+    ) -> None:
+        """Log-weights on the common support, and the tilt risky - safe.
 
-        safe, tilt: (R, C), overwritten. Where either model bans a token, safe becomes -inf and tilt
-        0, so that no NaN can arise; so it does in the padding, but for `RowGroup.read_safe`.
+        safe, tilt: (R, C), overwritten; so is risky if the risky ones are wanted too. Where either
+        model bans a token, log-weights become -inf and the tilt 0, so that no NaN can arise; so it
+        does in the padding, but for `RowGroup.read_safe`.
         """
         group.read_safe(read, safe)
-        group.read_risky(read, tilt)
+        its_risky = group.read_risky(read, tilt if risky is None else risky)
         may_ban = self.has_bans and not group.is_plain
-        outside = (safe == -math.inf) | (tilt == -math.inf) if may_ban else None
-        tilt.sub_(safe)
+        outside = (safe == -math.inf) | (its_risky == -math.inf) if may_ban else None
+        torch.sub(its_risky, safe, out=tilt)
         if read.is_padded:
             tilt[:, read.num_columns :] = 0.0
         if outside is not None:
             tilt.masked_fill_(outside, 0.0)
-            safe.masked_fill_(outside, -math.inf)
+            for log_weights in (safe,) if risky is None else (safe, risky):
+                log_weights.masked_fill_(outside, -math.inf)
 
 
 @np.errstate(invalid="ignore")
