@@ -122,12 +122,11 @@ class LogitPair:
         """
         for places, members in self._parts(rows):
             if isinstance(members, Tensor):
-                yield places, self._group(members, slice(0, self.vocab_size), LANES)
+                yield places, self._group(members, self._blocks(members))
                 continue
             row = members.start
             if row not in self.groups_of_one:
-                whole = slice(0, self.vocab_size)
-                self.groups_of_one[row] = self._group(members, whole, LANES)
+                self.groups_of_one[row] = self._group(members, self._blocks(members))
             yield places, self.groups_of_one[row]
 
     def piece_groups(self, rows: Tensor, pieces: Sequence[int]) -> Iterator[tuple[slice, RowGroup]]:
@@ -136,7 +135,9 @@ class LogitPair:
         for places, members in self._parts(rows):
             start = PIECE_SIZE * pieces[places.start]
             columns = slice(start, min(start + size, self.vocab_size))
-            yield places, self._group(members, columns, size)
+            blocks = (x[members, columns] for x in (self.risky, self.safe))
+            read = Read(columns, columns.stop - start, size, *blocks)
+            yield places, self._group(members, [read])
 
     def whole_row_groups(self, rows: Tensor) -> Iterator[tuple[slice, RowGroup]]:
         """Each row in one read, log-weights in bits."""
@@ -159,17 +160,18 @@ class LogitPair:
             is_one = places.stop - start == 1
             yield places, slice(row, row + 1) if is_one else rows[places]
 
-    def _group(self, members: Tensor | slice, columns: slice, unit: int) -> RowGroup:
-        """unit: the width of a read is a multiple of it."""
+    def _blocks(self, members: Tensor | slice) -> list[Read]:
         width = self.read_shape[1]
-        starts = range(columns.start, columns.stop, width)
-        sizes = [min(width, columns.stop - start) for start in starts]
+        starts = range(0, self.vocab_size, width)
+        sizes = [min(width, self.vocab_size - start) for start in starts]
         # `split` is Python and takes 8 us.
-        blocks = (x[members, columns].split_with_sizes(sizes, 1) for x in (self.risky, self.safe))
-        reads = [
-            Read(slice(start, start + size), size, _padded(size, unit), risky, safe)
+        blocks = (x[members].split_with_sizes(sizes, 1) for x in (self.risky, self.safe))
+        return [
+            Read(slice(start, start + size), size, _padded(size, LANES), risky, safe)
             for start, size, risky, safe in zip(starts, sizes, *blocks, strict=True)
         ]
+
+    def _group(self, members: Tensor | slice, reads: list[Read]) -> RowGroup:
         shifts = self.plain_shifts[members.start] if isinstance(members, slice) else None
         if shifts is None:
             return self._bit_group(members, reads)
@@ -211,9 +213,8 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     Raises: ValueError if the shapes differ or are empty, or a dtype is not a float type.
     """
     check_logits(risky_logits, safe_logits)
-    pair = (risky_logits, safe_logits)
-    extremes = torch.cat([*_extremes(risky_logits), *_extremes(safe_logits)])
-    largest, smallest = extremes.double().cpu().numpy().reshape(2, 2, -1).swapaxes(0, 1)
+    pair, device = (risky_logits, safe_logits), safe_logits.device
+    largest, smallest = torch.cat(_extremes(pair)).double().cpu().numpy().reshape(2, 2, -1)
     is_valid = np.isfinite(largest)
     # Row by row: the NaN of one row must not hide the bans of another.
     has_bans = bool((smallest < MASK_LIMIT).any())
@@ -221,19 +222,19 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     is_plain = (is_plain & (largest - smallest <= PLAIN_RANGE)).all(0)
     is_plain &= np.abs(largest[0] - largest[1]) <= PLAIN_OFFSET
     is_plain &= safe_logits.shape[1] > PIECE_SIZE
-    plain_shifts = _plain_shifts(largest, is_plain, safe_logits.device)
+    plain_shifts = _plain_shifts(largest, is_plain, device)
     if has_bans:
         smallest = torch.stack([_smallest_allowed(x) for x in pair]).cpu().numpy()
     largest, smallest = (np.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
     facts = np.array([*np.where(is_plain, 0.0, -largest), (largest - smallest).sum(0)])
-    risky_shift, safe_shift, tilt_range = torch.from_numpy(facts).to(safe_logits.device)
+    risky_shift, safe_shift, tilt_range = torch.from_numpy(facts).to(device)
     return LogitPair(
         risky=risky_logits,
         safe=safe_logits,
         risky_shift=risky_shift[:, None],
         safe_shift=safe_shift[:, None],
         tilt_range=tilt_range,
-        is_valid=torch.from_numpy(is_valid.all(0)).to(safe_logits.device),
+        is_valid=torch.from_numpy(is_valid.all(0)).to(device),
         plain_shifts=plain_shifts,
         has_bans=has_bans,
         read_shape=read_shape(safe_logits.shape[1]),
@@ -272,15 +273,18 @@ def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         )
 
 
-def _extremes(logits: Tensor) -> list[Tensor]:
-    """The largest logit of each row, then the smallest, both while the row is in the cache.
+def _extremes(pair: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """The largest logit of each row, risky first, then the smallest, all while the row is in the
+    cache; the first rows last, for they are read next.
 
     amax carries NaN and +inf through, and is -inf only for a row without a token.
     """
-    step = max(1, CACHE_BYTES // (logits.shape[1] * logits.itemsize))
-    parts = [logits[start : start + step] for start in range(0, max(1, len(logits)), step)]
-    ends = [(part.amax(-1), part.amin(-1)) for part in parts]
-    return [largest for largest, _ in ends] + [smallest for _, smallest in ends]
+    num_rows, vocab_size = pair[0].shape
+    step = max(1, CACHE_BYTES // (2 * vocab_size * pair[0].itemsize))
+    starts = range(0, max(1, num_rows), step)
+    parts = [[x[start : start + step] for x in pair] for start in reversed(starts)]
+    ends = [[(x.amax(-1), x.amin(-1)) for x in part] for part in parts][::-1]
+    return [end[model][side] for side in (0, 1) for model in (0, 1) for end in ends]
 
 
 def _plain_shifts(

@@ -15,8 +15,8 @@ from .support import SupportMasses, SupportPass
 # A rows asked for, B requests, P points (betas) a row, R rows and C columns of one read.
 
 ESTIMATED_BETAS = (0.0, 0.5, 1.0)
-"""What the statistics pass measures: both models and one law between them. Most roots are then known
-to 1e-4 of the KL."""
+"""What the statistics pass measures: both models and one law between them. Most roots are then
+known to 1e-4 of the KL."""
 
 
 @dataclass(frozen=True, slots=True)
