@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from .sampling_config import SamplingConfig
+
+Seen = Tensor | tuple[NDArray[np.int64], ...]
+"""Tokens of each row: (batch, vocab_size) bool; on the CPU also the places that hold True, (n,)
+rows and (n,) tokens, in any order and as often as it may be."""
 
 
 class Warpers:
@@ -21,29 +28,34 @@ class Warpers:
         self.stop_token_ids = sorted(stop_token_ids)
         self._truncations = list(_truncations(config))
 
-    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, seen: Seen) -> Tensor:
         """Warped logits (batch, vocab_size), float32 or the wider dtype of the input.
 
-        logits: (batch, vocab_size), any float dtype. seen: (batch, vocab_size) bool, the tokens of
-        each row's prompt and output, which the repetition penalty pushes down.
+        logits: (batch, vocab_size), any float dtype. seen: the tokens of each row's prompt and
+        output, which the repetition penalty pushes down.
         """
         return self.after(seen)(logits)
 
-    def after(self, seen: Tensor) -> Callable[[Tensor], Tensor]:
+    def after(self, seen: Seen) -> Callable[[Tensor], Tensor]:
         """The warpers with `seen` given, which is looked through once for both models."""
         if self.config.repetition_penalty == 1.0:
             return partial(self._warped, None)
         # A few of many; but on CUDA to ask which they are would be to wait for the device.
-        return partial(self._warped, seen if seen.is_cuda else seen.nonzero(as_tuple=True))
+        if isinstance(seen, Tensor) and not seen.is_cuda:
+            seen = seen.numpy().nonzero()
+        return partial(self._warped, seen)
 
-    def _warped(self, seen: Tensor | tuple[Tensor, ...] | None, logits: Tensor) -> Tensor:
-        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    def _warped(self, seen: Seen | None, logits: Tensor) -> Tensor:
+        raw = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
-        scores = logits.to(dtype) / divisor
-        if isinstance(seen, Tensor):
-            scores = torch.where(seen, self._penalised(logits.to(dtype)) / divisor, scores)
-        elif seen is not None:
-            scores[seen] = self._penalised(logits[seen].to(dtype)) / divisor
+        if seen is None:
+            scores = raw / divisor
+        elif isinstance(seen, Tensor):
+            scores = torch.where(seen, self._penalised(raw, torch.where), raw) / divisor
+        else:  # numpy, as these are few
+            values = raw.numpy()
+            scores = torch.from_numpy(values / divisor)
+            scores.numpy()[seen] = self._penalised(values[seen], np.where) / divisor
         for truncate in self._truncations:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)
@@ -53,9 +65,10 @@ class Warpers:
         """The token itself, or the end symbol for any stop token."""
         return self.stop_token_ids[0] if token_id in self.stop_token_ids else token_id
 
-    def _penalised(self, scores: Tensor) -> Tensor:
+    def _penalised(self, scores: Any, where: Callable[..., Any]) -> Any:
+        """Scores of seen tokens, in torch or numpy."""
         penalty = self.config.repetition_penalty
-        return torch.where(scores > 0, scores / penalty, scores * penalty)
+        return where(scores > 0, scores / penalty, scores * penalty)
 
     def _merge_end_symbols(self, scores: Tensor) -> None:
         if len(self.stop_token_ids) < 2:

@@ -51,7 +51,7 @@ class ByteMarginals:
         """log W(bx) for each next symbol x of the text b: (257,) float64, nats."""
         if self._log_masses is None:
             self._evaluate()
-            self._log_masses = self._marginals.log_masses()
+            self._log_masses = self._marginals.log_masses()[0]
         return self._log_masses
 
     def log_probs(self) -> Array:

@@ -62,7 +62,7 @@ class BytePrompt:
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) that later bytes may ask for."""
         last = self.trunk[-1]
-        for node, state in zip(nodes, hidden, strict=True):
+        for node, state in zip(nodes, torch.split(hidden, 1), strict=True):
             if node == last or (self.tree.is_alive(node) and node not in self._settled):
                 self._hidden[node] = state.clone()
 
@@ -78,7 +78,7 @@ class BytePrompt:
         ordered = torch.cat(parts, 1)
         tokens = torch.from_numpy(self.tree.vocabulary.ordered_tokens).to(ordered.device)
         by_token = torch.empty_like(ordered).index_copy_(1, tokens, ordered)
-        self._logits.update(zip([nodes[place] for place in places], by_token, strict=True))
+        self._logits.update(zip([nodes[place] for place in places], by_token[:, None], strict=True))
 
     def next_forward(self) -> TreeForward | None:
         """The next nodes beside the trunk; None when all are computed."""
@@ -118,7 +118,7 @@ class BytePrompt:
         return row
 
     def logits(self) -> tuple[list[int], list[Tensor]]:
-        """Nodes that later bytes may ask for, and their logits (V,) as far as they are known."""
+        """Nodes that later bytes may ask for, and their logits (1, V) as far as they are known."""
         return list(self._logits), list(self._logits.values())
 
     def _beside_trunk(self) -> list[int]:

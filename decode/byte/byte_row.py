@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .byte_evaluation import ByteCounts, ByteEvaluation
-from .log_sums import Array, log_sum, log_sum_of
+from .byte_vocabulary import NUM_SYMBOLS
+from .log_sums import Array, log_sum_of
 from .node_law import NodeLaw
 from .token_tree import ROOT_NODE
 from .tree_cache import TreeCache, TreeForward
@@ -35,8 +37,8 @@ MAX_DEAD_SLOTS = 64
 class ByteRow:
     """A growing text: laws of the nodes that its next byte depends on, and what later ones need.
 
-    `hidden` (D,) and `logits` (V,) by node: computed, law not asked for yet. `is_over`: the text
-    has ended, so nothing follows it.
+    `hidden` (1, D) and `logits` (1, V) by node: computed, law not asked for yet. `is_over`: the
+    text has ended, so nothing follows it.
     """
 
     def __init__(
@@ -56,9 +58,9 @@ class ByteRow:
         self.is_over = False
         self._guessed: set[int] = set()
         self._foreseen: list[int] = []
-        self._num_seen = 0
-        self._seen = np.zeros(tree.vocabulary.vocab_size, np.bool_)
-        self._seen[list(tree.vocabulary.start_token_ids)] = True
+        self._num_trunk = 0
+        self._trunk_tokens = set(tree.vocabulary.start_token_ids)
+        self._seen = np.array(tree.vocabulary.start_token_ids, np.int64)
 
     def copy(self) -> "ByteRow":
         """A row of its own that stands where this one does, without its work."""
@@ -93,7 +95,7 @@ class ByteRow:
 
     def _above_tau(self) -> list[int]:
         groups = self.marginals.pending()
-        total = log_sum(self.marginals.log_masses()) if groups else 0.0
+        total = self.marginals.log_total() if groups else 0.0
         if total == -math.inf:  # then even nodes without mass may be all there is
             return self.marginals.missing()
         log_tau, left_out = math.log(self.evaluation.tau), -math.inf
@@ -107,12 +109,13 @@ class ByteRow:
 
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
-        self.hidden = self._alive(self.hidden) | dict(zip(nodes, hidden, strict=True))
+        new = dict(zip(nodes, torch.split(hidden, 1), strict=True))
+        self.hidden = self._alive(self.hidden) | new
         self.logits = self._alive(self.logits)
 
     def take_logits(self, nodes: list[int], logits: Iterable[Tensor]) -> None:
-        """Keep logits (len(nodes), V) in place of hidden states."""
-        for node, row in zip(nodes, logits, strict=True):
+        """Keep the next logits, (1, V) each, in place of hidden states."""
+        for node, row in zip(nodes, logits, strict=False):
             del self.hidden[node]
             self.logits[node] = row
 
@@ -163,21 +166,20 @@ class ByteRow:
 
     def _likely_continuations(self) -> list[tuple[float, bytes]]:
         """Log mass and bytes of what is likely to come, the likeliest first."""
-        number, trie = self.evaluation.prefetch, self.tree.vocabulary.trie
+        if not (number := self.evaluation.prefetch):
+            return []
+        marginals, trie = self.marginals, self.tree.vocabulary.trie
+        least = marginals.log_total() + math.log(LEAST_SHARE)
         found: list[tuple[float, bytes]] = []
-        totals = [-math.inf]
-        for node, prefix in self.tree.heads if number else ():
-            law = self.marginals.laws.get(node)
-            if law is None:
+        for node, prefix in self.tree.heads:
+            law, log_mass = marginals.laws.get(node), marginals.log_mass.get(node, -math.inf)
+            if law is None or not log_mass + law.log_reach(prefix) >= least > -math.inf:
                 continue
-            log_mass = self.marginals.log_mass[node]
-            totals.append(log_mass + law.log_beyond(prefix))
             num_known = len(self.tree.text) - self.tree.end[node]
-            for row in law.likeliest(prefix, number):
+            for row in law.likely(prefix, least - log_mass):
                 step = law.of_token(int(trie.tokens[row]))
                 found.append((log_mass + step, trie.texts[row][num_known:]))
-        least = log_sum_of(totals) + math.log(LEAST_SHARE)
-        return sorted((guess for guess in found if guess[0] >= least), reverse=True)[:number]
+        return sorted(found, reverse=True)[:number]
 
     def _worth(self, guesses: list[int], log_mass: float) -> list[int]:
         """Those that will not be left out for their small share of a text of at least this mass."""
@@ -212,17 +214,14 @@ class ByteRow:
 
         A text to which the laws give no probability at all stands for its newest node alone.
         """
-        masses = self.marginals.log_masses()
-        total = log_sum(masses)
+        masses, total = self.marginals.log_masses()
         if not self.is_over and total == -math.inf:
             self.marginals.restart()
-            masses = self.marginals.log_masses()
-            total = log_sum(masses)
+            masses, total = self.marginals.log_masses()
         if self.evaluation.tau:
             self._count_left_out(total)
         if self.is_over or total == -math.inf:
-            masses.fill(-math.inf)
-            return masses
+            return np.full(NUM_SYMBOLS, -math.inf)
         return masses - total
 
     def _count_left_out(self, log_known: float) -> None:
@@ -234,22 +233,25 @@ class ByteRow:
         self.counts.total_variation = share
         self.counts.max_total_variation = max(share, self.counts.max_total_variation)
 
-    def seen(self, node: int) -> NDArray[np.bool_]:
-        """(V,) bool: the tokens of a node's path, start tokens included."""
-        trunk = self.tree.trunk()
-        for at in trunk[self._num_seen :]:
-            self._seen[self.tree.token[at]] = True
-        self._num_seen = len(trunk)
-        seen = self._seen.copy()
-        while self.tree.depth[node] > len(trunk):
-            seen[self.tree.token[node]] = True
-            node = self.tree.parent[node]
-        return seen
+    def seen(self, node: int) -> NDArray[np.int64]:
+        """The tokens of a node's path, start tokens included, in no order."""
+        tree, trunk = self.tree, self.tree.trunk()
+        if len(trunk) > self._num_trunk:
+            new = {tree.token[at] for at in trunk[self._num_trunk :]} - self._trunk_tokens
+            self._trunk_tokens |= new
+            self._seen = np.concatenate((self._seen, np.array([*new], np.int64)))
+            self._num_trunk = len(trunk)
+        path: list[int] = []
+        while tree.depth[node] > len(trunk):
+            path.append(tree.token[node])
+            node = tree.parent[node]
+        return np.concatenate((self._seen, np.array(path, np.int64)))
 
     def compact(self) -> tuple[int, list[int]] | None:
         """What the model's cache should keep (TreeCache.compact); None while few slots are dead."""
-        limit = min(MAX_DEAD_SLOTS, self.cache.num_slots // 4)
-        if self.cache.num_dead <= limit:
+        cache = self.cache
+        limit = min(MAX_DEAD_SLOTS, cache.num_slots // 4)
+        if cache.num_slots - cache.num_settled <= limit or cache.num_dead <= limit:
             return None
         self._guessed = set(filter(self.tree.is_alive, self._guessed))
-        return self.cache.compact()
+        return cache.compact()

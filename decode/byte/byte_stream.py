@@ -12,7 +12,7 @@ from ..output_layer import OutputLayer
 from ..row_attention import RowAttention
 from ..row_stream import prompt_groups
 from ..stream import PromptLogits
-from ..upload import uploaded
+from ..warpers import Seen
 from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
@@ -28,8 +28,8 @@ from .viability import Standing
 ROWS_PER_TILE = 256
 """Nodes of a prompt whose laws are summed together."""
 
-Warp = Callable[[Tensor, Tensor], Tensor]
-"""Logits (N, V) and the tokens seen (N, V) bool to warped logits (N, V)."""
+Warp = Callable[[Tensor, Seen], Tensor]
+"""Logits (N, V) and the tokens seen before each to warped logits (N, V)."""
 
 
 class ByteStream:
@@ -64,7 +64,7 @@ class ByteStream:
                 f"the model predicts {config.vocab_size} tokens, the tokenizer has "
                 f"{vocabulary.vocab_size}"
             )
-        self.model, self.vocabulary = model, vocabulary
+        self.model, self.vocabulary, self._device = model, vocabulary, model.device
         self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
         self._prompts = prompts or PromptCache(0).shelf()
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
@@ -114,7 +114,7 @@ class ByteStream:
         for place in range(token_ids.shape[1]):
             if rows := [row for row, length in enumerate(lengths) if place < length]:
                 logits[rows, place] = self._fed(rows, [columns[row][place] for row in rows]).cpu()
-        return logits.to(self.model.device)
+        return logits.to(self._device)
 
     def _fed(self, rows: list[int], symbols: list[int]) -> Tensor:
         """(R, 257) after one more symbol of each of these rows."""
@@ -126,10 +126,11 @@ class ByteStream:
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
-        new, logits = dict(zip(rows, tokens, strict=True)), dict[int, Tensor]()
         longest = max(map(len, tokens))
-        if longest > 1:
-            self._foresee([_text(new.get(row, [])) for row in range(len(self._rows))])
+        if longest == 1:
+            return self._fed(rows, [row[0] for row in tokens])
+        new, logits = dict(zip(rows, tokens, strict=True)), dict[int, Tensor]()
+        self._foresee([_text(new.get(row, [])) for row in range(len(self._rows))])
         for place in range(longest):
             going_on = [row for row in rows if place < len(new[row])]
             laws = self._fed(going_on, [new[row][place] for row in going_on])
@@ -225,8 +226,7 @@ class ByteStream:
 
     def _marginals(self, rows: list[ByteRow]) -> Tensor:
         """(R, 257) of rows that have all laws that they want."""
-        log_probs = np.stack([row.log_probs() for row in rows])
-        return torch.from_numpy(log_probs).to(self.model.device)
+        return torch.from_numpy(np.array([row.log_probs() for row in rows])).to(self._device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
@@ -254,21 +254,23 @@ class ByteStream:
         hidden = [row.hidden[node] for row, nodes in parts for node in nodes]
         if not hidden:
             return
-        logits = self._output.logits(torch.stack(hidden))
+        logits = iter(torch.split(self._output.logits(_joined(hidden)), 1))
         for row, nodes in parts:
-            row.take_logits(nodes, logits[: len(nodes)])
-            logits = logits[len(nodes) :]
+            row.take_logits(nodes, logits)
 
     def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
         if not wanted:
             return
-        logits = torch.stack([row.logits[node] for row, node in wanted])
+        logits = _joined([row.logits[node] for row, node in wanted])
         if self.warp is not None:
-            seen = np.stack([row.seen(node) for row, node in wanted])
-            logits = self.warp(logits, uploaded(torch.from_numpy(seen), logits.device))
+            logits = self.warp(logits, self._seen([row.seen(node) for row, node in wanted]))
         standings = [row.tree.standing[node] for row, node in wanted]
         for (row, node), law in zip(wanted, self._new_laws(standings, logits), strict=True):
             row.add_law(node, law)
+
+    def _seen(self, paths: list[NDArray[np.int64]]) -> Seen:
+        """The tokens of each path as the warper takes them."""
+        return np.repeat(np.arange(len(paths)), [*map(len, paths)]), np.concatenate(paths)
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
         """What follows nodes by their warped logits (N, V)."""
@@ -284,6 +286,11 @@ class ByteStream:
             raise ValueError(
                 f"the prompt has {length} tokens, the model has {self._reach} positions"
             )
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    """(N, ...) of tensors (1, ...), without a copy where there is but one."""
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _text(symbols: list[int]) -> bytes:

@@ -17,8 +17,9 @@ class ByteTrie:
     so that sums over intervals may end behind the last. Nodes are numbered level by level, so the
     children of a node are consecutive. By node, int32: `low`, `high`, the rows with its prefix;
     `num_ends`, how many of the first of them are exactly that prefix; `first_child`,
-    `num_children`; `byte` (uint8), the last byte of the prefix. `first_byte_starts`, int64: the
-    first row of each first byte.
+    `num_children`; `byte` (uint8), the last byte of the prefix. int64: `symbol`, the same to index
+    with; `start`, the first row among those `longer` than the parent's prefix; `first_byte_starts`,
+    the first row of each first byte.
     """
 
     def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
@@ -28,18 +29,21 @@ class ByteTrie:
         self.tokens = np.array(order, np.int32)
         self.row_of = {token: row for row, token in enumerate(order)}
         levels = np.concatenate(_levels(texts), axis=1)
-        self.low, self.high, self.num_ends, parent, byte = levels.astype(np.int32)
+        low, high, num_ends, parent, byte = levels
+        self.low, self.high, self.num_ends = (x.astype(np.int32) for x in (low, high, num_ends))
         num_nodes = len(self.low)
         self.num_children = np.bincount(parent[1:], minlength=num_nodes).astype(np.int32)
         self.first_child = np.searchsorted(parent[1:], np.arange(num_nodes)).astype(np.int32) + 1
-        self.byte = byte.astype(np.uint8)
+        self.start = low - (low + num_ends)[parent]
+        self.byte, self.symbol = byte.astype(np.uint8), byte.copy()
         self._edges = parent[1:] * NUM_BYTES + byte[1:]  # ascending
         self._bytes: bytes = self.byte.tobytes()
         # Views whose items are Python numbers: a third of the time of an item of an array.
         self._first_child: memoryview[int] = self.first_child.data
         self._num_children: memoryview[int] = self.num_children.data
-        self._low: memoryview[int] = self.low.data
         self._tokens: memoryview[int] = self.tokens.data
+        self._low: memoryview[int] = self.low.data
+        self._high: memoryview[int] = self.high.data
         self._num_ends: memoryview[int] = self.num_ends.data
         self.padded_tokens = np.array([*order, order[0]], np.int64)
         self.first_byte_starts = self.low[self.children(ROOT)].astype(np.int64)
@@ -62,6 +66,10 @@ class ByteTrie:
         """The consecutive nodes one byte further."""
         start = self._first_child[node]
         return slice(start, start + self._num_children[node])
+
+    def longer(self, node: int) -> tuple[int, int]:
+        """The rows whose bytes start with the node's prefix and are longer, half-open."""
+        return self._low[node] + self._num_ends[node], self._high[node]
 
     def has_children(self, node: int) -> bool:
         """Whether some token goes on."""

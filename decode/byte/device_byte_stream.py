@@ -3,9 +3,12 @@
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from ..upload import uploaded
 from .byte_evaluation import ByteCounts, ByteEvaluation
 from .byte_row import ByteRow
 from .byte_stream import ByteStream
@@ -40,12 +43,18 @@ class DeviceByteStream(ByteStream):
         super().__init__(*arguments, **settings)
         if refusal := device_stream_refusal(self.evaluation):
             raise ValueError(f"laws cannot stay on the device: {refusal}")
-        self._laws = DeviceLaws(self.vocabulary, self.model.device, self.evaluation.mode)
+        self._laws = DeviceLaws(self.vocabulary, self._device, self.evaluation.mode)
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far; waits for the device."""
         own = super().counts(row)
         return replace(own, masked_mass=float(own.masked_mass))
+
+    def _seen(self, paths: list[NDArray[np.int64]]) -> Tensor:
+        seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
+        for row, path in zip(seen, paths, strict=True):
+            row[torch.from_numpy(path)] = True
+        return uploaded(seen, self._device)
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
         # Rows ask a law for of_token and masked_mass alone, and only ever add what these return.
@@ -69,4 +78,4 @@ class DeviceByteStream(ByteStream):
         return value if isinstance(value, Tensor) else self._filled(value)
 
     def _filled(self, value: float, *shape: int) -> Tensor:
-        return torch.full(shape, value, dtype=torch.float64, device=self.model.device)
+        return torch.full(shape, value, dtype=torch.float64, device=self._device)

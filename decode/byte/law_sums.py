@@ -83,6 +83,6 @@ def _log_sums(
 def _wide(scores: Tensor, top: Tensor) -> list[int]:
     """Rows whose smallest weights are too small to be summed on the scale of the largest."""
     rows, largest = scores.numpy(), top.numpy()
-    spread = -math.log(LEAST_WEIGHT[rows.dtype.name])
+    spread = -math.log(LEAST_WEIGHT[rows.dtype])
     is_wide = (rows.min(1) < largest - spread) & (largest < math.inf) | (largest == -math.inf)
     return np.flatnonzero(is_wide).tolist()

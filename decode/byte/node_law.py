@@ -20,7 +20,7 @@ from .viability import Standing
 Mode = Literal["masked", "raw"]
 """masked: only tokens that keep the sequence viable. raw: all that keep the text UTF-8."""
 
-LEAST_WEIGHT = {name: 1e4 * float(np.finfo(name).tiny) for name in ("float32", "float64")}
+LEAST_WEIGHT = {np.dtype(name): 1e4 * float(np.finfo(name).tiny) for name in ("f4", "f8")}
 """Weights below so many times the smallest normal number are too small for sums: those are then
 taken on the scale of their own maximum."""
 
@@ -29,11 +29,12 @@ taken on the scale of their own maximum."""
 class NodeLaw:
     """Log-probabilities, in nats, that together with the end sum to one (all -inf: a dead end).
 
-    logits: (V,) by token. allowed: (V,) bool by row of the trie. weights: (V + 1,) by row,
-    exp(logit - top), 0 where not allowed and behind the last row; `is_wide` says that some allowed
-    ones are too small for sums. first_bytes: float64, their sums by first byte. log_total: log of
-    the mass kept, on the scale of the logits. log_end: of ending the text, -inf where it may not.
-    log_kept: share of the model's own mass that was kept, 0.0 if all of it.
+    logits: (V,) by token. allowed: (V,) bool by row of the trie. weights: (V + 1,) by row, the
+    probabilities divided by exp(log_scale), 0 where not allowed and behind the last row; `is_wide`
+    says that some allowed ones are too small for sums. first_bytes: float64, their sums by first
+    byte. log_total: log of the mass kept, on the scale of the logits. log_end: of ending the text,
+    -inf where it may not. log_kept: share of the model's own mass that was kept, 0.0 if all of it,
+    -inf for a dead end.
     """
 
     trie: ByteTrie
@@ -42,7 +43,7 @@ class NodeLaw:
     weights: NDArray[np.floating]
     first_bytes: Array
     is_wide: bool
-    top: float
+    log_scale: float
     log_total: float
     log_end: float
     log_kept: float
@@ -57,53 +58,51 @@ class NodeLaw:
         is_allowed = self.allowed[self.trie.row_of[token]]
         return float(self.logits[token]) - self.log_total if is_allowed else -math.inf
 
-    def log_beyond(self, prefix: int) -> float:
-        """Log-probability of all tokens that start with a trie node's prefix and are longer."""
-        low = int(self.trie.low[prefix]) + int(self.trie.num_ends[prefix])
-        return self._log_sum(low, int(self.trie.high[prefix]))
+    def log_reach(self, prefix: int) -> float:
+        """Log-probability of all that starts with a trie node's prefix and is longer.
+
+        The end counts where the prefix is empty: 0.0 then, -inf for a dead end.
+        """
+        if prefix == ROOT:
+            return -math.inf if self.log_kept == -math.inf else 0.0
+        return self._log_sum(*self.trie.longer(prefix))
 
     def log_children(self, prefix: int) -> Array:
         """The same by next byte: one entry for each child of the trie node, float64."""
         if self.is_wide:
-            low, high, starts = self._children(prefix)
+            low, high = self.trie.longer(prefix)
+            starts = self.trie.start[self.trie.children(prefix)]
             return segment_log_sums(self._scores(low, high), starts) - self.log_total
         with np.errstate(divide="ignore"):
-            logs: Array = np.log(self.children(prefix))
+            logs: Array = np.log(self.child_weights(prefix)) + self.log_scale
         return logs
 
-    def children(self, prefix: int) -> Array:
-        """Probabilities by next byte, as `log_children`."""
-        if self.is_wide:
-            return np.exp(self.log_children(prefix))
-        scale = math.exp(self.top - self.log_total)
+    def child_weights(self, prefix: int) -> Array:
+        """Weights by next byte, as `log_children`; too small ones are lost where it `is_wide`."""
         if prefix == ROOT:
-            return self.first_bytes * scale
-        low, high, starts = self._children(prefix)
+            return self.first_bytes
+        low, high = self.trie.longer(prefix)
+        starts = self.trie.start[self.trie.children(prefix)]
         sums: Array = np.add.reduceat(self.weights[low:high], starts, dtype=np.float64)
-        sums *= scale
         return sums
 
-    def _children(self, prefix: int) -> tuple[int, int, NDArray[np.int64]]:
-        low = int(self.trie.low[prefix]) + int(self.trie.num_ends[prefix])
-        starts = self.trie.low[self.trie.children(prefix)] - np.int64(low)
-        return low, int(self.trie.high[prefix]), starts
-
-    def likeliest(self, prefix: int, number: int) -> list[int]:
-        """Rows of the most likely tokens that start with a trie node's prefix and are longer."""
-        low = int(self.trie.low[prefix]) + int(self.trie.num_ends[prefix])
-        weights = self.weights[low : int(self.trie.high[prefix])]
-        if len(weights) > number:
-            places = np.argpartition(weights, len(weights) - number)[-number:]
+    def likely(self, prefix: int, least: float) -> list[int]:
+        """Rows of the tokens that start with a trie node's prefix, are longer and have a
+        log-probability of `least` or more.
+        """
+        low, high = self.trie.longer(prefix)
+        if self.is_wide:
+            is_likely = self._scores(low, high) >= least + self.log_total
         else:
-            places = np.arange(len(weights))
-        likeliest: list[int] = (low + places[weights[places] > 0]).tolist()
-        return likeliest
+            is_likely = self.weights[low:high] >= math.exp(least - self.log_scale)
+        rows: list[int] = (np.flatnonzero(is_likely) + low).tolist()
+        return rows
 
     def _log_sum(self, low: int, high: int) -> float:
         if self.is_wide:
             return log_sum(self._scores(low, high)) - self.log_total
         total = float(np.add.reduce(self.weights[low:high], dtype=np.float64))
-        return math.log(total) + self.top - self.log_total if total else -math.inf
+        return math.log(total) + self.log_scale if total else -math.inf
 
     def _scores(self, low: int, high: int) -> Array:
         scores = self.logits[self.trie.tokens[low:high]]
@@ -124,8 +123,8 @@ def node_laws(
     """
     # One copy from the device, then row by row: each finds the memory of the one before in the
     # cache, where tiles of many would leave it.
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    rows = scores[:, : vocabulary.vocab_size].cpu().numpy()
+    scores = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    rows = scores.numpy(force=True)[:, : vocabulary.vocab_size]
     for standing, row in zip(standings, rows, strict=True):
         yield _node_law(vocabulary, standing, row, mode)
 
@@ -153,7 +152,7 @@ def _node_law(
     vocabulary: ByteVocabulary, standing: Standing, logits: NDArray[np.floating], mode: Mode
 ) -> NodeLaw:
     trie, allowed = vocabulary.trie, allowed_rows(vocabulary, standing, mode)
-    largest = logits.max()
+    largest = np.maximum.reduce(logits)
     top = largest if largest != -math.inf else logits.dtype.type(0.0)
     every = logits - top
     np.exp(every, out=every)
@@ -163,14 +162,16 @@ def _node_law(
     by_row *= allowed
     weights[-1] = 0.0
     first_bytes = np.add.reduceat(weights, trie.first_byte_starts, dtype=np.float64)
-    log_rows = _log(float(first_bytes.sum())) + float(top)
+    log_rows = _log(float(np.add.reduce(first_bytes))) + float(top)
     if is_wide:
         log_rows = log_sum(logits[trie.tokens[allowed]].astype(np.float64))
     log_end, log_all = -math.inf, log_rows
     if vocabulary.viability.may_end(standing):
         log_end = log_sum_of(logits[vocabulary.stop_token_ids].tolist())
         log_all = log_sum_of((log_rows, log_end))
-    log_total = 0.0 if log_all == -math.inf else log_all
+    is_dead = log_all == -math.inf
+    log_total = 0.0 if is_dead else log_all
+    log_own = _log(float(np.add.reduce(every))) + float(top)
     return NodeLaw(
         trie=trie,
         logits=logits,
@@ -178,10 +179,11 @@ def _node_law(
         weights=weights,
         first_bytes=first_bytes,
         is_wide=is_wide,
-        top=float(top),
+        # Nothing has weight in a dead end, and a scale of its own might be infinite.
+        log_scale=float(top) - log_total if log_rows != -math.inf else 0.0,
         log_total=log_total,
         log_end=log_end - log_total,
-        log_kept=log_all - _log(float(every.sum())) - float(top),
+        log_kept=-math.inf if is_dead else log_all - log_own,
     )
 
 
@@ -191,8 +193,8 @@ def _is_wide(
     weights: NDArray[np.floating],
     allowed: NDArray[np.bool_],
 ) -> bool:
-    limit = LEAST_WEIGHT[weights.dtype.name]
-    if weights.min() >= limit:
+    limit = LEAST_WEIGHT[weights.dtype]
+    if np.minimum.reduce(weights) >= limit:
         return False
     is_tiny = allowed & (weights < limit)
     # A banned token is not small, it is absent.

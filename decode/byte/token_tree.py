@@ -136,7 +136,9 @@ class TokenTree:
     def _moved(
         self, heads: list[Head], byte: int
     ) -> tuple[list[Head], list[tuple[int, int, Standing]]]:
-        """Heads that go on behind `byte`, which ends the text already, and the nodes it adds."""
+        """Heads that go on behind `byte`, which ends the text already, and the nodes it adds:
+        (parent, token, standing).
+        """
         trie = self.vocabulary.trie
         going_on: list[Head] = []
         found: list[tuple[int, int, Standing]] = []

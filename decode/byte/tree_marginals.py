@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from .byte_trie import ROOT
 from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
-from .log_sums import Array, log_sum
+from .log_sums import Array, log_sum, log_sum_of
 from .node_law import NodeLaw
 from .token_tree import ROOT_NODE, Head, TokenTree
 
@@ -74,30 +74,54 @@ class TreeMarginals:
             groups.setdefault(above, []).append(node)
         return groups
 
-    def log_masses(self) -> Array:
-        """log W(bx) for each next symbol x over the heads with a law: (257,) float64, nats."""
+    def log_masses(self) -> tuple[Array, float]:
+        """log W(bx) for each next symbol x over the heads with a law, and the log of their sum.
+
+        Returns: (257,) float64, nats; nats.
+        """
         heads = [head for head in self.tree.heads if self._counts(head.node)]
         shift = max((self.log_mass[head.node] for head in heads), default=-math.inf)
         if shift == -math.inf:
-            return np.full(NUM_SYMBOLS, -math.inf)
+            return np.full(NUM_SYMBOLS, -math.inf), -math.inf
         lowest = min(self.log_mass[head.node] for head in heads)
         if lowest < shift - LARGEST_SPREAD or any(self.laws[head.node].is_wide for head in heads):
-            return self._wide_log_masses(heads)
-        masses = np.zeros(NUM_SYMBOLS)
+            logs = self._wide_log_masses(heads)
+            return logs, log_sum(logs)
+        masses = self._masses(heads, shift)
+        total = float(np.add.reduce(masses))
+        logs = np.full(NUM_SYMBOLS, -math.inf)
+        np.log(masses, out=logs, where=masses != 0.0)
+        logs += shift
+        return logs, math.log(total) + shift if total else -math.inf
+
+    def log_total(self) -> float:
+        """The second of `log_masses` alone."""
+        heads = [head for head in self.tree.heads if self._counts(head.node)]
+        reach = [self.log_mass[node] + self.laws[node].log_reach(prefix) for node, prefix in heads]
+        return log_sum_of(reach)
+
+    def _masses(self, heads: list[Head], shift: float) -> Array:
+        """(257,) W(bx) divided by exp(shift)."""
+        trie, end = self.tree.vocabulary.trie, 0.0
+        symbols, masses = list[NDArray[np.int64]](), list[Array]()
         for node, prefix in heads:
-            law, mass = self.laws[node], math.exp(self.log_mass[node] - shift)
-            masses[self._symbols(prefix)] += mass * law.children(prefix)
+            law, log_mass = self.laws[node], self.log_mass[node] - shift
+            symbols.append(trie.symbol[trie.children(prefix)])
+            masses.append(law.child_weights(prefix) * math.exp(log_mass + law.log_scale))
             if prefix == ROOT:
-                masses[END_SYMBOL] += mass * math.exp(law.log_end)
-        with np.errstate(divide="ignore"):
-            logs: Array = np.log(masses) + shift
-        return logs
+                end += math.exp(log_mass + law.log_end)
+        by_symbol: Array = np.bincount(  # type: ignore[assignment]  # float64 where weights are
+            np.concatenate(symbols), np.concatenate(masses), NUM_SYMBOLS
+        )
+        by_symbol[END_SYMBOL] = end
+        return by_symbol
 
     def _wide_log_masses(self, heads: list[Head]) -> Array:
         """The same where sums on one scale could lose small terms."""
-        masses = np.full(NUM_SYMBOLS, -math.inf)
+        trie, masses = self.tree.vocabulary.trie, np.full(NUM_SYMBOLS, -math.inf)
         for node, prefix in heads:
-            law, log_mass, symbols = self.laws[node], self.log_mass[node], self._symbols(prefix)
+            law, log_mass = self.laws[node], self.log_mass[node]
+            symbols = trie.symbol[trie.children(prefix)]
             masses[symbols] = np.logaddexp(masses[symbols], log_mass + law.log_children(prefix))
             if prefix == ROOT:
                 masses[END_SYMBOL] = np.logaddexp(masses[END_SYMBOL], log_mass + law.log_end)
@@ -106,18 +130,12 @@ class TreeMarginals:
     def _counts(self, node: int) -> bool:
         return node in self.laws and self.log_mass[node] != -math.inf
 
-    def _symbols(self, prefix: int) -> NDArray[np.uint8]:
-        trie = self.tree.vocabulary.trie
-        symbols: NDArray[np.uint8] = trie.byte[trie.children(prefix)]
-        return symbols
-
     def log_probs(self) -> Array:
         """log q(x | b) over the 257 symbols: float64, normalised to within 1e-12.
 
         Raises ValueError when nothing can follow (all mass leaked).
         """
-        masses = self.log_masses()
-        total = log_sum(masses)
+        masses, total = self.log_masses()
         if total == -math.inf:
             raise ValueError(f"no token can follow {bytes(self.tree.text[-16:])!r}")
         return masses - total
