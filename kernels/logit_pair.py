@@ -135,8 +135,8 @@ class LogitPair:
         for places, members in self._parts(rows):
             start = PIECE_SIZE * pieces[places.start]
             columns = slice(start, min(start + size, self.vocab_size))
-            blocks = (x[members, columns] for x in (self.risky, self.safe))
-            read = Read(columns, columns.stop - start, size, *blocks)
+            risky, safe = self.risky[members, columns], self.safe[members, columns]
+            read = Read(columns, columns.stop - start, size, risky, safe)
             yield places, self._group(members, [read])
 
     def whole_row_groups(self, rows: Tensor) -> Iterator[tuple[slice, RowGroup]]:
@@ -161,7 +161,7 @@ class LogitPair:
             yield places, slice(row, row + 1) if is_one else rows[places]
 
     def _blocks(self, members: Tensor | slice) -> list[Read]:
-        width = self.read_shape[1]
+        _, width = self.read_shape
         starts = range(0, self.vocab_size, width)
         sizes = [min(width, self.vocab_size - start) for start in starts]
         # `split` is Python and takes 8 us.
@@ -179,18 +179,16 @@ class LogitPair:
         return RowGroup(members, 1, True, risky_shift, safe_shift, reads)
 
     def _bit_group(self, members: Tensor | slice, reads: list[Read]) -> RowGroup:
-        num_rows = 1 if isinstance(members, slice) else len(members)
         risky_shift, safe_shift = self.risky_shift[members], self.safe_shift[members]
-        return RowGroup(members, num_rows, False, risky_shift, safe_shift, reads)
+        return RowGroup(members, len(risky_shift), False, risky_shift, safe_shift, reads)
 
     def read_shared(
         self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor, risky: Tensor | None = None
     ) -> None:
         """Log-weights on the common support, and the tilt risky - safe.
 
-        safe, tilt: (R, C), overwritten; so is risky if the risky ones are wanted too. Where either
-        model bans a token, log-weights become -inf and the tilt 0, so that no NaN can arise; so it
-        does in the padding, but for `RowGroup.read_safe`.
+        safe, tilt and, if wanted, risky: (R, C), overwritten. Where a token is banned, and in the
+        padding but for `RowGroup.read_safe`, they are -inf and the tilt 0: no NaN can arise.
         """
         group.read_safe(read, safe)
         its_risky = group.read_risky(read, tilt if risky is None else risky)
@@ -274,14 +272,13 @@ def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
 
 
 def _extremes(pair: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """The largest logit of each row, risky first, then the smallest, all while the row is in the
-    cache; the first rows last, for they are read next.
+    """The largest logit of each row, risky first, then the smallest, while the row is in the cache.
 
-    amax carries NaN and +inf through, and is -inf only for a row without a token.
+    The first rows are read last, as they are needed next. amax carries NaN and +inf through, and is
+    -inf only for a row without a token.
     """
-    num_rows, vocab_size = pair[0].shape
-    step = max(1, CACHE_BYTES // (2 * vocab_size * pair[0].itemsize))
-    starts = range(0, max(1, num_rows), step)
+    step = max(1, CACHE_BYTES // (2 * pair[0].shape[1] * pair[0].itemsize))
+    starts = range(0, max(1, len(pair[0])), step)
     parts = [[x[start : start + step] for x in pair] for start in reversed(starts)]
     ends = [[(x.amax(-1), x.amin(-1)) for x in part] for part in parts][::-1]
     return [end[model][side] for side in (0, 1) for model in (0, 1) for end in ends]
