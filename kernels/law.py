@@ -42,10 +42,10 @@ class RatioLaw:
     def log2_safe_mass(self) -> Tensor:
         return self.safe_pieces.sum(-1).log2()
 
-    def log_ratio(self, rows: Tensor | slice, unit: float) -> LogRatio:
-        """unit: bits by which the tilt is counted, and the ratio."""
-        ceiling = None if self.ceiling is None else self.ceiling[rows, None] / unit
-        return LogRatio(self.slope[rows, None], self.offset[rows, None] / unit, ceiling)
+    def log_ratio(self, unit: float) -> LogRatio:
+        """Of all B rows. unit: bits by which the tilt is counted, and the ratio."""
+        ceiling = None if self.ceiling is None else self.ceiling[:, None] / unit
+        return LogRatio(self.slope[:, None], self.offset[:, None] / unit, ceiling)
 
 
 class LogRatio(NamedTuple):
@@ -54,6 +54,10 @@ class LogRatio(NamedTuple):
     slope: Tensor
     offset: Tensor
     ceiling: Tensor | None
+
+    def take(self, rows: Tensor | slice) -> LogRatio:
+        ceiling = None if self.ceiling is None else self.ceiling[rows]
+        return LogRatio(self.slope[rows], self.offset[rows], ceiling)
 
     def of_(self, tilt: Tensor) -> Tensor:
         """tilt: (R, C), written over."""
@@ -144,7 +148,7 @@ def _read_log_probs(
 ) -> Tensor:
     """(R, C) float64, log p* of a block of tokens in the unit of the group, in one of two slots."""
     law.pair.read_shared(group, read, safe, tilt)
-    logs = law.log_ratio(group.rows, group.unit).added_(safe, tilt)
+    logs = law.log_ratio(group.unit).take(group.rows).added_(safe, tilt)
     is_safe_only = law.is_safe_only[group.rows]
     if bool(is_safe_only.any()):
         every = group.read_safe(read, safe)
@@ -160,7 +164,7 @@ def token_log2_probs(law: RatioLaw, token_ids: Tensor) -> tuple[Tensor, Tensor]:
     risky = _host(pair.risky.gather(1, index).double()) * BITS_PER_NAT + _host(pair.risky_shift)
     is_shared = (safe > -math.inf) & (risky > -math.inf)
     tilt = torch.from_numpy(np.where(is_shared, risky - safe, 0.0)).to(token_ids.device)
-    ratio = _host(law.log_ratio(slice(None), 1.0).of_(tilt))
+    ratio = _host(law.log_ratio(1.0).of_(tilt))
     ratio = np.where(_host(law.is_safe_only)[:, None], 0.0, np.where(is_shared, ratio, -math.inf))
     safe = safe - _host(law.log2_safe_mass)[:, None]
     both = np.concatenate([np.where(safe > -math.inf, safe + ratio, -math.inf), safe], 1)

@@ -122,12 +122,11 @@ class LogitPair:
         """
         for places, members in self._parts(rows):
             if isinstance(members, Tensor):
-                yield places, self._group(members, slice(0, self.vocab_size), LANES)
+                yield places, self._group(members, self._blocks(members))
                 continue
             row = members.start
             if row not in self.groups_of_one:
-                whole = slice(0, self.vocab_size)
-                self.groups_of_one[row] = self._group(members, whole, LANES)
+                self.groups_of_one[row] = self._group(members, self._blocks(members))
             yield places, self.groups_of_one[row]
 
     def piece_groups(self, rows: Tensor, pieces: Sequence[int]) -> Iterator[tuple[slice, RowGroup]]:
@@ -136,7 +135,9 @@ class LogitPair:
         for places, members in self._parts(rows):
             start = PIECE_SIZE * pieces[places.start]
             columns = slice(start, min(start + size, self.vocab_size))
-            yield places, self._group(members, columns, size)
+            risky, safe = self.risky[members, columns], self.safe[members, columns]
+            read = Read(columns, columns.stop - start, size, risky, safe)
+            yield places, self._group(members, [read])
 
     def whole_row_groups(self, rows: Tensor) -> Iterator[tuple[slice, RowGroup]]:
         """Each row in one read, log-weights in bits."""
@@ -159,17 +160,18 @@ class LogitPair:
             is_one = places.stop - start == 1
             yield places, slice(row, row + 1) if is_one else rows[places]
 
-    def _group(self, members: Tensor | slice, columns: slice, unit: int) -> RowGroup:
-        """unit: the width of a read is a multiple of it."""
-        width = self.read_shape[1]
-        starts = range(columns.start, columns.stop, width)
-        sizes = [min(width, columns.stop - start) for start in starts]
+    def _blocks(self, members: Tensor | slice) -> list[Read]:
+        _, width = self.read_shape
+        starts = range(0, self.vocab_size, width)
+        sizes = [min(width, self.vocab_size - start) for start in starts]
         # `split` is Python and takes 8 us.
-        blocks = (x[members, columns].split_with_sizes(sizes, 1) for x in (self.risky, self.safe))
-        reads = [
-            Read(slice(start, start + size), size, _padded(size, unit), risky, safe)
+        blocks = (x[members].split_with_sizes(sizes, 1) for x in (self.risky, self.safe))
+        return [
+            Read(slice(start, start + size), size, _padded(size, LANES), risky, safe)
             for start, size, risky, safe in zip(starts, sizes, *blocks, strict=True)
         ]
+
+    def _group(self, members: Tensor | slice, reads: list[Read]) -> RowGroup:
         shifts = self.plain_shifts[members.start] if isinstance(members, slice) else None
         if shifts is None:
             return self._bit_group(members, reads)
@@ -177,26 +179,28 @@ class LogitPair:
         return RowGroup(members, 1, True, risky_shift, safe_shift, reads)
 
     def _bit_group(self, members: Tensor | slice, reads: list[Read]) -> RowGroup:
-        num_rows = 1 if isinstance(members, slice) else len(members)
         risky_shift, safe_shift = self.risky_shift[members], self.safe_shift[members]
-        return RowGroup(members, num_rows, False, risky_shift, safe_shift, reads)
+        return RowGroup(members, len(risky_shift), False, risky_shift, safe_shift, reads)
 
-    def read_shared(self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor) -> None:
-        """Log of the safe weight on the common support, and the tilt risky - safe.
+    def read_shared(
+        self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor, risky: Tensor | None = None
+    ) -> None:
+        """Log-weights on the common support, and the tilt risky - safe.
 
-        safe, tilt: (R, C), overwritten. Where either model bans a token, safe becomes -inf and tilt
-        0, so that no NaN can arise; so it does in the padding, but for `RowGroup.read_safe`.
+        safe, tilt and, if wanted, risky: (R, C), overwritten. Where a token is banned, and in the
+        padding but for `RowGroup.read_safe`, they are -inf and the tilt 0: no NaN can arise.
         """
         group.read_safe(read, safe)
-        group.read_risky(read, tilt)
+        its_risky = group.read_risky(read, tilt if risky is None else risky)
         may_ban = self.has_bans and not group.is_plain
-        outside = (safe == -math.inf) | (tilt == -math.inf) if may_ban else None
-        tilt.sub_(safe)
+        outside = (safe == -math.inf) | (its_risky == -math.inf) if may_ban else None
+        torch.sub(its_risky, safe, out=tilt)
         if read.is_padded:
             tilt[:, read.num_columns :] = 0.0
         if outside is not None:
             tilt.masked_fill_(outside, 0.0)
-            safe.masked_fill_(outside, -math.inf)
+            for log_weights in (safe,) if risky is None else (safe, risky):
+                log_weights.masked_fill_(outside, -math.inf)
 
 
 @np.errstate(invalid="ignore")
@@ -207,9 +211,8 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     Raises: ValueError if the shapes differ or are empty, or a dtype is not a float type.
     """
     check_logits(risky_logits, safe_logits)
-    pair = (risky_logits, safe_logits)
-    extremes = torch.cat([*_extremes(risky_logits), *_extremes(safe_logits)])
-    largest, smallest = extremes.double().cpu().numpy().reshape(2, 2, -1).swapaxes(0, 1)
+    pair, device = (risky_logits, safe_logits), safe_logits.device
+    largest, smallest = torch.cat(_extremes(pair)).double().cpu().numpy().reshape(2, 2, -1)
     is_valid = np.isfinite(largest)
     # Row by row: the NaN of one row must not hide the bans of another.
     has_bans = bool((smallest < MASK_LIMIT).any())
@@ -217,19 +220,19 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     is_plain = (is_plain & (largest - smallest <= PLAIN_RANGE)).all(0)
     is_plain &= np.abs(largest[0] - largest[1]) <= PLAIN_OFFSET
     is_plain &= safe_logits.shape[1] > PIECE_SIZE
-    plain_shifts = _plain_shifts(largest, is_plain, safe_logits.device)
+    plain_shifts = _plain_shifts(largest, is_plain, device)
     if has_bans:
         smallest = torch.stack([_smallest_allowed(x) for x in pair]).cpu().numpy()
     largest, smallest = (np.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
     facts = np.array([*np.where(is_plain, 0.0, -largest), (largest - smallest).sum(0)])
-    risky_shift, safe_shift, tilt_range = torch.from_numpy(facts).to(safe_logits.device)
+    risky_shift, safe_shift, tilt_range = torch.from_numpy(facts).to(device)
     return LogitPair(
         risky=risky_logits,
         safe=safe_logits,
         risky_shift=risky_shift[:, None],
         safe_shift=safe_shift[:, None],
         tilt_range=tilt_range,
-        is_valid=torch.from_numpy(is_valid.all(0)).to(safe_logits.device),
+        is_valid=torch.from_numpy(is_valid.all(0)).to(device),
         plain_shifts=plain_shifts,
         has_bans=has_bans,
         read_shape=read_shape(safe_logits.shape[1]),
@@ -268,15 +271,17 @@ def check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         )
 
 
-def _extremes(logits: Tensor) -> list[Tensor]:
-    """The largest logit of each row, then the smallest, both while the row is in the cache.
+def _extremes(pair: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """The largest logit of each row, risky first, then the smallest, while the row is in the cache.
 
-    amax carries NaN and +inf through, and is -inf only for a row without a token.
+    The first rows are read last, as they are needed next. amax carries NaN and +inf through, and is
+    -inf only for a row without a token.
     """
-    step = max(1, CACHE_BYTES // (logits.shape[1] * logits.itemsize))
-    parts = [logits[start : start + step] for start in range(0, max(1, len(logits)), step)]
-    ends = [(part.amax(-1), part.amin(-1)) for part in parts]
-    return [largest for largest, _ in ends] + [smallest for _, smallest in ends]
+    step = max(1, CACHE_BYTES // (2 * pair[0].shape[1] * pair[0].itemsize))
+    starts = range(0, max(1, len(pair[0])), step)
+    parts = [[x[start : start + step] for x in pair] for start in reversed(starts)]
+    ends = [[(x.amax(-1), x.amin(-1)) for x in part] for part in parts][::-1]
+    return [end[model][side] for side in (0, 1) for model in (0, 1) for end in ends]
 
 
 def _plain_shifts(

@@ -86,8 +86,9 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     offset_bits = costs.log2_safe - best.log2_partition
     found[:, spenders] = best.beta, offset_bits, best.kl + best.margin + costs.floor
     slope, offset, spent = torch.from_numpy(found).to(budget.device).unbind()
-    is_safe_only = torch.ones_like(pair.is_valid)
-    is_safe_only[rows] = False
+    spends_nothing = np.ones_like(is_valid)
+    spends_nothing[spenders] = False
+    is_safe_only = torch.from_numpy(spends_nothing).to(budget.device)
     safe_pieces = torch.from_numpy(pieces).to(budget.device)
     return Projection(
         weight=slope,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .law import RatioLaw, token_log2_probs
+from .law import LogRatio, RatioLaw, token_log2_probs
 from .row_group import PIECE_SIZE, PieceWeights, RowGroup, piece_weights
 
 # A rows drawn for, B requests, V vocabulary, R rows and C columns of one read.
@@ -116,7 +116,8 @@ def check_uniform(uniform: Tensor, num_rows: int) -> None:
         raise ValueError(
             f"uniform must be ({num_rows}, 3) float64, got {tuple(uniform.shape)} {uniform.dtype}"
         )
-    if not bool(((uniform >= 0.0) & (uniform < 1.0)).all()):
+    host = uniform.cpu().numpy()
+    if not ((host >= 0.0) & (host < 1.0)).all():
         raise ValueError(f"uniform must be in [0, 1), got {uniform.tolist()}")
 
 
@@ -139,6 +140,7 @@ class _LawReader:
     def __init__(self, law: RatioLaw, num_rows: int) -> None:
         self._law, self._pair = law, law.pair
         self._scratch = law.pair.scratch(num_rows, 2, _weights_and_tilt)
+        self._ratios: dict[float, LogRatio] = {}
 
     def safe_weights(self, group: RowGroup) -> Iterator[PieceWeights]:
         for read in group.reads:
@@ -155,7 +157,9 @@ class _LawReader:
 
     def residual_weights(self, group: RowGroup) -> Iterator[PieceWeights]:
         """(p* - p_s)_+ up to a factor; its rounding error is that of p_s itself."""
-        ratio = self._law.log_ratio(group.rows, group.unit)
+        if group.unit not in self._ratios:
+            self._ratios[group.unit] = self._law.log_ratio(group.unit)
+        ratio = self._ratios[group.unit].take(group.rows)
         for read in group.reads:
             weights, tilt = self._scratch.slots(group, read)
             safe = weights.values

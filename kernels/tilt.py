@@ -15,7 +15,8 @@ from .support import SupportMasses, SupportPass
 # A rows asked for, B requests, P points (betas) a row, R rows and C columns of one read.
 
 ESTIMATED_BETAS = (0.0, 0.5, 1.0)
-"""What the statistics pass measures; most roots are then known to 1e-4 of the KL."""
+"""What the statistics pass measures: both models and one law between them. Most roots are then
+known to 1e-4 of the KL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,10 @@ class _EstimatePass:
 
     def add(self, group: RowGroup, read: Read, total: Tensor) -> None:
         """total: (R, number of betas, 4)."""
-        weights, (safe, *tilted), powers = self._scratch.slots(group, read)
-        self._pair.read_shared(group, read, safe, powers.tilt)
+        weights, (safe, middle, risky), powers = self._scratch.slots(group, read)
+        self._pair.read_shared(group, read, safe, powers.tilt, risky)
         powers.fill()
-        for out, share in zip(tilted, ESTIMATED_BETAS[1:], strict=True):
-            torch.add(safe, powers.tilt, alpha=share, out=out)
+        torch.add(safe, powers.tilt, alpha=ESTIMATED_BETAS[1], out=middle)
         torch.baddbmm(total, group.weights_(weights), powers.all, out=total)
 
 
