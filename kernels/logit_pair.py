@@ -55,8 +55,7 @@ class LogitPair:
     safe: Tensor
     """(B, V), any float dtype."""
     risky_shift: Tensor
-    """(B, 1) float64, minus the largest risky logit, in bits; 0 where the row is plain or not
-    valid."""
+    """(B, 1) float64, minus the largest risky logit, in bits; 0 in rows plain or not valid."""
     safe_shift: Tensor
     """(B, 1) float64."""
     tilt_range: Tensor
