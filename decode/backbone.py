@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from .kv_cache import RowCache
 from .lean_backbone import LeanBackbone, lean_refusal
-from .row_attention import RowAttention
+from .row_attention import Masks, RowAttention
 
 # R rows of one forward, T new columns, D hidden size.
 
@@ -17,11 +17,7 @@ class Backbone(Protocol):
     """What computes hidden states of new columns after `RowCache.place` or `place_at`."""
 
     def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        masks: Tensor | dict[str, Tensor] | None,
-        cache: RowCache,
+        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
     ) -> Tensor:
         """(R, T, D) of token_ids, positions (R, T) int64.
 
@@ -39,11 +35,7 @@ class ModuleBackbone:
         self._modules = model.get_submodule("transformer" if is_gpt2 else "model")
 
     def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        masks: Tensor | dict[str, Tensor] | None,
-        cache: RowCache,
+        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
     ) -> Tensor:
         hidden: Tensor = self._modules(
             input_ids=token_ids,

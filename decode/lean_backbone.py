@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from .kv_cache import RowCache
 from .rotary_table import RotaryTable, rotated
-from .row_attention import RowAttention
+from .row_attention import Masks, RowAttention
 
 # R rows of one forward, T new columns, H query heads, G key heads, C columns of the cache, D hidden
 # size.
@@ -76,11 +76,7 @@ class LeanBackbone:
         self._head_size = base.layers[0].self_attn.head_dim
 
     def __call__(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        masks: Tensor | dict[str, Tensor] | None,
-        cache: RowCache,
+        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
     ) -> Tensor:
         shape = token_ids.shape
         cos, sin = self._rotary(positions)

@@ -14,6 +14,9 @@ SINGLE_MASK = ("llama", "mistral", "olmo2", "gpt2")
 MASK_BY_TYPE = ("llama4_text", "qwen2", "qwen3")
 """Families that take a dict of masks by layer type."""
 
+Masks = Tensor | dict[str, Tensor]
+"""Of a forward: one for all layers, or one by kind of layer, as the family takes them."""
+
 ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings of a position that do not depend on how long the other rows are."""
 
@@ -35,9 +38,7 @@ class RowAttention:
         """Whether sequences of this many tokens can be decoded."""
         return self.reach is None or length <= self.reach
 
-    def masks(
-        self, positions: Tensor, num_columns: int, dtype: torch.dtype
-    ) -> Tensor | dict[str, Tensor]:
+    def masks(self, positions: Tensor, num_columns: int, dtype: torch.dtype) -> Masks:
         """Additive masks (R, 1, T, C): 0 where a query may look, the lowest number elsewhere.
 
         positions: (R, T) int64, column of each query. Additive because eager attention misreads
@@ -51,7 +52,7 @@ class RowAttention:
 
     def tree_masks(
         self, is_ancestor: Tensor, positions: Tensor, key_positions: Tensor, dtype: torch.dtype
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Masks:
         """The same where each query sees only some of the columns, whose order is no position.
 
         is_ancestor: (R, T, C) bool. positions: (R, T), key_positions: (R, C) int64; the latter is

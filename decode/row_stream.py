@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from .backbone import ModuleBackbone, backbone_of, read_prompts
 from .kv_cache import Placement, RowCache
 from .output_layer import OutputLayer
-from .row_attention import RowAttention
+from .row_attention import Masks, RowAttention
 from .stream import UNSCORED, PromptLogits
 from .upload import uploaded
 
@@ -136,7 +136,7 @@ class RowStream:
         """Zero what lies behind a row's end."""
         self._cache.erase_rest(row)
 
-    def _masks(self, place: Placement) -> Tensor | dict[str, Tensor] | None:
+    def _masks(self, place: Placement) -> Masks | None:
         # Without a mask of ours one row decodes by the fused kernels, which repeat no keys.
         if place.is_level:
             return None

@@ -184,9 +184,8 @@ class _HeadPath:
     """The heads of all places in order, one *step* each; the end follows the text.
 
     node, int64: of the head. is_new: it ends where the step is. place, int64: how many bytes before
-    it. goes_on: whether a token may go on with the next
-    symbol. intervals: (steps, 2, 2) int64 of `ordered_tokens`: those with the next symbol, and all
-    that are longer than the prefix.
+    it. goes_on: whether a token may go on with the next symbol. intervals: (steps, 2, 2) int64 of
+    `ordered_tokens`: those with the next symbol, and all that are longer than the prefix.
     """
 
     node: NDArray[np.int64]

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..backbone import backbone_of, read_prompts
 from ..kv_cache import Placement, RowCache
-from ..row_attention import RowAttention
+from ..row_attention import Masks, RowAttention
 from ..row_stream import right_padded
 from ..upload import uploaded
 from .tree_cache import TreeForward
@@ -81,7 +81,7 @@ class TreeBackbone:
         forwards: list[TreeForward],
         positions: Tensor,
         slot_positions: list[NDArray[np.int64]],
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Masks:
         device = self.model.device
         mask = uploaded(_ancestors(forwards, positions.shape[1], place.num_columns), device)
         keys = positions
