@@ -1,5 +1,7 @@
 """The KL projection: the law nearest to the risky model inside a KL ball around the safe one."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -82,14 +84,28 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
         costs, rows = _Costs(*np.array(costs)[:, is_open]), _rows(spenders, budget)
         sums = sums and TiltSums(sums.beta[is_open], sums.sums[is_open])
     best = _largest_feasible(pair, rows, costs, sums)
-    found = np.zeros((3, len(limit)))
+    return _projection(pair, budget, spenders, pieces, costs, best)
+
+
+def _projection(
+    pair: LogitPair,
+    budget: Tensor,
+    spenders: NDArray[np.intp],
+    pieces: Array,
+    costs: _Costs,
+    best: FeasiblePoint,
+) -> Projection:
+    """What was found for the rows that spend; the others are the safe model's.
+
+    pieces: (B, num_pieces). costs, best: of the `spenders`.
+    """
+    found = np.zeros((3, len(pieces)))
     offset_bits = costs.log2_safe - best.log2_partition
     found[:, spenders] = best.beta, offset_bits, best.kl + best.margin + costs.floor
     slope, offset, spent = torch.from_numpy(found).to(budget.device).unbind()
-    spends_nothing = np.ones_like(is_valid)
+    spends_nothing = np.ones(len(pieces), np.bool_)
     spends_nothing[spenders] = False
     is_safe_only = torch.from_numpy(spends_nothing).to(budget.device)
-    safe_pieces = torch.from_numpy(pieces).to(budget.device)
     return Projection(
         weight=slope,
         # The sum may round past a budget that it meets exactly; the margin covers that.
@@ -100,7 +116,7 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
         accepted=None,
         law=RatioLaw(
             pair=pair,
-            safe_pieces=safe_pieces,
+            safe_pieces=torch.from_numpy(pieces).to(budget.device),
             slope=slope,
             offset=offset,
             ceiling=None,
