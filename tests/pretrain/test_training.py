@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training_runs import start_run, train
 from transformers import AutoModelForCausalLM
 
 from anchored.pretrain.checkpoints import checkpoint_steps, is_complete
@@ -49,7 +48,7 @@ def same_weights(one, other):
 def finished(write_config, tmp_path_factory):
     """The uninterrupted run on one process that all others are compared with."""
     dump_folder = tmp_path_factory.mktemp("finished") / "run"
-    launch(write_config(dump_folder, heldout=HELDOUT))
+    train(write_config(dump_folder, heldout=HELDOUT))
     return dump_folder
 
 
@@ -68,16 +67,13 @@ def end_in_the_middle(config_file, dump_folder, after_steps, number):
 
 def signalled(config_file, metrics, after_steps, number):
     """The exit status of a run that gets a signal after so many steps, unless it is over."""
-    command = [sys.executable, "-m", "anchored.pretrain", "--job.config_file", str(config_file)]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
-        while not metrics.exists() or metrics.read_text().count("\n") < after_steps:
-            assert process.poll() is None, "the run failed"
-            time.sleep(0.002)
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-    return process.returncode
+    (process,) = start_run(config_file)
+    while not metrics.exists() or metrics.read_text().count("\n") < after_steps:
+        assert process.poll() is None, process.output.read_text()
+        time.sleep(0.002)
+    if process.poll() is None:
+        os.killpg(process.pid, number)
+    return process.wait()
 
 
 def test_a_run_learns_and_records_every_step(finished):
@@ -133,7 +129,7 @@ def test_a_killed_run_resumes_to_the_very_same_weights(finished, write_config, t
     assert status == -signal.SIGKILL
     assert not (tmp_path / "run" / "checkpoint" / f"step-{STEPS}").exists()
     before = curve(tmp_path / "run")[:5]
-    launch(config_file)
+    train(config_file)
     # The same timings too: steps before the checkpoint were not trained again.
     assert curve(tmp_path / "run")[:5] == before
     assert losses(tmp_path / "run") == losses(finished)
@@ -147,7 +143,7 @@ def test_sigterm_ends_a_run_with_a_whole_checkpoint_and_status_0(finished, write
     step, folder = checkpoint
     assert step == len(losses(tmp_path / "run")) < STEPS
     assert is_complete(folder)
-    launch(config_file)
+    train(config_file)
     assert losses(tmp_path / "run") == losses(finished)
     assert same_weights(final_weights(tmp_path / "run"), final_weights(finished))
 
@@ -156,7 +152,7 @@ def test_sigterm_ends_a_run_with_a_whole_checkpoint_and_status_0(finished, write
 def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path, num_processes):
     # Also on two processes, which hold half of the vocabulary's weights each.
     config_file = write_config(tmp_path / "run", loss={"chunk_tokens": 24}, heldout=HELDOUT)
-    launch(config_file, num_processes=num_processes)
+    train(config_file, num_processes=num_processes)
     measured = [curve(run, "heldout.jsonl")[-1]["losses"] for run in (tmp_path / "run", finished)]
     assert measured[0] == pytest.approx(measured[1], abs=2e-5)
     assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
@@ -167,7 +163,7 @@ def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path, n
 @pytest.mark.slow
 def test_a_mask_between_documents_is_trained_and_measured_with(write_config, corpus, tmp_path):
     settings = {"data": {"mask_documents": True}, "loss": {"chunk_tokens": 24}}
-    launch(write_config(tmp_path / "run", heldout=HELDOUT, **settings), num_processes=2)
+    train(write_config(tmp_path / "run", heldout=HELDOUT, **settings), num_processes=2)
     checkpoint = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
     export_checkpoint(checkpoint, corpus.tokenizer_folder, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -195,9 +191,9 @@ def document_losses(model, row, bos_id):
 @pytest.mark.slow
 def test_two_processes_and_then_one_give_the_loss_curve_of_one(finished, write_config, tmp_path):
     # Also the extension of a finished run: torchtitan's default last save has no optimizer in it.
-    launch(write_config(tmp_path / "run", steps=18), num_processes=2)
+    train(write_config(tmp_path / "run", steps=18), num_processes=2)
     assert len(losses(tmp_path / "run")) == 18
-    launch(write_config(tmp_path / "run"))
+    train(write_config(tmp_path / "run"))
     assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
     norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
     assert norms[0] == pytest.approx(norms[1], abs=1e-4)
@@ -207,14 +203,14 @@ def test_two_processes_and_then_one_give_the_loss_curve_of_one(finished, write_c
 def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
     # So strict a guard calls every rise a spike.
     guard = {"action": "skip", "window": 4, "deviations": 0.01, "min_rise_nats": 0.0}
-    launch(write_config(tmp_path / "whole", spike_guard=guard))
+    train(write_config(tmp_path / "whole", spike_guard=guard))
     spikes = curve(tmp_path / "whole", "spikes.jsonl")
     assert spikes and all(line["loss"] > line["limit"] for line in spikes)
     assert all(line["action"] == "skipped" for line in spikes)
     first = 4 * (spikes[0]["step"] - 1)
     assert [row["sequence"] for row in spikes[0]["sequences"]] == list(range(first, first + 4))
-    launch(write_config(tmp_path / "run", spike_guard=guard, steps=12), num_processes=2)
-    launch(write_config(tmp_path / "run", spike_guard=guard))
+    train(write_config(tmp_path / "run", spike_guard=guard, steps=12), num_processes=2)
+    train(write_config(tmp_path / "run", spike_guard=guard))
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
     resumed = curve(tmp_path / "run", "spikes.jsonl")
     assert [line["step"] for line in resumed] == [line["step"] for line in spikes]
@@ -222,7 +218,7 @@ def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
 
 def test_a_finished_run_started_again_does_nothing(finished, write_config):
     before = losses(finished)
-    launch(write_config(finished))
+    train(write_config(finished))
     assert losses(finished) == before
 
 
@@ -236,7 +232,7 @@ def test_stage_two_starts_from_the_weights_of_stage_one(finished, write_config, 
         data={"seed": 8, "sources": {"quarry": 1.0}},
         checkpoint={"initial_load_path": str(stage_one)},
     )
-    launch(config_file)
+    train(config_file)
     lines = curve(tmp_path / "stage2")
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert lines[0]["lr"] == pytest.approx(1e-3)

@@ -4,19 +4,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from forked_program import ForkedProgram
+from training_runs import start_run, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from anchored.pretrain import launch
 from anchored.pretrain.checkpoints import checkpoint_steps, is_complete
 
 pytestmark = pytest.mark.slow
 
 STEPS = {"stage1": 16, "stage2": 8}
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 class Run:
@@ -41,35 +42,32 @@ class Run:
         folder.mkdir(exist_ok=True)
         self.config = write_config(self.folder, steps=self.num_steps, **sections)
 
-    def start(self, num_processes):
-        launcher = [*TORCHRUN, str(num_processes)] if num_processes > 1 else []
-        program = ["-m", "anchored.pretrain", "--job.config_file", str(self.config)]
-        return subprocess.Popen(
-            [sys.executable, *launcher, *program],
+    def finish(self, num_processes):
+        return train(self.config, num_processes=num_processes)
+
+    def end(self, number, *, after_steps):
+        """Send a signal to the one process once a step is logged; its status and output."""
+        (process,) = start_run(self.config)
+        self.wait_for(process, after_steps)
+        os.kill(process.pid, number)
+        return process.wait(), process.output.read_text()
+
+    def end_under_torchrun(self, *, after_steps):
+        """SIGTERM to torchrun and its two processes' output; it sends the signal on."""
+        with subprocess.Popen(
+            launch._command(self.config, 2),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
-        )
+        ) as process:
+            self.wait_for(process, after_steps)
+            process.terminate()
+            return process.communicate()[1]
 
-    def finish(self, num_processes):
-        with self.start(num_processes) as process:
-            _, errors = process.communicate()
-        assert process.returncode == 0, errors
-        return errors
-
-    def end(self, num_processes, number, *, after_steps):
-        """Send a signal once a step is logged; to all processes if it is SIGKILL."""
-        with self.start(num_processes) as process:
-            while len(self.curve()) < after_steps:
-                assert process.poll() is None, "the run ended before it could be killed"
-                time.sleep(0.002)
-            if number == signal.SIGKILL:
-                os.killpg(process.pid, number)
-            else:
-                process.send_signal(number)
-            _, errors = process.communicate()
-        return process.returncode, errors
+    def wait_for(self, process, num_steps):
+        while len(self.curve()) < num_steps:
+            assert process.poll() is None, "the run ended before it could be ended"
+            time.sleep(0.002)
 
     def curve(self, name="metrics.jsonl"):
         path = self.folder / name
@@ -98,15 +96,15 @@ def broken(write_config, tmp_path_factory):
     """The same, ended by both signals in the middle and resumed on other numbers of processes."""
     folder = tmp_path_factory.mktemp("broken")
     first, second = (Run(write_config, folder, stage) for stage in STEPS)
-    _, errors = first.end(2, signal.SIGTERM, after_steps=2)
+    errors = first.end_under_torchrun(after_steps=2)
     step = first.last_step()
     assert f"stopped by a signal after step {step} of 16" in errors
     assert is_complete(first.folder / "checkpoint" / f"step-{step}")
-    status, errors = first.end(1, signal.SIGKILL, after_steps=step + 4)
+    status, errors = first.end(signal.SIGKILL, after_steps=step + 4)
     assert status == -signal.SIGKILL
     assert f"resuming from {first.folder}/checkpoint/step-{step}" in errors
     first.finish(2)
-    status, _ = second.end(1, signal.SIGTERM, after_steps=2)
+    status, _ = second.end(signal.SIGTERM, after_steps=2)
     assert status == 0
     second.finish(2)
     return [first, second]
@@ -134,14 +132,15 @@ def test_milestones_are_there(broken):
 
 def test_the_exported_model_generates(broken, corpus, tmp_path):
     checkpoint = broken[1].folder / "checkpoint" / f"step-{STEPS['stage2']}"
-    command = [sys.executable, "-m", "anchored.tools.cli", "export", "--average-last", "2"]
     paths = {
         "checkpoint": checkpoint,
         "tokenizer": corpus.tokenizer_folder,
         "output": tmp_path / "m",
     }
     options = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
-    subprocess.run([*command, *options], check=True, capture_output=True)
+    words = ["export", "--average-last", "2", *options]
+    program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
+    assert program.wait() == 0, program.output.read_text()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     inputs = tokenizer("the keeper of", return_tensors="pt")
