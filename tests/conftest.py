@@ -1,6 +1,7 @@
 """Fixtures shared by all areas: one tiny pair, in memory and as folders."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from anchored import ModelPair
 
+if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
+    from interpreted_triton import patch_once_a_launch
+
+    patch_once_a_launch()
 disable_progress_bar()  # of saved models, which would stand on stderr of the commands under test
 
 

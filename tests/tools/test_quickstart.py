@@ -4,50 +4,40 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked_program import ForkedProgram
 
 from anchored.tools.quickstart.preset import load_preset
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 300
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path, name: str) -> ForkedProgram:
     """The quickstart in a session of its own, so that its training process can be killed too."""
-    command = [sys.executable, "-m", "anchored.tools.cli", "quickstart"]
-    return subprocess.Popen(
-        [*command, "--preset", "smoke", "--output", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    words = ["quickstart", "--preset", "smoke", "--output", str(folder)]
+    return ForkedProgram("anchored.tools.cli", words, folder.with_name(name))
 
 
-def kill_when(process: subprocess.Popen[str], path: Path) -> None:
+def kill_when(process: ForkedProgram, path: Path) -> None:
     """SIGKILL to the whole session as soon as `path` exists."""
-    deadline = time.monotonic() + PATIENCE_S
     while not path.exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
+        assert process.poll() is None, process.output.read_text()
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.wait()
 
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory) -> tuple[Path, str]:
     """Folder and output of a run that was killed while it trained the risky model."""
-    folder = tmp_path_factory.mktemp("quickstart")
-    kill_when(start(folder), folder / "risky" / "metrics.jsonl")
-    process = start(folder)
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, output
+    folder = tmp_path_factory.mktemp("quickstart") / "run"
+    kill_when(start(folder, "killed.txt"), folder / "risky" / "metrics.jsonl")
+    process = start(folder, "resumed.txt")
+    status, output = process.wait(), process.output.read_text()
+    assert status == 0, output
     return folder, output
 
 
@@ -90,6 +80,5 @@ def test_a_ledger_of_the_run_is_verified_from_the_command_line(quickstart):
     ledger = next((folder / "ledgers" / "k=1").glob("*.jsonl"))
     safe, risky = folder / "models" / "safe", folder / "models" / "risky"
     words = ["verify", "--safe", safe, "--risky", risky, "--ledger", ledger]
-    command = [sys.executable, "-m", "anchored.tools.cli", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = ForkedProgram("anchored.tools.cli", [*map(str, words)], folder / "verified.txt")
+    assert process.wait() == 0, process.output.read_text()

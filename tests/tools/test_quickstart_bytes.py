@@ -1,29 +1,33 @@
 """The smoke-bytes preset as a user runs it: two tokenizers, the same table and picture."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from training_runs import train
 
 from anchored import Ledger
+from anchored.tools.cli import main
+from anchored.tools.quickstart import training
 from anchored.tools.quickstart.preset import load_preset
 
 pytestmark = pytest.mark.slow
 
 
-def anchored(*words: str) -> str:
+def anchored(capfd, *words: str) -> str:
     """Output of a command that must succeed."""
-    command = [sys.executable, "-m", "anchored.tools.cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
+    assert end.value.code == 0
+    return capfd.readouterr().out
 
 
-def test_a_pair_with_two_tokenizers_is_trained_decoded_measured_and_verified(tmp_path):
-    output = anchored("quickstart", "--preset", "smoke-bytes", "--output", str(tmp_path / "run"))
-    assert "every certified ledger satisfies its bound" in output
+def test_a_pair_with_two_tokenizers_is_trained_decoded_measured_and_verified(
+    tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(training, "launch", train)
     folder, preset = tmp_path / "run", load_preset("smoke-bytes")
+    words = ["quickstart", "--preset", "smoke-bytes", "--output", str(folder)]
+    assert "every certified ledger satisfies its bound" in anchored(capfd, *words)
     for name in ("trade_off.png", "budgets.png", "side_by_side.html", "table.md"):
         assert (folder / name).stat().st_size > 0
     rows = json.loads((folder / "results.json").read_text())["rows"]
@@ -35,5 +39,5 @@ def test_a_pair_with_two_tokenizers_is_trained_decoded_measured_and_verified(tmp
     tokenizers = header.level_settings["tokenizers"]
     assert tokenizers["safe"]["sha256"] != tokenizers["risky"]["sha256"]
     models = [f"{folder}/models/{name}" for name in ("safe", "risky")]
-    verdict = anchored("verify", "--safe", models[0], "--risky", models[1], "--ledger", str(path))
-    assert verdict.startswith("verified: ")
+    words = ["verify", "--safe", models[0], "--risky", models[1], "--ledger", str(path)]
+    assert anchored(capfd, *words).startswith("verified: ")
