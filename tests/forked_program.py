@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
@@ -37,6 +38,34 @@ class ForkedProgram:
         assert self._process.exitcode is not None
         return self._process.exitcode
 
+    def wait_for_success(self) -> str:
+        """The output, once it has ended with status 0; AssertionError with it otherwise."""
+        status, output = self.wait(), self.output.read_text()
+        assert status == 0, output
+        return output
+
+
+def start_ranks(
+    module: str, words: list[str], output: Path, num_processes: int
+) -> list[ForkedProgram]:
+    """The processes that torchrun would start, each with the output file OUTPUT.RANK.txt."""
+    files = [output.with_name(f"{output.name}.{rank}.txt") for rank in range(num_processes)]
+    ranks = zip(files, _rank_variables(num_processes), strict=True)
+    return [ForkedProgram(module, words, file, variables) for file, variables in ranks]
+
+
+def _rank_variables(num_processes: int) -> list[dict[str, str]]:
+    """What torchrun adds to each process's environment; a process alone needs nothing."""
+    if num_processes == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    size = str(num_processes)
+    group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
+
 
 @cache
 def _server() -> ForkServerContext:
@@ -53,6 +82,7 @@ def _run(module: str, words: list[str], output: Path, environment: dict[str, str
     os.setsid()
     tracker = resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None  # it starts one of its own, which outlives it by little
+    os.environ.clear()
     os.environ.update(environment)
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)

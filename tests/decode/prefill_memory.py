@@ -12,7 +12,7 @@ from anchored.decode.prefix_debt import log_likelihood_ratios, prefix_debt
 from anchored.decode.row_attention import row_attention
 from anchored.decode.row_stream import RowStream
 
-NUM_TOKENS, VOCAB_SIZE = 4096, 128256
+NUM_TOKENS, VOCAB_SIZE = 1024, 128256
 
 
 def status_mib(field: str) -> float:

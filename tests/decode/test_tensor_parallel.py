@@ -1,37 +1,21 @@
 """A risky model split over two processes gives the tokens of one process, in both of them."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import split_generation
+from forked_program import start_ranks
 
 from anchored import ModelPair
 
-SCRIPT = Path(__file__).parent / "split_generation.py"
-
-
-def tokens_of_one_process(folders) -> list[list[int]]:
-    spec = importlib.util.spec_from_file_location("split_generation", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script.tokens(*map(str, folders), tp_size=1)
-
 
 @pytest.mark.slow
-def test_two_processes_give_the_tokens_of_one(pair_folders, tmp_path):
-    out = tmp_path / "tokens"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run(
-        [*command, str(SCRIPT), *map(str, pair_folders), str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        check=True,
-        timeout=300,
-    )
-    expected = tokens_of_one_process(pair_folders)
+def test_two_processes_give_the_tokens_of_one(pair_folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    folders, out = [str(folder) for folder in pair_folders], tmp_path / "tokens"
+    for program in start_ranks("split_generation", [*folders, str(out)], out, 2):
+        program.wait_for_success()
+    expected = split_generation.tokens(*folders, tp_size=1)
     for rank in range(2):
         assert json.loads(out.with_suffix(f".{rank}").read_text()) == expected
 

@@ -43,7 +43,7 @@ class Run:
         self.config = write_config(self.folder, steps=self.num_steps, **sections)
 
     def finish(self, num_processes):
-        return train(self.config, num_processes=num_processes)
+        train(self.config, num_processes=num_processes)
 
     def end(self, number, *, after_steps):
         """Send a signal to the one process once a step is logged; its status and output."""
@@ -139,8 +139,7 @@ def test_the_exported_model_generates(broken, corpus, tmp_path):
     }
     options = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     words = ["export", "--average-last", "2", *options]
-    program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
-    assert program.wait() == 0, program.output.read_text()
+    ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt").wait_for_success()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     inputs = tokenizer("the keeper of", return_tensors="pt")

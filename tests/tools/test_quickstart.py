@@ -35,10 +35,7 @@ def quickstart(tmp_path_factory) -> tuple[Path, str]:
     """Folder and output of a run that was killed while it trained the risky model."""
     folder = tmp_path_factory.mktemp("quickstart") / "run"
     kill_when(start(folder, "killed.txt"), folder / "risky" / "metrics.jsonl")
-    process = start(folder, "resumed.txt")
-    status, output = process.wait(), process.output.read_text()
-    assert status == 0, output
-    return folder, output
+    return folder, start(folder, "resumed.txt").wait_for_success()
 
 
 def test_finished_steps_were_not_done_again(quickstart):
@@ -80,5 +77,5 @@ def test_a_ledger_of_the_run_is_verified_from_the_command_line(quickstart):
     ledger = next((folder / "ledgers" / "k=1").glob("*.jsonl"))
     safe, risky = folder / "models" / "safe", folder / "models" / "risky"
     words = ["verify", "--safe", safe, "--risky", risky, "--ledger", ledger]
-    process = ForkedProgram("anchored.tools.cli", [*map(str, words)], folder / "verified.txt")
-    assert process.wait() == 0, process.output.read_text()
+    program = ForkedProgram("anchored.tools.cli", [*map(str, words)], folder / "verified.txt")
+    program.wait_for_success()

@@ -85,7 +85,8 @@ def _definitions(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, H
         names = names if isinstance(node, ast.Module) else (*names, node.name)
         yield ".".join(names) or "module", node
     for child in ast.iter_child_nodes(node):
-        yield from _definitions(child, names)
+        if not isinstance(child, ast.expr):  # which defines nothing that has a docstring
+            yield from _definitions(child, names)
 
 
 def _cut_docstring(lines: list[bytes], node: HasDocstring) -> None:
