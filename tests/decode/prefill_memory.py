@@ -1,7 +1,6 @@
-"""Peak memory of one prefill, in a process of its own: python prefill_memory.py plain|debt"""
+"""Peak memory of two prefills, in a process of their own: python prefill_memory.py"""
 
 import re
-import sys
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from anchored.decode.prefix_debt import log_likelihood_ratios, prefix_debt
 from anchored.decode.row_attention import row_attention
 from anchored.decode.row_stream import RowStream
 
-NUM_TOKENS, VOCAB_SIZE = 1024, 128256
+NUM_TOKENS, VOCAB_SIZE = 4096, 128256
 
 
 def status_mib(field: str) -> float:
@@ -37,8 +36,8 @@ def debt(model, token_ids: list[int]) -> None:
     prefix_debt(log_likelihood_ratios(log_probs, log_probs - 1.0))
 
 
-def main(name: str) -> None:
-    """Print the memory before the prefill and the peak within it, in MiB."""
+def main() -> None:
+    """Print for each prefill the memory before it and the peak within it, in MiB."""
     torch.set_num_threads(1)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -51,13 +50,13 @@ def main(name: str) -> None:
         tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(config).eval()
-    prefill = {"plain": plain, "debt": debt}[name]
-    prefill(model, [7, 8])
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (proc(5))
-    before = status_mib("VmRSS")
-    prefill(model, [i * 31 % VOCAB_SIZE for i in range(NUM_TOKENS)])
-    print(before, status_mib("VmHWM"))
+    for prefill in (debt, plain):
+        prefill(model, [7, 8])
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (proc(5))
+        before = status_mib("VmRSS")
+        prefill(model, [i * 31 % VOCAB_SIZE for i in range(NUM_TOKENS)])
+        print(before, status_mib("VmHWM"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -1,4 +1,4 @@
-"""Speculative rounds give the tokens, ledgers and memories of plain decoding."""
+"""Speculative rounds give the tokens and ledgers of plain decoding."""
 
 import logging
 import math
@@ -6,19 +6,9 @@ import random
 from collections import Counter
 
 import pytest
-import torch
-from tiny_models import TEXT, tiny_family, tiny_llama
+from tiny_models import TEXT, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
-from anchored.decode.draft_length import FixedLength
-from anchored.decode.output_layer import OutputLayer
-from anchored.decode.paired_streams import open_streams
-from anchored.decode.request import Request
-from anchored.decode.row_attention import row_attention
-from anchored.decode.row_stream import RowStream
-from anchored.decode.sampling_config import SamplingConfig
-from anchored.decode.speculative_batch import SpeculativeBatch
-from anchored.decode.token_level import TokenLevel
 
 WORDS = " ".join(TEXT).split()
 RULES = [
@@ -82,8 +72,8 @@ def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule
 
 
 @pytest.mark.slow
-def test_two_thousand_requests_get_the_plain_tokens(ending_pair):
-    texts = prompts(200, seed=5)
+def test_a_thousand_requests_get_the_plain_tokens(ending_pair):
+    texts = prompts(100, seed=5)
     for rule, lengths in ((RULES[0], LENGTHS), (RULES[1], LENGTHS)):
         plain = generate(ending_pair, rule, "off", texts, max_new_tokens=8)
         for length in lengths:
@@ -166,134 +156,6 @@ def test_a_stop_string_inside_a_draft_drops_what_lies_behind_it(pair):
     (plain,) = Decoder(same, Anchored(k=1.0)).generate(TEXT[0], stop=stop, **settings)
     (ours,) = Decoder(same, Anchored(k=1.0), speculate=8).generate(TEXT[0], stop=stop, **settings)
     assert ours.finish_reason == "stop_string" and ours.token_ids == plain.token_ids
-
-
-@pytest.mark.parametrize("place", [0, 1, 3])
-@pytest.mark.parametrize("budget", [0.0, 1e4])
-def test_an_end_symbol_in_a_draft_ends_the_text_only_if_it_is_kept(pair, place, budget):
-    """Guesses are free: an end symbol is guessed at one place, whatever the safe model says."""
-
-    class EndGuesser(SpeculativeBatch):
-        def _guessed(self, inputs):
-            guess = super()._guessed(inputs)
-            return torch.ones_like(guess) if len(self._drafts[0]) == place else guess
-
-    same = ModelPair(pair.safe, pair.safe, pair.tokenizer)
-    (plain,) = Decoder(same, Anchored(k=1.0)).generate(TEXT[0], max_new_tokens=12)
-    batch = open_batch(same, 4, batch_class=EndGuesser)
-    (state,) = batch.admit([request_of(same, TEXT[0], 12)])
-    while not state.is_finished:
-        batch.step()
-    assert [step.token_id for step in state.steps] == plain.token_ids
-    assert state.num_accepted < state.num_drafted
-
-
-def open_batch(pair, gamma, *, num_rows=1, max_length=110, batch_class=SpeculativeBatch):
-    return batch_class(
-        TokenLevel(pair),
-        Anchored(k=1.0),
-        SamplingConfig(),
-        num_rows=num_rows,
-        max_length=max_length,
-        length=FixedLength(gamma),
-    )
-
-
-def request_of(pair, text: str, num_tokens: int, **settings) -> Request:
-    return Request(prompt_token_ids=pair.encode(text), max_new_tokens=num_tokens, **settings)
-
-
-@pytest.mark.parametrize(
-    "family",
-    ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2, sliding", "gpt2"))],
-)
-def test_after_any_rounds_the_memories_are_those_of_a_fresh_reading(tokenizer, family):
-    pair = ModelPair(tiny_family(family, 1), tiny_family(family, 2), tokenizer)
-    source, num_rounds = random.Random(0), 0
-    batch = open_batch(pair, 4, num_rows=3, max_length=60)
-    while num_rounds < 100:
-        if batch.free_rows:
-            text = " ".join(source.choices(WORDS, k=source.randint(1, 6)))
-            batch.admit([request_of(pair, text, 25, seed=source.randrange(99))])
-        batch.step()
-        num_rounds += 1
-        if num_rounds % 10 == 0:
-            check_memories(pair, batch)
-
-
-def check_memories(pair, batch) -> None:
-    for row, state in enumerate(batch._states):
-        if state is None:
-            continue
-        text = state.request.prompt_token_ids + [step.token_id for step in state.steps]
-        for name, stream in open_streams(pair, 1, len(text), scores_prompts=False).items():
-            length = len(text) - len(batch._backlogs[name].of(row))
-            cache = batch.streams[name]._cache
-            assert cache.lengths[row] == length
-            stream.read([text[:length]], [0])
-            fresh = stream._cache.states(0)
-            for (keys, values), (their_keys, their_values) in zip(
-                cache.states(row), fresh, strict=True
-            ):
-                assert torch.allclose(keys, their_keys, atol=1e-9, rtol=0)
-                assert torch.allclose(values, their_values, atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2, sliding", "llama4_text", "gpt2"])
-def test_a_draft_changes_no_law_at_or_before_it_bitwise(family):
-    model = tiny_family(family, 1)
-    output = OutputLayer(model, 320)
-    stream = RowStream(model, row_attention(model), num_rows=2, max_length=30, output=output)
-    stream.read([[5, 9, 11], [4, 4, 8, 2, 6]], [0, 1])
-    drafts = [[7, 31, 150, 8], [99, 3, 17, 60]]
-    laws = stream.feed_ends([0, 1], drafts, 4)
-    for place in range(4):
-        for row, length in ((0, 3), (1, 5)):
-            stream.roll_back(row, length)
-        changed = [[*draft[:place], 200, *draft[place + 1 :]] for draft in drafts]
-        again = stream.feed_ends([0, 1], changed, 4)
-        assert torch.equal(again[:, :place], laws[:, :place])
-        assert not torch.equal(again[:, place], laws[:, place])
-
-
-def test_nan_behind_a_rejection_is_ignored(tokenizer):
-    """A token that breaks one model is guessed: it is rejected, and its traces are wiped out."""
-
-    class BadGuesser(SpeculativeBatch):
-        def _guessed(self, inputs):
-            guess = super()._guessed(inputs)
-            return torch.full_like(guess, 300) if len(self._drafts[0]) == 1 else guess
-
-    texts = ["salt", TEXT[1]]  # what the shorter row left behind lies among the longer one's
-    for name in ("safe", "risky"):
-        models = {"safe": tiny_llama(1), "risky": tiny_llama(2, layers=3)}
-        sound = ModelPair(*models.values(), tokenizer)
-        plain = Decoder(sound, Anchored(k=1.0)).generate(texts, max_new_tokens=12)
-        models[name].model.embed_tokens.weight.data[300] = math.nan
-        pair = ModelPair(*models.values(), tokenizer)
-        batch = open_batch(pair, 3, num_rows=2, batch_class=BadGuesser)
-        states = batch.admit([request_of(sound, text, 12) for text in texts])
-        while not batch.is_empty:
-            batch.step()
-        for state, expected in zip(states, plain, strict=True):
-            assert not state.error
-            assert [step.token_id for step in state.steps] == expected.token_ids
-            assert 300 not in expected.token_ids
-
-
-@pytest.mark.parametrize("name", ["safe", "risky"])
-def test_nan_that_is_reached_fails_the_request_alone(tokenizer, name):
-    models = {"safe": tiny_llama(1), "risky": tiny_llama(2, layers=3)}
-    (plain,) = Decoder(ModelPair(*models.values(), tokenizer), Anchored(k=1.0)).generate(
-        TEXT[1], max_new_tokens=12
-    )
-    models[name].model.embed_tokens.weight.data[plain.token_ids[4]] = math.nan
-    pair = ModelPair(*models.values(), tokenizer)
-    for speculate in ("off", 3):
-        decoder = Decoder(pair, Anchored(k=1.0), speculate=speculate)
-        (failed,) = decoder.generate([TEXT[1]], max_new_tokens=12)
-        assert failed.token_ids == plain.token_ids[:5]
-        assert f"the {name} model's logits at step 5 are NaN" in failed.error
 
 
 def test_float32_differs_by_rounding_only(pair_folders, caplog):

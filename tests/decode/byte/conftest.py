@@ -12,7 +12,7 @@ The laws that byte level must keep, and the tests that hold them:
 8. bytes are sampled as tokens are, greedily too: test_byte_laws (viable_tokens),
    test_byte_guarantee (draws), test_byte_generation (greedy)
 9. one pass over a prompt is a walk, its bounds hold: test_byte_marginals (one_pass),
-   test_byte_stream (feeding, bounds)
+   test_byte_stream (feeding), test_byte_evaluation (bounds)
 10. a tree's forward is that of its paths, whatever lies beside them: test_byte_stream (definition,
     family, depend_on_each_other, dead_slots), test_tree_backbone (siblings)
 11. an unfinished word or a space at the end of a prompt costs nothing: test_byte_marginals

@@ -1,15 +1,20 @@
 """The byte-level stream of a model against the definition, and its rows against each other."""
 
-import copy
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
+from byte_streams import (
+    CONTINUATION,
+    PROMPT,
+    assert_same,
+    bytes_of,
+    feed,
+    feed_byte_by_byte,
+    model_of,
+    stream_of,
+    vocabulary_of,
+)
 from tiny_models import FAMILIES
-from tokenizers import Tokenizer
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from anchored.decode.byte import byte_prompt, byte_row, byte_stream
 from anchored.decode.byte.byte_evaluation import ByteEvaluation
@@ -17,34 +22,11 @@ from anchored.decode.byte.byte_marginals import ByteMarginals
 from anchored.decode.byte.byte_scores import byte_log_probs
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
-from anchored.decode.output_layer import OutputLayer
 from anchored.decode.row_attention import row_attention
 from anchored.decode.sampling_config import SamplingConfig
 from anchored.decode.warpers import Warpers
 
-PROMPT = "the harbour's  12345 \n\n\t caf\u00e9 "
-CONTINUATION = " I'll  go\n\u4e2d 12!"
 one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
-
-
-@cache
-def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
-    return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
-
-
-def model_of(vocabulary: ByteVocabulary, name: str = "llama", seed: int = 1):
-    config = copy.deepcopy(FAMILIES[name])
-    config.update({"vocab_size": vocabulary.vocab_size, "max_position_embeddings": 1024})
-    if name == "llama4_text":
-        config.floor_scale = 1025
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config).double().eval()
-
-
-def stream_of(model, vocabulary: ByteVocabulary, **changes) -> ByteStream:
-    evaluation = ByteEvaluation(**changes)
-    attention = row_attention(model)
-    return ByteStream(model, attention, vocabulary, num_rows=3, evaluation=evaluation)
 
 
 def token_log_probs_of(model):
@@ -56,29 +38,6 @@ def token_log_probs_of(model):
         return torch.stack(logits).log_softmax(-1).numpy()
 
     return token_log_probs
-
-
-def bytes_of(vocabulary: ByteVocabulary, text: str) -> list[int]:
-    return list(vocabulary.normalize(text))
-
-
-def feed(stream: ByteStream, texts: dict[int, list[int]]) -> dict[int, Tensor]:
-    """Feed whole texts to some rows in one call; returns (bytes, 257) by row."""
-    width = max(map(len, texts.values()))
-    token_ids = torch.zeros(3, width, dtype=torch.long)
-    mask = torch.zeros_like(token_ids)
-    for row, text in texts.items():
-        token_ids[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), 1
-    logits = stream.feed(token_ids, mask)
-    return {row: logits[row, : len(text)] for row, text in texts.items()}
-
-
-def feed_byte_by_byte(stream: ByteStream, row: int, text: list[int]) -> Tensor:
-    return torch.cat([feed(stream, {row: [byte]})[row] for byte in text])
-
-
-def assert_same(actual: Tensor, expected: Tensor, *, rtol: float = 1e-9) -> None:
-    torch.testing.assert_close(actual.exp(), expected.exp(), rtol=rtol, atol=0)
 
 
 def expected_logits(model, vocabulary: ByteVocabulary, prompt: list[int], text: list[int]):
@@ -199,100 +158,6 @@ def test_prompts_that_no_text_begins_with_and_too_long_ones_are_refused(tokenize
         stream.read([[ord("a"), 0xFF]], [0])
     with pytest.raises(ValueError, match=r"the prompt has 15\d\d tokens, the model has 1024"):
         stream.read([list(b"1!" * 777)], [0])
-
-
-@pytest.mark.parametrize("prefetch", [1, 4])
-def test_prefetching_changes_nothing_but_the_number_of_forwards(tokenizer, prefetch):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
-    counts, fed = [], []
-    for number in (0, prefetch):
-        stream = stream_of(model, vocabulary, prefetch=number)
-        stream.read([prompt], [0])
-        fed.append(feed_byte_by_byte(stream, 0, text))
-        counts.append(stream.counts(0))
-    assert_same(fed[1], fed[0])
-    assert counts[0].num_guesses == 0 < counts[1].num_guesses
-
-
-def total_variation(first: Tensor, second: Tensor) -> Tensor:
-    return (first.exp() - second.exp()).abs().sum(-1) / 2
-
-
-@pytest.mark.parametrize("tau", [1e-3, 0.05, 0.3])
-def test_left_out_nodes_lose_no_more_than_the_logged_bound(tokenizer, tau):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
-    exact, lazy = stream_of(model, vocabulary), stream_of(model, vocabulary, tau=tau, prefetch=2)
-    for stream in (exact, lazy):
-        stream.read([prompt], [0])
-    losses = []
-    for byte in text:
-        expected, actual = feed(exact, {0: [byte]})[0], feed(lazy, {0: [byte]})[0]
-        losses.append(float(total_variation(actual, expected)))
-        assert losses[-1] <= lazy.counts(0).total_variation + 1e-12
-        assert lazy.counts(0).total_variation <= tau
-    assert lazy.counts(0).max_total_variation >= max(losses) > 0
-
-
-@one_tokenizer
-def test_what_is_left_out_does_not_depend_on_what_was_computed_ahead(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
-    fed = []
-    for prefetch in (0, 3):
-        stream = stream_of(model, vocabulary, tau=0.1, prefetch=prefetch)
-        stream.read([prompt, prompt], [0, 1])
-        fed += [feed_byte_by_byte(stream, 0, text), feed(stream, {1: text})[1]]
-    for logits in fed[1:]:
-        assert_same(logits, fed[0])
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_bounds_on_prompt_scores_hold_and_cost_a_few_nodes(tokenizer, name):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary, name)
-    text = bytes_of(vocabulary, 3 * (PROMPT + CONTINUATION))
-    scores, nodes = {}, {}
-    for which in ("lower", "exact", "upper"):
-        stream = stream_of(model, vocabulary, prompt_scores=which)
-        read = stream.read([text], [0])
-        scores[which], nodes[which] = read.token_log_probs[0], stream.counts(0).num_nodes
-    assert (scores["lower"] <= scores["exact"] + 1e-12).all()
-    assert (scores["exact"] <= scores["upper"] + 1e-12).all()
-    assert (scores["upper"] <= 0).all()
-    assert nodes["lower"] == nodes["upper"] < 0.7 * nodes["exact"]
-    # The interval tells something: most bytes are known to a factor of two, though the model is
-    # untrained and gives much mass to tokens that the text does not use.
-    assert ((scores["upper"] - scores["lower"]).median()) < 0.7
-
-
-@one_tokenizer
-def test_without_prompt_scores_only_the_next_byte_is_computed(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
-    text = bytes_of(vocabulary, PROMPT)
-    exact, none = stream_of(model, vocabulary), stream_of(model, vocabulary, prompt_scores="none")
-    assert_same(none.read([text], [0]).logits, exact.read([text], [0]).logits)
-    assert none.read([text], [1]).token_log_probs[0].shape == (0,)
-
-
-@one_tokenizer
-def test_the_first_byte_asks_for_no_logits_that_the_scores_had(tokenizer, monkeypatch):
-    vocabulary = vocabulary_of(tokenizer)
-    stream, asked = stream_of(model_of(vocabulary), vocabulary), []
-    logits = OutputLayer.logits
-    monkeypatch.setattr(
-        OutputLayer,
-        "logits",
-        lambda layer, hidden: asked.append(len(hidden)) or logits(layer, hidden),
-    )
-    text = bytes_of(vocabulary, PROMPT)
-    stream.read([text], [0])
-    assert asked == [stream.counts(0).num_nodes]
 
 
 @one_tokenizer

@@ -1,0 +1,61 @@
+"""Byte-level streams of tiny models, and texts to feed them."""
+
+import copy
+from functools import cache
+
+import torch
+from tiny_models import FAMILIES
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from anchored.decode.byte.byte_evaluation import ByteEvaluation
+from anchored.decode.byte.byte_stream import ByteStream
+from anchored.decode.byte.byte_vocabulary import ByteVocabulary
+from anchored.decode.row_attention import row_attention
+
+PROMPT = "the harbour's  12345 \n\n\t caf\u00e9 "
+CONTINUATION = " I'll  go\n\u4e2d 12!"
+
+
+@cache
+def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
+    return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
+
+
+def model_of(vocabulary: ByteVocabulary, name: str = "llama", seed: int = 1):
+    config = copy.deepcopy(FAMILIES[name])
+    config.update({"vocab_size": vocabulary.vocab_size, "max_position_embeddings": 1024})
+    if name == "llama4_text":
+        config.floor_scale = 1025
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+def stream_of(model, vocabulary: ByteVocabulary, **changes) -> ByteStream:
+    evaluation = ByteEvaluation(**changes)
+    attention = row_attention(model)
+    return ByteStream(model, attention, vocabulary, num_rows=3, evaluation=evaluation)
+
+
+def bytes_of(vocabulary: ByteVocabulary, text: str) -> list[int]:
+    return list(vocabulary.normalize(text))
+
+
+def feed(stream: ByteStream, texts: dict[int, list[int]]) -> dict[int, Tensor]:
+    """Feed whole texts to some rows in one call; returns (bytes, 257) by row."""
+    width = max(map(len, texts.values()))
+    token_ids = torch.zeros(3, width, dtype=torch.long)
+    mask = torch.zeros_like(token_ids)
+    for row, text in texts.items():
+        token_ids[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), 1
+    logits = stream.feed(token_ids, mask)
+    return {row: logits[row, : len(text)] for row, text in texts.items()}
+
+
+def feed_byte_by_byte(stream: ByteStream, row: int, text: list[int]) -> Tensor:
+    return torch.cat([feed(stream, {row: [byte]})[row] for byte in text])
+
+
+def assert_same(actual: Tensor, expected: Tensor, *, rtol: float = 1e-9) -> None:
+    torch.testing.assert_close(actual.exp(), expected.exp(), rtol=rtol, atol=0)
