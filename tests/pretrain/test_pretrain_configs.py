@@ -3,11 +3,11 @@
 import os
 import re
 import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from forked_program import ForkedProgram
 
 from anchored.pretrain.capacity import check_memory
 from anchored.pretrain.job_config import load_job_config
@@ -131,13 +131,11 @@ def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes):
         pytest.param("tinycomma-1.8b-stage1-multinode", 16, marks=pytest.mark.slow),
     ],
 )
-def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes):
+def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp_path):
     # A process of its own: fake processes are the only ones of torch.distributed in theirs.
-    command = [sys.executable, "-m", "anchored.tools.cli", "dry-run", "--gpus", str(num_processes)]
-    program = subprocess.run(
-        [*command, "--config", str(CONFIGS / f"{name}.toml")], check=True, capture_output=True
-    )
-    model, memory, time, end = program.stdout.decode().splitlines()
+    words = ["dry-run", "--gpus", str(num_processes), "--config", str(CONFIGS / f"{name}.toml")]
+    program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
+    model, memory, time, end = program.wait_for_success().splitlines()
     each = f"{1_758_562_304 // 8:,}"
     assert f"1,758,562,304 parameters, {each} of them on each of {num_processes}" in model
     replicate = "Replicate(), " if num_processes == 16 else ""

@@ -1,7 +1,9 @@
 """The training benchmark: real runs of a tiny model, one for each lever."""
 
 import pytest
+from training_runs import train
 
+from anchored.tools import bench_pretrain
 from anchored.tools.bench_pretrain import BASELINE, BenchPretrainConfig, levers, run
 
 TINY = """
@@ -40,7 +42,8 @@ def config_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_lever_has_a_row_beside_the_configuration(config_file, capfd):
+def test_every_lever_has_a_row_beside_the_configuration(config_file, capfd, monkeypatch):
+    monkeypatch.setattr(bench_pretrain, "launch", train)
     chosen = ("twice the batch",)
     settings = {"rounds": 2, "steps": 3, "skipped_steps": 1, "vocab_size": 300}
     assert run(BenchPretrainConfig(config=config_file, levers=chosen, **settings)) == 0
