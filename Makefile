@@ -10,7 +10,8 @@ quickstart: $(VENV)/installed
 	$(BIN)/anchored quickstart
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses auto --dist loadfile --durations=10
+	$(BIN)/python -m pytest -m "not gpu" --durations=10 \
+		--numprocesses auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -24,6 +24,12 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
 disable_progress_bar()  # of saved models, which would stand on stderr of the commands under test
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: the others would wait for one that began last."""
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
