@@ -61,21 +61,21 @@ def counted_forwards(decoder: Decoder) -> Iterator[Counter]:
 
 @pytest.mark.slow
 def test_memory_is_bounded_and_work_linear_in_the_number_of_prompts(pair_folders):
-    """Prompts of 2 to 60 tokens. Measured: +20 MiB with 125, then +10 MiB with 1,000."""
+    """Measured on one core: 250 prompts of 2 to 60 tokens in 3.5 s, 2,000 in 20 s and +8 MiB."""
     decoder = Decoder(ModelPair.from_pretrained(*pair_folders), Anchored(k=1.0))
     source = random.Random(0)
     prompts = [
-        [source.randrange(3, 320) for _ in range(source.randint(2, 60))] for _ in range(1000)
+        [source.randrange(3, 320) for _ in range(source.randint(2, 60))] for _ in range(2000)
     ]
     prompts[7] = prompts[7] * 100
     work, grown = {}, {}
-    for count in (125, 1000):
+    for count in (250, 2000):
         before = resident_mib()
         with counted_forwards(decoder) as work[count]:
             results = decoder.generate(prompts[:count], max_new_tokens=16, seed=list(range(count)))
         grown[count] = resident_mib() - before
         assert [i for i, result in enumerate(results) if result.error] == [7]
-    assert work[125]["calls"] > 0
-    assert work[1000]["calls"] < 1.2 * 8 * work[125]["calls"]
-    assert work[1000]["positions"] < 1.2 * 8 * work[125]["positions"]
-    assert grown[1000] < 32
+    assert work[250]["calls"] > 0
+    assert work[2000]["calls"] < 1.2 * 8 * work[250]["calls"]
+    assert work[2000]["positions"] < 1.2 * 8 * work[250]["positions"]
+    assert grown[2000] < 64
