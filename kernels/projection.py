@@ -164,15 +164,10 @@ def _largest_feasible(
     if sums is None:
         columns = (costs.rounding, costs.log2_shared, allowance, tolerance)
         return small_vocab.largest_feasible(pair, rows, *columns)
-    target = KlTarget(
-        log2_shared=costs.log2_shared,
-        allowance=allowance,
-        tolerance=tolerance,
-        is_untilted=sums.sums[:, 0, 2] == 0.0,
-        rounding=costs.rounding,
-        tilt_range=costs.tilt_range,
-    )
-    return FeasiblePoint(*largest_feasible(pair, rows, sums, target).values[:4, :, 0])
+    columns = (allowance, tolerance, costs.log2_shared, costs.rounding, costs.tilt_range)
+    targets = [KlTarget(*x) for x in np.array(columns).T.tolist()]
+    found = np.array([point[:4] for point in largest_feasible(pair, rows, sums, targets)])
+    return FeasiblePoint(*found.reshape(-1, 4).T)
 
 
 def floor_nats(pair: LogitPair, rows: Tensor, masses: SupportMasses) -> Tensor:
