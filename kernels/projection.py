@@ -13,8 +13,9 @@ from torch import Tensor
 from . import small_vocab
 from .backend import resolved_backend
 from .law import Projection, RatioLaw
+from .law_sampler import sample_law
 from .logit_pair import LogitPair, logit_pair
-from .sampler import check_uniform, sample_law
+from .sampler import check_uniform
 from .search import KlTarget, largest_feasible
 from .small_vocab import SMALL_VOCAB, FeasiblePoint
 from .spend import ceil_to_quantum, usable_budget
