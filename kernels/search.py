@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from .bracket import Bracket, narrowed, narrowed_by_estimates, predicted_beta
+from .kl_target import FeasiblePoint, KlTarget
 from .logit_pair import LogitPair
 from .tilt import ESTIMATED_BETAS, TiltSums, tilted_sums
 from .tilt_points import (
     UNKNOWN_POINT,
-    TiltPoint,
     certified_point,
     estimated_point,
     settled_point,
@@ -42,21 +41,6 @@ LEAST_STEP = 1e-3
 """Trial points keep this fraction of the bracket from its ends."""
 
 
-class KlTarget(NamedTuple):
-    """What a row may spend on the common support, and how near the search must come to it."""
-
-    allowance: float
-    """Nats; KL plus its margin must not exceed it."""
-    tolerance: float
-    """Nats; the search ends within it of the allowance."""
-    log2_shared: float
-    """log2 of the safe weight on the common support."""
-    rounding: float
-    """`LogitPair.rounding`."""
-    tilt_range: float
-    """Bits, `LogitPair.tilt_range`."""
-
-
 class _RowSearch:
     """What is known of one row."""
 
@@ -73,9 +57,8 @@ class _RowSearch:
         self._aim = 0.0
 
     @property
-    def feasible(self) -> TiltPoint:
-        """The largest beta known to be feasible."""
-        return self._bracket.lower
+    def feasible(self) -> FeasiblePoint:
+        return FeasiblePoint(*self._bracket.lower[:4])
 
     @property
     def is_open(self) -> bool:
@@ -127,11 +110,11 @@ class _RowSearch:
 
 def largest_feasible(
     pair: LogitPair, rows: Tensor, first: TiltSums, targets: Sequence[KlTarget]
-) -> list[TiltPoint]:
+) -> list[FeasiblePoint]:
     """The largest beta found feasible in each row.
 
     rows: (A,) int64, rows of the pair that have a common support. first: their `statistics`.
-    targets: A of them. Returns: A points measured in float64: feasible means feasible.
+    targets: A of them.
     """
     searches = [_RowSearch(*x) for x in zip(first.sums.tolist(), targets, strict=True)]
     for _ in range(MAX_PASSES):
