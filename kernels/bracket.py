@@ -36,7 +36,7 @@ def narrowed_by_estimates(bracket: Bracket, estimates: Iterable[TiltPoint], aim:
     """
     low, high = bracket.lower.beta, bracket.upper.beta
     inside = [point for point in estimates if low < point.beta < high]
-    usable = [point for point in inside if point.margin < abs(point.kl - aim) < math.inf]
+    usable = [point for point in inside if point.margin < abs(point.kl - aim)]
     return _narrowed(bracket, [(point, point.kl < aim) for point in usable])
 
 

@@ -131,7 +131,7 @@ class _LawReader:
 
 def _first_tokens_above(weights: Tensor, targets: Sequence[float]) -> list[int]:
     """weights: (R, C). targets: R of them."""
-    blocks = weights.unflatten(1, (-1, BLOCK_SIZE))
+    blocks = weights.view(len(weights), -1, BLOCK_SIZE)
     token_ids = []
     for row, (masses, target) in enumerate(zip(blocks.sum(-1).tolist(), targets, strict=True)):
         block, rest = _first_above(masses, target)

@@ -302,10 +302,10 @@ def _extremes(pair: tuple[Tensor, Tensor]) -> list[Tensor]:
 def _plain_shifts(
     largest: list[list[float]], is_plain: list[bool], device: torch.device
 ) -> list[tuple[Tensor, Tensor] | None]:
-    shifts = -torch.tensor(largest, device=device)[..., None]
+    shifts = -torch.tensor(largest, device=device).view(-1, 2, 1)
     risky, safe = shifts[:, 0].unbind(), shifts[:, 1].unbind()
-    rows = zip(is_plain, risky, safe, strict=True)
-    return [shifts if plain else None for plain, *shifts in rows]
+    rows = zip(is_plain, zip(risky, safe, strict=True), strict=True)
+    return [both if plain else None for plain, both in rows]
 
 
 def _smallest_allowed(logits: Tensor) -> Tensor:

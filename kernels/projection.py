@@ -84,7 +84,7 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     spenders = _spenders(pair, numbers, [limits[row] for row in rows], masses)
     is_open = [spender.target.allowance >= 0.0 for spender in spenders]
     if not all(is_open):
-        rows, spenders = (list(compress(x, is_open)) for x in (rows, spenders))
+        rows, spenders = list(compress(rows, is_open)), list(compress(spenders, is_open))
         numbers = _numbers(rows, pair)
         sums = sums and TiltSums(sums.beta[is_open], sums.sums[is_open])
     targets = [spender.target for spender in spenders]
