@@ -2,114 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from .tilt_points import Array, Rows, TiltPoints
-
-# A rows, P points a row.
+from .tilt_points import TiltPoint, ratio
 
 
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """For each row a point below the root and one above it, (A, 1) each."""
+class Bracket(NamedTuple):
+    """A point below the root and one above it."""
 
-    lower: TiltPoints
-    upper: TiltPoints
+    lower: TiltPoint
+    upper: TiltPoint
 
     @property
-    def width(self) -> Array:
-        """(A,)"""
-        return (self.upper.beta - self.lower.beta)[:, 0]
-
-    def take(self, rows: Rows) -> Bracket:
-        return Bracket(self.lower.take(rows), self.upper.take(rows))
-
-    def put(self, rows: Rows, other: Bracket) -> None:
-        """Replace the brackets of `rows`."""
-        self.lower.values[:, rows] = other.lower.values
-        self.upper.values[:, rows] = other.upper.values
+    def width(self) -> float:
+        return self.upper.beta - self.lower.beta
 
 
-def bracket(points: TiltPoints, allowance: Array) -> Bracket:
-    """The highest feasible point of each row and the lowest of the others above it.
+def narrowed(bracket: Bracket, points: Iterable[TiltPoint], allowance: float) -> Bracket:
+    """The highest feasible point, and the lowest of the others above it.
 
-    points: (A, P), of each row one at least feasible and one above it not. allowance: (A,) nats;
-    a point is feasible if its KL plus its margin is not above it.
+    points: measured. allowance: nats; a point is feasible if its KL plus its margin is not above.
     """
-    is_feasible = points.kl + points.margin <= allowance[:, None]
-    lower = points.select(np.where(is_feasible, points.beta, -np.inf).argmax(1))
-    is_above = ~is_feasible & (points.beta > lower.beta)
-    upper = points.select(np.where(is_above, points.beta, np.inf).argmin(1))
-    return Bracket(lower, upper)
+    return _narrowed(bracket, [(point, point.kl + point.margin <= allowance) for point in points])
 
 
-def narrowed_by_estimates(interval: Bracket, estimates: TiltPoints, aim: Array) -> Bracket:
+def narrowed_by_estimates(bracket: Bracket, estimates: Iterable[TiltPoint], aim: float) -> Bracket:
     """A tighter bracket of the root, good for interpolation but not proven.
 
-    estimates: (A, P); those within their margin of the aim, or outside the bracket, are left out.
-    aim: (A,) nats, the KL sought.
+    estimates: those within their margin of the aim, or outside the bracket, are left out. aim:
+    nats, the KL sought.
     """
-    aim = aim[:, None]
-    kl, beta = estimates.kl, estimates.beta
-    is_usable = (np.abs(kl - aim) > estimates.margin) & np.isfinite(kl)
-    is_usable &= (beta > interval.lower.beta) & (beta < interval.upper.beta)
-    is_end = np.ones_like(is_usable, shape=(len(aim), 1))
-    is_usable = np.concatenate([is_end, is_usable, is_end], axis=1)
-    ends = (interval.lower.values, interval.upper.values)
-    points = TiltPoints(np.concatenate([ends[0], estimates.values, ends[1]], axis=2))
-    beta, is_below = points.beta, points.kl < aim
-    # Where nothing is below, argmax picks the first point, which is the lower end.
-    lower = points.select(np.where(is_usable & is_below, beta, -np.inf).argmax(1))
-    is_above = is_usable & ~is_below & (beta > lower.beta)
-    return Bracket(lower, points.select(np.where(is_above, beta, np.inf).argmin(1)))
+    low, high = bracket.lower.beta, bracket.upper.beta
+    inside = [point for point in estimates if low < point.beta < high]
+    usable = [point for point in inside if point.margin < abs(point.kl - aim)]
+    return _narrowed(bracket, [(point, point.kl < aim) for point in usable])
 
 
-def predicted_beta(interval: Bracket, kl: Array) -> tuple[Array, Array]:
+def _narrowed(bracket: Bracket, points: Sequence[tuple[TiltPoint, bool]]) -> Bracket:
+    """points: each with whether it lies below the root."""
+    lower, upper = bracket
+    for point, is_below in points:
+        if is_below and lower.beta < point.beta:
+            lower = point
+    for point, is_below in points:
+        if not is_below and lower.beta < point.beta < upper.beta:
+            upper = point
+    # By rounding the highest point below may pass one above: then nothing is left between.
+    return Bracket(lower, upper if lower.beta < upper.beta else lower)
+
+
+def predicted_beta(bracket: Bracket, kl: float) -> tuple[float, float]:
     """Where the KL is reached, by the best interpolation that stays inside the bracket.
 
-    kl: (A,) nats. Returns: beta (A,) strictly inside the bracket, and an estimate of its error.
-    The quintic Hermite polynomial through both ends is tried first, then the cubic, then the
-    tangent of the nearer end, then the midpoint.
+    kl: nats. Returns: beta strictly inside the bracket, and an estimate of its error. The quintic
+    Hermite polynomial through both ends is tried first, then the cubic, then the tangent of the
+    nearer end, then the midpoint.
     """
-    root = np.sqrt(kl)
-    lower, upper = _node(interval.lower), _node(interval.upper)
-    cubic, quintic = _hermite(lower, upper, root)
-    low, high = lower.beta, upper.beta
+    root, low, high = math.sqrt(kl), bracket.lower.beta, bracket.upper.beta
     width = high - low
-    beta, error = low + 0.5 * width, 0.5 * width
-    quarter = 0.25 * width
-    for candidate, its_error in (
-        (_tangent(lower, upper, root), quarter),
-        (cubic, quarter),
-        (quintic, np.minimum(np.abs(quintic - cubic), width)),
-    ):
-        is_inside = (candidate > low) & (candidate < high)
-        beta = np.where(is_inside, candidate, beta)
-        error = np.where(is_inside, its_error, error)
-    return beta, np.where(error >= 0.0, error, width)
+    cubic, quintic = _hermite(bracket, root)
+    if low < quintic < high:
+        error = abs(quintic - cubic)
+        return quintic, error if error < width else width
+    for candidate in (cubic, _tangent(bracket, root)):
+        if low < candidate < high:
+            return candidate, 0.25 * width
+    return low + 0.5 * width, 0.5 * width
 
 
-class _Node(NamedTuple):
-    """One end of a bracket; (A,) each."""
-
-    root: Array
-    """sqrt(KL), the variable of the interpolation."""
-    beta: Array
-    velocity: Array
-    acceleration: Array
-
-
-def _node(point: TiltPoints) -> _Node:
-    beta, _, kl, _, velocity, acceleration = point.values[..., 0]
-    return _Node(np.sqrt(kl), beta, velocity, acceleration)
-
-
-def _hermite(lower: _Node, upper: _Node, root: Array) -> tuple[Array, Array]:
-    span = upper.root - lower.root
-    t = (root - lower.root) / span
+def _hermite(bracket: Bracket, root: float) -> tuple[float, float]:
+    """The cubic and the quintic through both ends, as functions of sqrt(KL)."""
+    lower, upper = bracket
+    start = math.sqrt(lower.kl)
+    span = math.sqrt(upper.kl) - start
+    t = ratio(root - start, span)
     rise = upper.beta - lower.beta
     speed_0, speed_1 = span * lower.velocity, span * upper.velocity
     square = span * span
@@ -125,11 +93,8 @@ def _hermite(lower: _Node, upper: _Node, root: Array) -> tuple[Array, Array]:
     return cubic, lower.beta + t * (speed_0 + t * (0.5 * bend_0 + tail))
 
 
-def _tangent(lower: _Node, upper: _Node, root: Array) -> Array:
-    from_lower, from_upper = root - lower.root, root - upper.root
-    is_near_lower = from_lower < -from_upper
-    return np.where(
-        is_near_lower,
-        lower.beta + from_lower * lower.velocity,
-        upper.beta + from_upper * upper.velocity,
-    )
+def _tangent(bracket: Bracket, root: float) -> float:
+    from_lower, from_upper = (root - math.sqrt(point.kl) for point in bracket)
+    if from_lower < -from_upper:
+        return bracket.lower.beta + from_lower * bracket.lower.velocity
+    return bracket.upper.beta + from_upper * bracket.upper.velocity

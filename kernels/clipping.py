@@ -12,10 +12,11 @@ from torch import Tensor
 
 from .backend import resolved_backend
 from .law import Projection, safe_only_law
+from .law_sampler import sample_law
 from .logit_pair import LogitPair, logit_pair
 from .projection import floor_nats
 from .row_group import BITS_PER_NAT
-from .sampler import check_uniform, sample_law
+from .sampler import check_uniform
 from .spend import ceil_to_quantum, usable_budget
 from .support import support_masses
 

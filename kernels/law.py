@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .logit_pair import LogitPair
@@ -129,14 +127,16 @@ class Projection:
     def token_log_probs(self, token_ids: Tensor) -> Tensor:
         """log p* of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
         _check_token_ids(token_ids, self.law.pair)
-        bits, _ = token_log2_probs(self.law, token_ids)
-        return torch.where(self.is_valid, bits / BITS_PER_NAT, math.nan)
+        return self._nats([token.log2_prob for token in token_bits(self.law, token_ids)])
 
     def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
         """log p_s of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
         _check_token_ids(token_ids, self.law.pair)
-        _, safe_bits = token_log2_probs(self.law, token_ids)
-        return torch.where(self.is_valid, safe_bits / BITS_PER_NAT, math.nan)
+        return self._nats([token.safe for token in token_bits(self.law, token_ids)])
+
+    def _nats(self, bits: list[float]) -> Tensor:
+        values = torch.tensor(bits, dtype=torch.float64, device=self.is_valid.device)
+        return torch.where(self.is_valid, values / BITS_PER_NAT, math.nan)
 
 
 def _safe_and_tilt(memory: Tensor, width: int) -> tuple[Tensor, ...]:
@@ -156,25 +156,50 @@ def _read_log_probs(
     return logs.sub_(law.log2_safe_mass[group.rows, None] / group.unit)
 
 
-@np.errstate(invalid="ignore")
-def token_log2_probs(law: RatioLaw, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """log2 p* and log2 p_s of one token a row, (B,) float64 each, from two logits a row."""
+class TokenBits(NamedTuple):
+    """log2 p_s of one token, and of p* / p_s; NaN or an infinity in rows that are not valid."""
+
+    safe: float
+    ratio: float
+
+    @property
+    def log2_prob(self) -> float:
+        return self.safe + self.ratio if self.safe > -math.inf else -math.inf
+
+
+def token_bits(law: RatioLaw, token_ids: Tensor) -> list[TokenBits]:
+    """Of one token a row, (B,) int64, from two logits a row, on the host."""
     pair, index = law.pair, token_ids[:, None]
-    safe = _host(pair.safe.gather(1, index).double()) * BITS_PER_NAT + _host(pair.safe_shift)
-    risky = _host(pair.risky.gather(1, index).double()) * BITS_PER_NAT + _host(pair.risky_shift)
-    is_shared = (safe > -math.inf) & (risky > -math.inf)
-    tilt = torch.from_numpy(np.where(is_shared, risky - safe, 0.0)).to(token_ids.device)
-    ratio = _host(law.log_ratio(1.0).of_(tilt))
-    ratio = np.where(_host(law.is_safe_only)[:, None], 0.0, np.where(is_shared, ratio, -math.inf))
-    safe = safe - _host(law.log2_safe_mass)[:, None]
-    both = np.concatenate([np.where(safe > -math.inf, safe + ratio, -math.inf), safe], 1)
-    log2_probs, safe_log2_probs = torch.from_numpy(both.T).to(token_ids.device)
-    return log2_probs, safe_log2_probs
+    columns = (
+        pair.safe.gather(1, index)[:, 0],
+        pair.risky.gather(1, index)[:, 0],
+        pair.safe_shift[:, 0] - law.log2_safe_mass,
+        pair.risky_shift[:, 0] - pair.safe_shift[:, 0],
+        law.slope,
+        law.offset,
+        torch.full_like(law.offset, math.inf) if law.ceiling is None else law.ceiling,
+        law.is_safe_only,
+    )
+    return [_token_bits(*row) for row in zip(*(x.tolist() for x in columns), strict=True)]
 
 
-def _host(values: Tensor) -> NDArray[Any]:
-    host: NDArray[Any] = values.cpu().numpy()
-    return host
+def _token_bits(
+    safe: float,
+    risky: float,
+    safe_shift: float,
+    tilt_shift: float,
+    slope: float,
+    offset: float,
+    ceiling: float,
+    is_safe_only: bool,
+) -> TokenBits:
+    safe_bits = safe * BITS_PER_NAT + safe_shift
+    if is_safe_only:
+        return TokenBits(safe_bits, 0.0)
+    if -math.inf in (safe, risky):
+        return TokenBits(safe_bits, -math.inf)
+    tilt = (risky - safe) * BITS_PER_NAT + tilt_shift
+    return TokenBits(safe_bits, min(slope * tilt + offset, ceiling))
 
 
 def _check_token_ids(token_ids: Tensor, pair: LogitPair) -> None:

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .row_group import BITS_PER_NAT, PIECE_SIZE, Read, RowGroup, Scratch, Slots
@@ -202,7 +200,6 @@ class LogitPair:
                 log_weights.masked_fill_(outside, -math.inf)
 
 
-@np.errstate(invalid="ignore")
 def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     """Check two logit tensors and find the largest of every row.
 
@@ -211,31 +208,50 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     """
     check_logits(risky_logits, safe_logits)
     pair, device = (risky_logits, safe_logits), safe_logits.device
-    largest, smallest = torch.cat(_extremes(pair)).double().cpu().numpy().reshape(2, 2, -1)
-    is_valid = np.isfinite(largest)
+    ends = torch.cat(_extremes(pair)).double().view(2, 2, -1).permute(2, 0, 1).tolist()
     # Row by row: the NaN of one row must not hide the bans of another.
-    has_bans = bool((smallest < MASK_LIMIT).any())
-    is_plain = (largest <= PLAIN_LIMIT) & (smallest >= -PLAIN_LIMIT)
-    is_plain = (is_plain & (largest - smallest <= PLAIN_RANGE)).all(0)
-    is_plain &= np.abs(largest[0] - largest[1]) <= PLAIN_OFFSET
-    is_plain &= safe_logits.shape[1] > PIECE_SIZE
-    plain_shifts = _plain_shifts(largest, is_plain, device)
+    has_bans = any(low < MASK_LIMIT for _, lows in ends for low in lows)
+    largest, smallest = [x for x, _ in ends], [x for _, x in ends]
+    is_long = safe_logits.shape[1] > PIECE_SIZE
+    is_plain = [is_long and _is_plain(*row) for row in ends]
     if has_bans:
-        smallest = torch.stack([_smallest_allowed(x) for x in pair]).cpu().numpy()
-    largest, smallest = (np.where(is_valid, x, 0.0) * BITS_PER_NAT for x in (largest, smallest))
-    facts = np.array([*np.where(is_plain, 0.0, -largest), (largest - smallest).sum(0)])
-    risky_shift, safe_shift, tilt_range = torch.from_numpy(facts).to(device)
+        smallest = torch.stack([_smallest_allowed(x) for x in pair], 1).tolist()
+    facts = [_row_facts(*row) for row in zip(largest, smallest, is_plain, strict=True)]
+    columns = torch.tensor(facts, dtype=torch.float64, device=device).view(-1, 3)
+    risky_shift, safe_shift, tilt_range = columns.T.contiguous()
+    is_valid = [all(map(math.isfinite, tops)) for tops in largest]
     return LogitPair(
         risky=risky_logits,
         safe=safe_logits,
         risky_shift=risky_shift[:, None],
         safe_shift=safe_shift[:, None],
         tilt_range=tilt_range,
-        is_valid=torch.from_numpy(is_valid.all(0)).to(device),
-        plain_shifts=plain_shifts,
+        is_valid=torch.tensor(is_valid, device=device),
+        plain_shifts=_plain_shifts(largest, is_plain, device),
         has_bans=has_bans,
         read_shape=read_shape(safe_logits.shape[1]),
     )
+
+
+def _is_plain(largest: Sequence[float], smallest: Sequence[float]) -> bool:
+    """largest, smallest: of both models, nats; NaN and infinities are not within the limits."""
+    (risky, safe), ends = largest, zip(largest, smallest, strict=True)
+    is_near = abs(risky - safe) <= PLAIN_OFFSET
+    return is_near and all(
+        top <= PLAIN_LIMIT and low >= -PLAIN_LIMIT and top - low <= PLAIN_RANGE for top, low in ends
+    )
+
+
+def _row_facts(
+    largest: Sequence[float], smallest: Sequence[float], is_plain: bool
+) -> tuple[float, float, float]:
+    """Both shifts and the range of the tilts, in bits. largest, smallest: of the tokens allowed."""
+    ends = zip(largest, smallest, strict=True)
+    (risky, safe) = (ends if math.isfinite(ends[0]) else (0.0, 0.0) for ends in ends)
+    tilt_range = (risky[0] - risky[1] + safe[0] - safe[1]) * BITS_PER_NAT
+    if is_plain:
+        return 0.0, 0.0, tilt_range
+    return -risky[0] * BITS_PER_NAT, -safe[0] * BITS_PER_NAT, tilt_range
 
 
 def read_shape(vocab_size: int) -> tuple[int, int]:
@@ -284,11 +300,12 @@ def _extremes(pair: tuple[Tensor, Tensor]) -> list[Tensor]:
 
 
 def _plain_shifts(
-    largest: NDArray[np.float64], is_plain: NDArray[np.bool_], device: torch.device
+    largest: list[list[float]], is_plain: list[bool], device: torch.device
 ) -> list[tuple[Tensor, Tensor] | None]:
-    shifts = torch.from_numpy(-largest[..., None]).to(device, torch.float32)
-    rows = zip(is_plain.tolist(), shifts[0].unbind(), shifts[1].unbind(), strict=True)
-    return [(risky, safe) if plain else None for plain, risky, safe in rows]
+    shifts = -torch.tensor(largest, device=device).view(-1, 2, 1)
+    risky, safe = shifts[:, 0].unbind(), shifts[:, 1].unbind()
+    rows = zip(is_plain, zip(risky, safe, strict=True), strict=True)
+    return [both if plain else None for plain, both in rows]
 
 
 def _smallest_allowed(logits: Tensor) -> Tensor:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import compress
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from . import small_vocab
 from .backend import resolved_backend
+from .kl_target import FeasiblePoint, KlTarget
 from .law import Projection, RatioLaw
+from .law_sampler import sample_law
 from .logit_pair import LogitPair, logit_pair
-from .sampler import check_uniform, sample_law
-from .search import KlTarget, largest_feasible
-from .small_vocab import SMALL_VOCAB, FeasiblePoint
+from .sampler import check_uniform
+from .search import largest_feasible
+from .small_vocab import SMALL_VOCAB
 from .spend import ceil_to_quantum, usable_budget
 from .support import SupportMasses, support_masses
 from .tilt import TiltSums, statistics
-from .tilt_points import LEAST_PARTITION, Array
+from .tilt_points import LEAST_PARTITION
 
 __all__ = ["Projection", "project_kl"]
 
@@ -68,44 +70,49 @@ def project_kl(
 
 
 def _solve(pair: LogitPair, budget: Tensor) -> Projection:
-    limit, is_valid = budget.cpu().numpy(), pair.is_valid.cpu().numpy()
-    pieces = np.zeros((len(limit), pair.num_pieces))
-    idle, spenders = (np.flatnonzero(is_valid & is_so) for is_so in (limit <= 0.0, limit > 0.0))
-    if len(idle):
-        pieces[idle] = support_masses(pair, _rows(idle, budget)).pieces.cpu().numpy()
-    rows = _rows(spenders, budget)
+    limits, is_valid = budget.tolist(), pair.is_valid.tolist()
+    valid = [row for row, is_so in enumerate(is_valid) if is_so]
+    idle = [row for row in valid if limits[row] <= 0.0]
+    rows = [row for row in valid if limits[row] > 0.0]
+    pieces = budget.new_zeros(len(limits), pair.num_pieces)
+    if idle:
+        pieces[idle] = support_masses(pair, _numbers(idle, pair)).pieces
     is_small = pair.vocab_size <= SMALL_VOCAB and budget.device.type == "cpu"
-    masses, sums = (support_masses(pair, rows), None) if is_small else statistics(pair, rows)
-    pieces[spenders] = masses.pieces.cpu().numpy()
-    costs = _costs(pair, rows, limit[spenders], masses)
-    is_open = costs.floor <= costs.budget
-    if not is_open.all():
-        spenders = spenders[is_open]
-        costs, rows = _Costs(*np.array(costs)[:, is_open]), _rows(spenders, budget)
+    numbers = _numbers(rows, pair)
+    masses, sums = (support_masses(pair, numbers), None) if is_small else statistics(pair, numbers)
+    pieces[rows] = masses.pieces
+    spenders = _spenders(pair, numbers, [limits[row] for row in rows], masses)
+    is_open = [spender.target.allowance >= 0.0 for spender in spenders]
+    if not all(is_open):
+        rows, spenders = list(compress(rows, is_open)), list(compress(spenders, is_open))
+        numbers = _numbers(rows, pair)
         sums = sums and TiltSums(sums.beta[is_open], sums.sums[is_open])
-    best = _largest_feasible(pair, rows, costs, sums)
-    return _projection(pair, budget, spenders, pieces, costs, best)
+    targets = [spender.target for spender in spenders]
+    if sums is None:
+        best = small_vocab.largest_feasible(pair, numbers, targets)
+    else:
+        best = largest_feasible(pair, numbers, sums, targets)
+    found = dict(zip(rows, zip(spenders, best, strict=True), strict=True))
+    return _projection(pair, budget, pieces, found)
 
 
 def _projection(
     pair: LogitPair,
     budget: Tensor,
-    spenders: NDArray[np.intp],
-    pieces: Array,
-    costs: _Costs,
-    best: FeasiblePoint,
+    pieces: Tensor,
+    found: Mapping[int, tuple[_Spender, FeasiblePoint]],
 ) -> Projection:
     """What was found for the rows that spend; the others are the safe model's.
 
-    pieces: (B, num_pieces). costs, best: of the `spenders`.
+    pieces: (B, num_pieces).
     """
-    found = np.zeros((3, len(pieces)))
-    offset_bits = costs.log2_safe - best.log2_partition
-    found[:, spenders] = best.beta, offset_bits, best.kl + best.margin + costs.floor
-    slope, offset, spent = torch.from_numpy(found).to(budget.device).unbind()
-    spends_nothing = np.ones(len(pieces), np.bool_)
-    spends_nothing[spenders] = False
-    is_safe_only = torch.from_numpy(spends_nothing).to(budget.device)
+    facts = [[0.0, 0.0, 0.0] for _ in range(len(pieces))]
+    for row, (spender, best) in found.items():
+        offset = spender.log2_safe - best.log2_partition
+        facts[row] = [best.beta, offset, best.kl + best.margin + spender.floor]
+    columns = torch.tensor(facts, dtype=torch.float64, device=budget.device)
+    slope, offset, spent = columns.view(-1, 3).T.contiguous()
+    is_safe_only = torch.tensor([row not in found for row in range(len(pieces))]).to(budget.device)
     return Projection(
         weight=slope,
         # The sum may round past a budget that it meets exactly; the margin covers that.
@@ -116,7 +123,7 @@ def _projection(
         accepted=None,
         law=RatioLaw(
             pair=pair,
-            safe_pieces=torch.from_numpy(pieces).to(budget.device),
+            safe_pieces=pieces,
             slope=slope,
             offset=offset,
             ceiling=None,
@@ -125,54 +132,39 @@ def _projection(
     )
 
 
-def _rows(numbers: NDArray[np.intp], like: Tensor) -> Tensor:
-    return torch.from_numpy(numbers).to(like.device)
+def _numbers(rows: list[int], pair: LogitPair) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=pair.safe.device)
 
 
-class _Costs(NamedTuple):
-    """What rows with a budget may spend, and what they must; (A,) each, on the host."""
+class _Spender(NamedTuple):
+    """A row with a budget."""
 
-    budget: Array
-    """Nats."""
-    floor: Array
+    floor: float
     """Nats, `floor_nats`."""
-    log2_shared: Array
-    """log2 of the safe weight on the common support, and of all of it."""
-    log2_safe: Array
-    rounding: Array
-    tilt_range: Array
+    log2_safe: float
+    """log2 of the safe weight of all tokens."""
+    target: KlTarget
 
 
-def _costs(pair: LogitPair, rows: Tensor, budget: Array, masses: SupportMasses) -> _Costs:
+def _spenders(
+    pair: LogitPair, rows: Tensor, budgets: list[float], masses: SupportMasses
+) -> list[_Spender]:
     columns = (
         floor_nats(pair, rows, masses),
-        masses.shared.log2(),
         masses.pieces.sum(-1).log2(),
+        masses.shared.log2(),
         pair.rounding(rows),
         pair.tilt_range[rows],
     )
-    return _Costs(budget, *torch.stack(columns).cpu().numpy())
+    values = zip(budgets, *(column.tolist() for column in columns), strict=True)
+    return [_spender(*row) for row in values]
 
 
-def _largest_feasible(
-    pair: LogitPair, rows: Tensor, costs: _Costs, sums: TiltSums | None
-) -> FeasiblePoint:
-    """The largest beta of the open rows: a search on the host."""
-    allowance = costs.budget - costs.floor
-    tolerance = np.maximum(SHORTFALL_FRACTION * costs.budget, SHORTFALL_NATS)
-    tolerance = np.minimum(tolerance, 0.5 * allowance)
-    if sums is None:
-        columns = (costs.rounding, costs.log2_shared, allowance, tolerance)
-        return small_vocab.largest_feasible(pair, rows, *columns)
-    target = KlTarget(
-        log2_shared=costs.log2_shared,
-        allowance=allowance,
-        tolerance=tolerance,
-        is_untilted=sums.sums[:, 0, 2] == 0.0,
-        rounding=costs.rounding,
-        tilt_range=costs.tilt_range,
-    )
-    return FeasiblePoint(*largest_feasible(pair, rows, sums, target).values[:4, :, 0])
+def _spender(budget: float, floor: float, log2_safe: float, *facts: float) -> _Spender:
+    allowance = budget - floor
+    tolerance = max(SHORTFALL_FRACTION * budget, SHORTFALL_NATS)
+    target = KlTarget(allowance, min(tolerance, 0.5 * allowance), *facts)
+    return _Spender(floor, log2_safe, target)
 
 
 def floor_nats(pair: LogitPair, rows: Tensor, masses: SupportMasses) -> Tensor:

@@ -1,27 +1,25 @@
-"""The search for the largest beta whose KL fits the budget, over all rows of a batch at once."""
+"""The search for the largest beta whose KL fits the budget: passes for all rows of a batch, and
+between them a few numbers a row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from .bracket import Bracket, bracket, narrowed_by_estimates, predicted_beta
+from .bracket import Bracket, narrowed, narrowed_by_estimates, predicted_beta
+from .kl_target import FeasiblePoint, KlTarget
 from .logit_pair import LogitPair
-from .tilt import TiltSums, tilted_sums
+from .tilt import ESTIMATED_BETAS, TiltSums, tilted_sums
 from .tilt_points import (
-    Array,
-    Rows,
-    TiltPoints,
-    certified_points,
-    estimated_points,
-    settled_points,
+    UNKNOWN_POINT,
+    certified_point,
+    estimated_point,
+    settled_point,
     start_point,
     tilt_moments,
-    unknown_point,
 )
 
 # A rows, P points a row.
@@ -43,136 +41,92 @@ LEAST_STEP = 1e-3
 """Trial points keep this fraction of the bracket from its ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class KlTarget:
-    """What each row may spend on the common support, and how near the search must come to it.
+class _RowSearch:
+    """What is known of one row."""
 
-    (A,) each.
-    """
+    def __init__(self, first: Sequence[Sequence[float]], target: KlTarget) -> None:
+        """first: (number of ESTIMATED_BETAS, 4), the row's `statistics`."""
+        at_0, *others = map(tilt_moments, ESTIMATED_BETAS, first)
+        self._target = target
+        self._bracket = Bracket(start_point(at_0, target.log2_shared), UNKNOWN_POINT)
+        self._estimates = [estimated_point(x, at_0.log2_partition) for x in others]
+        # The models agree wherever the safe one has weight.
+        self._is_untilted = first[0][2] == 0.0
+        self._num_passes = 0
+        self._is_stalled = False
+        self._aim = 0.0
 
-    log2_shared: Array
-    """log2 of the safe weight on the common support."""
-    allowance: Array
-    """Nats; KL plus its margin must not exceed it."""
-    tolerance: Array
-    """Nats; the search ends within it of the allowance."""
-    is_untilted: NDArray[np.bool_]
-    """The models agree wherever the safe one has weight."""
-    rounding: Array
-    """`LogitPair.rounding`."""
-    tilt_range: Array
-    """Bits, `LogitPair.tilt_range`."""
+    @property
+    def feasible(self) -> FeasiblePoint:
+        return FeasiblePoint(*self._bracket.lower[:4])
 
-    def take(self, rows: Rows) -> KlTarget:
-        return KlTarget(
-            self.log2_shared[rows],
-            self.allowance[rows],
-            self.tolerance[rows],
-            self.is_untilted[rows],
-            self.rounding[rows],
-            self.tilt_range[rows],
-        )
+    @property
+    def is_open(self) -> bool:
+        lower, target = self._bracket.lower, self._target
+        slack = max(target.tolerance, 4.0 * lower.margin)
+        can_rise = lower.beta < 1.0 and self._bracket.width > 0.0
+        return can_rise and lower.kl < target.allowance - slack
+
+    def trials(self) -> tuple[float, ...]:
+        """Where to measure next: one beta that is likely to settle the row, or four."""
+        target, bracket = self._target, self._bracket
+        slack = max(0.5 * target.tolerance, 2.0 * bracket.lower.margin)
+        self._aim = target.allowance - slack
+        if self._is_stalled:
+            return self._spread(bracket.lower.beta + 0.5 * bracket.width, 0.3 * bracket.width)
+        estimates = self._estimates if self._num_passes < NUM_GUIDED_PASSES else ()
+        guide = narrowed_by_estimates(bracket, estimates, self._aim)
+        beta, error = predicted_beta(guide, self._aim)
+        rise = (math.sqrt(guide.upper.kl) - math.sqrt(guide.lower.kl)) / guide.width
+        error_nats = 2.0 * math.sqrt(self._aim) * rise * error
+        if error_nats < SHARPNESS * target.tolerance:
+            return (min(beta, 1.0),)
+        return self._spread(beta, error)
+
+    def _spread(self, beta: float, error: float) -> tuple[float, ...]:
+        if beta >= 1.0:
+            return (1.0,)
+        low, high = self._bracket.lower.beta, min(self._bracket.upper.beta, 1.0)
+        gap = LEAST_STEP * (high - low)
+        around = (beta + offset * error for offset in TRIAL_OFFSETS)
+        return tuple(min(max(x, low + gap), high - gap) for x in around)
+
+    def narrow(self, trials: Sequence[float], sums: Sequence[Sequence[float]]) -> None:
+        """sums: (P, 4), measured at the trials."""
+        target, width = self._target, self._bracket.width
+        points = []
+        for moments in map(tilt_moments, trials, sums):
+            args = (target.rounding, moments, target.log2_shared)
+            point = certified_point(*args, is_untilted=self._is_untilted)
+            points.append(point)
+            settled = settled_point(point, moments, target.tilt_range, self._aim)
+            if settled is not None:
+                points.append(settled)
+        self._bracket = narrowed(self._bracket, points, target.allowance)
+        is_guided = self._num_passes < NUM_GUIDED_PASSES
+        self._is_stalled = not is_guided and self._bracket.width > 0.5 * width
+        self._num_passes += 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Trials:
-    """Where to measure next; (A,) each."""
-
-    aim: Array
-    """Nats; the KL sought."""
-    beta: Array
-    error: Array
-    is_sharp: NDArray[np.bool_]
-    """One point is likely to settle the row."""
-
-
-@np.errstate(all="ignore")
 def largest_feasible(
-    pair: LogitPair, rows: Tensor, first: TiltSums, target: KlTarget
-) -> TiltPoints:
+    pair: LogitPair, rows: Tensor, first: TiltSums, targets: Sequence[KlTarget]
+) -> list[FeasiblePoint]:
     """The largest beta found feasible in each row.
 
     rows: (A,) int64, rows of the pair that have a common support. first: their `statistics`.
-    Returns: (A, 1) points measured in float64: feasible means feasible.
+    targets: A of them.
     """
-    moments = tilt_moments(first)
-    start = start_point(moments, target.log2_shared)
-    interval = Bracket(start, unknown_point(start))
-    estimates = estimated_points(moments)
-    is_stalled = np.zeros(len(rows), dtype=np.bool_)
-    for num_passes in range(MAX_PASSES):
-        is_open = _is_open(interval, target)
-        if not is_open.any():
+    searches = [_RowSearch(*x) for x in zip(first.sums.tolist(), targets, strict=True)]
+    for _ in range(MAX_PASSES):
+        trials = {place: x.trials() for place, x in enumerate(searches) if x.is_open}
+        if not trials:
             break
-        still = _members(is_open)
-        before, part = interval.take(still), target.take(still)
-        is_guided = num_passes < NUM_GUIDED_PASSES
-        known = estimates.take(still) if is_guided else TiltPoints(estimates.values[:, still, :0])
-        trials = _trials(before, known, part, is_stalled[still])
-        after = _narrowed(pair, _chosen(rows, still), before, part, trials)
-        is_stalled[still] = (after.width > 0.5 * before.width) & (not is_guided)
-        interval.put(still, after)
-    return interval.lower
-
-
-def _members(mask: NDArray[np.bool_]) -> Rows:
-    # Most often all rows: a slice of them is a view.
-    return slice(None) if mask.all() else mask.nonzero()[0]
-
-
-def _chosen(rows: Tensor, members: Rows) -> Tensor:
-    if isinstance(members, slice):
-        return rows[members]
-    return rows[torch.from_numpy(members).to(rows.device)]
-
-
-def _is_open(interval: Bracket, target: KlTarget) -> NDArray[np.bool_]:
-    lower = interval.lower
-    slack = np.maximum(target.tolerance, 4.0 * lower.margin[:, 0])
-    can_rise = (lower.beta[:, 0] < 1.0) & (interval.width > 0.0)
-    return can_rise & (lower.kl[:, 0] < target.allowance - slack)
-
-
-def _trials(
-    interval: Bracket, estimates: TiltPoints, target: KlTarget, is_stalled: NDArray[np.bool_]
-) -> _Trials:
-    slack = np.maximum(0.5 * target.tolerance, 2.0 * interval.lower.margin[:, 0])
-    aim = target.allowance - slack
-    guide = narrowed_by_estimates(interval, estimates, aim)
-    low, width = guide.lower.beta[:, 0], guide.width
-    beta, error = predicted_beta(guide, aim)
-    rise = (np.sqrt(guide.upper.kl) - np.sqrt(guide.lower.kl))[:, 0] / width
-    error_nats = 2.0 * np.sqrt(aim) * rise * error
-    beta = np.minimum(np.where(is_stalled, low + 0.5 * width, beta), 1.0)
-    error = np.where(is_stalled, 0.3 * width, error)
-    is_sharp = (error_nats < SHARPNESS * target.tolerance) & ~is_stalled
-    return _Trials(aim, beta, error, is_sharp | (beta == 1.0))
-
-
-def _narrowed(
-    pair: LogitPair, rows: Tensor, interval: Bracket, target: KlTarget, trials: _Trials
-) -> Bracket:
-    """The bracket after one pass: one point for the sharp rows and four for the others."""
-    narrowed = Bracket(*(TiltPoints(end.values.copy()) for end in (interval.lower, interval.upper)))
-    for group, offsets in ((trials.is_sharp, (0.0,)), (~trials.is_sharp, TRIAL_OFFSETS)):
-        if not group.any():
-            continue
-        members = _members(group)
-        before, part = interval.take(members), target.take(members)
-        beta = _trial_betas(before, trials.beta[members], trials.error[members], offsets)
-        moments = tilt_moments(tilted_sums(pair, _chosen(rows, members), beta))
-        points = certified_points(part.rounding, moments, part.log2_shared, part.is_untilted)
-        settled = settled_points(points, moments, part.tilt_range, trials.aim[members])
-        known = [point.values for point in (before.lower, points, settled, before.upper)]
-        found = TiltPoints(np.concatenate(known, axis=2))
-        narrowed.put(members, bracket(found, part.allowance))
-    return narrowed
-
-
-def _trial_betas(interval: Bracket, beta: Array, error: Array, offsets: tuple[float, ...]) -> Array:
-    if len(offsets) == 1:
-        return beta[:, None]
-    low, high = interval.lower.beta, np.minimum(interval.upper.beta, 1.0)
-    gap = LEAST_STEP * (high - low)
-    spread = np.array(offsets) * error[:, None]
-    return np.clip(beta[:, None] + spread, low + gap, high - gap)
+        for count in (1, len(TRIAL_OFFSETS)):
+            places = [place for place, betas in trials.items() if len(betas) == count]
+            if not places:
+                continue
+            chosen = rows if len(places) == len(rows) else rows[places]
+            sums = tilted_sums(pair, chosen, np.array([trials[place] for place in places])).sums
+            for place, its_sums in zip(places, sums.tolist(), strict=True):
+                searches[place].narrow(trials[place], its_sums)
+    return [search.feasible for search in searches]

@@ -4,12 +4,14 @@ more than the sum that it takes."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .kl_target import FeasiblePoint, KlTarget
 from .logit_pair import LogitPair
 from .row_group import BITS_PER_NAT
 from .tilt_points import LEAST_PARTITION, Array
@@ -25,17 +27,6 @@ MAX_PASSES = 72
 NEWTON_PASSES = 8
 
 EPSILON = float(np.finfo(np.float64).eps)
-
-
-class FeasiblePoint(NamedTuple):
-    """The largest beta found feasible in each row; (A,) float64 each."""
-
-    beta: Array
-    log2_partition: Array
-    kl: Array
-    """Nats, from the safe model on the common support."""
-    margin: Array
-    """Nats; the true KL is within it of `kl`."""
 
 
 class _Points(NamedTuple):
@@ -74,18 +65,14 @@ class _Rows(NamedTuple):
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def largest_feasible(
-    pair: LogitPair,
-    rows: Tensor,
-    rounding: Array,
-    log2_shared: Array,
-    allowance: Array,
-    tolerance: Array,
-) -> FeasiblePoint:
+    pair: LogitPair, rows: Tensor, targets: Sequence[KlTarget]
+) -> list[FeasiblePoint]:
     """`search.largest_feasible` for logits on the CPU, by Newton's method in sqrt(KL).
 
-    rows: (A,) int64, rows of the pair that have a common support. The others: (A,), as in
-    `search.KlTarget`. A row's result does not depend on the others.
+    rows: (A,) int64, rows of the pair that have a common support. targets: A of them. A row's
+    result does not depend on the others.
     """
+    allowance, tolerance, log2_shared, rounding, _ = np.array(targets).reshape(-1, 5).T
     safe, tilt = _shared_bits(pair, rows)
     is_untilted = np.asarray(~tilt.any(axis=1))
     part = _Rows(safe, tilt, is_untilted, rounding, log2_shared, allowance, tolerance)
@@ -109,7 +96,7 @@ def largest_feasible(
         for column, kept, new in zip(best, newest, points, strict=True):
             column[still] = np.where(is_feasible, new, column[still])
             kept[still] = new
-    return FeasiblePoint(*best[:4])
+    return [FeasiblePoint(*point) for point in np.array(best[:4]).T.tolist()]
 
 
 def _shared_bits(pair: LogitPair, rows: Tensor) -> tuple[Array, Array]:

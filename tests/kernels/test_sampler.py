@@ -1,6 +1,7 @@
 """The coupled sampler draws exactly p*, and keeps the safe draft as often as any coupling can."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,3 +145,12 @@ def test_no_token_of_zero_probability_is_drawn(kind, seed, corner, logit_pairs, 
 def test_different_shapes_are_refused():
     with pytest.raises(ValueError, match=r"must both be \(B, V\), got \(1, 3\) and \(1, 4\)"):
         coupled_sample(torch.zeros(1, 3), torch.zeros(1, 4), torch.zeros(1, 3).double())
+
+
+def test_a_token_that_the_risky_model_bans_has_no_probability_where_nothing_is_tilted():
+    safe = torch.zeros(1, 4)
+    risky = safe.index_fill(1, torch.tensor([2]), -torch.inf)
+    projection = project_kl(risky, safe, torch.tensor([0.5]))
+    untilted = replace(projection, law=replace(projection.law, slope=torch.zeros(1).double()))
+    assert untilted.token_log_probs(torch.tensor([2])).item() == -math.inf
+    assert math.isfinite(untilted.token_log_probs(torch.tensor([1])).item())
