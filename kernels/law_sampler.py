@@ -132,10 +132,11 @@ class _LawReader:
 def _first_tokens_above(weights: Tensor, targets: Sequence[float]) -> list[int]:
     """weights: (R, C). targets: R of them."""
     blocks = weights.view(len(weights), -1, BLOCK_SIZE)
+    sums, host = blocks.sum(-1).tolist(), blocks.cpu().numpy()
     token_ids = []
-    for row, (masses, target) in enumerate(zip(blocks.sum(-1).tolist(), targets, strict=True)):
-        block, rest = _first_above(masses, target)
-        inside, _ = _first_above(blocks[row, block].tolist(), rest)
+    for row, target in enumerate(targets):
+        block, rest = _first_above(sums[row], target)
+        inside, _ = _first_above(host[row, block].tolist(), rest)
         token_ids.append(BLOCK_SIZE * block + inside)
     return token_ids
 
