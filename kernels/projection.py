@@ -76,16 +76,16 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     rows = [row for row in valid if limits[row] > 0.0]
     pieces = budget.new_zeros(len(limits), pair.num_pieces)
     if idle:
-        pieces[idle] = support_masses(pair, _numbers(idle, pair)).pieces
+        pieces[idle] = support_masses(pair, _row_numbers(idle, pair)).pieces
     is_small = pair.vocab_size <= SMALL_VOCAB and budget.device.type == "cpu"
-    numbers = _numbers(rows, pair)
+    numbers = _row_numbers(rows, pair)
     masses, sums = (support_masses(pair, numbers), None) if is_small else statistics(pair, numbers)
     pieces[rows] = masses.pieces
     spenders = _spenders(pair, numbers, [limits[row] for row in rows], masses)
     is_open = [spender.target.allowance >= 0.0 for spender in spenders]
     if not all(is_open):
         rows, spenders = list(compress(rows, is_open)), list(compress(spenders, is_open))
-        numbers = _numbers(rows, pair)
+        numbers = _row_numbers(rows, pair)
         sums = sums and TiltSums(sums.beta[is_open], sums.sums[is_open])
     targets = [spender.target for spender in spenders]
     if sums is None:
@@ -132,7 +132,7 @@ def _projection(
     )
 
 
-def _numbers(rows: list[int], pair: LogitPair) -> Tensor:
+def _row_numbers(rows: list[int], pair: LogitPair) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=pair.safe.device)
 
 
