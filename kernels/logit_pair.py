@@ -246,8 +246,11 @@ def _row_facts(
     largest: Sequence[float], smallest: Sequence[float], is_plain: bool
 ) -> tuple[float, float, float]:
     """Both shifts and the range of the tilts, in bits. largest, smallest: of the tokens allowed."""
-    ends = zip(largest, smallest, strict=True)
-    (risky, safe) = (ends if math.isfinite(ends[0]) else (0.0, 0.0) for ends in ends)
+    # A model without a finite logit, whose row is not valid, counts as one whose logits are 0.
+    risky, safe = (
+        (top, low) if math.isfinite(top) else (0.0, 0.0)
+        for top, low in zip(largest, smallest, strict=True)
+    )
     tilt_range = (risky[0] - risky[1] + safe[0] - safe[1]) * BITS_PER_NAT
     if is_plain:
         return 0.0, 0.0, tilt_range

@@ -77,9 +77,8 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     pieces = budget.new_zeros(len(limits), pair.num_pieces)
     if idle:
         pieces[idle] = support_masses(pair, _row_numbers(idle, pair)).pieces
-    is_small = pair.vocab_size <= SMALL_VOCAB and budget.device.type == "cpu"
     numbers = _row_numbers(rows, pair)
-    masses, sums = (support_masses(pair, numbers), None) if is_small else statistics(pair, numbers)
+    masses, sums = _measured(pair, numbers)
     pieces[rows] = masses.pieces
     spenders = _spenders(pair, numbers, [limits[row] for row in rows], masses)
     is_open = [spender.target.allowance >= 0.0 for spender in spenders]
@@ -87,13 +86,24 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
         rows, spenders = list(compress(rows, is_open)), list(compress(spenders, is_open))
         numbers = _row_numbers(rows, pair)
         sums = sums and TiltSums(sums.beta[is_open], sums.sums[is_open])
-    targets = [spender.target for spender in spenders]
-    if sums is None:
-        best = small_vocab.largest_feasible(pair, numbers, targets)
-    else:
-        best = largest_feasible(pair, numbers, sums, targets)
+    best = _largest_feasible(pair, numbers, sums, [spender.target for spender in spenders])
     found = dict(zip(rows, zip(spenders, best, strict=True), strict=True))
     return _projection(pair, budget, pieces, found)
+
+
+def _measured(pair: LogitPair, rows: Tensor) -> tuple[SupportMasses, TiltSums | None]:
+    """The safe masses, and what the search begins with; few symbols on the CPU need no pass."""
+    if pair.vocab_size <= SMALL_VOCAB and rows.device.type == "cpu":
+        return support_masses(pair, rows), None
+    return statistics(pair, rows)
+
+
+def _largest_feasible(
+    pair: LogitPair, rows: Tensor, sums: TiltSums | None, targets: list[KlTarget]
+) -> list[FeasiblePoint]:
+    if sums is None:
+        return small_vocab.largest_feasible(pair, rows, targets)
+    return largest_feasible(pair, rows, sums, targets)
 
 
 def _projection(

@@ -14,9 +14,11 @@ from torch import Tensor
 from .kl_target import FeasiblePoint, KlTarget
 from .logit_pair import LogitPair
 from .row_group import BITS_PER_NAT
-from .tilt_points import LEAST_PARTITION, Array
+from .tilt_points import EPSILON, LEAST_PARTITION
 
 # A rows still open, V symbols.
+
+Array = NDArray[np.float64]
 
 SMALL_VOCAB = 1024
 """Symbols up to which it runs: one row of 257 takes an eighth of the time of `search`."""
@@ -25,8 +27,6 @@ MAX_PASSES = 72
 """Newton takes about 4; bisection, which follows it, at most a bit of the mantissa each."""
 
 NEWTON_PASSES = 8
-
-EPSILON = float(np.finfo(np.float64).eps)
 
 
 class _Points(NamedTuple):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .row_group import BITS_PER_NAT
-
-Array = NDArray[np.float64]
 
 LEAST_PARTITION = -900.0
 """log2 of the least float64 sum that is trusted; less needs logits beyond +-300 nats."""
@@ -34,7 +30,7 @@ TILT_ROUNDING = 1e-9
 UNKNOWN_BETA = 2.0
 """Halfway to it from 0 lies beta = 1, which is what a search without any knowledge tries first."""
 
-EPSILON = float(np.finfo(np.float64).eps)
+EPSILON = sys.float_info.epsilon
 
 
 class TiltPoint(NamedTuple):

@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from anchored.kernels import reference, search
-from anchored.kernels.bracket import (
-    Bracket,
-    narrowed,
-    narrowed_by_estimates,
-    predicted_beta,
-)
+from anchored.kernels.bracket import Bracket, narrowed, narrowed_by_estimates, predicted_beta
 from anchored.kernels.logit_pair import logit_pair
 from anchored.kernels.projection import project_kl
 from anchored.kernels.row_group import BITS_PER_NAT, PIECE_SIZE
