@@ -11,6 +11,10 @@ SPEND_QUANTUM = 2.0**-32
 BUDGET_CAP = 2.0**20
 """Nats; multiples of the quantum below it take 52 bits, so sums up to twice the cap are exact."""
 
+MAX_DIVERGENCE_CAP = 600.0
+"""Nats of a step that `project_max` uses at most: a token that is clipped at e**600 p_s still has a
+normal float64 weight wherever it carries mass."""
+
 
 def floor_to_quantum(nats: Tensor) -> Tensor:
     """Largest multiple of SPEND_QUANTUM that is not above each value.
