@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from .logit_pair import LogitPair, logit_pair
 from .projection import floor_nats
 from .row_group import BITS_PER_NAT
 from .sampler import check_uniform
-from .spend import ceil_to_quantum, usable_budget
+from .spend import EPSILON, MAX_DIVERGENCE_CAP, ceil_to_quantum, usable_budget
 from .support import support_masses
 
 # B requests, V vocabulary, A rows still open, R of them whose weights are held at once, C columns.
@@ -28,10 +28,14 @@ LEAST_SUM = 2.0**-900
 """A sum of weights below it may have lost some to underflow and is taken again in logarithms."""
 
 MISSING_MASS = 1e-9
-"""Newton stops with 1 - total mass below it; scaling up by it costs that many nats."""
+"""Newton stops with the total mass within it of 1; scaling to 1 costs that many nats."""
 
 RESERVE_NATS = 2e-9
-"""Kept back from the budget for that scaling and for rounding (1e-12 at V = 128,256)."""
+"""Kept back from the budget for that scaling, and for rounding the spend up to its quantum."""
+
+OFFSET_ERRORS = 16.0
+"""Roundings of log-ratios kept back from the budget, each half a unit in the last place of the
+offset and the tilts: five are made on the way to a token's ratio, and the spend counts eight."""
 
 
 def project_max(
@@ -97,10 +101,13 @@ class _Support:
         clipped = _dot(self.safe_weight, self.mask)
         torch.lt(self.tilt, border, out=self.mask)
         free = _dot(self.risky_weight, self.mask)
-        if (free < LEAST_SUM).any():
+        log2_free = np.log2(free) + self.risky_peak
+        if (is_lost := free < LEAST_SUM).any():
             bits = self.risky_bits.masked_fill(self.mask == 0.0, -torch.inf)
-            return clipped, _host(torch.logsumexp(bits / BITS_PER_NAT, -1) * BITS_PER_NAT)
-        return clipped, np.log2(free) + self.risky_peak
+            in_logarithms = _host(torch.logsumexp(bits / BITS_PER_NAT, -1) * BITS_PER_NAT)
+            # Row by row: how a row is added up must not depend on the others.
+            log2_free = np.where(is_lost, in_logarithms, log2_free)
+        return clipped, log2_free
 
 
 def _solve(pair: LogitPair, budget: Tensor) -> Projection:
@@ -111,16 +118,20 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
     masses = support_masses(pair, valid)
     law.safe_pieces[valid] = masses.pieces
     floor = floor_nats(pair, valid, masses)
-    limit = budget[valid] - RESERVE_NATS - 16.0 * pair.rounding(valid)
-    is_open = (budget[valid] > 0.0) & (floor <= limit)
-    rows, floor, ceiling = valid[is_open], floor[is_open], limit[is_open] * BITS_PER_NAT
-    scale = _scales(pair, rows, law.log2_safe_mass[rows], ceiling)
+    limit = budget[valid].clamp(max=MAX_DIVERGENCE_CAP) - RESERVE_NATS - 16.0 * pair.rounding
+    is_open = floor <= limit
+    rows, floor, limit = valid[is_open], floor[is_open], limit[is_open]
+    scale = _scales(pair, rows, law.log2_safe_mass[rows], limit * BITS_PER_NAT)
+    # Where rounding leaves mass missing, or nothing above the floor, p* stays p_s.
+    is_met = (scale.total - 1.0).abs() <= MISSING_MASS
+    is_met &= floor * BITS_PER_NAT <= scale.ceiling
+    rows, floor, scale = rows[is_met], floor[is_met], scale.take(is_met)
+    excess = scale.total.log2()
     law.is_safe_only[rows] = False
-    law.slope[rows], law.offset[rows] = 1.0, scale.offset - scale.excess
-    highest_ratio[rows] = ceiling - scale.excess
+    law.slope[rows], law.offset[rows] = 1.0, scale.offset - excess
+    highest_ratio[rows] = scale.ceiling - excess
     weight[rows] = (scale.unscaled - scale.offset).exp2().clamp_max(1.0)
-    largest = torch.minimum(law.offset[rows] + scale.largest_tilt, highest_ratio[rows])
-    spend[rows] = _spend(pair, rows, largest, scale, floor).minimum(budget[rows])
+    spend[rows] = _spend(scale, excess, floor, pair.rounding)
     return Projection(
         weight=weight,
         spend=spend,
@@ -134,35 +145,45 @@ def _solve(pair: LogitPair, budget: Tensor) -> Projection:
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """c of each open row, as offsets log2 c + constant; (A,) float64 bits each."""
+    """c of each open row, as offsets log2 c + constant; (A,) float64 each, bits but for `total`."""
 
     unscaled: Tensor
     """The offset at which c is 1."""
     offset: Tensor
     """The offset at which the total mass is 1, never beyond."""
-    excess: Tensor
-    """log2 of the mass reached there."""
+    total: Tensor
+    """The mass reached there."""
+    ceiling: Tensor
+    """The largest ratio allowed, log2 p* / p_s, less what log-ratios of this row may be off by."""
     largest_tilt: Tensor
     smallest_tilt: Tensor
 
+    def take(self, rows: Tensor) -> _Scales:
+        return _Scales(*(getattr(self, field.name)[rows] for field in fields(self)))
+
 
 @np.errstate(divide="ignore", over="ignore", invalid="ignore")  # log2 of sums that are 0
-def _scales(pair: LogitPair, rows: Tensor, log2_safe: Tensor, ceiling: Tensor) -> _Scales:
-    found = np.zeros((5, len(rows)))
-    safe_mass, cap = _host(log2_safe), _host(ceiling)
+def _scales(pair: LogitPair, rows: Tensor, log2_safe: Tensor, limit: Tensor) -> _Scales:
+    """limit: (A,) float64, bits that the budget allows."""
+    found = np.zeros((6, len(rows)))
+    safe_mass, limits = _host(log2_safe), _host(limit)
     for support in _supports(pair, rows):
         here = support.places
         unscaled = safe_mass[here] - support.log2_risky
-        ends = (unscaled, cap[here] - support.smallest_tilt)
-        offset, total = _scaled_offset(support, safe_mass[here], ends, cap[here])
-        tilts = (support.largest_tilt, support.smallest_tilt)
-        found[:, here] = (unscaled, offset, np.log2(total), *tilts)
+        largest, smallest = support.largest_tilt, support.smallest_tilt
+        reach = np.abs(largest) + np.abs(smallest) + np.abs(unscaled) + limits[here]
+        cap = limits[here] - OFFSET_ERRORS * EPSILON * reach
+        ends = (unscaled, cap - smallest)
+        offset, total = _scaled_offset(support, safe_mass[here], ends, cap)
+        found[:, here] = (unscaled, offset, total, cap, largest, smallest)
     return _Scales(*torch.from_numpy(found).to(rows.device))
 
 
-def _spend(pair: LogitPair, rows: Tensor, largest: Tensor, scale: _Scales, floor: Tensor) -> Tensor:
-    eps = torch.finfo(torch.float64).eps
-    margin = 8.0 * (pair.rounding(rows) + eps * scale.largest_tilt.abs())
+def _spend(scale: _Scales, excess: Tensor, floor: Tensor, rounding: float) -> Tensor:
+    """D_inf rounded up, nats: at most the budget, for the ceiling keeps more back than is added."""
+    largest = torch.minimum(scale.offset + scale.largest_tilt, scale.ceiling) - excess
+    magnitude = scale.offset.abs() + scale.largest_tilt.abs()
+    margin = 8.0 * rounding + 0.5 * OFFSET_ERRORS * EPSILON * magnitude / BITS_PER_NAT
     spend = (largest / BITS_PER_NAT + margin).maximum(floor)
     # One tilt for every token: the two models agree on the common support, digit by digit.
     is_same = scale.largest_tilt == scale.smallest_tilt
@@ -174,7 +195,8 @@ def _scaled_offset(
 ) -> tuple[Floats, Floats]:
     """The offset log2 c + constant at which the total mass is 1, and the mass reached.
 
-    offsets: where c is 1, and where every token is clipped. Returns: (R,) float64 each.
+    offsets: where c is 1, and where every token is clipped. Returns: (R,) float64 each; the mass is
+    further than MISSING_MASS from 1 where rounding hides the root.
 
     The total is concave in c, so the tangent at any c meets 1 at or below the root: it raises the
     lower end of the bracket from either side. Where that neither halves the bracket nor quarters
@@ -182,7 +204,7 @@ def _scaled_offset(
     1,511 passes with logits up to 1e4, this takes 19.
     """
     (low, high), trial = offsets, offsets[0]
-    offset, total, missing = low.copy(), np.ones_like(low), np.full_like(low, np.inf)
+    offset, total, missing = low.copy(), np.zeros_like(low), np.full_like(low, np.inf)
     is_open = np.ones(len(low), dtype=bool)
     while is_open.any():
         reached, root = _reached(support, log2_safe, trial, cap)

@@ -173,8 +173,9 @@ def token_bits(law: RatioLaw, token_ids: Tensor) -> list[TokenBits]:
     columns = (
         pair.safe.gather(1, index)[:, 0],
         pair.risky.gather(1, index)[:, 0],
-        pair.safe_shift[:, 0] - law.log2_safe_mass,
-        pair.risky_shift[:, 0] - pair.safe_shift[:, 0],
+        pair.safe_peak[:, 0],
+        pair.risky_peak[:, 0],
+        law.log2_safe_mass,
         law.slope,
         law.offset,
         torch.full_like(law.offset, math.inf) if law.ceiling is None else law.ceiling,
@@ -186,20 +187,22 @@ def token_bits(law: RatioLaw, token_ids: Tensor) -> list[TokenBits]:
 def _token_bits(
     safe: float,
     risky: float,
-    safe_shift: float,
-    tilt_shift: float,
+    safe_peak: float,
+    risky_peak: float,
+    log2_safe_mass: float,
     slope: float,
     offset: float,
     ceiling: float,
     is_safe_only: bool,
 ) -> TokenBits:
-    safe_bits = safe * BITS_PER_NAT + safe_shift
+    # The same arithmetic as `RowGroup`: peaks first.
+    safe_bits = (safe - safe_peak) * BITS_PER_NAT
     if is_safe_only:
-        return TokenBits(safe_bits, 0.0)
+        return TokenBits(safe_bits - log2_safe_mass, 0.0)
     if -math.inf in (safe, risky):
-        return TokenBits(safe_bits, -math.inf)
-    tilt = (risky - safe) * BITS_PER_NAT + tilt_shift
-    return TokenBits(safe_bits, min(slope * tilt + offset, ceiling))
+        return TokenBits(safe_bits - log2_safe_mass, -math.inf)
+    tilt = (risky - risky_peak) * BITS_PER_NAT - safe_bits
+    return TokenBits(safe_bits - log2_safe_mass, min(slope * tilt + offset, ceiling))
 
 
 def _check_token_ids(token_ids: Tensor, pair: LogitPair) -> None:

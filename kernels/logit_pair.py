@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .row_group import BITS_PER_NAT, PIECE_SIZE, Read, RowGroup, Scratch, Slots
+from .spend import BAN_GAP, EPSILON
 
 # B requests, V vocabulary, R rows of one read, C columns of one read.
 
@@ -36,9 +37,6 @@ LANES = 64
 """Reads are padded to a multiple of it: torch computes the tail of a vector loop by another
 routine, so without the padding a row's last digit would depend on its place in the batch."""
 
-MASK_LIMIT = -1e30
-"""Logits below it may overflow to -inf in float32 and are then masked like banned tokens."""
-
 
 @dataclass(frozen=True, slots=True)
 class LogitPair:
@@ -52,21 +50,22 @@ class LogitPair:
     """(B, V), any float dtype; -inf is a banned token."""
     safe: Tensor
     """(B, V), any float dtype."""
-    risky_shift: Tensor
-    """(B, 1) float64, minus the largest risky logit, in bits; 0 in rows plain or not valid."""
-    safe_shift: Tensor
+    risky_peak: Tensor
+    """(B, 1) float64, the risky logit that weighs 1: the largest, or 0 in rows plain or not
+    valid."""
+    safe_peak: Tensor
     """(B, 1) float64."""
     tilt_range: Tensor
     """(B,) float64, bits by which the tilts of two tokens that are not banned differ at most."""
     is_valid: Tensor
     """(B,) bool."""
-    plain_shifts: Sequence[tuple[Tensor, Tensor] | None]
-    """Minus the largest logit of either model, risky first, (1,) float32 nats each, in the plain
-    rows, None in the others. In a plain row all logits lie within the limits above, and a read
+    plain_peaks: Sequence[tuple[Tensor, Tensor] | None]
+    """The largest logit of either model, risky first, (1,) float32 each, in the plain rows, None in
+    the others. In a plain row all logits lie within the limits above, and a read
     holds no other row. That depends on nothing but the row, for the two ways to read one differ in
     the last digit."""
     has_bans: bool
-    """Some token of some row is banned, or below MASK_LIMIT, in one of the models."""
+    """Some token of some row is banned in one of the models."""
     read_shape: tuple[int, int]
     """`read_shape` of the vocabulary."""
     groups_of_one: dict[int, RowGroup] = field(default_factory=dict)
@@ -80,12 +79,11 @@ class LogitPair:
     def num_pieces(self) -> int:
         return -(-self.vocab_size // PIECE_SIZE)
 
-    def rounding(self, rows: Tensor) -> Tensor:
-        """(A,) float64, relative error bound of a sum of weights: additions and exponents."""
-        offset = (self.risky_shift.abs() + self.safe_shift.abs())[rows, 0] / BITS_PER_NAT
-        # In whatever order they are added; the limit stands for the few operations on each weight.
-        eps = torch.finfo(torch.float64).eps
-        return offset.add_(self.vocab_size + 4.0 * PLAIN_LIMIT).mul_(eps)
+    @property
+    def rounding(self) -> float:
+        """Relative error bound of a sum of weights: additions, in any order, and exponents."""
+        # The limit stands for the few operations on each weight, plain logits being the largest.
+        return (self.vocab_size + 4.0 * PLAIN_LIMIT) * EPSILON
 
     def scratch(
         self,
@@ -169,15 +167,15 @@ class LogitPair:
         ]
 
     def _group(self, members: Tensor | slice, reads: list[Read]) -> RowGroup:
-        shifts = self.plain_shifts[members.start] if isinstance(members, slice) else None
-        if shifts is None:
+        peaks = self.plain_peaks[members.start] if isinstance(members, slice) else None
+        if peaks is None:
             return self._bit_group(members, reads)
-        risky_shift, safe_shift = shifts
-        return RowGroup(members, 1, True, risky_shift, safe_shift, reads)
+        risky_peak, safe_peak = peaks
+        return RowGroup(members, 1, True, risky_peak, safe_peak, reads)
 
     def _bit_group(self, members: Tensor | slice, reads: list[Read]) -> RowGroup:
-        risky_shift, safe_shift = self.risky_shift[members], self.safe_shift[members]
-        return RowGroup(members, len(risky_shift), False, risky_shift, safe_shift, reads)
+        risky_peak, safe_peak = self.risky_peak[members], self.safe_peak[members]
+        return RowGroup(members, len(risky_peak), False, risky_peak, safe_peak, reads)
 
     def read_shared(
         self, group: RowGroup, read: Read, safe: Tensor, tilt: Tensor, risky: Tensor | None = None
@@ -209,28 +207,52 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     check_logits(risky_logits, safe_logits)
     pair, device = (risky_logits, safe_logits), safe_logits.device
     ends = torch.cat(_extremes(pair)).double().view(2, 2, -1).permute(2, 0, 1).tolist()
-    # Row by row: the NaN of one row must not hide the bans of another.
-    has_bans = any(low < MASK_LIMIT for _, lows in ends for low in lows)
     largest, smallest = [x for x, _ in ends], [x for _, x in ends]
+    # Row by row: the NaN of one row must not hide the bans of another.
+    has_bans = any(_has_bans(*row) for row in ends)
     is_long = safe_logits.shape[1] > PIECE_SIZE
     is_plain = [is_long and _is_plain(*row) for row in ends]
     if has_bans:
-        smallest = torch.stack([_smallest_allowed(x) for x in pair], 1).tolist()
+        peaks = torch.tensor(largest, dtype=torch.float64, device=device).T[..., None]
+        pair, ends = zip(*(_with_bans(*x) for x in zip(pair, peaks, strict=True)), strict=True)
+        smallest = torch.stack(ends, 1).tolist()
     facts = [_row_facts(*row) for row in zip(largest, smallest, is_plain, strict=True)]
     columns = torch.tensor(facts, dtype=torch.float64, device=device).view(-1, 3)
-    risky_shift, safe_shift, tilt_range = columns.T.contiguous()
+    risky_peak, safe_peak, tilt_range = columns.T.contiguous()
     is_valid = [all(map(math.isfinite, tops)) for tops in largest]
     return LogitPair(
-        risky=risky_logits,
-        safe=safe_logits,
-        risky_shift=risky_shift[:, None],
-        safe_shift=safe_shift[:, None],
+        risky=pair[0],
+        safe=pair[1],
+        risky_peak=risky_peak[:, None],
+        safe_peak=safe_peak[:, None],
         tilt_range=tilt_range,
         is_valid=torch.tensor(is_valid, device=device),
-        plain_shifts=_plain_shifts(largest, is_plain, device),
+        plain_peaks=_plain_peaks(largest, is_plain, device),
         has_bans=has_bans,
         read_shape=read_shape(safe_logits.shape[1]),
     )
+
+
+def _has_bans(largest: Sequence[float], smallest: Sequence[float]) -> bool:
+    """largest, smallest: of both models, nats."""
+    return any(top - low > BAN_GAP for top, low in zip(largest, smallest, strict=True))
+
+
+def _with_bans(logits: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits with -inf for every banned token, and the smallest of the others of each row.
+
+    peak: (B, 1) float64, the largest of each row. Nothing is copied where -inf marks all bans.
+    """
+    smallest = _smallest_allowed(logits)
+    if bool((peak[:, 0] - smallest > BAN_GAP).any()):
+        logits = logits.masked_fill(logits.double() - peak < -BAN_GAP, -math.inf)
+        smallest = _smallest_allowed(logits)
+    return logits, smallest
+
+
+def _smallest_allowed(logits: Tensor) -> Tensor:
+    """(B,) float64; inf in a row without a token."""
+    return logits.masked_fill(logits == -math.inf, math.inf).amin(-1).double()
 
 
 def _is_plain(largest: Sequence[float], smallest: Sequence[float]) -> bool:
@@ -245,7 +267,7 @@ def _is_plain(largest: Sequence[float], smallest: Sequence[float]) -> bool:
 def _row_facts(
     largest: Sequence[float], smallest: Sequence[float], is_plain: bool
 ) -> tuple[float, float, float]:
-    """Both shifts and the range of the tilts, in bits. largest, smallest: of the tokens allowed."""
+    """Both peaks in nats, the range of the tilts in bits. largest, smallest: of the tokens allowed."""
     # A model without a finite logit, whose row is not valid, counts as one whose logits are 0.
     risky, safe = (
         (top, low) if math.isfinite(top) else (0.0, 0.0)
@@ -254,7 +276,7 @@ def _row_facts(
     tilt_range = (risky[0] - risky[1] + safe[0] - safe[1]) * BITS_PER_NAT
     if is_plain:
         return 0.0, 0.0, tilt_range
-    return -risky[0] * BITS_PER_NAT, -safe[0] * BITS_PER_NAT, tilt_range
+    return risky[0], safe[0], tilt_range
 
 
 def read_shape(vocab_size: int) -> tuple[int, int]:
@@ -302,18 +324,13 @@ def _extremes(pair: tuple[Tensor, Tensor]) -> list[Tensor]:
     return [end[model][side] for side in (0, 1) for model in (0, 1) for end in ends]
 
 
-def _plain_shifts(
+def _plain_peaks(
     largest: list[list[float]], is_plain: list[bool], device: torch.device
 ) -> list[tuple[Tensor, Tensor] | None]:
-    shifts = -torch.tensor(largest, device=device).view(-1, 2, 1)
-    risky, safe = shifts[:, 0].unbind(), shifts[:, 1].unbind()
+    peaks = torch.tensor(largest, dtype=torch.float32, device=device).view(-1, 2, 1)
+    risky, safe = peaks[:, 0].unbind(), peaks[:, 1].unbind()
     rows = zip(is_plain, zip(risky, safe, strict=True), strict=True)
     return [both if plain else None for plain, both in rows]
-
-
-def _smallest_allowed(logits: Tensor) -> Tensor:
-    limit = max(MASK_LIMIT, torch.finfo(logits.dtype).min)  # it overflows in float16
-    return torch.where(logits < limit, math.inf, logits).amin(-1).double()
 
 
 def _padded(size: int, unit: int) -> int:

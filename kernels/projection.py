@@ -19,7 +19,7 @@ from .logit_pair import LogitPair, logit_pair
 from .sampler import check_uniform
 from .search import largest_feasible
 from .small_vocab import SMALL_VOCAB
-from .spend import ceil_to_quantum, usable_budget
+from .spend import EPSILON, ceil_to_quantum, usable_budget
 from .support import SupportMasses, support_masses
 from .tilt import TiltSums, statistics
 from .tilt_points import LEAST_PARTITION
@@ -125,8 +125,7 @@ def _projection(
     is_safe_only = torch.tensor([row not in found for row in range(len(pieces))]).to(budget.device)
     return Projection(
         weight=slope,
-        # The sum may round past a budget that it meets exactly; the margin covers that.
-        spend=torch.minimum(ceil_to_quantum(spent), budget.clamp_min(0.0)),
+        spend=ceil_to_quantum(spent),
         is_safe_only=is_safe_only,
         is_valid=pair.is_valid,
         token_ids=None,
@@ -163,17 +162,25 @@ def _spenders(
         floor_nats(pair, rows, masses),
         masses.pieces.sum(-1).log2(),
         masses.shared.log2(),
-        pair.rounding(rows),
         pair.tilt_range[rows],
     )
     values = zip(budgets, *(column.tolist() for column in columns), strict=True)
-    return [_spender(*row) for row in values]
+    return [_spender(*row, rounding=pair.rounding) for row in values]
 
 
-def _spender(budget: float, floor: float, log2_safe: float, *facts: float) -> _Spender:
-    allowance = budget - floor
+def _spender(
+    budget: float,
+    floor: float,
+    log2_safe: float,
+    log2_shared: float,
+    tilt_range: float,
+    *,
+    rounding: float,
+) -> _Spender:
+    # What is added to the floor again must not round past the budget: three roundings lie between.
+    allowance = budget - floor - 4.0 * EPSILON * budget
     tolerance = max(SHORTFALL_FRACTION * budget, SHORTFALL_NATS)
-    target = KlTarget(allowance, min(tolerance, 0.5 * allowance), *facts)
+    target = KlTarget(allowance, min(tolerance, 0.5 * allowance), log2_shared, rounding, tilt_range)
     return _Spender(floor, log2_safe, target)
 
 
@@ -186,5 +193,5 @@ def floor_nats(pair: LogitPair, rows: Tensor, masses: SupportMasses) -> Tensor:
     if not pair.has_bans:
         return torch.zeros_like(masses.shared)
     # A relative error of the quotient moves log1p by no more than that fraction of its value.
-    floor = (masses.banned / masses.shared).log1p() * (1.0 + 8.0 * pair.rounding(rows))
+    floor = (masses.banned / masses.shared).log1p() * (1.0 + 8.0 * pair.rounding)
     return torch.where(masses.shared.log2() > LEAST_PARTITION, floor, torch.inf)

@@ -47,9 +47,9 @@ class RowGroup(NamedTuple):
     """R."""
     is_plain: bool
     """Log-weights are in nats, in float64 the logits themselves; otherwise they are in bits."""
-    risky_shift: Tensor
-    """(R, 1): float64 bits, or of a plain row float32 nats, for float32 alone."""
-    safe_shift: Tensor
+    risky_peak: Tensor
+    """(R, 1) float64, the largest logit; of a plain row float32, for reads in float32 alone."""
+    safe_peak: Tensor
     reads: list[Read]
 
     @property
@@ -66,13 +66,13 @@ class RowGroup(NamedTuple):
 
         out: (R, C), overwritten and returned.
         """
-        return self._read(read, read.safe, self.safe_shift, out)
+        return self._read(read, read.safe, self.safe_peak, out)
 
     def read_risky(self, read: Read, out: Tensor) -> Tensor:
         """The same of the risky model."""
-        return self._read(read, read.risky, self.risky_shift, out)
+        return self._read(read, read.risky, self.risky_peak, out)
 
-    def _read(self, read: Read, logits: Tensor, shift: Tensor, out: Tensor) -> Tensor:
+    def _read(self, read: Read, logits: Tensor, peak: Tensor, out: Tensor) -> Tensor:
         inside = out
         if read.is_padded:
             inside = out[:, : read.num_columns]
@@ -81,12 +81,12 @@ class RowGroup(NamedTuple):
             inside.copy_(logits)
             return out
         if out.dtype != logits.dtype:
-            # An addition of two dtypes would make a temporary of its own.
+            # A difference of two dtypes would make a temporary of its own.
             logits = inside.copy_(logits)
-        if self.is_plain:
-            torch.add(logits, shift, out=inside)
-        else:
-            torch.add(shift.to(out.dtype), logits, alpha=BITS_PER_NAT, out=inside)
+        # The peak first: what is left is exact to its own last digit, however large both are.
+        torch.sub(logits, peak.to(out.dtype), out=inside)
+        if not self.is_plain:
+            inside.mul_(BITS_PER_NAT)
         return out
 
 

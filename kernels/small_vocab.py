@@ -14,7 +14,8 @@ from torch import Tensor
 from .kl_target import FeasiblePoint, KlTarget
 from .logit_pair import LogitPair
 from .row_group import BITS_PER_NAT
-from .tilt_points import EPSILON, LEAST_PARTITION
+from .spend import EPSILON
+from .tilt_points import LEAST_PARTITION
 
 # A rows still open, V symbols.
 
@@ -101,8 +102,8 @@ def largest_feasible(
 
 def _shared_bits(pair: LogitPair, rows: Tensor) -> tuple[Array, Array]:
     safe, risky = (
-        logits[rows].double().numpy() * BITS_PER_NAT + shift[rows].numpy()
-        for logits, shift in ((pair.safe, pair.safe_shift), (pair.risky, pair.risky_shift))
+        (logits[rows].double().numpy() - peak[rows].numpy()) * BITS_PER_NAT
+        for logits, peak in ((pair.safe, pair.safe_peak), (pair.risky, pair.risky_peak))
     )
     if not pair.has_bans:
         return safe, risky - safe

@@ -1,6 +1,7 @@
-"""The grid on which budgets and spends live, so that float64 sums of spends are exact."""
+"""The grid on which budgets and spends live, so that float64 sums of spends are exact, and limits."""
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ BUDGET_CAP = 2.0**20
 MAX_DIVERGENCE_CAP = 600.0
 """Nats of a step that `project_max` uses at most: a token that is clipped at e**600 p_s still has a
 normal float64 weight wherever it carries mass."""
+
+BAN_GAP = BUDGET_CAP
+"""Nats below its row's largest logit, beyond which a finite logit counts as banned, like -inf.
+
+For both models, divergences and backends, and for `decode.verification`. Masks are often a large
+finite number: no budget pays for mass there, and up to this gap float64 resolves log-ratios to 1e-9
+nats, which the margins of the solvers cover. At 746 nats a weight is 0 already."""
+
+EPSILON = sys.float_info.epsilon
 
 
 def floor_to_quantum(nats: Tensor) -> Tensor:

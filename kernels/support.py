@@ -11,13 +11,6 @@ from .row_group import PieceWeights, Read, RowGroup, piece_weights
 
 # A rows asked for, R rows and C columns of one read.
 
-BAN_GAP = 2.0**20
-"""Nats below its row's largest logit, beyond which a finite logit counts as banned, like -inf.
-
-For both models, divergences and backends, and for the verifier. Masks are often a large finite
-number: no budget pays for mass there (`spend.BUDGET_CAP`), and up to this gap float64 resolves
-log-ratios to 1e-9 nats. At a gap of 746 nats a weight is 0 already."""
-
 
 @dataclass(frozen=True, slots=True)
 class SupportMasses:

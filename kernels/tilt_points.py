@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from .row_group import BITS_PER_NAT
+from .spend import EPSILON
 
 LEAST_PARTITION = -900.0
 """log2 of the least float64 sum that is trusted; less needs logits beyond +-300 nats."""
@@ -29,8 +29,6 @@ TILT_ROUNDING = 1e-9
 
 UNKNOWN_BETA = 2.0
 """Halfway to it from 0 lies beta = 1, which is what a search without any knowledge tries first."""
-
-EPSILON = sys.float_info.epsilon
 
 
 class TiltPoint(NamedTuple):

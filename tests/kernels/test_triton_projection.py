@@ -42,7 +42,7 @@ def divergence_of(project, projection, risky, safe):
     law = projection.law
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
-    tilt = tilt + (law.pair.risky_shift - law.pair.safe_shift).cpu()
+    tilt = tilt - (law.pair.risky_peak - law.pair.safe_peak).cpu() / math.log(2.0)
     ratio = torch.minimum(tilt + law.offset.cpu()[:, None], law.ceiling.cpu()[:, None])
     ratio = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
     return torch.where(forced, 0.0, ratio)
