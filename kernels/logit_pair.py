@@ -267,7 +267,10 @@ def _is_plain(largest: Sequence[float], smallest: Sequence[float]) -> bool:
 def _row_facts(
     largest: Sequence[float], smallest: Sequence[float], is_plain: bool
 ) -> tuple[float, float, float]:
-    """Both peaks in nats, the range of the tilts in bits. largest, smallest: of the tokens allowed."""
+    """Both peaks in nats, the range of the tilts in bits.
+
+    largest, smallest: of the tokens allowed.
+    """
     # A model without a finite logit, whose row is not valid, counts as one whose logits are 0.
     risky, safe = (
         (top, low) if math.isfinite(top) else (0.0, 0.0)

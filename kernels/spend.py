@@ -1,4 +1,4 @@
-"""The grid on which budgets and spends live, so that float64 sums of spends are exact, and limits."""
+"""The grid of budgets and spends, on which float64 sums are exact, and the ends of both."""
 
 import math
 import sys
