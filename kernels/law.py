@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .logit_pair import LogitPair
-from .row_group import BITS_PER_NAT, Read, RowGroup
+from .row_group import BAN_BITS, BITS_PER_NAT, Read, RowGroup
 
 # A rows, B requests, V vocabulary, R rows and C columns of one read.
 
@@ -152,6 +152,7 @@ def _read_log_probs(
     is_safe_only = law.is_safe_only[group.rows]
     if bool(is_safe_only.any()):
         every = group.read_safe(read, safe)
+        every = every.masked_fill_(every < BAN_BITS, -math.inf)
         torch.where(is_safe_only[:, None], every, logs, out=logs)
     return logs.sub_(law.log2_safe_mass[group.rows, None] / group.unit)
 
@@ -196,13 +197,14 @@ def _token_bits(
     is_safe_only: bool,
 ) -> TokenBits:
     # The same arithmetic as `RowGroup`: peaks first.
-    safe_bits = (safe - safe_peak) * BITS_PER_NAT
+    safe_bits, risky_bits = (safe - safe_peak) * BITS_PER_NAT, (risky - risky_peak) * BITS_PER_NAT
+    safe_bits = safe_bits if safe_bits >= BAN_BITS else -math.inf
     if is_safe_only:
         return TokenBits(safe_bits - log2_safe_mass, 0.0)
-    if -math.inf in (safe, risky):
+    if safe_bits == -math.inf or risky_bits < BAN_BITS:
         return TokenBits(safe_bits - log2_safe_mass, -math.inf)
-    tilt = (risky - risky_peak) * BITS_PER_NAT - safe_bits
-    return TokenBits(safe_bits - log2_safe_mass, min(slope * tilt + offset, ceiling))
+    ratio = min(slope * (risky_bits - safe_bits) + offset, ceiling)
+    return TokenBits(safe_bits - log2_safe_mass, ratio)
 
 
 def _check_token_ids(token_ids: Tensor, pair: LogitPair) -> None:

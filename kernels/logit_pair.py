@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .row_group import BITS_PER_NAT, PIECE_SIZE, Read, RowGroup, Scratch, Slots
+from .row_group import BAN_BITS, BITS_PER_NAT, PIECE_SIZE, Read, RowGroup, Scratch, Slots
 from .spend import BAN_GAP, EPSILON
 
 # B requests, V vocabulary, R rows of one read, C columns of one read.
@@ -47,7 +47,8 @@ class LogitPair:
     """
 
     risky: Tensor
-    """(B, V), any float dtype; -inf is a banned token."""
+    """(B, V), any float dtype; -inf is a banned token, and so is one that lies BAN_GAP below the
+    largest of its row."""
     safe: Tensor
     """(B, V), any float dtype."""
     risky_peak: Tensor
@@ -188,7 +189,7 @@ class LogitPair:
         group.read_safe(read, safe)
         its_risky = group.read_risky(read, tilt if risky is None else risky)
         may_ban = self.has_bans and not group.is_plain
-        outside = (safe == -math.inf) | (its_risky == -math.inf) if may_ban else None
+        outside = (safe < BAN_BITS) | (its_risky < BAN_BITS) if may_ban else None
         torch.sub(its_risky, safe, out=tilt)
         if read.is_padded:
             tilt[:, read.num_columns :] = 0.0
@@ -214,15 +215,15 @@ def logit_pair(risky_logits: Tensor, safe_logits: Tensor) -> LogitPair:
     is_plain = [is_long and _is_plain(*row) for row in ends]
     if has_bans:
         peaks = torch.tensor(largest, dtype=torch.float64, device=device).T[..., None]
-        pair, ends = zip(*(_with_bans(*x) for x in zip(pair, peaks, strict=True)), strict=True)
-        smallest = torch.stack(ends, 1).tolist()
+        allowed = [_smallest_allowed(*x) for x in zip(pair, peaks, strict=True)]
+        smallest = torch.stack(allowed, 1).tolist()
     facts = [_row_facts(*row) for row in zip(largest, smallest, is_plain, strict=True)]
     columns = torch.tensor(facts, dtype=torch.float64, device=device).view(-1, 3)
     risky_peak, safe_peak, tilt_range = columns.T.contiguous()
     is_valid = [all(map(math.isfinite, tops)) for tops in largest]
     return LogitPair(
-        risky=pair[0],
-        safe=pair[1],
+        risky=risky_logits,
+        safe=safe_logits,
         risky_peak=risky_peak[:, None],
         safe_peak=safe_peak[:, None],
         tilt_range=tilt_range,
@@ -238,21 +239,10 @@ def _has_bans(largest: Sequence[float], smallest: Sequence[float]) -> bool:
     return any(top - low > BAN_GAP for top, low in zip(largest, smallest, strict=True))
 
 
-def _with_bans(logits: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits with -inf for every banned token, and the smallest of the others of each row.
-
-    peak: (B, 1) float64, the largest of each row. Nothing is copied where -inf marks all bans.
-    """
-    smallest = _smallest_allowed(logits)
-    if bool((peak[:, 0] - smallest > BAN_GAP).any()):
-        logits = logits.masked_fill(logits.double() - peak < -BAN_GAP, -math.inf)
-        smallest = _smallest_allowed(logits)
-    return logits, smallest
-
-
-def _smallest_allowed(logits: Tensor) -> Tensor:
-    """(B,) float64; inf in a row without a token."""
-    return logits.masked_fill(logits == -math.inf, math.inf).amin(-1).double()
+def _smallest_allowed(logits: Tensor, peak: Tensor) -> Tensor:
+    """(B,) float64, of the tokens that are not banned; peak: (B, 1) float64, the largest."""
+    above = logits.double() - peak
+    return peak[:, 0] + above.masked_fill_(above < -BAN_GAP, 0.0).amin(-1)
 
 
 def _is_plain(largest: Sequence[float], smallest: Sequence[float]) -> bool:

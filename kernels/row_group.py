@@ -7,9 +7,14 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from .spend import BAN_GAP
+
 # B requests, V vocabulary, R rows of one read, C columns of one read, W columns of a scratch.
 
 BITS_PER_NAT = 1.0 / math.log(2.0)
+
+BAN_BITS = -BAN_GAP * BITS_PER_NAT
+"""Log-weights below it are those of banned tokens."""
 
 PLAIN_PADDING = -700.0
 """Its weight changes no sum of the weights of plain logits, and `exp` takes no longer for it; for

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .kl_target import FeasiblePoint, KlTarget
 from .logit_pair import LogitPair
-from .row_group import BITS_PER_NAT
+from .row_group import BAN_BITS, BITS_PER_NAT
 from .spend import EPSILON
 from .tilt_points import LEAST_PARTITION
 
@@ -107,7 +107,7 @@ def _shared_bits(pair: LogitPair, rows: Tensor) -> tuple[Array, Array]:
     )
     if not pair.has_bans:
         return safe, risky - safe
-    is_outside = (safe == -math.inf) | (risky == -math.inf)
+    is_outside = (safe < BAN_BITS) | (risky < BAN_BITS)
     tilt = np.where(is_outside, 0.0, risky - safe)
     return np.where(is_outside, -math.inf, safe), tilt
 

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from . import spend
 from .triton_layout import (
     ADAPTIVE,
     DEBT,
@@ -18,8 +19,7 @@ from .triton_layout import (
 )
 from .triton_solver import QUANTUM
 
-BUDGET_CAP = tl.constexpr(2.0**20)
-"""The same as in `spend`."""
+BUDGET_CAP = tl.constexpr(spend.BUDGET_CAP)
 
 
 @triton.jit

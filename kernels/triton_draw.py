@@ -16,7 +16,7 @@ from .triton_layout import (
     SHARED_MASS,
     SLOPE,
 )
-from .triton_tokens import INF, LOG2_E, load_blocks, read_bits, shared_bits
+from .triton_tokens import INF, LOG2_E, load_blocks, read_bits, shared_bits, without_masks
 
 # What a draw weighs tokens by.
 SAFE = tl.constexpr(0)
@@ -180,8 +180,8 @@ def token_bits(safe_ptr, risky_ptr, safe_stride, risky_stride, facts_ptr, flags_
     token = token.to(tl.int64)
     safe = tl.load(safe_ptr + token * safe_stride).to(tl.float64)
     risky = tl.load(risky_ptr + token * risky_stride).to(tl.float64)
-    safe = (safe - tl.load(facts_ptr + SAFE_PEAK)) * LOG2_E
-    risky = (risky - tl.load(facts_ptr + RISKY_PEAK)) * LOG2_E
+    safe = without_masks(safe - tl.load(facts_ptr + SAFE_PEAK)) * LOG2_E
+    risky = without_masks(risky - tl.load(facts_ptr + RISKY_PEAK)) * LOG2_E
     is_shared, tilt = shared_bits(safe, risky)
     ratio = tl.where(is_shared, log2_ratio(facts_ptr, tilt), -INF)
     ratio = tl.where(tl.load(flags_ptr + IS_SAFE_ONLY) > 0, 0.0, ratio)

@@ -60,6 +60,7 @@ def _launch_phases(
         _launch(risky_logits, safe_logits, memory, inputs, constants, phase, span)
 
     run(kernel.STATISTICS.value)
+    run(kernel.MASKS.value)
     step, is_searching = 0, True
     while is_searching:
         run(kernel.SEARCH.value, step)

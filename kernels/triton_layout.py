@@ -29,11 +29,9 @@ SMALLEST_TILT = tl.constexpr(18)
 DRAFT = tl.constexpr(19)
 IS_KEPT = tl.constexpr(20)
 ROW_STEP = tl.constexpr(21)
-SAFE_SHIFT = tl.constexpr(22)
-RISKY_SHIFT = tl.constexpr(23)
-SAFE_MASS = tl.constexpr(24)
-TILT_RANGE = tl.constexpr(25)  # infinite: not measured
-NUM_FACTS = tl.constexpr(26)
+SAFE_MASS = tl.constexpr(22)
+TILT_RANGE = tl.constexpr(23)  # infinite: not measured
+NUM_FACTS = tl.constexpr(24)
 
 # Flags of a row, one byte each.
 IS_VALID = tl.constexpr(0)
@@ -57,7 +55,9 @@ ESTIMATE_SUM = tl.constexpr(26)  # 3 sums
 RISKY_MASS = tl.constexpr(18)  # order infinity has extremes in place of estimates
 TILT_MAX = tl.constexpr(19)
 TILT_MIN = tl.constexpr(20)
-NUM_RECORDS = tl.constexpr(50)
+RISKY_MIN = tl.constexpr(50)  # of the finite logits, masks by a finite number among them
+SAFE_MIN = tl.constexpr(51)
+NUM_RECORDS = tl.constexpr(52)
 
 # The account of a request, float64: its budget and what it has spent.
 PER_STEP = tl.constexpr(0)

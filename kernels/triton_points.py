@@ -17,7 +17,7 @@ from .triton_layout import (
     SAFE_PEAK,
 )
 from .triton_statistics import ROUNDING
-from .triton_tokens import INF, LN_2, LOG2_E, load_blocks, read_bits, shared_bits
+from .triton_tokens import EPSILON, INF, LN_2, LOG2_E, load_blocks, read_bits, shared_bits
 
 # The table of a row: TABLE_SIZE points, the estimates first, then NUM_POINTS a step.
 TABLE_SIZE = tl.constexpr(64)
@@ -32,8 +32,6 @@ NUM_COLUMNS = tl.constexpr(5)
 
 LEAST_PARTITION = tl.constexpr(-900.0)
 """log2 of the least sum that is trusted, as in `tilt_points`."""
-
-EPSILON = tl.constexpr(2.220446049250313e-16)
 
 
 @triton.jit
@@ -154,8 +152,7 @@ def absorb_points(facts_ptr, table_ptr, sums_ptr, beta, slot, num_blocks, NUM_SL
     psi = (log2_partition - tl.load(facts_ptr + LOG2_SHARED)) * LN_2
     kl, velocity = _curve(beta, psi, mean, variance)
     spread = tl.sqrt(mean_square)
-    peaks = tl.abs(tl.load(facts_ptr + SAFE_PEAK)) + tl.abs(tl.load(facts_ptr + RISKY_PEAK))
-    weight_error = ROUNDING + EPSILON * (spread + tl.abs(psi) + peaks)
+    weight_error = ROUNDING + EPSILON * (spread + tl.abs(psi))
     margin = 8.0 * weight_error * (1.0 + tl.abs(psi) + beta * spread)
     is_known = (log2_partition > LEAST_PARTITION) & (kl < INF)
     # No tilt wherever either law has weight: the two are one, and the divergence is exactly 0.

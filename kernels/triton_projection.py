@@ -78,11 +78,11 @@ def _projection(
     pair = LogitPair(
         risky=risky_logits,
         safe=safe_logits,
-        risky_shift=facts[:, layout.RISKY_SHIFT.value, None],
-        safe_shift=facts[:, layout.SAFE_SHIFT.value, None],
+        risky_peak=facts[:, layout.RISKY_PEAK.value, None],
+        safe_peak=facts[:, layout.SAFE_PEAK.value, None],
         tilt_range=facts[:, layout.TILT_RANGE.value],
         is_valid=is_valid,
-        plain_shifts=(None,) * len(is_valid),
+        plain_peaks=(None,) * len(is_valid),
         has_bans=True,  # they may; to know it would mean to wait for the device
         read_shape=read_shape(memory.vocab_size),
     )

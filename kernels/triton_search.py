@@ -12,7 +12,7 @@ from .triton_points import (
     TABLE_SIZE,
     VELOCITY,
 )
-from .triton_tokens import INF
+from .triton_tokens import EPSILON, INF
 
 MAX_STEPS = tl.constexpr(28)
 """(TABLE_SIZE - NUM_ESTIMATES) / NUM_POINTS; at the limit the feasible end is returned."""
@@ -29,12 +29,19 @@ SHORTFALL_NATS = tl.constexpr(0.9e-7)
 
 
 @triton.jit
+def kl_allowance(facts_ptr):
+    """Nats that the KL on the common support may take; see `projection`."""
+    budget = tl.load(facts_ptr + BUDGET)
+    return budget - tl.load(facts_ptr + FLOOR) - 4.0 * EPSILON * budget
+
+
+@triton.jit
 def next_betas(facts_ptr, table_ptr, step):
     """(NUM_POINTS,) betas to measure next, and whether the search is over.
 
     Only the points of earlier steps are looked at: another program may be ahead of this one.
     """
-    allowance = tl.load(facts_ptr + BUDGET) - tl.load(facts_ptr + FLOOR)
+    allowance = kl_allowance(facts_ptr)
     tolerance = _tolerance(facts_ptr, allowance)
     slots = tl.arange(0, TABLE_SIZE)
     is_known = slots < NUM_ESTIMATES + step * NUM_POINTS
@@ -119,7 +126,7 @@ def _predicted(lower, upper, root_0, root_1, velocity_0, velocity_1, root):
 @triton.jit
 def best_point(facts_ptr, table_ptr, step):
     """The largest feasible beta measured: beta, its KL rounded up, log2 of its partition sum."""
-    allowance = tl.load(facts_ptr + BUDGET) - tl.load(facts_ptr + FLOOR)
+    allowance = kl_allowance(facts_ptr)
     slots = tl.arange(0, TABLE_SIZE)
     is_known = slots < NUM_ESTIMATES + step * NUM_POINTS
     beta = tl.load(table_ptr + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)

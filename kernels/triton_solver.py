@@ -3,13 +3,15 @@
 import triton
 import triton.language as tl
 
+from . import spend
 from .triton_clipping import (
-    MAX_CLIP_STEPS,
     MISSING_MASS,
+    begin_scale,
+    best_scale,
     clip_ceiling,
     clipped_spend,
     measure_cut,
-    newton_offset,
+    next_offset,
     unscaled_offset,
 )
 from .triton_layout import (
@@ -35,15 +37,11 @@ from .triton_points import (
     merge_estimates,
     step_sums,
 )
-from .triton_search import best_point, next_betas
+from .triton_search import best_point, kl_allowance, next_betas
 from .triton_statistics import merge_extremes, merge_masses
 from .triton_tokens import INF, LN_2
 
-QUANTUM = tl.constexpr(2.0**-32)
-"""SPEND_QUANTUM of `spend`."""
-
-TOTALS = tl.constexpr(80)
-"""Place in the table of `search_scale`'s totals; its offsets come before."""
+QUANTUM = tl.constexpr(spend.SPEND_QUANTUM)
 
 SEARCHING = tl.constexpr(-1.0)
 """NUM_STEPS of a row while its search goes on."""
@@ -62,14 +60,13 @@ def open_row(
     """Merge the statistics of all blocks and decide whether there is anything to solve."""
     is_valid = merge_masses(records_ptr, facts_ptr, flags_ptr, num_blocks, NUM_SLOTS)
     tl.debug_barrier()
-    budget, floor = tl.load(facts_ptr + BUDGET), tl.load(facts_ptr + FLOOR)
     if IS_MAX:
-        is_open = is_valid & (budget > 0.0) & (floor <= clip_ceiling(facts_ptr) * LN_2)
         merge_extremes(records_ptr, facts_ptr, num_blocks, NUM_SLOTS)
         tl.debug_barrier()
-        tl.store(table_ptr, unscaled_offset(facts_ptr))
+        is_open = is_valid & (tl.load(facts_ptr + FLOOR) <= clip_ceiling(facts_ptr) * LN_2)
+        begin_scale(facts_ptr, table_ptr)
     else:
-        is_open = is_valid & (budget > 0.0) & (floor <= budget)
+        is_open = is_valid & (tl.load(facts_ptr + BUDGET) > 0.0) & (kl_allowance(facts_ptr) >= 0.0)
         merge_estimates(records_ptr, facts_ptr, table_ptr, num_blocks, NUM_SLOTS)
     tl.store(facts_ptr + IS_OPEN, is_open.to(tl.float64))
     tl.store(facts_ptr + NUM_STEPS, tl.where(is_open, SEARCHING, 0.0))
@@ -143,15 +140,11 @@ def search_scale(
     NUM_SLOTS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
 ):
-    """As `search_beta`; the table holds the offset of each step, then the total mass at it."""
+    """As `search_beta`, for the offset of the clipped law."""
     is_over = step < 0
     if step > 0:
         sums_ptr = step_sums(records_ptr, step - 1, num_blocks)
-        offset = tl.load(table_ptr + step - 1)
-        root, total, is_over = newton_offset(facts_ptr, sums_ptr, offset, num_blocks, NUM_SLOTS)
-        is_over |= step >= MAX_CLIP_STEPS
-        tl.store(table_ptr + step, root)
-        tl.store(table_ptr + TOTALS + step, total)
+        is_over = next_offset(facts_ptr, table_ptr, sums_ptr, step, num_blocks, NUM_SLOTS)
         tl.debug_barrier()
     if is_over:
         tl.store(facts_ptr + NUM_STEPS, step.to(tl.float64))
@@ -235,23 +228,22 @@ def search_step(
 def settle(facts_ptr, flags_ptr, table_ptr, step, IS_MAX: tl.constexpr):
     """Write the law p* / p_s = 2**min(SLOPE d + OFFSET, CEILING), its weight and its spend."""
     is_open = tl.load(facts_ptr + IS_OPEN) > 0.0
-    budget, floor = tl.load(facts_ptr + BUDGET), tl.load(facts_ptr + FLOOR)
-    log2_safe_mass = tl.load(facts_ptr + LOG2_SAFE_MASS)
     if IS_MAX:
-        offset, total = tl.load(table_ptr + step), tl.load(table_ptr + TOTALS + step)
-        is_open &= 1.0 - total <= MISSING_MASS
+        offset, total = best_scale(table_ptr, step)
+        # Where rounding leaves mass missing, p* stays p_s.
+        is_open &= tl.abs(1.0 - total) <= MISSING_MASS
         excess = tl.log2(tl.where(is_open, total, 1.0))
         slope = 1.0
         weight = tl.minimum(tl.exp2(unscaled_offset(facts_ptr) - offset), 1.0)
+        spent = clipped_spend(facts_ptr, offset, excess)
         offset -= excess
         tl.store(facts_ptr + CEILING, tl.where(is_open, clip_ceiling(facts_ptr) - excess, INF))
-        tl.debug_barrier()
-        spent = clipped_spend(facts_ptr, offset)
     else:
         slope, kl, log2_partition = best_point(facts_ptr, table_ptr, step)
-        weight, offset, spent = slope, log2_safe_mass - log2_partition, kl + floor
+        weight, spent = slope, kl + tl.load(facts_ptr + FLOOR)
+        offset = tl.load(facts_ptr + LOG2_SAFE_MASS) - log2_partition
         tl.store(facts_ptr + CEILING, INF)
-    spent = tl.minimum(tl.ceil(spent / QUANTUM) * QUANTUM, budget)
+    spent = tl.ceil(spent / QUANTUM) * QUANTUM
     tl.store(facts_ptr + WEIGHT, tl.where(is_open, weight, 0.0))
     tl.store(facts_ptr + SPEND, tl.where(is_open, spent, 0.0))
     tl.store(facts_ptr + SLOPE, tl.where(is_open, slope, 0.0))

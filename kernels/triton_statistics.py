@@ -17,19 +17,19 @@ from .triton_layout import (
     NUM_ESTIMATES,
     RISKY_MASS,
     RISKY_MAX,
+    RISKY_MIN,
     RISKY_PEAK,
-    RISKY_SHIFT,
     SAFE_MASS,
     SAFE_MAX,
+    SAFE_MIN,
     SAFE_PEAK,
-    SAFE_SHIFT,
     SHARED_MASS,
     SMALLEST_TILT,
     TILT_MAX,
     TILT_MIN,
     TILT_RANGE,
 )
-from .triton_tokens import INF, LOG2_E, load_blocks, read_logits
+from .triton_tokens import BAN_GAP, INF, LOG2_E, load_blocks, read_logits, without_masks
 
 ROUNDING = tl.constexpr(3e-13)
 """Relative error bound of any sum of weights: 2**18 float64 terms, 1,024 of them in a chain."""
@@ -42,6 +42,8 @@ def measure_statistics(
     risky_stride,
     safe_stride,
     records_ptr,
+    risky_peak,
+    safe_peak,
     split,
     vocab_size,
     num_blocks,
@@ -49,18 +51,31 @@ def measure_statistics(
     NUM_SPLITS: tl.constexpr,
     IS_MAX: tl.constexpr,
 ):
-    """Peaks and masses of every block of this split, relative to the block's own largest logits."""
+    """Peaks and masses of every block of this split, relative to the block's own largest logits.
+
+    risky_peak, safe_peak: -inf at first. If `finite_masks` then finds any, the row is measured
+    again with its peaks, below which masks are known by their distance.
+    """
     for block in range(split, num_blocks, NUM_SPLITS):
         risky = read_logits(risky_ptr, risky_stride, block, vocab_size, BLOCK_SIZE)
         safe = read_logits(safe_ptr, safe_stride, block, vocab_size, BLOCK_SIZE)
         is_bad = (risky != risky) | (safe != safe) | (risky == INF) | (safe == INF)
         risky, safe = tl.where(is_bad, -INF, risky), tl.where(is_bad, -INF, safe)
+        record_ptr = records_ptr + block
+        if risky_peak > -INF:
+            risky = tl.where(without_masks(risky - risky_peak) > -INF, risky, -INF)
+            safe = tl.where(without_masks(safe - safe_peak) > -INF, safe, -INF)
+        else:
+            # Written once: slower programs may still ask for masks while others measure again.
+            risky_min = tl.min(tl.where(risky > -INF, risky, INF), 0)
+            safe_min = tl.min(tl.where(safe > -INF, safe, INF), 0)
+            tl.store(record_ptr + RISKY_MIN * num_blocks, risky_min)
+            tl.store(record_ptr + SAFE_MIN * num_blocks, safe_min)
         risky_max, safe_max = tl.max(risky, 0), tl.max(safe, 0)
         safe_bits = (safe - tl.where(safe_max > -INF, safe_max, 0.0)) * LOG2_E
         risky_bits = (risky - tl.where(risky_max > -INF, risky_max, 0.0)) * LOG2_E
         is_shared = (risky > -INF) & (safe > -INF)
         safe_weight = tl.exp2(safe_bits)
-        record_ptr = records_ptr + block
         tl.store(record_ptr + SAFE_MAX * num_blocks, safe_max)
         tl.store(record_ptr + RISKY_MAX * num_blocks, risky_max)
         tl.store(record_ptr + IS_BAD * num_blocks, tl.max(is_bad.to(tl.float64), 0))
@@ -108,6 +123,18 @@ def _store_extremes(record_ptr, num_blocks, risky, safe, risky_bits, is_shared):
 
 
 @triton.jit
+def finite_masks(records_ptr, num_blocks, NUM_SLOTS: tl.constexpr):
+    """Whether a finite logit of the row counts as banned, and the peaks that tell: risky, safe."""
+    risky_max = load_blocks(records_ptr + RISKY_MAX * num_blocks, num_blocks, -INF, NUM_SLOTS)
+    safe_max = load_blocks(records_ptr + SAFE_MAX * num_blocks, num_blocks, -INF, NUM_SLOTS)
+    risky_min = load_blocks(records_ptr + RISKY_MIN * num_blocks, num_blocks, INF, NUM_SLOTS)
+    safe_min = load_blocks(records_ptr + SAFE_MIN * num_blocks, num_blocks, INF, NUM_SLOTS)
+    risky_peak, safe_peak = tl.max(risky_max, 0), tl.max(safe_max, 0)
+    gap = tl.maximum(risky_peak - tl.min(risky_min, 0), safe_peak - tl.min(safe_min, 0))
+    return gap > BAN_GAP, risky_peak, safe_peak
+
+
+@triton.jit
 def merge_masses(records_ptr, facts_ptr, flags_ptr, num_blocks, NUM_SLOTS: tl.constexpr):
     """Facts that both divergences need; returns whether the row is valid."""
     safe_max = load_blocks(records_ptr + SAFE_MAX * num_blocks, num_blocks, -INF, NUM_SLOTS)
@@ -126,8 +153,6 @@ def merge_masses(records_ptr, facts_ptr, flags_ptr, num_blocks, NUM_SLOTS: tl.co
     floor = tl.where(banned > 0.0, tl.log(1.0 + quotient) * (1.0 + 8.0 * ROUNDING) + ROUNDING, 0.0)
     tl.store(facts_ptr + SAFE_PEAK, safe_peak)
     tl.store(facts_ptr + RISKY_PEAK, risky_peak)
-    tl.store(facts_ptr + SAFE_SHIFT, -safe_peak * LOG2_E)
-    tl.store(facts_ptr + RISKY_SHIFT, -risky_peak * LOG2_E)
     tl.store(facts_ptr + TILT_RANGE, INF)
     tl.store(facts_ptr + SAFE_MASS, shared + banned)
     tl.store(facts_ptr + LOG2_SHARED, tl.where(is_possible, tl.log2(shared), 0.0))

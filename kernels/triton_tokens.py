@@ -3,9 +3,13 @@
 import triton
 import triton.language as tl
 
+from . import spend
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 INF = tl.constexpr(float("inf"))
+BAN_GAP = tl.constexpr(spend.BAN_GAP)
+EPSILON = tl.constexpr(spend.EPSILON)
 
 
 @triton.jit
@@ -17,9 +21,16 @@ def read_logits(row_ptr, column_stride, block, vocab_size, BLOCK_SIZE: tl.conste
 
 
 @triton.jit
+def without_masks(above_peak):
+    """Logits less the largest of their row, -inf for those that count as banned."""
+    return tl.where(above_peak < -BAN_GAP, -INF, above_peak)
+
+
+@triton.jit
 def read_bits(row_ptr, column_stride, peak, block, vocab_size, BLOCK_SIZE: tl.constexpr):
-    """(BLOCK_SIZE,) float64 log2-weights, 0 for the largest logit of the row."""
-    return (read_logits(row_ptr, column_stride, block, vocab_size, BLOCK_SIZE) - peak) * LOG2_E
+    """(BLOCK_SIZE,) float64 log2-weights, 0 for the largest logit of the row; -inf where banned."""
+    logits = read_logits(row_ptr, column_stride, block, vocab_size, BLOCK_SIZE)
+    return without_masks(logits - peak) * LOG2_E
 
 
 @triton.jit

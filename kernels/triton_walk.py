@@ -18,15 +18,17 @@ from .triton_layout import (
 from .triton_points import NUM_COLUMNS, TABLE_SIZE
 from .triton_sampler import draft, drawn_token, row_uniforms, store_token
 from .triton_solver import SEARCHING, open_row, search_step, settle
-from .triton_statistics import measure_statistics
+from .triton_statistics import finite_masks, measure_statistics
+from .triton_tokens import INF
 
 # Phases. ALL runs them in one launch with barriers between; where programs run one after another,
 # as in the interpreter, a launch runs one phase of one position.
 ALL = tl.constexpr(0)
 STATISTICS = tl.constexpr(1)
-SEARCH = tl.constexpr(2)
-SETTLE = tl.constexpr(3)
-FINISH = tl.constexpr(4)
+MASKS = tl.constexpr(2)
+SEARCH = tl.constexpr(3)
+SETTLE = tl.constexpr(4)
+FINISH = tl.constexpr(5)
 
 # Modes: what happens to the law.
 SOLVE = tl.constexpr(0)
@@ -94,7 +96,7 @@ def walk_kernel(
         if (PHASE == ALL) | (PHASE == STATISTICS):
             tl.store(flags + WAS_REACHED, is_reached.to(tl.uint8))
         if is_reached:
-            # 2. The statistics pass.
+            # 2. The statistics pass, and another where finite logits turn out to be masks.
             if (PHASE == ALL) | (PHASE == STATISTICS):
                 if HAS_ACCOUNT:
                     budget = allowance(account_ptr, request, position, tl.load(here_ptr + 1))
@@ -108,6 +110,8 @@ def walk_kernel(
                     risky_stride,
                     safe_stride,
                     records,
+                    -INF,
+                    -INF,
                     split,
                     vocab_size,
                     num_blocks,
@@ -117,6 +121,26 @@ def walk_kernel(
                 )
             if PHASE == ALL:
                 request_barrier(counter_ptr, NUM_SPLITS)
+            if (PHASE == ALL) | (PHASE == MASKS):
+                has_masks, risky_peak, safe_peak = finite_masks(records, num_blocks, NUM_SLOTS)
+                if has_masks:
+                    measure_statistics(
+                        risky_row,
+                        safe_row,
+                        risky_stride,
+                        safe_stride,
+                        records,
+                        risky_peak,
+                        safe_peak,
+                        split,
+                        vocab_size,
+                        num_blocks,
+                        BLOCK_SIZE,
+                        NUM_SPLITS,
+                        IS_MAX,
+                    )
+                    if PHASE == ALL:
+                        request_barrier(counter_ptr, NUM_SPLITS)
 
             # 3. The search, one pass over the vocabulary a step.
             step = first_step

@@ -12,6 +12,8 @@ from anchored.kernels.projection import project_kl
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 ORACLE_ERROR = 1e-12
 """Nats, beside a relative 1e-13: what float64 numbers handed to the oracle leave open."""
 
@@ -22,15 +24,17 @@ PROJECTS = {"kl": project_kl, "max": project_max}
 
 def violations(divergence, risky, safe, budget, *, backend):
     """One line for every row that overspends, leaves the support, or is no distribution."""
-    uniform = uniforms(torch.arange(len(budget)), torch.arange(len(budget)))
+    uniform = uniforms(torch.arange(len(budget)), torch.arange(len(budget))).to(budget.device)
     project = PROJECTS[divergence]
     projection = project(risky, safe, budget, uniform, backend=backend)
     # The same numbers in float64: the same law, with log-probabilities in float64.
     wide = project(risky.double(), safe.double(), budget, backend=backend)
     assert torch.equal(projection.spend, wide.spend)
-    log_probs = wide.log_probs().numpy()
+    log_probs = wide.log_probs().cpu().numpy()
     for row in range(len(budget)):
-        facts = Row(projection, log_probs[row], risky[row].numpy(), safe[row].numpy(), row)
+        facts = Row(
+            projection, log_probs[row], risky[row].cpu().numpy(), safe[row].cpu().numpy(), row
+        )
         for fault in facts.faults(divergence, budget[row].item()):
             yield f"row {row}, budget {budget[row]:.3g}: {fault}"
 
@@ -76,3 +80,69 @@ def test_no_extreme_row_overspends(kind, divergence):
         budget = extreme_budgets(num_rows, generator)
         found = list(violations(divergence, risky, safe, budget, backend="torch"))
         assert not found, f"{len(found)} of {vocab_size} tokens: {found[:5]}"
+
+
+# 6 kinds x 2 divergences x 20 rows; 2,400 more with -m slow.
+TRITON_SIZES = [(1, 2), (2, 6), (17, 8), (257, 4)]
+
+
+def triton_faults(kind, divergence, *, repeats):
+    generator = torch.Generator().manual_seed(100 + EXTREME_KINDS.index(kind))
+    for _ in range(repeats):
+        for vocab_size, num_rows in TRITON_SIZES:
+            risky, safe = extreme_pair(kind, num_rows, vocab_size, generator)
+            budget = extreme_budgets(num_rows, generator)
+            arguments = [x.to(DEVICE) for x in (risky, safe, budget)]
+            yield from violations(divergence, *arguments, backend="triton")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of lanes that are discarded
+@pytest.mark.parametrize("divergence", PROJECTS)
+@pytest.mark.parametrize("kind", EXTREME_KINDS)
+def test_no_extreme_row_overspends_on_the_device(kind, divergence):
+    assert not list(triton_faults(kind, divergence, repeats=1))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("divergence", PROJECTS)
+@pytest.mark.parametrize("kind", EXTREME_KINDS)
+def test_no_extreme_row_of_many_overspends_on_the_device(kind, divergence):
+    assert not list(triton_faults(kind, divergence, repeats=10))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_max_is_the_same_law_on_both_backends_up_to_ten_thousand():
+    generator = torch.Generator().manual_seed(9)
+    shape = (24, 257)
+    risky, safe = (
+        (1e4 * torch.rand(24, 1, generator=generator) * x).clamp(-1e4, 1e4)
+        for x in (torch.randn(shape, generator=generator) for _ in range(2))
+    )
+    budget = 10.0 ** torch.linspace(-3.0, 2.5, 24, dtype=torch.float64)
+    by_torch = project_max(risky, safe, budget, backend="torch")
+    by_triton = project_max(risky.to(DEVICE), safe.to(DEVICE), budget.to(DEVICE), backend="triton")
+    assert torch.equal(by_triton.is_safe_only.cpu(), by_torch.is_safe_only)
+    assert not by_torch.is_safe_only.any()
+    gap = (by_triton.log_probs().cpu().exp() - by_torch.log_probs().exp()).abs()
+    assert gap.max() <= 1e-6
+    assert (by_triton.spend.cpu() - by_torch.spend).abs().max() <= 1e-8
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("divergence", PROJECTS)
+def test_a_finite_mask_bans_like_an_infinite_one(divergence, backend):
+    safe = torch.randn(6, 300, generator=torch.Generator().manual_seed(1))
+    risky = safe + torch.randn(6, 300, generator=torch.Generator().manual_seed(2))
+    budget = torch.full((6,), 3.0)
+    is_masked = torch.rand(6, 300, generator=torch.Generator().manual_seed(3)) < 0.4
+    spends = []
+    for mask in (-math.inf, torch.finfo(torch.float32).min, -1e9, -2.0e6):
+        masked = risky.masked_fill(is_masked, mask).to(DEVICE)
+        arguments = (masked, safe.to(DEVICE), budget.to(DEVICE))
+        projection = PROJECTS[divergence](*arguments, backend=backend)
+        spends.append(projection.spend.tolist())
+        assert bool((projection.log_probs().cpu()[is_masked] == -math.inf).all())
+    assert spends[0] == spends[1] == spends[2] == spends[3]
+    assert not projection.is_safe_only.any()

@@ -296,7 +296,7 @@ def _divergence(
     law = projection.law
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
-    tilt = tilt + (law.pair.risky_shift - law.pair.safe_shift)
+    tilt = tilt - (law.pair.risky_peak - law.pair.safe_peak) / math.log(2.0)
     ratio = torch.minimum(tilt + law.offset[:, None], law.ceiling[:, None])
     largest = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
     return torch.where(forced, 0.0, largest)

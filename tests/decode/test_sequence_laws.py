@@ -1,0 +1,102 @@
+"""The bound over whole texts: every text enumerated, the safe model's law worked out by hand.
+
+The safe probabilities come from plain forwards and numpy alone; p* from `Decoder.score`.
+"""
+
+import itertools
+
+import long_double_laws as oracle
+import numpy as np
+import pytest
+import torch
+from tiny_models import tiny_llama, word_tokenizer
+
+from anchored import Anchored, Decoder, ModelPair, SafeOnly
+
+PROMPT, END, HORIZON = [0, 2, 3, 2], 1, 4
+ORACLE_ERROR = 1e-11
+"""Nats a text: four float64 log-probabilities, taken from logits up to 1,000 at T = 0.05."""
+
+BUDGETS = [
+    {"k": 0.0},
+    {"k": 0.01},
+    {"k": 0.3, "debt": "average"},
+    {"k": 1.5, "debt": "none"},
+    {"k": 0.3, "budget": "fixed", "debt": "none"},
+    {"K": 2.0, "budget": "global"},
+    {"K": 3000.0, "budget": "global"},
+]
+SAMPLING = [
+    {},
+    {"temperature": 0.5, "repetition_penalty": 1.3},
+    {"temperature": 0.05},
+    {"top_k": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def four_tokens() -> ModelPair:
+    sizes = {"vocab_size": 4, "layers": 1, "hidden_size": 16, "intermediate_size": 16}
+    models = [tiny_llama(seed, **sizes) for seed in (11, 12)]
+    for model in models:
+        model.lm_head.weight.data *= 3.0
+    return ModelPair(*models, word_tokenizer(4))
+
+
+def texts() -> list[list[int]]:
+    others = [token for token in range(4) if token != END]
+    ended = [[*head, END] for n in range(HORIZON) for head in itertools.product(others, repeat=n)]
+    return ended + [list(text) for text in itertools.product(others, repeat=HORIZON)]
+
+
+def safe_log_prob(model, text, *, temperature=1.0, repetition_penalty=1.0, top_k=0) -> float:
+    """log P_s(text | PROMPT) of the warped safe model, from the definitions of the warpers."""
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + text])).logits[0].numpy()
+    total = 0.0
+    for place, token in enumerate(text):
+        row = logits[len(PROMPT) - 1 + place].copy()
+        for seen in set(PROMPT + text[:place]):
+            row[seen] = (
+                row[seen] / repetition_penalty if row[seen] > 0 else row[seen] * repetition_penalty
+            )
+        row = row / temperature
+        if top_k:
+            row[row < np.sort(row)[-top_k]] = -np.inf
+        total += float(oracle.log_probs(row)[token])
+    return total
+
+
+def sequence_laws(pair, rule, sampling):
+    """(probability, log-ratio to the safe model) of every text, and the bound."""
+    every = texts()
+    decoder = Decoder(pair, rule, batch_size=len(every))
+    scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON, **sampling)
+    star = np.array([score.log_prob for score in scores])
+    safe = np.array([safe_log_prob(pair.safe, text, **sampling) for text in every])
+    is_possible = star > -np.inf
+    assert np.isfinite(safe[is_possible]).all()  # never a text that the safe model cannot write
+    ratios = np.where(is_possible, star, 0.0) - np.where(is_possible, safe, 0.0)
+    return np.exp(star), ratios, scores[0].bound
+
+
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+@pytest.mark.parametrize("divergence", ["kl", "max"])
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+def test_no_law_of_texts_leaves_its_bound(four_tokens, budget, divergence, sampling):
+    rule = Anchored(divergence=divergence, **budget)
+    probs, ratios, bound = sequence_laws(four_tokens, rule, sampling)
+    assert abs(probs.sum() - 1.0) < 1e-7  # a clipped law may miss 1e-9 of its mass at each step
+    if divergence == "kl":
+        assert (probs * ratios).sum() <= bound + ORACLE_ERROR
+    else:
+        assert ratios[probs > 0].max() <= bound + ORACLE_ERROR
+
+
+def test_an_ample_budget_is_used(four_tokens):
+    """So the bounds above are not kept by decoding with the safe model alone."""
+    free, _, _ = sequence_laws(four_tokens, Anchored(k=50.0, debt="none"), {})
+    tight, ratios, bound = sequence_laws(four_tokens, Anchored(k=0.3, debt="none"), {})
+    safe, _, _ = sequence_laws(four_tokens, SafeOnly(), {})
+    assert np.abs(free - safe).sum() > 0.5
+    assert (tight * ratios).sum() > 0.3 * bound
