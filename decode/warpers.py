@@ -54,8 +54,10 @@ class Warpers:
             scores = torch.where(seen, self._penalised(raw, torch.where), raw) / divisor
         else:  # numpy, as these are few
             values = raw.numpy()
-            scores = torch.from_numpy(values / divisor)
-            scores.numpy()[seen] = self._penalised(values[seen], np.where) / divisor
+            # As in torch: a row that overflows, by T = 1e-40 say, is found to be no distribution.
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                scores = torch.from_numpy(values / divisor)
+                scores.numpy()[seen] = self._penalised(values[seen], np.where) / divisor
         for truncate in self._truncations:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)
