@@ -40,8 +40,8 @@ class Warpers:
         """The warpers with `seen` given, which is looked through once for both models."""
         if self.config.repetition_penalty == 1.0:
             return partial(self._warped, None)
-        # A few of many; but on CUDA to ask which they are would be to wait for the device.
-        if isinstance(seen, Tensor) and not seen.is_cuda:
+        # A few of many; but on a device to ask which they are would be to wait for it.
+        if isinstance(seen, Tensor) and seen.device.type == "cpu":
             seen = seen.numpy().nonzero()
         return partial(self._warped, seen)
 

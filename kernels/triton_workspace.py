@@ -16,6 +16,9 @@ from .triton_points import NUM_COLUMNS, TABLE_SIZE
 MAX_BLOCK_SIZE = 1024
 """Tokens of one block: 126 blocks at V = 128,256, as many as an H200 has multiprocessors."""
 
+MAX_VOCAB_SIZE = 2**18
+"""Tokens for which `triton_statistics.ROUNDING` bounds the rounding of a sum."""
+
 MIN_BLOCK_SIZE = 32
 TOKENS_PER_WARP = 128
 
@@ -74,8 +77,11 @@ def workspace(
     """Memory for walks of `num_requests` x `num_positions` rows of `vocab_size` logits.
 
     num_splits: programs a request, in [1, blocks]; see `resident_splits`.
-    Raises: ValueError if a size is below 1 or num_splits out of range.
+    Raises: ValueError if a size is below 1, vocab_size above MAX_VOCAB_SIZE or num_splits out of
+    range.
     """
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ValueError(f"vocab_size must be at most {MAX_VOCAB_SIZE}, got {vocab_size}")
     sizes = (num_requests, num_positions, vocab_size)
     num_blocks = -(-vocab_size // block_size(max(1, vocab_size)))
     if min(sizes) < 1 or not 1 <= num_splits <= num_blocks:

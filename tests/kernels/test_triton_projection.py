@@ -290,3 +290,8 @@ def test_auto_is_torch_on_the_cpu(logit_pairs):
     budget = torch.full((2,), 0.2).double()
     auto = project_kl(risky, safe, budget)
     assert torch.equal(auto.weight, project_kl(risky, safe, budget, backend="torch").weight)
+
+
+def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():
+    with pytest.raises(ValueError, match="vocab_size must be at most 262144, got 262145"):
+        workspace(1, 1, 2**18 + 1, DEVICE, 1)
