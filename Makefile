@@ -6,29 +6,33 @@ AREAS := __init__.py pretrain decode kernels eval tools
 
 .PHONY: quickstart test lint typecheck bench clean
 
-quickstart: $(VENV)/installed
+quickstart: $(VENV)/quickstart
 	$(BIN)/anchored quickstart
 
-test: $(VENV)/installed
+test: $(VENV)/dev
 	$(BIN)/python -m pytest -m "not gpu" --durations=10 \
 		--numprocesses auto --dist loadfile --no-loadscope-reorder
 
-lint: $(VENV)/installed
+lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: $(VENV)/installed # mypy needs to see the folders under the name `anchored`
+typecheck: $(VENV)/dev # mypy needs to see the folders under the name `anchored`
 	@mkdir -p .cache/typing/anchored
 	@for area in $(AREAS); do ln -sfn ../../../$$area .cache/typing/anchored/$$area; done
 	MYPYPATH=.cache/typing $(BIN)/mypy -p anchored.kernels -p anchored.decode
 
-bench: $(VENV)/installed
+bench: $(VENV)/dev
 	$(BIN)/anchored bench kernel
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/quickstart: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[eval,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[quickstart]"
+	@touch $@
+
+$(VENV)/dev: $(VENV)/quickstart
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
 clean:
