@@ -1,14 +1,18 @@
 """log p* of given continuations, teacher forced, under the same budget rules as generation."""
 
+from __future__ import annotations
+
 import math
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from .budget import Budget
+from .judgement import Judged, Judgement, given_blocks
 from .level import Level
 from .prompt_reading import asks_for_ratios, read_prompts
-from .replay import ForcedStep, Replay
 from .request import Request, request_budget
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
@@ -44,6 +48,16 @@ class Score:
         """Nats spent along the continuation."""
         return math.fsum(self.spends)
 
+    def append(self, judged: Judged) -> None:
+        """Enter the next token."""
+        if not judged.is_valid and not self.error:
+            self.error = f"a model's logits at step {len(self.spends)} are no distribution"
+        self.is_greedy = self.is_greedy and judged.is_most_likely
+        self.token_log_probs.append(judged.log_prob)
+        self.safe_token_log_probs.append(judged.safe_log_prob)
+        self.spends.append(judged.spend)
+        self.weights.append(judged.weight)
+
 
 def score_batch(
     level: Level,
@@ -68,13 +82,56 @@ def score_batch(
     scores = [_empty_score(budget, tokens) for budget, tokens in zip(budgets, merged, strict=True)]
     for score, error in zip(scores, reading.errors, strict=True):
         score.error = error
-    replay = Replay(
-        rule=rule, warpers=warpers, streams=streams, reading=reading, continuations=merged
-    )
-    spent = [0.0] * len(requests)
-    for forced in replay.steps(lambda step: _allowances(step, budgets, spent)):
-        _bank(forced, scores, spent)
+    accounts = [_Account(score, budget) for score, budget in zip(scores, budgets, strict=True)]
+    for block in given_blocks(streams, reading, merged):
+        for account, positions in zip(accounts, block.positions, strict=True):
+            account.waiting.extend(positions)
+        _bank(Judgement(rule, warpers, block), accounts)
     return scores
+
+
+class _Account:
+    """A score under way: what it may still spend, and its positions that are not decided."""
+
+    def __init__(self, score: Score, budget: Budget) -> None:
+        self.score, self.budget, self.spent = score, budget, 0.0
+        self.waiting: deque[int] = deque()
+
+    def bank(self, judged: Judgement) -> None:
+        """Enter positions in order, as far as their p* is known under their allowance."""
+        while self.waiting:
+            position = judged[self.waiting[0]]
+            step = len(self.score.spends)
+            if not position.holds_for(self.budget.allowance(step, self.spent)):
+                return
+            self.waiting.popleft()
+            self.score.append(position)
+            self.spent += position.spend
+
+    def expected(self, judged: Judgement) -> Iterator[tuple[int, float]]:
+        """Undecided positions with the allowance expected for them, where p* is not known."""
+        spent = self.spent
+        for step, place in enumerate(self.waiting, start=len(self.score.spends)):
+            position, nats = judged[place], self.budget.allowance(step, spent)
+            if not position.holds_for(nats):
+                yield place, nats
+            spent += position.expected_spend(nats)
+
+
+def _bank(judged: Judgement, accounts: Sequence[_Account]) -> None:
+    """Decide every position of a block under its own budget.
+
+    First all at once without a bound: where that spends no more than is allowed, it is p*. From the
+    first position whose budget binds on, an allowance depends on the spends before it. These are
+    guessed from what each position left of its last budget, all are judged at once, and kept as far
+    as the guesses were exact: one position at least, and most others after two or three passes, as
+    what is left hardly changes with the budget.
+    """
+    judged.judge({place: math.inf for account in accounts for place in account.waiting})
+    while any(account.waiting for account in accounts):
+        for account in accounts:
+            account.bank(judged)
+        judged.judge(dict(x for account in accounts for x in account.expected(judged)))
 
 
 def refused_score(request: Request, rule: Rule, tokens: list[int], error: str) -> Score:
@@ -94,29 +151,3 @@ def _empty_score(budget: Budget, tokens: list[int]) -> Score:
         debt=budget.debt,
         token_ids=tokens,
     )
-
-
-def _allowances(step: int, budgets: list[Budget], spent: list[float]) -> list[float]:
-    horizons = zip(budgets, spent, strict=True)
-    return [budget.allowance(step, nats) for budget, nats in horizons]
-
-
-def _bank(forced: ForcedStep, scores: list[Score], spent: list[float]) -> None:
-    drawn, token_ids = forced.drawn, forced.token_ids
-    is_valid = drawn.is_valid.tolist()
-    is_greedy = (drawn.log_probs().argmax(-1) == token_ids).tolist()
-    spends, weights = drawn.spend.tolist(), drawn.weight.tolist()
-    log_probs = drawn.token_log_probs(token_ids).tolist()
-    safe_log_probs = drawn.safe_token_log_probs(token_ids).tolist()
-    for row in forced.rows:
-        score = scores[row]
-        if not is_valid[row]:
-            score.error = (
-                score.error or f"a model's logits at step {forced.step} are no distribution"
-            )
-        score.is_greedy = score.is_greedy and is_greedy[row]
-        score.token_log_probs.append(log_probs[row])
-        score.safe_token_log_probs.append(safe_log_probs[row])
-        score.spends.append(spends[row])
-        spent[row] += spends[row]
-        score.weights.append(weights[row])
