@@ -86,11 +86,12 @@ class Decoder:
         prompts: texts or lists of token ids, at byte level of byte values. max_new_tokens: the
         horizon; K = k * max_new_tokens nats. max_new_bytes: the horizon at byte level (K = k *
         max_new_bytes), 4 * max_new_tokens unless given. seed, k: one for all or one per prompt; a
-        prompt's tokens depend on its own seed, not on its batch. stop: texts at which to cut.
-        num_return_sequences: samples of each prompt, side by side in the result, by seeds seed,
-        seed + 1, ... continue_from: generations that reached their length, or their ledgers, to go
-        on from in place of prompts. Bounds of samples and of earlier text add up: see
-        `Ledger.total_bound`.
+        prompt's tokens depend on the prompt and its own seed, not on its batch: texts of other
+        prompts or seeds are drawn independently, and equal prompts of one call too. stop: texts at
+        which to cut. num_return_sequences: samples of each prompt, side by side in the result, the
+        first of them what one alone would be. continue_from: generations that reached their length,
+        or their ledgers, to go on from in place of prompts. Bounds of samples and of earlier text
+        add up: see `Ledger.total_bound`.
         progress: show a bar, with this title. sampling: fields of SamplingConfig (temperature 0.7,
         repetition_penalty 1.1, top_k, top_p, min_p).
         Raises ValueError for bad values. Of several prompts, one that is too long for the pair or

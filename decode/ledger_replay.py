@@ -7,13 +7,17 @@ from ..kernels.uniforms import uniforms
 from .ledger import Ledger
 from .level import Level
 from .prompt_reading import read_prompts
+from .random_key import recorded_key
 from .replay import Replay
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 
 
 def open_replay(ledger: Ledger, level: Level, rule: Rule, *, scores_prompt: bool) -> Replay:
-    """A replay of one continuation, its prompt read; scores_prompt: with the prompt's ratios."""
+    """A replay of one continuation, its prompt read; scores_prompt: with the prompt's ratios.
+
+    Raises ValueError for a sampler or a stream that the header cannot have, see `recorded_key`.
+    """
     header = ledger.header
     sampling = SamplingConfig(**header.sampling)
     num_tokens = len(header.prompt_token_ids) + len(ledger.steps)
@@ -33,4 +37,4 @@ def _uniforms(ledger: Ledger, sampling: SamplingConfig, device: torch.device) ->
     if sampling.is_greedy:
         return None
     steps = torch.arange(len(ledger.steps))[None]
-    return uniforms(torch.tensor([ledger.header.seed]), steps).to(device)
+    return uniforms(torch.tensor([recorded_key(ledger.header)]), steps).to(device)

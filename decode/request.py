@@ -30,7 +30,9 @@ class Request:
     """Nats a step in place of the rule's own k."""
     stop: tuple[str, ...] = ()
     index: int = 0
-    """Its place among the generations of the call."""
+    """Among the generations of the call."""
+    place: int = 0
+    """Requests of the call before it with the same prompt and seed: see `random_key`."""
     num_return_sequences: int = 1
     """Samples of this prompt that the call returns."""
     prior_bound: float = 0.0

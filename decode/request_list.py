@@ -1,14 +1,14 @@
 """What a call asks for as a list of requests: prompts or ledgers to go on from, seeds, samples."""
 
-import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .generation import Generation
 from .ledger import Ledger
 from .level import Level
-from .request import MAX_SEED, Request
+from .request import Request
 
 Prompt = str | list[int]
 Earlier = Generation | Ledger
@@ -41,13 +41,6 @@ class Beginning:
     def prior_bound(self) -> float:
         """Nats that the text up to here may have spent."""
         return 0.0 if self.ledger is None else self.ledger.total_bound
-
-    def seed(self, seed: int) -> int:
-        """A seed whose uniforms are not those that the text up to here was drawn by."""
-        if self.ledger is None:
-            return seed
-        drawn = f"{self.ledger.header.seed} {self.token_ids} {seed}"
-        return int.from_bytes(hashlib.sha256(drawn.encode()).digest()[:8]) % MAX_SEED
 
 
 def beginnings(
@@ -86,27 +79,39 @@ def request_list(
     stop: tuple[str, ...] = (),
     num_return_sequences: int = 1,
 ) -> list[Request]:
-    """`num_return_sequences` requests for each beginning, in order, with seeds one apart.
+    """`num_return_sequences` requests for each beginning, in order, with its seed.
 
-    Raises ValueError for values out of range.
+    Those with one prompt and one seed get places 0, 1, ... and so uniforms of their own. Raises ValueError for values out of range.
     """
     if num_return_sequences < 1:
         raise ValueError(f"num_return_sequences must be >= 1, got {num_return_sequences}")
     seeds, ks = one_each("seed", seed, len(begun)), one_each("k", k, len(begun))
+    samples = [i for i in range(len(begun)) for _ in range(num_return_sequences)]
+    places = _places([(tuple(begun[i].token_ids), seeds[i]) for i in samples])
     return [
         Request(
-            prompt_token_ids=beginning.token_ids,
+            prompt_token_ids=begun[i].token_ids,
             max_new_tokens=horizon,
-            seed=beginning.seed(seeds[place] + sample),
-            k=ks[place],
+            seed=seeds[i],
+            k=ks[i],
             stop=stop,
-            index=place * num_return_sequences + sample,
+            index=index,
+            place=place,
             num_return_sequences=num_return_sequences,
-            prior_bound=beginning.prior_bound,
+            prior_bound=begun[i].prior_bound,
         )
-        for place, beginning in enumerate(begun)
-        for sample in range(num_return_sequences)
+        for index, (i, place) in enumerate(zip(samples, places, strict=True))
     ]
+
+
+def _places(keys: Sequence[Hashable]) -> list[int]:
+    """Of each item, how many equal ones come before it."""
+    counts: Counter[Hashable] = Counter()
+    places = []
+    for key in keys:
+        places.append(counts[key])
+        counts[key] += 1
+    return places
 
 
 def is_single(given: Any) -> bool:
