@@ -99,7 +99,7 @@ class Decoder:
         ValueError.
         Source: paper, algorithm AnchoredDecode.
         """
-        config = self._sampling(SamplingConfig(**sampling))
+        config = self._sampling(SamplingConfig.of(sampling))
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         requests = request_list(
@@ -137,7 +137,7 @@ class Decoder:
         Arguments as in `generate`; the joined texts equal its text for the same seed. Raises
         RuntimeError when a model's logits are NaN.
         """
-        config = self._sampling(SamplingConfig(**sampling))
+        config = self._sampling(SamplingConfig.of(sampling))
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         begun = beginnings(self.level, [prompt])
@@ -164,9 +164,8 @@ class Decoder:
         continuation. Warpers are off unless given. Teacher forcing is exact: p* is a function of
         the prefix. Raises ValueError for bad values; failures are reported as by `generate`.
         """
-        config = SamplingConfig(
-            temperature=temperature, repetition_penalty=repetition_penalty, **sampling
-        )
+        given = {"temperature": temperature, "repetition_penalty": repetition_penalty}
+        config = SamplingConfig.of({**given, **sampling})
         targets = [self.level.encode_continuation(text) for text in as_list(continuations)]
         longest = max((len(target) for target in targets), default=1)
         requests = request_list(beginnings(self.level, prompts), max(horizon or longest, 1), k=k)

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.uniforms import uniforms
-from .ledger import Ledger
+from .budget import Budget
+from .ledger import Ledger, LedgerHeader
 from .level import Level
 from .prompt_reading import read_prompts
 from .random_key import recorded_key
@@ -19,7 +20,7 @@ def open_replay(ledger: Ledger, level: Level, rule: Rule, *, scores_prompt: bool
     Raises ValueError for a sampler or a stream that the header cannot have, see `recorded_key`.
     """
     header = ledger.header
-    sampling = SamplingConfig(**header.sampling)
+    sampling = SamplingConfig.of(header.sampling)
     num_tokens = len(header.prompt_token_ids) + len(ledger.steps)
     streams = level.open_streams(1, num_tokens, sampling, scores_prompts=scores_prompt)
     reading = read_prompts(level, streams, [header.prompt_token_ids], [0])
@@ -30,6 +31,17 @@ def open_replay(ledger: Ledger, level: Level, rule: Rule, *, scores_prompt: bool
         reading=reading,
         continuations=[ledger.token_ids],
         uniforms=_uniforms(ledger, sampling, reading.seen.device),
+    )
+
+
+def recorded_budget(header: LedgerHeader) -> Budget:
+    """The budget that the header's figures give, whatever bound stands beside them."""
+    return Budget(
+        per_step=header.k,
+        total=header.K,
+        horizon=header.horizon,
+        debt=header.debt,
+        schedule=header.rule_settings.get("budget", "adaptive"),
     )
 
 

@@ -21,9 +21,9 @@ from .upload import uploaded
 class PairedBatch:
     """Decodes the requests in its rows together; a row is free again once its request ends.
 
-    Rows are independent: own budget, own uniforms, own history, own length. A request's tokens do not
-    depend on the others, and one whose logits are NaN fails alone. While a request
-    may spend nothing its tokens come from the safe model alone, and the risky one rests.
+    Rows are independent: own budget, own uniforms, own history, own length. A request's tokens do
+    not depend on the others, and one whose logits are NaN fails alone. While a request may spend
+    nothing its tokens come from the safe model alone, and the risky one rests.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from .beginning import Beginning
 from .generation import Generation
 from .ledger import Ledger
 from .level import Level
@@ -12,35 +12,6 @@ from .request import Request
 
 Prompt = str | list[int]
 Earlier = Generation | Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Symbols to go on from, and what they have cost already."""
-
-    token_ids: list[int]
-    ledger: Ledger | None = None
-    """Of the generation that these symbols end with; None for a prompt."""
-
-    @classmethod
-    def of(cls, level: Level, ledger: Ledger) -> "Beginning":
-        """The text of a ledger; ValueError if it has ended or is not this level's and pair's."""
-        header = ledger.header
-        if ledger.finish_reason != "length":
-            raise ValueError(
-                "only a generation that reached its length can be continued, this one ended by "
-                f"{ledger.finish_reason!r}"
-            )
-        if header.level != level.name:
-            raise ValueError(f"a {header.level}-level ledger cannot go on at {level.name} level")
-        if header.fingerprints["safe"] != level.pair.fingerprints["safe"]:
-            raise ValueError("the ledger's bound is against another safe model, it cannot go on")
-        return cls(header.prompt_token_ids + ledger.token_ids, ledger)
-
-    @property
-    def prior_bound(self) -> float:
-        """Nats that the text up to here may have spent."""
-        return 0.0 if self.ledger is None else self.ledger.total_bound
 
 
 def beginnings(
@@ -81,7 +52,8 @@ def request_list(
 ) -> list[Request]:
     """`num_return_sequences` requests for each beginning, in order, with its seed.
 
-    Those with one prompt and one seed get places 0, 1, ... and so uniforms of their own. Raises ValueError for values out of range.
+    Those with one prompt and one seed get places 0, 1, ... and so uniforms of their own.
+    Raises ValueError for values out of range.
     """
     if num_return_sequences < 1:
         raise ValueError(f"num_return_sequences must be >= 1, got {num_return_sequences}")

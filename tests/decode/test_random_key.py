@@ -1,4 +1,4 @@
-"""Texts of other prompts, seeds and places are drawn independently, and ledgers say by which key."""
+"""Other prompts, seeds and places have uniforms of their own, and ledgers say which."""
 
 import copy
 import dataclasses
@@ -166,7 +166,7 @@ def golden_pair() -> ModelPair:
 
 
 def test_a_ledger_of_the_first_sampler_is_drawn_again_by_its_seed(golden_pair):
-    """Written by version 0.1.0: generate([[0, 3, 5, 2]], max_new_tokens=6, temperature=1, seed=2)."""
+    """Version 0.1.0: generate([[0, 3, 5, 2]], max_new_tokens=6, temperature=1.0, seed=2)."""
     ledger = Ledger.load(GOLDEN)
     assert ledger.header.sampler == "coupled/1" and ledger.header.stream is None
     report = verify(ledger, golden_pair)
