@@ -35,7 +35,7 @@ class SamplingConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "SamplingConfig":
-        """From settings by name, as a call or a ledger gives them; ValueError for an unknown one."""
+        """From settings by name, of a call or a ledger; ValueError for an unknown one."""
         allowed = [field.name for field in fields(cls)]
         for name in settings:
             if name not in allowed:
