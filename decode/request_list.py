@@ -81,13 +81,13 @@ def request_list(
     ]
 
 
-def _places(keys: Sequence[Hashable]) -> list[int]:
+def _places(items: Sequence[Hashable]) -> list[int]:
     """Of each item, how many equal ones come before it."""
     counts: Counter[Hashable] = Counter()
     places = []
-    for key in keys:
-        places.append(counts[key])
-        counts[key] += 1
+    for item in items:
+        places.append(counts[item])
+        counts[item] += 1
     return places
 
 

@@ -32,7 +32,7 @@ class Anchored:
     def __post_init__(self) -> None:
         if (self.k is None) == (self.K is None):
             raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
-        given = "k" if self.K is None else "K"
+        given = "k" if self.K is None else "K"  # as a float: ledgers cannot hold numpy's own
         object.__setattr__(self, given, checked_nats(given, getattr(self, given)))
         _check_choice("divergence", self.divergence, ("kl", "max"))
         _check_choice("debt", self.debt, ("top", "average", "none"))
