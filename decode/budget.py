@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 from ..kernels.spend import BUDGET_CAP, SPEND_QUANTUM
 
@@ -52,6 +53,20 @@ class Budget:
         if self.schedule == "adaptive":
             accrued = min(self.per_step * (step + 1), self.total)
         return max(0.0, _round_down(accrued - self.debt) - spent)
+
+
+def checked_nats(name: str, nats: Any) -> float:
+    """A k or a K that a caller gives, as a float.
+
+    Raises ValueError unless it is a real number, numpy's too, in [0, BUDGET_CAP]: sums of larger
+    spends would not be exact, and no step could spend them.
+    """
+    if not isinstance(nats, Real):
+        raise ValueError(f"{name} must be a number of nats, got {nats!r}")
+    value = float(nats)
+    if not 0.0 <= value <= BUDGET_CAP:
+        raise ValueError(f"{name} must be in [0, {BUDGET_CAP:.0f}] nats, got {value}")
+    return value
 
 
 def _round_down(nats: float) -> float:

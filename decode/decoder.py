@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
+from .beginning import Beginning
 from .byte.byte_settings import ByteSettings
 from .byte.prompt_cache import PromptCache
 from .engine import Engine, EngineName
@@ -17,9 +18,16 @@ from .paired_batch import PairedBatch
 from .progress import with_bar
 from .prompt_ratios import PromptRatios
 from .prompt_reading import measured_ratios, ratio_source
-from .request import Piece, Request, RequestState, refused, warn_of_safe_only
+from .request import (
+    Piece,
+    Request,
+    RequestState,
+    budget_without_debt,
+    refused,
+    warn_of_safe_only,
+)
 from .request_ledger import request_ledger
-from .request_list import Earlier, Prompt, as_list, beginnings, is_single, request_list
+from .request_list import Earlier, Prompt, beginnings, is_single, request_list, texts
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 from .schedule import decode_all
@@ -74,7 +82,7 @@ class Decoder:
         max_new_tokens: int = 200,
         max_new_bytes: int | None = None,
         seed: int | Sequence[int] = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         k: float | Sequence[float] | None = None,
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
@@ -85,28 +93,31 @@ class Decoder:
 
         prompts: texts or lists of token ids, at byte level of byte values. max_new_tokens: the
         horizon; K = k * max_new_tokens nats. max_new_bytes: the horizon at byte level (K = k *
-        max_new_bytes), 4 * max_new_tokens unless given. seed, k: one for all or one per prompt; a
-        prompt's tokens depend on its own seed, not on its batch. stop: texts at which to cut.
-        num_return_sequences: samples of each prompt, side by side in the result, by seeds seed,
-        seed + 1, ... continue_from: generations that reached their length, or their ledgers, to go
-        on from in place of prompts. Bounds of samples and of earlier text add up: see
+        max_new_bytes), 4 * max_new_tokens unless given. seed, k: one for all or one per prompt.
+        Texts depend on prompt and seed, not on their batch; those of other prompts or seeds are
+        drawn independently, and so are equal prompts of one call. stop: texts at which to cut.
+        num_return_sequences: samples of each prompt, side by side in the result, the first of them
+        what one alone would be.
+        continue_from: generations that reached their length, or their ledgers, to go on from in
+        place of prompts. Of an edited ledger its own figures tell the bound, see `Beginning.of`:
+        `verify` first what you did not write. Bounds of samples and of earlier text add up: see
         `Ledger.total_bound`.
         progress: show a bar, with this title. sampling: fields of SamplingConfig (temperature 0.7,
         repetition_penalty 1.1, top_k, top_p, min_p).
         Raises ValueError for bad values. Of several prompts, one that is too long for the pair or
-        whose logits are NaN fails alone, with `.error`; a single one that is too long is a
-        ValueError.
+        whose logits or ratios are NaN fails alone, with `.error`; a single one that is too long is
+        a ValueError.
         Source: paper, algorithm AnchoredDecode.
         """
-        config = self._sampling(SamplingConfig(**sampling))
+        config = self._sampling(SamplingConfig.of(sampling))
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        requests = request_list(
+        requests = self._requests(
             beginnings(self.level, prompts, continue_from),
             horizon,
             seed=seed,
             k=k,
-            stop=tuple(stop),
+            stop=stop,
             num_return_sequences=num_return_sequences,
         )
         if is_single(prompts if continue_from is None else continue_from):
@@ -127,7 +138,7 @@ class Decoder:
         max_new_tokens: int = 200,
         max_new_bytes: int | None = None,
         seed: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         k: float | None = None,
         **sampling: Any,
     ) -> Iterator[Piece]:
@@ -136,11 +147,11 @@ class Decoder:
         Arguments as in `generate`; the joined texts equal its text for the same seed. Raises
         RuntimeError when a model's logits are NaN.
         """
-        config = self._sampling(SamplingConfig(**sampling))
+        config = self._sampling(SamplingConfig.of(sampling))
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         begun = beginnings(self.level, [prompt])
-        (request,) = request_list(begun, horizon, seed=seed, k=k, stop=tuple(stop))
+        (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop)
         self._check_length(request)
         return self._pieces(request, config)
 
@@ -163,12 +174,14 @@ class Decoder:
         continuation. Warpers are off unless given. Teacher forcing is exact: p* is a function of
         the prefix. Raises ValueError for bad values; failures are reported as by `generate`.
         """
-        config = SamplingConfig(
-            temperature=temperature, repetition_penalty=repetition_penalty, **sampling
+        config = SamplingConfig.of(
+            {"temperature": temperature, "repetition_penalty": repetition_penalty, **sampling}
         )
-        targets = [self.level.encode_continuation(text) for text in as_list(continuations)]
+        given = texts("continuation", continuations)
+        targets = [self.level.encode_continuation(text) for text in given]
         longest = max((len(target) for target in targets), default=1)
-        requests = request_list(beginnings(self.level, prompts), max(horizon or longest, 1), k=k)
+        begun = beginnings(self.level, prompts)
+        requests = self._requests(begun, max(horizon or longest, 1), k=k)
         if is_single(prompts):
             self._check_length(requests[0])
         if len(requests) != len(targets):
@@ -199,6 +212,13 @@ class Decoder:
             raise ValueError(error)
         batches = self._batches(requests)
         return measured_ratios(self.level, ([r.prompt_token_ids for r in b] for b in batches))
+
+    def _requests(self, begun: list[Beginning], horizon: int, **asked: Any) -> list[Request]:
+        """As `request_list`; ValueError also for budgets that the rule cannot have."""
+        requests = request_list(begun, horizon, **asked)
+        for request in requests:
+            budget_without_debt(request, self.rule)
+        return requests
 
     def _sampling(self, config: SamplingConfig) -> SamplingConfig:
         if config.is_greedy and self.rule.is_certified:

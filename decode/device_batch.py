@@ -136,7 +136,7 @@ class DeviceBatch(PairedBatch):
         return self._state_on_device.records[:num_steps, :, : length + 1].cpu()
 
     def _uniforms(self, request: Request) -> Tensor | None:
-        return None  # the kernel draws them from the seed
+        return None  # the kernel draws them from the key
 
     def _join(self, rows: list[int]) -> None:
         states = [self._state(row) for row in rows]
@@ -144,7 +144,7 @@ class DeviceBatch(PairedBatch):
         self._state_on_device.join(
             rows,
             prompts=[state.request.prompt_token_ids for state in states],
-            seeds=[state.request.seed for state in states],
+            keys=[self._key(state.request) for state in states],
             steps=[state.request.max_new_tokens for state in states],
             accounts=new_accounts(
                 [budget.per_step for budget in budgets],

@@ -42,8 +42,8 @@ class DeviceState:
     """(B,) bool."""
     is_alone: Tensor
     """(B,) bool: the step to come drafts nothing in this row, see `DeviceStep`."""
-    seeds: Tensor
-    """(B,) int64."""
+    keys: Tensor
+    """(B,) int64, of the uniforms of each row's request, see `random_key`."""
     accounts: Tensor
     """(B, 6) float64, budgets of `kernels.walk.new_accounts`."""
     penalty: Tensor
@@ -74,7 +74,7 @@ class DeviceState:
             steps_left=zeros(num_rows),
             is_finished=torch.ones(num_rows, dtype=torch.bool, device=device),
             is_alone=zeros(num_rows, dtype=torch.bool),
-            seeds=zeros(num_rows),
+            keys=zeros(num_rows),
             accounts=zeros(num_rows, NUM_ACCOUNT_FIELDS.value, dtype=torch.float64),
             penalty=torch.ones(num_rows, device=device),
             temperature=torch.ones(num_rows, device=device),
@@ -91,7 +91,7 @@ class DeviceState:
         self,
         rows: list[int],
         prompts: Sequence[Sequence[int]],
-        seeds: list[int],
+        keys: list[int],
         steps: list[int],
         accounts: Tensor,
     ) -> None:
@@ -99,11 +99,11 @@ class DeviceState:
 
         accounts: (len(rows), 6) float64.
         """
-        device = self.seeds.device
+        device = self.keys.device
         places = torch.tensor(rows, device=device)
         self.last_tokens[places] = torch.tensor([p[-1] for p in prompts], device=device)
         self.positions[places] = torch.tensor([len(p) - 1 for p in prompts], device=device)
-        self.seeds[places] = torch.tensor(seeds, device=device)
+        self.keys[places] = torch.tensor(keys, device=device)
         self.steps_left[places] = torch.tensor(steps, device=device)
         self.accounts[places] = accounts
         self.is_finished[places] = False

@@ -144,7 +144,7 @@ class DeviceStep:
         return walk(
             *self._warped(risky, safe, seen),
             accounts=accounts,
-            uniform=self.state.seeds,
+            uniform=self.state.keys,
             drafts=drafts,
             memory=memory,
             divergence=self.divergence,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "anchored-ledger/1"
-SAMPLER = "coupled/1"
+SAMPLER = "coupled/2"
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
@@ -46,6 +46,8 @@ class LedgerHeader:
     """Nats, log p_r - log p_s of the prompt's symbols; where asked for, see `with_divergences`."""
     schema: str = SCHEMA
     sampler: str = SAMPLER
+    stream: dict[str, Any] | None = None
+    """What the uniforms follow from beside level and seed, see `random_key`; None in coupled/1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

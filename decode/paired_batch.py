@@ -9,6 +9,7 @@ from .cold_start import Backlog, rows_to_draw
 from .ledger import LedgerStep
 from .level import Level
 from .prompt_reading import PromptReading, asks_for_ratios, read_prompts
+from .random_key import random_key
 from .request import Request, RequestState, request_budget
 from .rules.rule import NextToken, Rule, StepInputs
 from .sampling_config import SamplingConfig
@@ -20,9 +21,9 @@ from .upload import uploaded
 class PairedBatch:
     """Decodes the requests in its rows together; a row is free again once its request ends.
 
-    Rows are independent: own budget, own seed, own history, own length. A request's tokens do not
-    depend on the others, and one whose logits are NaN fails alone. While a request
-    may spend nothing its tokens come from the safe model alone, and the risky one rests.
+    Rows are independent: own budget, own uniforms, own history, own length. A request's tokens do
+    not depend on the others, and one whose logits are NaN fails alone. While a request may spend
+    nothing its tokens come from the safe model alone, and the risky one rests.
     """
 
     def __init__(
@@ -142,7 +143,12 @@ class PairedBatch:
     def _uniforms(self, request: Request) -> Tensor | None:
         if self.sampling.is_greedy:
             return None
-        return uniforms(torch.tensor([request.seed]), torch.arange(request.max_new_tokens)[None])[0]
+        positions = torch.arange(request.max_new_tokens)[None]
+        return uniforms(torch.tensor([self._key(request)]), positions)[0]
+
+    def _key(self, request: Request) -> int:
+        prompt = request.prompt_token_ids
+        return random_key(request.seed, prompt, level=self.level.name, place=request.place)
 
     def _keep_logits(self, logits: dict[str, Tensor], rows: list[int]) -> None:
         for name, new in logits.items():

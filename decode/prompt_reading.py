@@ -25,9 +25,9 @@ class PromptReading:
     """By "safe" and "risky": (R, vocab_size), raw, after the last prompt token."""
     ratios: list[Tensor]
     """Per prompt (num_positions,) float64 log p_r - log p_s of symbols 1.., but special ones, in
-    nats of a token; (0,) of streams that score no prompts."""
+    nats of a token; (0,) of streams that score no prompts, and where there is an error."""
     errors: list[str]
-    """Per prompt what is wrong with a model's logits over it, "" for nothing."""
+    """Per prompt what is wrong with a model's logits over it or its ratios, "" for nothing."""
     num_forwards: dict[str, int]
     """By model: forwards that each prompt took part in."""
     seen: Tensor
@@ -45,16 +45,14 @@ def read_prompts(
     """Prefill empty rows of both streams with prompts of any lengths."""
     read = {name: stream.read(prompts, rows) for name, stream in streams.items()}
     log_probs = {name: prompt.token_log_probs for name, prompt in read.items()}
+    scored = [
+        _scored(level, prompt, {name: values[i] for name, values in log_probs.items()})
+        for i, prompt in enumerate(prompts)
+    ]
     return PromptReading(
         logits={name: prompt.logits for name, prompt in read.items()},
-        ratios=[
-            _ratios(level, prompt, log_probs["risky"][i], log_probs["safe"][i])
-            for i, prompt in enumerate(prompts)
-        ],
-        errors=[
-            _error({name: values[i] for name, values in log_probs.items()})
-            for i in range(len(prompts))
-        ],
+        ratios=[ratios for ratios, _ in scored],
+        errors=[error for _, error in scored],
         num_forwards={name: prompt.num_forwards for name, prompt in read.items()},
         seen=_seen(prompts, level.vocab_size).to(level.pair.safe.device),
     )
@@ -88,6 +86,13 @@ def ratio_source(level: Level) -> dict[str, Any]:
     }
 
 
+def _scored(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> tuple[Tensor, str]:
+    """A prompt's ratios and what is wrong with it; without ratios where anything is."""
+    ratios = _ratios(level, prompt, log_probs["risky"], log_probs["safe"])
+    error = _error(log_probs, ratios)
+    return UNSCORED if error else ratios, error
+
+
 def _ratios(level: Level, prompt: list[int], risky: Tensor, safe: Tensor) -> Tensor:
     """Known ones, measured ones, or none where nobody asks for them."""
     if level.prompt_ratios is not None:
@@ -96,12 +101,14 @@ def _ratios(level: Level, prompt: list[int], risky: Tensor, safe: Tensor) -> Ten
         return UNSCORED
     special = torch.tensor(level.special_token_ids, dtype=torch.long)
     ratios = level.symbols_per_token * log_likelihood_ratios(risky, safe)
-    return ratios[~torch.isin(torch.tensor(prompt)[1:], special) & ~ratios.isnan()]
+    return ratios[~torch.isin(torch.tensor(prompt)[1:], special)]
 
 
-def _error(log_probs: dict[str, Tensor]) -> str:
+def _error(log_probs: dict[str, Tensor], ratios: Tensor) -> str:
     broken = [name for name, values in log_probs.items() if values.isnan().any()]
-    return f"the {broken[-1]} model's logits over the prompt are NaN or +inf" if broken else ""
+    if broken:
+        return f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
+    return "the ratios that are given for the prompt hold NaN" if ratios.isnan().any() else ""
 
 
 def _seen(prompts: list[list[int]], vocab_size: int) -> Tensor:

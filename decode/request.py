@@ -1,17 +1,16 @@
 """One generation: what was asked for, and how far it has come."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from .budget import Budget
 from .ledger import LedgerStep
 from .rules.rule import Rule
+from .stream import UNSCORED
 from .text_stream import TextStream
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,9 @@ class Request:
     """Nats a step in place of the rule's own k."""
     stop: tuple[str, ...] = ()
     index: int = 0
-    """Its place among the generations of the call."""
+    """Among the generations of the call."""
+    place: int = 0
+    """Requests of the call before it with the same prompt and seed: see `random_key`."""
     num_return_sequences: int = 1
     """Samples of this prompt that the call returns."""
     prior_bound: float = 0.0
@@ -41,8 +42,6 @@ class Request:
             raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}")
         if not 0 <= self.seed < MAX_SEED:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
-        if self.k is not None and not (math.isfinite(self.k) and self.k >= 0):
-            raise ValueError(f"k must be finite and >= 0 nats, got {self.k}")
         if "" in self.stop:
             raise ValueError("stop must not hold an empty string")
 
@@ -122,9 +121,14 @@ def request_budget(request: Request, rule: Rule, ratios: Tensor) -> Budget:
     return rule.budget_for(horizon=request.max_new_tokens, k=request.k, ratios=ratios)
 
 
+def budget_without_debt(request: Request, rule: Rule) -> Budget:
+    """The budget of a request whose prompt was not read; ValueError for too many nats."""
+    return request_budget(request, rule, UNSCORED)
+
+
 def refused(request: Request, rule: Rule, text: TextStream, error: str) -> RequestState:
-    """A request that was never read; its budget knows no debt."""
-    budget = request_budget(request, rule, torch.empty(0, dtype=torch.float64))
+    """A request that was never read."""
+    budget = budget_without_debt(request, rule)
     state = RequestState(request=request, budget=budget, text=text)
     state.fail(error)
     return state

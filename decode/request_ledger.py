@@ -2,6 +2,7 @@
 
 from .ledger import Ledger, LedgerHeader
 from .level import Level
+from .random_key import random_stream
 from .request import RequestState
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
@@ -53,4 +54,5 @@ def _header(
         level_settings=level.settings(),
         num_return_sequences=state.request.num_return_sequences,
         prior_bound=state.request.prior_bound,
+        stream=random_stream(state.request.prompt_token_ids, place=state.request.place),
     )

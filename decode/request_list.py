@@ -1,53 +1,19 @@
 """What a call asks for as a list of requests: prompts or ledgers to go on from, seeds, samples."""
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from numbers import Integral, Number
 from typing import Any
 
+from .beginning import Beginning
+from .budget import checked_nats
 from .generation import Generation
 from .ledger import Ledger
 from .level import Level
-from .request import MAX_SEED, Request
+from .request import Request
 
 Prompt = str | list[int]
 Earlier = Generation | Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Symbols to go on from, and what they have cost already."""
-
-    token_ids: list[int]
-    ledger: Ledger | None = None
-    """Of the generation that these symbols end with; None for a prompt."""
-
-    @classmethod
-    def of(cls, level: Level, ledger: Ledger) -> "Beginning":
-        """The text of a ledger; ValueError if it has ended or is not this level's and pair's."""
-        header = ledger.header
-        if ledger.finish_reason != "length":
-            raise ValueError(
-                "only a generation that reached its length can be continued, this one ended by "
-                f"{ledger.finish_reason!r}"
-            )
-        if header.level != level.name:
-            raise ValueError(f"a {header.level}-level ledger cannot go on at {level.name} level")
-        if header.fingerprints["safe"] != level.pair.fingerprints["safe"]:
-            raise ValueError("the ledger's bound is against another safe model, it cannot go on")
-        return cls(header.prompt_token_ids + ledger.token_ids, ledger)
-
-    @property
-    def prior_bound(self) -> float:
-        """Nats that the text up to here may have spent."""
-        return 0.0 if self.ledger is None else self.ledger.total_bound
-
-    def seed(self, seed: int) -> int:
-        """A seed whose uniforms are not those that the text up to here was drawn by."""
-        if self.ledger is None:
-            return seed
-        drawn = f"{self.ledger.header.seed} {self.token_ids} {seed}"
-        return int.from_bytes(hashlib.sha256(drawn.encode()).digest()[:8]) % MAX_SEED
 
 
 def beginnings(
@@ -69,7 +35,7 @@ def _begun(
     continue_from: Earlier | Sequence[Earlier] | None,
 ) -> list[Beginning]:
     if continue_from is None:
-        return [Beginning(level.encode(prompt)) for prompt in as_list(prompts)]
+        return [Beginning(level.encode(prompt)) for prompt in texts("prompt", prompts)]
     if len(prompts):
         raise ValueError("give prompts or continue_from, not both")
     earlier = as_list(continue_from)
@@ -83,30 +49,46 @@ def request_list(
     *,
     seed: int | Sequence[int] = 0,
     k: float | Sequence[float] | None = None,
-    stop: tuple[str, ...] = (),
+    stop: str | Sequence[str] | None = (),
     num_return_sequences: int = 1,
 ) -> list[Request]:
-    """`num_return_sequences` requests for each beginning, in order, with seeds one apart.
+    """`num_return_sequences` requests for each beginning, in order, with its seed.
 
+    Those with one prompt and one seed get places 0, 1, ... and so uniforms of their own.
     Raises ValueError for values out of range.
     """
-    if num_return_sequences < 1:
-        raise ValueError(f"num_return_sequences must be >= 1, got {num_return_sequences}")
-    seeds, ks = one_each("seed", seed, len(begun)), one_each("k", k, len(begun))
+    num_samples = whole_number("num_return_sequences", num_return_sequences)
+    if num_samples < 1:
+        raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
+    seeds = [whole_number("seed", value) for value in one_each("seed", seed, len(begun))]
+    ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(begun))]
+    stops, length = stop_strings(stop), whole_number("max_new_tokens", horizon)
+    prompts = [i for i in range(len(begun)) for _ in range(num_samples)]
+    places = _places([(tuple(begun[i].token_ids), seeds[i]) for i in prompts])
     return [
         Request(
-            prompt_token_ids=beginning.token_ids,
-            max_new_tokens=horizon,
-            seed=beginning.seed(seeds[place] + sample),
-            k=ks[place],
-            stop=stop,
-            index=place * num_return_sequences + sample,
-            num_return_sequences=num_return_sequences,
-            prior_bound=beginning.prior_bound,
+            prompt_token_ids=begun[i].token_ids,
+            max_new_tokens=length,
+            seed=seeds[i],
+            k=ks[i],
+            stop=stops,
+            index=index,
+            place=place,
+            num_return_sequences=num_samples,
+            prior_bound=begun[i].prior_bound,
         )
-        for place, beginning in enumerate(begun)
-        for sample in range(num_return_sequences)
+        for index, (i, place) in enumerate(zip(prompts, places, strict=True))
     ]
+
+
+def _places(items: Sequence[Hashable]) -> list[int]:
+    """Of each item, how many equal ones come before it."""
+    counts: Counter[Hashable] = Counter()
+    places = []
+    for item in items:
+        places.append(counts[item])
+        counts[item] += 1
+    return places
 
 
 def is_single(given: Any) -> bool:
@@ -121,9 +103,33 @@ def as_list(given: Any) -> list[Any]:
     return [given] if is_single(given) else list(given)
 
 
+def texts(name: str, given: Any) -> list[Prompt]:
+    """Prompts or continuations as a list; ValueError, with their name, for anything else."""
+    listed = as_list(given)
+    for item in listed:
+        if isinstance(item, bytes | bytearray) or not isinstance(item, Sequence):
+            kind = type(item).__name__
+            raise ValueError(f"{name} must be a text or a list of token ids, got {kind}")
+    return listed
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Texts at which to cut: none for None, one that is given by itself."""
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """`value`, numpy's too, as an int; ValueError for anything else."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    return int(value)
+
+
 def one_each(name: str, value: Any, count: int) -> list[Any]:
     """`value` for each of `count` prompts, or its values, one a prompt."""
-    if value is None or isinstance(value, int | float):
+    if value is None or isinstance(value, Number | str):
         return [value] * count
     values = list(value)
     if len(values) != count:

@@ -1,7 +1,9 @@
 """How the next-token distributions of both models are warped before projection."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +32,17 @@ class SamplingConfig:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if not 0 <= self.min_p < 1:
             raise ValueError(f"min_p must be in [0, 1), got {self.min_p}")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "SamplingConfig":
+        """From settings by name, of a call or a ledger; ValueError for an unknown one."""
+        allowed = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in allowed:
+                raise ValueError(
+                    f"unknown sampling setting {name!r}: allowed are {', '.join(allowed)}"
+                )
+        return cls(**settings)
 
     @property
     def is_greedy(self) -> bool:

@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from .budget import Budget
 from .judgement import Judged, Judgement, given_blocks
 from .level import Level
 from .prompt_reading import asks_for_ratios, read_prompts
-from .request import Request, request_budget
+from .request import Request, budget_without_debt, request_budget
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 
@@ -135,9 +133,8 @@ def _bank(judged: Judgement, accounts: Sequence[_Account]) -> None:
 
 
 def refused_score(request: Request, rule: Rule, tokens: list[int], error: str) -> Score:
-    """The score of a request that was never read; its budget knows no debt."""
-    budget = request_budget(request, rule, torch.empty(0, dtype=torch.float64))
-    score = _empty_score(budget, tokens)
+    """The score of a request that was never read."""
+    score = _empty_score(budget_without_debt(request, rule), tokens)
     score.error = error
     return score
 

@@ -1,4 +1,4 @@
-"""The coupled sampler coupled/1: the safe model's draw where it may stand, else the residual."""
+"""The coupled sampler: the safe model's draw where it may stand, else the residual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coupled sampler coupled/1 over blocks: CDFs inverted in two levels, as in `sampler`."""
+"""The coupled sampler over blocks: CDFs inverted in two levels, as in `sampler`."""
 
 import triton
 import triton.language as tl

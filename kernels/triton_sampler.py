@@ -1,4 +1,4 @@
-"""The coupled sampler coupled/1 for one row: the safe model's draft, kept or replaced."""
+"""The coupled sampler for one row: the safe model's draft, kept or replaced."""
 
 import triton
 import triton.language as tl

@@ -43,8 +43,7 @@ def measured_acceptance(
     """Acceptance of plain decoding from these prompts, `num_tokens` each, at temperature 0.7."""
     settings = {f.name: getattr(rule, f.name) for f in fields(Anchored)}
     watched = _Watched(**settings)
-    seeds = list(range(len(prompts)))  # one seed for all would draw them by the same uniforms
-    results = Decoder(pair, watched).generate(prompts, max_new_tokens=num_tokens, seed=seeds)
+    results = Decoder(pair, watched).generate(prompts, max_new_tokens=num_tokens)
     steps = [s for result in results for s in result.ledger.steps if s.budget > 0.0]
     chances = [chance for kept in watched.kept for chance in kept.tolist()]
     variance = sum(chance * (1.0 - chance) for chance in chances)

@@ -20,7 +20,7 @@ class GenerateConfig(PairOptions):
     continue_from: Path | None = None
     """Ledger of a generation that reached its length, to go on from in place of a prompt."""
     num_return_sequences: int = 1
-    """Samples, by seeds one apart; their bounds add up."""
+    """Samples of the prompt, drawn independently; their bounds add up."""
     max_new_tokens: int = 200
     """Horizon of the budget: K = k * max_new_tokens."""
     max_new_bytes: int | None = None

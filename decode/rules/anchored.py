@@ -1,6 +1,5 @@
 """Anchored Decoding: the risky model inside an information budget of the safe one."""
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from ...kernels.clipping import project_max
 from ...kernels.projection import project_kl
-from ..budget import Budget, Schedule
+from ..budget import Budget, Schedule, checked_nats
 from ..prefix_debt import DebtMode, prefix_debt
 from .rule import NextToken, StepInputs
 
@@ -33,7 +32,8 @@ class Anchored:
     def __post_init__(self) -> None:
         if (self.k is None) == (self.K is None):
             raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
-        _check_nats("k" if self.K is None else "K", self.k if self.K is None else self.K)
+        given = "k" if self.K is None else "K"  # as a float: ledgers cannot hold numpy's own
+        object.__setattr__(self, given, checked_nats(given, getattr(self, given)))
         _check_choice("divergence", self.divergence, ("kl", "max"))
         _check_choice("debt", self.debt, ("top", "average", "none"))
         _check_choice("budget", self.budget, ("adaptive", "global", "fixed"))
@@ -56,7 +56,6 @@ class Anchored:
         return asdict(self)
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
-        _check_nats("k", k)
         per_step, total = self._nats(horizon, self.k if k is None else k)
         return Budget(
             per_step=per_step,
@@ -68,7 +67,7 @@ class Anchored:
 
     def _nats(self, horizon: int, k: float | None) -> tuple[float, float]:
         if k is not None:
-            return k, k * horizon
+            return k, checked_nats(f"K = k * horizon = {k} * {horizon}", k * horizon)
         assert self.K is not None
         return self.K / horizon, self.K
 
@@ -76,11 +75,6 @@ class Anchored:
         project = project_kl if self.divergence == "kl" else project_max
         risky, safe = inputs.warp(inputs.risky_logits), inputs.warp(inputs.safe_logits)
         return project(risky, safe, inputs.budget, inputs.uniform)
-
-
-def _check_nats(name: str, nats: float | None) -> None:
-    if nats is not None and not (math.isfinite(nats) and nats >= 0):
-        raise ValueError(f"{name} must be finite and >= 0 nats, got {nats}")
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -66,8 +66,9 @@ class Rule(Protocol):
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
         """The budget of one request.
 
-        horizon: most steps. k: nats a step in place of the rule's own. ratios: (num_positions,)
-        float64 log-likelihood ratios of the prompt's tokens.
+        horizon: most steps. k: nats a step in place of the rule's own, in [0, BUDGET_CAP].
+        ratios: (num_positions,) float64 log-likelihood ratios of the prompt's tokens. Raises
+        ValueError where k * horizon is beyond BUDGET_CAP or a ratio is NaN.
         """
         ...
 

@@ -3,11 +3,12 @@
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_gpt2, tiny_llama
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly
 
 PROMPTS = [
     "the keeper of the lamp",
@@ -217,10 +218,20 @@ def test_results_print_as_one_line(pair):
         ({"max_new_tokens": 0}, "max_new_tokens must be >= 1, got 0"),
         ({"temperature": -0.1}, "temperature must be finite and >= 0, got -0.1"),
         ({"top_p": 1.9}, r"top_p must be in \(0, 1\], got 1.9"),
-        ({"k": -1.0}, "k must be finite and >= 0 nats, got -1.0"),
-        ({"k": math.nan}, "k must be finite and >= 0 nats, got nan"),
+        ({"k": -1.0}, r"k must be in \[0, 1048576\] nats, got -1.0"),
+        ({"k": math.nan}, r"k must be in \[0, 1048576\] nats, got nan"),
+        ({"k": 1e308}, r"k must be in \[0, 1048576\] nats, got 1e\+308"),
+        ({"k": 3e5}, r"K = k \* horizon = 300000.0 \* 5 must be in .*, got 1500000.0"),
+        ({"k": "much"}, "k must be a number of nats, got 'much'"),
         ({"seed": [1, 2]}, "seed must be one value or one per prompt: 1, got 2"),
         ({"seed": -1}, "seed must be in"),
+        ({"seed": np.int64(-1)}, "seed must be in"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"seed": "3"}, "seed must be a whole number, got '3'"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, got 2.5"),
+        ({"num_return_sequences": 1.5}, "num_return_sequences must be a whole number, got 1.5"),
+        ({"heat": 2}, "unknown sampling setting 'heat': allowed are temperature, repetition_pen"),
+        ({"stop": ""}, "stop must not hold an empty string"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(pair, arguments, message):
@@ -231,8 +242,11 @@ def test_bad_arguments_are_refused_in_one_line(pair, arguments, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": -1.0}, "k must be finite and >= 0 nats, got -1.0"),
+        ({"k": -1.0}, r"k must be in \[0, 1048576\] nats, got -1.0"),
         ({"k": math.nan}, "got nan"),
+        ({"k": 1e308}, r"k must be in \[0, 1048576\] nats, got 1e\+308"),
+        ({"K": 2.0**20 + 1}, r"K must be in \[0, 1048576\] nats, got 1048577.0"),
+        ({"k": [1.0]}, r"k must be a number of nats, got \[1.0\]"),
         ({}, "give either k or K"),
         ({"k": 1.0, "divergence": "js"}, "divergence must be one of kl, max, got 'js'"),
         ({"k": 1.0, "debt_window": 0}, "debt_window must be >= 1, got 0"),
@@ -241,3 +255,66 @@ def test_bad_arguments_are_refused_in_one_line(pair, arguments, message):
 def test_bad_rule_settings_are_refused_in_one_line(settings, message):
     with pytest.raises(ValueError, match=message):
         Anchored(**settings)
+
+
+def test_a_budget_may_reach_the_cap_where_sums_are_exact(pair):
+    (result,) = Decoder(pair, Anchored(K=2.0**20)).generate(PROMPTS[0], max_new_tokens=3)
+    assert result.ledger.header.K == 2.0**20 and result.ledger.certified
+    assert result.ledger.is_within_bound
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "score"])
+def test_every_call_refuses_a_budget_whose_sums_are_not_exact(pair, call):
+    ask = {
+        "generate": lambda decoder: decoder.generate(PROMPTS, max_new_tokens=5),
+        "stream": lambda decoder: decoder.stream(PROMPTS[0], max_new_tokens=5),
+        "score": lambda decoder: decoder.score(PROMPTS[0], " x", horizon=5),
+    }[call]
+    with pytest.raises(ValueError, match=r"k \* horizon = 300000.0 \* 5 must be in"):
+        ask(Decoder(pair, Anchored(k=3e5)))
+
+
+def test_numbers_of_numpy_are_numbers(pair, tmp_path):
+    plain = Decoder(pair, Anchored(k=0.5)).generate(
+        PROMPTS[:2], max_new_tokens=6, seed=[3, 4], k=[1.5, 0.25], num_return_sequences=2
+    )
+    results = Decoder(pair, Anchored(k=np.float32(0.5))).generate(
+        PROMPTS[:2],
+        max_new_tokens=np.int64(6),
+        seed=np.array([3, 4]),
+        k=[np.float64(1.5), np.float32(0.25)],
+        num_return_sequences=np.int32(2),
+    )
+    assert [result.ledger for result in results] == [result.ledger for result in plain]
+    for result in results:
+        result.ledger.save(tmp_path / "ledger.jsonl")  # numpy's own numbers are no JSON
+        assert Ledger.load(tmp_path / "ledger.jsonl") == result.ledger
+    (one,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[0], max_new_tokens=6, seed=np.int64(3))
+    assert one.ledger.header.seed == 3
+
+
+def test_no_stop_string_and_one_by_itself_are_what_they_say(pair):
+    decoder = Decoder(pair, RiskyOnly())
+    settings = {"max_new_tokens": 30, "temperature": 1.0}
+    (whole,) = decoder.generate(PROMPTS[0], stop=None, **settings)
+    stop = whole.text[10:13]
+    (listed,) = decoder.generate(PROMPTS[0], stop=[stop], **settings)
+    (single,) = decoder.generate(PROMPTS[0], stop=stop, **settings)
+    assert single.text == listed.text == whole.text[: whole.text.index(stop)]
+    streamed = decoder.stream(PROMPTS[0], stop=stop, **settings)
+    assert "".join(piece.text for piece in streamed) == single.text
+    assert [*decoder.stream(PROMPTS[0], stop=None, **settings)]
+
+
+@pytest.mark.parametrize("level", ["token", "byte"])
+@pytest.mark.parametrize(
+    ("prompt", "kind"), [(b"salt", "bytes"), ([b"salt"], "bytes"), ([5.0], "float")], ids=str
+)
+def test_a_prompt_that_is_no_text_is_refused_by_its_type(pair, level, prompt, kind):
+    """Bytes would be read as token ids."""
+    decoder = Decoder(pair, Anchored(k=1.0), level=level)
+    message = f"prompt must be a text or a list of token ids, got {kind}"
+    with pytest.raises(ValueError, match=message):
+        decoder.generate(prompt, max_new_tokens=2)
+    with pytest.raises(ValueError, match=r"continuation must be a text or a list .*, got bytes"):
+        decoder.score("salt", b"rain")

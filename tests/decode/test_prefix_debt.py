@@ -36,3 +36,15 @@ def test_a_token_impossible_for_the_safe_model_makes_the_debt_infinite():
     risky = torch.tensor([-1.0, -math.inf])
     safe = torch.tensor([-2.0, -math.inf])
     assert prefix_debt(log_likelihood_ratios(risky, safe)) == math.inf
+
+
+@pytest.mark.parametrize("mode", ["top", "average"])
+def test_beside_an_impossible_token_none_of_the_risky_model_makes_up_for_it(mode):
+    ratios = torch.tensor([math.inf, -math.inf, 1.0])
+    assert prefix_debt(ratios, mode=mode) == math.inf
+
+
+@pytest.mark.parametrize("mode", ["top", "average", "none"])
+def test_no_debt_follows_from_nan(mode):
+    with pytest.raises(ValueError, match="hold NaN"):
+        prefix_debt(torch.tensor([3.0, math.nan, 1.0]), mode=mode)

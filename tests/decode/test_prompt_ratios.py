@@ -143,6 +143,21 @@ def test_a_prompt_without_ratios_is_refused(pair, saved):
         decoder.generate([PROMPTS[0], "the keeper"], **ASKED)
 
 
+def test_nan_among_saved_ratios_fails_their_prompt_alone(pair, saved):
+    ratios = PromptRatios.load(saved)
+    salt = Decoder(pair, Anchored(k=1.0)).level.encode(PROMPTS[2])
+    ratios.of(salt)[0] = torch.nan
+    ratios.save(saved)
+    decoder = Decoder(pair, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
+    first, second, failed = decoder.generate(PROMPTS, **ASKED)
+    assert failed.error == "request 2: the ratios that are given for the prompt hold NaN"
+    assert failed.token_ids == [] and not failed.ledger.certified
+    assert failed.ledger.header.debt == 0.0  # never NaN
+    assert not first.error and not second.error and first.ledger.certified
+    scores = decoder.score(PROMPTS, [" lamp"] * 3)
+    assert [score.error for score in scores] == ["", "", failed.error.removeprefix("request 2: ")]
+
+
 def test_other_files_are_refused(tmp_path):
     text, tensors = tmp_path / "text.safetensors", tmp_path / "tensors.safetensors"
     text.write_text("no tensors")

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from anchored import Anchored, Decoder, Ledger, verify
+from anchored.decode.random_key import recorded_key
 
 PROMPTS = ["the keeper of the lamp", "import math"]
 
@@ -14,15 +15,17 @@ def decoder(pair):
     return Decoder(pair, Anchored(k=1.0))
 
 
-def test_samples_are_the_generations_of_seeds_one_apart(decoder):
+def test_samples_of_a_prompt_differ_and_begin_with_the_one_it_gets_alone(decoder):
     several = decoder.generate(PROMPTS, max_new_tokens=8, seed=[3, 8], num_return_sequences=3)
-    alone = [
-        decoder.generate(prompt, max_new_tokens=8, seed=first + sample)[0]
-        for prompt, first in zip(PROMPTS, [3, 8], strict=True)
-        for sample in range(3)
-    ]
-    assert [result.token_ids for result in several] == [result.token_ids for result in alone]
-    assert len({tuple(result.token_ids) for result in several[:3]}) == 3
+    assert [result.ledger.header.seed for result in several] == [3, 3, 3, 8, 8, 8]
+    for first, (prompt, seed) in enumerate(zip(PROMPTS, [3, 8], strict=True)):
+        samples = [result.token_ids for result in several[3 * first : 3 * first + 3]]
+        assert len(set(map(tuple, samples))) == 3
+        for count in (1, 2):
+            fewer = decoder.generate(
+                prompt, max_new_tokens=8, seed=seed, num_return_sequences=count
+            )
+            assert [result.token_ids for result in fewer] == samples[:count]
 
 
 def test_bounds_of_samples_add_up_and_the_result_says_so(decoder):
@@ -52,14 +55,18 @@ def test_a_continuation_reads_the_earlier_text_and_adds_its_bound(decoder, pair)
 def test_a_continuation_is_drawn_by_numbers_of_its_own(decoder):
     """Those that drew the earlier text are used up; those of another text are another's."""
     first = decoder.generate(PROMPTS, max_new_tokens=8, seed=0, num_return_sequences=2)
-    seeds = [
-        result.ledger.header.seed
+    later = [
+        result
         for seed in (0, 1)
         for result in decoder.generate(continue_from=first, max_new_tokens=2, seed=seed)
     ]
-    assert len({0, 1, *seeds}) == 10
+    keys = [recorded_key(result.ledger.header) for result in (*first, *later)]
+    assert len(set(keys)) == 12
     again = decoder.generate(continue_from=first, max_new_tokens=2, seed=0)
-    assert [result.ledger.header.seed for result in again] == seeds[:4]
+    assert [recorded_key(result.ledger.header) for result in again] == keys[4:8]
+    texts = [result.ledger.header.prompt_token_ids for result in later[:4]]
+    given = decoder.generate(texts, max_new_tokens=2)  # the same text, as a prompt
+    assert [result.token_ids for result in given] == [result.token_ids for result in later[:4]]
 
 
 def test_text_that_no_bound_holds_for_leaves_no_total(decoder, tmp_path):

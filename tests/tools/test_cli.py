@@ -109,8 +109,8 @@ def test_saved_ratios_give_the_same_text_and_none_for_another_prompt(capsys, pai
 
 BAD_GENERATE = [
     (["--prompt", ""], "the prompt is empty"),
-    (["--prompt", "a", "--rule.k", "-1"], "k must be finite and >= 0 nats, got -1.0"),
-    (["--prompt", "a", "--rule.k", "nan"], "k must be finite and >= 0 nats, got nan"),
+    (["--prompt", "a", "--rule.k", "-1"], "k must be in [0, 1048576] nats, got -1.0"),
+    (["--prompt", "a", "--rule.k", "nan"], "k must be in [0, 1048576] nats, got nan"),
     (["--prompt", "the keeper " * 80], "exceeds the pair's context of 128"),
 ]
 
