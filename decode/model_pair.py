@@ -23,7 +23,7 @@ from .model_loading import (
 )
 from .output_layer import OutputLayer
 from .row_attention import RowAttention
-from .row_check import checked_row_attention
+from .row_check import row_support
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,9 @@ class ModelPair:
     With one tokenizer they can be compared token by token, with two byte by byte: both must then be
     byte-level BPE.
 
-    Each model is run on a few tokens to see whether its rows can differ in length.
+    Each model is run on a few tokens, in the way in which it will decode, and compared with its
+    plain forward: see `row_support`. Hooks that it is given later, and other layers in place of its
+    own, are honoured by the next call, but neither compared nor seen in its fingerprint.
 
     Both may carry embeddings padded beyond the tokenizer: the padding is never predicted. Only the
     safe model has to be exact for the bound, so a quantised one is refused unless asked for.
@@ -51,27 +53,34 @@ class ModelPair:
     """Take a quantised safe model: the bound then holds against that model, not the original."""
     row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
+    decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
+    """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
+    it reaches, decode one at a time; else they decode in left-padded batches."""
     output_layers: dict[str, OutputLayer] = field(default_factory=dict, init=False)
-    """By "safe" and "risky"; they predict the tokens of `tokenizer`."""
+    """By "safe" and "risky"; they predict the tokens of the model's tokenizer."""
 
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
             _refuse_quantized(self.safe.config)
-        for name, model in self.models.items():
-            rows, tokens = model.config.get_text_config().vocab_size, len(self.tokenizers[name])
-            if rows < tokens:
-                raise ValueError(
-                    f"the {name} model predicts {rows} tokens, the tokenizer has "
-                    f"{tokens}: they do not belong together"
-                )
-            if name not in self.fingerprints:
-                self.fingerprints[name] = model_fingerprint(model)
-            model.train(False)
-            self.row_attention[name] = checked_row_attention(model, name)
-            self.output_layers[name] = OutputLayer(model, self.vocab_size, packs=True)
         if self.risky_tokenizer is not None:
             for name, tokenizer in self.tokenizers.items():
                 _check_bytes(tokenizer, name)
+        for name, model in self.models.items():
+            self._check_model(name, model)
+
+    def _check_model(self, name: str, model: PreTrainedModel) -> None:
+        rows, tokens = model.config.get_text_config().vocab_size, len(self.tokenizers[name])
+        if rows < tokens:
+            raise ValueError(
+                f"the {name} model predicts {rows} tokens, the tokenizer has "
+                f"{tokens}: they do not belong together"
+            )
+        if name not in self.fingerprints:
+            self.fingerprints[name] = model_fingerprint(model)
+        model.train(False)
+        self.output_layers[name] = OutputLayer(model, tokens, packs=True)
+        support = row_support(model, name, self.output_layers[name])
+        self.row_attention[name], self.decodes_alone[name] = support.attention, support.is_alone
 
     @classmethod
     def from_pretrained(

@@ -8,8 +8,9 @@ from tiny_models import FAMILIES, tiny_family, tiny_llama
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from anchored import Anchored, Decoder, ModelPair
+from anchored.decode.output_layer import OutputLayer
 from anchored.decode.row_attention import row_attention
-from anchored.decode.row_check import checked_row_attention, largest_error
+from anchored.decode.row_check import RowCheck, RowSupport, row_support
 
 PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the harbour bell"]
 
@@ -30,10 +31,15 @@ def tiny_neox(seed: int):
     return AutoModelForCausalLM.from_config(config).double()
 
 
+def support_of(model, name: str) -> RowSupport:
+    return row_support(model, name, OutputLayer(model, model.config.vocab_size, packs=True))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_every_family_passes_its_check_in_every_dtype(family, dtype):
-    assert checked_row_attention(tiny_family(family, 1).to(dtype), "safe") is not None
+    model = tiny_family(family, 1).to(dtype)
+    assert support_of(model, "safe").attention == row_attention(model)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
@@ -43,12 +49,12 @@ def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog)
 
     model = tiny_family(family, 1).float()
     monkeypatch.setattr("anchored.decode.row_attention._visible", everything)
-    error, tolerance = largest_error(model, row_attention(model))
-    assert error > 10 * tolerance
+    with pytest.raises(ValueError, match=r"in rows its log-probabilities are off by \d"):
+        RowCheck(model, OutputLayer(model, 320)).compare_rows(row_attention(model))
     with caplog.at_level(logging.WARNING):
-        assert checked_row_attention(model, "risky") is None
-    assert len(caplog.messages) == 1
-    assert "the risky model decodes in whole batches: with rows its logits" in caplog.text
+        assert support_of(model, "risky") == RowSupport(None, is_alone=False)
+    (line,) = caplog.messages
+    assert f"the risky model ({family}) decodes in whole batches: in rows its log-" in line
 
 
 @pytest.mark.parametrize(
@@ -59,16 +65,19 @@ def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog)
             tiny_llama(1, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
             "its rotary embedding, dynamic, depends on the longest row",
         ),
-        (
-            tiny_family("llama", 1, attn_implementation="flex_attention"),
-            "its attention is flex_attention, not sdpa or eager",
-        ),
     ],
 )
 def test_other_models_decode_in_batches_with_one_log_line(model, reason, caplog):
     with caplog.at_level(logging.WARNING):
-        assert checked_row_attention(model, "safe") is None
-    assert caplog.messages == [f"the safe model decodes in whole batches: {reason}"]
+        assert support_of(model, "safe") == RowSupport(None, is_alone=False)
+    family = model.config.model_type
+    assert caplog.messages == [f"the safe model ({family}) decodes in whole batches: {reason}"]
+
+
+def test_attention_that_takes_no_masks_of_ours_is_refused_for_rows():
+    model = tiny_family("llama", 1, attn_implementation="flex_attention")
+    with pytest.raises(ValueError, match="its attention is flex_attention, not sdpa or eager"):
+        row_attention(model)
 
 
 def test_a_pair_outside_the_families_decodes_the_same_alone_and_in_batches(tokenizer):
