@@ -101,14 +101,16 @@ class ModelPair:
         transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
         (started by torchrun, one device each) that the risky model is split over; each has the
         whole safe model and gets the same results. Raises FileNotFoundError for a missing folder
-        and ValueError for a quantised safe model, or for tokenizers that differ unless both are
-        byte-level BPE.
+        and ValueError for a config or weights that are damaged or lack a tensor, for a model that
+        `row_support` refuses, for a quantised safe model, or for tokenizers that differ unless both
+        are byte-level BPE.
         """
         folders = {"safe": model_folder(safe), "risky": model_folder(risky)}
+        configs = {name: load_config(folder) for name, folder in folders.items()}
+        if not allow_quantized_safe:
+            _refuse_quantized(configs["safe"])
         tokenizers = {name: load_tokenizer(folder) for name, folder in folders.items()}
         has_one_tokenizer = same_tokens(tokenizers["safe"], tokenizers["risky"])
-        if not allow_quantized_safe:
-            _refuse_quantized(load_config(folders["safe"]))
         if tp_size == 1:
             place = device_of(device, "risky")
             risky_model = load_model(folders["risky"], dtype, place, risky_quantization)

@@ -3,14 +3,12 @@
 import pytest
 import torch
 from model_zoo import FAMILIES, VOCAB_SIZE, zoo_model
+from plain_forward import plain_log_probs
 from tiny_models import tiny_llama, word_tokenizer
 
-from anchored import Anchored, Decoder, Ledger, ModelPair
-from anchored.decode.sampling_config import SamplingConfig
-from anchored.decode.warpers import Warpers
+from anchored import Anchored, Decoder, ModelPair
 
 PROMPTS = [[0, 5, 9, 33, 7, 8, 41, 22, 17], [0, 12, 60]]
-SAMPLING = {"temperature": 0.9, "repetition_penalty": 1.1}
 
 ALONE = (
     "openai-gpt",
@@ -35,19 +33,6 @@ REFUSED = {
 """Why a family may be refused; those that fail alone do so in transformers 5.23."""
 
 
-def plain_log_probs(pair: ModelPair, ledger: Ledger) -> list[float]:
-    """log p_s of the ledger's tokens by forwards of the text alone, without cache or padding."""
-    warpers, text = Warpers(SamplingConfig(**SAMPLING), pair.stop_token_ids), []
-    text, log_probs = list(ledger.header.prompt_token_ids), []
-    for step in ledger.steps:
-        logits = pair.safe(torch.tensor([text]), use_cache=False).logits[:, -1]
-        seen = torch.zeros(1, VOCAB_SIZE, dtype=torch.bool)
-        seen[0, text] = True
-        log_probs.append(warpers(logits, seen).double().log_softmax(-1)[0, step.token_id].item())
-        text.append(step.token_id)
-    return log_probs
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_the_recorded_law_is_that_of_the_plain_forward_or_the_model_is_refused(family):
@@ -59,8 +44,7 @@ def test_the_recorded_law_is_that_of_the_plain_forward_or_the_model_is_refused(f
         assert str(refusal).startswith(title + REFUSED[family]) and "\n" not in str(refusal)
         return
     assert pair.decodes_alone["safe"] == (family in ALONE)
-    results = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS, max_new_tokens=5, **SAMPLING)
-    for result in results:
+    for result in Decoder(pair, Anchored(k=0.5)).generate(PROMPTS, max_new_tokens=5):
         recorded = [step.safe_log_prob for step in result.ledger.steps]
         assert result.ledger.certified and len(recorded) > 1
         assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
