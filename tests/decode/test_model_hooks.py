@@ -1,4 +1,4 @@
-"""What is done to a model's modules, before its pair is made or after, is in what ledgers record."""
+"""What is done to a model's modules, before or after its pair is made, is in what ledgers record."""
 
 import logging
 
