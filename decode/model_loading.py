@@ -113,8 +113,9 @@ def quantization_method(config: PretrainedConfig) -> str:
 
 
 def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedModel:
+    loader: Any = AutoModelForCausalLM  # whose types know no output_loading_info
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = loader.from_pretrained(
             folder,
             dtype=dtype,
             use_safetensors=True,
@@ -126,8 +127,8 @@ def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedMod
     except (OSError, SafetensorError) as error:
         raise ValueError(f"the weights in {folder} cannot be read: {_line(error)}") from error
     _check_tensors(folder, report)
-    loaded: PreTrainedModel = model
-    return loaded
+    whole: PreTrainedModel = model
+    return whole
 
 
 def _check_tensors(folder: Path, report: Mapping[str, Any]) -> None:

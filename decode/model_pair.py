@@ -162,9 +162,8 @@ class ModelPair:
     @property
     def context_lengths(self) -> dict[str, int]:
         """By "safe" and "risky", in tokens; a model that states none is left out."""
-        configs = {name: model.config.get_text_config() for name, model in self.models.items()}
         lengths = {
-            n: getattr(config, "max_position_embeddings", 0) for n, config in configs.items()
+            n: _context_of(model.config.get_text_config()) for n, model in self.models.items()
         }
         return {name: length for name, length in lengths.items() if length}
 
@@ -230,6 +229,16 @@ def _refuse_quantized(config: PretrainedConfig) -> None:
             f"the safe model is quantised ({method}), so the bound would hold against another "
             "model than the original: pass allow_quantized_safe=True to accept that"
         )
+
+
+def _context_of(config: PretrainedConfig) -> int:
+    """Longest text of a model, in tokens; 0 where it states none."""
+    length: int = getattr(config, "max_position_embeddings", 0)
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") == "longrope":
+        # Past this length it rotates by other angles, and keys that are cached were rotated before.
+        length = min(length, rotary["original_max_position_embeddings"])
+    return length
 
 
 def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What is done to a model's modules, before or after its pair is made, is in what ledgers record."""
+"""Hooks, and layers that are replaced, are in what ledgers record, whenever they were set."""
 
 import logging
 

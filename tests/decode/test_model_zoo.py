@@ -48,3 +48,17 @@ def test_the_recorded_law_is_that_of_the_plain_forward_or_the_model_is_refused(f
         recorded = [step.safe_log_prob for step in result.ledger.steps]
         assert result.ledger.certified and len(recorded) > 1
         assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
+
+
+def test_texts_end_where_long_rotary_embeddings_change_their_angles():
+    angles = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10_000.0}
+    rotary = {"rope_type": "longrope", **angles, "factor": 4.0}
+    safe = zoo_model("phi3", 1, rope_parameters=rotary, original_max_position_embeddings=16)
+    risky = tiny_llama(2, vocab_size=VOCAB_SIZE).float()
+    pair = ModelPair(safe, risky, word_tokenizer(VOCAB_SIZE))
+    decoder = Decoder(pair, Anchored(k=0.5))
+    (result,) = decoder.generate(PROMPTS[:1], max_new_tokens=7)
+    recorded = [step.safe_log_prob for step in result.ledger.steps]
+    assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
+    with pytest.raises(ValueError, match="it exceeds the pair's context of 16"):
+        decoder.generate(PROMPTS[0], max_new_tokens=8)
