@@ -1,7 +1,10 @@
 """Tiny models of the families of transformers, in float32: what safe models may look like."""
 
 import torch
+from tiny_models import tiny_llama, word_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from anchored import ModelPair
 
 VOCAB_SIZE = 64
 WINDOW = 5
@@ -18,7 +21,7 @@ _SIZES = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
     "bos_token_id": 0,
-    "eos_token_id": 1,
+    "eos_token_id": None,
     "pad_token_id": None,
     "num_experts": 4,
     "num_local_experts": 4,
@@ -157,3 +160,13 @@ def zoo_model(family: str, seed: int, **changes) -> PreTrainedModel:
     config = AutoConfig.for_model(model_type, **{**sizes, **FAMILIES[family], **changes})
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def zoo_pair(safe: PreTrainedModel) -> ModelPair:
+    """With a risky Llama and words that end no text, so that every text has its full length."""
+    tokenizer = word_tokenizer(VOCAB_SIZE)
+    tokenizer.eos_token = None
+    risky = tiny_llama(2, vocab_size=VOCAB_SIZE, eos_token_id=None).float()
+    pair = ModelPair(safe, risky, tokenizer)
+    assert pair.stop_token_ids == []
+    return pair

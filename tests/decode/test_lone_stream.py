@@ -1,10 +1,12 @@
 """Models that batches would get wrong decode one text at a time, by the cache that they make."""
 
+import itertools
+
 import pytest
 import torch
-from model_zoo import VOCAB_SIZE, zoo_model
+from model_zoo import VOCAB_SIZE, zoo_model, zoo_pair
 from plain_forward import plain_log_probs
-from tiny_models import tiny_family, tiny_llama, word_tokenizer
+from tiny_models import tiny_family, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.lone_stream import LoneStream
@@ -16,8 +18,7 @@ ALONE = ["mamba2", "rwkv", "jamba", "recurrent_gemma"]
 
 @pytest.fixture(scope="module", params=ALONE)
 def lone_pair(request) -> ModelPair:
-    risky = tiny_llama(2, vocab_size=VOCAB_SIZE).float()
-    return ModelPair(zoo_model(request.param, 1), risky, word_tokenizer(VOCAB_SIZE))
+    return zoo_pair(zoo_model(request.param, 1))
 
 
 def recorded(result) -> list[float]:
@@ -45,13 +46,15 @@ def test_scores_of_several_texts_are_those_of_the_plain_forward(lone_pair):
 
 def test_texts_that_are_streamed_by_turns_do_not_share_a_state(lone_pair):
     decoder = Decoder(lone_pair, Anchored(k=1.0))
-    expected = [result.text for result in decoder.generate(PROMPTS[:2], max_new_tokens=6)]
+    results = decoder.generate(PROMPTS[:2], max_new_tokens=6)
     streams = [decoder.stream(prompt, max_new_tokens=6) for prompt in PROMPTS[:2]]
-    texts = ["", ""]
-    for _ in range(7):
-        for i, stream in enumerate(streams):
-            texts[i] += "".join(piece.text for piece in [next(stream, None)] if piece)
-    assert texts == expected
+    spends: list[list[float]] = [[], []]
+    for _ in range(6):
+        for spent, stream in zip(spends, streams, strict=True):
+            spent += [piece.spend for piece in itertools.islice(stream, 1)]
+    assert [len(result.token_ids) for result in results] == [6, 6]
+    expected = [[step.spend for step in result.ledger.steps] for result in results]
+    assert spends == expected and sum(map(sum, spends)) > 0
 
 
 def test_several_rows_are_refused_where_each_has_to_be_alone(lone_pair):
@@ -85,7 +88,6 @@ def test_llama4_texts_of_unequal_lengths_beyond_its_reach_decode_alone(tokenizer
     prompts = [[0, *range(5, 40)], [0, *range(7, 18)]]  # rows of up to 39 tokens share a forward
     decoder = Decoder(pair, Anchored(k=1.0))
     results = decoder.generate(prompts, max_new_tokens=30)
-    assert max(len(result.token_ids) + len(result.prompt) for result in results) > 60
     for prompt, result in zip(prompts, results, strict=True):
         (alone,) = decoder.generate([prompt], max_new_tokens=30)
         assert result.token_ids == alone.token_ids

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from model_zoo import FAMILIES, VOCAB_SIZE, zoo_model
+from model_zoo import FAMILIES, zoo_model, zoo_pair
 from plain_forward import plain_log_probs
-from tiny_models import tiny_llama, word_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair
+from anchored import Anchored, Decoder
 
 PROMPTS = [[0, 5, 9, 33, 7, 8, 41, 22, 17], [0, 12, 60]]
 
@@ -36,9 +35,8 @@ REFUSED = {
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_the_recorded_law_is_that_of_the_plain_forward_or_the_model_is_refused(family):
-    risky = tiny_llama(2, vocab_size=VOCAB_SIZE).float()
     try:
-        pair = ModelPair(zoo_model(family, 1), risky, word_tokenizer(VOCAB_SIZE))
+        pair = zoo_pair(zoo_model(family, 1))
     except ValueError as refusal:
         title = f"the safe model ({family}) cannot be decoded: "
         assert str(refusal).startswith(title + REFUSED[family]) and "\n" not in str(refusal)
@@ -46,7 +44,7 @@ def test_the_recorded_law_is_that_of_the_plain_forward_or_the_model_is_refused(f
     assert pair.decodes_alone["safe"] == (family in ALONE)
     for result in Decoder(pair, Anchored(k=0.5)).generate(PROMPTS, max_new_tokens=5):
         recorded = [step.safe_log_prob for step in result.ledger.steps]
-        assert result.ledger.certified and len(recorded) > 1
+        assert result.ledger.certified and len(recorded) == 5
         assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
 
 
@@ -54,8 +52,7 @@ def test_texts_end_where_long_rotary_embeddings_change_their_angles():
     angles = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10_000.0}
     rotary = {"rope_type": "longrope", **angles, "factor": 4.0}
     safe = zoo_model("phi3", 1, rope_parameters=rotary, original_max_position_embeddings=16)
-    risky = tiny_llama(2, vocab_size=VOCAB_SIZE).float()
-    pair = ModelPair(safe, risky, word_tokenizer(VOCAB_SIZE))
+    pair = zoo_pair(safe)
     decoder = Decoder(pair, Anchored(k=0.5))
     (result,) = decoder.generate(PROMPTS[:1], max_new_tokens=7)
     recorded = [step.safe_log_prob for step in result.ledger.steps]
