@@ -239,10 +239,14 @@ class Decoder:
         return self.level.too_long(request.prompt_token_ids, request.max_new_tokens)
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
-        """By prompt length, longest first, so that prompts read together need little padding."""
+        """By prompt length, longest first, so that prompts read together need little padding.
+
+        One request each where the models decode texts of such lengths one at a time.
+        """
         ordered = sorted(requests, key=lambda request: -len(request.prompt_token_ids))
-        starts = range(0, len(ordered), self.batch_size)
-        return [ordered[start : start + self.batch_size] for start in starts]
+        longest = max((request.max_length for request in requests), default=0)
+        size = self.batch_size if self.level.rows_can_share(longest) else 1
+        return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
     def _decode(self, requests: list[Request], config: SamplingConfig) -> Iterator[RequestState]:
         """Every request as it ends."""

@@ -6,6 +6,7 @@ import torch
 
 from .level import Level
 from .model_pair import ModelPair
+from .module_hooks import is_hooked
 from .row_attention import RowAttention
 from .rules.anchored import Anchored
 from .rules.rule import Rule
@@ -55,6 +56,8 @@ def _model_refusal(pair: ModelPair, name: str) -> str:
         return f"the {name} model is {model.dtype}, not one of float32, bfloat16, float16"
     if family not in FAMILIES or attention is None or not _is_full(attention):
         return f"the {name} model ({family}) is not of a tested family with full attention"
+    if hooked := next((n for n, module in model.named_modules() if is_hooked(module)), None):
+        return f"the {name} model has a hook on {hooked}, which a captured step may not run"
     return ""
 
 

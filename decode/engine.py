@@ -46,9 +46,12 @@ class Engine:
             _check_device(level.pair)
 
     def check(self, sampling: SamplingConfig) -> None:
-        """Raise ValueError if the engine that was asked for by name cannot sample like this."""
+        """Raise ValueError if the engine that was asked for by name cannot sample like this.
+
+        The pair is looked at again: its models may have been given hooks.
+        """
         if self.name == "device":
-            _raise_if(sampling_refusal(sampling))
+            _raise_if(pair_refusal(self.level, self.rule) or sampling_refusal(sampling))
 
     def open(self, sampling: SamplingConfig, num_rows: int, max_length: int) -> PairedBatch:
         """An empty batch of `num_rows` rows of up to `max_length` symbols.

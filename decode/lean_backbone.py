@@ -9,6 +9,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .kv_cache import RowCache
+from .module_hooks import is_hooked
 from .rotary_table import RotaryTable, rotated
 from .row_attention import Masks, RowAttention
 
@@ -64,11 +65,13 @@ class LeanBackbone:
     """A `Backbone` for small models, in which the host's work takes as long as the products.
 
     Computes with the model's own weights by few operations of torch and no calls of modules.
-    Results differ from those of the modules by rounding.
+    Results differ from those of the modules by rounding. What is done to the model later, hooks and
+    other modules in place of its own, is seen when the next backbone is asked for (`backbone_of`):
+    by the next stream that is opened.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """model: one that `lean_refusal` has nothing against; its weights stay as they are now."""
+        """model: one that `lean_refusal` has nothing against; its tensors are taken as they are."""
         base: Any = model.get_submodule("model")
         self._embeddings, self._norm = base.embed_tokens.weight, _norm(base.norm)
         self._layers = [_layer(module) for module in base.layers]
@@ -121,10 +124,11 @@ def lean_refusal(model: PreTrainedModel, attention: RowAttention) -> str:
 
 
 def _is_changed(name: str, module: nn.Module) -> bool:
-    """Whether a module has hooks, or stands where a linear layer or an embedding should be."""
+    """Whether a module has hooks, or is of a class that the family does not have there."""
     kinds = {"_proj": nn.Linear, "embed_tokens": nn.Embedding}
     is_other = any(name.endswith(end) and type(module) is not kind for end, kind in kinds.items())
-    return is_other or bool(module._forward_hooks or module._forward_pre_hooks)
+    is_foreign = not type(module).__module__.startswith(("torch.nn.", "transformers."))
+    return is_other or is_foreign or is_hooked(module)
 
 
 def _layer(module: Any) -> _Layer:

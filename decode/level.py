@@ -89,6 +89,10 @@ class Level(Protocol):
         """Whether rows of up to `max_length` symbols can join a batch that is being decoded."""
         ...
 
+    def rows_can_share(self, max_length: int) -> bool:
+        """Whether several rows of up to `max_length` symbols can be decoded at once."""
+        ...
+
     def open_streams(
         self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool
     ) -> Mapping[str, Stream]:

@@ -1,13 +1,17 @@
 """Models and tokenizers from Hugging Face folders: safetensors only, no remote code."""
 
 import json
+import logging
 import os
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,6 +22,8 @@ from transformers import (
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
+
+logger = logging.getLogger(__name__)
 
 DeviceMap = str | torch.device | Mapping[str, str | torch.device] | None
 HUB_FILES = ["*.json", "*.safetensors", "tokenizer*", "LICENSE*"]
@@ -34,8 +40,11 @@ def model_folder(name: str | Path) -> Path:
 
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """The config alone."""
-    config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    """The config alone; ValueError if it cannot be read."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise ValueError(f"the config in {folder} cannot be read: {_line(error)}") from error
     return config
 
 
@@ -45,7 +54,10 @@ def load_model(
     device: str | torch.device,
     quantization: QuantizationConfigMixin | None = None,
 ) -> PreTrainedModel:
-    """A model on one device; quantised as given, or as its own config says."""
+    """A model on one device; quantised as given, or as its own config says.
+
+    Raises ValueError, in one line, for weights that cannot be read or that lack a tensor.
+    """
     if quantization is None and not quantization_method(load_config(folder)):
         model = _from_pretrained(folder, dtype)
         model.to(torch.device(device))  # type: ignore[arg-type]
@@ -101,10 +113,46 @@ def quantization_method(config: PretrainedConfig) -> str:
 
 
 def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, **settings
-    )
-    return model
+    loader: Any = AutoModelForCausalLM  # whose types know no output_loading_info
+    try:
+        model, report = loader.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            **settings,
+        )
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {_line(error)}") from error
+    _check_tensors(folder, report)
+    whole: PreTrainedModel = model
+    return whole
+
+
+def _check_tensors(folder: Path, report: Mapping[str, Any]) -> None:
+    """report: of transformers, which leaves tied tensors out and fills missing ones at random."""
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(f"the weights in {folder} lack {missing[0]} ({len(missing)} in all)")
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, expected = mismatched[0]
+        raise ValueError(
+            f"the weights in {folder} do not fit the config: {name} is {tuple(stored)}, "
+            f"not {tuple(expected)}"
+        )
+    if unexpected := sorted(report["unexpected_keys"]):
+        logger.warning(
+            "the weights in %s hold %s (%d in all), which the model does not use",
+            folder,
+            unexpected[0],
+            len(unexpected),
+        )
+
+
+def _line(error: Exception) -> str:
+    """An error of transformers in one line: some take a paragraph."""
+    return textwrap.shorten(str(error), 200)
 
 
 def _tokenization(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .model_loading import (
 )
 from .output_layer import OutputLayer
 from .row_attention import RowAttention
-from .row_check import checked_row_attention
+from .row_check import row_support
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,9 @@ class ModelPair:
     With one tokenizer they can be compared token by token, with two byte by byte: both must then be
     byte-level BPE.
 
-    Each model is run on a few tokens to see whether its rows can differ in length.
+    Each model is run on a few tokens, in the way in which it will decode, and compared with its
+    plain forward: see `row_support`. Hooks that it is given later, and other layers in place of its
+    own, are honoured by the next call, but neither compared nor seen in its fingerprint.
 
     Both may carry embeddings padded beyond the tokenizer: the padding is never predicted. Only the
     safe model has to be exact for the bound, so a quantised one is refused unless asked for.
@@ -51,27 +53,34 @@ class ModelPair:
     """Take a quantised safe model: the bound then holds against that model, not the original."""
     row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
+    decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
+    """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
+    it reaches, decode one at a time; else they decode in left-padded batches."""
     output_layers: dict[str, OutputLayer] = field(default_factory=dict, init=False)
-    """By "safe" and "risky"; they predict the tokens of `tokenizer`."""
+    """By "safe" and "risky"; they predict the tokens of the model's tokenizer."""
 
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
             _refuse_quantized(self.safe.config)
-        for name, model in self.models.items():
-            rows, tokens = model.config.get_text_config().vocab_size, len(self.tokenizers[name])
-            if rows < tokens:
-                raise ValueError(
-                    f"the {name} model predicts {rows} tokens, the tokenizer has "
-                    f"{tokens}: they do not belong together"
-                )
-            if name not in self.fingerprints:
-                self.fingerprints[name] = model_fingerprint(model)
-            model.train(False)
-            self.row_attention[name] = checked_row_attention(model, name)
-            self.output_layers[name] = OutputLayer(model, self.vocab_size, packs=True)
         if self.risky_tokenizer is not None:
             for name, tokenizer in self.tokenizers.items():
                 _check_bytes(tokenizer, name)
+        for name, model in self.models.items():
+            self._check_model(name, model)
+
+    def _check_model(self, name: str, model: PreTrainedModel) -> None:
+        rows, tokens = model.config.get_text_config().vocab_size, len(self.tokenizers[name])
+        if rows < tokens:
+            raise ValueError(
+                f"the {name} model predicts {rows} tokens, the tokenizer has "
+                f"{tokens}: they do not belong together"
+            )
+        if name not in self.fingerprints:
+            self.fingerprints[name] = model_fingerprint(model)
+        model.train(False)
+        self.output_layers[name] = OutputLayer(model, tokens, packs=True)
+        support = row_support(model, name, self.output_layers[name])
+        self.row_attention[name], self.decodes_alone[name] = support.attention, support.is_alone
 
     @classmethod
     def from_pretrained(
@@ -92,14 +101,16 @@ class ModelPair:
         transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
         (started by torchrun, one device each) that the risky model is split over; each has the
         whole safe model and gets the same results. Raises FileNotFoundError for a missing folder
-        and ValueError for a quantised safe model, or for tokenizers that differ unless both are
-        byte-level BPE.
+        and ValueError for a config or weights that are damaged or lack a tensor, for a model that
+        `row_support` refuses, for a quantised safe model, or for tokenizers that differ unless both
+        are byte-level BPE.
         """
         folders = {"safe": model_folder(safe), "risky": model_folder(risky)}
+        configs = {name: load_config(folder) for name, folder in folders.items()}
+        if not allow_quantized_safe:
+            _refuse_quantized(configs["safe"])
         tokenizers = {name: load_tokenizer(folder) for name, folder in folders.items()}
         has_one_tokenizer = same_tokens(tokenizers["safe"], tokenizers["risky"])
-        if not allow_quantized_safe:
-            _refuse_quantized(load_config(folders["safe"]))
         if tp_size == 1:
             place = device_of(device, "risky")
             risky_model = load_model(folders["risky"], dtype, place, risky_quantization)
@@ -151,9 +162,8 @@ class ModelPair:
     @property
     def context_lengths(self) -> dict[str, int]:
         """By "safe" and "risky", in tokens; a model that states none is left out."""
-        configs = {name: model.config.get_text_config() for name, model in self.models.items()}
         lengths = {
-            n: getattr(config, "max_position_embeddings", 0) for n, config in configs.items()
+            n: _context_of(model.config.get_text_config()) for n, model in self.models.items()
         }
         return {name: length for name, length in lengths.items() if length}
 
@@ -219,6 +229,16 @@ def _refuse_quantized(config: PretrainedConfig) -> None:
             f"the safe model is quantised ({method}), so the bound would hold against another "
             "model than the original: pass allow_quantized_safe=True to accept that"
         )
+
+
+def _context_of(config: PretrainedConfig) -> int:
+    """Longest text of a model, in tokens; 0 where it states none."""
+    length: int = getattr(config, "max_position_embeddings", 0)
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") == "longrope":
+        # Past this length it rotates by other angles, and keys that are cached were rotated before.
+        length = min(length, rotary["original_max_position_embeddings"])
+    return length
 
 
 def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str) -> None:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .module_hooks import is_hooked
+
 # R rows of one forward, T new columns, C columns of the cache.
 
 SINGLE_MASK = ("llama", "mistral", "olmo2", "gpt2")
@@ -32,7 +34,8 @@ class RowAttention:
     takes_mapping: bool
     """The model takes a dict of masks by layer type instead of one mask."""
     reach: int | None
-    """Longest sequence for which a forward over rows of different lengths is right."""
+    """Longest sequence for which a forward over rows of different lengths is right; longer ones are
+    decoded alone."""
 
     def covers(self, length: int) -> bool:
         """Whether sequences of this many tokens can be decoded."""
@@ -70,6 +73,8 @@ class RowAttention:
 def row_attention(model: PreTrainedModel) -> RowAttention:
     """How to mask this model; ValueError says why rows cannot differ in length in it."""
     config = model.config
+    if is_hooked(model):
+        raise ValueError("it has a hook or a forward of its own, which rows would pass by")
     _check_supported(config)
     if config.model_type in SINGLE_MASK:
         span = getattr(config, "sliding_window", None)

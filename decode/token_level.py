@@ -5,7 +5,7 @@ from typing import Any
 
 from .level import LevelName
 from .model_pair import ModelPair
-from .paired_streams import open_streams, rows_can_join
+from .paired_streams import open_streams, rows_can_join, rows_can_share
 from .prompt_ratios import PromptRatios
 from .sampling_config import SamplingConfig
 from .stream import Stream
@@ -82,6 +82,9 @@ class TokenLevel:
 
     def rows_can_join(self, max_length: int) -> bool:
         return rows_can_join(self.pair, max_length)
+
+    def rows_can_share(self, max_length: int) -> bool:
+        return rows_can_share(self.pair, max_length)
 
     def open_streams(
         self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool

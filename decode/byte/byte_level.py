@@ -141,6 +141,9 @@ class ByteLevel:
     def rows_can_join(self, max_length: int) -> bool:
         return True
 
+    def rows_can_share(self, max_length: int) -> bool:
+        return True
+
     def open_streams(
         self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool
     ) -> dict[str, Stream]:

@@ -109,6 +109,20 @@ def test_pairs_and_rules_that_cannot_run_on_the_device_are_refused(
         Decoder(llama_pair, KL, engine="device")
 
 
+def test_hooks_are_refused_whenever_they_were_set(tokenizer, monkeypatch, caplog):
+    pair = stopping_llamas(tokenizer)
+    decoder = Decoder(pair, KL, engine="device")
+    pair.safe.lm_head.register_forward_hook(lambda module, given, logits: -logits)
+    reason = "the safe model has a hook on lm_head, which a captured step may not run"
+    with pytest.raises(ValueError, match=f"cannot run here: {reason}"):
+        decoder.generate(PROMPTS[0], max_new_tokens=3)
+    monkeypatch.setattr(engine, "_is_on_cuda", lambda pair: True)
+    with caplog.at_level(logging.WARNING):
+        batch = Decoder(pair, KL, engine="auto").engine.open(SamplingConfig(), 1, 10)
+    assert type(batch) is PairedBatch
+    assert caplog.messages == [f"decoding step by step from the host: {reason}"]
+
+
 def test_decoding_without_triton_is_eager(llama_pair, monkeypatch):
     code = """
 import sys

@@ -1,0 +1,172 @@
+"""Tiny models of the families of transformers, in float32: what safe models may look like."""
+
+import torch
+from tiny_models import tiny_llama, word_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from anchored import ModelPair
+
+VOCAB_SIZE = 64
+WINDOW = 5
+"""Tokens that layers with a window see, shorter than the texts of the tests."""
+
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+"""What every config that knows the name is made with."""
+
+_WINDOWS = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
+_DECODER_OF_TWO = {
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 64,
+}
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+FAMILIES = {
+    "llama": {},
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {},
+    "qwen3": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": _WINDOWS,
+    "gpt2": {},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
+    "gpt_neox": {},
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
+    "gpt_bigcode": {},
+    "gpt_oss": _WINDOWS,
+    "openai-gpt": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "bloom": {},
+    "falcon": {},
+    "phi": {},
+    "phi3": {},
+    "gemma": {},
+    "gemma2": {"sliding_window": WINDOW},
+    "gemma3_text": _WINDOWS,
+    "cohere": {},
+    "cohere2": _WINDOWS,
+    "stablelm": {},
+    "starcoder2": {},
+    "mixtral": {},
+    "qwen2_moe": {},
+    "qwen3_moe": {},
+    "granite": {"logits_scaling": 2.0},
+    "granitemoe": {"logits_scaling": 2.0},
+    "ctrl": {"dff": 64},
+    "xglm": {"d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4},
+    "mpt": {"max_seq_len": 64},
+    "persimmon": {},
+    "nemotron": {},
+    "glm": {},
+    "glm4": {},
+    "exaone4": _WINDOWS,
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "helium": {},
+    "ernie4_5": {},
+    "biogpt": {},
+    "arcee": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_next": {**_LINEAR, "linear_num_key_heads": 2},
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1], "mamba_expand": 2},
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 64},
+    "llama4_text": {
+        "intermediate_size_mlp": 64,
+        "moe_layers": [1],
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": 6,
+        "floor_scale": 8,
+        "attn_scale": 0.4,
+        "num_experts_per_tok": 1,
+    },
+    "bert, causal": {"is_decoder": True},
+    "bert": {},
+    "bart": _DECODER_OF_TWO,
+    "xlnet": {"d_model": 32, "d_head": 8, "d_inner": 64},
+    "mamba": {"state_size": 8},
+    "mamba2": {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
+    "falcon_mamba": {"state_size": 8},
+    "rwkv": {"attention_hidden_size": 32},
+    "recurrent_gemma": {
+        "block_types": ["recurrent", "attention"],
+        "attention_window_size": WINDOW,
+        "lru_width": 32,
+    },
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "use_mamba_kernels": False,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "minimax": {"block_size": 8, "layer_types": ["linear_attention", "full_attention"]},
+    "zamba2": {
+        "n_mamba_heads": 4,
+        "mamba_ngroups": 1,
+        "mamba_d_state": 8,
+        "mamba_headdim": 16,
+        "chunk_size": 8,
+        "layers_block_type": ["mamba", "hybrid"],
+        "num_mem_blocks": 1,
+        "use_mamba_kernels": False,
+        "attention_head_dim": 16,
+        "adapter_rank": 4,
+    },
+    "xlstm": {"num_heads": 4, "num_blocks": 2, "chunk_size": 8, "mode": "inference"},
+}
+"""What each is made with beside its sizes; a comma and what follows only tell two apart."""
+
+
+def zoo_model(family: str, seed: int, **changes) -> PreTrainedModel:
+    """A float32 model in evaluation mode."""
+    model_type = family.split(",")[0]
+    default = AutoConfig.for_model(model_type)
+    known = {*default.to_dict(), *default.attribute_map}
+    sizes = {name: value for name, value in _SIZES.items() if name in known}
+    config = AutoConfig.for_model(model_type, **{**sizes, **FAMILIES[family], **changes})
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def zoo_pair(safe: PreTrainedModel) -> ModelPair:
+    """With a risky Llama and words that end no text, so that every text has its full length."""
+    tokenizer = word_tokenizer(VOCAB_SIZE)
+    tokenizer.eos_token = None
+    risky = tiny_llama(2, vocab_size=VOCAB_SIZE, eos_token_id=None).float()
+    pair = ModelPair(safe, risky, tokenizer)
+    assert pair.stop_token_ids == []
+    return pair
