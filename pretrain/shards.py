@@ -165,14 +165,6 @@ class TokenShards:
             yield shard, offset, length
             start, count, place = start + length, count - length, place + 1
 
-    def document_starts(self) -> np.ndarray:
-        """Offset in the stream of every document's BOS, then the stream's length: int64."""
-        starts = []
-        for shard, end in zip(self.manifest.shards, self._ends, strict=True):
-            offsets = np.fromfile(self.folder / shard.documents_file, dtype="<i8")
-            starts.append(offsets[:-1] + end - shard.num_tokens)
-        return np.concatenate([*starts, np.array([self.num_tokens], dtype="<i8")])
-
 
 def _check_size(path: Path, expected: int) -> None:
     if not path.is_file():

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_models import train_tokenizer
 
+from anchored.pretrain.consumption import document_spans
 from anchored.pretrain.document_encoder import BOS_TOKEN, EOS_TOKEN
 from anchored.pretrain.input_files import local_files
 from anchored.pretrain.shard_segments import Segment
@@ -164,10 +165,9 @@ def test_no_document_is_lost_and_copies_are_on_one_side(config, tmp_path):
 
 
 def documents_of(shards):
-    starts = shards.document_starts()
-    return {
-        shards.tokens(int(start), int(end - start)).tobytes() for start, end in pairwise(starts)
-    }
+    lengths = [span.num_tokens for span in document_spans(shards, 0, shards.num_tokens)]
+    starts = accumulate(lengths, initial=0)
+    return {shards.tokens(s, n).tobytes() for s, n in zip(starts, lengths, strict=False)}
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
