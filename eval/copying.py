@@ -13,6 +13,12 @@ from .spans import Span, Symbols, disjoint_common_spans, longest_common_span
 from .words import Tokenizer, Word, has_non_ascii_words, words
 
 METRIC_SET: Final = "paper_spec_v1"
+"""Version of the metrics, written into results: figures of two versions are not compared.
+
+Raised (v1, v2, ...) with every change by which some text gets another figure or NCR has another
+mean: a definition, a default of `CopyingConfig`, how words are cut, a metric mended, added or
+removed, a library that computes one. Not for speed.
+"""
 METRICS: Final = (
     "rouge1_ge_tau",
     "rougeL_ge_tau",

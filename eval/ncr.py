@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from .copying import METRICS
-from .seed_statistics import SeedStatistics, over_seeds
+from .seed_statistics import over_seeds
 
 HIGH_PROTECTION: Final = 0.75
 
@@ -27,10 +27,33 @@ class CopyingReduction:
         """Metrics without a gap to close, left out of `mean`."""
         return tuple(name for name, value in self.per_metric.items() if math.isnan(value))
 
+    @property
+    def num_metrics(self) -> int:
+        """How many metrics `mean` is over."""
+        return len(self.per_metric) - len(self.undefined)
+
     def as_row(self) -> dict[str, float | None]:
-        """The mean as "ncr" and each metric's value, with None (null in JSON) for nan."""
+        """The mean as "ncr", over "ncr_num_metrics", and each metric's; None (null) for nan."""
         row = {"ncr": self.mean} | {f"ncr_{name}": v for name, v in self.per_metric.items()}
-        return {name: None if math.isnan(value) else value for name, value in row.items()}
+        plain = {name: None if math.isnan(value) else value for name, value in row.items()}
+        return plain | {"ncr_num_metrics": self.num_metrics}
+
+
+class NcrStatistics(NamedTuple):
+    """NCR of one setting: `mean` and `std` over `num_seeds` values, each over `num_metrics`."""
+
+    mean: float
+    std: float
+    """Sample standard deviation, nan for one seed."""
+    num_seeds: int
+    num_metrics: int
+    """Metrics with a gap to close, in the seed that has the fewest."""
+
+    @property
+    def scope(self) -> str:
+        """What a shown NCR is followed by: " [4 of 6]" metrics, nothing where it is over all."""
+        is_over_all = self.num_metrics == len(METRICS)
+        return "" if is_over_all else f" [{self.num_metrics} of {len(METRICS)}]"
 
 
 def copying_reduction(
@@ -56,7 +79,7 @@ def copying_reduction(
 
 def ncr_over_seeds(
     settings: Sequence[CopyingMeans], *, risky: Sequence[CopyingMeans], safe: Sequence[CopyingMeans]
-) -> SeedStatistics:
+) -> NcrStatistics:
     """Mean and standard deviation over seeds of the NCR that each seed has by itself.
 
     settings, risky, safe: one mapping per seed, in the same order of seeds.
@@ -65,12 +88,12 @@ def ncr_over_seeds(
     num_seeds = (len(settings), len(risky), len(safe))
     if len(set(num_seeds)) > 1:
         raise ValueError(f"settings, risky and safe must have the same seeds, got {num_seeds}")
-    return over_seeds(
-        [
-            copying_reduction(setting, risky=risky_means, safe=safe_means).mean
-            for setting, risky_means, safe_means in zip(settings, risky, safe, strict=True)
-        ]
-    )
+    reductions = [
+        copying_reduction(setting, risky=risky_means, safe=safe_means)
+        for setting, risky_means, safe_means in zip(settings, risky, safe, strict=True)
+    ]
+    mean, std, count = over_seeds([reduction.mean for reduction in reductions])
+    return NcrStatistics(mean, std, count, min(one.num_metrics for one in reductions))
 
 
 def is_high_protection(ncr: float) -> bool:

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from matplotlib.axes import Axes
 
+from .copying import METRICS
 from .figure_style import (
     BLUE,
     GREEN,
@@ -43,6 +44,8 @@ class TradeOffPoint:
     role: Role
     ncr: float
     bits_per_byte: float
+    num_metrics: int = len(METRICS)
+    """Copying metrics that `ncr` is over."""
     ncr_std: float = math.nan
     bits_per_byte_std: float = math.nan
 
@@ -94,7 +97,7 @@ def plot_trade_off(
         _draw_high_protection(axes)
         axes.invert_yaxis()
         axes.margins(0.1)
-        axes.set_xlabel("normalized copying reduction (1 = safe model)")
+        axes.set_xlabel(f"normalized copying reduction{_scope(points)} (1 = safe model)")
         axes.set_ylabel(f"bits per byte, {utility_name}\n(lower is better: axis reversed)")
         axes.set_title("up and to the right is better", loc="left", color=GREY, fontsize=9)
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
@@ -164,6 +167,14 @@ def _draw_role(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
     axes.errorbar(x, y, xerr=x_error, yerr=y_error, fmt="none", ecolor=colour, elinewidth=1)
     line = "-" if _is_joined(points[0]) else "none"
     axes.plot(x, y, color=colour, marker=marker, markersize=7, linestyle=line, label=name, zorder=3)
+
+
+def _scope(points: Sequence[TradeOffPoint]) -> str:
+    """Over how many metrics the points' NCR are, where that is not all of them."""
+    counts = sorted({point.num_metrics for point in points})
+    if counts == [len(METRICS)]:
+        return ""
+    return f" over {' or '.join(map(str, counts))} of {len(METRICS)} metrics"
 
 
 def _is_joined(point: TradeOffPoint) -> bool:

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from .copying import METRICS
+from .ncr import NcrStatistics
 from .seed_statistics import SeedStatistics
 
-Cell = str | int | float | SeedStatistics | None
+Cell = str | int | float | SeedStatistics | NcrStatistics | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +42,15 @@ def terminal_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]
     """Aligned plain text, one line a row, the first column to the left and the others to the right.
 
     rows: a cell may be a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone
-    for one seed) or None (shown as "-", as are nan and a missing entry).
+    for one seed), `NcrStatistics` (the same, with "[4 of 6]" where it is not over all metrics) or
+    None (shown as "-", as are nan and a missing entry).
     Raises: ValueError if there are no columns.
     """
     lines = _cells(rows, columns)
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     aligned = ["  ".join(_align(line, widths)).rstrip() for line in lines]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return "\n".join([aligned[0], rule, *aligned[1:], *_note(rows, columns)])
+    return "\n".join([aligned[0], rule, *aligned[1:], *_notes(rows, columns)])
 
 
 def markdown_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
@@ -55,7 +58,7 @@ def markdown_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]
     lines = [[cell.replace("|", "\\|") for cell in line] for line in _cells(rows, columns)]
     rule = [":--"] + ["--:"] * (len(columns) - 1)
     table = ["| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:])]
-    return "\n".join([*table, *("\n" + note for note in _note(rows, columns))])
+    return "\n".join([*table, *("\n" + note for note in _notes(rows, columns))])
 
 
 def _cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[list[str]]:
@@ -66,9 +69,10 @@ def _cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> lis
 
 
 def _shown(cell: Cell, column: Column) -> str:
-    if isinstance(cell, SeedStatistics):
+    if isinstance(cell, SeedStatistics | NcrStatistics):
         mean = _shown(cell.mean, column)
-        return mean if math.isnan(cell.std) else f"{mean} ({cell.std:.{column.num_decimals}f})"
+        spread = "" if math.isnan(cell.std) else f" ({cell.std:.{column.num_decimals}f})"
+        return mean + spread + (cell.scope if isinstance(cell, NcrStatistics) else "")
     if isinstance(cell, float):
         return "-" if math.isnan(cell) else f"{cell:.{column.num_decimals}f}"
     return "-" if cell is None else str(cell)
@@ -79,10 +83,13 @@ def _align(line: Sequence[str], widths: Sequence[int]) -> list[str]:
     return [line[0].ljust(widths[0]), *numbers]
 
 
-def _note(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[str]:
-    cells = (row.get(column.key) for row in rows for column in columns)
-    num_seeds = {cell.num_seeds for cell in cells if isinstance(cell, SeedStatistics)} - {1}
-    if not num_seeds:
-        return []
-    seeds = " or ".join(str(number) for number in sorted(num_seeds))
-    return [f"mean (standard deviation) over {seeds} seeds"]
+def _notes(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[str]:
+    cells = [row.get(column.key) for row in rows for column in columns]
+    statistics = [cell for cell in cells if isinstance(cell, SeedStatistics | NcrStatistics)]
+    notes = []
+    if num_seeds := {cell.num_seeds for cell in statistics} - {1}:
+        seeds = " or ".join(str(number) for number in sorted(num_seeds))
+        notes.append(f"mean (standard deviation) over {seeds} seeds")
+    if any(cell.scope for cell in statistics if isinstance(cell, NcrStatistics)):
+        notes.append(f"[n of {len(METRICS)}]: over metrics in which the risky model copies more")
+    return notes

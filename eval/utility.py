@@ -3,11 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from transformers import PreTrainedTokenizerFast
 
 from ..decode.byte.byte_alphabet import token_bytes
 from ..decode.decoder import Decoder
+
+PART_OF_CHARACTER: Final = "\ufffd"
+"""What tokenizers write for bytes that are not a whole character."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,19 +74,20 @@ def excerpts(
 ) -> list[Excerpt]:
     """The first tokens of each text as prompt, the next ones to score; short texts are left out.
 
-    Excerpts end at whole characters.
+    Excerpts begin and end at whole characters: a prompt that would end inside one takes the rest of
+    it, a scored part that would is shorter. So their bytes can be counted in text, with any
+    tokenizer: num_bytes are the UTF-8 bytes that the scored tokens add to the prompt's text.
     """
-    cut = []
-    for text in texts:
-        limit = num_prompt_tokens + num_tokens
-        token_ids = list(tokenizer(text, truncation=True, max_length=limit)["input_ids"])
-        prompt, target = token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
-        while target and tokenizer.decode(target).endswith("\ufffd"):
-            target.pop()
-        if target:
-            num_bytes = len(tokenizer.decode(target).encode())
-            cut.append(Excerpt(prompt_token_ids=prompt, token_ids=target, num_bytes=num_bytes))
-    return cut
+    limit = num_prompt_tokens + num_tokens
+    cut = (
+        _excerpt(
+            tokenizer,
+            tokenizer(text, truncation=True, max_length=limit)["input_ids"],
+            num_prompt_tokens=num_prompt_tokens,
+        )
+        for text in texts
+    )
+    return [excerpt for excerpt in cut if excerpt.num_bytes > 0]
 
 
 def utility(
@@ -105,6 +110,25 @@ def utility(
     return Utility(
         nats=[-score.log_prob for score in scores],
         num_bytes=[passage.num_bytes for passage in passages],
+    )
+
+
+def _excerpt(
+    tokenizer: PreTrainedTokenizerFast, token_ids: list[int], *, num_prompt_tokens: int
+) -> Excerpt:
+    """Without bytes where no whole character is left to score."""
+
+    def is_whole(length: int) -> bool:
+        return not tokenizer.decode(token_ids[:length]).endswith(PART_OF_CHARACTER)
+
+    lengths = range(min(num_prompt_tokens, len(token_ids)), len(token_ids) + 1)
+    start = next(filter(is_whole, lengths), len(token_ids))
+    end = next(filter(is_whole, reversed(lengths)), start)
+    before, text = (tokenizer.decode(token_ids[:length]) for length in (start, end))
+    return Excerpt(
+        prompt_token_ids=token_ids[:start],
+        token_ids=token_ids[start:end],
+        num_bytes=len(text.encode()) - len(before.encode()),
     )
 
 

@@ -24,8 +24,10 @@ def _read(path: Path, readers: tuple[Path, ...]) -> dict[str, Any]:
     table = read_toml(path)
     if BASE_KEY not in table:
         return table
-    base = path.parent / table.pop(BASE_KEY)
-    return _merged(_read(base, (*readers, path.resolve())), table)
+    base = table.pop(BASE_KEY)
+    if not isinstance(base, str):
+        raise ValueError(f"{BASE_KEY} of config file {path} must be the name of a file, got {base}")
+    return _merged(_read(path.parent / base, (*readers, path.resolve())), table)
 
 
 def _merged(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:

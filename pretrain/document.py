@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 
 NO_LICENCE = "(none given)"
 DEFAULT_MAX_DOCUMENT_BYTES = 20_000_000
+# Single damaged records of a crawl stay far below it; a wrong field passes it in seconds.
+DEFAULT_MAX_INVALID_DOCUMENTS = 1000
 _HASH_RANGE = 1 << 64
 
 
@@ -25,6 +27,15 @@ class Verdict(StrEnum):
         return self in (Verdict.TRAIN, Verdict.HELDOUT)
 
 
+class Problem(StrEnum):
+    """Why a record has no text that can be read."""
+
+    NO_TEXT = "no text in the text field"
+    NOT_JSON = "not JSON"
+    NOT_UTF8 = "not UTF-8"
+    DAMAGED = "the rest of a damaged file"
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A record of an input file."""
@@ -35,6 +46,8 @@ class Document:
     """UTF-8; None if the record could not be read as such."""
     licences: tuple[str, ...] = ()
     """As the record states them; none if it does not."""
+    problem: Problem | None = None
+    """Of a record without text."""
 
     @property
     def licence(self) -> str:

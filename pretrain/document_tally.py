@@ -1,6 +1,7 @@
 """What passed through the tokenizer: the counts that a manifest reports."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ class DocumentTally:
     """UTF-8 bytes kept, by split."""
     licences: dict[str, Counter[str]] = field(default_factory=dict)
     """Documents by verdict (train, heldout, refused) and licence."""
+    problems: Counter[str] = field(default_factory=Counter)
+    """Invalid documents by what is wrong with them."""
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> "DocumentTally":
@@ -25,7 +28,16 @@ class DocumentTally:
             verdicts=Counter(table["verdicts"]),
             num_bytes=Counter(table["num_bytes"]),
             licences=licences,
+            problems=Counter(table["problems"]),
         )
+
+    @classmethod
+    def total(cls, tallies: Iterable["DocumentTally"]) -> "DocumentTally":
+        """The tally of all pieces together."""
+        whole = cls()
+        for tally in tallies:
+            whole += tally
+        return whole
 
     def to_table(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -33,6 +45,7 @@ class DocumentTally:
             "verdicts": dict(self.verdicts),
             "num_bytes": dict(self.num_bytes),
             "licences": {verdict: dict(counts) for verdict, counts in self.licences.items()},
+            "problems": dict(self.problems),
         }
 
     def add(self, document: Document, verdict: Verdict) -> None:
@@ -41,10 +54,13 @@ class DocumentTally:
             self.num_bytes[verdict.value] += len(document.text or b"")
         if verdict.is_kept or verdict is Verdict.REFUSED:
             self.licences.setdefault(verdict.value, Counter())[document.licence] += 1
+        if document.problem:
+            self.problems[document.problem.value] += 1
 
     def __iadd__(self, other: "DocumentTally") -> "DocumentTally":
         self.verdicts += other.verdicts
         self.num_bytes += other.num_bytes
+        self.problems += other.problems
         for verdict, counts in other.licences.items():
             self.licences.setdefault(verdict, Counter()).update(counts)
         return self

@@ -1,18 +1,18 @@
 """The documents of one input file, one record after another."""
 
 import json
-import zlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
-import zstandard
-
-from .document import Document
+from .compressed_stream import DAMAGE, decompressed_blocks
+from .document import Document, Problem
 from .input_files import InputFile
 
-_READ_BYTES = 1 << 20
 _PARQUET_ROWS = 256
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +29,17 @@ class RecordFields:
 def input_documents(
     file: InputFile, fields: RecordFields, *, first_record: int = 0
 ) -> Iterator[Document]:
-    """Documents from record `first_record` on. Raises ValueError if records have no text field."""
+    """Documents from record `first_record` on; a record without text gives one with its problem.
+
+    A file that is cut short or damaged ends with one such document for all that cannot be read.
+    Raises: ValueError if the file cannot be opened or read, or if a parquet file has no column of
+    texts of that name.
+    """
     read = _parquet_documents if file.is_parquet else _json_documents
-    return read(file, fields, first_record)
+    try:
+        yield from read(file, fields, first_record)
+    except OSError as error:
+        raise ValueError(f"input file {file.name} cannot be read: {error}") from error
 
 
 def _json_documents(file: InputFile, fields: RecordFields, first: int) -> Iterator[Document]:
@@ -39,70 +47,114 @@ def _json_documents(file: InputFile, fields: RecordFields, first: int) -> Iterat
     # metadata differ from row to row. fsspec is what datasets opens files with, hf:// included.
     import fsspec
 
+    record = 0
     try:
-        with fsspec.open(file.url, "rb", compression=_compression(file.name)) as stream:
-            for record, line in enumerate(_lines(stream)):
+        with fsspec.open(file.url, "rb") as stream:
+            for line in _lines(decompressed_blocks(stream, file.name)):
                 if record >= first:
-                    yield _json_document(line, record, file, fields)
-    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-        raise ValueError(f"input file {file.name} cannot be read: {error}") from error
+                    yield _json_document(line, record, fields)
+                record += 1
+    except DAMAGE as error:
+        yield _rest(file, max(first, record), error)
 
 
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
+def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
-    while block := stream.read(_READ_BYTES):
+    for block in blocks:
         *lines, rest = (rest + block).split(b"\n")
         yield from lines
     if rest:
         yield rest
 
 
-def _json_document(line: bytes, record: int, file: InputFile, fields: RecordFields) -> Document:
+def _json_document(line: bytes, record: int, fields: RecordFields) -> Document:
     if not line.strip():
         return Document(record, b"")
     try:
         table = json.loads(line)
-    except ValueError:  # not JSON, or not UTF-8
-        return Document(record, None)
-    text = _field(table, fields.text)
-    if not isinstance(text, str):
-        _refuse_text(file, record, fields)
-    return Document(record, _utf8(text), _licences(table, fields))
+        text = _field(table, fields.text)
+        if not isinstance(text, str):
+            return Document(record, None, problem=Problem.NO_TEXT)
+        return Document(record, text.encode(), _licences(table, fields))
+    except UnicodeError:  # in the bytes, or half of a surrogate pair, escaped in JSON
+        return Document(record, None, problem=Problem.NOT_UTF8)
+    except (ValueError, RecursionError):  # the latter for brackets without end
+        return Document(record, None, problem=Problem.NOT_JSON)
 
 
 def _parquet_documents(file: InputFile, fields: RecordFields, first: int) -> Iterator[Document]:
-    from datasets import load_dataset
+    import pyarrow
 
-    columns = [fields.text.partition(".")[0], fields.licence.partition(".")[0]]
-    if fields.fixed_licence:
-        columns = columns[:1]
+    record = 0
+    try:
+        for table in _parquet_tables(file, fields):
+            for row in _decoded_rows(table, fields.text, file):
+                if record >= first:
+                    yield _parquet_document(row, record, fields)
+                record += 1
+    except pyarrow.ArrowInvalid as error:
+        yield _rest(file, max(first, record), error)
+    except OSError as error:
+        # Arrow's own word for damaged contents is an OSError of no kind and without a number;
+        # what the system or the Hub could not read is there when the file is read again.
+        if type(error) is not OSError or error.errno is not None:
+            raise
+        yield _rest(file, max(first, record), error)
+
+
+def _parquet_tables(file: InputFile, fields: RecordFields) -> Iterator[Any]:
+    import fsspec
+    from datasets import load_dataset
+    from pyarrow.parquet import read_schema
+
+    with fsspec.open(file.url, "rb") as stream:
+        schema = read_schema(stream)
+    columns = [fields.text]
+    if not fields.fixed_licence:
+        columns.append(fields.licence.partition(".")[0])
+    if fields.text not in schema.names:
+        raise ValueError(f"input file {file.name} has no column {fields.text!r}: {schema.names}")
     rows = load_dataset(
         "parquet",
         data_files={"train": [file.url]},
         split="train",
-        columns=list(dict.fromkeys(columns)),
+        columns=[name for name in dict.fromkeys(columns) if name in schema.names],
         streaming=True,
     ).with_format("arrow")
-    record = first
-    for table in rows.skip(first).iter(batch_size=_PARQUET_ROWS):
-        for row in _decoded_rows(table, fields.text):
-            if not isinstance(row[fields.text], bytes | None):
-                _refuse_text(file, record, fields)
-            text = _checked(row[fields.text] or b"")
-            yield Document(record, text, _licences(row, fields))
-            record += 1
+    # Not rows.skip: where a damaged file ends must not depend on the record that reading begins at.
+    yield from rows.iter(batch_size=_PARQUET_ROWS)
 
 
-def _decoded_rows(table: Any, text_column: str) -> list[dict[str, Any]]:
+def _decoded_rows(table: Any, text_column: str, file: InputFile) -> list[dict[str, Any]]:
     import pyarrow
 
-    # As bytes: one invalid string would otherwise fail the conversion of the whole batch.
-    place = table.schema.get_field_index(text_column)
-    if place < 0:
-        raise ValueError(f"a parquet input has no column {text_column}: {table.column_names}")
-    raw = table.column(place).cast(pyarrow.large_binary())
-    rows: list[dict[str, Any]] = table.set_column(place, text_column, raw).to_pylist()
+    index = table.schema.get_field_index(text_column)
+    texts = table.column(index)
+    try:  # as bytes: one invalid string would fail the conversion of the whole batch
+        raw = texts.cast(pyarrow.large_binary())
+    except pyarrow.ArrowNotImplementedError as error:
+        raise ValueError(
+            f"column {text_column!r} of input file {file.name} is {texts.type}, not text"
+        ) from error
+    rows: list[dict[str, Any]] = table.set_column(index, text_column, raw).to_pylist()
     return rows
+
+
+def _parquet_document(row: dict[str, Any], record: int, fields: RecordFields) -> Document:
+    text = row[fields.text]
+    if text is None:
+        return Document(record, None, problem=Problem.NO_TEXT)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return Document(record, None, problem=Problem.NOT_UTF8)
+    return Document(record, text, _licences(row, fields))
+
+
+def _rest(file: InputFile, record: int, error: Exception) -> Document:
+    """Stands for all records of a damaged file that cannot be read."""
+    logger.warning("%s is damaged from record %d on: %s", file.name, record, error)
+    return Document(record, None, problem=Problem.DAMAGED)
 
 
 def _licences(table: dict[str, Any], fields: RecordFields) -> tuple[str, ...]:
@@ -120,28 +172,3 @@ def _field(table: Any, dotted: str) -> Any:
             return None
         table = table.get(key)
     return table
-
-
-def _utf8(text: str) -> bytes | None:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, escaped in JSON
-        return None
-
-
-def _checked(data: bytes) -> bytes | None:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return None
-    return data
-
-
-def _compression(name: str) -> str | None:
-    if name.endswith(".gz"):
-        return "gzip"
-    return "zstd" if name.endswith((".zst", ".zstd")) else None
-
-
-def _refuse_text(file: InputFile, record: int, fields: RecordFields) -> None:
-    raise ValueError(f"record {record} of {file.name} has no text in the field {fields.text!r}")

@@ -32,9 +32,7 @@ def write_manifests(
 
     Raises: ValueError if there is no document to train on.
     """
-    tally = DocumentTally()
-    for segment in segments:
-        tally += segment.tally
+    tally = DocumentTally.total(segment.tally for segment in segments)
     if not tally.verdicts[Verdict.TRAIN.value]:
         raise ValueError(f"source {origin.source} has no text to write: {_reasons(tally)}")
     for split, target in ((Verdict.HELDOUT, folder / HELDOUT_FOLDER), (Verdict.TRAIN, folder)):
@@ -66,6 +64,7 @@ def _manifest(
         num_documents=tally.verdicts[split.value],
         num_empty_documents=tally.verdicts[Verdict.EMPTY.value],
         num_invalid_documents=tally.verdicts[Verdict.INVALID.value],
+        invalid_documents=dict(tally.problems),
         num_oversized_documents=tally.verdicts[Verdict.OVERSIZED.value],
         max_document_bytes=rules.max_document_bytes,
         num_bytes=tally.num_bytes[split.value],
@@ -82,6 +81,7 @@ def _shards(segments: Iterable[Segment], split: Verdict) -> tuple[Shard, ...]:
 
 def _reasons(tally: DocumentTally) -> str:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(tally.verdicts.items()))
+    problems = f"; invalid: {', '.join(tally.problems)}" if tally.problems else ""
     refused = tally.histogram(Verdict.REFUSED)
     licences = f"; refused licences: {', '.join(list(refused)[:5])}" if refused else ""
-    return (counts or "no document at all") + licences
+    return (counts or "no document at all") + problems + licences

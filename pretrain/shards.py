@@ -4,7 +4,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Manifest:
     num_empty_documents: int
     """Documents without text, left out of the shards."""
     num_invalid_documents: int
-    """Documents left out because they are not valid UTF-8 (or not valid JSON)."""
+    """Documents left out because there is no text in them that can be read."""
     num_oversized_documents: int
     """Documents left out because they are longer than max_document_bytes."""
     max_document_bytes: int
@@ -82,6 +82,8 @@ class Manifest:
     num_tokens: int
     """Tokens in all shards, BOS and EOS included."""
     shards: tuple[Shard, ...]
+    invalid_documents: dict[str, int] = field(default_factory=dict)
+    """Of num_invalid_documents, how many have which problem; empty where that was not counted."""
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -162,14 +164,6 @@ class TokenShards:
             length = min(count, shard.num_tokens - offset)
             yield shard, offset, length
             start, count, place = start + length, count - length, place + 1
-
-    def document_starts(self) -> np.ndarray:
-        """Offset in the stream of every document's BOS, then the stream's length: int64."""
-        starts = []
-        for shard, end in zip(self.manifest.shards, self._ends, strict=True):
-            offsets = np.fromfile(self.folder / shard.documents_file, dtype="<i8")
-            starts.append(offsets[:-1] + end - shard.num_tokens)
-        return np.concatenate([*starts, np.array([self.num_tokens], dtype="<i8")])
 
 
 def _check_size(path: Path, expected: int) -> None:

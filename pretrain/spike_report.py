@@ -1,9 +1,11 @@
 """Which documents the sequences of a step were cut from."""
 
+import math
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
+from .consumption import DocumentSpan, consumed_documents
 from .data_plan import DataPlan
 from .spike_guard import Spike
 
@@ -13,42 +15,38 @@ def spike_line(spike: Spike, plan: DataPlan, *, step: int, batch_size: int) -> d
 
     JSON has no infinity: a loss or limit that is not finite is written as text.
     """
-    first = (step - 1) * batch_size
     return {
         "step": step,
         "loss": _json_number(spike.loss),
         "limit": _json_number(spike.limit),
         "action": "skipped" if spike.is_skipped else "logged",
-        "sequences": sequence_documents(plan, range(first, first + batch_size)),
+        "sequences": sequence_documents(plan, step, batch_size),
     }
 
 
-def sequence_documents(plan: DataPlan, sequences: range) -> list[dict[str, Any]]:
-    """For each sequence its source, epoch, first token, and first and last document.
+def sequence_documents(plan: DataPlan, step: int, batch_size: int) -> list[dict[str, Any]]:
+    """For each sequence of a step its source, epoch, and first and last document.
 
-    Documents are numbered from 0 in the order of the source's shards.
+    A document is named by its input file and its record there, as `anchored plan --step` does,
+    which lists those between too.
     """
-    starts: dict[int, np.ndarray] = {}
-    lines = []
-    for sequence in sequences:
-        window = plan.locate(sequence)
-        if window.source not in starts:
-            starts[window.source] = plan.shards[window.source].document_starts()
-        # The window may run on at token 0, so its last token is taken modulo the source.
-        last_token = (window.start + plan.seq_len) % plan.shards[window.source].num_tokens
-        ends = np.array([window.start, last_token])
-        first, last = np.searchsorted(starts[window.source], ends, side="right") - 1
-        lines.append(
-            {
-                "sequence": sequence,
-                "source": plan.config.sources[window.source].name,
-                "epoch": window.epoch,
-                "start": window.start,
-                "documents": [int(first), int(last)],
-            }
-        )
-    return lines
+    pieces = consumed_documents(plan, step, sequences_per_step=batch_size)
+    by_sequence = (list(group) for _, group in groupby(pieces, key=attrgetter("sequence")))
+    return [
+        {
+            "sequence": documents[0].sequence,
+            "source": documents[0].source,
+            "epoch": documents[0].epoch,
+            "first_document": _place(documents[0].span),
+            "last_document": _place(documents[-1].span),
+        }
+        for documents in by_sequence
+    ]
+
+
+def _place(span: DocumentSpan) -> dict[str, Any]:
+    return {"input_file": span.input_file, "record": span.record}
 
 
 def _json_number(value: float) -> float | str:
-    return value if np.isfinite(value) else str(value)
+    return value if math.isfinite(value) else str(value)

@@ -56,7 +56,10 @@ def run_spec(path: Path) -> StageSpec:
     """
     # Not through torchtitan's config, whose import takes seconds and looks for a device.
     table = read_config_file(path)
-    training = table.get("training", {})
+    training, data = table.get("training", {}), table.get("data", {})
+    for section, value in (("training", training), ("data", data)):
+        if not isinstance(value, dict):
+            raise ValueError(f"{section} in {path} must be a table, got {value!r}")
     for key in ("seq_len", "steps", "global_batch_size"):
         if not isinstance(training.get(key), int) or training[key] < 1:
             raise ValueError(
@@ -64,7 +67,7 @@ def run_spec(path: Path) -> StageSpec:
             )
     return StageSpec(
         name=path.stem,
-        data=from_table(DataConfig, table.get("data", {}), "data."),
+        data=from_table(DataConfig, data, "data."),
         seq_len=training["seq_len"],
         num_steps=training["steps"],
         sequences_per_step=training["global_batch_size"],

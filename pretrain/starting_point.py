@@ -73,13 +73,13 @@ def _with_earlier(config: JobConfig, record: RunRecord) -> RunRecord:
     path = config.checkpoint.initial_load_path
     if path is None:
         return record
-    checkpoint = Path(path)
+    checkpoint = Path(path).resolve()  # "step-24" alone has a run above it too
     if not checkpoint.is_dir() or not is_complete(checkpoint):
         state = "is incomplete" if checkpoint.is_dir() else "does not exist"
         raise ValueError(
             f"checkpoint.initial_load_path {path} {state}: train the stage before first"
         )
-    earlier = RunRecord.read(checkpoint.parents[1])
+    earlier = RunRecord.read(checkpoint.parent.parent)
     if earlier.tokenizer_sha256 != record.tokenizer_sha256:
         raise ValueError(
             f"checkpoint.initial_load_path {path} was trained with another tokenizer than the data"

@@ -2,14 +2,16 @@
 
 import fcntl
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from .document import DocumentRules
+from .document import DEFAULT_MAX_INVALID_DOCUMENTS, DocumentRules
 from .document_encoder import DocumentEncoder, EncodedDocument
+from .document_tally import DocumentTally
 from .input_documents import RecordFields, input_documents
 from .input_files import SourceFiles
 from .shard_files import write_durably
@@ -17,7 +19,7 @@ from .shard_manifests import Origin, write_manifests
 from .shard_segments import Segment, SegmentLayout, write_segments
 from .shards import MANIFEST_NAME, file_sha256
 
-SCHEMA = "anchored-tokenize/1"
+SCHEMA = "anchored-tokenize/2"
 _PROGRESS_FOLDER = "progress"
 
 Observer = Callable[[EncodedDocument], None]
@@ -39,6 +41,15 @@ class TokenizeJob:
     fields: RecordFields
     rules: DocumentRules
     max_tokens_per_shard: int
+    max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
+    """Records without text to read that the source may have; no part of `identity`, as the shards
+    do not depend on it: a source that was ended by them goes on with a higher number."""
+
+    def __post_init__(self) -> None:
+        if self.max_invalid_documents < 0:
+            raise ValueError(
+                f"max_invalid_documents must be at least 0, got {self.max_invalid_documents}"
+            )
 
     @property
     def partial(self) -> Path:
@@ -86,6 +97,7 @@ class TokenizeJob:
         """Write the segments of input file `index` that are missing.
 
         Where another process is at work on the same file, waits until that one is done.
+        Raises: ValueError if the file alone has more invalid documents than the source may have.
         """
         with self._lock(f"{index:05d}"):
             done = self._segments(index)
@@ -93,13 +105,17 @@ class TokenizeJob:
                 return
             first = done[-1].next_record if done else 0
             documents = input_documents(self.inputs.files[index], self.fields, first_record=first)
-            encoded = _observed(encoder.encode(documents, self.rules), observe)
+            tally = DocumentTally.total(segment.tally for segment in done)
+            encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
             layout = self._layout(index, num_done=len(done))
             for number, segment in enumerate(write_segments(encoded, layout), start=len(done)):
                 segment.write(self._segment_path(index, number))
 
     def finish(self, encoder: DocumentEncoder) -> bool:
-        """Give the folder its manifests and its name; False if input files are still missing."""
+        """Give the folder its manifests and its name; False if input files are still missing.
+
+        Raises: ValueError if all files together have too many invalid documents, or no text.
+        """
         with self._lock("finish"):
             if self.is_complete:  # another process was faster
                 return True
@@ -107,12 +123,34 @@ class TokenizeJob:
             if not all(segments and segments[-1].is_last for segments in by_file):
                 return False
             segments = [segment for group in by_file for segment in group]
+            self._check_problems(DocumentTally.total(one.tally for one in segments).problems)
             origin = Origin(source=self.source, revision=self.inputs.revision)
             write_manifests(
                 self.partial, segments, origin=origin, encoder=encoder, rules=self.rules
             )
             self.partial.rename(self.output)
             return True
+
+    def _watched(
+        self, documents: Iterator[EncodedDocument], done: DocumentTally, observe: Observer
+    ) -> Iterator[EncodedDocument]:
+        """The documents of a file after those that are done, each shown to `observe`."""
+        problems = Counter(done.problems)
+        for encoded in documents:
+            if problem := encoded.document.problem:
+                problems[problem.value] += 1
+                self._check_problems(problems)
+            observe(encoded)
+            yield encoded
+
+    def _check_problems(self, problems: Counter[str]) -> None:
+        if problems.total() > self.max_invalid_documents:
+            counts = ", ".join(f"{count} {problem}" for problem, count in problems.most_common())
+            raise ValueError(
+                f"source {self.source} has more than {self.max_invalid_documents} records without "
+                f"text that can be read ({counts}; text field {self.fields.text!r}): mend the "
+                "input, or allow more with max_invalid_documents and go on"
+            )
 
     def _layout(self, index: int, *, num_done: int) -> SegmentLayout:
         return SegmentLayout(
@@ -145,12 +183,6 @@ class TokenizeJob:
             return (self.partial / path).open("w")
         except FileNotFoundError:  # completed by another process, and renamed
             return (self.output / path).open("w")
-
-
-def _observed(documents: Iterator[EncodedDocument], observe: Observer) -> Iterator[EncodedDocument]:
-    for encoded in documents:
-        observe(encoded)
-        yield encoded
 
 
 def _check_same(recorded: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:

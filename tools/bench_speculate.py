@@ -210,14 +210,21 @@ def _headline(
     )
     columns = ", ".join(f"{n}: {1e3 * s:.2f} ms" for n, s in costs.risky_s.items())
     return (
-        f"{names}, V = {pair.vocab_size}, {pair.dtype} on {config.device}, torch "
+        f"{names}, V = {pair.vocab_size}, {pair.dtype} on {_machine(config.device)}, torch "
         f"{torch.__version__}, batch {config.batch_size}, {config.num_prompts} x "
         f"{config.new_tokens} tokens, {config.runs} runs, {config.clock} seconds\n"
         f"safe forward {1e3 * costs.safe_s:.2f} ms, risky forward by columns {columns}; "
         f"c = {costs.safe_s / costs.risky_s[1]:.2f}\n"
         f"risky model alone: {1e3 * risky_alone.token_s:.2f} ms/token "
-        f"(error {1e3 * risky_alone.error_s:.2f}); not measured on a GPU"
+        f"(error {1e3 * risky_alone.error_s:.2f})"
     )
+
+
+def _machine(device: str) -> str:
+    """What the speeds are of."""
+    if torch.device(device).type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} (not measured on a GPU)"
 
 
 def _line(cells: tuple[str, ...]) -> str:

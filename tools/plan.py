@@ -46,7 +46,10 @@ class PlanConfig:
 
 
 def run(config: PlanConfig) -> int:
-    """Print the plan or a step's documents; returns the exit status."""
+    """Print the plan or a step's documents; returns the exit status.
+
+    Raises: ValueError or FileNotFoundError with one line about what cannot be planned or saved.
+    """
     mixture, specs = _specs(config)
     if config.step:
         _print_step(_stage_of(specs, config.stage), config.step)
@@ -153,6 +156,9 @@ def _save(
         "estimate": asdict(estimate) if estimate else None,
         "missing_shards": list(missing),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(table, indent=2) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(table, indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(f"--output {path} cannot be written: {error.strerror}") from error
     print(f"saved to {path}", file=sys.stderr)

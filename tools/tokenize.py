@@ -12,7 +12,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from anchored.pretrain.document import DEFAULT_MAX_DOCUMENT_BYTES, DocumentRules
+from anchored.pretrain.document import (
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_MAX_INVALID_DOCUMENTS,
+    DocumentRules,
+)
 from anchored.pretrain.document_encoder import DocumentEncoder
 from anchored.pretrain.input_documents import RecordFields
 from anchored.pretrain.input_files import SourceFiles, hub_files, local_files
@@ -55,6 +59,9 @@ class TokenizeConfig:
     """Field that holds the licence, or a list of them."""
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     """Longer documents are left out and counted."""
+    max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
+    """Records that are left out and counted for having no text that can be read; more of them end
+    the source, which goes on when this is raised. The rest of a damaged file counts as one."""
     heldout_fraction: float = 0.001
     """Share of documents, chosen by their hash, that is kept from training."""
     shard_tokens: int = DEFAULT_SHARD_TOKENS
@@ -83,7 +90,7 @@ def report(folder: Path) -> str:
     manifest = Manifest.read(folder)
     left_out = {
         "empty": manifest.num_empty_documents,
-        "invalid UTF-8 or JSON": manifest.num_invalid_documents,
+        **manifest.invalid_documents,
         f"longer than {manifest.max_document_bytes:,} bytes": manifest.num_oversized_documents,
         "licence not allowed": sum(manifest.refused_licences.values()),
     }
@@ -150,6 +157,7 @@ def _job(config: TokenizeConfig) -> TokenizeJob:
         fields=fields,
         rules=rules,
         max_tokens_per_shard=config.shard_tokens,
+        max_invalid_documents=config.max_invalid_documents,
     )
 
 

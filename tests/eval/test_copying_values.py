@@ -1,4 +1,7 @@
-"""The six copying metrics: cases worked out by hand, and the reference's own."""
+"""The six copying metrics: cases worked out by hand, and the reference's own.
+
+A change after which these need other values raises `METRIC_SET`.
+"""
 
 import json
 from pathlib import Path

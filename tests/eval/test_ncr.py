@@ -63,6 +63,7 @@ def test_a_metric_without_a_gap_is_named_and_left_out_of_the_mean():
     assert reduction.undefined == ("word_acs", "minhash")
     assert reduction.mean == pytest.approx(0.5)
     assert reduction.as_row()["ncr_minhash"] is None
+    assert reduction.as_row()["ncr_num_metrics"] == reduction.num_metrics == 4
 
 
 def test_models_that_copy_alike_have_no_ncr():
@@ -87,7 +88,13 @@ def test_seeds_are_reduced_one_by_one_and_then_averaged():
     )
     assert statistics.mean == pytest.approx(0.65)
     assert statistics.std == pytest.approx(0.15 * math.sqrt(2))
-    assert statistics.num_seeds == 2
+    assert (statistics.num_seeds, statistics.num_metrics, statistics.scope) == (2, 6, "")
+
+
+def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
+    flat = RISKY | {"minhash": SAFE["minhash"], "word_acs": SAFE["word_acs"]}
+    statistics = ncr_over_seeds([mixed(0.5), mixed(0.5)], risky=[RISKY, flat], safe=[SAFE, SAFE])
+    assert (statistics.num_metrics, statistics.scope) == (4, " [4 of 6]")
 
 
 def test_different_numbers_of_seeds_are_refused():

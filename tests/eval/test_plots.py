@@ -1,6 +1,7 @@
 """Pictures: what is drawn where, file formats, and refusals."""
 
 import math
+from dataclasses import replace
 
 import matplotlib
 import pytest
@@ -68,6 +69,20 @@ def test_trade_off_joins_the_points_of_k_and_puts_better_up_and_right(drawn, tmp
     left, right = axes.get_xlim()
     assert left < right
     assert {"p_s", "k=0.1", "k=2", "p_r"} <= {text.get_text() for text in axes.texts}
+
+
+@pytest.mark.parametrize(
+    ("counts", "label"),
+    [
+        ((6, 6), "normalized copying reduction (1 = safe model)"),
+        ((4, 4), "normalized copying reduction over 4 of 6 metrics (1 = safe model)"),
+        ((4, 6), "normalized copying reduction over 4 or 6 of 6 metrics (1 = safe model)"),
+    ],
+)
+def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, counts, label):
+    points = [replace(POINTS[i], num_metrics=count) for i, count in enumerate(counts)]
+    plot_trade_off(points, tmp_path / "trade_off.png")
+    assert drawn[0].get_xlabel() == label
 
 
 @pytest.mark.parametrize(

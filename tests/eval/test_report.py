@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from anchored.eval.ncr import NcrStatistics
 from anchored.eval.report import (
     COPYING_COLUMNS,
     SETTING_COLUMN,
@@ -52,6 +53,19 @@ def test_markdown_table_has_the_same_cells():
 
 def test_a_table_of_single_values_has_no_note():
     assert terminal_table(ROWS[:1], COLUMNS).count("\n") == 2
+
+
+def test_an_ncr_over_fewer_metrics_than_all_is_marked_and_the_mark_explained():
+    rows = [{"ncr": NcrStatistics(0.9, 0.02, 3, num_metrics)} for num_metrics in (6, 4)]
+    rows.append({"ncr": NcrStatistics(math.nan, math.nan, 1, 0)})
+    assert terminal_table(rows, COLUMNS[1:2]).splitlines()[2:] == [
+        "0.900 (0.020)",
+        "0.900 (0.020) [4 of 6]",
+        "- [0 of 6]",
+        "mean (standard deviation) over 3 seeds",
+        "[n of 6]: over metrics in which the risky model copies more",
+    ]
+    assert len(terminal_table(rows[:1], COLUMNS[1:2]).splitlines()) == 4
 
 
 def test_bars_are_escaped_in_markdown():

@@ -15,6 +15,13 @@ TEXTS = [
     "Nine tides ago, the harbour bell rang twice; nobody had pulled its rope.",
     "import math\ndef area(radius):\n    return math.pi * radius ** 2\n",
 ]
+SNOW = "a\u2603b\u2603c\u2603d\u2603e"
+NON_ASCII_TEXTS = [
+    SNOW,
+    "\u706f\u53f0\u5b88\u306f\u6ce2\u3092\u66f8\u304d\u7559\u3081\u305f",  # Japanese, 3 bytes each
+    "\u0421\u043c\u043e\u0442\u0440\u0438\u0442\u0435\u043b\u044c",  # Russian, 2 bytes each
+    "\U0001f642 the keeper \U0001f6a2\U0001f30a",  # pictures of 4 bytes among words
+]
 
 
 def test_bits_per_byte_of_the_safe_model_are_its_own_cross_entropy(pair):
@@ -37,12 +44,29 @@ def test_utility_moves_from_the_safe_to_the_risky_models_as_k_grows(pair):
     assert ample.nats == pytest.approx(risky.nats, abs=1e-6)
 
 
-def test_excerpts_end_at_whole_characters(pair):
-    for length in range(1, 12):
-        for passage in excerpts(
-            pair.tokenizer, ["a☃b☃c☃d☃e"], num_prompt_tokens=2, num_tokens=length
-        ):
-            assert "�" not in pair.tokenizer.decode(passage.token_ids)[-1:]
+@pytest.mark.parametrize("text", NON_ASCII_TEXTS)
+def test_excerpts_are_whole_characters_and_count_their_bytes(pair, text):
+    cuts = [
+        passage
+        for start in range(2, 9)
+        for length in range(1, 12)
+        for passage in excerpts(pair.tokenizer, [text], num_prompt_tokens=start, num_tokens=length)
+    ]
+    assert len(cuts) > 30
+    for passage in cuts:
+        prompt, target = (
+            pair.tokenizer.decode(ids) for ids in (passage.prompt_token_ids, passage.token_ids)
+        )
+        assert text.startswith((prompt + target).removeprefix(pair.tokenizer.bos_token))
+        assert passage.num_bytes == len(target.encode())
+        assert passage.num_bytes == passage.in_bytes(pair.tokenizer).num_bytes
+
+
+def test_a_prompt_takes_the_rest_of_the_character_that_it_ends_in(pair):
+    (passage,) = excerpts(pair.tokenizer, [SNOW], num_prompt_tokens=3, num_tokens=11)
+    # Begin of text, "a" and the first of a snowman's three bytes were asked for.
+    assert pair.tokenizer.decode(passage.prompt_token_ids[1:]) == "a\u2603"
+    assert pair.tokenizer.decode(passage.token_ids) == "b\u2603c\u2603d"
 
 
 def test_short_texts_are_left_out(pair):
@@ -73,7 +97,7 @@ def test_excerpts_in_bytes_are_the_same_text(pair):
         bytes(in_bytes.prompt_token_ids + in_bytes.token_ids) == "a\u2603b\u2603 c\u2603de".encode()
     )
     assert len(in_bytes.token_ids) == in_bytes.num_bytes
-    assert len(prompt) == 3 and len(target) > 0
+    assert len(prompt) == 5 and len(target) > 0  # the third token begins a snowman
     decoder = Decoder(pair, SafeOnly(), level="byte")
     (score,) = decoder.score([in_bytes.prompt_token_ids], [in_bytes.token_ids])
     assert utility(decoder, [in_bytes]).nats == [-score.log_prob]

@@ -1,6 +1,6 @@
 """When a checkpoint is saved, and which ones are deleted."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,16 +71,28 @@ def test_steps_are_saved_by_interval_and_milestones_survive_the_purge(checkpoint
     assert saved_steps(tmp_path) == [4, 8, 10, 12]
 
 
-def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path):
-    run = checkpointer(interval=1000, interval_minutes=0.1 / 60)
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when a test says so: a save may take longer than any interval."""
+    clock = SimpleNamespace(seconds=100.0)
+    clock.monotonic = lambda: clock.seconds
+    monkeypatch.setattr("anchored.pretrain.checkpointer.time", clock)
+    return clock
+
+
+def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, clock):
+    run = checkpointer(interval=1000, interval_minutes=5)
+    clock.seconds += 299
     assert not run.is_time_up
-    time.sleep(0.11)
+    clock.seconds += 1
     assert run.is_time_up
     run.save(7, is_due=run.is_time_up)
     assert saved_steps(tmp_path) == [7]
     assert not run.is_time_up  # the clock starts again at a save
     run.save(8, is_due=run.is_time_up)
     assert saved_steps(tmp_path) == [7]
+    clock.seconds += 300
+    assert run.is_time_up
 
 
 def test_without_minutes_no_time_is_ever_up(checkpointer):

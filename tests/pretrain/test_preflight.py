@@ -196,6 +196,24 @@ def test_stage_two_starts_from_a_complete_checkpoint(check, first_stage):
     assert check(checkpoint={"initial_load_path": str(first_stage)}) == []
 
 
+@pytest.mark.parametrize(
+    ("start", "path"),
+    [
+        ("", "first/checkpoint/step-24"),
+        ("first/checkpoint", "step-24"),
+        ("first/checkpoint/step-24", "."),
+        ("run", "../first/checkpoint/step-24"),
+    ],
+)
+def test_the_path_to_stage_one_may_be_relative(
+    check, first_stage, tmp_path, monkeypatch, start, path
+):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / start)
+    assert check(checkpoint={"initial_load_path": path}) == []
+    assert RunRecord.read(tmp_path / "run").earlier["step"] == 24
+
+
 def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
     # Stage 1 reads 24 * 4 / 3 sequences of it, this one 3 * 4.
     num_windows = TokenShards.open(corpus.source("quarry")).num_tokens // 32

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from anchored.pretrain.consumption import document_spans
 from anchored.pretrain.shard_writer import write_token_shards
 from anchored.pretrain.shards import TokenShards, file_sha256
 
@@ -32,9 +34,11 @@ def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
     for text in documents:
         expected += [shards.manifest.bos_id, *tokenizer.encode(text).ids, shards.manifest.eos_id]
     assert shards.tokens(0, shards.num_tokens).tolist() == expected
-    starts = shards.document_starts()
-    assert starts[-1] == len(expected)
-    assert [expected[start] for start in starts[:-1]] == [shards.manifest.bos_id] * 3
+    spans = list(document_spans(shards, 0, len(expected)))
+    assert [span.record for span in spans] == [0, 1, 2]
+    ends = list(accumulate(span.num_tokens for span in spans))
+    assert ends[-1] == len(expected)
+    assert [expected[end - 1] for end in ends] == [shards.manifest.eos_id] * 3
 
 
 def test_files_are_little_endian_uint32_and_int64(tmp_path, tokenizer_file):
@@ -75,9 +79,16 @@ def test_any_slice_reads_across_shards(tmp_path_factory, tokenizer_file, lengths
     start = data.draw(st.integers(0, whole.num_tokens))
     count = data.draw(st.integers(0, whole.num_tokens - start))
     assert split.tokens(start, count).tolist() == whole.tokens(start, count).tolist()
-    assert split.document_starts().tolist() == whole.document_starts().tolist()
+    assert _records(split, start, count) == _records(whole, start, count)
     longest = max(lengths) + 2
     assert all(shard.num_tokens <= max(limit, longest) for shard in split.manifest.shards)
+
+
+def _records(shards, start, count):
+    return [
+        (span.record, span.first_token, span.num_tokens)
+        for span in document_spans(shards, start, count)
+    ]
 
 
 def test_reading_past_the_end_is_refused(tmp_path, tokenizer_file):

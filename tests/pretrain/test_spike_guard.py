@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from anchored.pretrain.consumption import document_spans
 from anchored.pretrain.data_config import DataConfig, DataSource
 from anchored.pretrain.data_plan import DataPlan
 from anchored.pretrain.guarded_optimizers import GuardedOptimizers
@@ -99,15 +100,18 @@ def plan(corpus):
     return DataPlan.open(DataConfig(sources=sources), seq_len=32, verify=True)
 
 
-def test_documents_of_a_sequence_are_those_its_tokens_lie_in(plan):
-    for row in sequence_documents(plan, range(40)):
+def test_a_sequence_is_named_by_its_first_and_last_document(plan):
+    rows = sequence_documents(plan, 3, 10)
+    assert [row["sequence"] for row in rows] == list(range(20, 30))
+    for row in rows:
         window = plan.locate(row["sequence"])
-        starts = plan.shards[window.source].document_starts()
-        first, last = row["documents"]
-        assert row["source"] == plan.config.sources[window.source].name
-        assert starts[first] <= row["start"] < starts[first + 1]
-        end = (row["start"] + 32) % plan.shards[window.source].num_tokens
-        assert starts[last] <= end < starts[last + 1]
+        shards = plan.shards[window.source]
+        assert (row["source"], row["epoch"]) == (shards.manifest.source, window.epoch)
+        # The window may run on at token 0, so its last token is taken modulo the source.
+        ends = (window.start, (window.start + 32) % shards.num_tokens)
+        for end, name in zip(ends, ("first_document", "last_document"), strict=True):
+            (span,) = document_spans(shards, end, 1)
+            assert row[name] == {"input_file": span.input_file, "record": span.record}
 
 
 def test_the_line_of_a_spike_is_valid_json_for_any_loss(plan):

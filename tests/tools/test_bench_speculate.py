@@ -1,10 +1,11 @@
 """The speculation benchmark: counts, acceptance beside its law, the cost model."""
 
 import pytest
+import torch
 
 from anchored import Anchored
 from anchored.tools.acceptance import measured_acceptance
-from anchored.tools.bench_speculate import BenchSpeculateConfig, run
+from anchored.tools.bench_speculate import BenchSpeculateConfig, _machine, run
 from anchored.tools.round_costs import Costs, predicted_ratio
 from anchored.tools.speculation_speed import flips_per_1000
 
@@ -16,6 +17,7 @@ SMALL = BenchSpeculateConfig(
 def test_every_draft_length_has_a_row(capsys):
     assert run(SMALL) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert "float32 on cpu (not measured on a GPU), torch" in lines[0]
     assert "by 3 columns at once and by one" in lines[3]
     titles, *rows = (line.replace("no rest", "never").split() for line in lines[4:])
     assert titles[:2] == ["k", "draft"]
@@ -24,6 +26,11 @@ def test_every_draft_length_has_a_row(capsys):
     ]
     never, off, two, *_ = (int(row[2]) for row in rows)
     assert never == off == 5 and two < 5
+
+
+def test_a_gpu_is_named_in_the_header(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the GPU of {device}")
+    assert _machine("cuda:1") == "cuda:1 (the GPU of cuda:1)"
 
 
 def test_acceptance_agrees_with_what_the_laws_say(pair):

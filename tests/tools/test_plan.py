@@ -136,6 +136,17 @@ def test_what_cannot_be_planned_is_refused(run_file, tmp_path, settings, message
     assert not Path(tmp_path / "plan.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("output", "reason"), [("folder", "Is a directory"), ("file/plan.json", "File exists")]
+)
+def test_an_output_that_cannot_be_written_is_one_line(run_file, tmp_path, output, reason):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    path = tmp_path / output
+    with pytest.raises(ValueError, match=f"--output {path} cannot be written: {reason}"):
+        run(PlanConfig(config=(run_file,), output=path))
+
+
 def test_missing_shards_of_a_run_are_named(run_file, shards_folder):
     run_file.write_text(run_file.read_text().replace(f"{shards_folder}/cove", "missing/cove"))
     with pytest.raises(ValueError, match="stage harbour has no token shards of: cove"):
@@ -148,6 +159,20 @@ def test_a_run_without_its_steps_is_refused(run_file):
         run(PlanConfig(config=(run_file,)))
     with pytest.raises(FileNotFoundError, match=r"config file missing.toml does not exist"):
         run(PlanConfig(config=(Path("missing.toml"),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base = 3", "base of config file .*run.toml must be the name of a file, got 3"),
+        ("training = 3", "training in .*run.toml must be a table, got 3"),
+        ("data = [1]", r"data in .*run.toml must be a table, got \[1\]"),
+    ],
+)
+def test_a_config_with_a_value_in_place_of_a_table_is_refused(tmp_path, text, message):
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        run(PlanConfig(config=(tmp_path / "run.toml",)))
 
 
 @pytest.mark.parametrize(

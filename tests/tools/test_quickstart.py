@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from forked_program import ForkedProgram
 
+from anchored.eval.copying import METRIC_SET
 from anchored.tools.quickstart.preset import load_preset
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,7 @@ def test_results_hold_every_setting_and_are_strict_json(quickstart):
     results = json.loads(
         (folder / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name)
     )
+    assert results["metric_set"] == METRIC_SET
     names = ["p_s", *(f"k={k:g}" for k in preset.ks), "p_r"]
     assert [row["setting"] for row in results["rows"]] == names
     assert len(results["examples"]) == len(names) * preset.num_works * len(preset.seeds)

@@ -6,6 +6,7 @@ import pytest
 from training_runs import train
 
 from anchored import Ledger
+from anchored.eval.copying import METRIC_SET, METRICS
 from anchored.tools.cli import main
 from anchored.tools.quickstart import training
 from anchored.tools.quickstart.preset import load_preset
@@ -27,10 +28,15 @@ def test_a_pair_with_two_tokenizers_is_trained_decoded_measured_and_verified(
     monkeypatch.setattr(training, "launch", train)
     folder, preset = tmp_path / "run", load_preset("smoke-bytes")
     words = ["quickstart", "--preset", "smoke-bytes", "--output", str(folder)]
-    assert "every certified ledger satisfies its bound" in anchored(capfd, *words)
+    output = anchored(capfd, *words)
+    assert "[yes] every certified ledger satisfies its bound" in output
+    assert "not shown by this preset" in output and "[ NO]" not in output
     for name in ("trade_off.png", "budgets.png", "side_by_side.html", "table.md"):
         assert (folder / name).stat().st_size > 0
-    rows = json.loads((folder / "results.json").read_text())["rows"]
+    results = json.loads((folder / "results.json").read_text())
+    assert results["metric_set"] == METRIC_SET
+    rows = results["rows"]
+    assert all(0 <= row["ncr"]["num_metrics"] <= len(METRICS) for row in rows)
     assert [row["setting"] for row in rows] == ["p_s", *(f"k={k:g}" for k in preset.ks), "p_r"]
     assert all(row["is_within_bounds"] for row in rows)
     path = next((folder / "ledgers" / "k=1").glob("*.jsonl"))

@@ -1,18 +1,20 @@
 """anchored tokenize: what it keeps, and that interrupting it changes nothing."""
 
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_models import train_tokenizer
 
+from anchored.pretrain.consumption import document_spans
 from anchored.pretrain.document_encoder import BOS_TOKEN, EOS_TOKEN
 from anchored.pretrain.input_files import local_files
 from anchored.pretrain.shard_segments import Segment
@@ -94,6 +96,64 @@ def test_shards_hold_the_allowed_documents_and_the_manifest_counts_the_rest(conf
     assert 20 < heldout.num_documents < 100
 
 
+@pytest.fixture
+def damaged_folder(tmp_path):
+    """Two files of good lines; one has two bad ones, the other three and is cut short."""
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    good = [json.dumps({"text": f"the keeper wrote {number}"}) for number in range(40)]
+    lines = [*good[:20], "{bad", '{"text": null}', *good[20:]]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    data = gzip.compress("\n".join(['{"body": "salt"}'] * 2 + lines[:20] + good * 50).encode())
+    (folder / "b.jsonl.gz").write_bytes(data[: len(data) // 2])
+    return folder
+
+
+def test_invalid_records_up_to_the_limit_are_counted_by_problem_in_the_report(
+    config, tmp_path, damaged_folder, capsys
+):
+    settings = {"input": (damaged_folder,), "max_invalid_documents": 5}
+    assert run(config(tmp_path / "s", **settings)) == 0
+    counts = {"not JSON": 1, "no text in the text field": 3, "the rest of a damaged file": 1}
+    manifest = Manifest.read(tmp_path / "s")
+    assert (manifest.num_invalid_documents, manifest.invalid_documents) == (5, counts)
+    out = capsys.readouterr().out
+    assert all(f"  left out, {problem}: {count}\n" in out for problem, count in counts.items())
+
+
+@pytest.mark.parametrize(
+    ("limit", "counts"),
+    [
+        (4, "3 no text in the text field, 1 not JSON, 1 the rest of a damaged file"),  # together
+        (1, "1 not JSON, 1 no text in the text field"),  # the first file alone
+    ],
+)
+def test_a_source_with_more_invalid_records_ends_and_goes_on_when_more_are_allowed(
+    config, tmp_path, damaged_folder, limit, counts
+):
+    message = (
+        rf"letters has more than {limit} records without text .* \({counts}; text field 'text'"
+    )
+    settings = {"input": (damaged_folder,), "shard_tokens": 99}
+    with pytest.raises(ValueError, match=message):
+        run(config(tmp_path / "s", **settings, max_invalid_documents=limit))
+    assert not (tmp_path / "s").exists()
+    assert run(config(tmp_path / "s", **settings, max_invalid_documents=5)) == 0
+    run(config(tmp_path / "whole", **settings))
+    assert contents(tmp_path / "s") == contents(tmp_path / "whole")
+
+
+def test_a_wrong_text_field_ends_a_source_early(config, tmp_path):
+    with pytest.raises(ValueError, match=r"1001 no text in the text field; text field 'body'"):
+        run(config(tmp_path / "s", input=(many_lines(tmp_path),), text_field="body"))
+
+
+def many_lines(folder):
+    path = folder / "many.jsonl"
+    path.write_text('{"text": "salt"}\n' * 2000)
+    return path
+
+
 def test_no_document_is_lost_and_copies_are_on_one_side(config, tmp_path):
     run(config(tmp_path / "all", heldout_fraction=0.0))
     run(config(tmp_path / "split"))
@@ -105,10 +165,9 @@ def test_no_document_is_lost_and_copies_are_on_one_side(config, tmp_path):
 
 
 def documents_of(shards):
-    starts = shards.document_starts()
-    return {
-        shards.tokens(int(start), int(end - start)).tobytes() for start, end in pairwise(starts)
-    }
+    lengths = [span.num_tokens for span in document_spans(shards, 0, shards.num_tokens)]
+    starts = accumulate(lengths, initial=0)
+    return {shards.tokens(s, n).tobytes() for s, n in zip(starts, lengths, strict=False)}
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
@@ -217,6 +276,7 @@ def corpus_like(tmp_path, tokenizer_folder):
         ({"tokenizer": "missing"}, "tokenizer missing is neither a file, nor a folder"),
         ({"tokenizer": "a/b"}, "nor OWNER/NAME@REVISION"),
         ({"workers": -1}, "workers must be at least 0"),
+        ({"max_invalid_documents": -1}, "max_invalid_documents must be at least 0, got -1"),
     ],
 )
 def test_bad_input_is_refused_in_words(config, tmp_path, change, message):

@@ -1,7 +1,7 @@
 """What the results say, each as a claim that they could have refuted."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anchored.eval.ncr import is_high_protection
 
@@ -16,25 +16,33 @@ class Finding:
     """A claim, whether it holds in this run, and the figures behind it."""
 
     claim: str
-    holds: bool
+    holds: bool | None
+    """None where the preset is too small to show it: its figures speak neither for nor against."""
     figures: str
 
     def __str__(self) -> str:
+        if self.holds is None:
+            return f"[ - ] {self.claim}: not shown by this preset ({self.figures})"
         return f"[{'yes' if self.holds else ' NO'}] {self.claim}: {self.figures}"
 
 
-def findings(summaries: list[SettingSummary]) -> list[Finding]:
-    """The claims of the method, checked on summaries in the order p_s, ascending k, p_r."""
+def findings(summaries: list[SettingSummary], *, shows_effects: bool) -> list[Finding]:
+    """The claims of the method, checked on summaries in the order p_s, ascending k, p_r.
+
+    shows_effects: the preset's. Without it only the bounds are judged, which hold for any models.
+    """
     safe, *anchored, risky = summaries
-    return [
+    effects = [
         _memorised(safe, risky),
         _utility_to_win(safe, risky),
         _strict_protects(anchored[0]),
         _loose_copies(anchored[-1]),
         _trade_off(recommended(summaries)),
         _monotone([safe, *anchored]),
-        _bounds_hold(summaries),
     ]
+    if not shows_effects:
+        effects = [replace(finding, holds=None) for finding in effects]
+    return [*effects, _bounds_hold(summaries)]
 
 
 def _memorised(safe: SettingSummary, risky: SettingSummary) -> Finding:
@@ -59,7 +67,7 @@ def _strict_protects(strictest: SettingSummary) -> Finding:
     return Finding(
         claim="the smallest budget removes the copying (NCR at least 0.95)",
         holds=strictest.ncr.mean >= 0.95,
-        figures=f"NCR {strictest.ncr.mean:.3f} at {strictest.setting.name}",
+        figures=f"NCR {_ncr(strictest)} at {strictest.setting.name}",
     )
 
 
@@ -67,7 +75,7 @@ def _loose_copies(loosest: SettingSummary) -> Finding:
     return Finding(
         claim="the largest budget lets it through (NCR at most 0.5)",
         holds=loosest.ncr.mean <= 0.5,
-        figures=f"NCR {loosest.ncr.mean:.3f} at {loosest.setting.name}",
+        figures=f"NCR {_ncr(loosest)} at {loosest.setting.name}",
     )
 
 
@@ -75,7 +83,7 @@ def _trade_off(best: SettingSummary) -> Finding:
     return Finding(
         claim="a budget in between protects (NCR >= 0.75) and closes 30 % of the utility gap",
         holds=is_high_protection(best.ncr.mean) and best.gap_closed >= 0.3,
-        figures=f"{best.setting.name}: NCR {best.ncr.mean:.3f}, {best.gap_closed:.0%} closed",
+        figures=f"{best.setting.name}: NCR {_ncr(best)}, {best.gap_closed:.0%} closed",
     )
 
 
@@ -101,3 +109,7 @@ def _bounds_hold(summaries: list[SettingSummary]) -> Finding:
         holds=all(summary.is_within_bounds for summary in summaries),
         figures="sum of spends <= bound in float64, without tolerance",
     )
+
+
+def _ncr(summary: SettingSummary) -> str:
+    return f"{summary.ncr.mean:.3f}{summary.ncr.scope}"

@@ -7,7 +7,7 @@ from typing import Any
 from tqdm import tqdm
 
 from anchored import Decoder, ModelPair
-from anchored.eval.copying import copying_scores, copying_summary
+from anchored.eval.copying import CopyingConfig, copying_scores, copying_summary
 from anchored.eval.harness import AnchoredLM
 from anchored.eval.local_tasks import local_task_results
 from anchored.eval.utility import excerpts, utility
@@ -25,6 +25,8 @@ from .generation import (
 from .multiple_choice import MultipleChoiceConfig, write_tasks
 from .preset import Preset
 
+COPYING = CopyingConfig()
+
 
 def measure_copying(folders: Folders, preset: Preset) -> None:
     """Six metrics of every generation against the continuation of its work."""
@@ -33,12 +35,13 @@ def measure_copying(folders: Folders, preset: Preset) -> None:
     for setting in tqdm(settings(preset), "copying"):
         generations = read_generations(folders, setting)
         pairs = [(row["text"], references[row["work"]]) for row in generations]
-        scores = list(zip(generations, copying_scores(pairs), strict=True))
+        scores = list(zip(generations, copying_scores(pairs, COPYING), strict=True))
         for row, score in scores:
             key = {"setting": setting.name, "work": row["work"], "seed": row["seed"]}
             rows.append({**key, **score.as_row()})
         for seed in preset.seeds:
-            mean = copying_summary([score for row, score in scores if row["seed"] == seed])
+            of_seed = [score for row, score in scores if row["seed"] == seed]
+            mean = copying_summary(of_seed, COPYING)
             means.append({"setting": setting.name, "seed": seed, **mean})
     _write(folders, "copying", rows)
     _write(folders, "copying_means", means)

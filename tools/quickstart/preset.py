@@ -38,6 +38,8 @@ class Preset:
     """Multiple-choice questions a held-out set."""
     safe_vocab_size: int = 0
     """Tokens of a tokenizer of the safe model's own, with GPT-2's rule; 0 where one is shared."""
+    shows_effects: bool = True
+    """Whether the models learn enough for what the method does to show."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """How much text is gathered."""
 

@@ -61,7 +61,7 @@ def run(config: QuickstartConfig) -> int:
 def _settings(config: QuickstartConfig, preset: Preset, folders: Folders) -> str:
     """All that decides the results, as text: a folder belongs to one of these."""
     runs = [run_config(config.preset, name, folders.root) for name in RUNS]
-    return json.dumps([asdict(preset), runs])
+    return json.dumps([asdict(preset), runs, measurement.COPYING.metric_set])
 
 
 def _verify_one(folders: Folders, preset: Preset, pair: ModelPair) -> None:

@@ -22,10 +22,10 @@ from anchored.eval.report import (
 )
 from anchored.eval.side_by_side import Generation, SideBySideRecord, side_by_side_page
 
-from .findings import findings
+from .findings import Finding, findings
 from .folders import Folders
 from .generation import Setting, prompts, read_generations, settings
-from .measurement import read_measurement
+from .measurement import COPYING, read_measurement
 from .preset import Preset
 from .summary import EXTRA, SettingSummary, recommended, summarize
 from .training import draw_losses
@@ -51,9 +51,10 @@ def write_results(folders: Folders, preset: Preset, seconds: dict[str, float]) -
         "settings": asdict(preset),
         "environment": environment_record(),
         "seconds": seconds,
+        "metric_set": COPYING.metric_set,
         "rows": [summary.as_json() for summary in summaries],
         "recommended": recommended(summaries).setting.name,
-        "findings": [asdict(finding) for finding in findings(summaries)],
+        "findings": [asdict(finding) for finding in _findings(preset, summaries)],
         "questions": read_measurement(folders, "questions"),
         "examples": read_measurement(folders, "copying"),
         "utility": read_measurement(folders, "utility"),
@@ -69,10 +70,14 @@ def write_results(folders: Folders, preset: Preset, seconds: dict[str, float]) -
 def terminal_report(folders: Folders, preset: Preset) -> str:
     """What the terminal shows at the end: the table, the findings, where to look."""
     summaries = summarize(folders, preset)
-    lines = [_table(summaries), "", *(str(finding) for finding in findings(summaries)), ""]
+    lines = [_table(summaries), "", *map(str, _findings(preset, summaries)), ""]
     for row in read_measurement(folders, "questions"):
         lines.append(f"lm-eval {row['task']}: {row['setting']} accuracy {row['acc']:.3f}")
     return "\n".join(lines)
+
+
+def _findings(preset: Preset, summaries: list[SettingSummary]) -> list[Finding]:
+    return findings(summaries, shows_effects=preset.shows_effects)
 
 
 def _table(summaries: list[SettingSummary], *, as_markdown: bool = False) -> str:
@@ -86,6 +91,7 @@ def _draw(folders: Folders, preset: Preset, summaries: list[SettingSummary]) -> 
             label=summary.setting.name,
             role=ROLES.get(summary.setting.name, "anchored"),  # type: ignore[arg-type]
             ncr=summary.ncr.mean,
+            num_metrics=summary.ncr.num_metrics,
             bits_per_byte=summary.utility[EXTRA].bits_per_byte,
             ncr_std=summary.ncr.std,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anchored.eval.copying import METRICS
-from anchored.eval.ncr import is_high_protection, ncr_over_seeds
+from anchored.eval.ncr import NcrStatistics, is_high_protection, ncr_over_seeds
 from anchored.eval.seed_statistics import SeedStatistics, over_seeds
 from anchored.eval.utility import Utility
 
@@ -25,7 +25,7 @@ class SettingSummary:
 
     setting: Setting
     copying: dict[str, SeedStatistics]
-    ncr: SeedStatistics
+    ncr: NcrStatistics
     utility: dict[str, Utility]
     """By held-out set."""
     gap_closed: float
@@ -132,6 +132,6 @@ def _or_least(value: float) -> float:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, SeedStatistics):
+    if isinstance(value, SeedStatistics | NcrStatistics):
         return {name: _plain(figure) for name, figure in value._asdict().items()}
     return None if isinstance(value, float) and math.isnan(value) else value
