@@ -132,7 +132,7 @@ def _clipped(logits: Logits, safe: Tensor, risky: Tensor, nats: float) -> StepLa
         star=star,
         divergence=divergence,
         # Where it clips, the recorded spend itself is the largest ratio.
-        divergence_deviation=ARITHMETIC if divergence >= nats else either,
+        divergence_deviation=either if is_all_clipped or divergence < nats else ARITHMETIC,
         spend_deviation=either,
         safe_deviation=logits.safe_deviation,
         star_deviation=either + room / NUM_DEVIATIONS,

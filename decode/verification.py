@@ -1,11 +1,8 @@
 """Replay of a ledger against the models: every figure checked, every token drawn again."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from torch import Tensor
 
 from .ledger import Ledger, LedgerStep
 from .ledger_consistency import inconsistencies
@@ -14,17 +11,13 @@ from .level import Level
 from .level_registry import recorded_level
 from .model_pair import ModelPair
 from .prompt_reading import asks_for_ratios
-from .replay import ForcedStep, Replay
+from .replay import Replay
 from .rounding import NUM_DEVIATIONS, logit_deviation
 from .rules.registry import make_rule
-from .rules.rule import NextToken, Rule
+from .rules.rule import Rule
 from .sampling_config import SamplingConfig
-from .step_laws import Kind, Logits
-from .step_verification import MOST_COST, StepReport, difference, solver_slack, step_report
-from .support_edges import SupportEdges
-
-MOST_FLIPS = 3
-"""Symbols of one step that may stand on the other side of a truncation's edge."""
+from .step_replay import StepReplay
+from .step_report import MOST_COST, StepReport, difference, solver_slack
 
 
 @dataclass(kw_only=True, slots=True)
@@ -130,80 +123,28 @@ def _ratio_failures(
 
 
 def _check_steps(ledger: Ledger, level: Level, replay: Replay, report: Verification) -> None:
-    header, rule = ledger.header, replay.rule
-    sampling = SamplingConfig(**header.sampling)
-    untruncated = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
-    open_warpers = level.warpers(untruncated)
     steps = []
     for forced, recorded in zip(replay.recorded_steps(ledger), ledger.steps, strict=True):
         if not forced.drawn.is_valid.item():
-            report.failures.append(
-                f"step {forced.step}: the replayed logits are no distribution"
-            )
+            report.failures.append(f"step {forced.step}: the replayed logits are no distribution")
             return
-        edges = SupportEdges(
-            kept=_warped(forced, forced.inputs.warp, level.pair),
-            open=_warped(forced, open_warpers.after(replay.reading.seen), level.pair),
+        step = StepReplay(
+            rule=replay.rule,
+            level=level,
+            sampling=SamplingConfig(**ledger.header.sampling),
+            seen=replay.reading.seen,
+            forced=forced,
+            recorded=recorded,
         )
-        step, num_flips = _explained(edges, rule, forced, recorded)
-        steps.append(step)
-        _count(step, recorded.step, num_flips, report)
-    _sum_up(ledger, rule, steps, report)
+        steps.append(step.report())
+        _count(steps[-1], recorded.step, report)
+    _sum_up(ledger, replay.rule, steps, report)
 
 
-def _warped(forced: ForcedStep, warp: Callable[[Tensor], Tensor], pair: ModelPair) -> Logits:
-    inputs = forced.inputs
-    safe, risky = warp(inputs.safe_logits)[0], warp(inputs.risky_logits)[0]
-    return Logits(
-        safe=safe.cpu(),
-        risky=risky.cpu(),
-        safe_deviation=logit_deviation(safe, pair.safe.dtype),
-        risky_deviation=logit_deviation(risky, pair.risky.dtype),
-    )
-
-
-def _explained(
-    edges: SupportEdges, rule: Rule, forced: ForcedStep, recorded: LedgerStep
-) -> tuple[StepReport, int]:
-    """The report of a step, with the flips (and how many) that explain it where it needs some."""
-    kind = _kind(rule)
-    best = step_report(kind, edges.kept, forced.drawn, forced, recorded)
-    for num_flips in range(MOST_FLIPS):
-        if best.misfit <= 1.0:
-            return best, num_flips
-        moved = [edges.flipped(flip) for flip in edges.flips()]
-        found = [
-            step_report(kind, other.kept, _drawn(rule, forced, other.kept), forced, recorded)
-            for other in moved
-        ]
-        if not found or not min(step.misfit for step in found) < best.misfit:
-            return best, num_flips
-        best, edges = min(zip(found, moved, strict=True), key=lambda pair: pair[0].misfit)
-    return best, MOST_FLIPS
-
-
-def _drawn(rule: Rule, forced: ForcedStep, logits: Logits) -> NextToken:
-    """What the rule gives for logits that are warped already."""
-    device = forced.inputs.budget.device
-    inputs = replace(
-        forced.inputs,
-        safe_logits=logits.safe[None].to(device),
-        risky_logits=logits.risky[None].to(device),
-        warp=lambda warped: warped,
-    )
-    return rule.next_token(inputs)
-
-
-def _kind(rule: Rule) -> Kind:
-    if not rule.is_certified:
-        return "replayed"
-    return "max" if rule.name == "anchored_inf" else "kl"
-
-
-def _count(step: StepReport, number: int, num_flips: int, report: Verification) -> None:
+def _count(step: StepReport, number: int, report: Verification) -> None:
     failures = step.failures()
     report.failures += [f"step {number}: {failure}" for failure in failures]
-    is_again = step.cost == 0.0 and num_flips == 0
+    is_again = step.cost == 0.0 and not step.is_flipped
     report.tokens_drawn_again += is_again and not failures
     report.tokens_at_a_boundary += not is_again and not failures
     errors = {figure.name: figure.error for figure in step.figures}

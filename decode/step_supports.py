@@ -1,8 +1,9 @@
-"""Symbols that top-k, top-p or min-p keep or drop by so little that rounding decides."""
+"""The supports that a truncated step may have had: rounding decides about symbols at an edge."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -47,9 +48,17 @@ class SupportEdge:
         return replace(self, kept=kept)
 
 
-def is_truncated(sampling: SamplingConfig) -> bool:
-    """Whether these settings drop symbols at all."""
-    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+Supports = Mapping[str, SupportEdge]
+"""By "safe" and "risky"."""
+
+
+def flipped_supports(supports: Supports) -> Iterator[Supports]:
+    """Each uncertain symbol flipped in one model, or in both."""
+    symbols = sorted(set(chain(*(edge.uncertain for edge in supports.values()))))
+    for symbol in symbols:
+        names = [name for name, edge in supports.items() if symbol in edge.uncertain]
+        for chosen in [[name] for name in names] + ([names] if len(names) > 1 else []):
+            yield {**supports, **{name: supports[name].flipped(symbol) for name in chosen}}
 
 
 def _is_kept(warp: Warp, sampling: SamplingConfig, reach: float) -> Tensor:

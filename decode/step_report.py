@@ -54,6 +54,8 @@ class StepReport:
     """Squared deviations by which the laws must have moved for the token; 0 if drawn again."""
     expected_cost: float
     """At most what honest rounding costs at this step, on average."""
+    is_flipped: bool = False
+    """Taken under another support than the replayed one."""
 
     @property
     def misfit(self) -> float:
