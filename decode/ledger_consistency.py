@@ -39,8 +39,8 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
     return [
         *_of_models(header, pair),
         *_of_symbols(ledger, level),
-        *_of_budget(ledger, rule),
         *_of_end(ledger, rule),
+        *_of_budget(ledger, rule),
         *_of_counts(ledger),
     ]
 
@@ -153,7 +153,7 @@ def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
             yield f"step {number} is numbered {step.step}"
         if step.budget != budget.allowance(number, spent):
             yield f"step {number}: the budget does not follow from the spends"
-        if not 0.0 <= step.spend or (rule.is_certified and not step.spend <= step.budget):
+        if not step.spend >= 0.0 or (rule.is_certified and not step.spend <= step.budget):
             yield f"step {number}: spend {step.spend} is not in [0, {step.budget}]"
         if not 0.0 <= step.weight <= 1.0:
             yield f"step {number}: weight {step.weight} is not in [0, 1]"

@@ -30,9 +30,7 @@ def law_of(logits: Tensor) -> Tensor:
 def tilted(safe: Tensor, risky: Tensor, weight: float) -> Tensor:
     """p_s^(1-weight) p_r^weight, normalised on the symbols that both laws allow; NaN if none is."""
     is_shared = _is_shared(safe, risky)
-    return _normalised(
-        torch.where(is_shared, (1.0 - weight) * safe + weight * risky, -math.inf)
-    )
+    return _normalised(torch.where(is_shared, (1.0 - weight) * safe + weight * risky, -math.inf))
 
 
 def clipped(safe: Tensor, risky: Tensor, nats: float) -> tuple[Tensor, float]:

@@ -1,4 +1,4 @@
-"""Whether a record has the fields of a dataclass, each of its type: for files that may be damaged."""
+"""Whether a record has the fields of a dataclass, each of its type: files may be damaged."""
 
 import math
 import reprlib

@@ -1,4 +1,4 @@
-"""The laws of one step as its ledger claims them, by the oracle, and how far rounding moves them."""
+"""The laws of one step as a ledger claims them, by the oracle, and how rounding moves them."""
 
 import math
 from dataclasses import dataclass
@@ -104,15 +104,16 @@ def kl_deviation(
 ) -> float:
     """The gradient of KL(p* || p_s) in the logits of both models, times their deviations.
 
-    d KL = sum p* (log p*/p_s - KL) d log p* - sum (p* - p_s) d log p_s; its norm is at most
-    sqrt(2 KL) where the laws are near.
+    d KL = sum p* (log p*/p_s - KL) d log p* - sum (p* - p_s) d log p_s, about sqrt(2 KL) where the
+    laws are near; and half the variance of log p*/p_s, which is all there is where they agree.
     """
     probs, excess = star.exp(), star.exp() - safe.exp()
     ratio = oracle.log_ratio(star, safe)
     pull = probs * (ratio - (probs * ratio).sum())
     by_safe, by_risky = star_deviations
     square = (by_safe * pull - safe_deviation * excess).square() + (by_risky * pull).square()
-    return ARITHMETIC + square.sum().sqrt().item()
+    curvature = 0.5 * ((by_safe - safe_deviation) ** 2 + by_risky**2)
+    return ARITHMETIC + square.sum().sqrt().item() + curvature
 
 
 def _clipped(logits: Logits, safe: Tensor, risky: Tensor, nats: float) -> StepLaws:

@@ -1,6 +1,5 @@
 """A recorded step beside its replay, under whatever support explains it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .ledger import Ledger, LedgerStep
+from .ledger import Ledger
 from .ledger_consistency import inconsistencies
 from .ledger_replay import open_replay
 from .level import Level
@@ -112,9 +112,7 @@ def _prompt_failures(ledger: Ledger, level: Level, replay: Replay) -> list[str]:
     return failures
 
 
-def _ratio_failures(
-    replayed: list[float], recorded: list[float], tolerance: float
-) -> list[str]:
+def _ratio_failures(replayed: list[float], recorded: list[float], tolerance: float) -> list[str]:
     if len(replayed) != len(recorded):
         return [f"{len(recorded)} prompt ratios, replayed {len(replayed)}"]
     errors = [difference(*pair) for pair in zip(replayed, recorded, strict=True)]
