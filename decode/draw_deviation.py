@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 from . import oracle
-from .rounding import ARITHMETIC, tail_square
+from .rounding import ARITHMETIC
 from .step_laws import StepLaws
 
 # V symbols. A deviation is a standard deviation of rounding.
 
 LEAST_UNIFORM = 2.0**-60
 """In place of a uniform of 0, which is a multiple of 2**-53 otherwise, in logarithms."""
+
+FARTHEST = 40.0
+"""Deviations beyond which a float64 normal has no mass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,11 @@ class Cells:
         above = int(torch.searchsorted(self.edges, uniform, right=True))
         return min(above, len(self.edges) - 1) - 1
 
-    def crossings(self, uniform: float) -> list[float]:
-        """Deviations from a uniform to both ends of its own cell."""
-        index = self.index(uniform)
-        beyond = ((uniform - self.edges) / self.deviations).abs()
-        return beyond[index : index + 2].tolist()
+    def expected_cost(self, uniform: float) -> float:
+        """Mean squared deviations to the cell that normal noise of the edges gives a uniform."""
+        beyond = ((self.edges - uniform) / self.deviations)[1:-1]
+        below = (-beyond[beyond <= 0.0]).flip(0)
+        return _mean_square(beyond[beyond > 0.0]) + _mean_square(below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +66,23 @@ class Draw:
     is_drafted: Tensor
     """(V,) bool: p_s allows the symbol."""
     lead: Tensor
-    """(V,) log p* / p_s in deviations."""
-    threshold: float
-    """log u2 in deviations: a draft is kept if its lead is above."""
+    """(V,) log p* / p_s in deviations; a residual has what is positive."""
+    margin: Tensor
+    """(V,) the same less log u2: a draft is kept if it is positive."""
 
     @classmethod
     def of(cls, laws: StepLaws, uniform: tuple[float, float, float]) -> "Draw":
         safe = laws.safe.exp()
         ratio = oracle.log_ratio(laws.star, laws.safe)
         ratio = ratio.masked_fill(laws.star == -math.inf, -math.inf)
+        kept = ratio - math.log(max(uniform[1], LEAST_UNIFORM))
         return cls(
             uniform=uniform,
             drafts=Cells.of(safe, laws.safe_deviation * safe),
             residual=_residual(laws),
             is_drafted=laws.safe > -math.inf,
             lead=ratio / laws.ratio_deviation,
-            threshold=math.log(max(uniform[1], LEAST_UNIFORM)) / laws.ratio_deviation,
+            margin=kept / laws.ratio_deviation,
         )
 
     def costs(self, *, accepted: bool) -> Tensor:
@@ -86,25 +90,21 @@ class Draw:
         draft or as what replaces one; 0 if they need not move, inf if they cannot."""
         drafts = self.drafts.distances(self.uniform[0]).square()
         drafts = drafts.masked_fill(~self.is_drafted, math.inf)
-        margin = self.lead - self.threshold
         if accepted:
-            return drafts + margin.clamp_max(0.0).square()
+            return drafts + self.margin.clamp_max(0.0).square()
         if self.residual is None:
             return torch.full_like(drafts, math.inf)
-        rejected = (drafts + margin.clamp_min(0.0).square()).min()
+        rejected = (drafts + self.margin.clamp_min(0.0).square()).min()
         replaced = self.residual.distances(self.uniform[2]).square()
         return rejected + replaced + self.lead.clamp_max(0.0).square()
 
     def expected_cost(self) -> float:
-        """At most the mean cost of what honest rounding draws.
-
-        Normal noise that passes an edge at distance d costs at most its own square.
-        """
-        edges = self.drafts.crossings(self.uniform[0])
-        margin = (self.lead - self.threshold)[self.drafts.index(self.uniform[0])].item()
-        if margin <= 0.0 and self.residual is not None:
-            edges += self.residual.crossings(self.uniform[2])
-        return sum(map(tail_square, [*edges, abs(margin)]))
+        """The mean cost of what honest rounding draws, if it has these deviations."""
+        margin = self.margin[self.drafts.index(self.uniform[0])]
+        cost = self.drafts.expected_cost(self.uniform[0]) + _mean_square(margin.abs()[None])
+        if margin > 0.0 or self.residual is None:
+            return cost
+        return cost + self.residual.expected_cost(self.uniform[2])
 
 
 def _residual(laws: StepLaws) -> Cells | None:
@@ -114,6 +114,13 @@ def _residual(laws: StepLaws) -> Cells | None:
         return None
     deviations = torch.hypot(laws.star_deviation * star, laws.safe_deviation * safe)
     return Cells.of(weights, torch.where(weights > 0.0, deviations, 0.0))
+
+
+def _mean_square(distances: Tensor) -> float:
+    """E of the square of the last of these that a standard normal Z passes; nearest first."""
+    distances = distances.cummax(0).values.clamp_max(FARTHEST)
+    tails = torch.special.ndtr(-distances)
+    return (distances.square() * (tails - torch.cat([tails[1:], tails.new_zeros(1)]))).sum().item()
 
 
 def _with_zero(sums: Tensor) -> Tensor:

@@ -22,9 +22,8 @@ def law_of(logits: Tensor) -> Tensor:
     A logit of -inf, or BAN_GAP below the largest, is banned. NaN everywhere where there is no law:
     for NaN, +inf, or a row all -inf.
     """
-    logits = logits.double()
-    is_banned = logits < logits.max() - BAN_GAP
-    return _normalised(logits.masked_fill(is_banned, -math.inf))
+    below = logits.double() - logits.double().max()
+    return _normalised(below.masked_fill(below < -BAN_GAP, -math.inf))
 
 
 def tilted(safe: Tensor, risky: Tensor, weight: float) -> Tensor:

@@ -1,7 +1,5 @@
 """How far two honest runs of one model differ, and what of that reaches a divergence or a draw."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -32,10 +30,6 @@ CARRYING_GAP = 64.0
 those of masks, and its own rounding is of no interest."""
 
 
-FARTHEST = 40.0
-"""Deviations at which no mass of a float64 normal is left."""
-
-
 def logit_deviation(logits: Tensor, dtype: torch.dtype) -> float:
     """Deviation of one row of warped logits (V,) that a model of this dtype gave.
 
@@ -44,10 +38,3 @@ def logit_deviation(logits: Tensor, dtype: torch.dtype) -> float:
     carrying = logits[logits >= logits.max() - CARRYING_GAP]
     largest = carrying.abs().max().item()
     return ARITHMETIC + LOGIT_DEVIATION[dtype] * torch.finfo(dtype).eps * largest
-
-
-def tail_square(distance: float) -> float:
-    """E[Z^2; Z > distance] of a standard normal Z; distance >= 0, may be infinite."""
-    distance = min(distance, FARTHEST)
-    density = math.exp(-0.5 * distance**2) / math.sqrt(2.0 * math.pi)
-    return distance * density + 0.5 * math.erfc(distance / math.sqrt(2.0))

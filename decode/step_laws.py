@@ -46,8 +46,8 @@ class StepLaws:
     """(V,) of log p*."""
     star_deviations: tuple[float, float]
     """Parts of it that come from the safe and from the risky model."""
-    ratio_deviation: float
-    """Of log p* / p_s."""
+    ratio_deviation: Tensor
+    """(V,) of log p* / p_s."""
     log_scales: tuple[float, float] | None = None
     """Least and largest log c that rounding explains; None for laws that are not clipped."""
 
@@ -77,7 +77,7 @@ def _safe_only(logits: Logits, safe: Tensor) -> StepLaws:
         safe_deviation=logits.safe_deviation,
         star_deviation=torch.full_like(safe, logits.safe_deviation),
         star_deviations=(logits.safe_deviation, 0.0),
-        ratio_deviation=ARITHMETIC,
+        ratio_deviation=torch.full_like(safe, ARITHMETIC),
     )
 
 
@@ -85,6 +85,7 @@ def _tilted(logits: Logits, safe: Tensor, risky: Tensor, weight: float) -> StepL
     star = oracle.tilted(safe, risky, weight)
     deviations = (1.0 - weight) * logits.safe_deviation, weight * logits.risky_deviation
     deviation = kl_deviation(star, safe, deviations, logits.safe_deviation)
+    apart = math.hypot(logits.safe_deviation, logits.risky_deviation)
     return StepLaws(
         safe=safe,
         star=star,
@@ -94,8 +95,7 @@ def _tilted(logits: Logits, safe: Tensor, risky: Tensor, weight: float) -> StepL
         safe_deviation=logits.safe_deviation,
         star_deviation=torch.full_like(safe, math.hypot(*deviations)),
         star_deviations=deviations,
-        ratio_deviation=weight * math.hypot(logits.safe_deviation, logits.risky_deviation)
-        + ARITHMETIC,
+        ratio_deviation=torch.full_like(safe, ARITHMETIC + weight * apart),
     )
 
 
@@ -127,6 +127,7 @@ def _clipped(logits: Logits, safe: Tensor, risky: Tensor, nats: float) -> StepLa
     moved = math.inf if is_all_clipped else max(highest - log_scale, log_scale - lowest)
     # What is free moves with c, but only up to its cap; the cap moves with p_s.
     room = torch.where(star > -math.inf, safe + nats - star, 0.0).clamp(0.0, moved)
+    star_deviation = either + room / NUM_DEVIATIONS
     divergence = oracle.largest_ratio(star, safe)
     return StepLaws(
         safe=safe,
@@ -136,9 +137,9 @@ def _clipped(logits: Logits, safe: Tensor, risky: Tensor, nats: float) -> StepLa
         divergence_deviation=either if is_all_clipped or divergence < nats else ARITHMETIC,
         spend_deviation=either,
         safe_deviation=logits.safe_deviation,
-        star_deviation=either + room / NUM_DEVIATIONS,
+        star_deviation=star_deviation,
         star_deviations=(logits.safe_deviation, logits.risky_deviation),
-        ratio_deviation=either,
+        ratio_deviation=star_deviation,
         log_scales=(lowest, highest),
     )
 
@@ -155,5 +156,5 @@ def _replayed(logits: Logits, safe: Tensor, star: Tensor) -> StepLaws:
         safe_deviation=logits.safe_deviation,
         star_deviation=torch.full_like(safe, either),
         star_deviations=(0.0, logits.risky_deviation),
-        ratio_deviation=either,
+        ratio_deviation=torch.full_like(safe, either),
     )
