@@ -119,8 +119,9 @@ def _residual(laws: StepLaws) -> Cells | None:
 def _mean_square(distances: Tensor) -> float:
     """E of the square of the last of these that a standard normal Z passes; nearest first."""
     distances = distances.cummax(0).values.clamp_max(FARTHEST)
-    tails = torch.special.ndtr(-distances)
-    return (distances.square() * (tails - torch.cat([tails[1:], tails.new_zeros(1)]))).sum().item()
+    tails = _with_zero(torch.special.ndtr(-distances).flip(0)).flip(0)
+    cost: float = (distances.square() * (tails[:-1] - tails[1:])).sum().item()
+    return cost
 
 
 def _with_zero(sums: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def _is_plain(value: Any, kind: type) -> bool:
     """type() in place of isinstance, as a bool is an int."""
     if type(value) is int:
         return kind in (int, float) and abs(value) < INT_LIMIT
-    return type(value) is kind and not (kind is float and math.isnan(value))
+    return type(value) is kind and not (type(value) is float and math.isnan(value))
 
 
 def _shown(kind: Any) -> str:

@@ -107,7 +107,7 @@ def test_spends_forged_to_nothing_are_refused(pairs, tmp_path, dtype, schedule, 
 def shaved(header, steps, footer):
     """A part of every spend, small enough for a step's own tolerance."""
     for step in steps:
-        step["spend"] -= 2.0**-6 if step["spend"] > 0.4 else 0.0
+        step["spend"] -= 2.0**-7 if step["spend"] > 0.4 else 0.0
     with_budgets(header, steps)
     summed_up(steps, footer)
 
