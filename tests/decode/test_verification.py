@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly, verify
 from anchored.decode.rounding import LOGIT_DEVIATION, logit_deviation
+from anchored.decode.rules import anchored as anchored_rule
 from anchored.decode.rules.rule import NextToken, StepInputs
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"
@@ -168,3 +169,27 @@ def test_ledgers_steered_within_the_tolerance_of_each_draw_are_refused(pairs, di
     for ledger in long:
         report = verify(ledger, pair)
         assert "at a boundary need rounding of" in report.failures[-1], report
+
+
+def overspending(project):
+    """A solver at fault: twice the budget is spent, the budget is reported."""
+
+    def wrong(risky, safe, budget, uniform=None):
+        return replace(project(risky, safe, 2.0 * budget, uniform), spend=budget)
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("divergence", "name", "figure"),
+    [("kl", "project_kl", "spend differs"), ("max", "project_max", "log_prob differs")],
+)
+def test_a_solver_that_overspends_is_found_though_the_replay_repeats_it(
+    pairs, monkeypatch, divergence, name, figure
+):
+    monkeypatch.setattr(anchored_rule, name, overspending(getattr(anchored_rule, name)))
+    pair = pairs[torch.float32]
+    rule = Anchored(k=0.2, divergence=divergence, debt="none", budget="fixed")
+    (ledger,) = decoded(pair, rule, 6, ["the keeper"])
+    assert all(step.spend <= step.budget for step in ledger.steps)
+    assert any(figure in failure for failure in verify(ledger, pair).failures)
