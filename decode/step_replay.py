@@ -19,7 +19,8 @@ MOST_FLIPS = 3
 """Symbols of one step that may stand on another side of a truncation's edge than in the replay."""
 
 FLIP_COST = 1.0
-"""Squared deviations that a step under another support counts for beside its draw."""
+"""Squared deviations that a step under another support counts for beside its draw; 1 honest step in
+100 needs one, measured with top_k 20, top_p 0.9 and min_p 0.05 in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

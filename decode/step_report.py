@@ -53,7 +53,7 @@ class StepReport:
     cost: float
     """Squared deviations by which the laws must have moved for the token; 0 if drawn again."""
     expected_cost: float
-    """At most what honest rounding costs at this step, on average."""
+    """The mean of it over rounding that has the deviations of `rounding`."""
     is_flipped: bool = False
     """Taken under another support than the replayed one."""
 
@@ -162,7 +162,7 @@ def _divergences(laws: StepLaws, logits: Logits, recorded: LedgerStep) -> list[F
 
 
 def _costs(laws: StepLaws, forced: ForcedStep, recorded: LedgerStep) -> tuple[float, float]:
-    """Cost of the recorded draw, and at most what rounding is expected to cost."""
+    """Cost of the recorded draw, and what rounding is expected to cost."""
     if forced.inputs.uniform is None:
         return _greedy_cost(laws, recorded), 0.0
     first, second, third = forced.inputs.uniform[0].tolist()
@@ -172,7 +172,10 @@ def _costs(laws: StepLaws, forced: ForcedStep, recorded: LedgerStep) -> tuple[fl
 
 
 def _greedy_cost(laws: StepLaws, recorded: LedgerStep) -> float:
-    """Of the most likely symbol; accepted says that it is the safe model's most likely one too."""
+    """Of the most likely symbol; accepted says that it is the safe model's most likely one too.
+
+    Halved, for both logits of a difference move.
+    """
     token_id = recorded.token_id
     behind = (laws.star.max() - laws.star[token_id]) / laws.star_deviation[token_id]
     others = torch.arange(len(laws.safe)) != token_id

@@ -28,7 +28,8 @@ class Verification:
     bound: float = math.inf
     """Nats; infinite where the ledger is not certified."""
     divergence: float = 0.0
-    """Of p* from p_s, summed over the steps, in nats: by the oracle, not by the ledger."""
+    """Of p* from p_s, summed over the steps, in nats: by the oracle, not by the ledger; 0 for rules
+    that certify nothing."""
     tolerance: float = 0.0
     """Nats by which rounding may move that sum, and so by which it may exceed the bound."""
     tokens_drawn_again: int = 0
@@ -38,7 +39,8 @@ class Verification:
     boundary_cost: float = 0.0
     """Squared deviations of rounding that these tokens need together."""
     most_boundary_cost: float = 0.0
-    """What honest rounding explains of it."""
+    """What rounding explains: one draw at its own limit, and what rounding costs on average; honest
+    ledgers were measured at 0.7 of it at most, most below 0.1."""
     max_spend_error: float = 0.0
     max_log_prob_error: float = 0.0
     failures: list[str] = field(default_factory=list)
@@ -54,9 +56,10 @@ class Verification:
         verdict = "verified" if self.is_ok else f"REFUSED: {self.failures[0]}"
         return (
             f"{verdict}: {self.num_steps} steps, divergence {self.divergence:.6g} nats "
-            f"(+-{self.tolerance:.1e}) of {self.bound:.6g}, {self.tokens_drawn_again} tokens drawn "
-            f"again (+{self.tokens_at_a_boundary} at a boundary), largest difference spend "
-            f"{self.max_spend_error:.1e}, log p {self.max_log_prob_error:.1e} nats"
+            f"(tolerance {self.tolerance:.1e}), bound {self.bound:.6g}, {self.tokens_drawn_again} "
+            f"tokens drawn again (+{self.tokens_at_a_boundary} at a boundary, which takes "
+            f"{self.boundary_cost:.3g} of {self.most_boundary_cost:.3g}), largest difference "
+            f"spend {self.max_spend_error:.1e}, log p {self.max_log_prob_error:.1e} nats"
         )
 
 
@@ -74,7 +77,8 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     """
     if not isinstance(ledger, Ledger):
         ledger = Ledger.load(ledger)
-    report = Verification(num_steps=len(ledger.steps))
+    bound = ledger.header.bound if ledger.certified is True else math.inf
+    report = Verification(num_steps=len(ledger.steps), bound=bound)
     report.failures += inconsistencies(ledger, pair)
     if report.is_ok and ledger.steps:
         _replay(ledger, pair, report)
@@ -169,6 +173,6 @@ def _sum_up(ledger: Ledger, rule: Rule, steps: list[StepReport], report: Verific
     report.divergence = math.fsum(step.divergence for step in steps)
     if not difference(report.divergence, ledger.spent) <= report.tolerance:
         report.failures.append(f"divergence {report.divergence} nats, spent {ledger.spent}")
-    report.bound = ledger.header.bound
-    if not report.divergence <= report.bound + report.tolerance:
-        report.failures.append(f"divergence {report.divergence} nats > bound {report.bound}")
+    bound = ledger.header.bound
+    if not report.divergence <= bound + report.tolerance:
+        report.failures.append(f"divergence {report.divergence} nats > bound {bound}")

@@ -78,6 +78,13 @@ def test_an_honest_ledger_of_models_that_agree_stands(pairs, tokenizer):
     assert_all_stand(decoded(pair, Anchored(k=0.5), 6), pair)
 
 
+def test_the_ledger_of_a_request_that_was_refused_stands(pair):
+    rows = [[3] * 4, [3] * 127]
+    _, refused = Decoder(pair, Anchored(k=0.5)).generate(rows, max_new_tokens=6)
+    assert refused.error and not refused.ledger.certified
+    assert verify(refused.ledger, pair)
+
+
 def test_a_report_states_divergence_bound_and_tolerance(pairs):
     ledger = decoded(pairs[torch.float32], Anchored(k=0.5, debt="none"), 6)[3]
     report = verify(ledger, pairs[torch.float32])
