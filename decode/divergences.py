@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from .ledger import Ledger, LedgerStep
+from . import oracle
+from .ledger import Ledger, LedgerError, LedgerStep
+from .ledger_consistency import inconsistencies
 from .ledger_replay import open_replay
 from .level_registry import recorded_level
 from .model_pair import ModelPair
@@ -18,14 +18,15 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
     """The ledger with `kl_risky_safe` and `kl_star_risky` of every step, and its prompt's ratios.
 
     Both models run once more over the recorded tokens; `verify` then checks these figures too.
-    Raises LedgerError for a file that was touched, ValueError for other models than it names.
+    Raises LedgerError, a ValueError, for a file that was touched, for other models than it names
+    and for what does not hold together.
     Source: paper, figure of per-step divergences.
     """
     if not isinstance(ledger, Ledger):
-        ledger = Ledger.load(Path(ledger))
+        ledger = Ledger.load(ledger)
+    if failures := inconsistencies(ledger, pair):
+        raise LedgerError(failures[0])
     header = ledger.header
-    if pair.fingerprints != header.fingerprints:
-        raise ValueError("the ledger was written with other models than these")
     level = recorded_level(pair, header.level, header.level_settings)
     rule = make_rule(header.rule, header.rule_settings)
     replay = open_replay(ledger, level, rule, scores_prompt=True)
@@ -41,24 +42,14 @@ def step_divergences(forced: ForcedStep) -> dict[str, Any]:
     """Nats, by the fields of `LedgerStep`; infinite where a law has mass that the other lacks."""
     inputs = forced.inputs
     risky, safe = (
-        inputs.warp(logits)[:1].double().log_softmax(-1)
+        oracle.law_of(inputs.warp(logits)[0])
         for logits in (inputs.risky_logits, inputs.safe_logits)
     )
-    star = forced.drawn.log_probs()[:1].double()
-    return {
-        "kl_risky_safe": _divergence(risky, safe),
-        "kl_star_risky": _divergence(star, risky),
-    }
+    star = forced.drawn.log_probs()[0].double()
+    return {"kl_risky_safe": oracle.kl(risky, safe), "kl_star_risky": oracle.kl(star, risky)}
 
 
 def recorded_divergences(step: LedgerStep) -> dict[str, float]:
     """Those that a step holds."""
     figures = {"kl_risky_safe": step.kl_risky_safe, "kl_star_risky": step.kl_star_risky}
     return {name: nats for name, nats in figures.items() if nats is not None}
-
-
-def _divergence(left: Tensor, right: Tensor) -> float:
-    """KL(left || right) of log-probabilities (1, V)."""
-    probs = left.exp()
-    terms = (probs * (left - right)).where(probs > 0.0, 0.0)
-    return max(0.0, terms.sum().item())

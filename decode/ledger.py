@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .record_fields import field_error, field_values
+
 SCHEMA = "anchored-ledger/1"
 SAMPLER = "coupled/2"
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
@@ -71,6 +73,22 @@ class LedgerStep:
     """KL(p* || p_r) in nats; the same."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerFooter:
+    """What is known at the end; each field as in `Ledger`."""
+
+    total_spend: float
+    num_steps: int
+    safe_forwards: int
+    risky_forwards: int
+    work: dict[str, dict[str, float]] = field(default_factory=dict)
+    skipped_risky: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    certified: bool
+    finish_reason: str
+
+
 @dataclass(kw_only=True, slots=True)
 class Ledger:
     """Header, one line a step, and a footer with totals and a hash over all lines."""
@@ -116,8 +134,25 @@ class Ledger:
         """sum(spend) <= bound, in float64, without tolerance."""
         return self.spent <= self.header.bound
 
-    def save(self, path: Path) -> None:
+    @property
+    def footer(self) -> LedgerFooter:
+        """The last line but for the hash."""
+        return LedgerFooter(
+            total_spend=self.spent,
+            num_steps=len(self.steps),
+            safe_forwards=self.safe_forwards,
+            risky_forwards=self.risky_forwards,
+            work=self.work,
+            skipped_risky=self.skipped_risky,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            certified=self.certified,
+            finish_reason=self.finish_reason,
+        )
+
+    def save(self, path: Path | str) -> None:
         """Write JSON lines to `path`, atomically."""
+        path = Path(path)
         partial = path.with_name(path.name + ".partial")
         partial.write_text("".join(line + "\n" for line in self.lines()), encoding="utf-8")
         partial.replace(path)
@@ -125,47 +160,70 @@ class Ledger:
     def lines(self) -> list[str]:
         """The ledger as JSON lines: header, steps, footer."""
         lines = [_dump(_known(self.header)), *(_dump(_known(step)) for step in self.steps)]
-        footer = {
-            "total_spend": self.spent,
-            "num_steps": len(self.steps),
-            "safe_forwards": self.safe_forwards,
-            "risky_forwards": self.risky_forwards,
-            "work": self.work,
-            "skipped_risky": self.skipped_risky,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "certified": self.certified,
-            "finish_reason": self.finish_reason,
-        }
+        footer = asdict(self.footer)
         return [*lines, _dump({**footer, "sha256": _sha256([*lines, _dump(footer)])})]
 
     @classmethod
-    def load(cls, path: Path) -> "Ledger":
-        """Read a ledger; LedgerError says what is wrong with one that was touched."""
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    def load(cls, path: Path | str) -> "Ledger":
+        """Read a ledger; LedgerError, in one line, says what is wrong with one that was touched,
+        damaged or never a ledger."""
+        path = Path(path)
+        lines = _read(path).splitlines()
         records = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
         _check_order(records, path)
         header, *steps, footer = records
         claimed = footer.pop("sha256")
         if _sha256([*lines[:-1], _dump(footer)]) != claimed:
             raise LedgerError(f"{path}: a figure was changed: the lines do not match their sha256")
-        return cls(
-            header=LedgerHeader(**header),
-            steps=[LedgerStep(**step) for step in steps],
-            certified=footer["certified"],
-            finish_reason=footer["finish_reason"],
-            safe_forwards=footer["safe_forwards"],
-            risky_forwards=footer["risky_forwards"],
-            work=footer.get("work", {}),
-            skipped_risky=footer.get("skipped_risky", 0),
-            drafted=footer.get("drafted", 0),
-            accepted=footer.get("accepted", 0),
+        _check_fields(header, steps, footer, path)
+        return _ledger_of(header, steps, footer, path)
+
+
+_SUMS = ("total_spend", "num_steps")
+"""Fields of the footer that follow from the steps."""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise LedgerError(f"{path} is a directory, not a ledger") from None
+    except UnicodeDecodeError:
+        raise LedgerError(f"{path} is not a ledger: it is not UTF-8 text") from None
+
+
+def _ledger_of(
+    header: dict[str, Any], steps: list[dict[str, Any]], footer: dict[str, Any], path: Path
+) -> Ledger:
+    """Of lines whose fields are right."""
+    ledger = Ledger(
+        header=LedgerHeader(**header),
+        steps=[LedgerStep(**step) for step in steps],
+        **{name: value for name, value in footer.items() if name not in _SUMS},
+    )
+    if footer["total_spend"] != ledger.spent:
+        raise LedgerError(
+            f"{path}: the footer counts {footer['total_spend']} nats, the steps {ledger.spent}"
         )
+    return ledger
+
+
+def _check_fields(
+    header: dict[str, Any], steps: list[dict[str, Any]], footer: dict[str, Any], path: Path
+) -> None:
+    kinds = [LedgerHeader, *[LedgerStep] * len(steps), LedgerFooter]
+    for number, (kind, record) in enumerate(
+        zip(kinds, [header, *steps, footer], strict=True), start=1
+    ):
+        if error := field_error(kind, record):
+            raise LedgerError(f"{path}: line {number}: {error}")
 
 
 def _check_order(records: list[dict[str, Any]], path: Path) -> None:
     if not records or records[0].get("schema") != SCHEMA:
         raise LedgerError(f"{path}: line 1 is not the header of an {SCHEMA} ledger")
+    if len(records) == 1:
+        raise LedgerError(f"{path}: cut off after the header: the footer is missing")
     if "sha256" not in records[-1]:
         raise LedgerError(f"{path}: cut off after {len(records) - 1} steps: the footer is missing")
     for expected, record in enumerate(records[1:-1]):
@@ -183,7 +241,7 @@ def _check_order(records: list[dict[str, Any]], path: Path) -> None:
 
 def _known(record: LedgerHeader | LedgerStep) -> dict[str, Any]:
     """Its fields but those that nobody asked for."""
-    return {name: value for name, value in asdict(record).items() if value is not None}
+    return {name: value for name, value in field_values(record).items() if value is not None}
 
 
 def _dump(record: dict[str, Any]) -> str:
@@ -206,12 +264,17 @@ def _from_json(value: Any) -> Any:
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError:
+        record = json.loads(line, parse_constant=_refused)
+    except (ValueError, RecursionError):
         raise LedgerError(f"{path}: line {number} is cut off or not JSON") from None
     if not isinstance(record, dict):
         raise LedgerError(f"{path}: line {number} is not a JSON object")
     return {key: _from_json(value) for key, value in record.items()}
+
+
+def _refused(constant: str) -> float:
+    """NaN is no JSON, though Python reads it; infinite figures are strings."""
+    raise ValueError(constant)
 
 
 def _sha256(lines: list[str]) -> str:

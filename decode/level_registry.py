@@ -8,6 +8,7 @@ from .byte.prompt_cache import PromptCache
 from .level import Level, LevelName
 from .model_pair import ModelPair
 from .prompt_ratios import PromptRatios
+from .record_fields import field_error
 from .token_level import TokenLevel
 
 
@@ -41,9 +42,10 @@ def recorded_level(pair: ModelPair, name: str, settings: dict[str, Any]) -> Leve
         return TokenLevel(pair)
     if name != "byte":
         raise ValueError(f'level must be "token" or "byte", got {name!r}')
-    tokenizers = settings["tokenizers"]
     own = {key: value for key, value in settings.items() if key != "tokenizers"}
+    if error := field_error(ByteSettings, own):
+        raise ValueError(f"level_settings: {error}")
     level = ByteLevel(pair, ByteSettings(**own))
-    if level.settings()["tokenizers"] != tokenizers:
+    if level.settings()["tokenizers"] != settings.get("tokenizers"):
         raise ValueError("the tokenizers, or their stop tokens, are not the recorded ones")
     return level

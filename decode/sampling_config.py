@@ -49,6 +49,11 @@ class SamplingConfig:
         """Nothing is sampled, so no bound can hold."""
         return self.temperature == 0
 
+    @property
+    def is_truncating(self) -> bool:
+        """Some tokens get no probability."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
     def as_dict(self) -> dict[str, float | int]:
         """The settings as plain JSON values."""
         return asdict(self)

@@ -31,7 +31,8 @@ class RiskyOnly:
         return {}
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
-        return Budget(per_step=math.inf, total=math.inf, horizon=horizon)
+        # Fixed: an allowance that an infinite spend used up would let the risky model rest.
+        return Budget(per_step=math.inf, total=math.inf, horizon=horizon, schedule="fixed")
 
     def next_token(self, inputs: StepInputs) -> NextToken:
         risky, safe = inputs.warp(inputs.risky_logits), inputs.warp(inputs.safe_logits)

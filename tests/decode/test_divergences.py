@@ -108,7 +108,7 @@ def test_tokens_that_a_law_lacks_make_it_infinite(pair, tmp_path):
 
 def test_other_models_are_refused(ledger, pair, tokenizer):
     other = ModelPair(pair.safe, tiny_llama(9), tokenizer)
-    with pytest.raises(ValueError, match="written with other models than these"):
+    with pytest.raises(ValueError, match="the risky model is not the recorded one"):
         with_divergences(ledger, other)
 
 

@@ -107,7 +107,8 @@ def test_a_float32_pair_from_folders_verifies_within_its_tolerance(pair_folders,
         result.ledger.save(tmp_path / f"{index}.jsonl")
         report = verify(tmp_path / f"{index}.jsonl", ModelPair.from_pretrained(*pair_folders))
         assert report.is_ok, report
-        assert report.tolerance == 1e-4
+        assert report.tokens_drawn_again == len(result.token_ids)
+        assert report.tolerance < 1e-3
 
 
 def forged(ledger: Ledger, position: int, **changes) -> Ledger:

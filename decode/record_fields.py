@@ -1,0 +1,65 @@
+"""Whether a record has the fields of a dataclass, each of its type: files may be damaged."""
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+INT_LIMIT = 2**63
+"""Integers are below it in size, so that each fits a tensor and a float64 can hold its value."""
+
+
+def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
+    """What is wrong with the first wrong field, in one line; "" if all are right.
+
+    kind: a dataclass; fields with a default may be missing. An int counts as a float; NaN as none.
+    """
+    types, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    if unknown := [name for name in record if name not in known]:
+        return f"unknown field {reprlib.repr(unknown[0])}"
+    for name, field in known.items():
+        if name in record:
+            if not _is_of_type(record[name], types[name]):
+                return f"{name} must be {_shown(types[name])}, got {reprlib.repr(record[name])}"
+        elif field.default is MISSING and field.default_factory is MISSING:
+            return f"field {name!r} is missing"
+    return ""
+
+
+def field_values(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass object by name; unlike `asdict` it takes values of any type."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _is_of_type(value: Any, kind: Any) -> bool:
+    arguments = get_args(kind)
+    match get_origin(kind):
+        case _ if kind is Any:
+            return True
+        case origin if origin in (Union, UnionType):
+            return any(_is_of_type(value, member) for member in arguments)
+        case origin if origin is Literal:
+            return isinstance(value, str) and value in arguments
+        case origin if origin is list:
+            return isinstance(value, list) and all(_is_of_type(v, arguments[0]) for v in value)
+        case origin if origin is dict:
+            return isinstance(value, dict) and all(
+                _is_of_type(key, arguments[0]) and _is_of_type(item, arguments[1])
+                for key, item in value.items()
+            )
+    return _is_plain(value, kind)
+
+
+def _is_plain(value: Any, kind: type) -> bool:
+    """type() in place of isinstance, as a bool is an int."""
+    if type(value) is int:
+        return kind in (int, float) and abs(value) < INT_LIMIT
+    return type(value) is kind and not (type(value) is float and math.isnan(value))
+
+
+def _shown(kind: Any) -> str:
+    if get_origin(kind) is None:
+        return "null" if kind is NoneType else str(getattr(kind, "__name__", kind))
+    return str(kind)
