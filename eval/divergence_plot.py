@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from ..decode.ledger import Ledger
+from ..decode.ledger import Ledger, LedgerHeader
 from .figure_style import (
     BLUE,
     GREEN,
@@ -36,9 +36,7 @@ def plot_divergences(ledger: Ledger, path: Path) -> None:
             7.2,
             5.0,
             title=f"One generation, step by step: what a {header.level} might spend and spent",
-            caption=f"k = {header.k:g} nats a {header.level}, K = {header.K:.4g}, debt of the prompt "
-            f"{header.debt:.3g}, bound {header.bound:.4g} nats. The allowance stays 0\nuntil k a "
-            f"{header.level} has paid the debt, and grows by k and what is left unspent.",
+            caption=_caption(header),
         )
         distances, budget = figure.subplots(2, 1, sharex=True)
         _draw(distances, risky_safe, "models apart: KL(p_r || p_s)", GREEN, "-")
@@ -51,6 +49,14 @@ def plot_divergences(ledger: Ledger, path: Path) -> None:
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
         budget.set_xlabel(header.level)
         save_figure(figure, path)
+
+
+def _caption(header: LedgerHeader) -> str:
+    return (
+        f"k = {header.k:g} nats a {header.level}, K = {header.K:.4g}, debt of the prompt "
+        f"{header.debt:.3g}, bound {header.bound:.4g} nats.\nThe allowance stays 0 until the debt "
+        "is paid; then it grows by k a step, and what is left unspent stays."
+    )
 
 
 def _draw(

@@ -46,7 +46,7 @@ def new_figure(width: float, height: float, *, title: str, caption: str) -> SubF
 
 
 def save_figure(figure: SubFigure, path: Path) -> None:
-    """Write it, title and caption included, as .png, .svg or .pdf; ValueError for another suffix."""
+    """Write it with title and caption as .png, .svg or .pdf; ValueError for another suffix."""
     if path.suffix not in _UNDATED:
         raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
     whole = figure.get_figure(root=True)

@@ -34,8 +34,8 @@ _ROLE_STYLE: Final = {
 }
 _LINE_STYLES: Final = ("-", "--", "-.", ":")
 _BUDGET_CAPTION: Final = (
-    "k nats accrue with every {symbol}. They first pay the debt of the prompt (shaded); from then on "
-    "they may be spent, at once or later.\n"
+    "k nats accrue with every {symbol}. They first pay the debt of the prompt (shaded); then they "
+    "may be spent, at once or later.\n"
     "Ticks at the foot: the safe model's draw was rejected and the risky model's taken."
 )
 
@@ -157,7 +157,8 @@ def plot_budget_trajectories(
 def plot_loss_curves(curves: Sequence[LossCurve], path: Path) -> None:
     """Training loss over steps: a faint raw line and its centred running mean.
 
-    Curves of one role have one colour and different dashes. path: .png, .svg or .pdf. Raises: ValueError if there are no curves or the suffix is another.
+    Curves of one role have one colour and different dashes. path: .png, .svg or .pdf.
+    Raises: ValueError if there are no curves or the suffix is another.
     """
     if not curves:
         raise ValueError("a loss picture needs at least one curve, got none")

@@ -178,12 +178,12 @@ def test_labels_keep_off_lines_between_their_corners(unit_square):
 
 
 def test_a_label_lies_nearer_to_its_own_point_than_to_others(unit_square):
-    points = [(0.5, 0.5), (0.55, 0.5)]
-    boxes = label_boxes(unit_square, points, ["k=0.1", "k=0.2"])
-    pixels = unit_square.transData.transform(points)
-    for index, box in enumerate(boxes):
-        centre = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
-        assert math.dist(centre, pixels[index]) < math.dist(centre, pixels[1 - index])
+    points = [(0.5, 0.5), (0.55, 0.48)]
+    line = [(0.0, 0.5), (1.0, 0.5)]  # pushes the first label up, to the right above the second
+    box, _ = label_boxes(unit_square, points, ["k=8", "k=4"], lines=[line])
+    centre = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+    own, other = unit_square.transData.transform(points)
+    assert math.dist(centre, own) < math.dist(centre, other)
 
 
 def test_matplotlib_settings_are_left_as_they_were(tmp_path):
