@@ -190,8 +190,9 @@ def _draw_role(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
     x = [point.ncr for point in points]
     y = [point.bits_per_byte for point in points]
     x_error, y_error = zip(*(_error_bar(point) for point in points), strict=True)
-    # Capped: a bar along the line through the points would not show without its ends.
-    axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=colour, elinewidth=1, capsize=4)
+    # Capped: a bar along the line through the points would not show without its ends. The caps are
+    # narrower than a point, which hides those of a bar of next to no length.
+    axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=colour, elinewidth=1, capsize=3)
     line = "-" if _is_joined(points[0]) else "none"
     axes.plot(x, y, color=colour, marker=marker, markersize=7, linestyle=line, label=name, zorder=3)
 

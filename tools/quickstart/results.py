@@ -85,7 +85,9 @@ def _trajectories(folders: Folders, preset: Preset) -> list[BudgetTrajectory]:
 
 
 def _trajectory(folders: Folders, setting: Setting) -> BudgetTrajectory:
-    row = read_generations(folders, setting)[0]
+    """The setting's first generation that went on to its length, if there is one."""
+    rows = read_generations(folders, setting)
+    row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
     ledger = Ledger.load(folders.root / row["ledger"])
     return BudgetTrajectory(
         label=f"{setting.name}, {row['work']}",
