@@ -4,10 +4,12 @@ import importlib
 import re
 import runpy
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -44,6 +46,8 @@ class Block(NamedTuple):
 
     language: str
     text: str
+    start: int
+    """Lines of the page before it."""
 
     @property
     def lines(self) -> list[str]:
@@ -54,8 +58,9 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [Block(language, text) for language, text in found]
+    text = page.read_text()
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(each[1], each[2], text[: each.start(2)].count("\n")) for each in found]
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +104,8 @@ def test_python_and_shell_of_a_page_run_in_their_order(page, reader, capsys, mon
     names: dict[str, object] = {}
     for block in blocks(page):
         if block.language == "python":
-            exec(compile(block.text, str(page), "exec"), names)
+            numbered = "\n" * block.start + block.text  # so that an error names the page's line
+            exec(compile(numbered, str(page), "exec"), names)
         elif block.language == "sh":
             for line in block.lines:
                 run_line(line, monkeypatch)
@@ -149,7 +155,8 @@ def read_options_only(words: list[str], patches: pytest.MonkeyPatch) -> None:
 def read_lm_eval_options(words: list[str]) -> int:
     from lm_eval._cli import HarnessCLI
 
-    arguments = HarnessCLI().parse_args(words)
+    with patch.object(sys, "argv", ["lm-eval", *words]):
+        arguments = HarnessCLI().parse_args()
     assert arguments.model == "anchored" and {"safe", "risky"} <= set(arguments.model_args)
     return 0
 
