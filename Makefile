@@ -1,10 +1,10 @@
-# The words of this project: quickstart test lint typecheck bench clean.
+# The words of this project: quickstart test lint typecheck docs bench clean.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 AREAS := __init__.py pretrain decode kernels eval tools
 
-.PHONY: quickstart test lint typecheck bench clean
+.PHONY: quickstart test lint typecheck docs bench clean
 
 quickstart: $(VENV)/quickstart
 	$(BIN)/anchored quickstart
@@ -21,6 +21,9 @@ typecheck: $(VENV)/dev # mypy needs to see the folders under the name `anchored`
 	@mkdir -p .cache/typing/anchored
 	@for area in $(AREAS); do ln -sfn ../../../$$area .cache/typing/anchored/$$area; done
 	MYPYPATH=.cache/typing $(BIN)/mypy -p anchored.kernels -p anchored.decode
+
+docs: $(VENV)/dev # the public names, from their docstrings, into build/docs
+	$(BIN)/python -m anchored.tools.reference
 
 bench: $(VENV)/dev
 	$(BIN)/anchored bench kernel

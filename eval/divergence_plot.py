@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from ..decode.ledger import Ledger
+from ..decode.ledger import Ledger, LedgerHeader
 from .figure_style import (
     BLUE,
     GREEN,
@@ -30,18 +30,33 @@ def plot_divergences(ledger: Ledger, path: Path) -> None:
     star_risky = [step.kl_star_risky for step in ledger.steps]
     if not ledger.steps or None in [*risky_safe, *star_risky]:
         raise ValueError("the ledger holds no divergences: see with_divergences")
+    header = ledger.header
     with figure_style():
-        figure = new_figure(7.2, 3.4)
-        axes = figure.add_subplot()
-        axes.axhline(ledger.header.k, color=GREY, linestyle=":", linewidth=1.2, label="k")
-        _draw(axes, [step.budget for step in ledger.steps], "allowance", ORANGE, "--")
-        _draw(axes, risky_safe, "KL(p_r || p_s)", GREEN, "-")
-        _draw(axes, star_risky, "KL(p* || p_r)", PURPLE, "-.")
-        _draw(axes, [step.spend for step in ledger.steps], "spend: KL(p* || p_s)", BLUE, "-")
-        axes.set_xlabel(ledger.header.level)
-        axes.set_ylabel("nats")
-        figure.legend(loc="outside upper center", ncols=5)
+        figure = new_figure(
+            7.2,
+            5.0,
+            title=f"One generation, step by step: what a {header.level} might spend and spent",
+            caption=_caption(header),
+        )
+        distances, budget = figure.subplots(2, 1, sharex=True)
+        _draw(distances, risky_safe, "models apart: KL(p_r || p_s)", GREEN, "-")
+        _draw(distances, star_risky, "p* from the risky model: KL(p* || p_r)", PURPLE, "--")
+        budget.axhline(header.k, color=GREY, linestyle=":", linewidth=1.2, label="k")
+        _draw(budget, [step.spend for step in ledger.steps], "spend: KL(p* || p_s)", BLUE, "-")
+        _draw(budget, [step.budget for step in ledger.steps], "allowance", ORANGE, "--")
+        for axes in (distances, budget):
+            axes.set_ylabel("nats")
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
+        budget.set_xlabel(header.level)
         save_figure(figure, path)
+
+
+def _caption(header: LedgerHeader) -> str:
+    return (
+        f"k = {header.k:g} nats a {header.level}, K = {header.K:.4g}, debt of the prompt "
+        f"{header.debt:.3g}, bound {header.bound:.4g} nats.\nThe allowance stays 0 until the debt "
+        "is paid; then it grows by k a step, and what is left unspent stays."
+    )
 
 
 def _draw(

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 # Okabe and Ito 2008: told apart with any colour vision.
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
@@ -16,6 +16,7 @@ _UNDATED: Final[dict[str, dict[str, None]]] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
 }
+_EDGE: Final = 0.01  # where title and caption begin, as a share of the width
 _RC: Final[dict[Any, Any]] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -32,15 +33,21 @@ def figure_style() -> Any:
     return rc_context(_RC)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this many inches."""
+def new_figure(width: float, height: float, *, title: str, caption: str) -> SubFigure:
+    """An empty figure of this many inches between a title and a caption that says how to read it.
+
+    What is returned is the part between them: legends "outside" its panels stay clear of both.
+    """
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
-    return figure
+    figure.suptitle(title, x=_EDGE, ha="left", fontsize=11, fontweight="bold")
+    figure.supxlabel(caption, x=_EDGE, ha="left", fontsize=8.5, color=GREY)
+    return figure.subfigures()
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write it as .png, .svg or .pdf; ValueError for another suffix."""
+def save_figure(figure: SubFigure, path: Path) -> None:
+    """Write it with title and caption as .png, .svg or .pdf; ValueError for another suffix."""
     if path.suffix not in _UNDATED:
         raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
-    figure.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])
+    whole = figure.get_figure(root=True)
+    whole.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])

@@ -1,17 +1,23 @@
 """Where the text beside each point of a scatter plot goes, so that little is covered."""
 
-from collections.abc import Sequence
-from itertools import product
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
+from numpy.typing import NDArray
 
 _DISTANCES_PT = (9, 16, 25, 36)
 _DIRECTIONS = ((1, 0), (-1, 0), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1), (0, 1), (0, -1))
-_LEADER_FROM_PT = 20
+_LEADER_FROM_PT = 14
 _POINT_RADIUS_PX = 6.0
-_OBSTACLE_RADIUS_PX = 2.0
+_LINE_RADIUS_PX = 3.0  # half of the widest line, and a little air
+
+Extents = NDArray[np.float64]
+"""x0, y0, x1, y1 in pixels; several boxes have shape (num_boxes, 4)."""
 
 
 def label_points(
@@ -19,18 +25,19 @@ def label_points(
     positions: Sequence[tuple[float, float]],
     labels: Sequence[str],
     *,
-    obstacles: Sequence[tuple[float, float]] = (),
+    lines: Sequence[Sequence[tuple[float, float]]] = (),
     font_size: float = 9,
 ) -> list[Annotation]:
     """Write each label near its point, at the free place that is closest to it.
 
-    positions, obstacles: data coordinates, both kept clear; the limits of `axes` must be final
-    and its figure needs an Agg canvas. A label with no free place takes the one that covers
-    least; a thin line leads to labels that lie far off.
+    positions, and lines by their corners: data coordinates, both kept clear; the limits of `axes`
+    must be final and its figure needs an Agg canvas. A label with no free place takes the one that
+    covers least; a thin line leads to labels that lie far off.
     """
     axes.figure.canvas.draw()  # settles the layout, and with it where points lie in pixels
-    taken = [_box_around(axes, position, _POINT_RADIUS_PX) for position in positions]
-    taken += [_box_around(axes, position, _OBSTACLE_RADIUS_PX) for position in obstacles]
+    to_pixels = axes.transData.transform
+    taken = [_extents_around(to_pixels(position), _POINT_RADIUS_PX) for position in positions]
+    taken += [extents for corners in lines for extents in _extents_along(to_pixels(corners))]
     annotations = []
     for position, label in zip(positions, labels, strict=True):
         annotation = axes.annotate(
@@ -42,29 +49,45 @@ def label_points(
             fontsize=font_size,
         )
         annotation.set_in_layout(False)  # else each label would move the points
-        taken.append(_move_to_free_place(axes, annotation, taken))
+        others = [to_pixels(other) for other in positions if other != position]
+        taken.append(_move_to_free_place(axes, annotation, np.array(taken), others))
         annotations.append(annotation)
     return annotations
 
 
-def _box_around(axes: Axes, position: tuple[float, float], radius: float) -> Bbox:
-    x, y = axes.transData.transform(position)
-    return Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)
+def _extents_along(corners: Sequence[tuple[float, float]]) -> Iterator[Extents]:
+    """Boxes that touch one another, from corner to corner, in pixels."""
+    for start, end in pairwise(corners):
+        count = math.ceil(math.dist(start, end) / (2 * _LINE_RADIUS_PX)) + 1
+        for centre in np.linspace(start, end, count):
+            yield _extents_around(centre, _LINE_RADIUS_PX)
 
 
-def _move_to_free_place(axes: Axes, annotation: Annotation, taken: list[Bbox]) -> Bbox:
-    best_cost, best_place, best_box = float("inf"), (0.0, 0.0, 0.0), Bbox.null()
+def _extents_around(centre: tuple[float, float], radius: float) -> Extents:
+    x, y = centre
+    return np.array((x - radius, y - radius, x + radius, y + radius))
+
+
+def _move_to_free_place(
+    axes: Axes, annotation: Annotation, taken: Extents, others: Sequence[tuple[float, float]]
+) -> Extents:
+    """Move the label where it covers least and lies nearest to its own point; its box there."""
+    own = axes.transData.transform(annotation.xy)
+    best_cost, best_place, best_box = math.inf, (0.0, 0.0, 0.0), Bbox.null()
     for distance, (x, y) in product(_DISTANCES_PT, _DIRECTIONS):
         place = (x * distance, y * distance, x)
         box = _place(axes, annotation, *place)
-        cost = sum(_shared_area(box, other) for other in taken) + _area_outside(axes.bbox, box)
+        area = box.width * box.height
+        cost = _covered_area(box, taken) + area - _covered_area(box, axes.bbox.extents[None])
+        if any(_distance(box, other) < _distance(box, own) for other in others):
+            cost += area / 2  # it would seem to belong to another point
         if cost < best_cost:
             best_cost, best_place, best_box = cost, place, box
     _place(axes, annotation, *best_place)
     is_far = max(abs(best_place[0]), abs(best_place[1])) > _LEADER_FROM_PT
     assert annotation.arrow_patch is not None
     annotation.arrow_patch.set_visible(is_far)
-    return best_box
+    return best_box.extents
 
 
 def _place(axes: Axes, annotation: Annotation, x: float, y: float, side: float) -> Bbox:
@@ -75,10 +98,11 @@ def _place(axes: Axes, annotation: Annotation, x: float, y: float, side: float) 
     return Text.get_window_extent(annotation)  # the text alone, without its leader line
 
 
-def _shared_area(first: Bbox, second: Bbox) -> float:
-    shared = Bbox.intersection(first, second)
-    return 0.0 if shared is None else shared.width * shared.height
+def _covered_area(box: Bbox, taken: Extents) -> float:
+    """Square pixels of `box` that lie in each of the taken boxes, added up."""
+    low, high = np.maximum(taken[:, :2], box.min), np.minimum(taken[:, 2:], box.max)
+    return float(np.clip(high - low, 0.0, None).prod(axis=1).sum())
 
 
-def _area_outside(frame: Bbox, box: Bbox) -> float:
-    return box.width * box.height - _shared_area(frame, box)
+def _distance(box: Bbox, point: tuple[float, float]) -> float:
+    return math.dist(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2), point)

@@ -34,6 +34,11 @@ _ROLE_STYLE: Final = {
     "baseline": (PURPLE, "^", "other methods"),
 }
 _LINE_STYLES: Final = ("-", "--", "-.", ":")
+_BUDGET_CAPTION: Final = (
+    "k nats accrue with every {symbol}. They first pay the debt of the prompt (shaded); then they "
+    "may be spent, at once or later.\n"
+    "Ticks at the foot: the safe model's draw was rejected and the risky model's taken."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,26 +76,38 @@ class BudgetTrajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossCurve:
-    """Training loss in nats per token at each recorded step."""
+    """Training loss in nats per token at each recorded step, in the colour of the model."""
 
     label: str
+    role: Role
     steps: Sequence[int]
     losses_nats: Sequence[float]
 
 
 def plot_trade_off(
-    points: Sequence[TradeOffPoint], path: Path, *, utility_name: str = "extra source"
+    points: Sequence[TradeOffPoint],
+    path: Path,
+    *,
+    utility_name: str = "extra source",
+    symbol: str = "token",
+    num_seeds: int = 1,
 ) -> None:
     """NCR against held-out bits per byte, drawn so that up and right is better.
 
     points: in order of k; the "anchored" ones are joined by a line. utility_name: the held-out
-    set that bits per byte were measured on. path: .png, .svg or .pdf.
+    set that bits per byte were measured on. symbol: what k is given for, "token" or "byte".
+    num_seeds: of each point, for the caption. path: .png, .svg or .pdf.
     Raises: ValueError if there are no points or the suffix is another.
     """
     if not points:
         raise ValueError("a trade-off picture needs at least one point, got none")
     with figure_style():
-        figure = new_figure(6.4, 4.6)
+        figure = new_figure(
+            6.4,
+            5.0,
+            title=f"Protection and utility, one point a budget (k nats a {symbol})",
+            caption=_trade_off_caption(points, num_seeds),
+        )
         axes = figure.add_subplot()
         for role in _ROLE_STYLE:
             _draw_role(axes, [point for point in points if point.role == role])
@@ -99,21 +116,22 @@ def plot_trade_off(
         axes.margins(0.1)
         axes.set_xlabel(f"normalized copying reduction{_scope(points)} (1 = safe model)")
         axes.set_ylabel(f"bits per byte, {utility_name}\n(lower is better: axis reversed)")
-        axes.set_title("up and to the right is better", loc="left", color=GREY, fontsize=9)
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
         positions = [(point.ncr, point.bits_per_byte) for point in points]
-        lines = [(p.ncr, p.bits_per_byte) for p in points if _is_joined(p)]
-        labels = [point.label for point in points]
-        obstacles = _between(lines) + _error_bar_ends(points)
-        label_points(axes, positions, labels, obstacles=obstacles)
+        lines = [[(p.ncr, p.bits_per_byte) for p in points if _is_joined(p)]]
+        lines += [*_error_bar_lines(points), _high_protection_line(axes)]
+        label_points(axes, positions, [point.label for point in points], lines=lines)
         save_figure(figure, path)
 
 
-def plot_budget_trajectories(trajectories: Sequence[BudgetTrajectory], path: Path) -> None:
-    """Spend so far, its allowance max(0, (t + 1) k - debt) and the bound, one panel a generation.
+def plot_budget_trajectories(
+    trajectories: Sequence[BudgetTrajectory], path: Path, *, symbol: str = "token"
+) -> None:
+    """Spend so far, its allowance max(0, (t + 1) k - debt), debt and bound, a panel a generation.
 
     Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
-    is False) and the token is the risky model's. path: .png, .svg or .pdf.
+    is False) and the token is the risky model's. symbol: what a step draws, "token" or "byte".
+    path: .png, .svg or .pdf.
     Raises: ValueError if there are no trajectories or the suffix is another.
     """
     if not trajectories:
@@ -121,33 +139,44 @@ def plot_budget_trajectories(trajectories: Sequence[BudgetTrajectory], path: Pat
     num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
     num_rows = math.ceil(len(trajectories) / num_columns)
     with figure_style():
-        figure = new_figure(0.6 + 3.4 * num_columns, 0.9 + 2.6 * num_rows)
+        figure = new_figure(
+            0.6 + 3.4 * num_columns,
+            1.6 + 2.6 * num_rows,
+            title="What a generation may spend and what it spent, summed over its steps",
+            caption=_BUDGET_CAPTION.format(symbol=symbol),
+        )
         panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         for axes, trajectory in itertools.zip_longest(panels, trajectories):
             if trajectory is None:
                 axes.set_axis_off()
             else:
                 _draw_trajectory(axes, trajectory)
-        figure.supxlabel("token", fontsize=10)
+        figure.supxlabel(symbol, fontsize=10)
         figure.supylabel("nats", fontsize=10)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
         save_figure(figure, path)
 
 
 def plot_loss_curves(curves: Sequence[LossCurve], path: Path) -> None:
     """Training loss over steps: a faint raw line and its centred running mean.
 
-    path: .png, .svg or .pdf. Raises: ValueError if there are no curves or the suffix is another.
+    Curves of one role have one colour and different dashes. path: .png, .svg or .pdf.
+    Raises: ValueError if there are no curves or the suffix is another.
     """
     if not curves:
         raise ValueError("a loss picture needs at least one curve, got none")
-    dash_styles = itertools.cycle(_LINE_STYLES)
-    colours = itertools.cycle((GREEN, VERMILION, BLUE, PURPLE, ORANGE))
+    half_width = max(len(curve.losses_nats) for curve in curves) // 60
     with figure_style():
-        figure = new_figure(6.4, 4.0)
+        figure = new_figure(
+            6.4,
+            4.4,
+            title="Training loss of the models",
+            caption="Faint: as recorded. Strong: its running mean over "
+            f"{2 * half_width + 1} records.",
+        )
         axes = figure.add_subplot()
-        half_width = max(len(curve.losses_nats) for curve in curves) // 60
-        for curve, colour, dashes in zip(curves, colours, dash_styles, strict=False):
+        for curve, dashes in zip(curves, itertools.cycle(_LINE_STYLES), strict=False):
+            colour = _ROLE_STYLE[curve.role][0]
             axes.plot(curve.steps, curve.losses_nats, color=colour, alpha=0.25, linewidth=0.8)
             smooth = _running_mean(curve.losses_nats, half_width)
             axes.plot(curve.steps, smooth, dashes, color=colour, linewidth=1.6, label=curve.label)
@@ -164,7 +193,9 @@ def _draw_role(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
     x = [point.ncr for point in points]
     y = [point.bits_per_byte for point in points]
     x_error, y_error = zip(*(_error_bar(point) for point in points), strict=True)
-    axes.errorbar(x, y, xerr=x_error, yerr=y_error, fmt="none", ecolor=colour, elinewidth=1)
+    # Capped: a bar along the line through the points would not show without its ends. The caps are
+    # narrower than a point, which hides those of a bar of next to no length.
+    axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=colour, elinewidth=1, capsize=3)
     line = "-" if _is_joined(points[0]) else "none"
     axes.plot(x, y, color=colour, marker=marker, markersize=7, linestyle=line, label=name, zorder=3)
 
@@ -188,22 +219,27 @@ def _error_bar(point: TradeOffPoint) -> tuple[float, float]:
     return x, y
 
 
-def _error_bar_ends(points: Sequence[TradeOffPoint]) -> list[tuple[float, float]]:
-    ends = []
+def _error_bar_lines(points: Sequence[TradeOffPoint]) -> list[list[tuple[float, float]]]:
+    lines = []
     for point in points:
         x, y = _error_bar(point)
-        ends += [(point.ncr + sign * x, point.bits_per_byte) for sign in (-1, 1)]
-        ends += [(point.ncr, point.bits_per_byte + sign * y) for sign in (-1, 1)]
-    return ends
+        lines.append([(point.ncr + sign * x, point.bits_per_byte) for sign in (-1, 1)])
+        lines.append([(point.ncr, point.bits_per_byte + sign * y) for sign in (-1, 1)])
+    return lines
 
 
-def _between(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points along the line through `corners`, dense enough for a label not to slip between."""
-    return [
-        (x0 + (x1 - x0) * step / 20, y0 + (y1 - y0) * step / 20)
-        for (x0, y0), (x1, y1) in itertools.pairwise(corners)
-        for step in range(1, 20)
-    ]
+def _trade_off_caption(points: Sequence[TradeOffPoint], num_seeds: int) -> str:
+    caption = (
+        "Up and to the right is better. Protection is called high where the reduction is "
+        f"at least {HIGH_PROTECTION}."
+    )
+    if not any(sum(_error_bar(point)) for point in points):
+        return caption
+    return f"{caption}\nBars: one standard deviation over {num_seeds} seeds, to either side."
+
+
+def _high_protection_line(axes: Axes) -> list[tuple[float, float]]:
+    return [(HIGH_PROTECTION, y) for y in axes.get_ylim()]
 
 
 def _draw_high_protection(axes: Axes) -> None:
@@ -222,14 +258,26 @@ def _draw_high_protection(axes: Axes) -> None:
 
 def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
     steps = range(1, len(trajectory.spends) + 1)
-    allowance = [max(0.0, step * trajectory.k - trajectory.debt) for step in steps]
+    accrued = [step * trajectory.k for step in steps]
+    allowance = [max(0.0, nats - trajectory.debt) for nats in accrued]
     spent = list(itertools.accumulate(trajectory.spends))
-    rejected = [
-        step for step, accepted in zip(steps, trajectory.accepted, strict=True) if not accepted
-    ]
     axes.axhline(trajectory.bound, color=GREY, linestyle=":", linewidth=1.2, label="bound")
-    axes.plot(steps, allowance, "--", color=ORANGE, linewidth=1.4, label="allowance")
-    axes.plot(steps, spent, color=BLUE, linewidth=1.6, label="spent")
+    axes.fill_between(
+        steps, allowance, accrued, color=ORANGE, alpha=0.25, linewidth=0, label="debt"
+    )
+    axes.plot(steps, spent, color=BLUE, linewidth=2.4, label="spent")
+    # Over the line of what was spent, which often lies on it.
+    axes.plot(steps, allowance, "--", color=ORANGE, linewidth=1.2, label="allowance")
+    _draw_interventions(axes, trajectory)
+    axes.set_title(
+        f"{trajectory.label}\ndebt {trajectory.debt:.3g}, bound {trajectory.bound:.4g} nats"
+    )
+    top = max([trajectory.bound, *accrued, *spent]) or 1.0
+    axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip of their own below 0
+
+
+def _draw_interventions(axes: Axes, trajectory: BudgetTrajectory) -> None:
+    rejected = [step for step, kept in enumerate(trajectory.accepted, start=1) if not kept]
     axes.plot(
         rejected,
         [0.02] * len(rejected),
@@ -239,9 +287,6 @@ def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
         transform=axes.get_xaxis_transform(),
         label="risky model intervened",
     )
-    axes.set_title(trajectory.label)
-    top = max([trajectory.bound, *allowance, *spent]) or 1.0
-    axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip of their own below 0
 
 
 def _running_mean(values: Sequence[float], width: int) -> list[float]:

@@ -37,7 +37,7 @@ POINTS = [
 TRAJECTORY = BudgetTrajectory(
     label="k=0.5", k=0.5, debt=0.8, bound=1.2, spends=[0, 0.2, 0.5, 0.4], accepted=[1, 0, 1, 0]
 )
-CURVE = LossCurve(label="safe", steps=[0, 10, 20], losses_nats=[5.0, 3.0, 2.5])
+CURVE = LossCurve(label="safe", role="safe", steps=[0, 10, 20], losses_nats=[5.0, 3.0, 2.5])
 
 
 @pytest.fixture
@@ -96,6 +96,32 @@ def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, suffix, mag
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_trade_off_explains_its_error_bars_where_it_has_some(drawn, tmp_path):
+    plot_trade_off(POINTS, tmp_path / "bars.png", num_seeds=3)
+    plot_trade_off(POINTS[-2:], tmp_path / "none.png", num_seeds=3)
+    captions = [axes.get_figure(root=True).get_supxlabel() for axes in drawn]
+    assert ["standard deviation over 3 seeds" in caption for caption in captions] == [True, False]
+
+
+@pytest.mark.parametrize("symbol", ["token", "byte"])
+def test_pictures_have_a_title_and_name_what_k_is_given_for(drawn, tmp_path, symbol):
+    plot_trade_off(POINTS, tmp_path / "trade_off.png", symbol=symbol)
+    plot_budget_trajectories([TRAJECTORY], tmp_path / "budgets.png", symbol=symbol)
+    trade_off, budgets = (axes.get_figure(root=True) for axes in drawn)
+    assert f"k nats a {symbol}" in trade_off.get_suptitle()
+    assert budgets.get_suptitle() and f"with every {symbol}" in budgets.get_supxlabel()
+
+
+def test_budget_panel_shows_the_debt_between_what_accrues_and_the_allowance(drawn, tmp_path):
+    plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.png")
+    (axes,) = drawn
+    (debt,) = axes.collections
+    accrued, allowance = [(1, 0.5), (4, 2.0)], [(1, 0.0), (4, 1.2)]
+    assert debt.get_label() == "debt" and "debt 0.8, bound 1.2 nats" in axes.get_title()
+    vertices = debt.get_paths()[0].vertices.tolist()
+    assert all([x, pytest.approx(y)] in vertices for x, y in accrued + allowance)
+
+
 def test_budget_panel_shows_spend_allowance_bound_and_rejections(drawn, tmp_path):
     plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.png")
     (axes,) = drawn
@@ -123,21 +149,55 @@ def test_loss_curve_is_drawn_raw_and_smooth(drawn, tmp_path):
     assert [list(line.get_ydata()) for line in axes.get_lines()] == [[5.0, 3.0, 2.5]] * 2
 
 
+def test_losses_of_one_model_share_its_colour_and_differ_in_dashes(drawn, tmp_path):
+    curves = [CURVE, replace(CURVE, label="safe, later"), replace(CURVE, role="risky", label="r")]
+    plot_loss_curves(curves, tmp_path / "loss.png")
+    first, later, risky = (line_of(drawn[0], label) for label in ("safe", "safe, later", "r"))
+    assert first.get_color() == later.get_color() != risky.get_color()
+    assert first.get_linestyle() != later.get_linestyle()
+
+
 def test_running_mean_is_centred_and_keeps_a_straight_line():
     straight = [float(value) for value in range(20)]
     assert plots._running_mean(straight, 3)[3:-3] == pytest.approx(straight[3:-3])
     assert plots._running_mean([4.0, 0.0, 2.0], 1) == [2.0, 2.0, 1.0]
 
 
-def test_labels_of_a_crowd_do_not_overlap():
+@pytest.fixture
+def unit_square():
+    """Axes of which one unit is the whole picture."""
     figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set(xlim=(0, 1), ylim=(0, 1))
+    return axes
+
+
+def label_boxes(axes, positions, labels, **changes):
+    annotations = label_points(axes, positions, labels, **changes)
+    return [matplotlib.text.Text.get_window_extent(each) for each in annotations]
+
+
+def test_labels_of_a_crowd_do_not_overlap(unit_square):
     crowd = [(0.5, 0.5), (0.51, 0.5), (0.5, 0.51), (0.51, 0.51)]
-    labels = label_points(axes, crowd, ["k=0.1", "k=0.2", "k=0.5", "k=1"])
-    boxes = [matplotlib.text.Text.get_window_extent(label) for label in labels]
+    boxes = label_boxes(unit_square, crowd, ["k=0.1", "k=0.2", "k=0.5", "k=1"])
     assert not any(boxes[i].overlaps(boxes[j]) for i in range(4) for j in range(i))
+
+
+def test_labels_keep_off_lines_between_their_corners(unit_square):
+    line = [(0.0, 0.5), (1.0, 0.5)]
+    (box,) = label_boxes(unit_square, [(0.5, 0.5)], ["k=0.1"], lines=[line])
+    _, y = unit_square.transData.transform((0.5, 0.5))
+    assert not box.y0 < y < box.y1
+
+
+def test_a_label_lies_nearer_to_its_own_point_than_to_others(unit_square):
+    points = [(0.5, 0.5), (0.55, 0.48)]
+    line = [(0.0, 0.5), (1.0, 0.5)]  # pushes the first label up, to the right above the second
+    box, _ = label_boxes(unit_square, points, ["k=8", "k=4"], lines=[line])
+    centre = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+    own, other = unit_square.transData.transform(points)
+    assert math.dist(centre, own) < math.dist(centre, other)
 
 
 def test_matplotlib_settings_are_left_as_they_were(tmp_path):
@@ -178,7 +238,7 @@ def test_divergences_of_a_ledger_are_drawn_step_by_step(monkeypatch, pair, tmp_p
         plot_divergences(result.ledger, tmp_path / "none.png")
     longer = with_divergences(result.ledger, pair)
     plot_divergences(longer, tmp_path / "one.svg")
-    (axes,) = drawn
+    distances, axes = drawn
     assert line_of(axes, "spend: KL(p* || p_s)").get_ydata() == pytest.approx(
         [step.spend for step in longer.steps]
     )
@@ -186,5 +246,5 @@ def test_divergences_of_a_ledger_are_drawn_step_by_step(monkeypatch, pair, tmp_p
         [step.budget for step in longer.steps]
     )
     finite = [math.nan if math.isinf(s.kl_risky_safe) else s.kl_risky_safe for s in longer.steps]
-    risky_safe = line_of(axes, "KL(p_r || p_s)").get_ydata()
+    risky_safe = line_of(distances, "models apart: KL(p_r || p_s)").get_ydata()
     assert risky_safe == pytest.approx(finite, nan_ok=True)

@@ -6,12 +6,7 @@ from typing import Any
 
 from anchored import Ledger
 from anchored.eval.environment import environment_record
-from anchored.eval.plots import (
-    BudgetTrajectory,
-    TradeOffPoint,
-    plot_budget_trajectories,
-    plot_trade_off,
-)
+from anchored.eval.plots import BudgetTrajectory
 from anchored.eval.report import (
     COPYING_COLUMNS,
     SETTING_COLUMN,
@@ -26,12 +21,12 @@ from .findings import Finding, findings
 from .folders import Folders
 from .generation import Setting, prompts, read_generations, settings
 from .measurement import COPYING, read_measurement
+from .pictures import draw_pictures
 from .preset import Preset
 from .summary import EXTRA, SettingSummary, recommended, summarize
-from .training import draw_losses
+from .training import loss_curves
 
 RESULTS_SCHEMA = "anchored-quickstart/1"
-ROLES = {"p_s": "safe", "p_r": "risky"}
 COLUMNS = [
     SETTING_COLUMN,
     *COPYING_COLUMNS,
@@ -58,10 +53,12 @@ def write_results(folders: Folders, preset: Preset, seconds: dict[str, float]) -
         "questions": read_measurement(folders, "questions"),
         "examples": read_measurement(folders, "copying"),
         "utility": read_measurement(folders, "utility"),
+        "losses": [asdict(curve) for curve in loss_curves(folders)],
+        "trajectories": [asdict(each) for each in _trajectories(folders, preset)],
     }
     _replace(folders.root / "results.json", json.dumps(results, indent=1) + "\n")
     _replace(folders.root / "table.md", _table(summaries, as_markdown=True) + "\n")
-    _draw(folders, preset, summaries)
+    draw_pictures(folders.root)
     records = _side_by_side(folders, preset)
     page = side_by_side_page(records, title="Anchored Decoding: the same prompt at every budget")
     _replace(folders.root / "side_by_side.html", page)
@@ -85,28 +82,17 @@ def _table(summaries: list[SettingSummary], *, as_markdown: bool = False) -> str
     return (markdown_table if as_markdown else terminal_table)(rows, COLUMNS)
 
 
-def _draw(folders: Folders, preset: Preset, summaries: list[SettingSummary]) -> None:
-    points = [
-        TradeOffPoint(
-            label=summary.setting.name,
-            role=ROLES.get(summary.setting.name, "anchored"),  # type: ignore[arg-type]
-            ncr=summary.ncr.mean,
-            num_metrics=summary.ncr.num_metrics,
-            bits_per_byte=summary.utility[EXTRA].bits_per_byte,
-            ncr_std=summary.ncr.std,
-        )
-        for summary in summaries
-    ]
-    plot_trade_off(points, folders.root / "trade_off.png", utility_name=f"held-out {EXTRA}")
-    draw_losses(folders, folders.root / "losses.png")
+def _trajectories(folders: Folders, preset: Preset) -> list[BudgetTrajectory]:
+    """One generation of the smallest, a middle and the largest budget."""
     sweep = [setting for setting in settings(preset) if setting.k is not None]
-    shown = [sweep[0], sweep[len(sweep) // 2], sweep[-1]]
-    trajectories = [_trajectory(folders, setting) for setting in shown]
-    plot_budget_trajectories(trajectories, folders.root / "budgets.png")
+    shown = (sweep[0], sweep[len(sweep) // 2], sweep[-1])
+    return [_trajectory(folders, setting) for setting in shown]
 
 
 def _trajectory(folders: Folders, setting: Setting) -> BudgetTrajectory:
-    row = read_generations(folders, setting)[0]
+    """The setting's first generation that went on to its length, if there is one."""
+    rows = read_generations(folders, setting)
+    row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
     ledger = Ledger.load(folders.root / row["ledger"])
     return BudgetTrajectory(
         label=f"{setting.name}, {row['work']}",

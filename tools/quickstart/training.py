@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.eval.plots import LossCurve, plot_loss_curves
+from anchored.eval.plots import LossCurve
 from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.launch import launch
 
@@ -48,13 +48,22 @@ def final_checkpoint(folders: Folders, run: str) -> Path:
     return folders.run(run) / "checkpoint" / f"step-{steps}"
 
 
-def draw_losses(folders: Folders, path: Path) -> None:
-    """Picture of all training losses, from the metrics that the runs recorded."""
-    curves = []
+def loss_curves(folders: Folders) -> list[LossCurve]:
+    """All training losses, from the metrics that the runs recorded.
+
+    The safe model's second stage goes on where its first ended.
+    """
+    curves: list[LossCurve] = []
     for run in RUNS:
         lines = (folders.run(run) / "metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
-        steps = [record["step"] for record in records]
-        losses = [record["loss"] for record in records]
-        curves.append(LossCurve(label=run, steps=steps, losses_nats=losses))
-    plot_loss_curves(curves, path)
+        first_step = curves[0].steps[-1] if run == "safe-stage2" else 0
+        curves.append(
+            LossCurve(
+                label=run.replace("-stage", ", stage "),
+                role="risky" if run == "risky" else "safe",
+                steps=[first_step + record["step"] for record in records],
+                losses_nats=[record["loss"] for record in records],
+            )
+        )
+    return curves

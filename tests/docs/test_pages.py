@@ -1,0 +1,212 @@
+"""README.md and docs/: what they tell a reader to run does run, and their links lead somewhere."""
+
+import importlib
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+import yaml
+from tiny_models import tiny_llama, train_tokenizer
+from torch.distributed.run import get_args_parser as torchrun_parser
+
+import anchored
+from anchored.tools.cli import COMMANDS, main
+
+ROOT = Path(anchored.__file__).parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+CONTEXT_LENGTH = 512
+"""Positions of the tiny models: the longest text of a page has 200 tokens of them."""
+
+# Lines whose options are read but whose work is not done here, by words in them.
+NOT_RUN = {
+    "anchored quickstart": "trains two models: minutes",
+    "anchored bench": "measures: minutes, on a machine without other work",
+    "anchored gpu-check": "needs a GPU",
+    "anchored lm-eval": "downloads the task's data sets",
+    "anchored tokenize": "downloads a source of the Common Pile",
+    "anchored dry-run": "half a minute for a model of 1.8B on 8 fake processes",
+    "anchored export": "needs a checkpoint of a training run",
+    "anchored plan --config": "needs the token shards of the run",
+    "--risky-device": "needs two GPUs",
+    "--risky-quantization": "needs a library of quantised layers",
+}
+
+
+class Block(NamedTuple):
+    """One fenced block of a page."""
+
+    language: str
+    text: str
+    start: int
+    """Lines of the page before it."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Shell lines: joined where they go on, without comments."""
+        joined = self.text.replace("\\\n", " ")
+        lines = (re.sub(r"\s+#.*|^#.*", "", line).strip() for line in joined.splitlines())
+        return [line for line in lines if line]
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(each[1], each[2], text[: each.start(2)].count("\n")) for each in found]
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory) -> Path:
+    """The folders that the pages name: two tiny pairs, one with two tokenizers."""
+    root = tmp_path_factory.mktemp("pages")
+    small, large = train_tokenizer(vocab_size=290), train_tokenizer()
+    quickstart, two = root / "runs/quickstart/models", root / "runs/bytes/models"
+    for folder, seed, tokenizer in (
+        (quickstart / "safe", 1, large),
+        (quickstart / "risky", 2, large),
+        (two / "safe", 3, small),
+        (two / "risky", 2, large),
+    ):
+        sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT_LENGTH}
+        tiny_llama(seed, **sizes).float().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return root
+
+
+@pytest.fixture
+def reader(model_folders, tmp_path, monkeypatch) -> Path:
+    """Where a reader of the pages stands: a folder with models and what else they name."""
+    models = model_folders / "runs/quickstart/models"
+    for name, target in {
+        "runs": model_folders / "runs",
+        "configs": ROOT / "configs",
+        "A": models / "safe",
+        "B": models / "risky",
+        "FOLDER": models / "safe",
+    }.items():
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "RUN/checkpoint/step-N").mkdir(parents=True)
+    (tmp_path / "four_bits.json").write_text('{"quant_method": "bitsandbytes"}')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_python_and_shell_of_a_page_run_in_their_order(page, reader, capsys, monkeypatch):
+    names: dict[str, object] = {}
+    for block in blocks(page):
+        if block.language == "python":
+            numbered = "\n" * block.start + block.text  # so that an error names the page's line
+            exec(compile(numbered, str(page), "exec"), names)
+        elif block.language == "sh":
+            for line in block.lines:
+                run_line(line, monkeypatch)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_runs_and_prints(example, reader, capsys):
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+    assert 10 <= len(example.read_text().splitlines()) <= 40
+
+
+def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(line)
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+    elif words[0] == "torchrun":
+        read_torchrun(words[1:], monkeypatch)
+    elif words[0] == "pip":
+        assert_extras_exist(words)
+    elif words[0] == "anchored":
+        with monkeypatch.context() as patches:
+            if not_run(line):
+                read_options_only(words[1:], patches)
+            assert status(words[1:]) == 0, line
+    else:
+        pytest.fail(f"nothing here can run {line!r}")
+
+
+def not_run(line: str) -> bool:
+    return any(words in line for words in NOT_RUN)
+
+
+def status(words: list[str]) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code or 0
+
+
+def read_options_only(words: list[str], patches: pytest.MonkeyPatch) -> None:
+    """The command reads its options, and its work is left out."""
+    name = next(" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS)
+    module = importlib.import_module(f"anchored.tools.{COMMANDS[name].module}")
+    patches.setattr(module, "run", READERS.get(name, lambda config: 0))
+
+
+def read_lm_eval_options(words: list[str]) -> int:
+    from lm_eval._cli import HarnessCLI
+
+    with patch.object(sys, "argv", ["lm-eval", *words]):
+        arguments = HarnessCLI().parse_args()
+    assert arguments.model == "anchored" and {"safe", "risky"} <= set(arguments.model_args)
+    return 0
+
+
+READERS = {"lm-eval": read_lm_eval_options}
+
+
+def read_torchrun(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = torchrun_parser().parse_args(words)
+    program, rest = arguments.training_script, arguments.training_script_args
+    assert arguments.module
+    if program == "anchored.tools.cli":
+        with monkeypatch.context() as patches:
+            read_options_only(rest, patches)
+            assert status(rest) == 0
+    else:
+        assert program == "anchored.pretrain" and rest[0] == "--job.config_file"
+        assert (ROOT / rest[1]).is_file(), rest[1]
+
+
+def assert_extras_exist(words: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"\[(.*?)\]", " ".join(words)):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_every_line_that_is_not_run_is_in_some_page():
+    lines = [line for page in PAGES for block in blocks(page) for line in block.lines]
+    assert [words for words in NOT_RUN if not any(words in line for line in lines)] == []
+
+
+def links(page: Path) -> Iterator[Path]:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            yield page.parent / target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_links_lead_to_files(page):
+    assert [link for link in links(page) if not link.exists()] == []
+
+
+def test_the_index_of_the_documents_names_every_page():
+    index = ROOT / "docs" / "README.md"
+    named = {link.resolve() for link in links(index)} | {index.resolve()}
+    assert [page for page in PAGES[1:] if page.resolve() not in named] == []
+
+
+def test_the_citation_names_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == anchored.__version__
+    assert [author["family-names"] for author in citation["preferred-citation"]["authors"]]
