@@ -8,9 +8,9 @@ from tqdm.auto import tqdm
 
 from .byte.byte_settings import ByteSettings
 from .byte.prompt_cache import PromptCache
-from .engine import Engine, EngineName
+from .choices import EngineName, LevelName, Speculate
+from .engine import Engine
 from .generation import Generation
-from .level import LevelName
 from .level_registry import choose_level
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
@@ -24,7 +24,6 @@ from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 from .schedule import decode_all
 from .score import Score, refused_score, score_batch
-from .speculation import Speculate
 
 logger = logging.getLogger(__name__)
 

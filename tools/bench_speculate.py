@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly
+from anchored.decode.choices import Speculate
 from anchored.decode.rules.rule import Rule
-from anchored.decode.speculation import Speculate
 from anchored.tools.acceptance import measured_acceptance
 from anchored.tools.bench_decode import random_prompts
 from anchored.tools.model_options import ModelOptions
