@@ -1,11 +1,13 @@
 """The public face of decoding: generate, stream and score with a pair under a rule."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
+from .. import AnchoredError
 from .byte.byte_settings import ByteSettings
 from .byte.prompt_cache import PromptCache
 from .choices import EngineName, LevelName, Speculate
@@ -74,7 +76,7 @@ class Decoder:
         max_new_bytes: int | None = None,
         seed: int | Sequence[int] = 0,
         stop: Sequence[str] = (),
-        k: float | Sequence[float] | None = None,
+        k: float | Sequence[float | None] | None = None,
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
         progress: bool | str = False,
@@ -97,6 +99,39 @@ class Decoder:
         ValueError.
         Source: paper, algorithm AnchoredDecode.
         """
+        results = self.generate_each(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            max_new_bytes=max_new_bytes,
+            seed=seed,
+            stop=stop,
+            k=k,
+            num_return_sequences=num_return_sequences,
+            continue_from=continue_from,
+            progress=progress,
+            **sampling,
+        )
+        return [generation for _, generation in sorted(results, key=itemgetter(0))]
+
+    def generate_each(
+        self,
+        prompts: Prompt | Sequence[Prompt] = (),
+        *,
+        max_new_tokens: int = 200,
+        max_new_bytes: int | None = None,
+        seed: int | Sequence[int] = 0,
+        stop: Sequence[str] = (),
+        k: float | Sequence[float | None] | None = None,
+        num_return_sequences: int = 1,
+        continue_from: Earlier | Sequence[Earlier] | None = None,
+        progress: bool | str = False,
+        **sampling: Any,
+    ) -> Iterator[tuple[int, Generation]]:
+        """What `generate` returns, each generation with its index there, as soon as it has ended.
+
+        Arguments and errors as of `generate`; bad values are errors of the call itself. One such
+        iterator of a decoder is used up, or dropped, before the next one is begun.
+        """
         config = self._sampling(SamplingConfig(**sampling))
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
@@ -110,14 +145,7 @@ class Decoder:
         )
         if is_single(prompts if continue_from is None else continue_from):
             self._check_length(requests[0])
-        generations: dict[int, Generation] = {}
-        budgets = []
-        states = self._decode(requests, config)
-        for state in with_bar(states, len(requests), progress, self.level.name):
-            generations[state.request.index] = self._generation(state, config)
-            budgets.append(state.budget)
-        warn_of_safe_only(budgets)
-        return [generations[index] for index in range(len(requests))]
+        return self._generations(requests, config, progress)
 
     def stream(
         self,
@@ -129,11 +157,12 @@ class Decoder:
         stop: Sequence[str] = (),
         k: float | None = None,
         **sampling: Any,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, Generation]:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
 
-        Arguments as in `generate`; the joined texts equal its text for the same seed. Raises
-        RuntimeError when a model's logits are NaN.
+        Arguments as in `generate`; the joined texts equal its text for the same seed, and the
+        generator's own value is its Generation: `result = yield from decoder.stream(...)`. Raises
+        AnchoredError when a model's logits are NaN.
         """
         config = self._sampling(SamplingConfig(**sampling))
         self.engine.check(config)
@@ -223,6 +252,16 @@ class Decoder:
         starts = range(0, len(ordered), self.batch_size)
         return [ordered[start : start + self.batch_size] for start in starts]
 
+    def _generations(
+        self, requests: list[Request], config: SamplingConfig, progress: bool | str
+    ) -> Iterator[tuple[int, Generation]]:
+        budgets = []
+        states = self._decode(requests, config)
+        for state in with_bar(states, len(requests), progress, self.level.name):
+            budgets.append(state.budget)
+            yield state.request.index, self._generation(state, config)
+        warn_of_safe_only(budgets)
+
     def _decode(self, requests: list[Request], config: SamplingConfig) -> Iterator[RequestState]:
         """Every request as it ends."""
         fitting, refusals = self._split(requests)
@@ -251,7 +290,9 @@ class Decoder:
             error=f"request {state.request.index}: {state.error}" if state.error else "",
         )
 
-    def _pieces(self, request: Request, config: SamplingConfig) -> Iterator[Piece]:
+    def _pieces(
+        self, request: Request, config: SamplingConfig
+    ) -> Generator[Piece, None, Generation]:
         batch = self._open([request], config)
         (state,) = batch.admit([request])
         warn_of_safe_only([state.budget])
@@ -260,7 +301,8 @@ class Decoder:
             batch.step()
             yield from state.pieces[num_pieces:]
         if state.error:
-            raise RuntimeError(state.error)
+            raise AnchoredError(state.error)
+        return self._generation(state, config)
 
 
 def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Request]]:

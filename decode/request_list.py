@@ -82,7 +82,7 @@ def request_list(
     horizon: int,
     *,
     seed: int | Sequence[int] = 0,
-    k: float | Sequence[float] | None = None,
+    k: float | Sequence[float | None] | None = None,
     stop: tuple[str, ...] = (),
     num_return_sequences: int = 1,
 ) -> list[Request]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_models import tiny_gpt2, tiny_llama
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, AnchoredError, Decoder, ModelPair, RiskyOnly, SafeOnly
 
 PROMPTS = [
     "the keeper of the lamp",
@@ -165,7 +165,7 @@ def test_a_row_with_nan_logits_fails_alone(tokenizer):
     assert failed.finish_reason == "error" and not failed.ledger.certified
     (expected,) = healthy.generate(prompts[0], max_new_tokens=3)
     assert not fine.error and fine.token_ids == expected.token_ids
-    with pytest.raises(RuntimeError, match="the risky model's logits"):
+    with pytest.raises(AnchoredError, match="the risky model's logits"):
         list(Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3))
 
 

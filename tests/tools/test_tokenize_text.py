@@ -19,7 +19,8 @@ from anchored.pretrain.shard_segments import Segment
 from anchored.pretrain.shard_writer import write_token_shards
 from anchored.pretrain.shards import Manifest, TokenShards
 from anchored.pretrain.tokenizer_file import tokenizer_file
-from anchored.tools.tokenize import TokenizeConfig, run
+from anchored.tools.tokenize_text import run
+from anchored.tools.training_options import TokenizeConfig
 
 WORDS = ["the", "keeper", "of", "lamp", "wrote", "every", "wave", "salt", "rain", "bells", "rang"]
 
@@ -243,7 +244,7 @@ def test_a_mixture_gives_dataset_revision_and_licences(config, tmp_path, monkeyp
         asked.append((dataset, revision))
         return local_files([texts_folder], revision=revision)
 
-    monkeypatch.setattr("anchored.tools.tokenize.hub_files", listed)
+    monkeypatch.setattr("anchored.tools.tokenize_text.hub_files", listed)
     settings = {"mixture": COMMON_PILE, "source": "wikimedia", "input": ()}
     with pytest.raises(ValueError, match="no text to write: 600 refused"):
         run(config(tmp_path / "s", **settings))
