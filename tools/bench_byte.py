@@ -24,6 +24,7 @@ from anchored.tools.byte_work import (
 )
 from anchored.tools.hard_strings import draw_hard_strings
 from anchored.tools.official_bytes import official_bytes
+from anchored.tools.output_files import check_new_folder
 from anchored.tools.tree_work import string_work_s, tree_work_s
 
 DECODE_TITLES = (
@@ -42,6 +43,8 @@ NUM_STRINGS = 1500
 
 def run(config: BenchByteConfig) -> int:
     """Print the tables that were asked for and return 0."""
+    if config.folder is not None and not config.folder.exists():
+        check_new_folder(config.folder)
     torch.set_num_threads(1)
     pair = measured_pair(config)
     sizes = " and ".join(str(each.model.vocab_size) for each in pair.models.values())

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly
 from anchored.tools.bench_options import BenchDecodeConfig
+from anchored.tools.device_names import check_presence
 from anchored.tools.model_alone import ModelAlone
 from anchored.tools.official_package import official_module
 from anchored.tools.random_pair import random_pair
@@ -70,6 +71,7 @@ class Engine:
 
 def run(config: BenchDecodeConfig) -> int:
     """Print one table and return 0."""
+    check_presence(config.device)
     print(
         f"{config.safe} + {config.risky}, V = {config.vocab_size}, {config.dtype} on "
         f"{config.device} ({torch.get_num_threads()} threads), torch {torch.__version__}, "

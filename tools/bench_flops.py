@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from anchored import Anchored, Decoder, ModelPair
 from anchored.tools.bench_decode import random_prompts, timed
 from anchored.tools.bench_options import BenchFlopsConfig
+from anchored.tools.device_names import check_presence
 from anchored.tools.random_pair import random_pair
 
 FLOPS_PER_LOGIT = 10
@@ -56,6 +57,7 @@ def num_matrix_weights(model: PreTrainedModel) -> int:
 @torch.inference_mode()
 def run(config: BenchFlopsConfig) -> int:
     """Print one table and return 0."""
+    check_presence(config.device)
     longest = max(config.prompt_tokens) + max(config.new_tokens)
     pair = random_pair(
         config.safe,

@@ -1,5 +1,6 @@
 """Options of the benchmarks; torch is not imported here."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -7,12 +8,19 @@ from typing import Literal, get_args
 from anchored.decode.byte.byte_settings import DebtEvaluation
 
 from .device_names import check_device_name
+from .input_files import check_input
 from .model_options import Dtype
 from .model_shapes import LLAMA_3_VOCAB_SIZE, Shape
 from .training_options import STAGE_1
 
 Table = Literal["drawn", "unseen", "prompt", "tree", "strings", "context"]
 TABLES: tuple[Table, ...] = get_args(Table)
+
+
+def check_k(k: float) -> None:
+    """Raise ValueError for what can be no budget of a step."""
+    if not (math.isfinite(k) and k >= 0):
+        raise ValueError(f"k must be finite and >= 0 nats, got {k}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +67,7 @@ class BenchDecodeConfig:
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
+        check_k(self.k)
         sizes = [("batch_sizes", size) for size in self.batch_sizes]
         for name in ("prompt_tokens", "vocab_size", "runs"):
             sizes.append((name, getattr(self, name)))
@@ -139,6 +148,11 @@ class BenchSpeculateConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         check_device_name(self.device)
+        for k in self.ks:
+            check_k(k)
+        for draft in self.drafts:
+            if draft != "auto" and not (draft.isdecimal() and int(draft)):
+                raise ValueError(f'drafts must be "auto" or whole numbers >= 1, got {draft!r}')
         if self.new_tokens < 2:
             raise ValueError(f"new_tokens must be >= 2, got {self.new_tokens}")
         if (self.safe is None) != (self.risky is None):
@@ -222,6 +236,9 @@ class BenchPretrainConfig:
     """Only these; empty: all of them."""
 
     def __post_init__(self) -> None:
+        check_input(self.config)
+        if self.gpus < 1:
+            raise ValueError(f"gpus must be >= 1, got {self.gpus}")
         if not 0 <= self.skipped_steps < self.steps:
             raise ValueError(
                 f"skipped_steps must be less than steps, got {self.skipped_steps} of {self.steps}"
@@ -248,6 +265,7 @@ class BenchFlopsConfig:
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
+        check_k(self.k)
         for name in ("prompt_tokens", "new_tokens"):
             for value in getattr(self, name):
                 if value < 1:

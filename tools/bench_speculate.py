@@ -11,6 +11,7 @@ from anchored.decode.rules.rule import Rule
 from anchored.tools.acceptance import measured_acceptance
 from anchored.tools.bench_decode import random_prompts
 from anchored.tools.bench_options import BenchSpeculateConfig
+from anchored.tools.device_names import check_presence
 from anchored.tools.model_options import ModelOptions
 from anchored.tools.quickstart.generation import prompts as quickstart_prompts
 from anchored.tools.quickstart.preset import load_preset
@@ -46,6 +47,7 @@ TITLES = (
 @torch.inference_mode()
 def run(config: BenchSpeculateConfig) -> int:
     """Print one table and return 0."""
+    check_presence(config.device)
     pair = _pair(config)
     measure = _measurement(config, pair)
     costs = measure.costs([int(draft) for draft in config.drafts if draft != "auto"])

@@ -37,7 +37,8 @@ class DivergencesConfig(ModelOptions):
 def run(config: DivergencesConfig) -> int:
     """Write the ledger and the picture; returns the exit status."""
     check_outputs(config.output, config.picture, overwrite=config.overwrite)
-    ledger = anchored.with_divergences(anchored.Ledger.load(config.ledger), config.pair())
+    recorded = anchored.Ledger.load(config.ledger)
+    ledger = anchored.with_divergences(recorded, config.pair())
     if not is_first_process():
         return 0
     config.output.parent.mkdir(parents=True, exist_ok=True)

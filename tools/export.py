@@ -2,11 +2,13 @@
 
 from anchored.pretrain.export import export_checkpoint
 
+from .output_files import check_new_folder
 from .training_options import ExportConfig
 
 
 def run(config: ExportConfig) -> int:
     """Export as `config` says and print the folder; returns the exit status."""
+    check_new_folder(config.output)
     export_checkpoint(
         config.checkpoint,
         config.tokenizer,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import anchored
 
 from .device_names import check_device_name, check_presence
+from .input_files import check_input
 
 if TYPE_CHECKING:
     from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -38,6 +39,9 @@ class ModelOptions:
     """Processes the risky model is split over: torchrun --nproc-per-node N -m anchored.tools.cli"""
 
     def __post_init__(self) -> None:
+        for model in (self.safe, self.risky):
+            _check_model(model)
+        check_input(self.risky_quantization)
         for device in (self.device, self.risky_device):
             if device is not None:
                 check_device_name(device)
@@ -75,6 +79,12 @@ class ModelOptions:
 def is_first_process() -> bool:
     """Whether this process prints and writes; of several that torchrun started, one does."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _check_model(model: Path) -> None:
+    """Raise FileNotFoundError for what is neither a folder nor the OWNER/NAME of a Hub id."""
+    if not model.exists() and (model.is_absolute() or len(model.parts) != 2):
+        raise FileNotFoundError(f"no model folder with a config.json at {model}")
 
 
 def _quantization(file: Path | None) -> "QuantizationConfigMixin | None":

@@ -19,6 +19,16 @@ def check_outputs(*paths: Path | None, overwrite: bool) -> None:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def check_new_folder(folder: Path) -> None:
+    """Raise ValueError, in one line, unless this folder, which does not exist, can be made."""
+    try:
+        if folder.is_symlink() or folder.exists():
+            raise ValueError(f"{folder} exists: name a new folder")
+        _try(folder)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made: {error.strerror}") from None
+
+
 def numbered(path: Path | None, count: int) -> list[Path | None]:
     """`path` itself for one output; NAME-0.SUFFIX, NAME-1.SUFFIX, ... for several."""
     if path is None or count == 1:
@@ -35,6 +45,11 @@ def _check(path: Path, overwrite: bool) -> None:
             raise ValueError(f"{path} is not a regular file, and is not replaced by one")
         if not overwrite:
             raise ValueError(f"{path} exists: give --overwrite to replace it")
+    _try(path)
+
+
+def _try(path: Path) -> None:
+    """Make a file where `path`, or the first folder on the way to it, will stand."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{path.name}.partial"):
         pass  # rights, a file system that is read-only, the length of the name: all show here

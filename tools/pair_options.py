@@ -10,6 +10,7 @@ import anchored
 from anchored.decode.byte.byte_settings import ByteSettings
 from anchored.decode.choices import EngineName, LevelName, Speculate
 
+from .input_files import check_input
 from .model_options import ModelOptions
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class PairOptions(ModelOptions):
     """Texts that are decoded together."""
     prompt_ratios: Path | None = None
     """File that anchored ratios wrote for the same models, settings and prompts."""
+
+    def __post_init__(self) -> None:
+        ModelOptions.__post_init__(self)
+        check_input(self.prompt_ratios)
 
     def decoder(self) -> "anchored.Decoder":
         """A decoder; the rule and the ratios' file are checked before the models are loaded."""

@@ -26,6 +26,11 @@ class RatiosConfig(PairOptions):
     overwrite: bool = False
     """Replace a file that exists."""
 
+    def __post_init__(self) -> None:
+        PairOptions.__post_init__(self)
+        if not self.prompt:
+            raise ValueError("give at least one --prompt")
+
 
 def run(config: RatiosConfig) -> int:
     """Compute, save and print; returns the exit status."""

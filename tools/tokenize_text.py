@@ -22,9 +22,10 @@ def run(config: TokenizeConfig) -> int:
     """Tokenise this process's share of the files; the last process completes the folder."""
     job = _job(config)
     rank = Rank.of(os.environ)
+    # Before the folder is begun, which then belongs to this tokenizer.
+    encoder = None if job.is_complete else DocumentEncoder(job.tokenizer_file)
     job.start()
-    if not job.is_complete:
-        encoder = DocumentEncoder(job.tokenizer_file)
+    if encoder is not None:
         _tokenize_share(job, encoder, rank, config.workers)
         if not job.finish(encoder):
             print(f"{config.source}: other processes are still at work on {job.partial}")

@@ -7,6 +7,8 @@ from typing import Literal
 from anchored.pretrain.document import DEFAULT_MAX_DOCUMENT_BYTES
 from anchored.pretrain.shard_writer import DEFAULT_SHARD_TOKENS
 
+from .input_files import check_folder, check_input
+
 CONFIGS = Path(__file__).parents[1] / "configs" / "pretrain"
 COMMON_PILE = CONFIGS / "common_pile.toml"
 STAGE_1 = CONFIGS / "tinycomma-1.8b-stage1.toml"
@@ -66,6 +68,12 @@ class TokenizeConfig:
     workers: int = 0
     """Processes on this machine; 0: one a core."""
 
+    def __post_init__(self) -> None:
+        if self.shard_tokens < 1:
+            raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig:
@@ -95,6 +103,10 @@ class PlanConfig:
     overwrite: bool = False
     """Replace a file that exists."""
 
+    def __post_init__(self) -> None:
+        if not self.max_epochs >= 0:  # NaN too
+            raise ValueError(f"max_epochs must be >= 0, got {self.max_epochs}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DryRunConfig:
@@ -113,6 +125,9 @@ class DryRunConfig:
     mfu: float = 0.5
     """Share of the peak that training is assumed to reach."""
 
+    def __post_init__(self) -> None:
+        check_input(self.config)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportConfig:
@@ -130,3 +145,7 @@ class ExportConfig:
     """Of the stored weights."""
     average_last: int = 1
     """Average the weights of so many checkpoints: this one and the whole ones before it."""
+
+    def __post_init__(self) -> None:
+        for folder in (self.checkpoint, self.tokenizer):
+            check_folder(folder)

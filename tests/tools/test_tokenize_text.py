@@ -214,7 +214,7 @@ def corpus_like(tmp_path, tokenizer_folder):
         ({"input": ()}, "give one of --input, --dataset"),
         ({"dataset": "a/b"}, "give one of --input, --dataset"),
         ({"licences": ("GPL",)}, "no text to write: 600 refused; refused licences: CC0, CC BY-NC"),
-        ({"shard_tokens": 0}, "max_tokens_per_shard must be at least 1, got 0"),
+        ({"shard_tokens": 0}, "shard_tokens must be at least 1, got 0"),
         ({"tokenizer": "missing"}, "tokenizer missing is neither a file, nor a folder"),
         ({"tokenizer": "a/b"}, "nor OWNER/NAME@REVISION"),
         ({"workers": -1}, "workers must be at least 0"),
