@@ -128,14 +128,14 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "{other}",
             "{cut_ledger}",
             "{line_missing}",
-            "{field_missing}",
-            "{field_unknown}",
-            "{field_mistyped}",
-            "{field_null}",
             "{rule_unknown}",
-            "{sampling_unknown}",
-            "{step_text}",
             "{list_ledger}",
+            "{step_text}",
+            "{field_missing}",  # others
+            "{field_unknown}",  # others
+            "{field_mistyped}",  # others
+            "{field_null}",  # others
+            "{sampling_unknown}",  # others
         ),
         "--unknown": ("1",),
         "--device": ("cuda:7",),
@@ -147,16 +147,21 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--picture": ("{existing_png}", "{new}", "{folder}", "/dev/full", "x.txt", "{under_file}"),
     },
     TOKENIZE: {
-        "--tokenizer": ("{missing}", "{folder}", "{empty}", "{garbage}", "a/b", "a@b"),
-        "--input": ("{missing}", "{folder}", "{garbage}", "{empty_jsonl}", "{garbage_jsonl}"),
+        "--tokenizer": (
+            "{missing}",
+            "{folder}",
+            "a/b",
+            "a@b",
+            "{empty}",  # others
+            "{garbage}",  # others
+        ),
+        "--input": ("{missing}", "{folder}", "{garbage}"),
         "--output": ("{folder}", "{existing}", "{under_file}", "/dev/full"),
         "--mixture": ("{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}"),
-        "--text-field": ("nowhere",),
         "--heldout-fraction": ("-0.1", "1.1", "nan", "many"),
         "--max-document-bytes": ("0", "-1", "many"),
         "--shard-tokens": ("0", "-1", "1.5"),
         "--workers": ("-1", "many"),
-        "--licences": ("GPL",),
         "--dataset": ("a/b",),
     },
     "plan": {
@@ -245,11 +250,33 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "bench": {"": ("", "nonsense")},
 }
 MODELS = (
-    "missing", "folder", "empty", "config_empty", "config_garbage", "config_list",
-    "config_type", "config_sizes", "tokenizer_missing", "tokenizer_empty", "tokenizer_garbage",
-    "tokenizer_other", "weights_missing", "weights_empty", "weights_truncated", "weights_garbage",
-    "weights_partial", "no/such/place", "a/b@c",
-)  # fmt: skip
+    "missing",
+    "folder",
+    "empty",
+    "config_empty",
+    "config_garbage",
+    "config_type",
+    "tokenizer_missing",
+    "tokenizer_empty",
+    "tokenizer_garbage",
+    "weights_missing",
+    "no/such/place",
+    "a/b@c",
+    "config_list",  # others
+    "config_sizes",  # others
+    "tokenizer_other",  # others
+    "weights_empty",  # others
+    "weights_truncated",  # others
+    "weights_garbage",  # others
+    "weights_partial",  # others
+)
+READ_COMMAND_LINES = (
+    f"{TOKENIZE} --input {{empty_jsonl}}",
+    f"{TOKENIZE} --input {{garbage_jsonl}}",
+    f"{TOKENIZE} --text-field nowhere",
+    f"{TOKENIZE} --licences GPL",
+)
+"""What is wrong shows only when the data are read."""
 
 
 def command_lines() -> Iterator[str]:

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from bad_inputs import FORKED_COMMAND_LINES, command_lines, make_places
+from bad_inputs import FORKED_COMMAND_LINES, READ_COMMAND_LINES, command_lines, make_places
 from forked_program import ForkedProgram
 
 from anchored import Anchored, Decoder, ModelPair
@@ -49,6 +49,16 @@ def test_bad_input_is_refused_in_words_and_changes_nothing(
         assert err.startswith("anchored ") and err.count("\n") == 1, err
     # What `anchored tokenize` has read so far is kept, to go on from.
     assert contents(places) == before and {p.name for p in tmp_path.iterdir()} <= {"new.partial"}
+
+
+@pytest.mark.parametrize("line", READ_COMMAND_LINES)
+def test_bad_data_end_the_output_with_one_line_about_them(line, places, capsys, tmp_path):
+    before = contents(places)
+    with pytest.raises(SystemExit) as end:
+        main(words_of(line, places, tmp_path / "new"))
+    *_, last = capsys.readouterr().err.splitlines()
+    assert end.value.code == 1 and last.startswith("anchored tokenize: ")
+    assert contents(places) == before and not (tmp_path / "new").exists()
 
 
 def test_the_list_is_long_and_names_every_command():
