@@ -1,5 +1,6 @@
 """Command lines that must be refused, and the files that some of them name.
 
+No device stands for an output: where the command fails to refuse it, root would lose the device.
 {name} stands for a place of `make_places`, {new} for one with nothing there, {pair} for the options
 that name a good pair.
 """
@@ -75,8 +76,6 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "{link}",
             "{under_file}",
             "{long_name}",
-            "/dev/full",
-            "/dev/null",
             "/proc/none/x.jsonl",
         ),
     },
@@ -114,7 +113,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "score {pair}": {"": ("", "--prompt a", "--continuation b")},
     RATIOS: {
         "--prompt": ("", "''", "'{long_text}'"),
-        "--output": ("{existing}", "{folder}", "/dev/full", "{under_file}", ""),
+        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}", ""),
         "--k": ("-1", "nan"),
     },
     "ratios {pair}": {"": ("--prompt a", "--output {new}")},
@@ -143,8 +142,8 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "verify {pair}": {"": ("",)},
     DIVERGENCES: {
         "--ledger": ("{missing}", "{folder}", "{empty}", "{garbage}", "{cut_ledger}"),
-        "--output": ("{existing}", "{folder}", "/dev/full", "{under_file}", "{ledger}"),
-        "--picture": ("{existing_png}", "{new}", "{folder}", "/dev/full", "x.txt", "{under_file}"),
+        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}", "{ledger}"),
+        "--picture": ("{existing_png}", "{new}", "{folder}", "{fifo}", "x.txt", "{under_file}"),
     },
     TOKENIZE: {
         "--tokenizer": (
@@ -156,7 +155,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "{garbage}",  # others
         ),
         "--input": ("{missing}", "{folder}", "{garbage}"),
-        "--output": ("{folder}", "{existing}", "{under_file}", "/dev/full"),
+        "--output": ("{folder}", "{existing}", "{under_file}", "{fifo}"),
         "--mixture": ("{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}"),
         "--heldout-fraction": ("-0.1", "1.1", "nan", "many"),
         "--max-document-bytes": ("0", "-1", "many"),
@@ -181,7 +180,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--max-epochs": ("-1", "many", "nan"),
         "--step": ("1", "-1", "x"),
         "--step 1 --stage": ("stage9",),
-        "--output": ("{existing}", "{folder}", "/dev/full", "{under_file}"),
+        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
     },
     "dry-run": {
         "--config": ("{missing}", "{folder}"),
@@ -205,7 +204,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "lm-eval": {"": ("--nonsense", "nonsense", "run --limit x", "run --model", "validate")},
     "gpu-check": {
         "--part": ("all-of-it",),
-        "--output": ("{existing}", "{folder}", "/dev/full", "{under_file}"),
+        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
     },
     "bench kernel": {
         "--batch-sizes": ("0", "-1", "x"),
@@ -292,11 +291,21 @@ def command_lines() -> Iterator[str]:
 
 
 FORKED_COMMAND_LINES = (
+    f"{PROMPT} --ledger {{fifo}}",
+    f"{PROMPT} --device cuda:7",
+    f"{PROMPT} --k nan",
+    f"{GENERATE} --prompt-file {{prompts_broken}}",
+    f"{SCORE} --prompt-ratios {{garbage}}",
+    f"{RATIOS} --output {{folder}}",
+    f"{VERIFY} --ledger {{cut_ledger}}",
+    f"{DIVERGENCES} --output {{existing}}",
+    "plan --config {toml_broken}",
+    f"{EXPORT} --output {{existing}}",
     "dry-run --config {empty}",
     "dry-run --config {garbage}",
     "dry-run --config {toml_odd}",
 )
-"""torchtitan is imported for these, for which a process is forked that has it."""
+"""Run as processes; the last ones import torchtitan, which this one must not."""
 
 
 def make_places(root: Path, safe: Path, risky: Path, ledger: Path, ratios: Path) -> dict[str, Path]:

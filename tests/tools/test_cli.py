@@ -9,34 +9,38 @@ import subprocess
 import sys
 
 import pytest
+from command_line import run
 from forked_program import ForkedProgram
 from tiny_models import tiny_llama, train_tokenizer
 
-from anchored.tools.cli import COMMANDS, main
-
-
-def run(capsys, *words: str) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr) of one command in this process."""
-    try:
-        main(list(words))
-        status: object = 0
-    except SystemExit as error:
-        status = error.code
-    captured = capsys.readouterr()
-    if isinstance(status, str):  # sys.exit(message) prints it on the way out
-        return 1, captured.out, captured.err + status + "\n"
-    return int(status or 0), captured.out, captured.err  # type: ignore[call-overload]
-
-
-@pytest.fixture
-def pair_words(pair_folders):
-    return ["--safe", str(pair_folders[0]), "--risky", str(pair_folders[1])]
+from anchored.tools.cli import COMMANDS, GROUPS
 
 
 def test_the_command_is_installed_and_lists_its_programs():
     command = [sys.executable, "-m", "anchored.tools.cli", "--help"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert all(name in result.stdout for name in COMMANDS)
+    assert all(name in result.stdout for name in (*COMMANDS, *GROUPS, "--debug"))
+
+
+HELP = """
+import sys
+from anchored.tools.cli import main
+for words in {lines!r}:
+    try:
+        main(words)
+    except SystemExit as end:
+        print(words, end.code, *{{"torch", "transformers"}} & set(sys.modules), file=sys.stderr)
+"""
+
+
+def test_help_and_mistyped_words_import_neither_torch_nor_transformers():
+    lines = [[*name.split(), word] for name in COMMANDS for word in ("--help", "--hepl")]
+    lines.append(["generate", "--safe", "/nowhere", "--risky", "/nowhere", "--prompt", "a"])
+    code = HELP.format(lines=lines)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ended = [line for line in result.stderr.splitlines() if line.startswith("[")]
+    statuses = [0, 2] * len(COMMANDS) + [1]
+    assert ended == [f"{words} {code}" for words, code in zip(lines, statuses, strict=True)]
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.options])
