@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+
+class AnchoredError(RuntimeError):
+    """What was asked for failed, by its input or its machine: the first line says how.
+
+    Arguments that are wrong by themselves are ValueErrors; any other RuntimeError is a bug.
+    """
+
+
 _HOME = {
     "ByteSettings": "decode.byte.byte_settings",
     "Decoder": "decode.decoder",
@@ -37,6 +45,7 @@ _HOME = {
 
 __all__ = [
     "Anchored",
+    "AnchoredError",
     "ByteSettings",
     "Decoder",
     "Generation",

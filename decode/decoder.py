@@ -1,17 +1,19 @@
 """The public face of decoding: generate, stream and score with a pair under a rule."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
+from .. import AnchoredError
 from .beginning import Beginning
 from .byte.byte_settings import ByteSettings
 from .byte.prompt_cache import PromptCache
-from .engine import Engine, EngineName
+from .choices import EngineName, LevelName, Speculate
+from .engine import Engine
 from .generation import Generation
-from .level import LevelName
 from .level_registry import choose_level
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
@@ -32,7 +34,6 @@ from .rules.rule import Rule
 from .sampling_config import SamplingConfig
 from .schedule import decode_all
 from .score import Score, refused_score, score_batch
-from .speculation import Speculate
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Decoder:
         max_new_bytes: int | None = None,
         seed: int | Sequence[int] = 0,
         stop: str | Sequence[str] | None = (),
-        k: float | Sequence[float] | None = None,
+        k: float | Sequence[float | None] | None = None,
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
         progress: bool | str = False,
@@ -109,6 +110,39 @@ class Decoder:
         a ValueError.
         Source: paper, algorithm AnchoredDecode.
         """
+        results = self.generate_each(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            max_new_bytes=max_new_bytes,
+            seed=seed,
+            stop=stop,
+            k=k,
+            num_return_sequences=num_return_sequences,
+            continue_from=continue_from,
+            progress=progress,
+            **sampling,
+        )
+        return [generation for _, generation in sorted(results, key=itemgetter(0))]
+
+    def generate_each(
+        self,
+        prompts: Prompt | Sequence[Prompt] = (),
+        *,
+        max_new_tokens: int = 200,
+        max_new_bytes: int | None = None,
+        seed: int | Sequence[int] = 0,
+        stop: str | Sequence[str] | None = (),
+        k: float | Sequence[float | None] | None = None,
+        num_return_sequences: int = 1,
+        continue_from: Earlier | Sequence[Earlier] | None = None,
+        progress: bool | str = False,
+        **sampling: Any,
+    ) -> Iterator[tuple[int, Generation]]:
+        """What `generate` returns, each generation with its index there, as soon as it has ended.
+
+        Arguments and errors as of `generate`; bad values are errors of the call itself. One such
+        iterator of a decoder is used up, or dropped, before the next one is begun.
+        """
         config = self._sampling(SamplingConfig.of(sampling))
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
@@ -122,14 +156,7 @@ class Decoder:
         )
         if is_single(prompts if continue_from is None else continue_from):
             self._check_length(requests[0])
-        generations: dict[int, Generation] = {}
-        budgets = []
-        states = self._decode(requests, config)
-        for state in with_bar(states, len(requests), progress, self.level.name):
-            generations[state.request.index] = self._generation(state, config)
-            budgets.append(state.budget)
-        warn_of_safe_only(budgets)
-        return [generations[index] for index in range(len(requests))]
+        return self._generations(requests, config, progress)
 
     def stream(
         self,
@@ -141,11 +168,12 @@ class Decoder:
         stop: str | Sequence[str] | None = (),
         k: float | None = None,
         **sampling: Any,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, Generation]:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
 
-        Arguments as in `generate`; the joined texts equal its text for the same seed. Raises
-        RuntimeError when a model's logits are NaN.
+        Arguments as in `generate`; the joined texts equal its text for the same seed, and the
+        generator's own value is its Generation: `result = yield from decoder.stream(...)`. Raises
+        AnchoredError when a model's logits are NaN.
         """
         config = self._sampling(SamplingConfig.of(sampling))
         self.engine.check(config)
@@ -248,6 +276,16 @@ class Decoder:
         size = self.batch_size if self.level.rows_can_share(longest) else 1
         return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
+    def _generations(
+        self, requests: list[Request], config: SamplingConfig, progress: bool | str
+    ) -> Iterator[tuple[int, Generation]]:
+        budgets = []
+        states = self._decode(requests, config)
+        for state in with_bar(states, len(requests), progress, self.level.name):
+            budgets.append(state.budget)
+            yield state.request.index, self._generation(state, config)
+        warn_of_safe_only(budgets)
+
     def _decode(self, requests: list[Request], config: SamplingConfig) -> Iterator[RequestState]:
         """Every request as it ends."""
         fitting, refusals = self._split(requests)
@@ -276,7 +314,9 @@ class Decoder:
             error=f"request {state.request.index}: {state.error}" if state.error else "",
         )
 
-    def _pieces(self, request: Request, config: SamplingConfig) -> Iterator[Piece]:
+    def _pieces(
+        self, request: Request, config: SamplingConfig
+    ) -> Generator[Piece, None, Generation]:
         batch = self._open([request], config)
         (state,) = batch.admit([request])
         warn_of_safe_only([state.budget])
@@ -285,7 +325,8 @@ class Decoder:
             batch.step()
             yield from state.pieces[num_pieces:]
         if state.error:
-            raise RuntimeError(state.error)
+            raise AnchoredError(state.error)
+        return self._generation(state, config)
 
 
 def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Request]]:

@@ -1,8 +1,9 @@
 """Which engine decodes a batch: steps on the device where they can run, eager ones elsewhere."""
 
 import logging
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
+from .choices import EngineName, Speculate
 from .device_refusal import pair_refusal, sampling_refusal
 from .level import Level
 from .model_pair import ModelPair
@@ -10,7 +11,7 @@ from .paired_batch import PairedBatch
 from .rules.anchored import Anchored
 from .rules.rule import Rule
 from .sampling_config import SamplingConfig
-from .speculation import Speculate, Speculation
+from .speculation import Speculation
 
 if TYPE_CHECKING:
     from .device_batch import DeviceBatch
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 # Triton is not there on every platform: what needs it is imported where it is used.
 
 logger = logging.getLogger(__name__)
-
-EngineName = Literal["auto", "eager", "device"]
 
 
 class Engine:

@@ -1,16 +1,15 @@
 """What the models of a pair are compared symbol by symbol in: tokens, or bytes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from .choices import LevelName
 from .model_pair import ModelPair
 from .prompt_ratios import PromptRatios
 from .sampling_config import SamplingConfig
 from .stream import Stream
 from .text_stream import TextStream
 from .warpers import Warpers
-
-LevelName = Literal["token", "byte"]
 
 
 class Level(Protocol):

@@ -5,7 +5,8 @@ from typing import Any, Literal
 from .byte.byte_level import ByteLevel
 from .byte.byte_settings import ByteSettings
 from .byte.prompt_cache import PromptCache
-from .level import Level, LevelName
+from .choices import LevelName
+from .level import Level
 from .model_pair import ModelPair
 from .prompt_ratios import PromptRatios
 from .record_fields import field_error

@@ -48,7 +48,7 @@ def request_list(
     horizon: int,
     *,
     seed: int | Sequence[int] = 0,
-    k: float | Sequence[float] | None = None,
+    k: float | Sequence[float | None] | None = None,
     stop: str | Sequence[str] | None = (),
     num_return_sequences: int = 1,
 ) -> list[Request]:

@@ -1,8 +1,8 @@
 """Whether and how far a decoder speculates."""
 
 import logging
-from typing import Literal
 
+from .choices import Speculate
 from .draft_length import DraftLength, FixedLength, LengthByWorth
 from .level import Level
 from .round_length import LENGTHS
@@ -12,9 +12,6 @@ from .speculation_refusal import speculation_refusal
 from .speculative_batch import SpeculativeBatch
 
 logger = logging.getLogger(__name__)
-
-Speculate = Literal["auto", "off"] | int
-"""Tokens of a draft, as many as it is worth, or none."""
 
 
 class Speculation:

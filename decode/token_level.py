@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .level import LevelName
+from .choices import LevelName
 from .model_pair import ModelPair
 from .paired_streams import open_streams, rows_can_join, rows_can_share
 from .prompt_ratios import PromptRatios

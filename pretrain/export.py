@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,38 +22,6 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 _TOKENIZER_NAME = "tokenizer.json"
 _TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 _TOKENIZER_EXTRAS = ("special_tokens_map.json", "LICENSE")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportConfig:
-    """Which checkpoint to export, and where to."""
-
-    checkpoint: Path
-    """Step folder of a run, such as runs/tinycomma/checkpoint/step-3219."""
-    tokenizer: Path
-    """Folder with the tokenizer.json that the run's data was tokenised by."""
-    output: Path
-    """Folder to write; it must not exist."""
-    max_position_embeddings: int = 0
-    """Longest context that the model declares; 0 takes the length it was trained at."""
-    dtype: Dtype = "float32"
-    """Of the stored weights."""
-    average_last: int = 1
-    """Average the weights of so many checkpoints: this one and the whole ones before it."""
-
-
-def run(config: ExportConfig) -> int:
-    """Export as `config` says and print the folder; returns the exit status."""
-    export_checkpoint(
-        config.checkpoint,
-        config.tokenizer,
-        config.output,
-        max_position_embeddings=config.max_position_embeddings,
-        dtype=config.dtype,
-        average_last=config.average_last,
-    )
-    print(config.output)
-    return 0
 
 
 def export_checkpoint(

@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from .. import AnchoredError
+
 _TAIL_LINES = 20
 _READ_BYTES = 4096
 
@@ -19,7 +21,7 @@ def launch(config_file: Path, *, num_processes: int = 1) -> None:
     num_processes: 1 runs the module itself, more run it under torchrun on this machine.
     The process gets no standard input and the width of our terminal. Where stderr is not a
     terminal, only finished lines are shown.
-    Raises: RuntimeError with the last lines of its output if it fails.
+    Raises: AnchoredError with the last lines of its output if it fails.
     """
     if num_processes < 1:
         raise ValueError(f"num_processes must be at least 1, got {num_processes}")
@@ -38,7 +40,7 @@ def launch(config_file: Path, *, num_processes: int = 1) -> None:
             process.terminate()
             raise
     if process.returncode != 0:
-        raise RuntimeError(
+        raise AnchoredError(
             f"pretraining with {config_file} failed with status {process.returncode}:\n{tail}"
         )
 

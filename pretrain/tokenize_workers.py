@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
+from .. import AnchoredError
 from .document_encoder import DocumentEncoder, EncodedDocument
 from .throughput import Throughput
 from .tokenize_job import TokenizeJob
@@ -47,7 +48,7 @@ def tokenize_here(
 def tokenize_in_processes(
     job: TokenizeJob, indices: Sequence[int], counts: WorkerCounts, throughput: Throughput
 ) -> None:
-    """Tokenise them in several processes. Raises RuntimeError if one of those is killed."""
+    """Tokenise them in several processes. Raises AnchoredError if one is killed."""
     context = multiprocessing.get_context("spawn")
     totals = context.Array("q", 2)
     try:
@@ -56,7 +57,7 @@ def tokenize_in_processes(
         ) as pool:
             _follow([pool.submit(_tokenize_file, index) for index in indices], totals, throughput)
     except BrokenProcessPool as error:
-        raise RuntimeError(
+        raise AnchoredError(
             "a tokenising process was killed (out of memory?): run the same command again to go on"
         ) from error
 

@@ -72,7 +72,7 @@ def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["training_imports"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         patch.setenv("OMP_NUM_THREADS", "1")
         forkserver.ensure_running()
     return context

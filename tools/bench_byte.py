@@ -1,17 +1,15 @@
-"""Byte level beside plain token forwards, on a small trained pair: anchored bench byte"""
+"""Byte level beside plain token forwards, on a small trained pair."""
 
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 
 from anchored.decode.byte.byte_evaluation import ByteEvaluation
-from anchored.decode.byte.byte_settings import ByteSettings, DebtEvaluation
+from anchored.decode.byte.byte_settings import ByteSettings
+from anchored.tools.bench_options import BenchByteConfig, Table
 from anchored.tools.byte_context import context_work
 from anchored.tools.byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
 from anchored.tools.byte_work import (
@@ -26,6 +24,7 @@ from anchored.tools.byte_work import (
 )
 from anchored.tools.hard_strings import draw_hard_strings
 from anchored.tools.official_bytes import official_bytes
+from anchored.tools.output_files import check_new_folder
 from anchored.tools.tree_work import string_work_s, tree_work_s
 
 DECODE_TITLES = (
@@ -40,47 +39,12 @@ LONG_CONTEXT_TITLES = (
 )  # fmt: skip
 STRING_TITLES = ("hard strings", "number", "us/byte", "error", "x first", "worst ms/byte")
 NUM_STRINGS = 1500
-Table = Literal["drawn", "unseen", "prompt", "tree", "strings", "context"]
-TABLES: tuple[Table, ...] = get_args(Table)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchByteConfig:
-    """What `anchored bench byte` measures; times are those of one thread's own work."""
-
-    vocab_sizes: tuple[int, int] = (4096, 8192)
-    """Tokens of the safe model (GPT-2's pre-tokenizer) and of the risky one (Llama 3's)."""
-    train_steps: int = 250
-    """Steps of 512 tokens that each model is trained for before anything is measured."""
-    prompt_bytes: int = 200
-    new_bytes: int = 200
-    contexts: tuple[int, ...] = (1000, 4000, 8000)
-    """Tokens in front of the bytes for which the work outside the models is measured, and with
-    them."""
-    context_debt: DebtEvaluation = "exact"
-    """Debt of the contexts where the models are run."""
-    tables: tuple[Table, ...] = TABLES
-    """What to measure."""
-    tokenizers: Path | None = None
-    """Folder of gpt2/tokenizer.json and llama3/tokenizer.json: models of random weights with these
-    vocabularies take the place of the trained ones."""
-    prefetch: int = 4
-    tau: float = 1e-3
-    runs: int = 5
-    folder: Path | None = None
-    """Where the trained pair is kept for other runs with the same settings."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_bytes", "new_bytes", "prefetch", "runs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not 0 < self.tau < 1:
-            raise ValueError(f"tau must be in (0, 1), got {self.tau}")
 
 
 def run(config: BenchByteConfig) -> int:
     """Print the tables that were asked for and return 0."""
+    if config.folder is not None and not config.folder.exists():
+        check_new_folder(config.folder)
     torch.set_num_threads(1)
     pair = measured_pair(config)
     sizes = " and ".join(str(each.model.vocab_size) for each in pair.models.values())

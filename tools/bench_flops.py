@@ -1,43 +1,21 @@
-"""What a decoded token should cost, beside the clock: anchored bench flops --risky small"""
+"""What a decoded token should cost, beside the clock."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from anchored import Anchored, Decoder, ModelPair
 from anchored.tools.bench_decode import random_prompts, timed
-from anchored.tools.random_pair import LLAMA_3_VOCAB_SIZE, Shape, random_pair
+from anchored.tools.bench_options import BenchFlopsConfig
+from anchored.tools.device_names import check_presence
+from anchored.tools.random_pair import random_pair
 
 FLOPS_PER_LOGIT = 10
 """Of one pass over a logit: an exponential and the sums over it. An assumption of the model."""
 NUM_PASSES = 3
 """Passes of the projection over the vocabulary, statistics included. An assumption too."""
 TITLES = ("prompt", "new", "steps", "prompt/T", "debt/T", "projection", "GFLOP", "ms", "GFLOP/s")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchFlopsConfig:
-    """What `anchored bench flops` measures."""
-
-    safe: Shape = "tiny"
-    """Shape of the safe model; its weights are random."""
-    risky: Shape = "small"
-    """Shape of the risky model."""
-    prompt_tokens: tuple[int, ...] = (32, 256)
-    new_tokens: tuple[int, ...] = (16, 64)
-    vocab_size: int = LLAMA_3_VOCAB_SIZE
-    k: float = 1.5
-    """Nats a token."""
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "new_tokens"):
-            for value in getattr(self, name):
-                if value < 1:
-                    raise ValueError(f"{name} must be >= 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +57,7 @@ def num_matrix_weights(model: PreTrainedModel) -> int:
 @torch.inference_mode()
 def run(config: BenchFlopsConfig) -> int:
     """Print one table and return 0."""
+    check_presence(config.device)
     longest = max(config.prompt_tokens) + max(config.new_tokens)
     pair = random_pair(
         config.safe,

@@ -1,9 +1,8 @@
-"""One projection and draw against the paper's algorithm: anchored bench kernel --threads 1"""
+"""One projection and draw against the paper's algorithm."""
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from anchored.kernels import reference
 from anchored.kernels.projection import project_kl
 from anchored.kernels.uniforms import uniforms
+from anchored.tools.bench_options import BenchKernelConfig
 from anchored.tools.official_package import official_step
 
 NUM_NEWTON_STEPS = 20
@@ -35,27 +35,6 @@ TITLES = (
     "our over",
     "our shortfall",
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchKernelConfig:
-    """What `anchored bench kernel` measures."""
-
-    batch_sizes: tuple[int, ...] = (1, 4, 16)
-    """Rows of logits per call."""
-    vocab_size: int = 128_256
-    seed: int = 0
-    threads: int = 1
-    """Threads of torch."""
-
-    def __post_init__(self) -> None:
-        for name, value in (
-            *(("batch_sizes", size) for size in self.batch_sizes),
-            ("vocab_size", self.vocab_size),
-            ("threads", self.threads),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
 
 
 @torch.inference_mode()

@@ -1,14 +1,8 @@
-"""Training batches beside a plain copy of them: anchored bench loader
-
-Sources of random tokens are made in a temporary folder and lie in the page cache: what is measured
-is the work of one core, not a disk. Processor time of all threads counts. Both baselines know every
-window beforehand; the loader finds each one from its sequence number, and reads ahead in a thread.
-"""
+"""Training batches beside a plain copy of them."""
 
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -21,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from anchored.pretrain.data_config import DataConfig, DataSource
 from anchored.pretrain.data_plan import DataPlan
 from anchored.pretrain.loader import SequenceLoader
+from anchored.tools.bench_options import BenchLoaderConfig
 from anchored.tools.random_shards import write_random_shards
 
 COPY, TORCH, OURS = "numpy memmap copy", "torch DataLoader", "anchored loader"
@@ -29,27 +24,6 @@ TITLES = ("tokens/s a core", "ratio", "other ids")
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels, (batch_size, seq_len) int64 each."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchLoaderConfig:
-    """What `anchored bench loader` measures."""
-
-    sources: int = 31
-    source_tokens: int = 1 << 19
-    """In each source; 4 bytes a token."""
-    seq_len: int = 2048
-    batch_size: int = 16
-    """Sequences in a batch."""
-    batches: int = 400
-    """A run."""
-    runs: int = 5
-    """Of each, in turn; the median counts."""
-
-    def __post_init__(self) -> None:
-        for name in ("sources", "seq_len", "batch_size", "batches", "runs"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
 
 
 def run(config: BenchLoaderConfig) -> int:

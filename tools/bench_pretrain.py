@@ -1,14 +1,8 @@
-"""What each lever of a training run is worth: anchored bench pretrain --gpus 8
-
-Runs `python -m anchored.pretrain` (under torchrun for several GPUs) with a shipped config on random
-tokens, and again with one setting changed at a time; every run reads the same tokens in the same
-steps. Its first steps, in which layers are compiled, do not count.
-"""
+"""What each lever of a training run is worth."""
 
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -16,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from anchored import AnchoredError
 from anchored.pretrain.config_file import read_config_file
 from anchored.pretrain.launch import launch
+from anchored.tools.bench_options import BenchPretrainConfig
 from anchored.tools.random_shards import write_random_shards
 
 STAGE_1 = Path(__file__).parents[1] / "configs" / "pretrain" / "tinycomma-1.8b-stage1.toml"
@@ -32,32 +28,6 @@ weight = 1.0
 
 Settings = Mapping[str, Mapping[str, Any]]
 """Values by section and key; a value is one that JSON and TOML write alike."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchPretrainConfig:
-    """What `anchored bench pretrain` measures."""
-
-    config: Path = STAGE_1
-    """Config of a first stage; its data, tokenizer and held-out sources are not used."""
-    gpus: int = 1
-    """Processes, each with a GPU of its own; without a GPU they run on the CPU."""
-    steps: int = 12
-    skipped_steps: int = 4
-    """Of those, the first ones; the median of the others counts."""
-    rounds: int = 4
-    """Local batches of a process in a step, as configured; even, as one lever doubles the batch."""
-    vocab_size: int = 128_256
-    levers: tuple[str, ...] = ()
-    """Only these; empty: all of them."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.skipped_steps < self.steps:
-            raise ValueError(
-                f"skipped_steps must be less than steps, got {self.skipped_steps} of {self.steps}"
-            )
-        if self.rounds < 2 or self.rounds % 2:
-            raise ValueError(f"rounds must be even, got {self.rounds}")
 
 
 def run(config: BenchPretrainConfig) -> int:
@@ -131,7 +101,7 @@ def write_common(config: BenchPretrainConfig, folder: Path) -> None:
 def measure(config: BenchPretrainConfig, folder: Path, settings: Settings) -> dict[str, float]:
     """Train with these settings over common.toml: tokens_per_s, mfu, peak_memory_gib and loss.
 
-    What the device does not have is missing. Raises: RuntimeError if the run fails.
+    What the device does not have is missing. Raises: AnchoredError if the run fails.
     """
     with tempfile.TemporaryDirectory(dir=folder) as dump_folder:
         job = {"job": {"dump_folder": dump_folder}}
@@ -158,7 +128,7 @@ def _lever_line(
 ) -> str:
     try:
         measured = measure(config, folder, settings)
-    except RuntimeError as error:  # as a rule it does not fit, which is a result too
+    except AnchoredError as error:  # as a rule it does not fit, which is a result too
         return f"{name:<20}  {str(error).splitlines()[-1]}"
     return _line(name, *_cells(config, measured, baseline))
 

@@ -1,22 +1,21 @@
-"""Speculative against plain decoding: anchored bench speculate --safe DIR --risky DIR"""
+"""Speculative against plain decoding."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import torch
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly
+from anchored.decode.choices import Speculate
 from anchored.decode.rules.rule import Rule
-from anchored.decode.speculation import Speculate
 from anchored.tools.acceptance import measured_acceptance
 from anchored.tools.bench_decode import random_prompts
+from anchored.tools.bench_options import BenchSpeculateConfig
+from anchored.tools.device_names import check_presence
 from anchored.tools.model_options import ModelOptions
 from anchored.tools.quickstart.generation import prompts as quickstart_prompts
 from anchored.tools.quickstart.preset import load_preset
-from anchored.tools.random_pair import Shape, random_pair
+from anchored.tools.random_pair import random_pair
 from anchored.tools.round_costs import Costs, predicted_ratio
 from anchored.tools.speculation_speed import (
     PROMPT_TOKENS,
@@ -45,51 +44,10 @@ TITLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchSpeculateConfig:
-    """What `anchored bench speculate` measures."""
-
-    safe: Path | None = None
-    """Folder of the safe model; without folders, a pair of random weights."""
-    risky: Path | None = None
-    """Folder of the risky model."""
-    random_risky: Shape = "small"
-    """Shape of a risky model of random weights, beside a tiny safe one."""
-    ks: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0, 4.0)
-    """Nats a token."""
-    drafts: tuple[str, ...] = ("1", "2", "4", "auto")
-    """Draft lengths beside plain decoding, which comes first."""
-    ordinary: bool = True
-    """Also ordinary speculative decoding, of the risky model without a budget: rows p_r."""
-    num_prompts: int = 4
-    """Requests of a timed run."""
-    batch_size: int = 1
-    """Requests that are decoded together."""
-    new_tokens: int = 64
-    """Tokens of each request."""
-    acceptance_prompts: int = 16
-    """Requests over which acceptance and 1 - TV are measured."""
-    runs: int = 3
-    clock: Literal["wall", "cpu"] = "wall"
-    """cpu counts this process's own seconds: for a CPU that other programs use at the same time."""
-    device: str = "cpu"
-    dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name in ("num_prompts", "batch_size", "acceptance_prompts", "runs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.new_tokens < 2:
-            raise ValueError(f"new_tokens must be >= 2, got {self.new_tokens}")
-        if (self.safe is None) != (self.risky is None):
-            raise ValueError("give both folders, safe and risky, or neither")
-        if self.clock == "cpu" and self.device != "cpu":
-            raise ValueError(f"clock cpu does not see {self.device}")
-
-
 @torch.inference_mode()
 def run(config: BenchSpeculateConfig) -> int:
     """Print one table and return 0."""
+    check_presence(config.device)
     pair = _pair(config)
     measure = _measurement(config, pair)
     costs = measure.costs([int(draft) for draft in config.drafts if draft != "auto"])

@@ -1,11 +1,4 @@
-"""Tokenising beside the bare tokenizer: anchored bench tokenize --input TEXTS --tokenizer T
-
-Both run in one process on one thread, and processor time is what counts, so that the rates are of
-one core. The baseline has every text in memory and only encodes it; `anchored tokenize` reads,
-parses, judges and encodes the same documents, and writes, hashes and describes the shards. They
-take turns at every input file: several of a few megabytes are measured under more equal conditions
-than a large one. Loading the tokenizer counts in neither.
-"""
+"""Tokenising beside the bare tokenizer."""
 
 import os
 import tempfile
@@ -26,29 +19,12 @@ from anchored.pretrain.shard_writer import DEFAULT_SHARD_TOKENS
 from anchored.pretrain.shards import TokenShards
 from anchored.pretrain.tokenize_job import TokenizeJob
 from anchored.pretrain.tokenizer_file import tokenizer_file
+from anchored.tools.bench_options import BenchTokenizeConfig
 
 BASELINE, OURS = "encode_batch_fast", "anchored tokenize"
 BATCH_DOCUMENTS = 256
 """Of the baseline: more at once are not encoded faster."""
 TITLES = ("MB/s a core", "tokens/s a core", "ratio", "other ids")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchTokenizeConfig:
-    """What `anchored bench tokenize` measures."""
-
-    input: tuple[Path, ...]
-    """Local files or folders: .jsonl (also .gz, .zst), .parquet."""
-    tokenizer: str
-    """tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
-    text_field: str = "text"
-    """Field of a record that holds the text."""
-    runs: int = 3
-    """Over all files; the median counts."""
-
-    def __post_init__(self) -> None:
-        if self.runs < 1:
-            raise ValueError(f"runs must be >= 1, got {self.runs}")
 
 
 @dataclass(slots=True)

@@ -104,7 +104,9 @@ def save_pair(pair: BytePair, folder: Path) -> None:
 
 
 def load_pair(folder: Path) -> BytePair:
-    """What `save_pair` wrote."""
+    """What `save_pair` wrote. Raises ValueError for another folder."""
+    if not (folder / HELD_OUT).is_file():
+        raise ValueError(f"{folder} holds no trained pair: name a new folder")
     models = {}
     for name in ("safe", "risky"):
         tokenizer = Tokenizer.from_file(str(folder / name / "tokenizer.json"))

@@ -1,6 +1,7 @@
 """The command line: anchored COMMAND --help"""
 
 import importlib
+import io
 import logging
 import os
 import sys
@@ -9,71 +10,125 @@ from dataclasses import dataclass
 from typing import Any
 
 import anchored
+from anchored import AnchoredError
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program: a module with a config class and run(config) -> exit status.
+    """A program: options, and a module with run(options) -> exit status.
 
-    Without a config class, run gets the words as they are.
+    The options are MODULE.CLASS; that module imports neither torch nor transformers, so that --help
+    and a mistyped flag cost nothing. Without a class, `run` gets the words as they are.
     """
 
     module: str
-    config: str
+    options: str
     summary: str
 
 
-COMMANDS = {
-    "quickstart": Command(
-        "quickstart.program", "QuickstartConfig", "train a pair, decode, measure: all in one go"
-    ),
-    "generate": Command("generate", "GenerateConfig", "continue a prompt with a pair"),
-    "score": Command("score", "ScoreConfig", "log p* of a given continuation"),
-    "ratios": Command("ratios", "RatiosConfig", "what prompts owe, kept in a file for generate"),
-    "verify": Command("verify", "VerifyConfig", "replay a ledger against its models"),
-    "divergences": Command(
-        "divergences", "DivergencesConfig", "how far apart the models were along a ledger"
-    ),
-    "tokenize": Command("tokenize", "TokenizeConfig", "text to token shards, resumable"),
-    "plan": Command("plan", "PlanConfig", "what training reads: epochs, days, documents of a step"),
-    "dry-run": Command("dry_run", "DryRunConfig", "a training run's model, memory and time"),
-    "export": Command("export", "ExportConfig", "a training checkpoint as a Hugging Face folder"),
-    "gpu-check": Command("gpu_check", "", "correctness and speed on this machine's GPU"),
-    "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
-    "bench kernel": Command("bench_kernel", "BenchKernelConfig", "time the projection on this CPU"),
-    "bench decode": Command("bench_decode", "BenchDecodeConfig", "time a pair of random weights"),
-    "bench byte": Command("bench_byte", "BenchByteConfig", "time byte level on a small pair"),
-    "bench speculate": Command(
-        "bench_speculate", "BenchSpeculateConfig", "speculative against plain decoding"
-    ),
-    "bench tokenize": Command(
-        "bench_tokenize", "BenchTokenizeConfig", "token shards beside the bare tokenizer"
-    ),
-    "bench loader": Command("bench_loader", "BenchLoaderConfig", "batches beside a plain copy"),
-    "bench pretrain": Command(
-        "bench_pretrain", "BenchPretrainConfig", "training, and what each lever of it is worth"
-    ),
-    "bench flops": Command("bench_flops", "BenchFlopsConfig", "the cost model beside the clock"),
+GROUPS = {
+    "start here": {
+        "quickstart": Command(
+            "quickstart.program",
+            "training_options.QuickstartConfig",
+            "train a pair, decode, measure: all in one go",
+        ),
+    },
+    "decode": {
+        "generate": Command("generate", "generate.GenerateConfig", "continue prompts with a pair"),
+        "score": Command("score", "score.ScoreConfig", "log p* of a given continuation"),
+        "ratios": Command(
+            "ratios", "ratios.RatiosConfig", "what prompts owe, kept in a file for generate"
+        ),
+        "verify": Command("verify", "verify.VerifyConfig", "replay a ledger against its models"),
+        "divergences": Command(
+            "divergences",
+            "divergences.DivergencesConfig",
+            "how far apart the models were along a ledger",
+        ),
+    },
+    "train": {
+        "tokenize": Command(
+            "tokenize_text",
+            "training_options.TokenizeConfig",
+            "text to token shards, resumable",
+        ),
+        "plan": Command(
+            "plan",
+            "training_options.PlanConfig",
+            "what training reads: epochs, days, documents of a step",
+        ),
+        "dry-run": Command(
+            "dry_run",
+            "training_options.DryRunConfig",
+            "a training run's model, memory and time",
+        ),
+        "export": Command(
+            "export",
+            "training_options.ExportConfig",
+            "a training checkpoint as a Hugging Face folder",
+        ),
+    },
+    "evaluate": {
+        "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
+    },
+    "benchmark": {
+        "gpu-check": Command("gpu_check", "", "correctness and speed on this machine's GPU"),
+        "bench kernel": Command(
+            "bench_kernel", "bench_options.BenchKernelConfig", "time the projection on this CPU"
+        ),
+        "bench decode": Command(
+            "bench_decode", "bench_options.BenchDecodeConfig", "time a pair of random weights"
+        ),
+        "bench byte": Command(
+            "bench_byte", "bench_options.BenchByteConfig", "time byte level on a small pair"
+        ),
+        "bench speculate": Command(
+            "bench_speculate",
+            "bench_options.BenchSpeculateConfig",
+            "speculative against plain decoding",
+        ),
+        "bench tokenize": Command(
+            "bench_tokenize",
+            "bench_options.BenchTokenizeConfig",
+            "token shards beside the bare tokenizer",
+        ),
+        "bench loader": Command(
+            "bench_loader", "bench_options.BenchLoaderConfig", "batches beside a plain copy"
+        ),
+        "bench pretrain": Command(
+            "bench_pretrain",
+            "bench_options.BenchPretrainConfig",
+            "training, and what each lever of it is worth",
+        ),
+        "bench flops": Command(
+            "bench_flops", "bench_options.BenchFlopsConfig", "the cost model beside the clock"
+        ),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+DEBUG_FLAG = "--debug"
+FAILED_STATUS = 1
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
+"""128 + SIGINT, as shells have it."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command; bad input is one line on stderr and status 1 (2 for bad arguments)."""
+    """Run one command and exit: with 1 and one line on stderr for bad input, 2 for bad arguments.
+
+    With --debug among the words, the line is a traceback.
+    """
+    if sys.stdout is None:  # closed by the caller: whoever prints need not care
+        sys.stdout = io.StringIO()
     words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help"):
+    named = [word for word in words if word != DEBUG_FLAG]
+    if not named or named[0] in ("-h", "--help"):
         sys.exit(print(_overview()))
-    if words[0] == "--version":
+    if named[0] == "--version":
         sys.exit(print(anchored.__version__))
-    name, rest = _command_name(words)
-    try:
-        sys.exit(_run(name, COMMANDS[name], rest))
-    except (ValueError, FileNotFoundError, ImportError, RuntimeError) as error:
-        sys.exit(f"anchored {name}: {error}")
-    except KeyboardInterrupt:
-        print(f"anchored {name}: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED_STATUS)
+    name, rest = _command_name(named)
+    sys.exit(_status(name, rest, has_traceback=DEBUG_FLAG in words))
 
 
 def _command_name(words: list[str]) -> tuple[str, list[str]]:
@@ -85,28 +140,64 @@ def _command_name(words: list[str]) -> tuple[str, list[str]]:
     sys.exit(USAGE_STATUS)
 
 
+def _status(name: str, arguments: list[str], *, has_traceback: bool) -> int:
+    try:
+        status = _run(name, COMMANDS[name], arguments)
+        sys.stdout.flush()  # a full disk or a closed pipe must show while it can be reported
+        return status
+    except KeyboardInterrupt:
+        print(f"anchored {name}: interrupted", file=sys.stderr)
+        return INTERRUPTED_STATUS
+    except (AnchoredError, ValueError, OSError) as error:
+        if has_traceback:
+            raise
+        print(f"anchored {name}: {_first_line(error)}", file=sys.stderr)
+        _drop_output()
+        return FAILED_STATUS
+
+
 def _run(name: str, command: Command, arguments: list[str]) -> int:
     # Threads that spin while they wait cost two thirds of the speed where another process runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import tyro  # a second of imports that --help of the overview does not need
-
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    module = importlib.import_module(f"anchored.tools.{command.module}")
-    if not command.config:
-        return int(module.run(arguments))
-    config: Any = getattr(module, command.config)
-    run: Callable[[Any], int] = module.run
-    return run(
-        tyro.cli(config, prog=f"anchored {name}", description=module.__doc__, args=arguments)
-    )
+    options: Any = _parsed(name, command, arguments) if command.options else arguments
+    run: Callable[[Any], int] = _module(command.module).run
+    return run(options)
+
+
+def _parsed(name: str, command: Command, arguments: list[str]) -> Any:
+    import tyro  # a tenth of a second that the overview does not need
+
+    module_name, class_name = command.options.split(".")
+    options = getattr(_module(module_name), class_name)
+    return tyro.cli(options, prog=f"anchored {name}", args=arguments)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"anchored.tools.{name}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _drop_output() -> None:
+    """Forget what a broken stdout still holds, or Python would try, and complain, at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        ["Anchored Decoding: anchored COMMAND --help", "", *lines, "", "  anchored quickstart"]
-    )
+    lines = ["Anchored Decoding: anchored COMMAND --help"]
+    for title, group in GROUPS.items():
+        lines += ["", title]
+        lines += [f"  {name:<{width}}  {command.summary}" for name, command in group.items()]
+    lines += ["", f"{DEBUG_FLAG}, anywhere: the traceback of an error instead of its one line"]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
-"""Per-step divergences: anchored divergences --safe A --risky B --ledger IN --output OUT"""
+"""The command that adds per-step divergences to a ledger."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from anchored import Ledger, with_divergences
+import anchored
 
 from .model_options import ModelOptions, is_first_process
+from .output_files import check_outputs
+
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DivergencesConfig(ModelOptions):
-    """Replays a ledger and writes it with KL(p_r || p_s), KL(p* || p_r) and the prompt's ratios."""
+    """Per-step divergences: anchored divergences --safe A --risky B --ledger IN --output OUT
+
+    Replays a ledger and writes it with KL(p_r || p_s), KL(p* || p_r) and the prompt's ratios.
+    """
 
     ledger: Path
     """File that anchored generate or Ledger.save wrote."""
@@ -18,11 +24,21 @@ class DivergencesConfig(ModelOptions):
     """File for the longer ledger; anchored verify checks it like any other."""
     picture: Path | None = None
     """File for a picture (.png, .svg or .pdf) of all steps; needs matplotlib."""
+    overwrite: bool = False
+    """Replace files that exist."""
+
+    def __post_init__(self) -> None:
+        ModelOptions.__post_init__(self)
+        if self.picture is not None and self.picture.suffix not in PICTURE_SUFFIXES:
+            allowed = ", ".join(PICTURE_SUFFIXES)
+            raise ValueError(f"--picture must end in one of {allowed}, got {self.picture}")
 
 
 def run(config: DivergencesConfig) -> int:
     """Write the ledger and the picture; returns the exit status."""
-    ledger = with_divergences(Ledger.load(config.ledger), config.pair())
+    check_outputs(config.output, config.picture, overwrite=config.overwrite)
+    recorded = anchored.Ledger.load(config.ledger)
+    ledger = anchored.with_divergences(recorded, config.pair())
     if not is_first_process():
         return 0
     config.output.parent.mkdir(parents=True, exist_ok=True)

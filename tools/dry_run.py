@@ -1,11 +1,5 @@
-"""A run without its machine: anchored dry-run --config configs/pretrain/tinycomma-1.8b-stage1.toml
+"""A run without its machine."""
 
-Builds the model without memory for its weights (on torch's meta device), shards it with FSDP2 over
-fake processes as training would, and prints what a GPU holds and how long the steps take. Needs no
-GPU and no data, and measures nothing.
-"""
-
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +8,10 @@ from torch.nn import Module
 
 from anchored.pretrain.cpu_device import use_cpu_without_accelerator
 from anchored.pretrain.mixture_config import Hardware
+from anchored.tools.training_options import DryRunConfig
 
 STAGE_1 = Path(__file__).parents[1] / "configs" / "pretrain" / "tinycomma-1.8b-stage1.toml"
 _SECONDS_PER_DAY = 86_400
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DryRunConfig:
-    """What `anchored dry-run` builds, and for which machine."""
-
-    config: Path = STAGE_1
-    """Config of a training run."""
-    gpus: int = 8
-    peak_flops: float = 989e12
-    """Of one GPU in bfloat16, dense, FLOP/s; H200: its data sheet."""
-    mfu: float = 0.5
-    """Share of the peak that training is assumed to reach."""
 
 
 def run(config: DryRunConfig) -> int:

@@ -1,15 +1,20 @@
-"""Options of every command that loads a model pair."""
+"""Options of every command that loads a model pair; torch is imported when one is."""
 
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from transformers.quantizers.auto import AutoQuantizationConfig
-from transformers.utils.logging import disable_progress_bar
-from transformers.utils.quantization_config import QuantizationConfigMixin
+import anchored
 
-from anchored import ModelPair
+from .device_names import check_device_name, check_presence
+from .input_files import check_input
+
+if TYPE_CHECKING:
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,8 +25,8 @@ class ModelOptions:
     """Hugging Face folder or Hub id of the safe model."""
     risky: Path
     """Hugging Face folder or Hub id of the risky model."""
-    dtype: str = "auto"
-    """auto (as stored), float32, bfloat16, float16 or float64."""
+    dtype: Dtype = "auto"
+    """auto: as stored."""
     device: str | None = None
     """cpu, cuda, cuda:0, ...; CUDA where there is one unless given."""
     risky_device: str | None = None
@@ -33,11 +38,29 @@ class ModelOptions:
     tp_size: int = 1
     """Processes the risky model is split over: torchrun --nproc-per-node N -m anchored.tools.cli"""
 
-    def pair(self) -> ModelPair:
+    def __post_init__(self) -> None:
+        for model in (self.safe, self.risky):
+            _check_model(model)
+        check_input(self.risky_quantization)
+        for device in (self.device, self.risky_device):
+            if device is not None:
+                check_device_name(device)
+        if self.risky_device is not None and self.device is None:
+            raise ValueError(
+                f"--risky-device {self.risky_device} needs --device for the safe model"
+            )
+        if self.tp_size < 1:
+            raise ValueError(f"--tp-size must be >= 1, got {self.tp_size}")
+
+    def pair(self) -> "anchored.ModelPair":
         """Both models, loaded without a bar for every file of weights; ValueError if refused."""
+        from transformers.utils.logging import disable_progress_bar
+
+        for device in (self.device, self.risky_device):
+            check_presence(device or "cpu")
         quantization = _quantization(self.risky_quantization)
         disable_progress_bar()
-        return ModelPair.from_pretrained(
+        return anchored.ModelPair.from_pretrained(
             self.safe,
             self.risky,
             dtype=self.dtype,
@@ -48,12 +71,8 @@ class ModelOptions:
         )
 
     def _devices(self) -> str | dict[str, str] | None:
-        if self.risky_device is None:
+        if self.device is None or self.risky_device is None:
             return self.device
-        if self.device is None:
-            raise ValueError(
-                f"--risky-device {self.risky_device} needs --device for the safe model"
-            )
         return {"safe": self.device, "risky": self.risky_device}
 
 
@@ -62,10 +81,24 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _quantization(file: Path | None) -> QuantizationConfigMixin | None:
+def _check_model(model: Path) -> None:
+    """Raise FileNotFoundError for what is neither a folder nor the OWNER/NAME of a Hub id."""
+    if not model.exists() and (model.is_absolute() or len(model.parts) != 2):
+        raise FileNotFoundError(f"no model folder with a config.json at {model}")
+
+
+def _quantization(file: Path | None) -> "QuantizationConfigMixin | None":
     if file is None:
         return None
-    settings = json.loads(file.read_text())
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    try:
+        settings = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(settings, dict) or "quant_method" not in settings:
         raise ValueError(f'{file} must hold an object with "quant_method"')
-    return AutoQuantizationConfig.from_dict(settings)
+    try:
+        return AutoQuantizationConfig.from_dict(settings)
+    except TypeError as error:  # a setting that the method does not have
+        raise ValueError(f"{file}: {error}") from None

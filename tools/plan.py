@@ -1,15 +1,10 @@
-"""What training will read, or has read: anchored plan [--config FILE.toml] [--step N --stage NAME]
-
-Without --step: tokens and epochs of every source and stage, steps, days, disk and memory, also
-saved as JSON. With --step: one JSON object for every piece of a document that this step reads, with
-its source, licence and position.
-"""
+"""What training will read, or has read."""
 
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from anchored.pretrain.consumption import consumed_documents
@@ -19,30 +14,10 @@ from anchored.pretrain.mixture_config import MixtureConfig, load_mixture
 from anchored.pretrain.run_estimate import RunEstimate, estimate_run
 from anchored.pretrain.stage_plan import StagePlan, StageSpec, missing_sources, plan_stage
 from anchored.pretrain.stage_specs import is_mixture, mixture_specs, run_spec
+from anchored.tools.output_files import check_outputs
+from anchored.tools.training_options import PlanConfig
 
 COMMON_PILE = Path(__file__).parents[1] / "configs" / "pretrain" / "common_pile.toml"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanConfig:
-    """Plans a mixture with its stages, or training runs by their own configs."""
-
-    config: tuple[Path, ...] = (COMMON_PILE,)
-    """One mixture, or the config of each stage's run, in their order."""
-    shards: str = ""
-    """Folder with one folder of shards a source, instead of the mixture's."""
-    gpus: int = 0
-    """GPUs to estimate the time for; 0 takes the mixture's."""
-    mfu: float = 0.0
-    """Share of the GPUs' peak to estimate the time for; 0 takes the mixture's."""
-    max_epochs: float = 0.0
-    """Refuse to read a source more often; 0 takes the mixture's, or the least of the runs'."""
-    step: int = 0
-    """List what this step reads (from 1, as in the training log); 0 prints the plan."""
-    stage: str = ""
-    """Stage of --step, where the config has several."""
-    output: Path = Path("runs/plan.json")
-    """Where the plan is saved."""
 
 
 def run(config: PlanConfig) -> int:
@@ -50,6 +25,7 @@ def run(config: PlanConfig) -> int:
 
     Raises: ValueError or FileNotFoundError with one line about what cannot be planned or saved.
     """
+    check_outputs(config.output, overwrite=config.overwrite)
     mixture, specs = _specs(config)
     if config.step:
         _print_step(_stage_of(specs, config.stage), config.step)
@@ -65,7 +41,8 @@ def run(config: PlanConfig) -> int:
     print("\n".join(lines))
     allowed = config.max_epochs or min(spec.data.max_epochs for spec in specs)
     check_epochs([stage.epochs for stage in stages], allowed)
-    _save(config.output, stages, estimate, missing)
+    if config.output is not None:
+        _save(config.output, stages, estimate, missing)
     return 0
 
 

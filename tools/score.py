@@ -1,15 +1,21 @@
-"""Score a text: anchored score --safe A --risky B --prompt "To be" --continuation " or not" """
+"""The command that scores a given continuation."""
 
 import json
 from dataclasses import dataclass
 
+from anchored import AnchoredError
+
+from .json_nats import json_nats
 from .model_options import is_first_process
 from .pair_options import PairOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreConfig(PairOptions):
-    """Prints one JSON object: log p* and what it spent, in nats."""
+    """Score a text: anchored score --safe A --risky B --prompt "To be" --continuation " or not"
+
+    Prints one JSON object: log p* and what it spent, in nats.
+    """
 
     prompt: str
     """Text that is given."""
@@ -25,16 +31,16 @@ def run(config: ScoreConfig) -> int:
     decoder = config.decoder()
     (score,) = decoder.score(config.prompt, config.continuation, horizon=config.horizon)
     if score.error:
-        raise ValueError(score.error)
+        raise AnchoredError(score.error)
     figures = {
-        "log_prob": score.log_prob,
+        "log_prob": json_nats(score.log_prob),
         f"num_{decoder.level.name}s": len(score.token_ids),
         "is_greedy": score.is_greedy,
-        "spend": score.spend,
-        "bound": score.bound,
-        "debt": score.debt,
-        "k": score.k,
-        "K": score.K,
+        "spend": json_nats(score.spend),
+        "bound": json_nats(score.bound),
+        "debt": json_nats(score.debt),
+        "k": json_nats(score.k),
+        "K": json_nats(score.K),
     }
     if is_first_process():
         print(json.dumps(figures))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from .node_law import Mode
+Mode = Literal["masked", "raw"]
+"""masked: only tokens that keep the sequence viable. raw: all that keep the text UTF-8."""
 
 PromptScores = Literal["exact", "upper", "lower", "none"]
 """exact: log-probabilities of the prompt's bytes. upper, lower: an end of an interval that holds

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ..level import LevelName
+from ..choices import LevelName
 from ..model_pair import ModelPair
 from ..prompt_ratios import PromptRatios
 from ..row_attention import RowAttention

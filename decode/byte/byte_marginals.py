@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .byte_evaluation import Mode
 from .byte_vocabulary import ByteVocabulary
 from .log_sums import Array, log_sum
-from .node_law import Mode, node_law
+from .node_law import node_law
 from .token_tree import TokenTree
 from .tree_marginals import TreeMarginals
 

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .byte_evaluation import Mode
 from .byte_marginals import TokenLogProbs
 from .byte_trie import ROOT
 from .byte_vocabulary import END_SYMBOL, ByteVocabulary
 from .law_sums import LawSums
 from .log_sums import Array, segment_log_sums
-from .node_law import Mode, allowed_rows
+from .node_law import allowed_rows
 from .token_tree import ROOT_NODE, Head, TokenTree
 from .viability import Standing
 

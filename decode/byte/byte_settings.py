@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from .byte_evaluation import ByteEvaluation, PromptScores
-from .node_law import Mode
+from .byte_evaluation import ByteEvaluation, Mode, PromptScores
 
 Warped = Literal["token", "byte"]
 DebtEvaluation = Literal["exact", "bounded"]

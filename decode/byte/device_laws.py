@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..upload import uploaded
+from .byte_evaluation import Mode
 from .byte_trie import ByteTrie
 from .byte_vocabulary import ByteVocabulary
-from .node_law import Mode
 from .viability import Standing
 
 # N nodes, V tokens of the vocabulary, T rows of the trie.

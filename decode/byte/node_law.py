@@ -3,22 +3,19 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from .byte_evaluation import Mode
 from .byte_trie import ROOT, ByteTrie
 from .byte_vocabulary import ByteVocabulary
 from .log_sums import Array, log_sum, log_sum_of, segment_log_sums
 from .viability import Standing
 
 # N nodes, V tokens of the vocabulary, rows of the trie.
-
-Mode = Literal["masked", "raw"]
-"""masked: only tokens that keep the sequence viable. raw: all that keep the text UTF-8."""
 
 LEAST_WEIGHT = {np.dtype(name): 1e4 * float(np.finfo(name).tiny) for name in ("f4", "f8")}
 """Weights below so many times the smallest normal number are too small for sums: those are then

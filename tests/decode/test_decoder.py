@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_models import tiny_gpt2, tiny_llama
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, AnchoredError, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly
+from anchored.decode.paired_batch import PairedBatch
 
 PROMPTS = [
     "the keeper of the lamp",
@@ -95,6 +96,43 @@ def test_streamed_pieces_join_to_the_generated_text(pair):
         assert math.fsum(piece.spend for piece in pieces) == whole.ledger.spent
 
 
+def test_a_stream_ends_with_its_generation(pair):
+    decoder = Decoder(pair, Anchored(k=1.0))
+    (expected,) = decoder.generate([PROMPTS[0]], max_new_tokens=9)
+
+    def streamed():
+        generations.append((yield from decoder.stream(PROMPTS[0], max_new_tokens=9)))
+
+    generations = []
+    assert "".join(piece.text for piece in streamed()) == expected.text
+    assert generations[0].ledger.lines() == expected.ledger.lines()
+
+
+def test_each_generation_comes_as_soon_as_it_has_ended(pair):
+    decoder = Decoder(pair, Anchored(k=1.0), batch_size=2)
+    expected = decoder.generate(PROMPTS, max_new_tokens=9)
+    results = decoder.generate_each(PROMPTS, max_new_tokens=9)
+    first = next(results)
+    decoded = dict([first, *results])
+    assert sorted(decoded) == list(range(len(PROMPTS)))
+    for index, result in enumerate(expected):
+        assert decoded[index].ledger.lines() == result.ledger.lines()
+
+
+def test_generations_that_nobody_asks_for_are_not_decoded(pair, monkeypatch):
+    steps = []
+    step = PairedBatch.step
+    monkeypatch.setattr(PairedBatch, "step", lambda batch: steps.append(1) or step(batch))
+    results = Decoder(pair, Anchored(k=1.0), batch_size=1).generate_each(PROMPTS, max_new_tokens=4)
+    next(results)
+    assert len(steps) == 4
+
+
+def test_bad_values_are_errors_of_the_call_that_has_them(pair):
+    with pytest.raises(ValueError, match="seed must be in"):
+        Decoder(pair, Anchored(k=1.0)).generate_each(PROMPTS, seed=-1)
+
+
 def test_a_stop_string_cuts_the_text(pair):
     decoder = Decoder(pair, RiskyOnly())
     (whole,) = decoder.generate(PROMPTS[0], max_new_tokens=30, temperature=1.0)
@@ -166,7 +204,7 @@ def test_a_row_with_nan_logits_fails_alone(tokenizer):
     assert failed.finish_reason == "error" and not failed.ledger.certified
     (expected,) = healthy.generate(prompts[0], max_new_tokens=3)
     assert not fine.error and fine.token_ids == expected.token_ids
-    with pytest.raises(RuntimeError, match="the risky model's logits"):
+    with pytest.raises(AnchoredError, match="the risky model's logits"):
         list(Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3))
 
 

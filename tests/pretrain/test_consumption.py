@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from anchored.pretrain.consumption import consumed_documents, document_spans
 from anchored.pretrain.data_config import DataConfig, DataSource
 from anchored.pretrain.data_plan import DataPlan
-from anchored.tools.tokenize import TokenizeConfig, run
+from anchored.tools.tokenize_text import run
+from anchored.tools.training_options import TokenizeConfig
 
 SEQ_LEN = 24
 STEP_SEQUENCES = 6

@@ -9,13 +9,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.pretrain.export import ExportConfig, export_checkpoint, run
+from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.llama_weights import half_split_rotary
 from anchored.pretrain.model import TinyComma, flavors
 from anchored.pretrain.model_card import model_card
 from anchored.pretrain.preflight import check_run
 from anchored.pretrain.run_record import RunRecord
+from anchored.tools.export import run
+from anchored.tools.training_options import ExportConfig
 
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 

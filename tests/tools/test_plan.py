@@ -10,7 +10,8 @@ from anchored.pretrain.data_config import DataConfig, DataSource
 from anchored.pretrain.data_plan import DataPlan
 from anchored.pretrain.document_encoder import BOS_TOKEN, EOS_TOKEN
 from anchored.pretrain.shard_writer import write_token_shards
-from anchored.tools.plan import COMMON_PILE, PlanConfig, run
+from anchored.tools.plan import run
+from anchored.tools.training_options import COMMON_PILE, PlanConfig
 
 RUN = """
 [training]
@@ -54,7 +55,7 @@ def run_file(tmp_path, shards_folder):
 
 
 def planned(capsys, tmp_path, **settings):
-    assert run(PlanConfig(output=tmp_path / "plan.json", **settings)) == 0
+    assert run(PlanConfig(output=tmp_path / "plan.json", overwrite=True, **settings)) == 0
     captured = capsys.readouterr()
     return captured.out, json.loads((tmp_path / "plan.json").read_text())
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from anchored.tools.quickstart import data
+from anchored.tools.quickstart.folders import Folders
 from anchored.tools.quickstart.preset import RUNS, load_preset, run_config
 from anchored.tools.quickstart.steps import Steps
 
@@ -27,6 +29,39 @@ def test_an_interrupted_step_runs_again(tmp_path):
     ran = []
     Steps(tmp_path, "a").run("one", lambda: ran.append("one"))
     assert ran == ["one"]
+
+
+def test_a_folder_whose_first_step_was_interrupted_is_gone_on_with(tmp_path):
+    def interrupted() -> None:
+        (tmp_path / "corpus").mkdir()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Steps(tmp_path, "a").run("one", interrupted)
+    assert Steps(tmp_path, "a").seconds == {}
+
+
+def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ValueError, match="holds files that are no quickstart's"):
+        Steps(tmp_path, "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": "a"}', '{"seconds": 3}'])
+def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path, content):
+    (tmp_path / "steps.json").write_text(content)
+    with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
+        Steps(tmp_path, "a")
+    assert (tmp_path / "steps.json").read_text() == content
+
+
+def test_what_an_interrupted_step_completed_is_kept(tmp_path):
+    folders = Folders(tmp_path)
+    folders.shards("code", "").mkdir(parents=True)
+    (folders.shards("code", "") / "kept").touch()
+    data._write(folders, "", "code", [], "CC0-1.0", "1")
+    assert (folders.shards("code", "") / "kept").exists()
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):

@@ -6,9 +6,8 @@ from itertools import cycle, islice
 import torch
 
 from anchored import Anchored, Decoder, Generation, ModelPair, verify
-from anchored.decode.engine import EngineName
+from anchored.decode.choices import EngineName, Speculate
 from anchored.decode.rules.rule import Rule
-from anchored.decode.speculation import Speculate
 from anchored.tools.random_pair import random_pair
 
 from .check import Check, skipped

@@ -1,6 +1,5 @@
 """Text to token shards: the corpus, tokenizers trained on it, and the protected works."""
 
-import shutil
 from collections.abc import Iterable
 
 from anchored.pretrain.shard_writer import write_token_shards
@@ -53,7 +52,8 @@ def _write(
     folders: Folders, owner: str, name: str, texts: Iterable[str], licence: str, revision: str
 ) -> None:
     folder = folders.shards(name, owner)
-    shutil.rmtree(folder, ignore_errors=True)  # left by a step that was interrupted
+    if folder.exists():  # by a step that was interrupted later: shards appear when complete
+        return
     write_token_shards(
         folder,
         texts,

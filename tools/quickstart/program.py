@@ -1,32 +1,21 @@
-"""From text to a trade-off curve on one machine: anchored quickstart --preset default"""
+"""From text to a trade-off curve on one machine."""
 
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from anchored import Ledger, ModelPair, verify
 from anchored.tools.model_options import ModelOptions
+from anchored.tools.training_options import QuickstartConfig
 
 from . import data, generation, measurement, results, training
 from .folders import Folders
 from .preset import RUNS, Preset, load_preset, run_config
 from .steps import Steps
 from .summary import recommended, summarize
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuickstartConfig:
-    """Train a safe and a risky model, decode with the pair, measure copying and utility."""
-
-    preset: Literal["default", "bytes", "smoke", "smoke-bytes"] = "default"
-    """default: about ten minutes on two cores. bytes: models with two tokenizers. smoke,
-    smoke-bytes: the same paths in minutes, show nothing."""
-    output: Path = Path("runs/quickstart")
-    """Folder of everything that is made; a run that was interrupted goes on from it."""
 
 
 def run(config: QuickstartConfig) -> int:
@@ -86,6 +75,6 @@ Done: {seconds / 60:.1f} minutes of work. Where to look:
   {folders.root}/budgets.png        how three generations spent their budgets
   {folders.root}/results.json       every figure; table.md is the table above
 What to try next:
-  anchored generate {pair} --rule.k 1.0 --prompt "The keeper"
+  anchored generate {pair} --k 1.0 --prompt "The keeper"
   anchored verify {pair} --ledger {_example_ledger(folders, preset)}
 """

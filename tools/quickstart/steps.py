@@ -13,7 +13,8 @@ logger = logging.getLogger(__name__)
 class Steps:
     """Remembers finished steps in steps.json under `folder`, for one set of settings.
 
-    Raises ValueError when the folder belongs to other settings.
+    Raises ValueError when the folder belongs to other settings, or to somebody else: it holds
+    something, and no steps.json.
     """
 
     def __init__(self, folder: Path, settings: str) -> None:
@@ -23,13 +24,12 @@ class Steps:
         self._count = 0
         self.seconds: dict[str, float] = {}
         if self._path.exists():
-            record = json.loads(self._path.read_text())
-            if record["settings"] != self._settings:
-                raise ValueError(
-                    f"{folder} holds a run with other settings: "
-                    "remove it or name another folder with --output"
-                )
-            self.seconds = record["seconds"]
+            self.seconds = self._finished()
+        elif any(folder.iterdir()):
+            raise ValueError(
+                f"{folder} holds files that are no quickstart's: name another folder with --output"
+            )
+        self._save()  # from here on the folder is this run's, however it ends
 
     def run(self, name: str, work: Callable[[], None]) -> None:
         """Do `work` unless it was finished before; it must be safe to start again."""
@@ -41,6 +41,25 @@ class Steps:
         start = time.perf_counter()
         work()
         self.seconds[name] = round(time.perf_counter() - start, 2)
+        self._save()
+
+    def _finished(self) -> dict[str, float]:
+        """Seconds by step, as recorded for the same settings."""
+        try:
+            record = json.loads(self._path.read_text())
+            settings, seconds = record["settings"], dict(record["seconds"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{self._path} is not what a quickstart writes: name another folder with --output"
+            ) from None
+        if settings != self._settings:
+            raise ValueError(
+                f"{self._path.parent} holds a run with other settings: "
+                "remove it or name another folder with --output"
+            )
+        return seconds
+
+    def _save(self) -> None:
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps({"settings": self._settings, "seconds": self.seconds}))
         partial.replace(self._path)

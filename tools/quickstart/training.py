@@ -1,7 +1,6 @@
 """The three training runs of a quickstart, and their export as Hugging Face folders."""
 
 import json
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -27,15 +26,15 @@ def train(folders: Folders, preset_name: str, run: str) -> None:
 
 
 def export(folders: Folders, preset: Preset) -> None:
-    """Export both models and load them back with transformers."""
+    """Export the models that are not there yet and load both back with transformers."""
     for model, run in FINAL_RUNS.items():
-        shutil.rmtree(folders.model(model), ignore_errors=True)
-        export_checkpoint(
-            final_checkpoint(folders, run),
-            folders.tokenizer(preset.tokenizer_owner(model)),
-            folders.model(model),
-            max_position_embeddings=CONTEXT_LENGTH,
-        )
+        if not folders.model(model).exists():  # an export appears only when it is complete
+            export_checkpoint(
+                final_checkpoint(folders, run),
+                folders.tokenizer(preset.tokenizer_owner(model)),
+                folders.model(model),
+                max_position_embeddings=CONTEXT_LENGTH,
+            )
         loaded = AutoModelForCausalLM.from_pretrained(folders.model(model))
         tokenizer = AutoTokenizer.from_pretrained(folders.model(model))
         if loaded.config.vocab_size != len(tokenizer):

@@ -21,7 +21,8 @@ from anchored.pretrain.shard_segments import Segment
 from anchored.pretrain.shard_writer import write_token_shards
 from anchored.pretrain.shards import Manifest, TokenShards
 from anchored.pretrain.tokenizer_file import tokenizer_file
-from anchored.tools.tokenize import TokenizeConfig, run
+from anchored.tools.tokenize_text import run
+from anchored.tools.training_options import TokenizeConfig
 
 WORDS = ["the", "keeper", "of", "lamp", "wrote", "every", "wave", "salt", "rain", "bells", "rang"]
 
@@ -272,7 +273,7 @@ def corpus_like(tmp_path, tokenizer_folder):
         ({"input": ()}, "give one of --input, --dataset"),
         ({"dataset": "a/b"}, "give one of --input, --dataset"),
         ({"licences": ("GPL",)}, "no text to write: 600 refused; refused licences: CC0, CC BY-NC"),
-        ({"shard_tokens": 0}, "max_tokens_per_shard must be at least 1, got 0"),
+        ({"shard_tokens": 0}, "shard_tokens must be at least 1, got 0"),
         ({"tokenizer": "missing"}, "tokenizer missing is neither a file, nor a folder"),
         ({"tokenizer": "a/b"}, "nor OWNER/NAME@REVISION"),
         ({"workers": -1}, "workers must be at least 0"),
@@ -303,7 +304,7 @@ def test_a_mixture_gives_dataset_revision_and_licences(config, tmp_path, monkeyp
         asked.append((dataset, revision))
         return local_files([texts_folder], revision=revision)
 
-    monkeypatch.setattr("anchored.tools.tokenize.hub_files", listed)
+    monkeypatch.setattr("anchored.tools.tokenize_text.hub_files", listed)
     settings = {"mixture": COMMON_PILE, "source": "wikimedia", "input": ()}
     with pytest.raises(ValueError, match="no text to write: 600 refused"):
         run(config(tmp_path / "s", **settings))

@@ -1,82 +1,31 @@
-"""Text to token shards: anchored tokenize --input TEXTS --tokenizer T --output SHARDS --source NAME
-
-A source of the Common Pile, streamed from the Hub: anchored tokenize --source wikimedia
---mixture configs/pretrain/common_pile.toml --tokenizer T --output data/common_pile/wikimedia
-
-Run again after an interruption it goes on where it was, and the shards come out the same. Under
-torchrun (torchrun ... -m anchored.tools.cli tokenize ...), or as a Slurm array
-(configs/pretrain/slurm/tokenize.sh), each process takes its share of the input files.
-"""
+"""Text to token shards."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from anchored.pretrain.document import (
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_INVALID_DOCUMENTS,
-    DocumentRules,
-)
+from anchored.pretrain.document import DocumentRules
 from anchored.pretrain.document_encoder import DocumentEncoder
 from anchored.pretrain.input_documents import RecordFields
 from anchored.pretrain.input_files import SourceFiles, hub_files, local_files
 from anchored.pretrain.mixture_config import load_mixture
 from anchored.pretrain.rank import Rank
 from anchored.pretrain.shard_segments import HELDOUT_FOLDER
-from anchored.pretrain.shard_writer import DEFAULT_SHARD_TOKENS
 from anchored.pretrain.shards import MANIFEST_NAME, Manifest
 from anchored.pretrain.throughput import Throughput
 from anchored.pretrain.tokenize_job import TokenizeJob
 from anchored.pretrain.tokenize_workers import WorkerCounts, tokenize_here, tokenize_in_processes
 from anchored.pretrain.tokenizer_file import tokenizer_file
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizeConfig:
-    """Prints what was kept, what was left out and why, and the licences."""
-
-    source: str
-    """Name of the source, recorded in the manifest."""
-    tokenizer: str
-    """tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
-    output: Path
-    """New folder of token shards; held-out documents go to heldout/ in it."""
-    input: tuple[Path, ...] = ()
-    """Local files or folders: .jsonl (also .gz, .zst), .parquet."""
-    dataset: str = ""
-    """Hub dataset to stream instead of local files."""
-    revision: str = ""
-    """Commit of the dataset; for local files, what to call this version of them."""
-    mixture: Path | None = None
-    """TOML that gives dataset, revision and licences of --source."""
-    licences: tuple[str, ...] = ()
-    """Allow-list, shell patterns; empty takes the mixture's, without a mixture all are allowed."""
-    licence: str = ""
-    """The licence of every document, where records do not state it."""
-    text_field: str = "text"
-    """Field of a record that holds the text."""
-    licence_field: str = "metadata.license"
-    """Field that holds the licence, or a list of them."""
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
-    """Longer documents are left out and counted."""
-    max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
-    """Records that are left out and counted for having no text that can be read; more of them end
-    the source, which goes on when this is raised. The rest of a damaged file counts as one."""
-    heldout_fraction: float = 0.001
-    """Share of documents, chosen by their hash, that is kept from training."""
-    shard_tokens: int = DEFAULT_SHARD_TOKENS
-    """Tokens a shard holds at most; 4 bytes each."""
-    workers: int = 0
-    """Processes on this machine; 0: one a core."""
+from anchored.tools.training_options import TokenizeConfig
 
 
 def run(config: TokenizeConfig) -> int:
     """Tokenise this process's share of the files; the last process completes the folder."""
     job = _job(config)
     rank = Rank.of(os.environ)
+    # Before the folder is begun, which then belongs to this tokenizer.
+    encoder = None if job.is_complete else DocumentEncoder(job.tokenizer_file)
     job.start()
-    if not job.is_complete:
-        encoder = DocumentEncoder(job.tokenizer_file)
+    if encoder is not None:
         _tokenize_share(job, encoder, rank, config.workers)
         if not job.finish(encoder):
             print(f"{config.source}: other processes are still at work on {job.partial}")

@@ -1,0 +1,74 @@
+"""Every command with bad input: one line or a usage message, status 1 or 2, and nothing lost."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from bad_inputs import FORKED_COMMAND_LINES, READ_COMMAND_LINES, command_lines, make_places
+from forked_program import ForkedProgram
+
+from anchored import Anchored, Decoder, ModelPair
+from anchored.tools.cli import COMMANDS, main
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, pair_folders) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("bad")
+    decoder = Decoder(ModelPair.from_pretrained(*pair_folders), Anchored(k=1.0))
+    (result,) = decoder.generate(["the keeper"], max_new_tokens=4)
+    result.ledger.save(root / "ledger.jsonl")
+    decoder.prompt_ratios("the lamp").save(root / "ratios.safetensors")
+    return make_places(root, *pair_folders, root / "ledger.jsonl", root / "ratios.safetensors")
+
+
+def words_of(line: str, places: dict[str, Path], new: Path) -> list[str]:
+    pair = f"--safe {places['safe']} --risky {places['risky']}"
+    return shlex.split(line.format(pair=pair, long_text="the keeper " * 90, new=new, **places))
+
+
+def contents(places: dict[str, Path]) -> dict[Path, tuple[int, ...]]:
+    """Size, time and kind of every file and folder."""
+    everything = {*places.values(), *places["folder"].parent.rglob("*")}
+    existing = [path for path in everything if path.is_symlink() or path.exists()]
+    stats = {path: path.lstat() for path in existing}
+    return {path: (stat.st_size, stat.st_mtime_ns, stat.st_mode) for path, stat in stats.items()}
+
+
+@pytest.mark.parametrize("line", list(command_lines()))
+def test_bad_input_is_refused_in_words_and_changes_nothing(
+    line, places, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    before = contents(places)
+    with pytest.raises(SystemExit) as end:
+        main(words_of(line, places, tmp_path / "new"))
+    out, err = capsys.readouterr()
+    assert end.value.code in (1, 2) and err and out == ""
+    if end.value.code == 1:
+        assert err.startswith("anchored ") and err.count("\n") == 1, err
+    # What `anchored tokenize` has read so far is kept, to go on from.
+    assert contents(places) == before and {p.name for p in tmp_path.iterdir()} <= {"new.partial"}
+
+
+@pytest.mark.parametrize("line", READ_COMMAND_LINES)
+def test_bad_data_end_the_output_with_one_line_about_them(line, places, capsys, tmp_path):
+    before = contents(places)
+    with pytest.raises(SystemExit) as end:
+        main(words_of(line, places, tmp_path / "new"))
+    *_, last = capsys.readouterr().err.splitlines()
+    assert end.value.code == 1 and last.startswith("anchored tokenize: ")
+    assert contents(places) == before and not (tmp_path / "new").exists()
+
+
+def test_the_list_is_long_and_names_every_command():
+    lines = list(command_lines())
+    assert len(lines) == len(set(lines)) >= 300
+    assert all(any(line.startswith(name) for line in lines) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("line", FORKED_COMMAND_LINES)
+def test_bad_input_is_one_line_of_a_process(line, places, tmp_path):
+    words = words_of(line, places, tmp_path / "new")
+    program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
+    assert program.wait() == 1
+    assert program.output.read_text().count("\n") == 1, program.output.read_text()

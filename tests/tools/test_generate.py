@@ -1,0 +1,250 @@
+"""anchored generate: prompts from words, files and stdin; texts, JSON and ledgers; nothing lost."""
+
+import io
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import run
+from forked_program import ForkedProgram
+
+from anchored import Anchored, AnchoredError, Decoder, Generation, Ledger, ModelPair
+from anchored.tools.cli import main
+
+PROMPTS = [
+    {"prompt": "the keeper", "id": "first", "seed": 3},
+    {"prompt": "the lamp", "k": 0.25},
+    {"prompt": "every wave", "id": 7},
+]
+TEMPLATE = "{{ bos_token }}<|turn|>{% for turn in messages %}{{ turn.content }}{% endfor %}<|turn|>"
+
+
+@pytest.fixture
+def words(pair_words) -> list[str]:
+    return ["generate", *pair_words, "--max-new-tokens", "5"]
+
+
+@pytest.fixture
+def expected(pair_folders) -> list[Generation]:
+    """What the library says to PROMPTS."""
+    decoder = Decoder(ModelPair.from_pretrained(*pair_folders), Anchored(k=1.0))
+    texts = [prompt["prompt"] for prompt in PROMPTS]
+    return decoder.generate(texts, max_new_tokens=5, seed=[3, 0, 0], k=[1.0, 0.25, 1.0])
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, PROMPTS)) + "\n\n")
+    return file
+
+
+def by_index(out: str) -> list[dict]:
+    return sorted(map(json.loads, out.splitlines()), key=lambda row: row["index"])
+
+
+def test_lines_of_json_give_lines_of_json_with_ledgers_to_verify(
+    capsys, words, pair_words, prompt_file, expected, tmp_path
+):
+    more = ["--prompt-file", str(prompt_file), "--ledger", str(tmp_path / "new" / "l.jsonl")]
+    status, out, err = run(capsys, *words, *more)
+    rows = by_index(out)
+    assert status == 0 and err == ""
+    assert [row["text"] for row in rows] == [result.text for result in expected]
+    assert [(row["id"], row["seed"], row["k"]) for row in rows] == [
+        ("first", 3, 1.0),
+        (None, 0, 0.25),
+        (7, 0, 1.0),
+    ]
+    for row, result in zip(rows, expected, strict=True):
+        ledger = Ledger.load(row["ledger"])
+        assert ledger.lines() == result.ledger.lines()
+        assert (row["K"], row["bound"]) == (ledger.header.K, ledger.header.bound)
+        assert (row["spent"], row["debt"]) == (ledger.spent, ledger.header.debt)
+        assert row["certified"] and row["finish_reason"] == "length" and row["error"] == ""
+    status, out, _ = run(capsys, "verify", *pair_words, "--ledger", rows[1]["ledger"])
+    assert status == 0 and out.startswith("verified")
+
+
+def test_stdin_is_a_prompt_file_too(capsys, words, prompt_file, expected, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(prompt_file.read_text()))
+    _, out, _ = run(capsys, *words, "--prompt-file", "-")
+    assert [row["text"] for row in by_index(out)] == [result.text for result in expected]
+
+
+def test_several_texts_are_told_apart(capsys, words, expected):
+    status, out, err = run(capsys, *words, "--prompt", "the keeper", "--prompt", "every wave")
+    headers = [line for line in out.splitlines() if line.startswith("==>")]
+    assert status == 0 and sorted(headers) == ["==> 1 of 2 <==", "==> 2 of 2 <=="]
+    assert f"==> 2 of 2 <==\n{expected[2].text}\n" in out and err.count("certified") == 2
+
+
+def test_k_for_a_text_and_k_for_a_token_are_two_options(capsys, words):
+    _, _, err = run(capsys, *words, "--prompt", "a", "--K", "2")
+    assert "K=2 (k=0.4 x 5)" in err
+    status, _, err = run(capsys, *words, "--prompt", "a", "--K", "2", "--k", "1")
+    assert status == 1 and "give either k or K" in err
+
+
+class Terminal(io.StringIO):
+    """Remembers what was on it at each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self.seen.append(self.getvalue())
+
+
+def test_a_terminal_sees_a_text_grow(words, expected, monkeypatch, tmp_path):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    ledger = tmp_path / "one.jsonl"
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)])
+    text = expected[0].text
+    assert end.value.code == 0 and terminal.getvalue() == f"{text}\n"
+    assert Ledger.load(ledger).token_ids == expected[0].token_ids
+    assert len({seen for seen in terminal.seen if 0 < len(seen) < len(text)}) >= 2
+
+
+def test_a_chat_is_the_template_of_the_safe_tokenizer(capsys, words, pair_folders, pair, tmp_path):
+    (tmp_path / "chat").mkdir()
+    for file in pair_folders[0].iterdir():
+        (tmp_path / "chat" / file.name).symlink_to(file)
+    (tmp_path / "chat" / "chat_template.jinja").write_text(TEMPLATE)
+    words[2] = str(tmp_path / "chat")
+    ledger = tmp_path / "one.jsonl"
+    more = ["--prompt", "the keeper", "--chat", "--ledger", str(ledger)]
+    status, _, err = run(capsys, *words, *more)
+    assert status == 0, err
+    prompt = Ledger.load(ledger).header.prompt_token_ids
+    assert pair.tokenizer.decode(prompt) == "<|begin|><|turn|>the keeper<|turn|>"
+    (tmp_path / "chat" / "chat_template.jinja").write_text("{{ raise_exception('no users') }}")
+    status, _, err = run(capsys, *words, "--prompt", "a", "--chat")
+    assert status == 1 and err.count("\n") == 1 and "no users" in err
+
+
+def test_ledgers_are_replaced_only_where_that_is_asked_for(capsys, words, tmp_path):
+    ledger = tmp_path / "one.jsonl"
+    ledger.write_text("kept")
+    several = ["--prompt", "a", "--num-return-sequences", "2", "--ledger", str(ledger)]
+    assert run(capsys, *words, *several)[0] == 0  # one-0.jsonl and one-1.jsonl
+    status, out, err = run(capsys, *words, *several)
+    assert (status, out) == (1, "") and "one-0.jsonl exists: give --overwrite" in err
+    assert run(capsys, *words, "--prompt", "a", "--ledger", str(ledger), "--overwrite")[0] == 0
+    assert len(Ledger.load(ledger).steps) == 5
+
+
+def test_a_reader_that_leaves_takes_no_ledger_along(capsys, words, expected, monkeypatch, tmp_path):
+    source, sink = os.pipe()
+    os.close(source)
+    ledger = tmp_path / "one.jsonl"
+    with os.fdopen(sink, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        more = ["--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)]
+        with pytest.raises(SystemExit) as end:
+            main([*words, *more])
+    _, err = capsys.readouterr()
+    assert end.value.code == 1 and err == "anchored generate: [Errno 32] Broken pipe\n"
+    assert Ledger.load(ledger).token_ids == expected[0].token_ids
+
+
+def test_a_full_disk_behind_stdout_is_one_line(capsys, pair_words, monkeypatch):
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as end:
+            main(["score", *pair_words, "--prompt", "a", "--continuation", "b"])
+    _, err = capsys.readouterr()
+    assert end.value.code == 1
+    assert err == "anchored score: [Errno 28] No space left on device\n"
+
+
+def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "the keeper"}\n' * 500)
+    more = ["--max-new-tokens", "100", "--batch-size", "1", "--ledger", str(tmp_path / "l.jsonl")]
+    more += ["--prompt-file", str(file)]
+    program = ForkedProgram("anchored.tools.cli", [*words, *more], tmp_path / "output.txt")
+    while not (program.output.exists() and program.output.read_text().count("\n") > 1):
+        assert program.poll() is None, program.output.read_text()
+        time.sleep(0.05)
+    os.kill(program.pid, signal.SIGINT)
+    assert program.wait() == 130
+    *lines, last = program.output.read_text().splitlines()
+    assert last == "anchored generate: interrupted" and 2 <= len(lines) < 500
+    assert all(len(Ledger.load(json.loads(line)["ledger"]).steps) == 100 for line in lines)
+
+
+@pytest.fixture
+def no_room(monkeypatch):
+    """No file may grow, as on a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    load = ModelPair.from_pretrained.__func__
+
+    def loaded(cls, *folders, **settings):
+        pair = load(cls, *folders, **settings)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        return pair
+
+    monkeypatch.setattr(ModelPair, "from_pretrained", classmethod(loaded))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_fills_up_takes_the_ledger_and_not_the_text(
+    capsys, words, expected, tmp_path, no_room
+):
+    more = ["--prompt", "the keeper", "--seed", "3", "--ledger", str(tmp_path / "one.jsonl")]
+    status, out, err = run(capsys, *words, *more)
+    assert status == 1 and out == f"{expected[0].text}\n"
+    assert "File too large" in err.splitlines()[-1] and not (tmp_path / "one.jsonl").exists()
+
+
+def test_a_text_that_fails_alone_is_a_line_of_json_and_status_1(capsys, words, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    prompts = ["the keeper", "the keeper " * 90]
+    file.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    ledger = ["--ledger", str(tmp_path / "l.jsonl")]
+    status, out, err = run(capsys, *words, "--prompt-file", str(file), *ledger)
+    good, bad = by_index(out)
+    assert status == 1 and err.startswith("anchored generate: 1 of 2 texts failed: request 1: ")
+    assert good["text"] and not good["error"] and "exceeds the pair's context" in bad["error"]
+    assert bad["ledger"] is None and not bad["certified"] and Ledger.load(good["ledger"]).certified
+
+
+def test_infinite_nats_are_strings_in_json(capsys, words):
+    _, out, _ = run(capsys, *words, "--prompt", "a", "--rule", "risky_only", "--json")
+    row = json.loads(out, parse_constant=lambda name: pytest.fail(name))
+    assert row["K"] == "inf" and not row["certified"]
+
+
+def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(words, monkeypatch):
+    with pytest.raises(FileNotFoundError):
+        main(["--debug", *words, "--prompt-file", "nowhere"])
+    with pytest.raises(FileNotFoundError):
+        main([*words, "--prompt-file", "nowhere", "--debug"])
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(Decoder, "generate_each", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        main([*words, "--prompt", "a"])
+
+
+def test_a_failure_of_ours_is_one_line(capsys, words, monkeypatch):
+    def failed(*_: object, **__: object) -> None:
+        raise AnchoredError("first\nsecond")
+
+    monkeypatch.setattr(Decoder, "generate_each", failed)
+    assert run(capsys, *words, "--prompt", "a") == (1, "", "anchored generate: first\n")
