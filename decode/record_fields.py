@@ -4,7 +4,7 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 INT_LIMIT = 2**63
@@ -34,21 +34,20 @@ def field_values(record: Any) -> dict[str, Any]:
 
 
 def _is_of_type(value: Any, kind: Any) -> bool:
-    arguments = get_args(kind)
-    match get_origin(kind):
-        case _ if kind is Any:
-            return True
-        case origin if origin in (Union, UnionType):
-            return any(_is_of_type(value, member) for member in arguments)
-        case origin if origin is Literal:
-            return isinstance(value, str) and value in arguments
-        case origin if origin is list:
-            return isinstance(value, list) and all(_is_of_type(v, arguments[0]) for v in value)
-        case origin if origin is dict:
-            return isinstance(value, dict) and all(
-                _is_of_type(key, arguments[0]) and _is_of_type(item, arguments[1])
-                for key, item in value.items()
-            )
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_is_of_type(value, member) for member in arguments)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is list:
+        return isinstance(value, list) and all(_is_of_type(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _is_of_type(key, arguments[0]) and _is_of_type(item, arguments[1])
+            for key, item in value.items()
+        )
     return _is_plain(value, kind)
 
 
@@ -60,6 +59,4 @@ def _is_plain(value: Any, kind: type) -> bool:
 
 
 def _shown(kind: Any) -> str:
-    if get_origin(kind) is None:
-        return "null" if kind is NoneType else str(getattr(kind, "__name__", kind))
-    return str(kind)
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)

@@ -105,7 +105,8 @@ def kl_deviation(
     """The gradient of KL(p* || p_s) in the logits of both models, times their deviations.
 
     d KL = sum p* (log p*/p_s - KL) d log p* - sum (p* - p_s) d log p_s, about sqrt(2 KL) where the
-    laws are near; and half the variance of log p*/p_s, which is all there is where they agree.
+    laws are near; and half the variance of log p*/p_s, the mean of what noise adds by itself, which
+    is all there is where they agree.
     """
     probs, excess = star.exp(), star.exp() - safe.exp()
     ratio = oracle.log_ratio(star, safe)

@@ -46,7 +46,7 @@ def assert_all_stand(ledgers: list[Ledger], pair: ModelPair) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_honest_ledgers_of_a_ragged_batch_stand(pairs, dtype, divergence, temperature):
     rule = Anchored(k=0.5, divergence=divergence)
-    assert_all_stand(decoded(pairs[dtype], rule, 6, temperature=temperature), pairs[dtype])
+    assert_all_stand(decoded(pairs[dtype], rule, 4, temperature=temperature), pairs[dtype])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_honest_ledgers_of_a_ragged_batch_stand(pairs, dtype, divergence, temper
 )
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_honest_ledgers_of_warped_laws_stand(pairs, dtype, sampling):
-    assert_all_stand(decoded(pairs[dtype], Anchored(k=0.5), 10, **sampling), pairs[dtype])
+    assert_all_stand(decoded(pairs[dtype], Anchored(k=0.5), 6, **sampling), pairs[dtype])
 
 
 @pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly()], ids=str)
@@ -71,9 +71,9 @@ def test_honest_greedy_ledgers_stand(pairs):
 
 
 def test_an_honest_ledger_of_models_that_agree_stands(pairs, tokenizer):
-    # Their divergence is all rounding: second order, as the first vanishes.
+    # Their divergence is mostly rounding.
     near = tiny_llama(1).to(torch.bfloat16)
-    near.lm_head.weight.data += 0.002
+    near.lm_head.weight.data *= 1.004
     pair = ModelPair(pairs[torch.bfloat16].safe, near, tokenizer)
     assert_all_stand(decoded(pair, Anchored(k=0.5), 6), pair)
 
@@ -86,7 +86,7 @@ def test_the_ledger_of_a_request_that_was_refused_stands(pair):
 
 
 def test_a_report_states_divergence_bound_and_tolerance(pairs):
-    ledger = decoded(pairs[torch.float32], Anchored(k=0.5, debt="none"), 6)[3]
+    (ledger,) = decoded(pairs[torch.float32], Anchored(k=0.5, debt="none"), 6, PROMPTS[3:4])
     report = verify(ledger, pairs[torch.float32])
     assert report.bound == ledger.header.bound
     assert 0.0 < report.divergence <= report.bound + report.tolerance
@@ -107,7 +107,7 @@ def nothing_spent(header, steps, footer):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_spends_forged_to_nothing_are_refused(pairs, tmp_path, dtype, schedule, k):
     rule = Anchored(k=k, debt="none", budget=schedule)
-    ledger = decoded(pairs[dtype], rule, 8)[7]
+    (ledger,) = decoded(pairs[dtype], rule, 8, PROMPTS[7:8])
     forged = write(changed(ledger, nothing_spent), tmp_path / "forged.jsonl")
     assert "differs" in refusal(forged, pairs[dtype])
 
@@ -122,7 +122,7 @@ def shaved(header, steps, footer):
 
 def test_spends_that_are_a_little_too_small_everywhere_are_refused(pairs, tmp_path):
     pair = pairs[torch.bfloat16]
-    ledger = decoded(pair, Anchored(k=0.5, debt="none", budget="fixed"), 40)[7]
+    ledger = decoded(pair, Anchored(k=0.5, debt="none", budget="fixed"), 40, PROMPTS[7:8])[0]
     forged = write(changed(ledger, shaved), tmp_path / "forged.jsonl")
     report = verify(forged, pair)
     assert [failure.split()[0] for failure in report.failures] == ["divergence"]
@@ -170,7 +170,7 @@ def taken(values: Tensor, token_ids: Tensor) -> Tensor:
 def test_ledgers_steered_within_the_tolerance_of_each_draw_are_refused(pairs, divergence):
     pair = pairs[torch.bfloat16]
     rule = Steered(k=0.5, divergence=divergence)
-    ledgers = decoded(pair, rule, 30, PROMPTS[:6], repetition_penalty=1.0)
+    ledgers = decoded(pair, rule, 30, PROMPTS[:5], repetition_penalty=1.0)
     long = [ledger for ledger in ledgers if len(ledger.steps) == 30]
     assert len(long) >= 4
     for ledger in long:
