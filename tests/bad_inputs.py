@@ -111,6 +111,12 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--prompt-ratios": ("{missing}", "{garbage}", "{other}"),
     },
     "score {pair}": {"": ("", "--prompt a", "--continuation b")},
+    f"{PROMPT} --overwrite": {"--ledger": ("{folder}", "{fifo}", "{link}", "{under_file}")},
+    f"{RATIOS} --overwrite": {"--output": ("{folder}", "{fifo}", "{link}")},
+    f"{DIVERGENCES} --overwrite": {
+        "--output": ("{folder}", "{fifo}", "{link}"),
+        "--output one.png --picture": ("one.png",),
+    },
     RATIOS: {
         "--prompt": ("", "''", "'{long_text}'"),
         "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}", ""),

@@ -117,11 +117,21 @@ def test_a_terminal_sees_a_text_grow(words, expected, monkeypatch, tmp_path):
     assert len({seen for seen in terminal.seen if 0 < len(seen) < len(text)}) >= 2
 
 
+def test_each_result_is_written_when_it_has_ended(words, prompt_file, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with pytest.raises(SystemExit):
+        main([*words, "--prompt-file", str(prompt_file), "--batch-size", "1"])
+    assert {seen.count("\n") for seen in terminal.seen} >= {1, 2, 3}
+
+
 def test_a_chat_is_the_template_of_the_safe_tokenizer(capsys, words, pair_folders, pair, tmp_path):
     (tmp_path / "chat").mkdir()
     for file in pair_folders[0].iterdir():
         (tmp_path / "chat" / file.name).symlink_to(file)
     (tmp_path / "chat" / "chat_template.jinja").write_text(TEMPLATE)
+    status, _, err = run(capsys, *words, "--prompt", "a", "--chat")
+    assert status == 1 and "the safe model's tokenizer has no chat template" in err
     words[2] = str(tmp_path / "chat")
     ledger = tmp_path / "one.jsonl"
     more = ["--prompt", "the keeper", "--chat", "--ledger", str(ledger)]
