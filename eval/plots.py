@@ -117,10 +117,11 @@ def plot_trade_off(
         axes.set_xlabel(f"normalized copying reduction{_scope(points)} (1 = safe model)")
         axes.set_ylabel(f"bits per byte, {utility_name}\n(lower is better: axis reversed)")
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
-        positions = [(point.ncr, point.bits_per_byte) for point in points]
-        lines = [[(p.ncr, p.bits_per_byte) for p in points if _is_joined(p)]]
-        lines += [*_error_bar_lines(points), _high_protection_line(axes)]
-        label_points(axes, positions, [point.label for point in points], lines=lines)
+        drawn = [point for point in points if math.isfinite(point.ncr + point.bits_per_byte)]
+        positions = [(point.ncr, point.bits_per_byte) for point in drawn]
+        lines = [[(p.ncr, p.bits_per_byte) for p in drawn if _is_joined(p)]]
+        lines += [*_error_bar_lines(drawn), _high_protection_line(axes)]
+        label_points(axes, positions, [point.label for point in drawn], lines=lines)
         save_figure(figure, path)
 
 

@@ -133,9 +133,6 @@ def _save(
         "estimate": asdict(estimate) if estimate else None,
         "missing_shards": list(missing),
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(table, indent=2) + "\n")
-    except OSError as error:
-        raise ValueError(f"--output {path} cannot be written: {error.strerror}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(table, indent=2) + "\n")
     print(f"saved to {path}", file=sys.stderr)

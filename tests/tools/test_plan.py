@@ -138,13 +138,14 @@ def test_what_cannot_be_planned_is_refused(run_file, tmp_path, settings, message
 
 
 @pytest.mark.parametrize(
-    ("output", "reason"), [("folder", "Is a directory"), ("file/plan.json", "File exists")]
+    ("output", "reason"),
+    [("folder", "is a folder, not a file"), ("file/plan.json", "cannot be written: Not a dir")],
 )
 def test_an_output_that_cannot_be_written_is_one_line(run_file, tmp_path, output, reason):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     path = tmp_path / output
-    with pytest.raises(ValueError, match=f"--output {path} cannot be written: {reason}"):
+    with pytest.raises(ValueError, match=f"{path} {reason}"):
         run(PlanConfig(config=(run_file,), output=path))
 
 
