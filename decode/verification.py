@@ -55,11 +55,11 @@ class Verification:
     def __str__(self) -> str:
         verdict = "verified" if self.is_ok else f"REFUSED: {self.failures[0]}"
         return (
-            f"{verdict}: {self.num_steps} steps, divergence {self.divergence:.6g} nats "
-            f"(tolerance {self.tolerance:.1e}), bound {self.bound:.6g}, {self.tokens_drawn_again} "
-            f"tokens drawn again (+{self.tokens_at_a_boundary} at a boundary, which takes "
-            f"{self.boundary_cost:.3g} of {self.most_boundary_cost:.3g}), largest difference "
-            f"spend {self.max_spend_error:.1e}, log p {self.max_log_prob_error:.1e} nats"
+            f"{verdict}: {self.num_steps} steps, {self.tokens_drawn_again} tokens drawn again "
+            f"(+{self.tokens_at_a_boundary} at a boundary, which takes {self.boundary_cost:.3g} of "
+            f"{self.most_boundary_cost:.3g}), divergence {self.divergence:.6g} nats (tolerance "
+            f"{self.tolerance:.1e}), bound {self.bound:.6g}, largest difference spend "
+            f"{self.max_spend_error:.1e}, log p {self.max_log_prob_error:.1e} nats"
         )
 
 
