@@ -54,8 +54,9 @@ class PromptRatios:
                     f"here it is {_shown(here)}"
                 )
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write a safetensors file, atomically: one tensor a prompt, the source as metadata."""
+        path = Path(path)
         partial = path.with_name(path.name + ".partial")
         save_file(self.by_prompt, partial, {"schema": SCHEMA, "source": json.dumps(self.source)})
         partial.replace(path)
