@@ -42,7 +42,7 @@ def new_figure(width: float, height: float, *, title: str, caption: str) -> SubF
     FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
     figure.suptitle(title, x=_EDGE, ha="left", fontsize=11, fontweight="bold")
     figure.supxlabel(caption, x=_EDGE, ha="left", fontsize=8.5, color=GREY)
-    return figure.subfigures()
+    return figure.add_subfigure(figure.add_gridspec()[0])
 
 
 def save_figure(figure: SubFigure, path: Path) -> None:

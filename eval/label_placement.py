@@ -16,8 +16,10 @@ _LEADER_FROM_PT = 14
 _POINT_RADIUS_PX = 6.0
 _LINE_RADIUS_PX = 3.0  # half of the widest line, and a little air
 
+Pixel = NDArray[np.float64]
+"""x, y; the corners of a line have shape (num_corners, 2)."""
 Extents = NDArray[np.float64]
-"""x0, y0, x1, y1 in pixels; several boxes have shape (num_boxes, 4)."""
+"""x0, y0, x1, y1 of a box in pixels; several boxes have shape (num_boxes, 4)."""
 
 
 def label_points(
@@ -55,7 +57,7 @@ def label_points(
     return annotations
 
 
-def _extents_along(corners: Sequence[tuple[float, float]]) -> Iterator[Extents]:
+def _extents_along(corners: Pixel) -> Iterator[Extents]:
     """Boxes that touch one another, from corner to corner, in pixels."""
     for start, end in pairwise(corners):
         count = math.ceil(math.dist(start, end) / (2 * _LINE_RADIUS_PX)) + 1
@@ -63,13 +65,12 @@ def _extents_along(corners: Sequence[tuple[float, float]]) -> Iterator[Extents]:
             yield _extents_around(centre, _LINE_RADIUS_PX)
 
 
-def _extents_around(centre: tuple[float, float], radius: float) -> Extents:
-    x, y = centre
-    return np.array((x - radius, y - radius, x + radius, y + radius))
+def _extents_around(centre: Pixel, radius: float) -> Extents:
+    return np.concatenate((centre - radius, centre + radius))
 
 
 def _move_to_free_place(
-    axes: Axes, annotation: Annotation, taken: Extents, others: Sequence[tuple[float, float]]
+    axes: Axes, annotation: Annotation, taken: Extents, others: Sequence[Pixel]
 ) -> Extents:
     """Move the label where it covers least and lies nearest to its own point; its box there."""
     own = axes.transData.transform(annotation.xy)
@@ -78,7 +79,7 @@ def _move_to_free_place(
         place = (x * distance, y * distance, x)
         box = _place(axes, annotation, *place)
         area = box.width * box.height
-        cost = _covered_area(box, taken) + area - _covered_area(box, axes.bbox.extents[None])
+        cost = _covered_area(box, taken) + area - _covered_area(box, np.array([axes.bbox.extents]))
         if any(_distance(box, other) < _distance(box, own) for other in others):
             cost += area / 2  # it would seem to belong to another point
         if cost < best_cost:
@@ -87,7 +88,7 @@ def _move_to_free_place(
     is_far = max(abs(best_place[0]), abs(best_place[1])) > _LEADER_FROM_PT
     assert annotation.arrow_patch is not None
     annotation.arrow_patch.set_visible(is_far)
-    return best_box.extents
+    return np.array(best_box.extents)
 
 
 def _place(axes: Axes, annotation: Annotation, x: float, y: float, side: float) -> Bbox:
@@ -104,5 +105,5 @@ def _covered_area(box: Bbox, taken: Extents) -> float:
     return float(np.clip(high - low, 0.0, None).prod(axis=1).sum())
 
 
-def _distance(box: Bbox, point: tuple[float, float]) -> float:
-    return math.dist(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2), point)
+def _distance(box: Bbox, point: Pixel) -> float:
+    return math.dist(np.mean([box.min, box.max], axis=0), point)

@@ -96,7 +96,8 @@ def plot_trade_off(
 
     points: in order of k; the "anchored" ones are joined by a line. utility_name: the held-out
     set that bits per byte were measured on. symbol: what k is given for, "token" or "byte".
-    num_seeds: of each point, for the caption. path: .png, .svg or .pdf.
+    num_seeds: of each point, for the caption. A point whose NCR is nan has no place and no label.
+    path: .png, .svg or .pdf.
     Raises: ValueError if there are no points or the suffix is another.
     """
     if not points:
@@ -117,11 +118,12 @@ def plot_trade_off(
         axes.set_xlabel(f"normalized copying reduction{_scope(points)} (1 = safe model)")
         axes.set_ylabel(f"bits per byte, {utility_name}\n(lower is better: axis reversed)")
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
-        drawn = [point for point in points if math.isfinite(point.ncr + point.bits_per_byte)]
-        positions = [(point.ncr, point.bits_per_byte) for point in drawn]
-        lines = [[(p.ncr, p.bits_per_byte) for p in drawn if _is_joined(p)]]
-        lines += [*_error_bar_lines(drawn), _high_protection_line(axes)]
-        label_points(axes, positions, [point.label for point in drawn], lines=lines)
+        placed = [point for point in points if not math.isnan(point.ncr)]
+        positions = [(point.ncr, point.bits_per_byte) for point in placed]
+        lines = [[(p.ncr, p.bits_per_byte) for p in placed if _is_joined(p)]]
+        lines += [*_error_bar_lines(placed), _high_protection_line(axes)]
+        lines = [line for line in lines if line]
+        label_points(axes, positions, [point.label for point in placed], lines=lines)
         save_figure(figure, path)
 
 

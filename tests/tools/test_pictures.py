@@ -21,7 +21,12 @@ def folder(tmp_path):
 
 @pytest.fixture
 def results(folder):
-    return json.loads((folder / "results.json").read_text())
+    """Those of a run that recorded neither losses nor budgets; the folder has no others."""
+    results = json.loads((folder / "results.json").read_text())
+    del results["losses"], results["trajectories"]
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / DIVERGENCES).unlink()
+    return results
 
 
 def test_recorded_results_give_every_picture_in_both_formats(folder, capsys):
@@ -30,12 +35,10 @@ def test_recorded_results_give_every_picture_in_both_formats(folder, capsys):
     files = [folder / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
     assert capsys.readouterr().out.split() == [str(file) for file in files]
     assert all(file.stat().st_size < 300_000 for file in files)  # they are kept in the repository
+    assert "<!-- k=16 -->" in (folder / "trade_off.svg").read_text()
 
 
 def test_what_an_older_run_did_not_record_is_not_drawn(folder, results, capsys):
-    del results["losses"], results["trajectories"]
-    (folder / "results.json").write_text(json.dumps(results))
-    (folder / DIVERGENCES).unlink()
     run(PicturesConfig(folder=folder))
     drawn = [Path(line).name for line in capsys.readouterr().out.splitlines()]
     assert drawn == ["trade_off.png", "trade_off.svg"]
@@ -44,8 +47,6 @@ def test_what_an_older_run_did_not_record_is_not_drawn(folder, results, capsys):
 def test_a_reduction_that_is_not_defined_draws_no_point(folder, results):
     for row in results["rows"]:
         row["ncr"] = {"mean": None, "std": None, "num_seeds": 3}
-    del results["losses"], results["trajectories"]
     (folder / "results.json").write_text(json.dumps(results))
-    (folder / DIVERGENCES).unlink()
     run(PicturesConfig(folder=folder))
-    assert (folder / "trade_off.png").exists()
+    assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
