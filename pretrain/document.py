@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 NO_LICENCE = "(none given)"
 DEFAULT_MAX_DOCUMENT_BYTES = 20_000_000
+DEFAULT_SHARD_TOKENS = 1 << 28  # 1 GiB of uint32
 _HASH_RANGE = 1 << 64
 
 

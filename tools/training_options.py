@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from anchored.pretrain.document import DEFAULT_MAX_DOCUMENT_BYTES
-from anchored.pretrain.shard_writer import DEFAULT_SHARD_TOKENS
+from anchored.pretrain.document import DEFAULT_MAX_DOCUMENT_BYTES, DEFAULT_SHARD_TOKENS
 
 from .input_files import check_folder, check_input
 
