@@ -9,6 +9,7 @@ NO_LICENCE = "(none given)"
 DEFAULT_MAX_DOCUMENT_BYTES = 20_000_000
 # Single damaged records of a crawl stay far below it; a wrong field passes it in seconds.
 DEFAULT_MAX_INVALID_DOCUMENTS = 1000
+DEFAULT_SHARD_TOKENS = 1 << 28  # 1 GiB of uint32
 _HASH_RANGE = 1 << 64
 
 

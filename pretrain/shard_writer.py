@@ -5,15 +5,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .document import Document, DocumentRules
+from .document import DEFAULT_SHARD_TOKENS, Document, DocumentRules
 from .document_encoder import BOS_TOKEN, EOS_TOKEN, DocumentEncoder
 from .shard_manifests import Origin, write_manifests
 from .shard_segments import SegmentLayout, write_segments
 from .shards import TokenShards
 
 __all__ = ["BOS_TOKEN", "DEFAULT_SHARD_TOKENS", "EOS_TOKEN", "write_token_shards"]
-
-DEFAULT_SHARD_TOKENS = 1 << 28  # 1 GiB of uint32
 
 
 def write_token_shards(

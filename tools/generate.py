@@ -182,14 +182,15 @@ def _report(
     result: "anchored.Generation",
     ledgers: list[Path | None],
 ) -> None:
-    ledger = None if result.error else ledgers[index]
+    ledger, saved = ledgers[index], None
     try:
-        if ledger is not None:
+        if ledger is not None and not result.error:
             ledger.parent.mkdir(parents=True, exist_ok=True)
             result.ledger.save(ledger)
+            saved = ledger
     finally:  # a disk that is full must not take the text too
         if config.writes_json:
-            _print(json.dumps(_record(line, index, result, ledger)))
+            _print(json.dumps(_record(line, index, result, saved)))
         elif not result.error:
             if len(ledgers) > 1:
                 _print(f"==> {index + 1} of {len(ledgers)} <==")

@@ -9,10 +9,13 @@ def check_outputs(*paths: Path | None, overwrite: bool) -> None:
 
     overwrite: regular files that exist may be replaced. Folders in front of a path need not exist.
     """
-    given = [path for path in paths if path is not None]
-    for number, path in enumerate(given):
-        if path in given[:number]:
+    seen: set[Path] = set()
+    for path in paths:
+        if path is None:
+            continue
+        if path in seen:
             raise ValueError(f"two outputs cannot both be written to {path}")
+        seen.add(path)
         try:
             _check(path, overwrite)
         except OSError as error:

@@ -7,8 +7,8 @@ from typing import Literal
 from anchored.pretrain.document import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_INVALID_DOCUMENTS,
+    DEFAULT_SHARD_TOKENS,
 )
-from anchored.pretrain.shard_writer import DEFAULT_SHARD_TOKENS
 
 from .input_files import check_folder, check_input
 

@@ -218,6 +218,8 @@ def test_a_disk_that_fills_up_takes_the_ledger_and_not_the_text(
     status, out, err = run(capsys, *words, *more)
     assert status == 1 and out == f"{expected[0].text}\n"
     assert "File too large" in err.splitlines()[-1] and not (tmp_path / "one.jsonl").exists()
+    _, out, _ = run(capsys, *words, *more, "--json")
+    assert json.loads(out)["ledger"] is None
 
 
 def test_a_text_that_fails_alone_is_a_line_of_json_and_status_1(capsys, words, tmp_path):
