@@ -15,11 +15,11 @@ from .level import LevelName
 from .level_registry import choose_level
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
+from .piece_stream import PieceStream
 from .progress import with_bar
 from .prompt_ratios import PromptRatios
 from .prompt_reading import measured_ratios, ratio_source
 from .request import (
-    Piece,
     Request,
     RequestState,
     budget_without_debt,
@@ -141,10 +141,11 @@ class Decoder:
         stop: str | Sequence[str] | None = (),
         k: float | None = None,
         **sampling: Any,
-    ) -> Iterator[Piece]:
+    ) -> PieceStream:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
 
-        Arguments as in `generate`; the joined texts equal its text for the same seed. Raises
+        Arguments as in `generate`; the joined texts equal its text for the same seed, and once
+        there are no more pieces, `.ledger` of what is returned equals its ledger. Raises
         RuntimeError when a model's logits are NaN.
         """
         config = self._sampling(SamplingConfig.of(sampling))
@@ -153,7 +154,11 @@ class Decoder:
         begun = beginnings(self.level, [prompt])
         (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop)
         self._check_length(request)
-        return self._pieces(request, config)
+        return PieceStream(
+            request,
+            open_batch=lambda: self._open([request], config),
+            ledger_of=lambda state: request_ledger(self.level, self.rule, config, state),
+        )
 
     def score(
         self,
@@ -275,17 +280,6 @@ class Decoder:
             ledger=request_ledger(self.level, self.rule, config, state),
             error=f"request {state.request.index}: {state.error}" if state.error else "",
         )
-
-    def _pieces(self, request: Request, config: SamplingConfig) -> Iterator[Piece]:
-        batch = self._open([request], config)
-        (state,) = batch.admit([request])
-        warn_of_safe_only([state.budget])
-        while not state.is_finished:
-            num_pieces = len(state.pieces)
-            batch.step()
-            yield from state.pieces[num_pieces:]
-        if state.error:
-            raise RuntimeError(state.error)
 
 
 def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Request]]:

@@ -263,6 +263,17 @@ def test_a_budget_may_reach_the_cap_where_sums_are_exact(pair):
     assert result.ledger.is_within_bound
 
 
+def test_a_calls_k_beside_a_rules_K_is_refused(pair):
+    decoder = Decoder(pair, Anchored(K=1.0))
+    message = "the rule has K=1 for a whole text, a call cannot give k=50 as well"
+    with pytest.raises(ValueError, match=message):
+        decoder.generate(PROMPTS[0], max_new_tokens=10, k=50)
+    with pytest.raises(ValueError, match=message):
+        decoder.stream(PROMPTS[0], max_new_tokens=10, k=50)
+    with pytest.raises(ValueError, match=message):
+        decoder.score(PROMPTS[0], " x", k=50)
+
+
 @pytest.mark.parametrize("call", ["generate", "stream", "score"])
 def test_every_call_refuses_a_budget_whose_sums_are_not_exact(pair, call):
     ask = {
