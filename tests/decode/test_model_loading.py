@@ -145,3 +145,9 @@ def test_each_model_takes_the_attention_that_is_asked_for(pair_folders):
     pair = ModelPair.from_pretrained(*pair_folders, device="cpu", safe_options=eager)
     kinds = [model.config._attn_implementation for model in pair.models.values()]
     assert kinds == ["eager", "sdpa"]
+
+
+def test_a_device_map_decides_where_the_weights_are(folder):
+    nowhere = LoadOptions(device_map={"": "meta"})  # the one device beside the CPU on any machine
+    model = load_model(ModelFolder(folder), "auto", None, options=nowhere)
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
