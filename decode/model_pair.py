@@ -116,6 +116,8 @@ class ModelPair:
         ModuleNotFoundError for an adapter without peft.
         """
         _check_device_map(device, safe_options, risky_options)
+        if tp_size != 1:
+            _check_split(device, risky_quantization, risky_options)
         folders = {
             "safe": ModelFolder.find(safe, safe_options.revision),
             "risky": ModelFolder.find(risky, risky_options.revision),
@@ -135,7 +137,6 @@ class ModelPair:
             )
             safe_device = device_of(device, "safe")
         else:
-            _check_split(device, risky_quantization, risky_options)
             risky_model = load_split_model(folders["risky"], dtype, tp_size, options=risky_options)
             safe_device = risky_model.device
         return cls(
