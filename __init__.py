@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .decode.decoder import Decoder
     from .decode.generation import Generation
     from .decode.ledger import Ledger, LedgerError
+    from .decode.model_loading import LoadOptions
     from .decode.model_pair import ModelPair
     from .decode.prompt_ratios import PromptRatios
     from .decode.rules.anchored import Anchored
@@ -32,6 +33,7 @@ _HOME = {
     "Generation": "decode.generation",
     "Ledger": "decode.ledger",
     "LedgerError": "decode.ledger",
+    "LoadOptions": "decode.model_loading",
     "ModelPair": "decode.model_pair",
     "Anchored": "decode.rules.anchored",
     "PromptCache": "decode.byte.prompt_cache",
@@ -51,6 +53,7 @@ __all__ = [
     "Generation",
     "Ledger",
     "LedgerError",
+    "LoadOptions",
     "ModelPair",
     "PromptCache",
     "PromptRatios",

@@ -1,13 +1,12 @@
 """The public face of decoding: generate, stream and score with a pair under a rule."""
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
-from .. import AnchoredError
 from .beginning import Beginning
 from .byte.byte_settings import ByteSettings
 from .byte.prompt_cache import PromptCache
@@ -17,11 +16,11 @@ from .generation import Generation
 from .level_registry import choose_level
 from .model_pair import ModelPair
 from .paired_batch import PairedBatch
+from .piece_stream import PieceStream
 from .progress import with_bar
 from .prompt_ratios import PromptRatios
 from .prompt_reading import measured_ratios, ratio_source
 from .request import (
-    Piece,
     Request,
     RequestState,
     budget_without_debt,
@@ -168,12 +167,12 @@ class Decoder:
         stop: str | Sequence[str] | None = (),
         k: float | None = None,
         **sampling: Any,
-    ) -> Generator[Piece, None, Generation]:
+    ) -> PieceStream:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
 
-        Arguments as in `generate`; the joined texts equal its text for the same seed, and the
-        generator's own value is its Generation: `result = yield from decoder.stream(...)`. Raises
-        AnchoredError when a model's logits are NaN.
+        Arguments as in `generate`; the joined texts equal its text for the same seed, and once
+        there are no more pieces, `.generation` and `.ledger` of what is returned are those of
+        `generate`. Raises AnchoredError when a model's logits are NaN.
         """
         config = self._sampling(SamplingConfig.of(sampling))
         self.engine.check(config)
@@ -181,7 +180,11 @@ class Decoder:
         begun = beginnings(self.level, [prompt])
         (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop)
         self._check_length(request)
-        return self._pieces(request, config)
+        return PieceStream(
+            request,
+            open_batch=lambda: self._open([request], config),
+            generation_of=lambda state: self._generation(state, config),
+        )
 
     def score(
         self,
@@ -313,20 +316,6 @@ class Decoder:
             ledger=request_ledger(self.level, self.rule, config, state),
             error=f"request {state.request.index}: {state.error}" if state.error else "",
         )
-
-    def _pieces(
-        self, request: Request, config: SamplingConfig
-    ) -> Generator[Piece, None, Generation]:
-        batch = self._open([request], config)
-        (state,) = batch.admit([request])
-        warn_of_safe_only([state.budget])
-        while not state.is_finished:
-            num_pieces = len(state.pieces)
-            batch.step()
-            yield from state.pieces[num_pieces:]
-        if state.error:
-            raise AnchoredError(state.error)
-        return self._generation(state, config)
 
 
 def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Request]]:

@@ -5,11 +5,11 @@ import logging
 import os
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -23,20 +23,37 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from .adapter import check_adapter, merged
+from .model_folder import ModelFolder
+
 logger = logging.getLogger(__name__)
 
 DeviceMap = str | torch.device | Mapping[str, str | torch.device] | None
-HUB_FILES = ["*.json", "*.safetensors", "tokenizer*", "LICENSE*"]
 
 
-def model_folder(name: str | Path) -> Path:
-    """A local folder, or the one that a Hub id is downloaded to; FileNotFoundError if neither."""
-    folder = Path(name)
-    if (folder / "config.json").is_file():
-        return folder
-    if folder.exists() or folder.is_absolute() or str(name).count("/") != 1:
-        raise FileNotFoundError(f"no model folder with a config.json at {name}")
-    return Path(snapshot_download(str(name), allow_patterns=HUB_FILES))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """How one model of a pair is loaded, beside its dtype and device."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    attn_implementation: str | None = None
+    """Of transformers: "sdpa", "eager", ...; with others than these two rows decode in batches, or
+    the model is refused if they are not exact, see `row_support`."""
+    device_map: str | dict[str, Any] | None = None
+    """Of accelerate, in place of a device: "auto", or devices by the names of modules. For a risky
+    model that no device holds; over several devices it decodes in whole batches."""
+
+    def settings(self) -> dict[str, Any]:
+        """Those that transformers is given with a folder."""
+        given = {
+            "attn_implementation": self.attn_implementation,
+            "device_map": self.device_map,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+DEFAULT_OPTIONS = LoadOptions()
 
 
 def load_config(folder: Path) -> PretrainedConfig:
@@ -49,33 +66,50 @@ def load_config(folder: Path) -> PretrainedConfig:
 
 
 def load_model(
-    folder: Path,
+    folder: ModelFolder,
     dtype: str,
-    device: str | torch.device,
+    device: str | torch.device | None,
+    *,
+    options: LoadOptions = DEFAULT_OPTIONS,
     quantization: QuantizationConfigMixin | None = None,
 ) -> PreTrainedModel:
-    """A model on one device; quantised as given, or as its own config says.
+    """A model on one device; an adapter is merged into its weights.
 
-    Raises ValueError, in one line, for weights that cannot be read or that lack a tensor.
+    device: None where the device_map of `options` says where the model goes. quantization: unless
+    given, as the model's own config says. Raises ValueError, in one line, for weights that cannot
+    be read or that lack a tensor and for an adapter that cannot be merged, and ModuleNotFoundError
+    for one where peft is not installed.
     """
-    if quantization is None and not quantization_method(load_config(folder)):
-        model = _from_pretrained(folder, dtype)
+    is_quantized = quantization is not None or bool(quantization_method(load_config(folder.base)))
+    if folder.adapter is not None:
+        check_adapter(folder.adapter, is_quantized=is_quantized)
+    settings = options.settings()
+    if quantization is not None:
+        settings["quantization_config"] = quantization
+    if is_quantized:  # such weights are made on their device: most of them cannot be moved
+        settings.setdefault("device_map", {"": device})
+    model = _from_pretrained(folder.base, dtype, **settings)
+    if device is not None and not is_quantized:
         model.to(torch.device(device))  # type: ignore[arg-type]
-        return model
-    # Quantised weights are made on their device: most of them cannot be moved.
-    settings = {} if quantization is None else {"quantization_config": quantization}
-    return _from_pretrained(folder, dtype, device_map={"": device}, **settings)
+    return model if folder.adapter is None else merged(model, folder.adapter)
 
 
-def load_split_model(folder: Path, dtype: str, tp_size: int) -> PreTrainedModel:
+def load_split_model(
+    folder: ModelFolder, dtype: str, tp_size: int, *, options: LoadOptions = DEFAULT_OPTIONS
+) -> PreTrainedModel:
     """A model split over the `tp_size` processes that torchrun started, one device each."""
+    if folder.adapter is not None:
+        raise ValueError(f"an adapter ({folder.adapter}) cannot be merged into a split model")
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size != tp_size:
         raise ValueError(
             f"tp_size {tp_size} needs torchrun --nproc-per-node {tp_size}, "
             f"this process is one of {world_size}"
         )
-    return _from_pretrained(folder, dtype, distributed_config=DistributedConfig(tp_size=tp_size))
+    distributed = DistributedConfig(tp_size=tp_size)
+    return _from_pretrained(
+        folder.base, dtype, distributed_config=distributed, **options.settings()
+    )
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -1,5 +1,6 @@
 """A safe and a risky language model, with one tokenizer or two."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
@@ -9,15 +10,17 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .byte.tokenizer_file import read_tokenizer
-from .fingerprint import folder_fingerprint, model_fingerprint
+from .fingerprint import fingerprint, model_fingerprint
+from .model_folder import ModelFolder
 from .model_loading import (
+    DEFAULT_OPTIONS,
     DeviceMap,
+    LoadOptions,
     device_of,
     load_config,
     load_model,
     load_split_model,
     load_tokenizer,
-    model_folder,
     quantization_method,
     same_tokens,
 )
@@ -93,37 +96,54 @@ class ModelPair:
         risky_quantization: QuantizationConfigMixin | None = None,
         allow_quantized_safe: bool = False,
         tp_size: int = 1,
+        safe_options: LoadOptions = DEFAULT_OPTIONS,
+        risky_options: LoadOptions = DEFAULT_OPTIONS,
     ) -> "ModelPair":
         """Load both models from Hugging Face folders or Hub ids (safetensors only, no remote code).
+
+        Either may be a PEFT adapter: its base model is loaded and it is merged into the weights.
 
         dtype: "auto" (as stored) or a torch dtype name. device: one for both, or a mapping with
         "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
         transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
         (started by torchrun, one device each) that the risky model is split over; each has the
-        whole safe model and gets the same results. Raises FileNotFoundError for a missing folder
-        and ValueError for a config or weights that are damaged or lack a tensor, for a model that
-        `row_support` refuses, for a quantised safe model, or for tokenizers that differ unless both
-        are byte-level BPE.
+        whole safe model and gets the same results. safe_options, risky_options: revision,
+        attention, and for the risky model a device_map that stands in place of its device.
+
+        Raises FileNotFoundError for a missing folder or Hub id, ValueError for a config, weights or
+        an adapter that are damaged or lack a tensor, for a model that `row_support` refuses, for a
+        quantised safe model, or for tokenizers that differ unless both are byte-level BPE, and
+        ModuleNotFoundError for an adapter without peft.
         """
-        folders = {"safe": model_folder(safe), "risky": model_folder(risky)}
-        configs = {name: load_config(folder) for name, folder in folders.items()}
+        _check_device_map(device, safe_options, risky_options)
+        if tp_size != 1:
+            _check_split(device, risky_quantization, risky_options)
+        folders = {
+            "safe": ModelFolder.find(safe, safe_options.revision),
+            "risky": ModelFolder.find(risky, risky_options.revision),
+        }
+        configs = {name: load_config(folder.base) for name, folder in folders.items()}
         if not allow_quantized_safe:
             _refuse_quantized(configs["safe"])
-        tokenizers = {name: load_tokenizer(folder) for name, folder in folders.items()}
+        tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
         has_one_tokenizer = same_tokens(tokenizers["safe"], tokenizers["risky"])
         if tp_size == 1:
-            place = device_of(device, "risky")
-            risky_model = load_model(folders["risky"], dtype, place, risky_quantization)
-            safe_model = load_model(folders["safe"], dtype, device_of(device, "safe"))
+            risky_model = load_model(
+                folders["risky"],
+                dtype,
+                None if risky_options.device_map else device_of(device, "risky"),
+                options=risky_options,
+                quantization=risky_quantization,
+            )
+            safe_device = device_of(device, "safe")
         else:
-            _check_split(device, risky_quantization)
-            risky_model = load_split_model(folders["risky"], dtype, tp_size)
-            safe_model = load_model(folders["safe"], dtype, risky_model.device)
+            risky_model = load_split_model(folders["risky"], dtype, tp_size, options=risky_options)
+            safe_device = risky_model.device
         return cls(
-            safe_model,
+            load_model(folders["safe"], dtype, safe_device, options=safe_options),
             risky_model,
             tokenizers["safe"],
-            {name: folder_fingerprint(folder) for name, folder in folders.items()},
+            {name: fingerprint(folder) for name, folder in folders.items()},
             risky_tokenizer=None if has_one_tokenizer else tokenizers["risky"],
             allow_quantized_safe=allow_quantized_safe,
         )
@@ -250,9 +270,22 @@ def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
         ) from None
 
 
-def _check_split(device: DeviceMap, quantization: QuantizationConfigMixin | None) -> None:
+def _check_device_map(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:
+    if safe.device_map is not None:
+        raise ValueError("a device_map is for the risky model: the safe one lies on one device")
+    if risky.device_map is not None and isinstance(device, Mapping) and "risky" in device:
+        raise ValueError(
+            f"the risky model has a device_map, so it has no device, got {device['risky']!r}"
+        )
+
+
+def _check_split(
+    device: DeviceMap, quantization: QuantizationConfigMixin | None, risky: LoadOptions
+) -> None:
     if device is not None:
         raise ValueError(f"tp_size gives each process its own device, got device={device!r}")
+    if risky.device_map is not None:
+        raise ValueError(f"tp_size splits the model, got device_map={risky.device_map!r}")
     if quantization is not None:
         raise ValueError("a model cannot be quantised and split over processes while it is loaded")
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from ..decode.decoder import Decoder
-from ..decode.model_pair import ModelPair
-from ..decode.rules.registry import make_rule
+from .harness_arguments import HarnessArguments
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -66,29 +65,21 @@ class AnchoredLM(TemplateLM):  # type: ignore[misc]
     ) -> "AnchoredLM":
         """A model from settings by name.
 
-        safe, risky: model folders or Hub ids, required. dtype, device: as in
-        ModelPair.from_pretrained. batch_size, max_gen_toks, seed: whole numbers. rule: "anchored"
-        unless given. level: as in Decoder. Everything else is a setting of the rule, k above all.
-        Raises: ValueError for a missing or unknown setting.
+        safe, risky: model folders or Hub ids, required. dtype, device, risky_device,
+        risky_quantization (its settings, or a JSON file of them), allow_quantized_safe, tp_size:
+        as in ModelPair.from_pretrained; the fields of LoadOptions with safe_ or risky_ before them.
+        level, engine, speculate, prompt_ratios (a file): as in Decoder; the fields of ByteSettings
+        with byte_ before them. batch_size: a whole number, or "auto" for 16; a 1 that lm-eval
+        passes when it is not asked counts as "auto", write batch_size=1 here to mean it.
+        max_gen_toks, seed: whole numbers. rule: "anchored" unless given. Everything else is a
+        setting of the rule, k above all.
+
+        additional_config: lm-eval's own batch_size, max_batch_size and device, which the settings
+        override; without CUDA its cuda:0 becomes the CPU, with a log line.
+        Raises ValueError for a missing or unknown setting.
         """
-        given = {name: v for name, v in (additional_config or {}).items() if v is not None}
-        settings = {**given, **arg_dict}
-        if missing := [name for name in ("safe", "risky") if not settings.get(name)]:
-            raise ValueError(f"model arguments need {' and '.join(missing)}: a model folder each")
-        counts = {
-            name: _whole_number(name, settings.pop(name, default))
-            for name, default in (("batch_size", 16), ("max_gen_toks", 256), ("seed", 0))
-        }
-        pair_settings = {
-            name: settings.pop(name)
-            for name in ("safe", "risky", "dtype", "device")
-            if name in settings
-        }
-        level = settings.pop("level", "auto")
-        rule = make_rule(settings.pop("rule", "anchored"), settings)
-        pair = ModelPair.from_pretrained(**pair_settings)
-        decoder = Decoder(pair, rule, level=level, batch_size=counts.pop("batch_size"))
-        return cls(decoder, **counts)
+        arguments = HarnessArguments.of(arg_dict, additional_config or {})
+        return cls(arguments.make_decoder(), **arguments.counts)
 
     @property
     def _deals_in_bytes(self) -> bool:
@@ -111,6 +102,11 @@ class AnchoredLM(TemplateLM):  # type: ignore[misc]
     def max_length(self) -> int | None:
         """Tokens of context and continuation together; None for no limit, or one not in bytes."""
         return self.decoder.level.context_length
+
+    @property
+    def batch_sizes(self) -> dict[int, int]:
+        """What lm-eval prints beside the size that it was asked for: the decoder's own."""
+        return {0: self.decoder.batch_size}
 
     @property
     def tokenizer_name(self) -> str:
@@ -299,12 +295,6 @@ def _generation_settings(
         "temperature": temperature,
         "stop": stop,
     }
-
-
-def _whole_number(name: str, value: Any) -> int:
-    if not str(value).isdecimal():
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    return int(value)
 
 
 def _warn_of_cuts(num_cut: int) -> None:

@@ -1,6 +1,7 @@
 """Fixtures shared by all areas: one tiny pair, in memory and as folders."""
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: the others would wait for one that began last."""
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow_files)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory) -> Iterator[None]:
+    """Fingerprints of folders that are gone after the tests; commands under test inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANCHORED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from .pair_options import PairOptions
 from .prompt_file import PromptLine, read_prompts
 
 if TYPE_CHECKING:
-    from anchored.decode.request import Piece
+    from anchored.decode.piece_stream import PieceStream
 
 MAX_TEXTS = 1_000_000
 """Of one call, which plans all of them before the first: about a GB of requests."""
@@ -164,15 +164,11 @@ def _chat_prompt(decoder: "anchored.Decoder", text: str) -> list[int]:
     return list(token_ids)
 
 
-def _printed(pieces: Generator["Piece", None, "anchored.Generation"]) -> "anchored.Generation":
+def _printed(pieces: "PieceStream") -> "anchored.Generation":
     """Print pieces as they are drawn; returns their generation."""
-    while True:
-        try:
-            piece = next(pieces)
-        except StopIteration as end:
-            generation: anchored.Generation = end.value
-            return generation
+    for piece in pieces:
         print(piece.text, end="", flush=True)
+    return pieces.generation
 
 
 def _report(

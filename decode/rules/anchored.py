@@ -20,14 +20,14 @@ class Anchored:
     """
 
     k: float | None = None
-    """Nats a step; K = k * horizon. Give either k or K."""
+    """Nats a step; K = k * horizon. Give either k or K; a call may then give another k."""
     divergence: Literal["kl", "max"] = "kl"
     debt_window: int = 5
     """Number of prompt tokens whose log-likelihood ratios make the prefix debt."""
     debt: DebtMode = "top"
     budget: Schedule = "adaptive"
     K: float | None = None
-    """Nats for the whole sequence; k = K / horizon."""
+    """Nats for the whole sequence; k = K / horizon. A call cannot give a k beside it."""
 
     def __post_init__(self) -> None:
         if (self.k is None) == (self.K is None):
@@ -56,6 +56,11 @@ class Anchored:
         return asdict(self)
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
+        if k is not None and self.K is not None:
+            raise ValueError(
+                f"the rule has K={self.K:g} for a whole text, a call cannot give k={k:g} as well: "
+                "make the rule with k, or leave k out"
+            )
         per_step, total = self._nats(horizon, self.k if k is None else k)
         return Budget(
             per_step=per_step,

@@ -68,7 +68,8 @@ class Rule(Protocol):
 
         horizon: most steps. k: nats a step in place of the rule's own, in [0, BUDGET_CAP].
         ratios: (num_positions,) float64 log-likelihood ratios of the prompt's tokens. Raises
-        ValueError where k * horizon is beyond BUDGET_CAP or a ratio is NaN.
+        ValueError where k * horizon is beyond BUDGET_CAP, a ratio is NaN, or k is given to a rule
+        that was made from K.
         """
         ...
 

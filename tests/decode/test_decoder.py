@@ -96,18 +96,6 @@ def test_streamed_pieces_join_to_the_generated_text(pair):
         assert math.fsum(piece.spend for piece in pieces) == whole.ledger.spent
 
 
-def test_a_stream_ends_with_its_generation(pair):
-    decoder = Decoder(pair, Anchored(k=1.0))
-    (expected,) = decoder.generate([PROMPTS[0]], max_new_tokens=9)
-
-    def streamed():
-        generations.append((yield from decoder.stream(PROMPTS[0], max_new_tokens=9)))
-
-    generations = []
-    assert "".join(piece.text for piece in streamed()) == expected.text
-    assert generations[0].ledger.lines() == expected.ledger.lines()
-
-
 def test_each_generation_comes_as_soon_as_it_has_ended(pair):
     decoder = Decoder(pair, Anchored(k=1.0), batch_size=2)
     expected = decoder.generate(PROMPTS, max_new_tokens=9)
@@ -299,6 +287,17 @@ def test_a_budget_may_reach_the_cap_where_sums_are_exact(pair):
     (result,) = Decoder(pair, Anchored(K=2.0**20)).generate(PROMPTS[0], max_new_tokens=3)
     assert result.ledger.header.K == 2.0**20 and result.ledger.certified
     assert result.ledger.is_within_bound
+
+
+def test_a_calls_k_beside_a_rules_K_is_refused(pair):
+    decoder = Decoder(pair, Anchored(K=1.0))
+    message = "the rule has K=1 for a whole text, a call cannot give k=50 as well"
+    with pytest.raises(ValueError, match=message):
+        decoder.generate(PROMPTS[0], max_new_tokens=10, k=50)
+    with pytest.raises(ValueError, match=message):
+        decoder.stream(PROMPTS[0], max_new_tokens=10, k=50)
+    with pytest.raises(ValueError, match=message):
+        decoder.score(PROMPTS[0], " x", k=50)
 
 
 @pytest.mark.parametrize("call", ["generate", "stream", "score"])

@@ -80,34 +80,6 @@ def test_more_tokens_than_the_context_are_refused(safe_lm):
         safe_lm.generate_until([request(CONTEXT, {"max_gen_toks": 128})], disable_tqdm=True)
 
 
-def test_a_model_is_made_from_an_argument_string(pair_folders):
-    safe, risky = pair_folders
-    lm = AnchoredLM.create_from_arg_string(
-        f"safe={safe},risky={risky},k=0.5,debt_window=3,seed=7",
-        {"batch_size": "4", "device": "cpu", "max_batch_size": None},
-    )
-    assert lm.decoder.rule == Anchored(k=0.5, debt_window=3)
-    assert (lm.decoder.batch_size, lm.seed, lm.max_length) == (4, 7, 128)
-    assert (lm.rank, lm.world_size) == (0, 1)
-    alone = AnchoredLM.create_from_arg_obj({"safe": safe, "risky": risky, "rule": "safe_only"})
-    assert alone.decoder.rule == SafeOnly()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("risky=somewhere", "model arguments need safe: a model folder each"),
-        ("k=1", "model arguments need safe and risky"),
-        ("safe=a,risky=b,batch_size=auto", "batch_size must be a whole number, got 'auto'"),
-        ("safe=a,risky=b,rule=magic", "rule must be one of anchored"),
-        ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),
-    ],
-)
-def test_bad_argument_strings_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        AnchoredLM.create_from_arg_string(arguments)
-
-
 def test_chats_go_through_the_tokenizers_own_template(safe_lm, monkeypatch):
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     monkeypatch.setattr(

@@ -106,6 +106,30 @@ def test_the_model_is_found_by_name_after_registration(pair_folders, folder, no_
         task_manager=TaskManager(include_path=str(folder), include_defaults=False),
     )
     assert 0 <= evaluated["results"]["bells"]["acc,none"] <= 1
+    assert evaluated["config"]["batch_sizes"] == [2]
+
+
+def test_what_the_command_passes_unasked_runs_16_requests_at_once_on_any_machine(
+    pair_folders, folder, no_network
+):
+    """A batch size of 1 and cuda:0."""
+    from lm_eval import simple_evaluate
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+    from lm_eval.tasks import TaskManager
+
+    register_model()
+    unasked = EvaluatorConfig()
+    assert (unasked.batch_size, unasked.device) == (1, "cuda:0")
+    evaluated = simple_evaluate(
+        model="anchored",
+        model_args=dict(zip(("safe", "risky"), pair_folders, strict=True)) | {"k": 1.0},
+        tasks=["bells"],
+        limit=1,
+        batch_size=unasked.batch_size,
+        device=unasked.device,
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+    )
+    assert evaluated["config"]["batch_sizes"] == [16]
 
 
 def test_a_task_that_is_not_in_the_folder_is_refused(pair, folder):
