@@ -84,7 +84,7 @@ def test_no_extreme_row_overspends(kind, divergence):
         assert not found, f"{len(found)} of {vocab_size} tokens: {found[:5]}"
 
 
-# 6 kinds x 2 divergences x 20 rows; 2,400 more with -m slow.
+# 6 kinds x 2 divergences x 20 rows; 480 more with -m slow.
 TRITON_SIZES = [(1, 2), (2, 6), (17, 8), (257, 4)]
 
 
@@ -110,7 +110,7 @@ def test_no_extreme_row_overspends_on_the_device(kind, divergence):
 @pytest.mark.parametrize("divergence", PROJECTS)
 @pytest.mark.parametrize("kind", EXTREME_KINDS)
 def test_no_extreme_row_of_many_overspends_on_the_device(kind, divergence):
-    assert not list(triton_faults(kind, divergence, repeats=10))
+    assert not list(triton_faults(kind, divergence, repeats=2))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
