@@ -113,8 +113,11 @@ def load_split_model(
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a folder; ValueError if it has none."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    """The fast tokenizer of a folder; ValueError if it has none, or one that lacks a part."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except KeyError as error:
+        raise ValueError(f"the tokenizer in {folder} lacks {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"the tokenizer in {folder} has no tokenizer.json")
     return tokenizer

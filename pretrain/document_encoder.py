@@ -1,5 +1,6 @@
 """Documents to token ids between BOS and EOS, with a tokenizer.json."""
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,13 @@ class DocumentEncoder:
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
-        """Raises ValueError if the file does not exist, or lacks the BOS or EOS token."""
+        """Raises ValueError if the file does not exist, is no JSON, or lacks BOS or EOS."""
         if not tokenizer_file.is_file():
             raise ValueError(f"tokenizer file {tokenizer_file} does not exist")
+        try:  # of tokenizers itself comes a bare Exception
+            json.loads(tokenizer_file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{tokenizer_file} is no tokenizer.json: {error}") from None
         self.sha256 = file_sha256(tokenizer_file)
         self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self._tokenizer.encode_special_tokens = True

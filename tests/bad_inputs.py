@@ -133,14 +133,12 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "{other}",
             "{cut_ledger}",
             "{line_missing}",
-            "{rule_unknown}",
             "{list_ledger}",
             "{step_text}",
-            "{field_missing}",  # others
-            "{field_unknown}",  # others
-            "{field_mistyped}",  # others
-            "{field_null}",  # others
-            "{sampling_unknown}",  # others
+            "{field_missing}",
+            "{field_unknown}",
+            "{field_mistyped}",
+            "{field_null}",
         ),
         "--unknown": ("1",),
         "--device": ("cuda:7",),
@@ -157,8 +155,8 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "{folder}",
             "a/b",
             "a@b",
-            "{empty}",  # others
-            "{garbage}",  # others
+            "{empty}",
+            "{garbage}",
         ),
         "--input": ("{missing}", "{folder}", "{garbage}"),
         "--output": ("{folder}", "{existing}", "{under_file}", "{fifo}"),
@@ -267,13 +265,13 @@ MODELS = (
     "weights_missing",
     "no/such/place",
     "a/b@c",
-    "config_list",  # others
-    "config_sizes",  # others
-    "tokenizer_other",  # others
-    "weights_empty",  # others
-    "weights_truncated",  # others
-    "weights_garbage",  # others
-    "weights_partial",  # others
+    "config_list",
+    "config_sizes",
+    "tokenizer_other",
+    "weights_empty",
+    "weights_truncated",
+    "weights_garbage",
+    "weights_partial",
 )
 READ_COMMAND_LINES = (
     f"{TOKENIZE} --input {{empty_jsonl}}",
@@ -390,8 +388,6 @@ _HEADER_CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "field_unknown": lambda header: header | {"colour": "red"},
     "field_mistyped": lambda header: header | {"horizon": "many"},
     "field_null": lambda header: header | {"K": None},
-    "rule_unknown": lambda header: header | {"rule": "nonsense"},
-    "sampling_unknown": lambda header: header | {"sampling": {"warmth": 1.0}},
 }
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 from functools import cache
@@ -80,6 +81,8 @@ def _server() -> ForkServerContext:
 
 def _run(module: str, words: list[str], output: Path, environment: dict[str, str]) -> None:
     os.setsid()
+    # It is ignored by what a shell started in the background, the tests themselves perhaps.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tracker = resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None  # it starts one of its own, which outlives it by little
     os.environ.clear()
