@@ -6,9 +6,7 @@ import anchored
 
 MODELS = "runs/quickstart/models"  # made by make quickstart
 PROMPT = "Parameters\n----------\n"
-CONTINUATION = (
-    "a : array_like\n    Input array.\naxis : int, optional\n    Axis along which to sum.\n"
-)
+CONTINUATION = "a : array_like\n    Input array.\naxis : int, optional\n    Axis to sum along.\n"
 
 pair = anchored.ModelPair.from_pretrained(f"{MODELS}/safe", f"{MODELS}/risky")
 rules = {
