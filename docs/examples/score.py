@@ -5,7 +5,8 @@ import math
 import anchored
 
 MODELS = "runs/quickstart/models"  # made by make quickstart
-PROMPT, CONTINUATION = "import math\n\n\ndef area(", "radius):\n    return math.pi * radius ** 2"
+PROMPT = "Parameters\n----------\n"
+CONTINUATION = "a : array_like\n    Input array.\naxis : int, optional\n    Axis to sum along.\n"
 
 pair = anchored.ModelPair.from_pretrained(f"{MODELS}/safe", f"{MODELS}/risky")
 rules = {
