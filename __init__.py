@@ -4,18 +4,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decode.byte.byte_settings import ByteSettings
     from .decode.byte.prompt_cache import PromptCache
+    from .decode.byte.settings import ByteSettings
     from .decode.decoder import Decoder
     from .decode.generation import Generation
     from .decode.ledger import Ledger, LedgerError
-    from .decode.model_loading import LoadOptions
-    from .decode.model_pair import ModelPair
-    from .decode.prompt_ratios import PromptRatios
+    from .decode.models.loading import LoadOptions
+    from .decode.models.model_pair import ModelPair
+    from .decode.replay.verification import Verification, verify
     from .decode.rules.anchored import Anchored
-    from .decode.rules.risky_only import RiskyOnly
-    from .decode.rules.safe_only import SafeOnly
-    from .decode.verification import Verification, verify
+    from .decode.rules.prefix_debt import PromptRatios
+    from .decode.rules.single_model import RiskyOnly, SafeOnly
 
 __version__ = "0.1.0"
 
@@ -28,21 +27,21 @@ class AnchoredError(RuntimeError):
 
 
 _HOME = {
-    "ByteSettings": "decode.byte.byte_settings",
+    "ByteSettings": "decode.byte.settings",
     "Decoder": "decode.decoder",
     "Generation": "decode.generation",
     "Ledger": "decode.ledger",
     "LedgerError": "decode.ledger",
-    "LoadOptions": "decode.model_loading",
-    "ModelPair": "decode.model_pair",
+    "LoadOptions": "decode.models.loading",
+    "ModelPair": "decode.models.model_pair",
     "Anchored": "decode.rules.anchored",
     "PromptCache": "decode.byte.prompt_cache",
-    "PromptRatios": "decode.prompt_ratios",
-    "RiskyOnly": "decode.rules.risky_only",
-    "SafeOnly": "decode.rules.safe_only",
-    "Verification": "decode.verification",
-    "verify": "decode.verification",
-    "with_divergences": "decode.divergences",
+    "PromptRatios": "decode.rules.prefix_debt",
+    "RiskyOnly": "decode.rules.single_model",
+    "SafeOnly": "decode.rules.single_model",
+    "Verification": "decode.replay.verification",
+    "verify": "decode.replay.verification",
+    "with_divergences": "decode.replay.divergences",
 }
 
 __all__ = [

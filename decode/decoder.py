@@ -1,38 +1,29 @@
 """The public face of decoding: generate, stream and score with a pair under a rule."""
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
-from .beginning import Beginning
-from .byte.byte_settings import ByteSettings
+from .arguments import Beginning, Earlier, Prompt, beginnings, is_single, request_list, texts
+from .byte.byte_level import ByteLevel
 from .byte.prompt_cache import PromptCache
-from .choices import EngineName, LevelName, Speculate
-from .engine import Engine
-from .generation import Generation
-from .level_registry import choose_level
-from .model_pair import ModelPair
-from .paired_batch import PairedBatch
-from .piece_stream import PieceStream
-from .progress import with_bar
-from .prompt_ratios import PromptRatios
-from .prompt_reading import measured_ratios, ratio_source
-from .request import (
-    Request,
-    RequestState,
-    budget_without_debt,
-    refused,
-    warn_of_safe_only,
-)
-from .request_ledger import request_ledger
-from .request_list import Earlier, Prompt, beginnings, is_single, request_list, texts
+from .byte.settings import ByteSettings
+from .engine.engine import Engine
+from .engine.paired_batch import PairedBatch, decode_all
+from .engine.prompts import measured_ratios, ratio_source
+from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
+from .generation import Generation, PieceStream, request_ledger
+from .levels.level import Level
+from .levels.token_level import TokenLevel
+from .models.model_pair import ModelPair
+from .replay.score import Score, refused_score, score_batch
+from .rules.prefix_debt import PromptRatios
 from .rules.rule import Rule
-from .sampling_config import SamplingConfig
-from .schedule import decode_all
-from .score import Score, refused_score, score_batch
+from .settings import EngineName, LevelName, SamplingConfig, Speculate
 
 logger = logging.getLogger(__name__)
 
@@ -322,3 +313,45 @@ def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Re
     title = progress if isinstance(progress, str) else "score"
     bar: Iterable[list[Request]] = tqdm(batches, title, unit="batch", disable=not progress)
     return bar
+
+
+def with_bar(
+    states: Iterator[RequestState], total: int, progress: bool | str, symbol: str = "token"
+) -> Iterator[RequestState]:
+    """Pass the states through.
+
+    progress: the bar's title, True for "generate", False for none. symbol: what is counted.
+    """
+    title = progress if isinstance(progress, str) else "generate"
+    start, num_symbols = time.perf_counter(), 0
+    with tqdm(total=total, desc=title, unit="prompt", disable=not progress) as bar:
+        for state in states:
+            num_symbols += len(state.steps)
+            symbols_per_s = num_symbols / (time.perf_counter() - start)
+            bar.set_postfix_str(f"{symbols_per_s:.0f} {symbol}s/s", refresh=False)
+            bar.update()
+            yield state
+
+
+def choose_level(
+    pair: ModelPair,
+    name: LevelName | Literal["auto"],
+    settings: ByteSettings | None = None,
+    prompt_cache: PromptCache | None = None,
+    prompt_ratios: PromptRatios | None = None,
+) -> Level:
+    """The level of that name; "auto" takes tokens where both models have the same ones.
+
+    settings, prompt_cache: of the byte level. prompt_ratios: those of all prompts, where they are
+    known before. Raises ValueError for another name, for a level at
+    which the pair cannot be decoded, and for settings that the level does not have.
+    """
+    if name not in ("auto", "token", "byte"):
+        raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')
+    if name == "byte" or (name == "auto" and pair.risky_tokenizer is not None):
+        return ByteLevel(pair, settings or ByteSettings(), prompt_cache, prompt_ratios)
+    if settings is not None or prompt_cache is not None:
+        raise ValueError(
+            'byte settings and a prompt cache need level="byte": this pair decodes tokens'
+        )
+    return TokenLevel(pair, prompt_ratios)

@@ -1,8 +1,15 @@
-"""What a caller gets back for one prompt."""
+"""What a call gives back: generations, pieces of a stream, their ledgers."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .ledger import Ledger
+from .. import AnchoredError
+from .engine.paired_batch import PairedBatch
+from .engine.request import Piece, Request, RequestState, random_stream, warn_of_safe_only
+from .ledger import Ledger, LedgerHeader
+from .levels.level import Level
+from .rules.rule import Rule
+from .settings import SamplingConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,3 +50,100 @@ class Generation:
         """Whether other samples or earlier text share its prompt, so that bounds add up."""
         header = self.ledger.header
         return header.num_return_sequences > 1 or header.prior_bound > 0.0
+
+
+class PieceStream(Iterator[Piece]):
+    """Iterates over the pieces of one request as they are drawn; nothing runs before the first.
+
+    `generation` and `ledger` are there once the last piece was drawn. Asking for a piece raises
+    AnchoredError when a model's logits are NaN; the ledger is then that of what was drawn before,
+    uncertified.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        open_batch: Callable[[], PairedBatch],
+        generation_of: Callable[[RequestState], Generation],
+    ) -> None:
+        self._request, self._open_batch, self._generation_of = request, open_batch, generation_of
+        self._state: RequestState | None = None
+        self._pieces = self._drawn_pieces()
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    @property
+    def generation(self) -> Generation:
+        """The whole of it; AnchoredError while pieces are to come."""
+        if self._state is None or not self._state.is_finished:
+            raise AnchoredError("a stream has its ledger after the last piece: iterate to the end")
+        return self._generation_of(self._state)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was spent, to be saved and verified; AnchoredError while pieces are to come."""
+        return self.generation.ledger
+
+    def _drawn_pieces(self) -> Iterator[Piece]:
+        batch = self._open_batch()
+        (state,) = batch.admit([self._request])
+        self._state = state
+        warn_of_safe_only([state.budget])
+        while not state.is_finished:
+            num_pieces = len(state.pieces)
+            batch.step()
+            yield from state.pieces[num_pieces:]
+        if state.error:
+            raise AnchoredError(state.error)
+
+
+def request_ledger(
+    level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
+) -> Ledger:
+    """The record of a request so far; a failed or greedy one is not certified."""
+    return Ledger(
+        header=_header(level, rule, sampling, state),
+        steps=list(state.steps),
+        certified=rule.is_certified and not sampling.is_greedy and not state.error,
+        finish_reason=state.finish_reason,
+        safe_forwards=_num_forwards(state, "safe"),
+        risky_forwards=_num_forwards(state, "risky"),
+        work=state.work,
+        skipped_risky=state.num_skipped,
+        drafted=state.num_drafted,
+        accepted=state.num_accepted,
+    )
+
+
+def _num_forwards(state: RequestState, name: str) -> int:
+    counted = state.work.get(name, {})
+    return int(counted.get("num_forwards", state.num_forwards[name]))
+
+
+def _header(
+    level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
+) -> LedgerHeader:
+    pair = level.pair
+    return LedgerHeader(
+        rule=rule.name,
+        rule_settings=rule.settings(),
+        sampling=sampling.as_dict(),
+        seed=state.request.seed,
+        prompt_token_ids=state.request.prompt_token_ids,
+        stop_token_ids=level.stop_token_ids,
+        fingerprints=dict(pair.fingerprints),
+        dtype=str(pair.dtype).removeprefix("torch."),
+        debt=state.budget.debt,
+        k=state.budget.per_step,
+        K=state.budget.total,
+        horizon=state.budget.horizon,
+        bound=state.budget.bound,
+        quantization=dict(pair.quantization),
+        level=level.name,
+        level_settings=level.settings(),
+        num_return_sequences=state.request.num_return_sequences,
+        prior_bound=state.request.prior_bound,
+        stream=random_stream(state.request.prompt_token_ids, place=state.request.place),
+    )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from .sampling_config import SamplingConfig
+from .settings import SamplingConfig
 
 Seen = Tensor | tuple[NDArray[np.int64], ...]
 """Tokens of each row: (batch, vocab_size) bool; on the CPU also the places that hold True, (n,)

@@ -7,16 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from ..decode.ledger import Ledger, LedgerHeader
-from .figure_style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    figure_style,
-    new_figure,
-    save_figure,
-)
+from .figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, figure_style, new_figure, save_figure
 
 
 def plot_divergences(ledger: Ledger, path: Path) -> None:

@@ -11,11 +11,11 @@ import torch
 from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..decode.byte.byte_settings import ByteSettings
+from ..decode.byte.settings import ByteSettings
 from ..decode.decoder import Decoder
-from ..decode.model_loading import LoadOptions, device_of
-from ..decode.model_pair import ModelPair
-from ..decode.prompt_ratios import PromptRatios
+from ..decode.models.loading import LoadOptions, device_of
+from ..decode.models.model_pair import ModelPair
+from ..decode.rules.prefix_debt import PromptRatios
 from ..decode.rules.registry import make_rule
 from ..decode.rules.rule import Rule
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from transformers import PreTrainedTokenizerFast
 
-from ..decode.byte.byte_alphabet import token_bytes
 from ..decode.decoder import Decoder
+from ..decode.tokenizer.tokenizer_file import token_bytes
 
 PART_OF_CHARACTER: Final = "\ufffd"
 """What tokenizers write for bytes that are not a whole character."""

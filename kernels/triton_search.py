@@ -4,14 +4,7 @@ import triton
 import triton.language as tl
 
 from .triton_layout import BUDGET, FLOOR, NUM_ESTIMATES, NUM_POINTS
-from .triton_points import (
-    BETA,
-    KL,
-    KL_HIGH,
-    LOG2_PARTITION,
-    TABLE_SIZE,
-    VELOCITY,
-)
+from .triton_points import BETA, KL, KL_HIGH, LOG2_PARTITION, TABLE_SIZE, VELOCITY
 from .triton_tokens import EPSILON, INF
 
 MAX_STEPS = tl.constexpr(28)

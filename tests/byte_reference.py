@@ -6,15 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anchored.decode.byte.byte_evaluation import Mode
-from anchored.decode.byte.byte_scores import byte_log_probs
-from anchored.decode.byte.byte_trie import ROOT
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from anchored.decode.byte.log_sums import log_sum
-from anchored.decode.byte.node_law import node_law
+from anchored.decode.byte.node_law import log_sum, node_law
+from anchored.decode.byte.path_sums import byte_log_probs
+from anchored.decode.byte.settings import Mode
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
-from anchored.decode.sampling_config import SamplingConfig
-from anchored.decode.stream import PromptLogits
+from anchored.decode.models.stream import PromptLogits
+from anchored.decode.settings import SamplingConfig
+from anchored.decode.tokenizer.trie import ROOT
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from anchored.decode.warpers import Warpers
 
 UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from anchored.decode.byte.byte_evaluation import ByteEvaluation
 from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.byte_vocabulary import ByteVocabulary
-from anchored.decode.row_attention import row_attention
+from anchored.decode.byte.settings import ByteEvaluation
+from anchored.decode.models.attention import row_attention
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 PROMPT = "the harbour's  12345 \n\n\t caf\u00e9 "
 CONTINUATION = " I'll  go\n\u4e2d 12!"

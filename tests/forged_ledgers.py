@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anchored import Ledger, LedgerError, ModelPair, verify
-from anchored.decode.budget import Budget
+from anchored.decode.rules.budget import Budget
 
 Lines = list[dict[str, Any]]
 """Header, steps, footer, as the JSON of a ledger's lines."""

@@ -4,9 +4,8 @@ import random
 
 from tokenizers import Tokenizer
 
-from anchored.decode.byte.byte_alphabet import byte_characters
-from anchored.decode.byte.merge_table import MergeTable
-from anchored.decode.byte.tokenizer_file import read_tokenizer
+from anchored.decode.tokenizer.merges import MergeTable
+from anchored.decode.tokenizer.tokenizer_file import byte_characters, read_tokenizer
 
 NUM_PAIRS = 50_000
 CHARACTERS = byte_characters()

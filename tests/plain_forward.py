@@ -3,7 +3,7 @@
 import torch
 
 from anchored import Ledger, ModelPair
-from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from anchored import Anchored, ModelPair
-from anchored.decode.budget import Budget
-from anchored.decode.draft_length import FixedLength
+from anchored.decode.engine.draft_length import FixedLength
+from anchored.decode.engine.request import Request, RequestState
+from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.ledger import LedgerStep
-from anchored.decode.request import Request, RequestState
-from anchored.decode.sampling_config import SamplingConfig
-from anchored.decode.speculative_batch import SpeculativeBatch
-from anchored.decode.token_level import TokenLevel
+from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.rules.budget import Budget
+from anchored.decode.settings import SamplingConfig
 
 PROMPT = [0]
 KEPT = -1

@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from anchored.decode.byte.byte_evaluation import ByteEvaluation
-from anchored.decode.byte.byte_settings import ByteSettings
+from anchored.decode.byte.settings import ByteEvaluation, ByteSettings
 from anchored.tools.bench_options import BenchByteConfig, Table
 from anchored.tools.byte_context import context_work
 from anchored.tools.byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair

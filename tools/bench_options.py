@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from anchored.decode.byte.byte_settings import DebtEvaluation
+from anchored.decode.byte.settings import DebtEvaluation
 
 from .device_names import check_device_name
 from .input_files import check_input

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly
-from anchored.decode.choices import Speculate
 from anchored.decode.rules.rule import Rule
+from anchored.decode.settings import Speculate
 from anchored.tools.acceptance import measured_acceptance
 from anchored.tools.bench_decode import random_prompts
 from anchored.tools.bench_options import BenchSpeculateConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
-from anchored.decode.byte.byte_evaluation import ByteEvaluation
+from anchored.decode.byte.settings import ByteEvaluation
 from anchored.tools.byte_pair import BytePair
 from anchored.tools.byte_work import byte_streams
 

@@ -11,7 +11,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import anchored
-from anchored.decode.byte.byte_vocabulary import ByteVocabulary
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.tools.quickstart.tokenizer_training import LLAMA3_SPLIT
 
 END = "<|endoftext|>"

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import DynamicCache
 
-from anchored.decode.byte.byte_evaluation import ByteCounts, ByteEvaluation
 from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
-from anchored.decode.row_attention import row_attention
-from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.byte.settings import ByteCounts, ByteEvaluation
+from anchored.decode.models.attention import row_attention
+from anchored.decode.settings import SamplingConfig
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS
 from anchored.decode.warpers import Warpers
 from anchored.kernels.projection import project_kl
 from anchored.kernels.uniforms import uniforms

@@ -12,7 +12,7 @@ from tyro.conf import OmitArgPrefixes, UseAppendAction
 
 import anchored
 from anchored import AnchoredError
-from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.settings import SamplingConfig
 
 from .json_nats import json_nats
 from .model_options import is_first_process
@@ -21,7 +21,7 @@ from .pair_options import PairOptions
 from .prompt_file import PromptLine, read_prompts
 
 if TYPE_CHECKING:
-    from anchored.decode.piece_stream import PieceStream
+    from anchored.decode.generation import PieceStream
 
 MAX_TEXTS = 1_000_000
 """Of one call, which plans all of them before the first: about a GB of requests."""

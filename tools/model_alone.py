@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from anchored import ModelPair
-from anchored.decode.captured_step import CapturedStep
-from anchored.decode.row_stream import RowStream
+from anchored.decode.engine.device_batch import CapturedStep
+from anchored.decode.models.row_stream import RowStream
 from anchored.kernels.sampler import inverse_cdf
 
 TEMPERATURE = 0.7

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import OmitArgPrefixes, arg
 
 import anchored
-from anchored.decode.byte.byte_settings import ByteSettings
-from anchored.decode.choices import EngineName, LevelName, Speculate
+from anchored.decode.byte.settings import ByteSettings
+from anchored.decode.settings import EngineName, LevelName, Speculate
 
 from .input_files import check_input
 from .model_options import ModelOptions

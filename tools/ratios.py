@@ -34,7 +34,7 @@ class RatiosConfig(PairOptions):
 
 def run(config: RatiosConfig) -> int:
     """Compute, save and print; returns the exit status."""
-    from anchored.decode.prefix_debt import prefix_debt
+    from anchored.decode.rules.prefix_debt import prefix_debt
 
     check_outputs(config.output, overwrite=config.overwrite)
     decoder = config.decoder()

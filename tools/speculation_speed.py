@@ -12,8 +12,8 @@ from typing import Literal, TypeVar
 import torch
 
 from anchored import Decoder, Generation, ModelPair
-from anchored.decode.paired_streams import open_streams
-from anchored.decode.row_stream import RowStream
+from anchored.decode.levels.token_level import open_streams
+from anchored.decode.models.row_stream import RowStream
 from anchored.tools.bench_decode import timed
 from anchored.tools.model_alone import ModelAlone
 from anchored.tools.round_costs import Costs

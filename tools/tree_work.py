@@ -5,11 +5,11 @@ import time
 import torch
 
 from anchored.decode.byte.byte_row import MAX_DEAD_SLOTS
-from anchored.decode.byte.byte_vocabulary import ByteVocabulary
 from anchored.decode.byte.node_law import node_laws
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
 from anchored.decode.byte.tree_marginals import TreeMarginals
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 
 def tree_work_s(

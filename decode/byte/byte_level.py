@@ -8,21 +8,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ..choices import LevelName
-from ..model_pair import ModelPair
-from ..prompt_ratios import PromptRatios
-from ..row_attention import RowAttention
-from ..sampling_config import SamplingConfig
-from ..stream import Stream
-from ..text_stream import TextStream
+from ..levels.text import ByteText, TextStream
+from ..models.attention import RowAttention
+from ..models.model_pair import ModelPair
+from ..models.stream import Stream
+from ..rules.prefix_debt import PromptRatios
+from ..settings import LevelName, SamplingConfig
+from ..tokenizer.utf8 import cut_partial
+from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
-from .byte_settings import ByteSettings
 from .byte_stream import ByteStream
-from .byte_text import ByteText
-from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from .device_byte_stream import DeviceByteStream, device_stream_refusal
+from .device_stream import DeviceByteStream, device_stream_refusal
 from .prompt_cache import PromptCache
-from .utf8 import cut_partial
+from .settings import ByteSettings
 
 BYTES_PER_TOKEN = 4
 """Of English text; paper, section on byte-level decoding."""

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .byte_evaluation import Mode
-from .byte_vocabulary import ByteVocabulary
-from .log_sums import Array, log_sum
-from .node_law import node_law
+from ..tokenizer.vocabulary import ByteVocabulary
+from .node_law import Array, log_sum, node_law
+from .settings import Mode
 from .token_tree import TokenTree
 from .tree_marginals import TreeMarginals
 

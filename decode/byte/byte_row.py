@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .byte_evaluation import ByteCounts, ByteEvaluation
-from .byte_vocabulary import NUM_SYMBOLS
-from .log_sums import Array, log_sum_of
-from .node_law import NodeLaw
+from ..tokenizer.vocabulary import NUM_SYMBOLS
+from .node_law import Array, NodeLaw, log_sum_of
+from .settings import ByteCounts, ByteEvaluation
 from .token_tree import ROOT_NODE
 from .tree_cache import TreeCache, TreeForward
 from .tree_marginals import TreeMarginals

@@ -8,20 +8,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..output_layer import OutputLayer
-from ..row_attention import RowAttention
-from ..row_stream import prompt_groups
-from ..stream import PromptLogits
+from ..models.attention import RowAttention
+from ..models.output_layer import OutputLayer
+from ..models.row_stream import prompt_groups
+from ..models.stream import PromptLogits
+from ..tokenizer.viability import Standing
+from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Seen
-from .byte_evaluation import ByteCounts, ByteEvaluation
-from .byte_prompt import BytePrompt
 from .byte_row import ByteRow
-from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from .node_law import NodeLaw, node_laws
+from .prompt import BytePrompt
 from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
-from .tree_backbone import TreeBackbone
-from .tree_cache import TreeCache, TreeForward
-from .viability import Standing
+from .settings import ByteCounts, ByteEvaluation
+from .tree_cache import TreeBackbone, TreeCache, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..stream import UNSCORED
+from ..models.stream import UNSCORED
 from .byte_row import ByteRow
 
 

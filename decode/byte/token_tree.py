@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .byte_trie import ROOT
-from .byte_vocabulary import ByteVocabulary
-from .viability import Standing
+from ..tokenizer.trie import ROOT
+from ..tokenizer.viability import Standing
+from ..tokenizer.vocabulary import ByteVocabulary
 
 ROOT_NODE = 0
 NO_NODE = -1

@@ -5,10 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from .byte_trie import ROOT
-from .byte_vocabulary import END_SYMBOL, NUM_SYMBOLS
-from .log_sums import Array, log_sum, log_sum_of
-from .node_law import NodeLaw
+from ..tokenizer.trie import ROOT
+from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS
+from .node_law import Array, NodeLaw, log_sum, log_sum_of
 from .token_tree import ROOT_NODE, Head, TokenTree
 
 LARGEST_SPREAD = 500.0

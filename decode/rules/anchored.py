@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...kernels.clipping import project_max
 from ...kernels.projection import project_kl
-from ..budget import Budget, Schedule, checked_nats
-from ..prefix_debt import DebtMode, prefix_debt
+from .budget import Budget, Schedule, checked_nats
+from .prefix_debt import DebtMode, prefix_debt
 from .rule import NextToken, StepInputs
 
 

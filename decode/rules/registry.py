@@ -3,9 +3,8 @@
 from typing import Any
 
 from .anchored import Anchored
-from .risky_only import RiskyOnly
 from .rule import Rule
-from .safe_only import SafeOnly
+from .single_model import RiskyOnly, SafeOnly
 
 RULES: dict[str, type[Any]] = {
     "anchored": Anchored,

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..budget import Budget
+from .budget import Budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

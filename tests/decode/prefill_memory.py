@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from anchored.decode.output_layer import OutputLayer
-from anchored.decode.prefix_debt import log_likelihood_ratios, prefix_debt
-from anchored.decode.row_attention import row_attention
-from anchored.decode.row_stream import RowStream
+from anchored.decode.models.attention import row_attention
+from anchored.decode.models.output_layer import OutputLayer
+from anchored.decode.models.row_stream import RowStream
+from anchored.decode.rules.prefix_debt import log_likelihood_ratios, prefix_debt
 
 NUM_TOKENS, VOCAB_SIZE = 4096, 128256
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from anchored import Anchored, Decoder, Ledger, RiskyOnly, SafeOnly
-from anchored.decode.beginning import Beginning
+from anchored.decode.arguments import Beginning
 
 HORIZON = 4
 

@@ -9,7 +9,7 @@ import torch
 from tiny_models import tiny_gpt2, tiny_llama
 
 from anchored import Anchored, AnchoredError, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly
-from anchored.decode.paired_batch import PairedBatch
+from anchored.decode.engine.paired_batch import PairedBatch
 
 PROMPTS = [
     "the keeper of the lamp",

@@ -8,15 +8,14 @@ import torch
 from tiny_models import TEXT, tiny_family, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.draft_length import FixedLength
-from anchored.decode.output_layer import OutputLayer
-from anchored.decode.paired_streams import open_streams
-from anchored.decode.request import Request
-from anchored.decode.row_attention import row_attention
-from anchored.decode.row_stream import RowStream
-from anchored.decode.sampling_config import SamplingConfig
-from anchored.decode.speculative_batch import SpeculativeBatch
-from anchored.decode.token_level import TokenLevel
+from anchored.decode.engine.draft_length import FixedLength
+from anchored.decode.engine.request import Request
+from anchored.decode.engine.speculative_batch import SpeculativeBatch
+from anchored.decode.levels.token_level import TokenLevel, open_streams
+from anchored.decode.models.attention import row_attention
+from anchored.decode.models.output_layer import OutputLayer
+from anchored.decode.models.row_stream import RowStream
+from anchored.decode.settings import SamplingConfig
 
 WORDS = " ".join(TEXT).split()
 

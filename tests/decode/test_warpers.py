@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
 
 PENALTY, TEMPERATURE = 1.3, 0.7

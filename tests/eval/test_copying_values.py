@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from copying_cases import HAND_CASES
 
-from anchored.eval.copying import (
-    copying_score,
-)
+from anchored.eval.copying import copying_score
 
 VECTORS = Path(__file__).parents[3] / "shared/reference/metric_vectors.json"
 

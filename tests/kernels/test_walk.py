@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anchored.decode.budget import Budget
+from anchored.decode.rules.budget import Budget
 from anchored.kernels.clipping import project_max
 from anchored.kernels.projection import project_kl
 from anchored.kernels.triton_layout import SPENT, STEP

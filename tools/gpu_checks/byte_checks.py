@@ -9,13 +9,13 @@ from torch import Tensor
 
 from anchored import Anchored
 from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.device_byte_stream import DeviceByteStream
-from anchored.decode.level_registry import choose_level
-from anchored.decode.model_pair import ModelPair
-from anchored.decode.paired_batch import PairedBatch
-from anchored.decode.request import Request
-from anchored.decode.row_attention import row_attention
-from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.byte.device_stream import DeviceByteStream
+from anchored.decode.decoder import choose_level
+from anchored.decode.engine.paired_batch import PairedBatch
+from anchored.decode.engine.request import Request
+from anchored.decode.models.attention import row_attention
+from anchored.decode.models.model_pair import ModelPair
+from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
 from anchored.kernels import reference
 from anchored.kernels.projection import project_kl

@@ -6,8 +6,8 @@ from itertools import cycle, islice
 import torch
 
 from anchored import Anchored, Decoder, Generation, ModelPair, verify
-from anchored.decode.choices import EngineName, Speculate
 from anchored.decode.rules.rule import Rule
+from anchored.decode.settings import EngineName, Speculate
 from anchored.tools.random_pair import random_pair
 
 from .check import Check, skipped

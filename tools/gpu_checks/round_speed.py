@@ -9,11 +9,11 @@ from functools import partial
 import torch
 
 from anchored import Anchored, ModelPair
-from anchored.decode.device_batch import DeviceBatch
-from anchored.decode.request import Request
-from anchored.decode.round_length import LENGTHS
-from anchored.decode.sampling_config import SamplingConfig
-from anchored.decode.token_level import TokenLevel
+from anchored.decode.engine.device_batch import DeviceBatch
+from anchored.decode.engine.draft_length import LENGTHS
+from anchored.decode.engine.request import Request
+from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.settings import SamplingConfig
 from anchored.kernels.triton_workspace import resident_splits, workspace
 from anchored.kernels.walk import new_accounts, walk
 from anchored.tools.gpu_checks.kernel_speed import replay_us

@@ -14,14 +14,7 @@ from anchored.eval.utility import excerpts, utility
 
 from .corpus import read
 from .folders import Folders
-from .generation import (
-    BATCH_SIZE,
-    Setting,
-    prompt_cache,
-    prompts,
-    read_generations,
-    settings,
-)
+from .generation import BATCH_SIZE, Setting, prompt_cache, prompts, read_generations, settings
 from .multiple_choice import MultipleChoiceConfig, write_tasks
 from .preset import Preset
 

@@ -8,7 +8,7 @@ from byte_pairs import PROMPTS
 from tiny_models import tiny_gpt2, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 
 
 def test_symbols_and_debt_are_the_same_alone_and_in_any_batch(pair):

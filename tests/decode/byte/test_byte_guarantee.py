@@ -12,7 +12,7 @@ from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
 from anchored.decode.byte.node_law import node_law
-from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.settings import SamplingConfig
 from anchored.kernels import reference
 
 NUM_DRAWS = 400

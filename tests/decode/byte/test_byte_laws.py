@@ -17,12 +17,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from anchored.decode.budget import Budget
-from anchored.decode.byte.byte_evaluation import ByteEvaluation
 from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.byte.node_law import NodeLaw, node_laws
-from anchored.decode.row_attention import row_attention
+from anchored.decode.byte.settings import ByteEvaluation
+from anchored.decode.models.attention import row_attention
+from anchored.decode.rules.budget import Budget
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.kernels.projection import project_kl
 
 pytestmark = pytest.mark.parametrize("family", ["cl100k"])

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from anchored.decode.byte.byte_marginals import ByteMarginals
-from anchored.decode.byte.byte_scores import byte_log_probs
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
+from anchored.decode.byte.path_sums import byte_log_probs
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 
 ALPHABET = ("t", " ", "'", "\u00e9")
 # What may come behind decides what is viable, and need not be likely.

@@ -4,7 +4,7 @@ import pytest
 from byte_pairs import PROMPTS, reference_of
 
 from anchored import Anchored, ByteSettings, Decoder, PromptCache, SafeOnly, verify
-from anchored.decode.prefix_debt import prefix_debt
+from anchored.decode.rules.prefix_debt import prefix_debt
 
 
 def test_the_debt_is_that_of_all_bytes_but_the_first_in_nats_of_a_token(pair):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from anchored.decode.byte.byte_evaluation import ByteCounts, ByteEvaluation
 from anchored.decode.byte.byte_row import ByteRow
-from anchored.decode.byte.byte_vocabulary import ByteVocabulary
 from anchored.decode.byte.node_law import node_laws
+from anchored.decode.byte.settings import ByteCounts, ByteEvaluation
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 pytestmark = pytest.mark.parametrize("family", ["cl100k"])
 TEXT = b"the harbour's the 12345 the harbour, \n\n the end "

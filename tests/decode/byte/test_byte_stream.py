@@ -16,14 +16,15 @@ from byte_streams import (
 )
 from tiny_models import FAMILIES
 
-from anchored.decode.byte import byte_prompt, byte_row, byte_stream
-from anchored.decode.byte.byte_evaluation import ByteEvaluation
+from anchored.decode.byte import byte_row, byte_stream
+from anchored.decode.byte import prompt as byte_prompt
 from anchored.decode.byte.byte_marginals import ByteMarginals
-from anchored.decode.byte.byte_scores import byte_log_probs
 from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
-from anchored.decode.row_attention import row_attention
-from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.byte.path_sums import byte_log_probs
+from anchored.decode.byte.settings import ByteEvaluation
+from anchored.decode.models.attention import row_attention
+from anchored.decode.settings import SamplingConfig
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.warpers import Warpers
 
 one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])

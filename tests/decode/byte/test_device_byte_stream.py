@@ -5,12 +5,12 @@ import torch
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 from torch.overrides import TorchFunctionMode
 
-from anchored.decode.byte.byte_evaluation import ByteEvaluation
 from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.byte_vocabulary import END_SYMBOL, ByteVocabulary
-from anchored.decode.byte.device_byte_stream import DeviceByteStream
-from anchored.decode.row_attention import row_attention
-from anchored.decode.sampling_config import SamplingConfig
+from anchored.decode.byte.device_stream import DeviceByteStream
+from anchored.decode.byte.settings import ByteEvaluation
+from anchored.decode.models.attention import row_attention
+from anchored.decode.settings import SamplingConfig
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.warpers import Warpers
 from anchored.tools.quickstart.tokenizer_training import pre_tokenizer
 

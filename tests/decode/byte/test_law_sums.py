@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anchored.decode.byte.law_sums import LawSums
+from anchored.decode.byte.path_sums import LawSums
 
 
 def sums_by_tiles(

@@ -10,12 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from anchored.decode.byte.byte_trie import ROOT
-from anchored.decode.byte.byte_vocabulary import ByteVocabulary
-from anchored.decode.byte.log_sums import log_sum_of
-from anchored.decode.byte.node_law import NodeLaw, node_laws
+from anchored.decode.byte.node_law import NodeLaw, log_sum_of, node_laws
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
 from anchored.decode.byte.tree_marginals import TreeMarginals
+from anchored.decode.tokenizer.trie import ROOT
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 pytestmark = pytest.mark.parametrize("family", ["cl100k"])
 PREFIXES = (b"", b" ", b" t", b"t", b"'")

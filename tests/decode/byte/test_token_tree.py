@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from anchored.decode.byte.byte_vocabulary import ByteVocabulary
 from anchored.decode.byte.token_tree import NO_NODE, ROOT_NODE, TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 PROSE = "The harbour bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 3
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from tiny_models import tiny_llama
 
-from anchored.decode.byte.byte_scores import score_tree
-from anchored.decode.byte.byte_vocabulary import ByteVocabulary
-from anchored.decode.byte.tree_backbone import TreeBackbone
-from anchored.decode.byte.tree_cache import TreeCache
-from anchored.decode.row_attention import row_attention
+from anchored.decode.byte.path_sums import score_tree
+from anchored.decode.byte.tree_cache import TreeBackbone, TreeCache
+from anchored.decode.models.attention import row_attention
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 TEXT = "the harbour's  12345 \n\n\t caf\u00e9 "
 

@@ -1,0 +1,208 @@
+"""What follows one node, as `NodeLaw`, where nothing leaves the device that computed it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...kernels.interval_sums import interval_log_sums
+from ..models.kv_cache import uploaded
+from ..tokenizer.trie import ROOT, ByteTrie
+from ..tokenizer.viability import Standing
+from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .byte_row import ByteRow
+from .byte_stream import ByteStream
+from .node_law import NodeLaw
+from .settings import ByteCounts, ByteEvaluation, Mode
+from .token_tree import Head
+
+# N nodes, V tokens of the vocabulary, T rows of the trie.
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLaw:
+    """Log-probabilities that sum to one, in nats, as tensors of one device.
+
+    scores: (T + 1,) by row of the trie and for the end, the logits or -inf where not allowed;
+    log_total: () float64, log of their sum, 0.0 for a dead end. masked_mass: () float64, the share
+    of the model's own mass that is not among them, 0.0 where that is none.
+    """
+
+    trie: ByteTrie
+    scores: Tensor
+    log_total: Tensor
+    masked_mass: Tensor
+
+    def of_token(self, token: int) -> Tensor:
+        """Log-probability of one token: () float64."""
+        return self.scores[int(self.trie.row_of[token])].double() - self.log_total
+
+
+class DeviceLaws:
+    """Makes the laws of nodes from their logits; what a vocabulary needs for it is sent once."""
+
+    def __init__(self, vocabulary: ByteVocabulary, device: torch.device, mode: Mode) -> None:
+        self.vocabulary, self.device, self.mode = vocabulary, device, mode
+        self._tokens = torch.from_numpy(vocabulary.trie.tokens.astype(np.int64)).to(device)
+        self._stops = torch.from_numpy(vocabulary.stop_token_ids).to(device)
+
+    def __call__(self, standings: Sequence[Standing], logits: Tensor) -> list[DeviceLaw]:
+        """logits: (N, at least V) on the device, any float dtype, -inf = banned; sums are float64.
+
+        All stop tokens count as one end. A row with NaN or +inf gives a law of NaN.
+        """
+        is_double = logits.dtype == torch.float64
+        own = (logits if is_double else logits.float())[:, : self.vocabulary.vocab_size]
+        viability = self.vocabulary.viability
+        is_masked = self.mode == "masked"
+        rule = viability.allowed if is_masked else viability.well_formed
+        allowed = self._sent([np.asarray(rule(standing)) for standing in standings])
+        may_end = self._sent([np.array([viability.may_end(standing)]) for standing in standings])
+        tokens = own.index_select(-1, self._tokens).masked_fill(~allowed, -torch.inf)
+        end = own.index_select(-1, self._stops).double().logsumexp(-1, keepdim=True)
+        scores = torch.cat([tokens, end.masked_fill(~may_end, -torch.inf).to(own.dtype)], dim=1)
+        log_total = scores.double().logsumexp(-1)
+        is_dead = log_total == -torch.inf
+        masked_mass = -(log_total - own.double().logsumexp(-1)).expm1()
+        masked_mass = masked_mass.masked_fill(is_dead, 0.0).nan_to_num(0.0)
+        log_total = log_total.masked_fill(is_dead, 0.0)
+        columns = (scores.unbind(), log_total.unbind(), masked_mass.unbind())
+        return [DeviceLaw(self.vocabulary.trie, *law) for law in zip(*columns, strict=True)]
+
+    def _sent(self, rows: Sequence[NDArray[np.bool_]]) -> Tensor:
+        return uploaded(torch.from_numpy(np.stack(rows)), self.device)
+
+
+# R texts, H heads of the one with most, N heads of all, T rows of the trie.
+
+
+class HeadTable:
+    """Where the heads of R texts have the tokens that go on with each symbol, as the host knows it.
+
+    rows: (R, H) int32, the place of each head among all. low, high: (R, H, 257) int32, intervals of
+    the trie's rows; the end is row T. fresh: (R, H) float64, log masses of the heads where the
+    text stands for its newest nodes alone. is_head: (R, H) bool, False for padding.
+    """
+
+    def __init__(self, heads: Sequence[Sequence[Head]], trie: ByteTrie) -> None:
+        shape = (len(heads), max(1, *map(len, heads)))
+        self.is_head = np.arange(shape[1]) < np.array([[len(own)] for own in heads])
+        self.rows = np.zeros(shape, np.int32)
+        self.rows[self.is_head] = np.arange(self.is_head.sum())
+        self.fresh = np.full(shape, -np.inf)
+        self.low = np.zeros((*shape, NUM_SYMBOLS), np.int32)
+        self.high = np.zeros_like(self.low)
+        for text, own in enumerate(heads):
+            for place, (_, prefix) in enumerate(own):
+                self._fill((text, place), prefix, trie)
+
+    def _fill(self, at: tuple[int, int], prefix: int, trie: ByteTrie) -> None:
+        children = trie.children(prefix)
+        symbols = trie.byte[children]
+        self.low[at][symbols] = trie.low[children]
+        self.high[at][symbols] = trie.high[children]
+        if prefix == ROOT:
+            self.low[at][END_SYMBOL], self.high[at][END_SYMBOL] = np.array([0, 1]) + len(trie.texts)
+            self.fresh[at] = 0.0
+
+
+def log_probs_on_device(
+    table: HeadTable, laws: Sequence[DeviceLaw], log_masses: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """log q of the next symbol (R, 257) float64, -inf where nothing follows, and the heads' masses.
+
+    laws, log_masses: N of each, () float64, in the order of the table, on one device. A text to
+    which they give no probability at all stands for its newest nodes alone: the masses returned
+    are then those. Equal to `TreeMarginals` up to rounding; nothing waits for the device.
+    """
+    device = log_masses[0].device
+    scores = torch.stack([law.scores for law in laws])
+    totals = torch.stack([law.log_total for law in laws])
+    rows, low, high = (_sent(array, device) for array in (table.rows, table.low, table.high))
+    at = rows.long()
+    is_head, fresh = _sent(table.is_head, device), _sent(table.fresh, device)
+    known = torch.stack(list(log_masses))[at].masked_fill(~is_head, -torch.inf)
+    both = torch.cat([known, fresh]) - totals[at].repeat(2, 1)
+    sums = interval_log_sums(
+        scores, rows.repeat(2, 1), both, low.repeat(2, 1, 1), high.repeat(2, 1, 1)
+    )
+    by_known, by_fresh = sums.chunk(2)
+    is_dead = by_known.amax(-1, keepdim=True) == -torch.inf
+    logs = torch.where(is_dead, by_fresh, by_known)
+    total = logs.logsumexp(-1, keepdim=True)
+    chosen = torch.where(is_dead, fresh, known)
+    masses = [
+        chosen[text, place] for text, own in enumerate(table.is_head) for place in range(own.sum())
+    ]
+    return (logs - total).masked_fill(total == -torch.inf, -torch.inf), masses
+
+
+def _sent(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    return uploaded(torch.from_numpy(values), device)
+
+
+# R rows of one call.
+
+
+def device_stream_refusal(evaluation: ByteEvaluation) -> str:
+    """Why laws cannot stay on the device, "" if they can: the host must not choose by them."""
+    if evaluation.tau:
+        return f"tau={evaluation.tau} leaves nodes out by their mass"
+    if evaluation.prefetch:
+        return f"prefetch={evaluation.prefetch} takes the likeliest continuations"
+    return ""
+
+
+class DeviceByteStream(ByteStream):
+    """A `ByteStream` whose laws, masses and marginals stay where the model is.
+
+    The host grows the trees, which depend on the texts alone, and sends masks and intervals; the
+    law of a next byte needs nothing back. So one transfer a byte is enough: that of the byte drawn.
+    The log-probabilities of prompts are computed as in `ByteStream`.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """As a `ByteStream`; ValueError for an evaluation by masses: `device_stream_refusal`."""
+        super().__init__(*arguments, **settings)
+        if refusal := device_stream_refusal(self.evaluation):
+            raise ValueError(f"laws cannot stay on the device: {refusal}")
+        self._laws = DeviceLaws(self.vocabulary, self._device, self.evaluation.mode)
+
+    def counts(self, row: int) -> ByteCounts:
+        """The work that a row has made so far; waits for the device."""
+        own = super().counts(row)
+        return replace(own, masked_mass=float(own.masked_mass))
+
+    def _seen(self, paths: list[NDArray[np.int64]]) -> Tensor:
+        seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
+        for row, path in zip(seen, paths, strict=True):
+            row[torch.from_numpy(path)] = True
+        return uploaded(seen, self._device)
+
+    def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
+        # Rows ask a law for of_token and masked_mass alone, and only ever add what these return.
+        return cast(list[NodeLaw], self._laws(standings, logits))
+
+    def _marginals(self, rows: list[ByteRow]) -> Tensor:
+        heads = [[] if row.is_over else row.tree.heads for row in rows]
+        if not any(heads):
+            return self._filled(-torch.inf, len(rows), NUM_SYMBOLS)
+        owners = [(row, head.node) for row, own in zip(rows, heads, strict=True) for head in own]
+        log_probs, masses = log_probs_on_device(
+            HeadTable(heads, self.vocabulary.trie),
+            [cast(DeviceLaw, row.marginals.laws[node]) for row, node in owners],
+            [self._mass(row.marginals.log_mass[node]) for row, node in owners],
+        )
+        for (row, node), mass in zip(owners, masses, strict=True):
+            row.marginals.log_mass[node] = cast(float, mass)
+        return log_probs
+
+    def _mass(self, value: float | Tensor) -> Tensor:
+        return value if isinstance(value, Tensor) else self._filled(value)
+
+    def _filled(self, value: float, *shape: int) -> Tensor:
+        return torch.full(shape, value, dtype=torch.float64, device=self._device)

@@ -1,0 +1,128 @@
+"""One prompt while a model reads it: its trunk first, then the nodes beside it."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..tokenizer.vocabulary import ByteVocabulary
+from .byte_row import NODES_PER_FORWARD, ByteRow
+from .path_sums import PathSums, score_tree
+from .settings import ByteCounts, ByteEvaluation
+from .token_tree import ROOT_NODE, TokenTree
+from .tree_cache import TreeCache, TreeForward
+
+
+class BytePrompt:
+    """The tree of a prompt and the sums along it that give the log-probabilities of its bytes.
+
+    The trunk is read causally. Beside it lie about three nodes a token: all of them are needed
+    for exact log-probabilities, else only the few that the next byte depends on.
+    """
+
+    def __init__(self, vocabulary: ByteVocabulary, text: bytes, evaluation: ByteEvaluation) -> None:
+        """Raises ValueError at a byte that cannot follow the ones before it."""
+        self.text, self.evaluation = text, evaluation
+        self.sums: PathSums | None = None
+        if evaluation.prompt_scores == "none":
+            self.tree = TokenTree(vocabulary)
+            self.tree.extend(text)
+        else:
+            self.sums = PathSums(score_tree(vocabulary, text), evaluation.mode)
+            self.tree = self.sums.grown.tree
+        self.cache = TreeCache(self.tree)
+        self.trunk = [ROOT_NODE, *self.cache.add_trunk()]
+        self.counts = ByteCounts(num_forwards=1, num_nodes=len(self.trunk_token_ids))
+        self._remaining = self._beside_trunk()
+        self._hidden: dict[int, Tensor] = {}
+        self._logits: dict[int, Tensor] = {}
+
+    @property
+    def trunk_token_ids(self) -> list[int]:
+        """Start tokens and the trunk's."""
+        start = self.tree.vocabulary.start_token_ids
+        return [*start, *(self.tree.token[node] for node in self.trunk[1:])]
+
+    @property
+    def num_first(self) -> int:
+        """Token positions of the first forward."""
+        return len(self.trunk_token_ids) + (len(self._remaining) if self.is_short else 0)
+
+    @property
+    def is_short(self) -> bool:
+        """One forward with a mask of ancestors computes the trunk and all beside it."""
+        return len(self.trunk_token_ids) + len(self._remaining) <= NODES_PER_FORWARD
+
+    def whole_forward(self) -> TreeForward:
+        """That forward, start tokens included; its last nodes are those beside the trunk."""
+        nodes, self._remaining = self._remaining, []
+        self.counts.num_nodes += len(nodes)
+        return self.cache.behind_settled(self.cache.add(nodes))
+
+    def take(self, nodes: list[int], hidden: Tensor) -> None:
+        """Keep the hidden states (len(nodes), D) that later bytes may ask for."""
+        last = self.trunk[-1]
+        for node, state in zip(nodes, torch.split(hidden, 1), strict=True):
+            if node == last or (self.tree.is_alive(node) and node not in self._settled):
+                self._hidden[node] = state.clone()
+
+    def kept(
+        self, nodes: list[int], tiles: Iterable[tuple[int, Tensor]]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Tiles of logits as they are, a copy of what later bytes may ask for being kept."""
+        places = [place for place, node in enumerate(nodes) if node in self._hidden]
+        parts = []
+        for first, logits in tiles:
+            parts.append(logits[places])
+            yield first, logits
+        ordered = torch.cat(parts, 1)
+        tokens = torch.from_numpy(self.tree.vocabulary.ordered_tokens).to(ordered.device)
+        by_token = torch.empty_like(ordered).index_copy_(1, tokens, ordered)
+        self._logits.update(zip([nodes[place] for place in places], by_token[:, None], strict=True))
+
+    def next_forward(self) -> TreeForward | None:
+        """The next nodes beside the trunk; None when all are computed."""
+        nodes, self._remaining = (
+            self._remaining[:NODES_PER_FORWARD],
+            self._remaining[NODES_PER_FORWARD:],
+        )
+        if not nodes:
+            return None
+        self.counts.num_forwards += 1
+        self.counts.num_nodes += len(nodes)
+        return self.cache.add(nodes)
+
+    def compact(self) -> tuple[int, list[int]]:
+        """Drop what neither later nodes nor later bytes attend to; see TreeCache.compact."""
+        needed: set[int] = set()
+        for node in self._remaining:
+            parent = self.tree.parent[node]
+            while parent in self.cache and parent not in needed and parent not in self._settled:
+                needed.add(parent)
+                parent = self.tree.parent[parent]
+        return self.cache.compact(needed)
+
+    def log_probs(self) -> Tensor:
+        """(bytes - 1,) float64: log q of each byte but the first, or (0,) where none are wanted."""
+        if self.sums is None:
+            return torch.empty(0, dtype=torch.float64)
+        which = self.evaluation.prompt_scores
+        is_exact, is_upper = which == "exact", which == "upper"
+        values = self.sums.log_probs() if is_exact else self.sums.bounds(is_upper=is_upper)
+        return torch.from_numpy(values[1:-1])
+
+    def row(self, reach: int) -> ByteRow:
+        """The row that goes on from the prompt, up to `reach` positions."""
+        row = ByteRow(self.cache, self.counts, self.evaluation, reach)
+        row.hidden = self._hidden
+        return row
+
+    def logits(self) -> tuple[list[int], list[Tensor]]:
+        """Nodes that later bytes may ask for, and their logits (1, V) as far as they are known."""
+        return list(self._logits), list(self._logits.values())
+
+    def _beside_trunk(self) -> list[int]:
+        self._settled = set(self.trunk)
+        if self.evaluation.prompt_scores == "exact":
+            return [node for node in range(len(self.tree)) if node not in self._settled]
+        return self.cache.missing(head.node for head in self.tree.heads)

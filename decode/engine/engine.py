@@ -1,0 +1,275 @@
+"""Which engine decodes a batch: steps on the device where they can run, eager ones elsewhere."""
+
+import logging
+import math
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+
+from ..ledger import LedgerStep
+from ..levels.level import Level
+from ..levels.token_level import TokenLevel
+from ..models.attention import RowAttention, is_hooked
+from ..models.model_pair import ModelPair
+from ..rules.anchored import Anchored
+from ..rules.rule import Rule
+from ..settings import EngineName, SamplingConfig, Speculate
+from .device_batch import DeviceBatch
+from .paired_batch import PairedBatch, decode_all
+from .request import Request
+from .speculation import Speculation
+
+if TYPE_CHECKING:
+    from .device_batch import DeviceBatch
+
+# Triton is not there on every platform: what needs it is imported where it is used.
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Opens the batches of one decoder.
+
+    "eager" draws a token a row and looks at it; "device" keeps steps on the device and raises
+    ValueError where it cannot; "auto" is "device" on CUDA where that can and agrees with "eager".
+    One batch on the device is kept with its graph, and its memory, for calls of the same size.
+    Either can speculate.
+    """
+
+    def __init__(
+        self, level: Level, rule: Rule, name: EngineName, speculate: Speculate = "off"
+    ) -> None:
+        if name not in get_args(EngineName):
+            raise ValueError(f'engine must be "auto", "eager" or "device", got {name!r}')
+        self._speculation = Speculation.of(level, rule, speculate)
+        self.level, self.rule, self.name = level, rule, name
+        self._kept: DeviceBatch | None = None
+        self._disagreement: str | None = None
+        self._logged: set[str] = set()
+        if name == "device":
+            _raise_if(pair_refusal(level, rule))
+            _check_device(level.pair)
+
+    def check(self, sampling: SamplingConfig) -> None:
+        """Raise ValueError if the engine that was asked for by name cannot sample like this.
+
+        The pair is looked at again: its models may have been given hooks.
+        """
+        if self.name == "device":
+            _raise_if(pair_refusal(self.level, self.rule) or sampling_refusal(sampling))
+
+    def open(self, sampling: SamplingConfig, num_rows: int, max_length: int) -> PairedBatch:
+        """An empty batch of `num_rows` rows of up to `max_length` symbols.
+
+        Raises ValueError if the engine was asked for by name and cannot run or differs.
+        """
+        if self.name == "device":
+            self.check(sampling)
+            _raise_if(self._found_disagreement())
+        elif self.name == "eager" or self._logged_refusal(sampling):
+            return self._eager_batch(sampling, num_rows, max_length)
+        return self._device_batch(sampling, num_rows, max_length)
+
+    def _logged_refusal(self, sampling: SamplingConfig) -> str:
+        """Why "auto" decodes eagerly, "" if it does not; each reason is logged once."""
+        if not _is_on_cuda(self.level.pair):
+            return "there is no CUDA device"
+        refusal = pair_refusal(self.level, self.rule) or sampling_refusal(sampling)
+        refusal = refusal or self._found_fault()
+        if refusal and refusal not in self._logged:
+            self._logged.add(refusal)
+            logger.warning("decoding step by step from the host: %s", refusal)
+        return refusal
+
+    def _found_fault(self) -> str:
+        """As `_found_disagreement`; an error of the device or of a kernel is one too."""
+        from triton.errors import TritonError
+
+        try:
+            return self._found_disagreement()
+        except (RuntimeError, TritonError) as error:
+            self._disagreement = f"steps on the device fail: {error}"
+            return self._disagreement
+
+    def _found_disagreement(self) -> str:
+        """How a few steps differ from eager ones, "" if only by rounding; looked at once."""
+
+        if self._disagreement is None:
+            assert isinstance(self.rule, Anchored)
+            error, tolerance = largest_difference(
+                self.level.pair, self.rule.divergence, num_drafts=max(self._draft_lengths)
+            )
+            self._disagreement = (
+                ""
+                if error <= tolerance
+                else f"steps on the device differ by {error:.2g} nats ({tolerance:.2g} allowed)"
+            )
+        return self._disagreement
+
+    @property
+    def _draft_lengths(self) -> tuple[int, ...]:
+        return (0,) if self._speculation is None else self._speculation.device_lengths
+
+    def _eager_batch(self, sampling: SamplingConfig, num_rows: int, max_length: int) -> PairedBatch:
+        if self._speculation is not None and self._speculation.fits(max_length):
+            return self._speculation.open(sampling, num_rows=num_rows, max_length=max_length)
+        return PairedBatch(
+            self.level, self.rule, sampling, num_rows=num_rows, max_length=max_length
+        )
+
+    def _device_batch(
+        self, sampling: SamplingConfig, num_rows: int, max_length: int
+    ) -> "DeviceBatch":
+        from .device_batch import DeviceBatch
+
+        kept = self._kept
+        if kept is not None and kept.fits(num_rows, max_length):
+            kept.warp_by(sampling)
+            return kept
+        assert isinstance(self.rule, Anchored)
+        self._kept = None  # its memory is free before the next one takes its own
+        self._kept = DeviceBatch(
+            self.level,
+            self.rule,
+            sampling,
+            num_rows=num_rows,
+            max_length=max_length,
+            draft_lengths=self._draft_lengths,
+        )
+        return self._kept
+
+
+def _is_on_cuda(pair: ModelPair) -> bool:
+    return pair.safe.device.type == "cuda"
+
+
+def _check_device(pair: ModelPair) -> None:
+    from ...kernels.triton_launch import check_device
+
+    check_device(pair.safe.device)
+
+
+def _raise_if(refusal: str) -> None:
+    if refusal:
+        raise ValueError(f'engine="device" cannot run here: {refusal}')
+
+
+FAMILIES = ("llama", "mistral", "olmo2", "gpt2", "qwen2", "qwen3")
+"""Families whose layers are tested with one column at a position on the device. Llama 4 is not
+among them: its layers attend in chunks and send tokens to experts by values on the host."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Logits are warped in float32; a float64 pair promises more digits than that."""
+
+
+def pair_refusal(level: Level, rule: Rule) -> str:
+    """Why a pair cannot decode on the device at this level under this rule, "" if it can."""
+    pair = level.pair
+    if level.name != "token":
+        return f"its level is the {level.name}, not the token"
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if not isinstance(rule, Anchored):
+        return f"the rule {rule.name} is not Anchored"
+    if pair.num_processes > 1:
+        return "the risky model is split over processes"
+    if pair.quantization:
+        return f"the {' and the '.join(pair.quantization)} model is quantised"
+    devices = {p.device for model in pair.models.values() for p in model.parameters()}
+    if len(devices) > 1:
+        return f"the models are on {len(devices)} devices, not one"
+    refusals = (_model_refusal(pair, name) for name in pair.models)
+    return next((refusal for refusal in refusals if refusal), "")
+
+
+def sampling_refusal(sampling: SamplingConfig) -> str:
+    """Why tokens cannot be sampled like this on the device, "" if they can."""
+    if sampling.is_greedy:
+        return "temperature 0 samples nothing"
+    names = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
+    used = [name for name, is_used in names.items() if is_used]
+    return f"{' and '.join(used)} cut off tokens" if used else ""
+
+
+def _model_refusal(pair: ModelPair, name: str) -> str:
+    model, attention = pair.models[name], pair.row_attention[name]
+    family = model.config.model_type
+    if model.dtype not in DTYPES:
+        return f"the {name} model is {model.dtype}, not one of float32, bfloat16, float16"
+    if family not in FAMILIES or attention is None or not _is_full(attention):
+        return f"the {name} model ({family}) is not of a tested family with full attention"
+    if hooked := next((n for n, module in model.named_modules() if is_hooked(module)), None):
+        return f"the {name} model has a hook on {hooked}, which a captured step may not run"
+    return ""
+
+
+def _is_full(attention: RowAttention) -> bool:
+    return attention.layer_types == ("full_attention",)
+
+
+PROMPT_LENGTHS = (5, 2)
+NUM_STEPS = 3
+TOLERANCE_NATS = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.02,
+}
+"""Largest difference of a step that rounding of the same batch explains, at temperature 1."""
+NATS_PER_STEP = 4.0
+"""A budget that lets the risky model through, so that its errors would show."""
+
+
+def largest_difference(
+    pair: ModelPair, divergence: Literal["kl", "max"], *, num_drafts: int
+) -> tuple[float, float]:
+    """(largest difference of a spend or a log-probability, what rounding explains), in nats.
+
+    Two rows of different lengths, NUM_STEPS tokens, as far as both draw the same tokens: past a
+    token at a boundary of the sampler, which rounding can decide, the rows have nothing in common.
+    num_drafts: of a step on the device.
+    """
+    rule = Anchored(k=NATS_PER_STEP, divergence=divergence, debt="none")
+    sampling = SamplingConfig(temperature=1.0)
+    drafting = partial(DeviceBatch, draft_lengths=(num_drafts,))
+    by_host, by_device = (
+        _steps(open_batch(TokenLevel(pair), rule, sampling, num_rows=2, max_length=_max_length()))
+        for open_batch in (PairedBatch, drafting)
+    )
+    pairs = zip(by_host, by_device, strict=True)
+    error = max(_difference(host, device) for host, device in pairs)
+    return error, TOLERANCE_NATS[pair.dtype]
+
+
+def _max_length() -> int:
+    return max(PROMPT_LENGTHS) + NUM_STEPS
+
+
+def _steps(batch: PairedBatch) -> list[list[LedgerStep]]:
+    """Of each request, in order."""
+    vocab_size = batch.pair.vocab_size
+    requests = [
+        Request(
+            prompt_token_ids=[(7 * place + 3 * row + 2) % vocab_size for place in range(length)],
+            max_new_tokens=NUM_STEPS,
+            seed=row,
+            index=row,
+        )
+        for row, length in enumerate(PROMPT_LENGTHS)
+    ]
+    finished = {state.request.index: state.steps for state in decode_all(batch, requests)}
+    return [finished[request.index] for request in requests]
+
+
+def _difference(by_host: list[LedgerStep], by_device: list[LedgerStep]) -> float:
+    """Infinite where only one of them could go on after the same tokens."""
+    error = 0.0
+    for host, device in zip(by_host, by_device, strict=False):
+        error = max(error, abs(host.spend - device.spend))
+        if host.token_id != device.token_id:
+            return error
+        error = max(error, abs(host.log_prob - device.log_prob))
+        error = max(error, abs(host.safe_log_prob - device.safe_log_prob))
+    return error if len(by_host) == len(by_device) else math.inf

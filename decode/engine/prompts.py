@@ -1,0 +1,117 @@
+"""Both models read prompts once: last logits and the ratios behind the debt."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..levels.level import Level
+from ..models.stream import UNSCORED, Stream
+from ..rules.prefix_debt import PromptRatios, log_likelihood_ratios, prompt_digest
+from ..rules.rule import Rule
+from ..settings import SamplingConfig
+
+# R prompts.
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReading:
+    """What is known after the prompts, before the first new token."""
+
+    logits: dict[str, Tensor]
+    """By "safe" and "risky": (R, vocab_size), raw, after the last prompt token."""
+    ratios: list[Tensor]
+    """Per prompt (num_positions,) float64 log p_r - log p_s of symbols 1.., but special ones, in
+    nats of a token; (0,) of streams that score no prompts, and where there is an error."""
+    errors: list[str]
+    """Per prompt what is wrong with a model's logits over it or its ratios, "" for nothing."""
+    num_forwards: dict[str, int]
+    """By model: forwards that each prompt took part in."""
+    seen: Tensor
+    """(R, vocab_size) bool on the safe model's device: symbols that occur in the prompt."""
+
+
+def asks_for_ratios(level: Level, rule: Rule) -> bool:
+    """Whether streams have to score prompts: for debts that are not known before."""
+    return rule.charges_debt and level.prompt_ratios is None
+
+
+def read_prompts(
+    level: Level, streams: Mapping[str, Stream], prompts: list[list[int]], rows: list[int]
+) -> PromptReading:
+    """Prefill empty rows of both streams with prompts of any lengths."""
+    read = {name: stream.read(prompts, rows) for name, stream in streams.items()}
+    log_probs = {name: prompt.token_log_probs for name, prompt in read.items()}
+    scored = [
+        _scored(level, prompt, {name: values[i] for name, values in log_probs.items()})
+        for i, prompt in enumerate(prompts)
+    ]
+    return PromptReading(
+        logits={name: prompt.logits for name, prompt in read.items()},
+        ratios=[ratios for ratios, _ in scored],
+        errors=[error for _, error in scored],
+        num_forwards={name: prompt.num_forwards for name, prompt in read.items()},
+        seen=_seen(prompts, level.vocab_size).to(level.pair.safe.device),
+    )
+
+
+def measured_ratios(level: Level, batches: Iterable[list[list[int]]]) -> PromptRatios:
+    """The ratios of prompts, to be kept; ValueError for one whose logits are NaN."""
+    ratios = PromptRatios(ratio_source(level))
+    for prompts in batches:
+        longest = max(map(len, prompts))
+        streams = level.open_streams(len(prompts), longest, SamplingConfig(), scores_prompts=True)
+        reading = read_prompts(level, streams, prompts, list(range(len(prompts))))
+        for prompt, own, error in zip(prompts, reading.ratios, reading.errors, strict=True):
+            if error:
+                raise ValueError(error)
+            ratios.by_prompt[prompt_digest(prompt)] = own
+    return ratios
+
+
+def ratio_source(level: Level) -> dict[str, Any]:
+    """All that decides the ratios of a prompt beside its symbols, as plain JSON values."""
+    pair = level.pair
+    return {
+        "level": level.name,
+        **{f"{name} model": fingerprint for name, fingerprint in pair.fingerprints.items()},
+        **{f"{name} dtype": str(model.dtype) for name, model in pair.models.items()},
+        "quantization": pair.quantization,
+        "special tokens": list(level.special_token_ids),
+        "sampling": "unwarped",
+        **level.ratio_settings(),
+    }
+
+
+def _scored(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> tuple[Tensor, str]:
+    """A prompt's ratios and what is wrong with it; without ratios where anything is."""
+    ratios = _ratios(level, prompt, log_probs["risky"], log_probs["safe"])
+    error = _error(log_probs, ratios)
+    return UNSCORED if error else ratios, error
+
+
+def _ratios(level: Level, prompt: list[int], risky: Tensor, safe: Tensor) -> Tensor:
+    """Known ones, measured ones, or none where nobody asks for them."""
+    if level.prompt_ratios is not None:
+        return level.prompt_ratios.of(prompt)
+    if len(risky) == 0:
+        return UNSCORED
+    special = torch.tensor(level.special_token_ids, dtype=torch.long)
+    ratios = level.symbols_per_token * log_likelihood_ratios(risky, safe)
+    return ratios[~torch.isin(torch.tensor(prompt)[1:], special)]
+
+
+def _error(log_probs: dict[str, Tensor], ratios: Tensor) -> str:
+    broken = [name for name, values in log_probs.items() if values.isnan().any()]
+    if broken:
+        return f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
+    return "the ratios that are given for the prompt hold NaN" if ratios.isnan().any() else ""
+
+
+def _seen(prompts: list[list[int]], vocab_size: int) -> Tensor:
+    seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        seen[row, prompt] = True
+    return seen

@@ -1,0 +1,191 @@
+"""Which uniforms draw a request: the Philox key of its seed, its prompt and its place."""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..ledger import SAMPLER, LedgerHeader, LedgerStep
+from ..levels.text import TextStream
+from ..models.stream import UNSCORED
+from ..rules.budget import Budget
+from ..rules.prefix_debt import prompt_digest
+from ..rules.rule import Rule
+
+SEED_SAMPLER = "coupled/1"
+"""The sampler of older ledgers: its key is the seed alone, so the turns of a conversation shared
+their uniforms, and two texts of bound 0 were 0.63 nats from independent ones."""
+
+
+def random_key(seed: int, prompt: list[int], *, level: str, place: int) -> int:
+    """The key, in [0, 2**63), of the uniforms that draw one request; positions count from 0.
+
+    prompt: its symbols at this level. place: how many requests of its call before it have the same
+    prompt and the same seed.
+    Bounds of several texts add up where the texts are drawn independently. A conversation goes on
+    with one seed, samples have one prompt too: the hash gives each a key of its own. Two of n
+    requests share one with a probability below n**2 / 2**64.
+    """
+    named = f"{SAMPLER} {seed} {level} {prompt_digest(prompt)} {place}"
+    return int.from_bytes(hashlib.sha256(named.encode()).digest()[:8], "big") >> 1
+
+
+def random_stream(prompt: list[int], *, place: int) -> dict[str, Any]:
+    """What a ledger records of the key, beside level and seed."""
+    return {"prompt_sha256": prompt_digest(prompt), "place": place}
+
+
+def recorded_key(header: LedgerHeader) -> int:
+    """The key that a ledger says it was drawn by.
+
+    Raises ValueError for an unknown sampler and for a stream that is not that of the header's
+    prompt. Any place is taken, as any seed is: both were the caller's choice.
+    """
+    if header.sampler == SEED_SAMPLER:
+        return header.seed
+    if header.sampler != SAMPLER:
+        raise ValueError(f"sampler must be {SEED_SAMPLER} or {SAMPLER}, got {header.sampler!r}")
+    place = None if header.stream is None else header.stream.get("place")
+    if type(place) is not int or place < 0:
+        raise ValueError(f"the stream must have a place, a whole number >= 0, got {place!r}")
+    if header.stream != random_stream(header.prompt_token_ids, place=place):
+        raise ValueError(f"the stream {header.stream} does not follow from the header's prompt")
+    return random_key(header.seed, header.prompt_token_ids, level=header.level, place=place)
+
+
+logger = logging.getLogger(__name__)
+
+MAX_SEED = 2**63
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A prompt and what decides its continuation beside the rule and the warpers."""
+
+    prompt_token_ids: list[int]
+    max_new_tokens: int
+    seed: int = 0
+    k: float | None = None
+    """Nats a step in place of the rule's own k."""
+    stop: tuple[str, ...] = ()
+    index: int = 0
+    """Among the generations of the call."""
+    place: int = 0
+    """Requests of the call before it with the same prompt and seed: see `random_key`."""
+    num_return_sequences: int = 1
+    """Samples of this prompt that the call returns."""
+    prior_bound: float = 0.0
+    """Nats that the end of the prompt may have spent, where an earlier generation wrote it."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}")
+        if not 0 <= self.seed < MAX_SEED:
+            raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
+        if "" in self.stop:
+            raise ValueError("stop must not hold an empty string")
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the prompt and the longest continuation."""
+        return len(self.prompt_token_ids) + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to one request."""
+
+    text: str
+    """Whole characters only; "" while a character or a possible stop string is incomplete."""
+    spend: float
+    """Nats."""
+    accepted: bool
+    token_id: int
+
+
+@dataclass(kw_only=True, slots=True)
+class RequestState:
+    """A request that is being decoded; finished once `finish_reason` is set."""
+
+    request: Request
+    budget: Budget
+    text: TextStream
+    uniforms: Tensor | None = None
+    """(max_new_tokens, 3) float64 for the coupled sampler; None samples nothing."""
+    steps: list[LedgerStep] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    num_forwards: Counter[str] = field(default_factory=Counter)
+    """By model: forwards that the request took part in."""
+    work: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By model, once finished: what they computed, where that is not a forward a symbol."""
+    num_skipped: int = 0
+    """Tokens that were drawn before the risky model had run for them."""
+    num_drafted: int = 0
+    """Tokens that the safe model guessed before the risky one ran."""
+    num_accepted: int = 0
+    """Those of them that were drawn."""
+    spent: float = 0.0
+    finish_reason: str = ""
+    error: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.finish_reason)
+
+    @property
+    def allowance(self) -> float:
+        """Nats that the next token may spend; 0 once finished."""
+        return 0.0 if self.is_finished else self.budget.allowance(len(self.steps), self.spent)
+
+    def fail(self, message: str) -> None:
+        """End the request with an error; what was drawn so far stays."""
+        self.finish_reason, self.error = "error", message
+
+    def append(self, step: LedgerStep, *, is_end: bool) -> None:
+        """Bank the step's spend and keep the text that it makes certain."""
+        self.steps.append(step)
+        self.spent += step.spend
+        text = "" if is_end else self.text.push(step.token_id)
+        if is_end:
+            self.finish_reason = "stop_token"
+        elif self.text.is_stopped:
+            self.finish_reason = "stop_string"
+        elif len(self.steps) == self.request.max_new_tokens:
+            self.finish_reason = "length"
+        text += self.text.finish() if self.is_finished else ""
+        self.pieces.append(Piece(text, step.spend, step.accepted, step.token_id))
+
+
+def request_budget(request: Request, rule: Rule, ratios: Tensor) -> Budget:
+    """The request's budget; `ratios` (num_positions,) float64 are its prompt's, in nats."""
+    return rule.budget_for(horizon=request.max_new_tokens, k=request.k, ratios=ratios)
+
+
+def budget_without_debt(request: Request, rule: Rule) -> Budget:
+    """The budget of a request whose prompt was not read; ValueError for too many nats."""
+    return request_budget(request, rule, UNSCORED)
+
+
+def refused(request: Request, rule: Rule, text: TextStream, error: str) -> RequestState:
+    """A request that was never read."""
+    budget = budget_without_debt(request, rule)
+    state = RequestState(request=request, budget=budget, text=text)
+    state.fail(error)
+    return state
+
+
+def warn_of_safe_only(budgets: Sequence[Budget]) -> None:
+    """One line if debts leave some requests nothing to spend."""
+    indebted = [budget for budget in budgets if budget.debt > 0 and budget.is_safe_only]
+    if indebted:
+        logger.warning(
+            "prefix debt %.4g >= K %.4g: the safe model decodes alone (%d of %d requests)",
+            indebted[0].debt,
+            indebted[0].total,
+            len(indebted),
+            len(budgets),
+        )

@@ -1,0 +1,235 @@
+"""Every way to run rows of a model against its plain forward: once, when the model is loaded."""
+
+import logging
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .attention import RowAttention, row_attention
+from .output_layer import OutputLayer
+from .row_stream import RowStream, right_padded
+from .stream import BatchStream, LoneStream, Stream
+
+logger = logging.getLogger(__name__)
+
+# R rows of a stream, V tokens that are predicted.
+
+LENGTHS = ((7, 3), (4, 2))
+"""Tokens of the two texts: (of the prompt, fed after it). Either is padded for the other, and 10
+tokens are more than the windows of tiny test models."""
+
+PREFIX = 5
+"""Tokens of the first text that are run again without those behind them."""
+
+FULL_PRECISION_NATS = 1e-4
+"""What rounding explains in float32, five times the most that 60 tiny families showed; in float64
+too, as many families compute norms, rotations or routing in float32 whatever their dtype."""
+
+NUM_ROUNDINGS = 32
+"""Roundings of the largest logit that may add up in float32: the larger of the two from 26 on."""
+
+CRASHES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
+"""What models raise for an argument or a cache that they do not take."""
+
+Distances = Iterator[float]
+"""Largest differences from the plain forward, one a comparison, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSupport:
+    """How rows of one model are run."""
+
+    attention: RowAttention | None
+    """Of rows that join and leave, as far as it reaches; None where they cannot."""
+    is_alone: bool
+    """Other rows are run one at a time, not in left-padded batches."""
+
+
+def row_support(model: PreTrainedModel, name: str, output: OutputLayer) -> RowSupport:
+    """The best way to run rows of a model that agrees with the plain forward of each text alone.
+
+    Compared are log-probabilities over prompts of different lengths, after them and after a few
+    tokens more, by the streams, backbone and output layer that decoding uses. A way that is slower
+    than rows that join is logged in one line. Raises ValueError, in one line, for a model that no
+    way agrees with, or whose log-probabilities of a text depend on what follows.
+    """
+    title = f"the {name} model ({model.config.model_type})"
+    try:
+        support, slower = RowCheck(model, output).support()
+    except ValueError as refusal:
+        raise ValueError(f"{title} cannot be decoded: {refusal}") from refusal.__cause__
+    if slower:
+        logger.warning("%s decodes %s", title, slower)
+    return support
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    prompt: list[int]
+    fed: list[int]
+    log_probs: Tensor
+    """(prompt and fed, V) float64 nats on the CPU, after each token, by the plain forward."""
+
+
+class RowCheck:
+    """A model, the texts that it is run on, and how far a way to run it may be from the plain one.
+
+    Every comparison raises ValueError where it fails: with the distance, or with what the model
+    raised, as the cause.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: PreTrainedModel, output: OutputLayer) -> None:
+        self.model, self.output = model, output
+        texts = [_tokens(row, output.vocab_size) for row in range(len(LENGTHS))]
+        with _refused_crashes("in a plain forward"):
+            logits = [self._plain_logits(tokens) for tokens in texts]
+            prefix = self._plain_logits(texts[0][:PREFIX])
+        self.allowed = allowed_nats(model.dtype, torch.cat(logits))
+        self.texts = [
+            _Text(tokens[:num_read], tokens[num_read:], own.log_softmax(-1))
+            for tokens, own, (num_read, _) in zip(texts, logits, LENGTHS, strict=True)
+        ]
+        changes = _gap(prefix, self.texts[0].log_probs[:PREFIX])
+        self._compare("it is not causal: without what follows", iter([changes]))
+
+    def support(self) -> tuple[RowSupport, str]:
+        """(the best way, how and why it is slower than rows that join, "" if it is not)."""
+        try:
+            attention = row_attention(self.model)
+            self.compare_rows(attention)
+        except ValueError as refusal:
+            return self._support_without_rows(str(refusal))
+        if attention.reach is None:
+            return RowSupport(attention, is_alone=False), ""
+        self.compare_alone()
+        return RowSupport(attention, is_alone=True), ""
+
+    def _support_without_rows(self, reason: str) -> tuple[RowSupport, str]:
+        try:
+            self.compare_batches()
+        except ValueError as refusal:
+            rereads = ", read anew for every token" if self.compare_alone() else ""
+            slower = f"one text at a time{rereads}: {reason}; {refusal}"
+            return RowSupport(None, is_alone=True), slower
+        return RowSupport(None, is_alone=False), f"in whole batches: {reason}"
+
+    def compare_rows(self, attention: RowAttention) -> None:
+        """Rows that join, are fed unequally and go back."""
+        self._compare("in rows", self._row_distances(attention))
+
+    def compare_batches(self) -> None:
+        """Left-padded batches."""
+        self._compare("in batches", self._batch_distances())
+
+    def compare_alone(self) -> bool:
+        """Each text alone, in turns; returns whether every new token rereads the whole text."""
+        runs = [(LoneStream(self.model, self.output.vocab_size), [text]) for text in self.texts]
+        self._compare("alone", _distances(runs))
+        return any(stream.rereads for stream, _ in runs)
+
+    def _row_distances(self, attention: RowAttention) -> Distances:
+        longest = max(map(sum, LENGTHS))
+        stream = RowStream(
+            self.model, attention, num_rows=len(LENGTHS), max_length=longest, output=self.output
+        )
+        yield from _distances([(stream, self.texts)])
+        stream.roll_back(0, sum(LENGTHS[0]) - 1)
+        last = torch.tensor([self.texts[0].fed[-1:]] * len(LENGTHS))
+        again = stream.feed(last, torch.tensor([[1], [0]]))
+        yield _gap(again[0], self.texts[0].log_probs[-1:])
+
+    def _batch_distances(self) -> Distances:
+        # Two batches in turns: a model could keep a state in its modules, for all batches alike.
+        orders = (self.texts, self.texts[::-1])
+        size, vocab_size = len(LENGTHS), self.output.vocab_size
+        yield from _distances([(BatchStream(self.model, size, vocab_size), o) for o in orders])
+
+    def _plain_logits(self, tokens: list[int]) -> Tensor:
+        """(tokens, V) float64 on the CPU."""
+        token_ids = torch.tensor([tokens], device=self.model.device)
+        logits: Tensor = self.model(input_ids=token_ids, use_cache=False).logits[0]
+        return logits[:, : self.output.vocab_size].cpu().double()
+
+    def _compare(self, way: str, distances: Distances) -> None:
+        with _refused_crashes(way):
+            error = max(distances)
+        if error > self.allowed:
+            raise ValueError(
+                f"{way} its log-probabilities are off by {error:.2g} nats "
+                f"({self.allowed:.2g} allowed)"
+            )
+
+
+def allowed_nats(dtype: torch.dtype, logits: Tensor) -> float:
+    """Difference of log-probabilities that rounding explains.
+
+    In half precision sqrt(eps) of the largest logit, as every layer rounds what it hands on; the
+    wrong masks that transformers accepts silently are off by more. See FULL_PRECISION_NATS for the
+    others.
+    """
+    largest = logits.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+    if dtype in (torch.float16, torch.bfloat16):
+        return max(1.0, largest) * math.sqrt(torch.finfo(dtype).eps)
+    return max(FULL_PRECISION_NATS, NUM_ROUNDINGS * torch.finfo(torch.float32).eps * largest)
+
+
+def _tokens(row: int, vocab_size: int) -> list[int]:
+    return [(place * 7 + 3 * row + 2) % vocab_size for place in range(sum(LENGTHS[row]))]
+
+
+def _distances(runs: Sequence[tuple[Stream, list[_Text]]]) -> Distances:
+    """Streams and the texts of their rows: all are read, then fed a token, then the other ones."""
+    for stream, texts in runs:
+        yield from _read(stream, texts)
+    for stream, texts in runs:
+        first = stream.feed_rows(list(range(len(texts))), [text.fed[:1] for text in texts])
+        for logits, text in zip(first, texts, strict=True):
+            yield _gap(logits, text.log_probs[len(text.prompt)])
+    for stream, texts in runs:
+        columns, counts = right_padded([text.fed[1:] for text in texts])
+        mask = (torch.arange(columns.shape[1]) < torch.tensor(counts)[:, None]).long()
+        for logits, text, count in zip(stream.feed(columns, mask), texts, counts, strict=True):
+            yield _gap(logits[:count], text.log_probs[-count:])
+
+
+def _read(stream: Stream, texts: list[_Text]) -> Distances:
+    read = stream.read([text.prompt for text in texts], list(range(len(texts))))
+    for text, logits, own in zip(texts, read.logits, read.token_log_probs, strict=True):
+        last = len(text.prompt) - 1
+        yield _gap(logits, text.log_probs[last])
+        yield _difference(own, text.log_probs[range(last), text.prompt[1:]])
+
+
+def _gap(logits: Tensor, log_probs: Tensor) -> float:
+    """(..., V) logits of any dtype against (..., V) float64 nats."""
+    return _difference(logits.cpu().double().log_softmax(-1), log_probs)
+
+
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference; NaN, or a banned token, at the same place is none."""
+    return (actual.nan_to_num() - expected.nan_to_num()).abs().max().item()
+
+
+@contextmanager
+def _refused_crashes(way: str) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except CRASHES as crash:
+        what = f"{type(crash).__name__}: {textwrap.shorten(str(crash), 200)}"
+        raise ValueError(f"{way} it fails with {what}") from crash

@@ -1,0 +1,226 @@
+"""Where a model's files lie: a folder, a download of the Hub, an adapter and its base model."""
+
+import hashlib
+import json
+import logging
+import os
+import textwrap
+import warnings
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "LICENSE*"]
+UNREAD_FILES = ["*/*", "consolidated*"]
+"""Not downloaded though they match: subfolders, where other formats and the authors' own weights
+lie, and Mistral's second copy of all weights."""
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model's config and weights, and the PEFT adapter that changes them, if there is one."""
+
+    base: Path
+    adapter: Path | None = None
+
+    @classmethod
+    def find(cls, name: str | Path, revision: str | None = None) -> "ModelFolder":
+        """A local folder, or the one that a Hub id is downloaded to, each a model or an adapter.
+
+        An adapter's base model is the one that its config names, at the revision named there.
+        revision: branch, tag or commit of a Hub id. Raises FileNotFoundError where there is no such
+        folder or id, and ValueError for the revision of a folder or an adapter that is not whole.
+        """
+        folder = _folder(name, revision)
+        if not (folder / ADAPTER_CONFIG).is_file():
+            return cls(folder)
+        base, base_revision = _base_of(folder)
+        return cls(_folder(base, base_revision), folder)
+
+    @property
+    def parts(self) -> list[Path]:
+        """The folders whose files decide what the model is."""
+        return [self.base] if self.adapter is None else [self.base, self.adapter]
+
+    @property
+    def tokenizer(self) -> Path:
+        """Where the tokenizer lies: beside the adapter if it was saved there."""
+        if self.adapter is not None and (self.adapter / "tokenizer.json").is_file():
+            return self.adapter
+        return self.base
+
+
+def _folder(name: str | Path, revision: str | None) -> Path:
+    folder = Path(name)
+    if any((folder / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
+        if revision is not None:
+            raise ValueError(f"a revision is that of a Hub id, got {revision!r} for folder {name}")
+        return folder
+    if folder.exists() or folder.is_absolute() or str(name).count("/") != 1:
+        raise FileNotFoundError(f"no model folder with a config.json at {name}")
+    return _snapshot(str(name), revision)
+
+
+def _snapshot(name: str, revision: str | None) -> Path:
+    """A Hub id's files; ones that were downloaded before are enough where the Hub is out of reach.
+
+    Weights that are missing among them are refused by name when the model is loaded.
+    """
+    try:
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=UNREAD_FILES
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        # Another program downloaded only some of the files: a licence, say, is not needed.
+        if known := getattr(error, "snapshot_path", None):
+            return Path(known)
+        at = "" if revision is None else f" at revision {revision}"
+        reason = textwrap.shorten(str(error), 200)
+        raise FileNotFoundError(
+            f"no model {name}{at} on the Hub or in its cache: {reason}"
+        ) from error
+
+
+def _base_of(adapter: Path) -> tuple[str, str | None]:
+    """(folder or Hub id of an adapter's base model, its revision)."""
+    try:
+        config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the {ADAPTER_CONFIG} in {adapter} is not JSON: {error}") from error
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
+        raise ValueError(f"the adapter in {adapter} has no {ADAPTER_WEIGHTS}")
+    if [path for path in adapter.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS]:
+        raise ValueError(f"{adapter} holds a whole model and an adapter: keep them in two folders")
+    if not config.get("base_model_name_or_path"):
+        raise ValueError(f"the {ADAPTER_CONFIG} in {adapter} has no base_model_name_or_path")
+    return config["base_model_name_or_path"], config.get("revision")
+
+
+MISSING_KEYS = "Found missing adapter keys"
+"""How peft's warning of tensors that the adapter lacks begins; it would leave them untrained."""
+
+
+def check_adapter(adapter: Path, *, is_quantized: bool) -> None:
+    """Before the base model is loaded: ModuleNotFoundError without peft, ValueError for rounding.
+
+    is_quantized: of the base model, whose rounded weights would have to be rounded once more.
+    """
+    if find_spec("peft") is None:
+        raise ModuleNotFoundError(
+            f"{adapter} is a PEFT adapter, but peft is not installed: pip install 'anchored[peft]'",
+            name="peft",
+        )
+    if is_quantized:
+        raise ValueError(f"the adapter in {adapter} cannot be merged into quantised weights")
+
+
+def merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+    """The base model with the adapter's changes added to its own weights, in place.
+
+    Raises ValueError, in one line, for an adapter that cannot be read, lacks a tensor, does not fit
+    or whose method cannot be merged.
+    """
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=MISSING_KEYS)
+            adapted = PeftModel.from_pretrained(model, str(adapter))
+        whole: PreTrainedModel = adapted.merge_and_unload()
+    except (
+        AttributeError,  # of methods that have nothing to merge, prompt tuning for one
+        KeyError,
+        OSError,
+        RuntimeError,
+        SafetensorError,
+        TypeError,
+        UserWarning,
+        ValueError,
+    ) as error:
+        reason = textwrap.shorten(str(error), 200)
+        raise ValueError(f"the adapter in {adapter} cannot be merged: {reason}") from error
+    return whole
+
+
+logger = logging.getLogger(__name__)
+
+FINGERPRINTED = (
+    "*.safetensors",
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "adapter_config.json",
+)
+UNREAD = "consolidated*"
+"""Mistral's second copy of all weights, which some downloads hold and none needs."""
+CHUNK_BYTES = 1 << 24
+
+
+def fingerprint(folder: ModelFolder) -> str:
+    """sha256 (hex) over the files of a model, and over those of its adapter where it has one."""
+    parts = [folder_fingerprint(part) for part in folder.parts]
+    return parts[0] if len(parts) == 1 else hashlib.sha256(":".join(parts).encode()).hexdigest()
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """sha256 (hex) over the names and contents of a folder's weights, configs and tokenizer.
+
+    Kept in `cache_folder()` by the folder's path, valid while names, sizes and times of the files
+    are unchanged: nothing is written beside models, least of all into the Hub's own cache.
+    """
+    found = {path for pattern in FINGERPRINTED for path in folder.glob(pattern)}
+    files = sorted(found - set(folder.glob(UNREAD)))
+    stamp = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    source = str(folder.resolve())
+    cache = cache_folder() / "fingerprints" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"
+    if cache.exists() and (known := json.loads(cache.read_text()))["stamp"] == stamp:
+        return str(known["sha256"])
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}:{_file_sha256(path)}\n".encode())
+    _write_cache(cache, {"folder": source, "stamp": stamp, "sha256": digest.hexdigest()})
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """ANCHORED_CACHE, else `anchored` in XDG_CACHE_HOME or ~/.cache; it may be deleted any time."""
+    if own := os.environ.get("ANCHORED_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anchored"
+
+
+def model_fingerprint(model: PreTrainedModel) -> str:
+    """sha256 (hex) of a model in memory: its config and every tensor of its state dict."""
+    digest = hashlib.sha256(model.config.to_json_string().encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write_cache(cache: Path, content: dict[str, object]) -> None:
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache.with_suffix(f".{os.getpid()}")  # a split model's processes write at once
+        partial.write_text(json.dumps(content))
+        partial.replace(cache)
+    except OSError as error:
+        logger.warning("fingerprint not cached, it is computed anew each time: %s", error)

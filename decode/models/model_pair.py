@@ -1,0 +1,301 @@
+"""A safe and a risky language model, with one tokenizer or two."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ..tokenizer.tokenizer_file import read_tokenizer
+from .attention import RowAttention
+from .capabilities import row_support
+from .folder import ModelFolder, fingerprint, model_fingerprint
+from .loading import (
+    DEFAULT_OPTIONS,
+    DeviceMap,
+    LoadOptions,
+    device_of,
+    load_config,
+    load_model,
+    load_split_model,
+    load_tokenizer,
+    quantization_method,
+    same_tokens,
+)
+from .output_layer import OutputLayer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPair:
+    """Two causal models; construction fails when they do not fit together.
+
+    With one tokenizer they can be compared token by token, with two byte by byte: both must then be
+    byte-level BPE.
+
+    Each model is run on a few tokens, in the way in which it will decode, and compared with its
+    plain forward: see `row_support`. Hooks that it is given later, and other layers in place of its
+    own, are honoured by the next call, but neither compared nor seen in its fingerprint.
+
+    Both may carry embeddings padded beyond the tokenizer: the padding is never predicted. Only the
+    safe model has to be exact for the bound, so a quantised one is refused unless asked for.
+    """
+
+    safe: PreTrainedModel
+    risky: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """sha256 by "safe" and "risky"; computed from the tensors in memory when not given."""
+    _: KW_ONLY
+    risky_tokenizer: PreTrainedTokenizerFast | None = None
+    """The risky model's where it makes other tokens of a text than `tokenizer`, the safe one's."""
+    allow_quantized_safe: bool = False
+    """Take a quantised safe model: the bound then holds against that model, not the original."""
+    row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
+    """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
+    decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
+    """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
+    it reaches, decode one at a time; else they decode in left-padded batches."""
+    output_layers: dict[str, OutputLayer] = field(default_factory=dict, init=False)
+    """By "safe" and "risky"; they predict the tokens of the model's tokenizer."""
+
+    def __post_init__(self) -> None:
+        if not self.allow_quantized_safe:
+            _refuse_quantized(self.safe.config)
+        if self.risky_tokenizer is not None:
+            for name, tokenizer in self.tokenizers.items():
+                _check_bytes(tokenizer, name)
+        for name, model in self.models.items():
+            self._check_model(name, model)
+
+    def _check_model(self, name: str, model: PreTrainedModel) -> None:
+        rows, tokens = model.config.get_text_config().vocab_size, len(self.tokenizers[name])
+        if rows < tokens:
+            raise ValueError(
+                f"the {name} model predicts {rows} tokens, the tokenizer has "
+                f"{tokens}: they do not belong together"
+            )
+        if name not in self.fingerprints:
+            self.fingerprints[name] = model_fingerprint(model)
+        model.train(False)
+        self.output_layers[name] = OutputLayer(model, tokens, packs=True)
+        support = row_support(model, name, self.output_layers[name])
+        self.row_attention[name], self.decodes_alone[name] = support.attention, support.is_alone
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        safe: str | Path,
+        risky: str | Path,
+        *,
+        dtype: str = "auto",
+        device: DeviceMap = None,
+        risky_quantization: QuantizationConfigMixin | None = None,
+        allow_quantized_safe: bool = False,
+        tp_size: int = 1,
+        safe_options: LoadOptions = DEFAULT_OPTIONS,
+        risky_options: LoadOptions = DEFAULT_OPTIONS,
+    ) -> "ModelPair":
+        """Load both models from Hugging Face folders or Hub ids (safetensors only, no remote code).
+
+        Either may be a PEFT adapter: its base model is loaded and it is merged into the weights.
+
+        dtype: "auto" (as stored) or a torch dtype name. device: one for both, or a mapping with
+        "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
+        transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
+        (started by torchrun, one device each) that the risky model is split over; each has the
+        whole safe model and gets the same results. safe_options, risky_options: revision,
+        attention, and for the risky model a device_map that stands in place of its device.
+
+        Raises FileNotFoundError for a missing folder or Hub id, ValueError for a config, weights or
+        an adapter that are damaged or lack a tensor, for a model that `row_support` refuses, for a
+        quantised safe model, or for tokenizers that differ unless both are byte-level BPE, and
+        ModuleNotFoundError for an adapter without peft.
+        """
+        _check_device_map(device, safe_options, risky_options)
+        if tp_size != 1:
+            _check_split(device, risky_quantization, risky_options)
+        folders = {
+            "safe": ModelFolder.find(safe, safe_options.revision),
+            "risky": ModelFolder.find(risky, risky_options.revision),
+        }
+        configs = {name: load_config(folder.base) for name, folder in folders.items()}
+        if not allow_quantized_safe:
+            _refuse_quantized(configs["safe"])
+        tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
+        has_one_tokenizer = same_tokens(tokenizers["safe"], tokenizers["risky"])
+        if tp_size == 1:
+            risky_model = load_model(
+                folders["risky"],
+                dtype,
+                None if risky_options.device_map else device_of(device, "risky"),
+                options=risky_options,
+                quantization=risky_quantization,
+            )
+            safe_device = device_of(device, "safe")
+        else:
+            risky_model = load_split_model(folders["risky"], dtype, tp_size, options=risky_options)
+            safe_device = risky_model.device
+        return cls(
+            load_model(folders["safe"], dtype, safe_device, options=safe_options),
+            risky_model,
+            tokenizers["safe"],
+            {name: fingerprint(folder) for name, folder in folders.items()},
+            risky_tokenizer=None if has_one_tokenizer else tokenizers["risky"],
+            allow_quantized_safe=allow_quantized_safe,
+        )
+
+    @property
+    def models(self) -> dict[str, PreTrainedModel]:
+        """Both models by name, safe first."""
+        return {"safe": self.safe, "risky": self.risky}
+
+    @property
+    def tokenizers(self) -> dict[str, PreTrainedTokenizerFast]:
+        """By "safe" and "risky"; twice the same object where there is one."""
+        return {"safe": self.tokenizer, "risky": self.risky_tokenizer or self.tokenizer}
+
+    @property
+    def quantization(self) -> dict[str, str]:
+        """Methods by the names of the quantised models."""
+        methods = {name: quantization_method(m.config) for name, m in self.models.items()}
+        return {name: method for name, method in methods.items() if method}
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that the risky model is split over."""
+        return self.risky.tp_size or 1
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that can be predicted: those of the tokenizer."""
+        return len(self.tokenizer)
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence that both models accept, in tokens; None when neither states one."""
+        return min(self.context_lengths.values(), default=None)
+
+    @property
+    def context_lengths(self) -> dict[str, int]:
+        """By "safe" and "risky", in tokens; a model that states none is left out."""
+        lengths = {
+            n: _context_of(model.config.get_text_config()) for n, model in self.models.items()
+        }
+        return {name: length for name, length in lengths.items() if length}
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """`stop_tokens_of` the safe model."""
+        return self.stop_tokens_of("safe")
+
+    def stop_tokens_of(self, name: str) -> list[int]:
+        """Every token of this model's tokenizer at which either model ends a text, ascending.
+
+        Stop tokens of another tokenizer count if this one has an added token of the same name.
+        """
+        own = {model: self._own_stop_tokens(model) for model in self.models}
+        if self.risky_tokenizer is None:
+            return sorted(own["safe"] | own["risky"])
+        names = {
+            token
+            for model, tokenizer in self.tokenizers.items()
+            for token in tokenizer.convert_ids_to_tokens(sorted(own[model]))
+        }
+        added = self.tokenizers[name].added_tokens_decoder
+        return sorted(own[name] | {id for id, token in added.items() if token.content in names})
+
+    def _own_stop_tokens(self, name: str) -> set[int]:
+        model, tokenizer = self.models[name], self.tokenizers[name]
+        stops = _ids(model.generation_config.eos_token_id) | _ids(model.config.eos_token_id)
+        stops |= _ids(tokenizer.eos_token_id)
+        return {token for token in stops if token < len(tokenizer)}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The coarser of both models' dtypes: it decides how closely a replay can agree."""
+        dtypes = [model.dtype for model in self.models.values()]
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+    def encode(self, prompt: str | list[int]) -> list[int]:
+        """Token ids of a prompt with the special tokens that the tokenizer puts before a text."""
+        if isinstance(prompt, str) and prompt:
+            token_ids = list(self.tokenizer(prompt, verbose=False)["input_ids"])
+        else:
+            token_ids = list(prompt)
+        if not token_ids:
+            raise ValueError("the prompt is empty: give at least one character or one token")
+        _check_token_ids(token_ids, self.vocab_size)
+        return token_ids
+
+    def encode_continuation(self, text: str | list[int]) -> list[int]:
+        """Token ids of a text that follows a prompt: no special tokens are added."""
+        if isinstance(text, str):
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        _check_token_ids(text, self.vocab_size)
+        return list(text)
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """Logits (..., vocab_size) without the columns of padded embeddings."""
+        return logits[..., : self.vocab_size]
+
+
+def _refuse_quantized(config: PretrainedConfig) -> None:
+    if method := quantization_method(config):
+        raise ValueError(
+            f"the safe model is quantised ({method}), so the bound would hold against another "
+            "model than the original: pass allow_quantized_safe=True to accept that"
+        )
+
+
+def _context_of(config: PretrainedConfig) -> int:
+    """Longest text of a model, in tokens; 0 where it states none."""
+    length: int = getattr(config, "max_position_embeddings", 0)
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") == "longrope":
+        # Past this length it rotates by other angles, and keys that are cached were rotated before.
+        length = min(length, rotary["original_max_position_embeddings"])
+    return length
+
+
+def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    try:
+        read_tokenizer(tokenizer.backend_tokenizer)
+    except ValueError as error:
+        raise ValueError(
+            f"the models have different tokenizers, and the {name} one has no bytes: {error}"
+        ) from None
+
+
+def _check_device_map(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:
+    if safe.device_map is not None:
+        raise ValueError("a device_map is for the risky model: the safe one lies on one device")
+    if risky.device_map is not None and isinstance(device, Mapping) and "risky" in device:
+        raise ValueError(
+            f"the risky model has a device_map, so it has no device, got {device['risky']!r}"
+        )
+
+
+def _check_split(
+    device: DeviceMap, quantization: QuantizationConfigMixin | None, risky: LoadOptions
+) -> None:
+    if device is not None:
+        raise ValueError(f"tp_size gives each process its own device, got device={device!r}")
+    if risky.device_map is not None:
+        raise ValueError(f"tp_size splits the model, got device_map={risky.device_map!r}")
+    if quantization is not None:
+        raise ValueError("a model cannot be quantised and split over processes while it is loaded")
+
+
+def _ids(token_ids: int | list[int] | None) -> set[int]:
+    if token_ids is None:
+        return set()
+    return {token_ids} if isinstance(token_ids, int) else set(token_ids)
+
+
+def _check_token_ids(token_ids: list[int], vocab_size: int) -> None:
+    wrong = [token for token in token_ids if not 0 <= token < vocab_size]
+    if wrong:
+        raise ValueError(f"token ids must be in [0, {vocab_size}), got {wrong[0]}")

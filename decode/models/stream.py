@@ -1,0 +1,231 @@
+"""What the engine asks of one model: read prompts, then feed new columns."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from ...kernels.token_log_probs import token_log_probs
+
+# B rows of a batch, R rows of one call, T new columns.
+
+CHUNK_LOGITS = 1 << 24
+"""Most logits held at once while given tokens are walked: 64 MiB in float32."""
+
+
+UNSCORED = torch.empty(0, dtype=torch.float64)
+"""Log-probabilities of a prompt's symbols where nobody asks for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogits:
+    """What one model says about the prompts that it has read."""
+
+    logits: Tensor
+    """(R, vocab_size) after the last token of each prompt, in the model's dtype."""
+    token_log_probs: list[Tensor]
+    """Per prompt (length - 1,) float64 on the CPU: log-probabilities of tokens 1.., in nats; NaN
+    where the logits are no distribution; (0,) of a stream that scores no prompts."""
+    num_forwards: int
+    """Forwards that each prompt took part in."""
+
+
+class Stream(Protocol):
+    """One model's memory of a batch of B rows."""
+
+    vocab_size: int
+
+    def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        """Read whole prompts, one into each of the given empty rows."""
+        ...
+
+    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Logits (B, T, vocab_size) after each of T new columns, in the model's dtype.
+
+        token_ids, mask: (B, T) int64; a row's ones come before its zeros, which are padding.
+        """
+        ...
+
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (R, vocab_size) after the last of each row's new tokens, none of them empty."""
+        ...
+
+    def free(self, row: int) -> None:
+        """Forget a row whose request has ended."""
+        ...
+
+
+def feed_in_chunks(stream: Stream, token_ids: Tensor, mask: Tensor) -> Iterator[Tensor]:
+    """Logits (B, vocab_size) after each column of (B, T) tokens; (B, T, V) never exist at once."""
+    for columns in chunks(stream.vocab_size, *token_ids.shape):
+        yield from stream.feed(token_ids[:, columns], mask[:, columns]).unbind(1)
+
+
+def chunks(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[slice]:
+    """Slices of the columns, each of at most CHUNK_LOGITS logits."""
+    width = max(1, CHUNK_LOGITS // (batch_size * vocab_size))
+    for start in range(0, num_columns, width):
+        yield slice(start, min(start + width, num_columns))
+
+
+class BatchStream:
+    """The model's own cache, padding and mask; all rows are read at once and none can join later.
+
+    Positions count real tokens only, so a row's logits do not depend on its padding (absolute
+    position embeddings included).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_rows: int,
+        vocab_size: int,
+        *,
+        scores_prompts: bool = True,
+    ) -> None:
+        """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
+        self.model, self.vocab_size = model, vocab_size
+        self.scores_prompts = scores_prompts
+        self._cache = DynamicCache(config=model.config)
+        self._mask = torch.zeros(num_rows, 0, dtype=torch.long, device=model.device)
+
+    def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        """Read whole prompts into all rows; no (L, V) logits are ever held."""
+        if rows != list(range(len(self._mask))) or self._mask.shape[1]:
+            raise ValueError(f"a left-padded batch is read once and whole, got rows {rows}")
+        token_ids, mask = left_padded(prompts)
+        gathered, num_forwards = [], 0
+        for columns in chunks(self.vocab_size, *token_ids.shape):
+            logits = self.feed(token_ids[:, columns], mask[:, columns])
+            num_forwards += 1
+            if self.scores_prompts:
+                targets = token_ids[:, columns.start + 1 : columns.stop + 1].to(logits.device)
+                gathered.append(token_log_probs(logits[:, : targets.shape[1]], targets).cpu())
+        if not self.scores_prompts:
+            return PromptLogits(logits[:, -1], [UNSCORED] * len(prompts), num_forwards)
+        log_probs = torch.cat(gathered, dim=1)
+        first = [log_probs.shape[1] + 1 - len(prompt) for prompt in prompts]
+        own = [row[start:] for row, start in zip(log_probs, first, strict=True)]
+        return PromptLogits(logits[:, -1], own, num_forwards)
+
+    @torch.inference_mode()
+    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Logits (B, T, vocab_size) after each new column; zeros of the mask may be anywhere."""
+        token_ids, mask = token_ids.to(self.model.device), mask.to(self.model.device)
+        self._mask = torch.cat([self._mask, mask], dim=1)
+        positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -token_ids.shape[1] :]
+        output = self.model(
+            input_ids=token_ids,
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits[..., : self.vocab_size]
+        return logits
+
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """See Stream; columns are shared, so all rows that go on are fed as many tokens."""
+        new = torch.tensor(tokens)
+        token_ids = new.new_zeros(len(self._mask), new.shape[1])
+        mask = torch.zeros_like(token_ids)
+        token_ids[rows], mask[rows] = new, 1
+        (logits,) = deque(feed_in_chunks(self, token_ids, mask), maxlen=1)
+        return logits[rows]
+
+    def free(self, row: int) -> None:
+        """Nothing: the row stays in the batch until the batch ends."""
+
+
+def left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """(token_ids, mask), both (batch, longest) int64; padding is token 0 with mask 0."""
+    width = max(len(prompt) for prompt in prompts)
+    token_ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(token_ids)
+    for row, prompt in enumerate(prompts):
+        token_ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    return token_ids, mask
+
+
+# L tokens of the prompt, T new columns.
+
+CACHES = ("past_key_values", "cache_params", "state")
+"""What transformers' models call the memory that they return: attention, Mamba, RWKV."""
+
+
+class LoneStream:
+    """A text that is read and continued as `generate` of transformers would do it, without padding.
+
+    The prompt takes one forward, each later token another: a recurrent state takes many tokens at
+    once only where a text begins. A model that returns no memory reads the whole text every time,
+    since what it may keep within its modules would be shared with other streams.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, vocab_size: int, *, scores_prompts: bool = True
+    ) -> None:
+        """scores_prompts: whether reading gives log-probabilities of the prompt's own tokens."""
+        self.model, self.vocab_size = model, vocab_size
+        self.scores_prompts = scores_prompts
+        self._text: list[int] = []
+        self._cache: dict[str, Any] = {}
+
+    @property
+    def rereads(self) -> bool:
+        """Whether every new token makes the model read the whole text again."""
+        return not self._cache
+
+    @torch.inference_mode()
+    def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        """Read the one prompt; its (L, vocab_size) logits exist once."""
+        if rows != [0] or self._text:
+            raise ValueError(f"a lone text is read into an empty row 0, got rows {rows}")
+        logits = self._forward(prompts[0])
+        log_probs = self._own_log_probs(logits, prompts[0]) if self.scores_prompts else UNSCORED
+        return PromptLogits(logits[-1:], [log_probs], 1)
+
+    @torch.inference_mode()
+    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Logits (1, T, vocab_size) after each new column; a single row has no padding."""
+        assert bool(mask.all()), "a lone row has nothing to be padded to"
+        return torch.cat([self._forward([token]) for token in token_ids[0].tolist()])[None]
+
+    @torch.inference_mode()
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (1, vocab_size) after the last of the new tokens; see Stream."""
+        for token in tokens[0]:
+            logits = self._forward([token])
+        return logits
+
+    def free(self, row: int) -> None:
+        """Forget the text."""
+        self._text, self._cache = [], {}
+
+    def _forward(self, tokens: list[int]) -> Tensor:
+        """(new tokens, vocab_size) after a whole prompt, or after one token more."""
+        self._text += tokens
+        unread = tokens if self._cache else self._text
+        positions = torch.arange(len(self._text) - len(unread), len(self._text))
+        output = self.model(
+            input_ids=torch.tensor([unread], device=self.model.device),
+            position_ids=positions[None].to(self.model.device),
+            use_cache=True,
+            **self._cache,
+        )
+        self._cache = {name: output[name] for name in CACHES if output.get(name) is not None}
+        logits: Tensor = output.logits[0, -len(tokens) :, : self.vocab_size]
+        return logits
+
+    def _own_log_probs(self, logits: Tensor, prompt: list[int]) -> Tensor:
+        """(L - 1,) float64 on the CPU: of the prompt's tokens but the first."""
+        targets = torch.tensor(prompt[1:], device=logits.device)
+        parts = [
+            token_log_probs(logits[columns], targets[columns]).cpu()
+            for columns in chunks(self.vocab_size, 1, len(targets))
+        ]
+        return torch.cat([UNSCORED, *parts])

@@ -1,0 +1,228 @@
+"""What must hold inside a ledger, and between it and its models, before any model runs."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ..engine.request import MAX_SEED, recorded_key
+from ..ledger import (
+    SCHEMA,
+    Ledger,
+    LedgerFooter,
+    LedgerHeader,
+    LedgerStep,
+    field_error,
+    field_values,
+)
+from ..levels.level import Level
+from ..models.model_pair import ModelPair
+from ..rules.budget import Budget
+from ..rules.registry import RULES, make_rule
+from ..rules.rule import Rule
+from ..settings import SamplingConfig
+from .replay import recorded_level
+
+FINISH_REASONS = ("length", "stop_token", "stop_string", "error")
+NO_RATIOS = torch.empty(0, dtype=torch.float64)
+
+
+def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
+    """What is wrong with a ledger by itself or for this pair, a line each; [] for nothing.
+
+    No model runs: what only a replay can tell (debt, spends, log-probabilities, draws) is not
+    looked at. Never raises for a ledger whatever it holds.
+    """
+    found = list(_of_fields(ledger)) or list(_of_settings(ledger.header))
+    if found:
+        return found
+    header = ledger.header
+    rule = make_rule(header.rule, header.rule_settings)
+    try:
+        level = recorded_level(pair, header.level, header.level_settings)
+    except ValueError as error:
+        return [*_of_models(header, pair), str(error)]
+    return [
+        *_of_models(header, pair),
+        *_of_symbols(ledger, level),
+        *_of_end(ledger, rule),
+        *_of_budget(ledger, rule),
+        *_of_counts(ledger),
+        *_of_stream(header),
+    ]
+
+
+def _of_fields(ledger: Ledger) -> Iterator[str]:
+    """Of types and ranges."""
+    if error := field_error(LedgerHeader, field_values(ledger.header)):
+        yield f"header: {error}"
+    for number, step in enumerate(ledger.steps):
+        if error := field_error(LedgerStep, field_values(step)):
+            yield f"step {number}: {error}"
+            return  # the footer sums up steps
+    if error := field_error(LedgerFooter, field_values(ledger.footer)):
+        yield f"footer: {error}"
+
+
+def _of_settings(header: LedgerHeader) -> Iterator[str]:
+    if header.schema != SCHEMA:
+        yield f"schema must be {SCHEMA}, got {header.schema!r}"
+    if not 0 <= header.seed < MAX_SEED:
+        yield f"seed must be in [0, 2**63), got {header.seed}"
+    if header.num_return_sequences < 1:
+        yield f"num_return_sequences must be >= 1, got {header.num_return_sequences}"
+    for name in ("horizon", "debt", "prior_bound"):
+        least = 1 if name == "horizon" else 0
+        if not getattr(header, name) >= least:
+            yield f"{name} must be >= {least}, got {getattr(header, name)}"
+    yield from _of_rule(header)
+    yield from _of_sampling(header)
+
+
+def _of_rule(header: LedgerHeader) -> Iterator[str]:
+    """make_rule refuses an unknown name and values out of range, but takes some of a wrong type."""
+    kind = RULES.get(header.rule)
+    if kind is not None and (error := field_error(kind, header.rule_settings)):
+        yield f"rule_settings: {error}"
+        return
+    try:
+        rule = make_rule(header.rule, header.rule_settings)
+    except ValueError as error:
+        yield str(error)
+        return
+    if rule.name != header.rule:
+        yield f"rule must be {rule.name} with these settings, got {header.rule}"
+
+
+def _of_sampling(header: LedgerHeader) -> Iterator[str]:
+    """Every setting is recorded: a default here may be another one day."""
+    missing = SamplingConfig().as_dict().keys() - header.sampling.keys()
+    error = field_error(SamplingConfig, header.sampling)
+    if missing or error:
+        yield f"sampling: {error or f'field {min(missing)!r} is missing'}"
+        return
+    try:
+        SamplingConfig(**header.sampling)
+    except ValueError as error:
+        yield f"sampling: {error}"
+
+
+def _of_models(header: LedgerHeader, pair: ModelPair) -> Iterator[str]:
+    if header.fingerprints.keys() != pair.fingerprints.keys():
+        yield f"fingerprints must name safe and risky, got {sorted(header.fingerprints)}"
+        return
+    for name, fingerprint in pair.fingerprints.items():
+        if (recorded := header.fingerprints[name]) != fingerprint:
+            yield (
+                f"the {name} model is not the recorded one "
+                f"({fingerprint[:12]}, recorded {recorded[:12]})"
+            )
+    if pair.quantization != header.quantization:
+        yield f"quantised are {pair.quantization}, recorded {header.quantization}"
+    if (dtype := str(pair.dtype).removeprefix("torch.")) != header.dtype:
+        yield f"the models' dtype is {dtype}, recorded {header.dtype}"
+
+
+def _of_symbols(ledger: Ledger, level: Level) -> Iterator[str]:
+    header = ledger.header
+    if level.settings() != header.level_settings:
+        yield f"level settings are {level.settings()}, recorded {header.level_settings}"
+    if level.stop_token_ids != header.stop_token_ids:
+        yield f"stop tokens are {level.stop_token_ids}, recorded {header.stop_token_ids}"
+    try:
+        level.encode(header.prompt_token_ids)
+    except ValueError as error:
+        yield f"prompt: {error}"
+        return
+    for number, step in enumerate(ledger.steps):
+        if not 0 <= step.token_id < level.vocab_size:
+            yield f"step {number}: token {step.token_id} is not in [0, {level.vocab_size})"
+    too_long = level.too_long(header.prompt_token_ids, len(ledger.steps))
+    if ledger.steps and too_long:
+        yield too_long
+
+
+def _of_stream(header: LedgerHeader) -> Iterator[str]:
+    try:
+        recorded_key(header)
+    except ValueError as error:
+        yield str(error)
+
+
+def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
+    header, spent = ledger.header, 0.0
+    budget = _recorded_budget(header, rule)
+    if budget is None:
+        yield (
+            f"k {header.k} and K {header.K} over {header.horizon} steps are not those of "
+            f"{header.rule} with {header.rule_settings}"
+        )
+        return
+    if budget.bound != header.bound:
+        yield f"bound {header.bound} does not follow from K and debt"
+    for number, step in enumerate(ledger.steps):
+        if step.step != number:
+            yield f"step {number} is numbered {step.step}"
+        # Without a bound an allowance means nothing: version 0.1.0 counted it down all the same.
+        if math.isfinite(budget.bound) and step.budget != budget.allowance(number, spent):
+            yield f"step {number}: the budget does not follow from the spends"
+        if not step.spend >= 0.0 or (rule.is_certified and not step.spend <= step.budget):
+            yield f"step {number}: spend {step.spend} is not in [0, {step.budget}]"
+        if not 0.0 <= step.weight <= 1.0:
+            yield f"step {number}: weight {step.weight} is not in [0, 1]"
+        spent += step.spend
+    if rule.is_certified and not (ledger.is_within_bound and math.isfinite(header.bound)):
+        yield f"spent {ledger.spent}, bound {header.bound}"
+
+
+def _recorded_budget(header: LedgerHeader, rule: Rule) -> Budget | None:
+    """The rule's own, or that of a call with a k of its own; None if it is neither."""
+    for k in (None, header.k):
+        try:
+            budget = rule.budget_for(horizon=header.horizon, k=k, ratios=NO_RATIOS)
+        except ValueError:
+            return None  # a call that asks for this k is refused
+        if (budget.per_step, budget.total) == (header.k, header.K):
+            return replace(budget, debt=header.debt)
+    return None
+
+
+def _of_end(ledger: Ledger, rule: Rule) -> Iterator[str]:
+    """Stop strings are not recorded: a text may end by one anywhere but at an end symbol."""
+    header, reason, num_steps = ledger.header, ledger.finish_reason, len(ledger.steps)
+    ends = [token in header.stop_token_ids for token in ledger.token_ids]
+    if reason not in FINISH_REASONS:
+        yield f"finish_reason must be one of {', '.join(FINISH_REASONS)}, got {reason!r}"
+    if True in ends[:-1]:
+        yield f"step {ends.index(True)} is the end symbol, {num_steps} steps are recorded"
+    if (ends[-1:] == [True]) != (reason == "stop_token"):
+        yield f"finish_reason is {reason!r}, the last symbol {ledger.token_ids[-1:]}"
+    if num_steps > header.horizon or (reason == "length" and num_steps != header.horizon):
+        yield f"finish_reason is {reason!r} after {num_steps} steps, the horizon {header.horizon}"
+    if num_steps == 0 and reason != "error":
+        yield f"finish_reason is {reason!r}, but there are no steps"
+    is_greedy = SamplingConfig(**header.sampling).is_greedy
+    certified = rule.is_certified and not is_greedy and reason != "error"
+    if ledger.certified is not certified:
+        yield f"certified must be {certified}, got {ledger.certified}"
+
+
+def _of_counts(ledger: Ledger) -> Iterator[str]:
+    """The least numbers that any way of decoding needs; how many there were is not known again."""
+    counts = ("safe_forwards", "risky_forwards", "skipped_risky", "drafted", "accepted")
+    for name in counts:
+        if getattr(ledger, name) < 0:
+            yield f"{name} must be >= 0, got {getattr(ledger, name)}"
+    num_steps = len(ledger.steps)
+    if ledger.accepted > min(ledger.drafted, num_steps):
+        yield f"{ledger.accepted} drafts accepted of {ledger.drafted}, in {num_steps} steps"
+    if ledger.skipped_risky > num_steps:
+        yield f"{ledger.skipped_risky} steps without the risky model, of {num_steps}"
+    if ledger.header.level != "token":
+        return  # a forward gives many bytes
+    if ledger.safe_forwards < num_steps:
+        yield f"{ledger.safe_forwards} safe forwards for {num_steps} tokens"
+    # A risky forward gives the law of the next token, and of those behind accepted drafts.
+    if ledger.risky_forwards + ledger.accepted + ledger.skipped_risky < num_steps:
+        yield f"{ledger.risky_forwards} risky forwards for {num_steps} tokens"

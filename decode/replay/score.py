@@ -1,0 +1,291 @@
+"""p* at many positions of given continuations at once, each under a budget that is tried for it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..engine.prompts import PromptReading, asks_for_ratios, read_prompts
+from ..engine.request import Request, budget_without_debt, request_budget
+from ..levels.level import Level
+from ..models.stream import Stream, chunks
+from ..rules.budget import Budget
+from ..rules.rule import Rule, StepInputs
+from ..settings import SamplingConfig
+from ..warpers import Warpers
+
+# B continuations, C columns and N positions of one block, V symbols.
+
+NEAR_NATS = 1e-9
+"""Where more than this is left of an allowance, p* needed no bound; spends are rounded up by less
+(`spend.SPEND_QUANTUM`). Nearer to it the rule itself decides."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenBlock:
+    """Some columns of the continuations: the tokens given there, and what the models say."""
+
+    positions: list[range]
+    """By continuation: its positions in this block, in order."""
+    token_ids: Tensor
+    """(N,) int64."""
+    risky_logits: Tensor
+    """(N, V), raw, before each token."""
+    safe_logits: Tensor
+    """(N, V), raw."""
+    seen: Tensor
+    """(N, V) bool: tokens of the prompt and of the continuation before."""
+
+
+def given_blocks(
+    streams: Mapping[str, Stream], reading: PromptReading, continuations: Sequence[Sequence[int]]
+) -> Iterator[GivenBlock]:
+    """Continuations of prompts that both streams have just read, some columns at a time."""
+    lengths = [len(tokens) for tokens in continuations]
+    token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    for row, tokens in zip(token_ids, continuations, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+    is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    seen = reading.seen
+    for columns in chunks(seen.shape[1], *token_ids.shape):
+        here = is_given[:, columns]
+        before = _seen_before(seen, token_ids[:, columns].to(seen.device))
+        logits = {
+            name: _logits(stream, reading.logits[name], columns, token_ids, is_given)
+            for name, stream in streams.items()
+        }
+        ends = here.sum(1).cumsum(0).tolist()
+        yield GivenBlock(
+            positions=[range(*span) for span in zip([0, *ends], ends, strict=False)],
+            token_ids=token_ids[:, columns][here].to(seen.device),
+            risky_logits=logits["risky"][here.to(logits["risky"].device)].to(seen.device),
+            safe_logits=logits["safe"][here.to(seen.device)],
+            seen=before[:, :-1][here.to(seen.device)],
+        )
+        seen = before[:, -1]
+
+
+def _logits(
+    stream: Stream, first: Tensor, columns: slice, token_ids: Tensor, is_given: Tensor
+) -> Tensor:
+    """(B, C, V) before each token of these columns; `first` (B, V) before those of column 0."""
+    fed = slice(max(columns.start - 1, 0), columns.stop - 1)
+    parts = [first[:, None]] if columns.start == 0 else []
+    if fed.start < fed.stop:
+        # A token that none follows is not fed, nor is padding: the next column says which.
+        mask = is_given[:, fed.start + 1 : fed.stop + 1].long()
+        parts.append(stream.feed(token_ids[:, fed], mask))
+    return torch.cat(parts, dim=1)
+
+
+def _seen_before(seen: Tensor, token_ids: Tensor) -> Tensor:
+    """(B, C + 1, V) bool before each token (B, C), and behind the last; seen: (B, V) at first."""
+    before = [seen]
+    for tokens in token_ids.T:
+        before.append(before[-1].scatter(1, tokens[:, None], True))
+    return torch.stack(before, dim=1)
+
+
+class Judged(NamedTuple):
+    """A position under one budget; figures in nats."""
+
+    budget: float
+    is_valid: bool
+    spend: float
+    weight: float
+    log_prob: float
+    safe_log_prob: float
+    is_most_likely: bool
+    """No token is likelier under p*."""
+
+    def holds_for(self, allowance: float) -> bool:
+        """Whether p* is the same under this allowance."""
+        is_unbound = self.budget == math.inf and self.spend + NEAR_NATS <= allowance
+        return is_unbound or self.budget == allowance
+
+    def expected_spend(self, allowance: float) -> float:
+        """What is likely spent of an allowance: all but what was left of the budget."""
+        if self.budget == math.inf:
+            return min(self.spend, allowance)
+        left = self.budget - self.spend
+        return self.spend if self.weight in (0.0, 1.0) else max(0.0, allowance - left)
+
+
+class Judgement:
+    """What a rule makes of each position of a block, under the last budget that was tried."""
+
+    def __init__(self, rule: Rule, warpers: Warpers, block: GivenBlock) -> None:
+        self._rule, self._warpers, self._block = rule, warpers, block
+        self._judged: dict[int, Judged] = {}
+
+    def __getitem__(self, position: int) -> Judged:
+        return self._judged[position]
+
+    @torch.inference_mode()
+    def judge(self, budgets: Mapping[int, float]) -> None:
+        """Find p* of some positions, each under its budget in nats."""
+        if not budgets:
+            return
+        block, chosen = self._block, torch.tensor([*budgets], device=self._block.seen.device)
+        token_ids = block.token_ids[chosen]
+        nats = torch.tensor([*budgets.values()], dtype=torch.float64, device=chosen.device)
+        drawn = self._rule.next_token(
+            StepInputs(
+                risky_logits=block.risky_logits[chosen],
+                safe_logits=block.safe_logits[chosen],
+                warp=self._warpers.after(block.seen[chosen]),
+                budget=nats,
+                uniform=None,
+            )
+        )
+        figures = (
+            nats,
+            drawn.is_valid,
+            drawn.spend,
+            drawn.weight,
+            drawn.token_log_probs(token_ids),
+            drawn.safe_token_log_probs(token_ids),
+            drawn.log_probs().argmax(-1) == token_ids,
+        )
+        rows = zip(*(figure.tolist() for figure in figures), strict=True)
+        self._judged.update(zip(budgets, map(Judged._make, rows), strict=True))
+
+
+@dataclass(kw_only=True, slots=True)
+class Score:
+    """One scored continuation; all figures in nats."""
+
+    k: float
+    K: float
+    horizon: int
+    bound: float
+    debt: float
+    token_ids: list[int]
+    token_log_probs: list[float] = field(default_factory=list)
+    """log p*(y_t | y_<t, x)."""
+    safe_token_log_probs: list[float] = field(default_factory=list)
+    """log p_s(y_t | y_<t, x)."""
+    spends: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    is_greedy: bool = True
+    """Every token is the most likely one under p*."""
+    error: str = ""
+
+    @property
+    def log_prob(self) -> float:
+        """Sum of the token log-probabilities; NaN where scoring failed."""
+        return math.nan if self.error else math.fsum(self.token_log_probs)
+
+    @property
+    def spend(self) -> float:
+        """Nats spent along the continuation."""
+        return math.fsum(self.spends)
+
+    def append(self, judged: Judged) -> None:
+        """Enter the next token."""
+        if not judged.is_valid and not self.error:
+            self.error = f"a model's logits at step {len(self.spends)} are no distribution"
+        self.is_greedy = self.is_greedy and judged.is_most_likely
+        self.token_log_probs.append(judged.log_prob)
+        self.safe_token_log_probs.append(judged.safe_log_prob)
+        self.spends.append(judged.spend)
+        self.weights.append(judged.weight)
+
+
+def score_batch(
+    level: Level,
+    rule: Rule,
+    sampling: SamplingConfig,
+    requests: list[Request],
+    continuations: list[list[int]],
+) -> list[Score]:
+    """Scores of one batch; the horizon of a request is its max_new_tokens."""
+    prompts = [request.prompt_token_ids for request in requests]
+    longest = max(map(len, prompts)) + max(map(len, continuations))
+    streams = level.open_streams(
+        len(prompts), longest, sampling, scores_prompts=asks_for_ratios(level, rule)
+    )
+    reading = read_prompts(level, streams, prompts, list(range(len(prompts))))
+    warpers = level.warpers(sampling)
+    budgets = [
+        request_budget(request, rule, ratios)
+        for request, ratios in zip(requests, reading.ratios, strict=True)
+    ]
+    merged = [[warpers.end_merged(token) for token in tokens] for tokens in continuations]
+    scores = [_empty_score(budget, tokens) for budget, tokens in zip(budgets, merged, strict=True)]
+    for score, error in zip(scores, reading.errors, strict=True):
+        score.error = error
+    accounts = [_Account(score, budget) for score, budget in zip(scores, budgets, strict=True)]
+    for block in given_blocks(streams, reading, merged):
+        for account, positions in zip(accounts, block.positions, strict=True):
+            account.waiting.extend(positions)
+        _bank(Judgement(rule, warpers, block), accounts)
+    return scores
+
+
+class _Account:
+    """A score under way: what it may still spend, and its positions that are not decided."""
+
+    def __init__(self, score: Score, budget: Budget) -> None:
+        self.score, self.budget, self.spent = score, budget, 0.0
+        self.waiting: deque[int] = deque()
+
+    def bank(self, judged: Judgement) -> None:
+        """Enter positions in order, as far as their p* is known under their allowance."""
+        while self.waiting:
+            position = judged[self.waiting[0]]
+            step = len(self.score.spends)
+            if not position.holds_for(self.budget.allowance(step, self.spent)):
+                return
+            self.waiting.popleft()
+            self.score.append(position)
+            self.spent += position.spend
+
+    def expected(self, judged: Judgement) -> Iterator[tuple[int, float]]:
+        """Undecided positions with the allowance expected for them, where p* is not known."""
+        spent = self.spent
+        for step, place in enumerate(self.waiting, start=len(self.score.spends)):
+            position, nats = judged[place], self.budget.allowance(step, spent)
+            if not position.holds_for(nats):
+                yield place, nats
+            spent += position.expected_spend(nats)
+
+
+def _bank(judged: Judgement, accounts: Sequence[_Account]) -> None:
+    """Decide every position of a block under its own budget.
+
+    First all at once without a bound: where that spends no more than is allowed, it is p*. From the
+    first position whose budget binds on, an allowance depends on the spends before it. These are
+    guessed from what each position left of its last budget, all are judged at once, and kept as far
+    as the guesses were exact: one position at least, and most others after two or three passes, as
+    what is left hardly changes with the budget.
+    """
+    judged.judge({place: math.inf for account in accounts for place in account.waiting})
+    while any(account.waiting for account in accounts):
+        for account in accounts:
+            account.bank(judged)
+        judged.judge(dict(x for account in accounts for x in account.expected(judged)))
+
+
+def refused_score(request: Request, rule: Rule, tokens: list[int], error: str) -> Score:
+    """The score of a request that was never read."""
+    score = _empty_score(budget_without_debt(request, rule), tokens)
+    score.error = error
+    return score
+
+
+def _empty_score(budget: Budget, tokens: list[int]) -> Score:
+    return Score(
+        k=budget.per_step,
+        K=budget.total,
+        horizon=budget.horizon,
+        bound=budget.bound,
+        debt=budget.debt,
+        token_ids=tokens,
+    )

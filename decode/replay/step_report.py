@@ -1,0 +1,284 @@
+"""One recorded step against a replay: its figures by the oracle, its token by its uniforms."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..ledger import LedgerStep
+from ..levels.level import Level
+from ..rules.rule import NextToken, Rule
+from ..settings import SamplingConfig
+from . import oracle
+from .divergences import recorded_divergences
+from .draw_deviation import Draw
+from .replay import ForcedStep
+from .step_laws import (
+    ARITHMETIC,
+    NUM_DEVIATIONS,
+    Kind,
+    Logits,
+    StepLaws,
+    kl_deviation,
+    logit_deviation,
+    step_laws,
+)
+from .step_supports import SupportEdge, Supports, flipped_supports
+
+SOLVER_FRACTION = 1e-5
+SOLVER_NATS = 1e-7
+"""A solver may miss a budget that binds by max(fraction * budget, nats), and round a spend up by as
+much: docs/guarantee.md, rule 3."""
+
+MOST_COST = NUM_DEVIATIONS**2
+"""Squared deviations by which one draw may be off."""
+
+LEAST_WEIGHT_NATS = 700.0
+"""log c from which the weight of a clipped law, 1 / c, may have become 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A recorded number beside the one that was found, in nats."""
+
+    name: str
+    error: float
+    tolerance: float
+
+    @property
+    def share(self) -> float:
+        """Part of the tolerance that the error takes; NaN takes more than all."""
+        if self.error == 0.0:
+            return 0.0
+        return _or_inf(self.error / self.tolerance) if self.tolerance > 0.0 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What was found of one recorded step."""
+
+    figures: list[Figure]
+    divergence: float
+    """Of p* from p_s at the recorded weight or spend, in nats, by the oracle."""
+    divergence_deviation: float
+    cost: float
+    """Squared deviations by which the laws must have moved for the token; 0 if drawn again."""
+    expected_cost: float
+    """The mean of it over rounding that has the deviations of `rounding`."""
+    is_flipped: bool = False
+    """Taken under another support than the replayed one."""
+
+    @property
+    def misfit(self) -> float:
+        """The largest share; above 1 the step is refused."""
+        return max(_or_inf(self.cost / MOST_COST), *(figure.share for figure in self.figures))
+
+    def failures(self) -> list[str]:
+        """What is wrong, a phrase each."""
+        wrong = [f"{f.name} differs by {f.error:.3g} nats" for f in self.figures if f.share > 1.0]
+        return wrong if self.cost <= MOST_COST else [*wrong, "the seed gives another token"]
+
+
+def step_report(
+    kind: Kind, logits: Logits, drawn: NextToken, forced: ForcedStep, recorded: LedgerStep
+) -> StepReport:
+    """kind: what p* the oracle takes. logits: warped. drawn: what the rule gives for them.
+
+    forced: the step of the replay, for its budget and its uniforms.
+    """
+    laws = step_laws(kind, logits, recorded, drawn.log_probs()[0].cpu())
+    cost, expected_cost = _costs(laws, forced, recorded)
+    return StepReport(
+        figures=[*_figures(laws, logits, drawn, recorded), *_divergences(laws, logits, recorded)],
+        divergence=laws.divergence,
+        divergence_deviation=laws.divergence_deviation,
+        cost=cost,
+        expected_cost=expected_cost,
+    )
+
+
+def solver_slack(spend: float) -> float:
+    """Nats by which a spend may be above the divergence that it bounds."""
+    return max(SOLVER_FRACTION * spend, SOLVER_NATS) if math.isfinite(spend) else 0.0
+
+
+def difference(left: float, right: float) -> float:
+    """0 for the same infinity."""
+    return 0.0 if left == right else abs(left - right)
+
+
+def _figures(
+    laws: StepLaws, logits: Logits, drawn: NextToken, recorded: LedgerStep
+) -> list[Figure]:
+    token_id, weight, spend = recorded.token_id, recorded.weight, recorded.spend
+    slack = solver_slack(spend)
+    by_rule = difference(drawn.spend[0].item(), spend)
+    by_rule_nats = NUM_DEVIATIONS * laws.spend_deviation + slack
+    if by_rule > by_rule_nats and _is_at_floor(laws, logits, recorded.budget):
+        by_rule = 0.0
+    star, star_deviation = laws.star[token_id].item(), laws.star_deviation[token_id].item()
+    safe = laws.safe[token_id].item()
+    return [
+        Figure(
+            "spend",
+            difference(laws.divergence, spend),
+            NUM_DEVIATIONS * laws.divergence_deviation + slack,
+        ),
+        Figure("spend by the rule", by_rule, by_rule_nats),
+        Figure("weight", _weight_error(laws, weight), 0.0),
+        Figure("log_prob", difference(star, recorded.log_prob), NUM_DEVIATIONS * star_deviation),
+        Figure(
+            "safe_log_prob",
+            difference(safe, recorded.safe_log_prob),
+            NUM_DEVIATIONS * laws.safe_deviation,
+        ),
+    ]
+
+
+def _is_at_floor(laws: StepLaws, logits: Logits, budget: float) -> bool:
+    """Whether rounding decides if the budget pays for leaving the safe model's support."""
+    floor = oracle.floor(laws.safe, oracle.law_of(logits.risky))
+    reach = NUM_DEVIATIONS * laws.safe_deviation + solver_slack(budget)
+    return floor > 0.0 and abs(floor - budget) <= reach
+
+
+def _weight_error(laws: StepLaws, weight: float) -> float:
+    """Of log c of a clipped law; the weight of another one shows in its divergence alone."""
+    if laws.log_scales is None:
+        return 0.0
+    lowest, highest = laws.log_scales
+    if weight == 0.0:
+        return max(0.0, LEAST_WEIGHT_NATS - highest)
+    return max(0.0, lowest + math.log(weight), -math.log(weight) - highest)
+
+
+def _divergences(laws: StepLaws, logits: Logits, recorded: LedgerStep) -> list[Figure]:
+    """Those that were asked for, see `with_divergences`."""
+    safe, risky, star = laws.safe, oracle.law_of(logits.risky), laws.star
+    by_safe, by_risky = laws.star_deviations
+    found = {
+        "kl_risky_safe": (
+            oracle.kl(risky, safe),
+            kl_deviation(risky, safe, (0.0, logits.risky_deviation), logits.safe_deviation),
+        ),
+        "kl_star_risky": (
+            oracle.kl(star, risky),
+            kl_deviation(star, risky, (by_risky, by_safe), logits.risky_deviation),
+        ),
+    }
+    return [
+        Figure(name, difference(found[name][0], nats), NUM_DEVIATIONS * found[name][1])
+        for name, nats in recorded_divergences(recorded).items()
+    ]
+
+
+def _costs(laws: StepLaws, forced: ForcedStep, recorded: LedgerStep) -> tuple[float, float]:
+    """Cost of the recorded draw, and what rounding is expected to cost."""
+    if forced.inputs.uniform is None:
+        return _greedy_cost(laws, recorded), 0.0
+    first, second, third = forced.inputs.uniform[0].tolist()
+    draw = Draw.of(laws, (first, second, third))
+    cost = draw.costs(accepted=recorded.accepted)[recorded.token_id].item()
+    return cost, draw.expected_cost()
+
+
+def _greedy_cost(laws: StepLaws, recorded: LedgerStep) -> float:
+    """Of the most likely symbol; accepted says that it is the safe model's most likely one too.
+
+    Halved, for both logits of a difference move.
+    """
+    token_id = recorded.token_id
+    behind = (laws.star.max() - laws.star[token_id]) / laws.star_deviation[token_id]
+    others = torch.arange(len(laws.safe)) != token_id
+    lead = (laws.safe[token_id] - laws.safe[others].max()) / (laws.safe_deviation + ARITHMETIC)
+    missing = lead.clamp_max(0.0) if recorded.accepted else lead.clamp_min(0.0)
+    return 0.5 * (behind.square() + missing.square()).item()
+
+
+def _or_inf(share: float) -> float:
+    return math.inf if math.isnan(share) else share
+
+
+MOST_FLIPS = 3
+"""Symbols of one step that may stand on another side of a truncation's edge than in the replay."""
+
+FLIP_COST = 1.0
+"""Squared deviations that a step under another support counts for beside its draw; 1 honest step in
+100 needs one, measured with top_k 20, top_p 0.9 and min_p 0.05 in half precision."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReplay:
+    """One step of a ledger, what the replay gives for it, and what warps its logits."""
+
+    rule: Rule
+    level: Level
+    sampling: SamplingConfig
+    seen: Tensor
+    """(1, vocab_size) bool, as in `PromptReading`: symbols before this step."""
+    forced: ForcedStep
+    recorded: LedgerStep
+
+    def report(self) -> StepReport:
+        """By the replayed support, or by the nearest one that rounding allows and that explains
+        the step better, a symbol at a time."""
+        rows = {name: self._warped(name, self.sampling) for name in self.level.pair.models}
+        best = self._report(rows, self.forced.drawn)
+        if best.misfit <= 1.0 or not self._truncation.is_truncating:
+            return best
+        supports: Supports = {name: self._edge(name, row) for name, row in rows.items()}
+        for _ in range(MOST_FLIPS):
+            found = [(self._flipped_report(other), other) for other in flipped_supports(supports)]
+            report, supports = min(found, key=lambda pair: pair[0].misfit, default=(best, supports))
+            if not report.misfit < best.misfit:
+                break
+            best = report
+        return best
+
+    @property
+    def _truncation(self) -> SamplingConfig:
+        """What acts on symbols; at byte level it may have acted on tokens before."""
+        return self.level.warpers(self.sampling).config
+
+    def _warped(self, name: str, sampling: SamplingConfig) -> Tensor:
+        """(V,) one model's logits, on the CPU."""
+        inputs = self.forced.inputs
+        logits = inputs.safe_logits if name == "safe" else inputs.risky_logits
+        return self.level.warpers(sampling).after(self.seen)(logits)[0].cpu()
+
+    def _edge(self, name: str, row: Tensor) -> SupportEdge:
+        deviation = self._deviation(name, row)
+        return SupportEdge.of(lambda s: self._warped(name, s), self._truncation, deviation)
+
+    def _deviation(self, name: str, row: Tensor) -> float:
+        return logit_deviation(row, self.level.pair.models[name].dtype)
+
+    def _report(self, rows: Mapping[str, Tensor], drawn: NextToken) -> StepReport:
+        logits = Logits(
+            safe=rows["safe"],
+            risky=rows["risky"],
+            safe_deviation=self._deviation("safe", rows["safe"]),
+            risky_deviation=self._deviation("risky", rows["risky"]),
+        )
+        return step_report(_kind(self.rule), logits, drawn, self.forced, self.recorded)
+
+    def _flipped_report(self, supports: Supports) -> StepReport:
+        """With what the rule gives for logits that are warped already."""
+        rows = {name: edge.kept for name, edge in supports.items()}
+        device = self.forced.inputs.budget.device
+        inputs = replace(
+            self.forced.inputs,
+            safe_logits=rows["safe"][None].to(device),
+            risky_logits=rows["risky"][None].to(device),
+            warp=lambda warped: warped,
+        )
+        report = self._report(rows, self.rule.next_token(inputs))
+        return replace(report, is_flipped=True, cost=report.cost + FLIP_COST)
+
+
+def _kind(rule: Rule) -> Kind:
+    if not rule.is_certified:
+        return "replayed"
+    return "max" if rule.name == "anchored_inf" else "kl"

@@ -1,0 +1,280 @@
+"""The vocabulary-wide rows that were used last."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = NDArray[np.bool_]
+
+
+class RowCache:
+    """Boolean rows by key, packed to bits; the least recently used one makes room."""
+
+    def __init__(self, num_rows: int) -> None:
+        """num_rows: how many are kept; one of 128k columns takes 16 kB."""
+        self._limit = num_rows
+        self._rows: OrderedDict[Hashable, tuple[NDArray[np.uint8], int]] = OrderedDict()
+
+    def get(self, key: Hashable, compute: Callable[[], Row]) -> Row:
+        """The row of `key`, computed the first time."""
+        if key in self._rows:
+            self._rows.move_to_end(key)
+            bits, length = self._rows[key]
+            return np.unpackbits(bits, count=length).view(np.bool_)
+        row = compute()
+        self._rows[key] = (np.packbits(row), len(row))
+        if len(self._rows) > self._limit:
+            self._rows.popitem(last=False)
+        return row
+
+
+RANK_LIMIT = math.inf
+MAX_CACHED_PAIRS = 1 << 20
+
+
+class MergeTable:
+    """Canonicality inside one pretoken (notation: rank of a merge = its place in the list).
+
+    A token is *reachable* when BPE turns its bytes into it. A sequence of reachable tokens is what
+    BPE makes of its bytes if and only if every adjacent pair is valid. `split` holds the merge that
+    really makes each token, `rank` its rank and `latest` the highest rank among all merges that
+    lead to it. A token whose split does not follow the order of ranks is *irregular*, and pairs
+    that touch one are decided by running BPE.
+    Source: Berglund and van der Merwe 2023, "Formalizing BPE Tokenization"; rust-gems `bpe`.
+    """
+
+    def __init__(
+        self, bytes_of: Mapping[int, bytes], merges: Iterable[tuple[int, int, int]]
+    ) -> None:
+        """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first."""
+        self.bytes_of = bytes_of
+        self.byte_token = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
+        self.merged: dict[tuple[int, int], tuple[int, int]] = {}
+        for rank, (left, right, merged) in enumerate(merges):
+            self.merged.setdefault((left, right), (rank, merged))
+        self.split: dict[int, tuple[int, int]] = {}
+        self.rank = dict.fromkeys(self.byte_token.values(), -1)
+        self.latest = dict(self.rank)
+        self.left_spine: dict[int, tuple[int, ...]] = {token: (token,) for token in self.rank}
+        self.right_spine = dict(self.left_spine)
+        self._find_splits()
+        self.irregular = self._find_irregular()
+        self._pairs: dict[tuple[int, int], bool] = {}
+
+    def is_reachable(self, token: int) -> bool:
+        """Whether BPE turns the bytes of `token` into `token`."""
+        return token in self.rank
+
+    def encode(self, text: bytes) -> list[int]:
+        """BPE by definition: apply the most urgent merge, leftmost first, until none applies."""
+        tokens = [self.byte_token[byte] for byte in text]
+        while len(tokens) > 1:
+            pairs = pairwise(tokens)
+            ranks = [self.merged[pair][0] if pair in self.merged else RANK_LIMIT for pair in pairs]
+            at = min(range(len(ranks)), key=ranks.__getitem__)
+            if ranks[at] == RANK_LIMIT:
+                break
+            tokens[at : at + 2] = [self.merged[tokens[at], tokens[at + 1]][1]]
+        return tokens
+
+    def is_valid_pair(self, left: int, right: int) -> bool:
+        """Whether BPE turns the bytes of two reachable tokens into these two tokens."""
+        if left in self.irregular or right in self.irregular:
+            return self.encoded_pair_is_valid(left, right)
+        return self._meet(self.right_spine[left], self.left_spine[right], RANK_LIMIT)
+
+    def encoded_pair_is_valid(self, left: int, right: int) -> bool:
+        """The same by running BPE: slow, right for irregular tokens too; remembered."""
+        key = (left, right)
+        if key not in self._pairs:
+            if len(self._pairs) >= MAX_CACHED_PAIRS:
+                self._pairs.clear()
+            self._pairs[key] = self.encode(self.bytes_of[left] + self.bytes_of[right]) == [*key]
+        return self._pairs[key]
+
+    def _meet(self, left: Sequence[int], right: Sequence[int], limit: float) -> bool:
+        """Whether no merge of rank below `limit` crosses the junction of two spines.
+
+        A piece lives until its parent is made. A crossing merge fires if both of its pieces are
+        alive at its rank; on equal rank the leftmost site is first, hence < on the left only.
+        """
+        i = j = 0
+        while True:
+            left_end = self.rank[left[i + 1]] if i + 1 < len(left) else limit
+            right_end = self.rank[right[j + 1]] if j + 1 < len(right) else limit
+            crossing = self.merged.get((left[i], right[j]))
+            if crossing is not None and crossing[0] < left_end and crossing[0] <= right_end:
+                return False
+            if left_end == right_end == limit:
+                return True
+            if left_end <= right_end:
+                i += 1
+            else:
+                j += 1
+
+    def _find_splits(self) -> None:
+        """The merge that makes each token: the first whose halves BPE leaves alone until then."""
+        for (left, right), (rank, merged) in self.merged.items():
+            if merged in self.rank or left not in self.rank or right not in self.rank:
+                continue
+            if self._meet(self.right_spine[left], self.left_spine[right], rank):
+                self._set_split(merged, left, right, rank)
+
+    def _set_split(self, token: int, left: int, right: int, rank: int) -> None:
+        self.split[token] = (left, right)
+        self.rank[token] = rank
+        self.latest[token] = max(rank, self.latest[left], self.latest[right])
+        self.left_spine[token] = (*self.left_spine[left], token)
+        self.right_spine[token] = (*self.right_spine[right], token)
+
+    def _find_irregular(self) -> frozenset[int]:
+        """Tokens that BPE makes although ranks do not increase along their split."""
+        missed = sorted(self.bytes_of.keys() - self.rank.keys(), key=self._num_bytes)
+        irregular = [token for token in missed if self.encode(self.bytes_of[token]) == [token]]
+        for token in irregular:
+            self._set_split(token, *self._last_merge(token))
+        return frozenset(irregular)
+
+    def _num_bytes(self, token: int) -> int:
+        return len(self.bytes_of[token])
+
+    def _last_merge(self, token: int) -> tuple[int, int, int]:
+        """(left, right, rank) of the merge that BPE applies last on the bytes of `token`."""
+        tokens = [self.byte_token[byte] for byte in self.bytes_of[token]]
+        while len(tokens) > 2:
+            pairs = list(pairwise(tokens))
+            ranks = [self.merged.get(pair, (RANK_LIMIT, -1))[0] for pair in pairs]
+            at = min(range(len(ranks)), key=ranks.__getitem__)
+            tokens[at : at + 2] = [self.merged[pairs[at]][1]]
+        left, right = tokens
+        return left, right, self.merged[left, right][0]
+
+
+MAX_CACHED_ROWS = 2048
+
+
+class PairRows:
+    """Rows of "not a valid pair", from intervals of an Euler tour.
+
+    Tokens form a forest: the parent of a token is the left half of its split, children ordered by
+    rank, so that the tokens whose left spine passes through w by a child of rank >= k are one
+    interval of the tour, together with w itself.
+    """
+
+    def __init__(self, merges: MergeTable, tokens: NDArray[np.int32]) -> None:
+        """tokens: (V,) int32, those of the columns of a row; some may be unreachable."""
+        self.merges = merges
+        self._tokens = tokens
+        self._column = {int(token): column for column, token in enumerate(tokens)}
+        tour, end = _euler_tour(merges)
+        self._num_stops = len(tour)
+        outside = self._num_stops
+        self._stop_of_column = np.array([tour.get(int(t), outside) for t in tokens], np.int64)
+        self._bans = _bans_by_left_token(merges, tour, end)
+        self._irregular_pieces = [(t, set(merges.left_spine[t])) for t in merges.irregular]
+        self._cache = RowCache(MAX_CACHED_ROWS)
+
+    def invalid(self, left: int) -> NDArray[np.bool_]:
+        """(V,) bool: the tokens that form no valid pair behind the reachable token `left`.
+
+        Columns of unreachable tokens are False: they are never inside a longer pretoken.
+        """
+        return self._cache.get(left, lambda: self._compute(left))
+
+    def _compute(self, left: int) -> NDArray[np.bool_]:
+        is_irregular = left in self.merges.irregular
+        changes = np.zeros(self._num_stops + 1, np.int32)
+        spine = self.merges.right_spine[left]
+        for piece, parent in zip(spine, (*spine[1:], None), strict=True):
+            end = RANK_LIMIT if parent is None else self.merges.latest[parent] + is_irregular
+            self._mark(changes, piece, end)
+        invalid: NDArray[np.bool_] = np.cumsum(changes)[self._stop_of_column] > 0
+        # An irregular piece may die before `latest`, so its row is an upper bound still.
+        doubtful = self._tokens[invalid].tolist() if is_irregular else []
+        for right in {*doubtful, *self._meeting_irregular(spine)}:
+            invalid[self._column[right]] = not self.merges.encoded_pair_is_valid(left, right)
+        return invalid
+
+    def _mark(self, changes: NDArray[np.int32], piece: int, end: float) -> None:
+        """Count the merges of `piece` that fire before it dies over the stops that they spoil."""
+        bans = self._bans.get(piece)
+        if bans is None:
+            return
+        alive = bans[: np.searchsorted(bans[:, 0], end)]
+        for column, change in ((1, 1), (2, 1), (3, -1)):
+            np.add.at(changes, alive[:, column], change)
+        np.add.at(changes, alive[:, 1] + 1, -1)
+
+    def _meeting_irregular(self, spine: tuple[int, ...]) -> list[int]:
+        merged = self.merges.merged
+        return [
+            token
+            for token, pieces in self._irregular_pieces
+            if any((piece, other) in merged for piece in spine for other in pieces)
+        ]
+
+
+def _euler_tour(merges: MergeTable) -> tuple[dict[int, int], dict[int, int]]:
+    """First and last-plus-one stop of each reachable token's subtree."""
+    children: dict[int, list[int]] = {token: [] for token in merges.rank}
+    by_rank = sorted(merges.split, key=merges.rank.__getitem__)
+    for token in by_rank:
+        children[merges.split[token][0]].append(token)
+    order: list[int] = []
+    stack = [token for token in merges.rank if token not in merges.split]
+    while stack:
+        order.append(stack.pop())
+        stack.extend(reversed(children[order[-1]]))
+    first = {token: stop for stop, token in enumerate(order)}
+    end = {token: stop + 1 for token, stop in first.items()}
+    for token in reversed(order):  # children come after their parent
+        if token in merges.split:
+            parent = merges.split[token][0]
+            end[parent] = max(end[parent], end[token])
+    return first, end
+
+
+def _bans_by_left_token(
+    merges: MergeTable, first: dict[int, int], end: dict[int, int]
+) -> dict[int, NDArray[np.int64]]:
+    """For each left piece u: rows (rank, stop of w, first spoilt stop, end), ascending by rank."""
+    left, right, rank = _reachable_merges(merges)
+    parent, child_rank, child = _children(merges)
+    scale = max(len(merges.merged), 1) + 1
+    keys = parent * scale + child_rank
+    at = np.searchsorted(keys, right * scale + rank)
+    inside = at < len(keys)
+    is_child = inside & (np.append(parent, -1)[at] == right)
+    stop = np.array([first[token] for token in right.tolist()], np.int64)
+    last = np.array([end[token] for token in right.tolist()], np.int64)
+    child_stop = np.array([*(first[token] for token in child.tolist()), 0], np.int64)
+    spoilt = np.where(is_child, child_stop[at], last)
+    order = np.lexsort((rank, left))
+    table = np.stack((rank, stop, spoilt, last), 1)[order]
+    owners, starts = np.unique(left[order], return_index=True)
+    return dict(zip(owners.tolist(), np.split(table, starts[1:]), strict=True))
+
+
+def _reachable_merges(
+    merges: MergeTable,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    rows = [
+        (left, right, rank)
+        for (left, right), (rank, _) in merges.merged.items()
+        if left in merges.rank and right in merges.rank
+    ]
+    left, right, rank = np.array(rows, np.int64).reshape(-1, 3).T
+    return left, right, rank
+
+
+def _children(
+    merges: MergeTable,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(parent, rank, child) of the forest, sorted by parent and rank."""
+    rows = sorted((pair[0], merges.rank[token], token) for token, pair in merges.split.items())
+    parent, rank, child = np.array(rows, np.int64).reshape(-1, 3).T
+    return parent, rank, child

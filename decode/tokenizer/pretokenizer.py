@@ -1,0 +1,258 @@
+"""Characters by what a pretokenizer's regex can tell apart."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Regex, normalizers
+
+from .utf8 import completions
+
+NUM_CODE_POINTS = 0x110000
+SURROGATES = range(0xD800, 0xE000)
+CATEGORIES = ("Lu", "Lt", "Ll", "Lm", "Lo", "M", "N")
+# Unicode White_Space: what \s means to Oniguruma, and less than str.isspace.
+WHITE_SPACE = frozenset(
+    chain(
+        range(0x09, 0x0E),
+        (0x20, 0x85, 0xA0, 0x1680),
+        range(0x2000, 0x200B),
+        (0x2028, 0x2029, 0x202F, 0x205F, 0x3000),
+    )
+)
+
+
+class CharacterClasses:
+    """A partition of the code points; class 0 is what no text holds (surrogates, overlong forms).
+
+    `names`: the classes in order; `of`: (0x110000,) uint8, the class of each code point.
+    """
+
+    def __init__(self, classify: Callable[[str, str], str]) -> None:
+        """classify: name of the class of a character, given it and its category.
+
+        Categories are those of CATEGORIES, "" for all others.
+        """
+        categories = _categories()
+        found = np.array([classify(c, categories.get(c, "")) for c in _characters()])
+        names, of = np.unique(found, return_inverse=True)
+        self.names = ["", *names.tolist()]
+        rest = self.names.index(classify("\U0010ffff", ""))
+        self.of = np.full(NUM_CODE_POINTS, rest, np.uint8)
+        self.of[SURROGATES.start : SURROGATES.stop] = 0
+        self.of[np.frombuffer(_characters().encode("utf-32-le"), np.uint32)] = of + 1
+        self._completions: dict[bytes, frozenset[int]] = {}
+
+    def index(self, name: str) -> int:
+        """Number of a named class."""
+        return self.names.index(name)
+
+    def of_text(self, text: str) -> NDArray[np.uint8]:
+        """Class of each character, (len(text),) uint8."""
+        return self.of[np.frombuffer(text.encode("utf-32-le"), np.uint32)]
+
+    def of_partial(self, partial: bytes) -> frozenset[int]:
+        """Classes of the characters whose UTF-8 form starts with `partial`."""
+        if partial not in self._completions:
+            found = {
+                int(name) for part in completions(partial) for name in np.unique(self.of[part])
+            }
+            self._completions[partial] = frozenset(found - {0})
+        return self._completions[partial]
+
+
+@lru_cache(maxsize=1)
+def _characters() -> str:
+    """Planes 0 to 3 and 14 without the surrogates: all that is assigned, private use aside."""
+    spans = (range(SURROGATES.start), range(SURROGATES.stop, 0x40000), range(0xE0000, 0xE1000))
+    return "".join(map(chr, chain(*spans)))
+
+
+@lru_cache(maxsize=1)
+def _categories() -> dict[str, str]:
+    """Category of each letter, mark and number, as the pretokenizers' own regex engine has it.
+
+    Python's table would differ from it by the version of Unicode: 9,392 letters with Python 3.11.
+    """
+    found: dict[str, str] = {}
+    for name in CATEGORIES:
+        others = normalizers.Replace(Regex(rf"\P{{{name}}}+"), "")
+        found.update(dict.fromkeys(others.normalize_str(_characters()), name))
+    return found
+
+
+BEGIN = "begin"
+
+
+class PretokenizerAutomaton:
+    """A non-deterministic automaton in which every complete text has exactly one accepted run.
+
+    A set of states is an int, bit i for state i. Before each character a run either joins it to the
+    open pretoken or splits there: `joins[class][state]` and `splits[class][state]` are the sets of
+    states it may go on in. What a regex decides by looking ahead, a run guesses and a later state
+    enforces; a text may end in the states of `accepting`. `begin` is the state before any text.
+    """
+
+    def __init__(
+        self,
+        classes: CharacterClasses,
+        joins: Mapping[tuple[str, str], Iterable[str]],
+        splits: Mapping[tuple[str, str], Iterable[str]],
+        accepting: Iterable[str],
+    ) -> None:
+        """joins, splits: target states by (state, class), all by name."""
+        self.classes = classes
+        targets = {name for table in (joins, splits) for names in table.values() for name in names}
+        self.names = [BEGIN, *sorted(targets - {BEGIN})]
+        self._bit = {name: 1 << place for place, name in enumerate(self.names)}
+        self.begin = self._bit[BEGIN]
+        self.accepting = self._set(accepting)
+        self.joins = self._table(joins)
+        self.splits = self._table(splits)
+
+    @property
+    def num_states(self) -> int:
+        """Number of states, at most 64."""
+        return len(self.names)
+
+    def _set(self, names: Iterable[str]) -> int:
+        return sum(self._bit[name] for name in set(names))
+
+    def _table(self, rules: Mapping[tuple[str, str], Iterable[str]]) -> list[list[int]]:
+        empty = frozenset[str]()
+        return [
+            [self._set(rules.get((state, name), empty)) for state in self.names]
+            for name in self.classes.names
+        ]
+
+    def pretokens(self, text: str) -> list[str]:
+        """The pretokens of a complete text."""
+        frontier: dict[int, list[int]] = {0: []}
+        for at, name in enumerate(self.classes.of_text(text).tolist()):
+            frontier = self._advance(frontier, at, name)
+        runs = [cuts for state, cuts in frontier.items() if self.accepting >> state & 1]
+        if len(runs) != 1:
+            raise AssertionError(f"{len(runs)} ways to cut {text!r}")
+        cuts = [*runs[0], len(text)]
+        return [text[start:end] for start, end in pairwise(cuts)]
+
+    def _advance(self, frontier: dict[int, list[int]], at: int, name: int) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for state, cuts in frontier.items():
+            for target in members(self.joins[name][state]):
+                assert target not in found
+                found[target] = cuts
+            for target in members(self.splits[name][state]):
+                assert target not in found
+                found[target] = [*cuts, at]
+        return found
+
+
+def members(states: int) -> list[int]:
+    """The places of the bits of a set, ascending."""
+    return [place for place in range(states.bit_length()) if states >> place & 1]
+
+
+def image(relation: Sequence[int], states: int) -> int:
+    """Union of `relation[state]` over a set of states."""
+    union = 0
+    while states:
+        lowest = states & -states
+        union |= relation[lowest.bit_length() - 1]
+        states ^= lowest
+    return union
+
+
+Table = dict[tuple[str, str], tuple[str, ...]]
+
+APOSTROPHE, SPACE, WHITE, NEWLINE = "apostrophe", "space", "white", "newline"
+NUMBER, OTHER, SLASH, MARK = "number", "other", "slash", "mark"
+ROLES = {**dict.fromkeys("stmd", "stmd"), **dict.fromkeys("rv", "rv"), "e": "e", "l": "l"}
+"""Letters by their part in contractions."""
+
+
+class TransitionRules:
+    """Transitions of an automaton under construction, state by state.
+
+    `start`: the states in which a pretoken begins, by the class of its first character.
+    """
+
+    def __init__(self, start: Mapping[str, tuple[str, ...]]) -> None:
+        self.start = start
+        self.joins: Table = {}
+        self.splits: Table = {}
+
+    def join(self, state: str, classes: Collection[str], *targets: str) -> None:
+        """Characters of `classes` belong to the open pretoken."""
+        self.joins.update({(state, name): targets for name in classes})
+
+    def split(self, state: str, classes: Collection[str], *targets: str) -> None:
+        """Characters of `classes` begin a pretoken, in `targets` or else where any of them does."""
+        self.splits.update({(state, name): targets or self.start[name] for name in classes})
+
+    def split_rest(self, state: str) -> None:
+        """Every class that does not join in `state` begins a pretoken."""
+        self.split(state, [name for name in self.start if (state, name) not in self.joins])
+
+
+def add_white_space(rules: TransitionRules, white: Collection[str], keeps: Table) -> None:
+    r"""`\s+(?!\S)|\s+` over the classes `white`: a run gives back its last character before others.
+
+    keeps: which first characters of the next pretoken join a single white space, as (kind, class)
+    -> targets; the kinds are "space" and "gap" (any other white space).
+    """
+    for kind in ("space", "gap"):
+        single, last = f"single_{kind}", f"last_{kind}"
+        for state in (single, last):
+            for (owner, name), targets in keeps.items():
+                if owner == kind:
+                    rules.join(state, [name], *targets)
+        visible = [name for name in rules.start if name not in (*white, NEWLINE)]
+        for state in (single, last):
+            rules.split(state, [name for name in visible if (state, name) not in rules.joins])
+    for state in ("single_space", "single_gap", "white_run"):
+        rules.join(state, white, "white_run")
+        for name in white:
+            rules.split(state, [name], "last_space" if name == SPACE else "last_gap")
+
+
+def add_newlines(rules: TransitionRules, white: Collection[str]) -> None:
+    r"""`\s*[\r\n]+`: white space up to the last newline of the run is one pretoken.
+
+    "before_newline" owes a newline, "last_newline" claims to be the last of its run.
+    """
+    rules.join("before_newline", white, "before_newline")
+    rules.join("before_newline", [NEWLINE], "before_newline", "last_newline")
+    rules.split("last_newline", [name for name in rules.start if name not in (*white, NEWLINE)])
+    for name in white:
+        rules.split("last_newline", [name], "single_space" if name == SPACE else "single_gap")
+
+
+def add_contraction(rules: TransitionRules, letters: Mapping[str, Collection[str]]) -> None:
+    """`'s|'t|'re|'ve|'m|'ll|'d` behind its apostrophe; `letters`: classes by role (see LETTERS)."""
+    rules.join("contraction", letters["stmd"], "contracted")
+    rules.join("contraction", letters["rv"], "contraction_e")
+    rules.join("contraction", letters["l"], "contraction_l")
+    rules.join("contraction_e", letters["e"], "contracted")
+    rules.join("contraction_l", letters["l"], "contracted")
+    rules.split_rest("contracted")
+
+
+def add_digits(rules: TransitionRules, longest: int | None) -> None:
+    r"""`\p{N}{1,longest}`, or `\p{N}+` without a limit; the first digit is in "digits_1"."""
+    if longest is None:
+        rules.join("digits_1", [NUMBER], "digits_1")
+        rules.split_rest("digits_1")
+        return
+    for count in range(1, longest + 1):
+        if count < longest:
+            rules.join(f"digits_{count}", [NUMBER], f"digits_{count + 1}")
+        rules.split_rest(f"digits_{count}")
+
+
+def finish(rules: TransitionRules) -> tuple[Table, Table]:
+    """All transitions, with those of the state before any text."""
+    rules.split(BEGIN, list(rules.start))
+    return rules.joins, rules.splits

@@ -1,0 +1,123 @@
+"""What each token does to the states of a pretokenizer, for the whole vocabulary at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pretokenizer import PretokenizerAutomaton, image
+from .utf8 import cut_partial, num_leading_continuations
+
+EMPTY, IDENTITY = 0, 1
+Relation = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCut:
+    """A token's bytes as UTF-8: `lead` ends an earlier character, `tail` begins a later one."""
+
+    lead: bytes
+    characters: str
+    tail: bytes
+
+
+class TokenShapes:
+    """Each token's characters as a relation on automaton states ("shape"); few are different.
+
+    `shape_of` (V,) int32 is the shape of the whole characters of each row, EMPTY if there are none
+    (behind lead bytes: IDENTITY and what follows); `full_shape_of` has the tail too, as any of the
+    characters it may become. A shape maps a state to the set of states after the characters, by
+    whether the first one joins (`joins[shape][state]`) or splits (`splits[shape][state]`).
+    `is_ill_formed` (V,) bool: rows that no UTF-8 text contains.
+    """
+
+    def __init__(self, automaton: PretokenizerAutomaton, texts: Sequence[bytes]) -> None:
+        """texts: bytes of each row."""
+        self.automaton = automaton
+        num_states = automaton.num_states
+        identity = tuple(1 << state for state in range(num_states))
+        nothing = (0,) * num_states
+        self.joins: list[tuple[int, ...]] = [identity, identity]
+        self.splits: list[tuple[int, ...]] = [nothing, nothing]
+        self._number: dict[Relation, int] = {}
+        self._next: dict[tuple[int, int], int] = {}
+        self._rules = list(zip(automaton.joins, automaton.splits, strict=True))
+        self._tail_classes: dict[frozenset[int], int] = {}
+        cuts = [cut_token(text) for text in texts]
+        self.is_ill_formed = np.array([cut is None for cut in cuts])
+        self.cuts = [cut or TokenCut(b"", "", b"") for cut in cuts]
+        self.num_lead = np.array([len(cut.lead) for cut in self.cuts])
+        self.shape_of = self._walk()
+        self.full_shape_of = self._add_tails()
+
+    def feasible(self, states: int, *, is_split: bool) -> NDArray[np.bool_]:
+        """(number of shapes,) bool: whether a shape can be walked from some of the states."""
+        table = self.splits if is_split else self.joins
+        rows = [any(to and states >> place & 1 for place, to in enumerate(row)) for row in table]
+        return np.array(rows)
+
+    def _walk(self) -> NDArray[np.int32]:
+        """Shapes of the whole characters of all rows, one character of every row at a time."""
+        classes = self.automaton.classes.of_text("".join(cut.characters for cut in self.cuts))
+        lengths = np.array([len(cut.characters) for cut in self.cuts])
+        starts = np.cumsum(lengths) - lengths
+        shape = np.where(self.num_lead > 0, IDENTITY, EMPTY)
+        for place in range(int(lengths.max())):
+            rows = np.flatnonzero(lengths > place)
+            shape[rows] = self._step(shape[rows], classes[starts[rows] + place].astype(np.int64))
+        return shape.astype(np.int32)
+
+    def _step(self, shape: NDArray[np.int64], name: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys, place = np.unique(shape << 16 | name, return_inverse=True)
+        values = [self._shape_after(key >> 16, key & 0xFFFF) for key in keys.tolist()]
+        return np.array(values)[place]
+
+    def _shape_after(self, shape: int, name: int) -> int:
+        if (shape, name) not in self._next:
+            joins, splits = self._rules[name]
+            if shape == EMPTY:
+                relation = (tuple(joins), tuple(splits))
+            else:
+                relation = (
+                    tuple(image(joins, to) for to in self.joins[shape]),
+                    tuple(image(joins, to) for to in self.splits[shape]),
+                )
+            self._next[shape, name] = self._shape(relation)
+        return self._next[shape, name]
+
+    def _shape(self, relation: Relation) -> int:
+        if relation not in self._number:
+            self._number[relation] = len(self.joins)
+            self.joins.append(relation[0])
+            self.splits.append(relation[1])
+        return self._number[relation]
+
+    def _add_tails(self) -> NDArray[np.int32]:
+        full = self.shape_of.copy()
+        for row, cut in enumerate(self.cuts):
+            if cut.tail:
+                full[row] = self._shape_after(int(full[row]), self._tail_class(cut.tail))
+        return full
+
+    def _tail_class(self, tail: bytes) -> int:
+        """A class of its own for "any character that starts so", known to this object only."""
+        names = self.automaton.classes.of_partial(tail)
+        if names not in self._tail_classes:
+            self._tail_classes[names] = len(self._rules)
+            joins, splits = self.automaton.joins, self.automaton.splits
+            self._rules.append((self._union(joins, names), self._union(splits, names)))
+        return self._tail_classes[names]
+
+    def _union(self, table: Sequence[list[int]], names: frozenset[int]) -> list[int]:
+        union = [0] * self.automaton.num_states
+        for name in names:
+            union = [held | more for held, more in zip(union, table[name], strict=True)]
+        return union
+
+
+def cut_token(text: bytes) -> TokenCut | None:
+    """The token's characters and the pieces around them; None if no UTF-8 text contains it."""
+    num_lead = num_leading_continuations(text)
+    cut = cut_partial(text[num_lead:])
+    return None if cut is None or num_lead > 3 else TokenCut(text[:num_lead], *cut)

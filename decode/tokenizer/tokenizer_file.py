@@ -1,0 +1,152 @@
+"""The printable characters in which byte-level BPE vocabularies write bytes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from .utf8 import form_length, is_continuation
+
+PRINTABLE_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+
+
+def byte_characters() -> list[str]:
+    """The character of each byte 0..255: itself where Latin-1 prints it, else chr(256 + n).
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", encoder.
+    """
+    characters = {byte: chr(byte) for byte in PRINTABLE_BYTES}
+    for byte in range(256):
+        characters.setdefault(byte, chr(256 + len(characters) - len(PRINTABLE_BYTES)))
+    return [characters[byte] for byte in range(256)]
+
+
+BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(byte_characters())}
+
+
+def token_bytes(token: str) -> bytes:
+    """The bytes that a vocabulary entry stands for. Raises ValueError outside the alphabet."""
+    try:
+        return bytes(map(BYTE_OF_CHARACTER.__getitem__, token))
+    except KeyError as error:
+        raise ValueError(
+            f"vocabulary entry {token!r} is not written in the byte-level alphabet"
+        ) from error
+
+
+SENTENCE_PIECE_STEPS = ("Prepend", "Replace", "Metaspace", "Precompiled")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """The parts of a byte-level BPE tokenizer that decide how text becomes tokens."""
+
+    token_bytes: dict[int, bytes]
+    """Bytes of every token that text can become, added tokens included, special tokens left out."""
+    merges: list[tuple[int, int, int]]
+    """(left, right, merged) token ids, most urgent first."""
+    added_token_ids: frozenset[int]
+    """Added tokens that stand for text (special=false)."""
+    special_token_ids: frozenset[int]
+    """Tokens without bytes."""
+    leading_token_ids: tuple[int, ...]
+    """What the tokenizer puts before a text."""
+    has_whole_pretokens: bool
+    """ignore_merges: a pretoken that is a vocabulary entry becomes it whatever the merges say."""
+    is_nfc: bool
+    vocab_size: int
+
+
+def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
+    """Read a tokenizer. Raises ValueError, in one line, for one that is not byte-level BPE."""
+    content = json.loads(tokenizer.to_str())
+    model, added = content["model"], content["added_tokens"]
+    _check_model(model)
+    _check_pre_tokenizer(content["pre_tokenizer"])
+    added_ids = {entry["id"] for entry in added}
+    base = {id: token_bytes(text) for text, id in model["vocab"].items() if id not in added_ids}
+    _check_alphabet(base)
+    return TokenizerFile(
+        token_bytes={**base, **_added_bytes(added)},
+        merges=_merge_ids(model),
+        added_token_ids=frozenset(_added_bytes(added)),
+        special_token_ids=frozenset(entry["id"] for entry in added if entry["special"]),
+        leading_token_ids=_leading_token_ids(tokenizer),
+        has_whole_pretokens=bool(model.get("ignore_merges")),
+        is_nfc=_is_nfc(content["normalizer"]),
+        vocab_size=1 + max([*base, *added_ids]),
+    )
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    if model["type"] != "BPE":
+        raise ValueError(f"byte level needs a byte-level BPE tokenizer, got {model['type']}")
+    if model.get("byte_fallback"):
+        raise ValueError("byte level does not support byte-fallback (SentencePiece) tokenizers")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(option):
+            raise ValueError(f"byte level does not support BPE with {option}={model[option]!r}")
+
+
+def _check_pre_tokenizer(pre_tokenizer: Mapping[str, Any] | None) -> None:
+    steps = _steps(pre_tokenizer, "pretokenizers")
+    _refuse_sentence_piece(steps)
+    byte_level = [step for step in steps if step["type"] == "ByteLevel"]
+    if not byte_level:
+        raise ValueError("byte level needs a tokenizer with a ByteLevel pre-tokenizer")
+    if any(step["add_prefix_space"] for step in byte_level):
+        raise ValueError("byte level does not support ByteLevel with add_prefix_space=true")
+
+
+def _steps(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
+    if part is None:
+        return []
+    return list(part[members]) if part["type"] == "Sequence" else [part]
+
+
+def _refuse_sentence_piece(steps: list[Mapping[str, Any]]) -> None:
+    for step in steps:
+        if step["type"] in SENTENCE_PIECE_STEPS:
+            raise ValueError(
+                f"byte level does not support SentencePiece tokenizers ({step['type']})"
+            )
+
+
+def _is_nfc(normalizer: Mapping[str, Any] | None) -> bool:
+    steps = _steps(normalizer, "normalizers")
+    _refuse_sentence_piece(steps)
+    if other := [step["type"] for step in steps if step["type"] != "NFC"]:
+        raise ValueError(f"byte level supports no normalizer but NFC, got {other[0]}")
+    return bool(steps)
+
+
+def _check_alphabet(base: Mapping[int, bytes]) -> None:
+    needed = {byte for byte in range(256) if form_length(byte) or is_continuation(byte)}
+    if missing := needed - {text[0] for text in base.values() if len(text) == 1}:
+        raise ValueError(f"the vocabulary has no token for byte 0x{min(missing):02x}")
+
+
+def _added_bytes(added: list[Mapping[str, Any]]) -> dict[int, bytes]:
+    texts = [entry for entry in added if not entry["special"]]
+    for entry in texts:
+        for option in ("single_word", "lstrip", "rstrip"):
+            if entry[option]:
+                raise ValueError(f"added token {entry['content']!r} has unsupported {option}=true")
+    return {entry["id"]: entry["content"].encode() for entry in texts}
+
+
+def _merge_ids(model: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    vocab = model["vocab"]
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+    return [(vocab[left], vocab[right], vocab[left + right]) for left, right in pairs]
+
+
+def _leading_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    full = tokenizer.encode("a").ids
+    num_leading = len(full) - len(bare)
+    if full[num_leading:] != bare:
+        raise ValueError("byte level does not support tokenizers that put tokens after a text")
+    return tuple(full[:num_leading])

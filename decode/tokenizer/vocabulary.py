@@ -1,0 +1,138 @@
+"""Which family a tokenizer's pretokenizer belongs to, found by comparing cuts on hard strings."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from .families import FAMILIES, family
+from .merges import MergeTable
+from .pretokenizer import PretokenizerAutomaton
+from .tokenizer_file import TokenizerFile, read_tokenizer
+from .trie import ByteTrie
+from .viability import AddedTokens, Viability
+
+NUM_STRINGS = 600
+MAX_CHARACTERS = 12
+# White space and line ends, contraction letters in both cases, digits, symbols, and scripts with
+# letters of every category, marks, joined emoji and characters with unusual case foldings.
+ALPHABET = (
+    *"    \t\n\n\r\u00a0\u2028\u3000''''sStTrReEvVlLmMdDxXaA0099.!/-_",
+    *"\u4e2d\u65e5\u00e9\u0301\u017f\u212a\u02b0\u01c5\u00df\u00bd\u0663\u0628\u0130\ufb06",
+    *"\U0001f600\u200d\ufe0f\u2019\x1c\x85\u180e\u0e33\u1100",
+)
+
+
+def detect_pretokenizer(tokenizer: Tokenizer) -> PretokenizerAutomaton:
+    """The automaton that cuts as `tokenizer` does.
+
+    Raises ValueError when none of the families does, on a few hundred strings from a fixed seed.
+    """
+    strings = _hard_strings(tokenizer)
+    expected = [_pretoken_lengths(tokenizer, text) for text in strings]
+    for name in FAMILIES:
+        automaton = family(name)
+        if _agrees(automaton, strings, expected):
+            return automaton
+    raise ValueError(
+        f"unsupported pre-tokenizer: it cuts like none of {', '.join(FAMILIES)}; "
+        "byte level needs one of these"
+    )
+
+
+def _hard_strings(tokenizer: Tokenizer) -> list[str]:
+    source = random.Random(0)
+    lengths = (source.randint(1, MAX_CHARACTERS) for _ in range(NUM_STRINGS))
+    drawn = ["".join(source.choices(ALPHABET, k=length)) for length in lengths]
+    return [normalized(tokenizer, text) for text in (*drawn, "1234567890123")]
+
+
+def normalized(tokenizer: Tokenizer, text: str) -> str:
+    """The text as the tokenizer's normalizer writes it."""
+    normalizer = tokenizer.normalizer
+    return text if normalizer is None else str(normalizer.normalize_str(text))
+
+
+def _pretoken_lengths(tokenizer: Tokenizer, text: str) -> list[int]:
+    pieces = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    return [end - start for _, (start, end) in pieces]
+
+
+def _agrees(
+    automaton: PretokenizerAutomaton, strings: Sequence[str], expected: Sequence[list[int]]
+) -> bool:
+    pairs = zip(strings, expected, strict=True)
+    return all(lengths == list(map(len, automaton.pretokens(text))) for text, lengths in pairs)
+
+
+END_SYMBOL = 256
+NUM_SYMBOLS = 257
+
+
+class ByteVocabulary:
+    """A byte-level BPE tokenizer as a trie of its tokens and the rule of what may follow what.
+
+    Special tokens have no bytes and no probability, except that all of `stop_token_ids` together
+    are symbol 256, the end of the text. `start_token_ids` stand before every text, so that its
+    first byte has a distribution: what the tokenizer puts there, or else `bos_token_id`, or else
+    the first stop token (GPT-2 was trained with it between documents). `ordered_tokens`, int64,
+    are all: of the rows of the trie, then the stop tokens, then those without a probability.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], bos_token_id: int | None = None
+    ) -> None:
+        """stop_token_ids: tokens that end a text, of either model.
+
+        Raises ValueError, in one line, for tokenizers that are not byte-level BPE, for
+        pretokenizers that cut like no supported family, for stop tokens that stand for text, and
+        for missing start tokens.
+        """
+        file = read_tokenizer(tokenizer)
+        _check_stop_tokens(stop_token_ids, file)
+        self._tokenizer = tokenizer
+        self.stop_token_ids = np.array(sorted(set(stop_token_ids)), np.int64)
+        self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
+        self.vocab_size = file.vocab_size
+        self.trie, self.viability = _trie_and_viability(tokenizer, file, set(stop_token_ids))
+        counted = np.concatenate((self.trie.tokens, self.stop_token_ids))
+        others = np.setdiff1d(np.arange(self.vocab_size), counted)
+        self.ordered_tokens = np.concatenate((counted, others))
+
+    def normalize(self, text: str) -> bytes:
+        """The bytes that the tokenizer sees in a whole prompt (NFC where it asks for that)."""
+        return normalized(self._tokenizer, text).encode()
+
+
+def _trie_and_viability(
+    tokenizer: Tokenizer, file: TokenizerFile, stops: set[int]
+) -> tuple[ByteTrie, Viability]:
+    literals = {token: file.token_bytes[token] for token in file.added_token_ids - stops}
+    base = {t: text for t, text in file.token_bytes.items() if t not in file.added_token_ids}
+    trie = ByteTrie({**base, **literals})
+    viability = Viability(
+        MergeTable(base, file.merges),
+        trie,
+        detect_pretokenizer(tokenizer),
+        AddedTokens(literals),
+        has_whole_pretokens=file.has_whole_pretokens,
+    )
+    return trie, viability
+
+
+def _check_stop_tokens(stop_token_ids: Sequence[int], file: TokenizerFile) -> None:
+    plain = file.token_bytes.keys() - file.added_token_ids
+    if stands_for_text := plain & set(stop_token_ids):
+        raise ValueError(f"stop token {min(stands_for_text)} stands for text")
+
+
+def _start_token_ids(
+    file: TokenizerFile, stop_token_ids: Sequence[int], bos_token_id: int | None
+) -> tuple[int, ...]:
+    if file.leading_token_ids:
+        return file.leading_token_ids
+    first = [*([] if bos_token_id is None else [bos_token_id]), *stop_token_ids]
+    if not first:
+        raise ValueError("byte level needs a begin token or a stop token to stand before a text")
+    return (first[0],)

@@ -1,0 +1,141 @@
+"""Requests without an allowance need no risky model: the same ledgers, fewer forwards."""
+
+import dataclasses
+import math
+import random
+from collections import Counter
+
+import pytest
+from tiny_models import TEXT, tiny_llama
+
+from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
+from anchored.decode.engine import engine
+from anchored.decode.engine.paired_batch import PairedBatch, rows_to_draw
+
+RULES = [
+    Anchored(k=0.4),
+    Anchored(k=0.4, divergence="max"),
+    Anchored(k=1.0, budget="global"),
+    Anchored(k=1.0, budget="fixed"),
+    Anchored(k=0.0),
+    SafeOnly(),
+]
+WORDS = " ".join(TEXT).split()
+NUM_PROMPTS = 8
+NUM_TOKENS = 16
+
+
+def prompts(count: int) -> list[str]:
+    source = random.Random(count)
+    return [" ".join(source.choices(WORDS, k=source.randint(1, 8))) for _ in range(count)]
+
+
+class RestlessBatch(PairedBatch):
+    """Runs both models at every step, whatever may be spent."""
+
+    def _read_on(self, rows):
+        for name in self.streams:
+            self._read(name, rows)
+
+
+@pytest.fixture
+def forwards(pair):
+    """Counts the forwards of both models' backbones."""
+    counts: Counter[str] = Counter()
+    hooks = [
+        model.model.register_forward_pre_hook(lambda *_, name=name: counts.update([name]))
+        for name, model in pair.models.items()
+    ]
+    yield counts
+    for hook in hooks:
+        hook.remove()
+
+
+def generate(pair, rule, batch_size, **settings):
+    decoder = Decoder(pair, rule, batch_size=batch_size, engine="eager")
+    settings = {"max_new_tokens": NUM_TOKENS, "seed": list(range(NUM_PROMPTS)), **settings}
+    return decoder.generate(prompts(NUM_PROMPTS), **settings)
+
+
+def without_counts(ledger):
+    return dataclasses.replace(ledger, risky_forwards=0, skipped_risky=0)
+
+
+def cold_steps(ledger) -> int:
+    """Leading steps of the adaptive budget without an allowance."""
+    return math.floor(ledger.header.debt / ledger.header.k) if ledger.header.k else NUM_TOKENS
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_resting_changes_no_token_and_no_figure(pair, rule, monkeypatch):
+    rested = generate(pair, rule, 5)
+    monkeypatch.setattr(engine, "PairedBatch", RestlessBatch)
+    restless = generate(pair, rule, 5)
+    assert all(result.ledger.skipped_risky == 0 for result in restless)
+    for ours, theirs in zip(rested, restless, strict=True):
+        assert ours.token_ids == theirs.token_ids and ours.text == theirs.text
+        for left, right in zip(ours.ledger.steps, theirs.ledger.steps, strict=True):
+            assert left.accepted == right.accepted
+            for figure in ("budget", "spend", "weight", "log_prob", "safe_log_prob"):
+                expected = getattr(right, figure)
+                assert getattr(left, figure) == pytest.approx(expected, abs=1e-5)
+        assert ours.ledger.certified and ours.ledger.is_within_bound
+    assert verify(rested[0].ledger, pair).is_ok
+
+
+@pytest.mark.parametrize("divergence", ["kl", "max"])
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_forwards_saved_are_those_of_the_steps_that_the_debt_pays_for(pair, divergence, batch_size):
+    results = generate(pair, Anchored(k=0.4, divergence=divergence), batch_size, temperature=1.0)
+    saved = []
+    for result in results:
+        ledger, num_tokens = result.ledger, len(result.token_ids)
+        # The prompt's own forward, which the debt needs, already tells the first step's law.
+        expected = max(0, min(cold_steps(ledger), num_tokens) - 1)
+        assert ledger.skipped_risky == expected
+        assert ledger.risky_forwards == num_tokens - expected
+        assert ledger.safe_forwards == num_tokens
+        saved.append(expected)
+    assert len(set(saved)) > 3 and max(saved) > 4
+
+
+def test_one_request_runs_the_risky_model_as_often_as_its_ledger_says(pair, forwards):
+    (result,) = Decoder(pair, Anchored(k=0.4)).generate(TEXT[2], max_new_tokens=NUM_TOKENS)
+    assert forwards["risky"] == result.ledger.risky_forwards < NUM_TOKENS - 1
+    assert forwards["safe"] == result.ledger.safe_forwards == len(result.token_ids)
+
+
+def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair, forwards):
+    (result,) = Decoder(pair, Anchored(k=0.01)).generate(TEXT[2], max_new_tokens=NUM_TOKENS)
+    assert result.ledger.header.bound == 0.0
+    assert result.ledger.risky_forwards == forwards["risky"] == 1
+    assert result.ledger.skipped_risky == NUM_TOKENS - 1
+
+
+def test_a_stream_gives_its_first_tokens_before_the_risky_model_runs_again(pair, forwards):
+    pieces = Decoder(pair, Anchored(k=0.4)).stream(TEXT[2], max_new_tokens=NUM_TOKENS)
+    for _ in range(3):
+        assert next(pieces).spend == 0.0
+    assert forwards["risky"] == 1
+
+
+def test_models_that_decode_in_whole_batches_rest_only_together(tokenizer, pair, monkeypatch):
+    whole = ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
+    whole.row_attention.update(safe=None, risky=None)
+    rule = Anchored(k=0.4)
+    for batch_size in (1, 4):
+        expected, actual = generate(pair, rule, batch_size), generate(whole, rule, batch_size)
+        assert [a.token_ids for a in actual] == [e.token_ids for e in expected]
+        skipped = [result.ledger.skipped_risky for result in actual]
+        alone = [result.ledger.skipped_risky for result in expected]
+        assert all(ours <= theirs for ours, theirs in zip(skipped, alone, strict=True))
+        assert sum(skipped) > 0 and (batch_size > 1 or skipped == alone)
+
+
+def test_cold_rows_are_drawn_for_alone_where_they_are_many():
+    assert rows_to_draw({}, can_rest=True) == []
+    assert rows_to_draw({0: 0.0, 3: 1.0}, can_rest=True) == [0]
+    assert rows_to_draw({0: 0.0, 3: 1.0}, can_rest=False) == [0, 3]
+    assert rows_to_draw({0: 0.5, 3: 1.0}, can_rest=True) == [0, 3]
+    one_of_five = {0: 0.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert rows_to_draw(one_of_five, can_rest=True) == [0, 1, 2, 3, 4]

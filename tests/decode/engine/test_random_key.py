@@ -1,0 +1,205 @@
+"""Other prompts, seeds and places have uniforms of their own, and ledgers say which."""
+
+import copy
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chi2
+from tiny_models import tiny_llama, word_tokenizer
+from transformers import LlamaForCausalLM
+
+from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored.decode.engine import paired_batch
+from anchored.decode.engine.request import random_key, recorded_key
+
+VOCAB_SIZE = 6
+PROMPT = [0, 3, 5, 2]
+SAMPLING = {"temperature": 4.0, "repetition_penalty": 1.0}
+"""So hot that every pair of words is common enough for a chi-square test."""
+NUM_CONVERSATIONS = 1000
+FALSE_ALARM = 1e-6
+LIMIT = chi2.isf(FALSE_ALARM, VOCAB_SIZE**2 - 1)
+GOLDEN = Path(__file__).parent / "data" / "coupled-1.jsonl"
+
+
+@pytest.fixture(scope="module")
+def word_pair() -> ModelPair:
+    """Six words, so that pairs of tokens can be counted."""
+    models = [tiny_llama(seed, vocab_size=VOCAB_SIZE, layers=1) for seed in (1, 2)]
+    return ModelPair(*models, word_tokenizer(VOCAB_SIZE))
+
+
+def second_turns(decoder: Decoder) -> torch.Tensor:
+    """(VOCAB_SIZE, VOCAB_SIZE) counts of (first token, second token) of conversations.
+
+    Each has two calls of one seed, the second of which reads what the first has written.
+    """
+    settings = {"max_new_tokens": 1, "seed": range(NUM_CONVERSATIONS), **SAMPLING}
+    first = decoder.generate([PROMPT] * NUM_CONVERSATIONS, **settings)
+    second = decoder.generate([PROMPT + turn.token_ids for turn in first], **settings)
+    counts = torch.zeros(VOCAB_SIZE, VOCAB_SIZE, dtype=torch.float64)
+    for one, two in zip(first, second, strict=True):
+        counts[one.token_ids[0], two.token_ids[0]] += 1
+    return counts
+
+
+def safe_joint_law(pair: ModelPair) -> torch.Tensor:
+    """p_s(first token) p_s(second token | first), (VOCAB_SIZE, VOCAB_SIZE)."""
+    texts = torch.tensor([[*PROMPT, token] for token in range(VOCAB_SIZE)])
+    with torch.inference_mode():
+        laws = (pair.safe(texts).logits / SAMPLING["temperature"]).softmax(-1)
+    return laws[0, -2][:, None] * laws[:, -1]
+
+
+def chi_square(counts: torch.Tensor, law: torch.Tensor) -> float:
+    expected = law * counts.sum()
+    assert expected.min() > 5.0
+    return ((counts - expected) ** 2 / expected).sum().item()
+
+
+@pytest.mark.parametrize("rule", [SafeOnly(), Anchored(k=0.0)], ids=["safe_only", "no budget"])
+def test_two_turns_without_a_budget_have_the_safe_models_joint_law(word_pair, rule):
+    """Measured: chi-square 28, 0.014 nats from the law of independent turns, which is chance."""
+    counts = second_turns(Decoder(word_pair, rule, batch_size=250))
+    assert chi_square(counts, safe_joint_law(word_pair)) < LIMIT
+
+
+def test_keys_of_the_seed_alone_would_be_seen_in_the_joint_law(word_pair, monkeypatch):
+    """Those of coupled/1, by which both turns share a uniform: 2930, 1.3 nats of a bound of 0."""
+    monkeypatch.setattr(paired_batch, "random_key", lambda seed, prompt, **_: seed)
+    counts = second_turns(Decoder(word_pair, SafeOnly(), batch_size=250))
+    assert chi_square(counts, safe_joint_law(word_pair)) > 10 * LIMIT
+
+
+def test_the_key_of_a_request_never_changes():
+    """Ledgers are replayed by it; computed with hashlib by hand."""
+    digest = hashlib.sha256(b"".join(n.to_bytes(8, "little") for n in (5, 6, 300))).hexdigest()
+    named = hashlib.sha256(f"coupled/2 7 token {digest} 2".encode()).digest()
+    expected = int.from_bytes(named[:8], "big") // 2
+    assert expected == 591338149324793650
+    assert random_key(7, [5, 6, 300], level="token", place=2) == expected
+
+
+def test_seed_prompt_level_and_place_each_give_another_key():
+    keys = {
+        random_key(seed, prompt, level=level, place=place)
+        for seed in (0, 1)
+        for prompt in ([1, 2], [12], [1, 2, 0])
+        for level in ("token", "byte")
+        for place in (0, 1, 2)
+    }
+    assert len(keys) == 2 * 3 * 2 * 3
+    assert all(0 <= key < 2**63 for key in keys)
+
+
+def keys_of(results) -> list[int]:
+    return [recorded_key(result.ledger.header) for result in results]
+
+
+def test_equal_prompts_samples_and_neighbouring_seeds_are_drawn_apart(pair):
+    decoder = Decoder(pair, Anchored(k=1.0))
+    equal = decoder.generate(["salt"] * 3, max_new_tokens=8)
+    samples = decoder.generate("salt", max_new_tokens=8, num_return_sequences=3)
+    next_seed = decoder.generate("salt", max_new_tokens=8, seed=1, num_return_sequences=3)
+    assert keys_of(equal) == keys_of(samples)
+    assert tokens_of(equal) == tokens_of(samples)
+    assert len({*keys_of(samples), *keys_of(next_seed)}) == 6
+    assert len(set(map(tuple, tokens_of(samples) + tokens_of(next_seed)))) == 6
+
+
+def tokens_of(results) -> list[list[int]]:
+    return [result.token_ids for result in results]
+
+
+def test_a_place_counts_the_requests_of_one_prompt_and_one_seed(pair):
+    asked = {"max_new_tokens": 1, "seed": [0, 0, 1, 0], "num_return_sequences": 2}
+    results = Decoder(pair, Anchored(k=1.0)).generate(["salt", "math", "salt", "salt"], **asked)
+    places = [result.ledger.header.stream["place"] for result in results]
+    assert places == [0, 1, 0, 1, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"batch_size": 1},
+        {"batch_size": 3},
+        {"speculate": 3},
+        {"engine": "device", "batch_size": 2},
+        {"engine": "device", "speculate": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, in lanes it discards
+def test_every_engine_draws_a_request_by_its_own_key(word_pair, engine):
+    float_pair = ModelPair(
+        *(copy.deepcopy(model).float() for model in word_pair.models.values()),
+        word_pair.tokenizer,
+    )
+    prompts, settings = [PROMPT, [4, 2], PROMPT], {"max_new_tokens": 5, **SAMPLING}
+    plain = Decoder(float_pair, Anchored(k=1.0))
+    expected = plain.generate(prompts, **settings)
+    results = Decoder(float_pair, Anchored(k=1.0), **engine).generate(prompts, **settings)
+    assert tokens_of(results) == tokens_of(expected)
+    assert expected[0].token_ids != expected[2].token_ids
+    assert plain.generate(PROMPT, **settings)[0].token_ids == results[0].token_ids
+    assert all(verify(result.ledger, float_pair).is_ok for result in results)
+
+
+def model_by_formula(phase: float) -> LlamaForCausalLM:
+    """The same weights with every version of torch."""
+    model = tiny_llama(0, vocab_size=8, layers=1)
+    for number, weight in enumerate(model.parameters()):
+        places = torch.arange(weight.numel(), dtype=torch.float64)
+        weight.data = torch.sin(phase + number + 1.7 * places).view_as(weight)
+    return model
+
+
+@pytest.fixture(scope="module")
+def golden_pair() -> ModelPair:
+    """Of the ledger in `data`, whose figures no solver decides: its rule was RiskyOnly."""
+    fingerprints = {"safe": "0" * 64, "risky": "1" * 64}  # a model's own hash its library's version
+    models = (model_by_formula(0.0), model_by_formula(0.5))
+    return ModelPair(*models, word_tokenizer(8), fingerprints)
+
+
+def test_a_ledger_of_the_first_sampler_is_drawn_again_by_its_seed(golden_pair):
+    """Version 0.1.0: generate([[0, 3, 5, 2]], max_new_tokens=6, temperature=1.0, seed=2)."""
+    ledger = Ledger.load(GOLDEN)
+    assert ledger.header.sampler == "coupled/1" and ledger.header.stream is None
+    report = verify(ledger, golden_pair)
+    assert report.is_ok and report.tokens_drawn_again == 6, report
+    assert not all(step.accepted for step in ledger.steps)
+    (now,) = Decoder(golden_pair, RiskyOnly()).generate(
+        [[0, 3, 5, 2]], max_new_tokens=6, temperature=1.0, seed=2
+    )
+    assert now.ledger.header.sampler == "coupled/2" and now.token_ids != ledger.token_ids
+    assert verify(now.ledger, golden_pair).is_ok
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampler": "coupled/3"}, "sampler must be coupled/1 or coupled/2, got 'coupled/3'"),
+        ({"stream": None}, "the stream must have a place, a whole number >= 0, got None"),
+        ({"stream": {"prompt_sha256": "", "place": -1}}, "must have a place, .* got -1"),
+        ({"stream": {"prompt_sha256": "", "place": "0"}}, "must have a place, .* got '0'"),
+        ({"prompt_token_ids": [5, 6]}, "does not follow from the header's prompt"),
+    ],
+    ids=["sampler", "no stream", "negative place", "text as place", "another prompt"],
+)
+def test_a_stream_that_the_header_cannot_have_is_refused(pair, change, message):
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=1)
+    header = dataclasses.replace(result.ledger.header, **change)
+    with pytest.raises(ValueError, match=message):
+        recorded_key(header)
+
+
+def test_a_ledger_of_another_place_or_sampler_is_not_drawn_again(pair):
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=9)
+    header = result.ledger.header
+    for change in ({"stream": {**header.stream, "place": 1}}, {"sampler": "coupled/1"}):
+        forged = dataclasses.replace(result.ledger, header=dataclasses.replace(header, **change))
+        assert "the seed gives another token" in verify(forged, pair).failures[0]

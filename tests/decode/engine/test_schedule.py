@@ -1,0 +1,131 @@
+"""Rows join and leave a full batch; what a request gets does not depend on the others."""
+
+import random
+
+import pytest
+import torch
+from tiny_models import tiny_llama
+
+from anchored import Anchored, Decoder, ModelPair
+from anchored.decode.engine.paired_batch import PairedBatch, decode_all
+from anchored.decode.engine.request import Request
+from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.settings import SamplingConfig
+
+WORDS = [
+    "the keeper",
+    "of",
+    "lamp",
+    "wrote every",
+    "wave",
+    "into",
+    "ledger",
+    "salt",
+    "rain",
+    "math",
+]
+
+
+def prompts(count: int) -> list[str]:
+    source = random.Random(count)
+    return [" ".join(source.choices(WORDS, k=source.randint(1, 12))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def ending_pair(tokenizer) -> ModelPair:
+    """Requests end at stop tokens after anything from 1 to 30 steps."""
+    safe, risky = tiny_llama(1), tiny_llama(2, layers=3)
+    for model in (safe, risky):
+        model.lm_head.weight.data[1] += 1.5
+    return ModelPair(safe, risky, tokenizer)
+
+
+def tokens_of(results) -> list[list[int]]:
+    return [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize("batch_size", [2, 16])
+def test_a_full_batch_gives_every_request_the_tokens_it_gets_alone(ending_pair, batch_size):
+    texts, seeds = prompts(40), list(range(40))
+    settings = {"max_new_tokens": 30, "temperature": 1.0}
+    alone = Decoder(ending_pair, Anchored(k=1.0), batch_size=1)
+    expected = alone.generate(texts, seed=seeds, **settings)
+    assert len({len(result.token_ids) for result in expected}) > 5
+    decoder = Decoder(ending_pair, Anchored(k=1.0), batch_size=batch_size)
+    together = decoder.generate(texts, seed=seeds, **settings)
+    assert tokens_of(together) == tokens_of(expected)
+    assert [result.text for result in together] == [result.text for result in expected]
+    order = random.Random(0).sample(range(40), 40)
+    shuffled = decoder.generate([texts[i] for i in order], seed=order, **settings)
+    assert tokens_of(shuffled) == [expected[i].token_ids for i in order]
+    assert [r.ledger.safe_forwards for r in together] == [len(r.token_ids) for r in together]
+
+
+def test_float32_tokens_alone_and_in_a_full_batch_differ_by_rounding_only(pair_folders):
+    """Measured: 1 of 480 requests of 30 tokens, over four families."""
+    pair = ModelPair.from_pretrained(*pair_folders)
+    texts, seeds = prompts(40), list(range(40))
+    alone = Decoder(pair, Anchored(k=1.0), batch_size=1).generate(
+        texts, max_new_tokens=20, seed=seeds
+    )
+    together = Decoder(pair, Anchored(k=1.0)).generate(texts, max_new_tokens=20, seed=seeds)
+    assert sum(a != b for a, b in zip(tokens_of(alone), tokens_of(together), strict=True)) <= 1
+
+
+def test_the_batch_stays_full_while_requests_wait(ending_pair):
+    requests = [
+        Request(prompt_token_ids=ending_pair.encode(text), max_new_tokens=30, index=i, seed=i)
+        for i, text in enumerate(prompts(30))
+    ]
+    batch = PairedBatch(
+        TokenLevel(ending_pair),
+        Anchored(k=1.0, debt="none"),
+        SamplingConfig(temperature=1.0),
+        num_rows=4,
+        max_length=128,
+    )
+    occupied: list[int] = []
+    step = batch.step
+    batch.step = lambda: (occupied.append(4 - len(batch.free_rows)), step())[1]
+    finished = list(decode_all(batch, requests))
+    assert sorted(state.request.index for state in finished) == list(range(30))
+    tail = max(len(state.steps) for state in finished)
+    assert set(occupied[:-tail]) == {4}
+    assert sum(occupied) == sum(len(state.steps) for state in finished)
+
+
+def test_one_request_that_is_too_long_fails_alone_and_is_reported(pair):
+    decoder = Decoder(pair, Anchored(k=1.0))
+    texts = ["salt", "the keeper " * 80, "import math"]
+    first, refused, last = decoder.generate(texts, max_new_tokens=5)
+    assert "request 1: the prompt has" in refused.error
+    assert "exceeds the pair's context of 128" in refused.error
+    assert refused.finish_reason == "error" and not refused.ledger.certified
+    assert refused.token_ids == [] and refused.text == ""
+    (alone,) = decoder.generate(["import math"], max_new_tokens=5)
+    assert not first.error and last.token_ids == alone.token_ids
+    scores = decoder.score(texts, [" x", " y", " z"])
+    assert [bool(score.error) for score in scores] == [False, True, False]
+    assert "exceeds the pair's context of 128" in scores[1].error
+    (one_of_a_list,) = decoder.generate(texts[1:2], max_new_tokens=5)
+    assert one_of_a_list.error
+
+
+def test_a_row_that_failed_leaves_nothing_to_the_request_that_joins_it(tokenizer):
+    broken = tiny_llama(2)
+    (token, *_) = set(tokenizer("salt")["input_ids"]) - set(tokenizer("import math")["input_ids"])
+    broken.model.embed_tokens.weight.data[token] = torch.nan
+    pair = ModelPair(tiny_llama(1), broken, tokenizer)
+    decoder = Decoder(pair, Anchored(k=1.0), batch_size=2)
+    texts = ["salt salt salt salt", "import math import math import math", "import", "math"]
+    failed, *others = decoder.generate(texts, max_new_tokens=4, top_k=3)
+    assert "the risky model's logits over the prompt" in failed.error
+    for text, result in zip(texts[1:], others, strict=True):
+        (alone,) = decoder.generate(text, max_new_tokens=4, top_k=3)
+        assert not result.error and result.token_ids == alone.token_ids
+
+
+def test_the_bar_shows_tokens_per_second(pair, capfd):
+    Decoder(pair, Anchored(k=1.0)).generate(prompts(3), max_new_tokens=4, progress="pair")
+    shown = capfd.readouterr().err
+    assert "pair" in shown and "3/3" in shown and "tokens/s" in shown

@@ -1,0 +1,131 @@
+"""Pairs that cannot speculate are refused in one line, and decode plainly where that is allowed."""
+
+import logging
+
+import pytest
+import torch
+from tiny_models import tiny_family, tiny_llama
+from transformers import BitsAndBytesConfig
+
+from anchored import Anchored, Decoder, ModelPair
+from anchored.decode.engine.speculation import largest_leak, speculation_refusal
+from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.models.attention import row_attention
+
+FP8 = {"config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "tensor"}}}}
+FP8_BY_TOKEN = {
+    "config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "token"}}}
+}
+
+
+@pytest.fixture
+def own_pair(tokenizer) -> ModelPair:
+    return ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
+
+
+def check_refused(pair, reason: str) -> None:
+    refusal = speculation_refusal(TokenLevel(pair))
+    assert reason in refusal and "\n" not in refusal
+    with pytest.raises(ValueError, match="speculate=2 cannot run here: the "):
+        Decoder(pair, Anchored(k=1.0), speculate=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "decodes in whole batches, whose cache cannot go back"),
+        ({"sliding_window": 8}, "keeps its window in a ring buffer"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "has a recurrent state"),
+    ],
+)
+def test_memories_that_cannot_go_back_are_refused(own_pair, settings, reason):
+    own_pair.row_attention["risky"] = None
+    for name, value in settings.items():
+        setattr(own_pair.risky.config, name, value)
+    check_refused(own_pair, reason)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "reason"),
+    [
+        ({"quant_method": "compressed-tensors", **FP8}, "share one dynamic scale"),
+        (BitsAndBytesConfig(load_in_8bit=True), "int8 outliers are found over all tokens"),
+    ],
+)
+def test_scales_that_tokens_of_a_forward_share_are_refused(own_pair, quantization, reason):
+    own_pair.risky.config.quantization_config = quantization
+    check_refused(own_pair, reason)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "compressed-tensors", **FP8_BY_TOKEN},
+        {"quant_method": "gptq", "bits": 4},
+        BitsAndBytesConfig(load_in_4bit=True),
+    ],
+)
+def test_scales_by_token_or_of_weights_alone_are_not_refused(own_pair, quantization):
+    own_pair.risky.config.quantization_config = quantization
+    assert speculation_refusal(TokenLevel(own_pair)) == ""
+
+
+def test_experts_with_a_capacity_are_refused(own_pair):
+    own_pair.risky.config.expert_capacity = 64
+    check_refused(own_pair, "experts drop tokens beyond their capacity (expert_capacity)")
+
+
+class SharedScale(torch.nn.Linear):
+    """Rounds its input by one scale over the whole tensor, as dynamic fp8 by tensor does."""
+
+    def forward(self, hidden):
+        scale = hidden.abs().max() / 127
+        return super().forward((hidden / scale).round() * scale)
+
+
+def test_a_model_whose_laws_depend_on_later_drafts_is_found_by_running_it(own_pair):
+    attention = row_attention(own_pair.risky)
+    assert largest_leak(own_pair.risky, attention, 320) == 0.0
+    for layer in own_pair.risky.model.layers:
+        layer.mlp.down_proj.__class__ = SharedScale
+    assert largest_leak(own_pair.risky, attention, 320) > 0.0
+    check_refused(own_pair, "logits depend on later drafts")
+
+
+@pytest.mark.parametrize("family", ["mistral, sliding", "qwen2, sliding", "llama4_text", "gpt2"])
+def test_families_with_rows_do_not_leak(family):
+    model = tiny_family(family, 2)
+    assert largest_leak(model, row_attention(model), 320) == 0.0
+
+
+def test_auto_decodes_plainly_with_one_log_line_where_it_is_refused(own_pair, caplog):
+    own_pair.row_attention["risky"] = None
+    with caplog.at_level(logging.WARNING):
+        decoder = Decoder(own_pair, Anchored(k=1.0), speculate="auto")
+    (line,) = caplog.messages
+    assert line.startswith("decoding without speculation: the risky model (llama) decodes in")
+    (result,) = decoder.generate("salt", max_new_tokens=4)
+    assert result.ledger.drafted == 0 and len(result.token_ids) == 4
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "on"])
+def test_a_bad_length_is_refused(pair, value):
+    with pytest.raises(ValueError, match='speculate must be "auto", "off" or >= 1, got'):
+        Decoder(pair, Anchored(k=1.0), speculate=value)
+
+
+def test_bytes_do_not_speculate(pair):
+    with pytest.raises(ValueError, match="speculate=2 cannot run here: its level is the byte"):
+        Decoder(pair, Anchored(k=1.0), level="byte", speculate=2)
+
+
+def test_a_draft_beyond_the_models_reach_is_refused(tokenizer, caplog):
+    models = [tiny_family("llama4_text", seed) for seed in (1, 2)]  # rows of up to 39 tokens
+    pair = ModelPair(*models, tokenizer)
+    settings = {"prompts": [[0, 5, 6, 7]], "max_new_tokens": 33}
+    with pytest.raises(ValueError, match="rows of 37 tokens and drafts of 4 exceed"):
+        Decoder(pair, Anchored(k=1.0), speculate=4).generate(**settings)
+    (plain,) = Decoder(pair, Anchored(k=1.0)).generate(**settings)
+    (auto,) = Decoder(pair, Anchored(k=1.0), speculate="auto").generate(**settings)
+    assert auto.token_ids == plain.token_ids and auto.ledger.drafted == 0
+    assert "decoding without speculation: rows of 37 tokens" in caplog.text

@@ -1,0 +1,39 @@
+"""Streamed text equals decoded text, whatever the bytes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anchored.decode.levels.text import TextStream, TokenText
+
+
+@given(text=st.text(max_size=40))
+def test_pieces_join_to_the_text_and_never_split_a_character(tokenizer, text):
+    stream = TextStream(TokenText(tokenizer))
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = [stream.push(token) for token in token_ids] + [stream.finish()]
+    assert "".join(pieces) == stream.text == text
+    if "�" not in text:
+        assert not any("�" in piece for piece in pieces)
+
+
+@given(
+    text=st.text(alphabet="abcd", max_size=30),
+    stop=st.lists(st.text("abcd", min_size=1, max_size=3)),
+)
+def test_text_is_cut_at_the_first_stop_string(tokenizer, text, stop):
+    stream = TextStream(TokenText(tokenizer), tuple(stop))
+    emitted = ""
+    for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        emitted += stream.push(token)
+        if stream.is_stopped:
+            break
+    emitted += stream.finish()
+    found = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+    assert emitted == (text[: min(found)[1]] if found else text)
+
+
+def test_bytes_that_never_become_a_character_are_replaced_at_the_end(tokenizer):
+    stream = TextStream(TokenText(tokenizer))
+    start_of_snowman = tokenizer("☃", add_special_tokens=False)["input_ids"][:1]
+    assert stream.push(start_of_snowman[0]) == ""
+    assert stream.finish() == "�"

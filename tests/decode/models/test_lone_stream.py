@@ -1,0 +1,95 @@
+"""Models that batches would get wrong decode one text at a time, by the cache that they make."""
+
+import itertools
+
+import pytest
+import torch
+from model_zoo import VOCAB_SIZE, zoo_model, zoo_pair
+from plain_forward import plain_log_probs
+from tiny_models import tiny_family, tiny_llama
+
+from anchored import Anchored, Decoder, ModelPair, verify
+from anchored.decode.levels.token_level import open_streams
+from anchored.decode.models.stream import LoneStream
+
+PROMPTS = [[0, 5, 9, 33, 7, 8, 41, 22, 17], [0, 12, 60], [0, 7]]
+ALONE = ["mamba2", "rwkv", "jamba", "recurrent_gemma"]
+
+
+@pytest.fixture(scope="module", params=ALONE)
+def lone_pair(request) -> ModelPair:
+    return zoo_pair(zoo_model(request.param, 1))
+
+
+def recorded(result) -> list[float]:
+    return [step.safe_log_prob for step in result.ledger.steps]
+
+
+def test_prompts_in_one_call_give_what_each_gives_alone_and_verify(lone_pair):
+    decoder = Decoder(lone_pair, Anchored(k=1.0))
+    together = decoder.generate(PROMPTS, max_new_tokens=6)
+    for prompt, result in zip(PROMPTS, together, strict=True):
+        (alone,) = decoder.generate([prompt], max_new_tokens=6)
+        assert result.token_ids == alone.token_ids and recorded(result) == recorded(alone)
+        assert verify(result.ledger, lone_pair).is_ok
+
+
+def test_scores_of_several_texts_are_those_of_the_plain_forward(lone_pair):
+    decoder = Decoder(lone_pair, Anchored(k=1.0))
+    results = decoder.generate(PROMPTS, max_new_tokens=6, temperature=1.0, repetition_penalty=1.0)
+    continuations = [result.token_ids for result in results]
+    scores = decoder.score(PROMPTS, continuations, k=1.0)
+    for result, score in zip(results, scores, strict=True):
+        plain = plain_log_probs(lone_pair, result.ledger)
+        assert score.safe_token_log_probs == pytest.approx(plain, abs=1e-4, rel=0)
+
+
+def test_texts_that_are_streamed_by_turns_do_not_share_a_state(lone_pair):
+    decoder = Decoder(lone_pair, Anchored(k=1.0))
+    results = decoder.generate(PROMPTS[:2], max_new_tokens=6)
+    streams = [decoder.stream(prompt, max_new_tokens=6) for prompt in PROMPTS[:2]]
+    spends: list[list[float]] = [[], []]
+    for _ in range(6):
+        for spent, stream in zip(spends, streams, strict=True):
+            spent += [piece.spend for piece in itertools.islice(stream, 1)]
+    assert [len(result.token_ids) for result in results] == [6, 6]
+    expected = [[step.spend for step in result.ledger.steps] for result in results]
+    assert spends == expected and sum(map(sum, spends)) > 0
+
+
+def test_several_rows_are_refused_where_each_has_to_be_alone(lone_pair):
+    with pytest.raises(ValueError, match="texts of 20 tokens one at a time, got 2 rows"):
+        open_streams(lone_pair, 2, 20, scores_prompts=False)
+
+
+def test_a_lone_row_is_read_again_once_it_is_free():
+    stream = LoneStream(zoo_model("mamba", 1), VOCAB_SIZE)
+    first = stream.read(PROMPTS[:1], [0])
+    with pytest.raises(ValueError, match=r"read into an empty row 0, got rows \[0\]"):
+        stream.read(PROMPTS[:1], [0])
+    stream.free(0)
+    again = stream.read(PROMPTS[:1], [0])
+    assert torch.equal(first.logits, again.logits)
+    assert torch.equal(first.token_log_probs[0], again.token_log_probs[0])
+
+
+def test_a_model_without_a_memory_reads_its_text_anew():
+    with_memory, without = (
+        LoneStream(zoo_model(family, 1), VOCAB_SIZE) for family in ("mamba", "openai-gpt")
+    )
+    for stream in (with_memory, without):
+        stream.read(PROMPTS[:1], [0])
+    assert not with_memory.rereads and without.rereads
+
+
+def test_llama4_texts_of_unequal_lengths_beyond_its_reach_decode_alone(tokenizer):
+    models = (tiny_family("llama4_text", 1).float(), tiny_llama(2).float())
+    pair = ModelPair(*models, tokenizer)
+    prompts = [[0, *range(5, 40)], [0, *range(7, 18)]]  # rows of up to 39 tokens share a forward
+    decoder = Decoder(pair, Anchored(k=1.0))
+    results = decoder.generate(prompts, max_new_tokens=30)
+    for prompt, result in zip(prompts, results, strict=True):
+        (alone,) = decoder.generate([prompt], max_new_tokens=30)
+        assert result.token_ids == alone.token_ids
+        plain = plain_log_probs(pair, result.ledger)
+        assert recorded(result) == pytest.approx(plain, abs=1e-4, rel=0)

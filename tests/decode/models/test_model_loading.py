@@ -1,0 +1,153 @@
+"""Folders whose weights or config are not whole are refused in one line, before anything runs."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_llama
+
+from anchored import Anchored, Decoder, LoadOptions, ModelPair
+from anchored.decode.models.folder import ModelFolder
+from anchored.decode.models.loading import load_model
+
+
+@pytest.fixture
+def folder(pair_folders, tmp_path) -> Path:
+    """A copy of the safe model's."""
+    return Path(shutil.copytree(pair_folders[0], tmp_path / "model"))
+
+
+def change(folder: Path, edit: Callable[[dict], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def check_refused(folder: Path, risky: Path, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as refusal:
+        ModelPair.from_pretrained(folder, risky)
+    assert "\n" not in str(refusal.value) and str(folder) in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+def test_a_missing_tensor_is_refused_by_name(folder, pair_folders, name):
+    change(folder, lambda tensors: tensors.pop(name))
+    check_refused(folder, pair_folders[1], rf"lack {name} \(1 in all\)")
+
+
+def test_a_tensor_of_another_shape_is_refused_with_both_shapes(folder, pair_folders):
+    change(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}))
+    check_refused(
+        folder, pair_folders[1], r"do not fit the config: model.norm.weight is \(3,\), not \(32,\)"
+    )
+
+
+def test_a_tensor_without_use_is_logged_in_one_line(folder, caplog):
+    change(folder, lambda tensors: tensors.update({"extra.weight": torch.ones(3)}))
+    with caplog.at_level(logging.WARNING, "anchored"):
+        load_model(ModelFolder(folder), "auto", "cpu")
+    (line,) = [record for record in caplog.records if record.name.startswith("anchored")]
+    hold = f"the weights in {folder} hold extra.weight (1 in all), which the model does not use"
+    assert line.getMessage() == hold
+
+
+def test_tied_tensors_that_are_stored_once_are_not_missing(tmp_path, caplog):
+    tied = tiny_llama(1, tie_word_embeddings=True).float()
+    tied.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    loaded = load_model(ModelFolder(tmp_path), "auto", "cpu")
+    assert torch.equal(loaded.lm_head.weight, tied.model.embed_tokens.weight)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("size", [0, 5_000])
+def test_weights_that_end_early_are_refused(folder, pair_folders, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    check_refused(folder, pair_folders[1], "the weights in .* cannot be read: .*header")
+
+
+def test_a_folder_without_weights_is_refused(folder, pair_folders):
+    (folder / "model.safetensors").unlink()
+    check_refused(folder, pair_folders[1], "the weights in .* cannot be read: .*no file named")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ('{"model_type": ', "not a valid JSON file"),
+        ("{}", "Should have a `model_type` key"),
+        ('{"model_type": "nothing"}', "model type `nothing`"),
+        (json.dumps({"model_type": "llama", "hidden_size": "x"}), "expected int, got str"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_refused(folder, pair_folders, config, reason):
+    (folder / "config.json").write_text(config)
+    check_refused(folder, pair_folders[1], f"the config in .* cannot be read: .*{reason}")
+
+
+SPREAD = dict.fromkeys(
+    ["model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
+)
+
+
+@pytest.mark.parametrize("device_map", [{"": "cpu"}, SPREAD], ids=["whole", "by module"])
+def test_a_device_map_stands_in_place_of_the_risky_models_device(pair_folders, device_map):
+    options = LoadOptions(device_map=device_map)
+    pair = ModelPair.from_pretrained(*pair_folders, device={"safe": "cpu"}, risky_options=options)
+    plain = ModelPair.from_pretrained(*pair_folders, device="cpu")
+    assert torch.equal(pair.risky.lm_head.weight, plain.risky.lm_head.weight)
+    decoders = [Decoder(each, Anchored(k=1.0)) for each in (pair, plain)]
+    texts = [decoder.generate("salt", max_new_tokens=5)[0].text for decoder in decoders]
+    assert texts[0] == texts[1]
+
+
+def test_a_model_that_accelerate_spread_decodes_the_same_tokens_in_batches(tokenizer):
+    """As over two devices: hooks on every module move what it reads."""
+    spread = dispatch_model(tiny_llama(2, layers=3), SPREAD, force_hooks=True)
+    pair = ModelPair(tiny_llama(1), spread, tokenizer)
+    plain = ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
+    assert pair.row_attention["risky"] is None and not pair.decodes_alone["risky"]
+    prompts = ["the keeper", "salt and rain", "Nine"]
+    decoders = [Decoder(each, Anchored(k=1.0)) for each in (pair, plain)]
+    results = [decoder.generate(prompts, max_new_tokens=8) for decoder in decoders]
+    assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"safe_options": {"device_map": "auto"}}, "a device_map is for the risky model"),
+        (
+            {"risky_options": {"device_map": "auto"}, "device": {"safe": "cpu", "risky": "cpu"}},
+            "the risky model has a device_map, so it has no device, got 'cpu'",
+        ),
+        (
+            {"risky_options": {"device_map": "auto"}, "tp_size": 2},
+            "tp_size splits the model, got device_map='auto'",
+        ),
+    ],
+)
+def test_a_device_map_beside_another_place_is_refused(pair_folders, settings, reason):
+    options = {n: LoadOptions(**v) if n.endswith("options") else v for n, v in settings.items()}
+    with pytest.raises(ValueError, match=reason):
+        ModelPair.from_pretrained(*pair_folders, **options)
+
+
+def test_each_model_takes_the_attention_that_is_asked_for(pair_folders):
+    eager = LoadOptions(attn_implementation="eager")
+    pair = ModelPair.from_pretrained(*pair_folders, device="cpu", safe_options=eager)
+    kinds = [model.config._attn_implementation for model in pair.models.values()]
+    assert kinds == ["eager", "sdpa"]
+
+
+def test_a_device_map_decides_where_the_weights_are(folder):
+    nowhere = LoadOptions(device_map={"": "meta"})  # the one device beside the CPU on any machine
+    model = load_model(ModelFolder(folder), "auto", None, options=nowhere)
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}

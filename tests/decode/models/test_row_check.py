@@ -1,0 +1,184 @@
+"""Models are checked when they are loaded: how rows of them are run agrees with a plain forward."""
+
+import logging
+import math
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny_family, tiny_llama
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaForCausalLM
+
+from anchored import Anchored, Decoder, ModelPair
+from anchored.decode.models.attention import row_attention
+from anchored.decode.models.capabilities import RowCheck, RowSupport, allowed_nats, row_support
+from anchored.decode.models.output_layer import OutputLayer
+
+PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the harbour bell"]
+
+
+def tiny_neox(seed: int):
+    torch.manual_seed(seed)
+    config = GPTNeoXConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return GPTNeoXForCausalLM(config).double()
+
+
+def support_of(model, name: str) -> RowSupport:
+    return row_support(model, name, OutputLayer(model, model.config.vocab_size, packs=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_every_family_passes_its_check_in_every_dtype(family, dtype):
+    model = tiny_family(family, 1).to(dtype)
+    assert support_of(model, "safe").attention == row_attention(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog):
+    def everything(kind, positions, num_columns, span):
+        return torch.ones(*positions.shape, num_columns, dtype=torch.bool)[:, None]
+
+    model = tiny_family(family, 1).float()
+    monkeypatch.setattr("anchored.decode.models.attention._visible", everything)
+    with pytest.raises(ValueError, match=r"in rows its log-probabilities are off by \d"):
+        RowCheck(model, OutputLayer(model, 320)).compare_rows(row_attention(model))
+    with caplog.at_level(logging.WARNING):
+        assert support_of(model, "risky") == RowSupport(None, is_alone=False)
+    (line,) = caplog.messages
+    assert f"the risky model ({family}) decodes in whole batches: in rows its log-" in line
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (tiny_neox(1), "the family gpt_neox has not been tested with rows"),
+        (
+            tiny_llama(1, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+            "its rotary embedding, dynamic, depends on the longest row",
+        ),
+    ],
+)
+def test_other_models_decode_in_batches_with_one_log_line(model, reason, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert support_of(model, "safe") == RowSupport(None, is_alone=False)
+    family = model.config.model_type
+    assert caplog.messages == [f"the safe model ({family}) decodes in whole batches: {reason}"]
+
+
+def test_attention_that_takes_no_masks_of_ours_is_refused_for_rows():
+    model = tiny_family("llama", 1, attn_implementation="flex_attention")
+    with pytest.raises(ValueError, match="its attention is flex_attention, not sdpa or eager"):
+        row_attention(model)
+
+
+def test_a_pair_outside_the_families_decodes_the_same_alone_and_in_batches(tokenizer):
+    pair = ModelPair(tiny_neox(1), tiny_neox(2), tokenizer)
+    together = Decoder(pair, Anchored(k=1.0), batch_size=3).generate(PROMPTS, max_new_tokens=12)
+    for prompt, result in zip(PROMPTS, together, strict=True):
+        (alone,) = Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_tokens=12)
+        assert alone.token_ids == result.token_ids
+        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
+
+
+def test_one_model_in_rows_and_one_in_batches_decode_together(tokenizer):
+    mixed = ModelPair(tiny_neox(1), tiny_llama(2), tokenizer)
+    assert mixed.row_attention["safe"] is None and mixed.row_attention["risky"] is not None
+    (alone,) = Decoder(mixed, Anchored(k=1.0)).generate(PROMPTS[1], max_new_tokens=12)
+    together = Decoder(mixed, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=12)
+    assert together[1].token_ids == alone.token_ids
+
+
+def test_rows_and_batches_of_one_model_give_the_same_tokens(pair, tokenizer, monkeypatch):
+    in_rows = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=20)
+    plain = ModelPair(pair.safe, pair.risky, tokenizer, dict(pair.fingerprints))
+    plain.row_attention.update(safe=None, risky=None)
+    in_batches = Decoder(plain, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=20)
+    assert [r.token_ids for r in in_rows] == [r.token_ids for r in in_batches]
+    assert [r.ledger.spent for r in in_rows] == [r.ledger.spent for r in in_batches]
+
+
+class Shifted(OutputLayer):
+    """Adds a little to the logit of one token."""
+
+    nats = 0.0
+
+    def logits(self, hidden):
+        return super().logits(hidden) + self.nats * (torch.arange(self.vocab_size) == 40)
+
+
+@pytest.mark.parametrize(("nats", "is_allowed"), [(5e-5, True), (2e-4, False)])
+def test_float32_log_probs_may_be_off_by_a_ten_thousandth_of_a_nat(nats, is_allowed):
+    model = tiny_family("llama", 1).float()
+    output = Shifted(model, 320)
+    output.nats = nats
+    check = RowCheck(model, output)
+    if is_allowed:
+        check.compare_rows(row_attention(model))
+    else:
+        with pytest.raises(ValueError, match=r"in rows .* off by 0.0002 nats \(0.0001 allowed\)"):
+            check.compare_rows(row_attention(model))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "logits", "nats"),
+    [
+        (torch.float32, [-20.0, 3.0], 1e-4),
+        (torch.float64, [-20.0, 3.0], 1e-4),
+        (torch.float32, [100.0, 3.0], 100 * 2.0**-18),
+        (torch.float32, [-math.inf, 3.0, math.nan], 1e-4),
+        (torch.float16, [64.0, 3.0], 2.0),
+        (torch.bfloat16, [-8.0, -math.inf], 0.7071),
+        (torch.bfloat16, [0.1], 0.0884),
+    ],
+)
+def test_what_is_allowed_grows_with_the_finite_logits_that_are_rounded(dtype, logits, nats):
+    assert allowed_nats(dtype, torch.tensor(logits)) == pytest.approx(nats, rel=1e-3)
+
+
+def test_a_model_that_fails_is_refused_in_one_line_with_its_own_error_as_the_cause():
+    class Broken(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            raise KeyError("no such\nlayer")
+
+    model = tiny_llama(1)
+    model.__class__ = Broken
+    reason = r"the risky model \(llama\) cannot be decoded: in a plain forward it fails with KeyErr"
+    with pytest.raises(ValueError, match=reason) as refusal:
+        support_of(model, "risky")
+    assert "\n" not in str(refusal.value)
+    assert isinstance(refusal.value.__cause__, KeyError)
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_model(monkeypatch):
+    def too_large(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = tiny_llama(1)
+    monkeypatch.setattr(model.model, "forward", too_large)
+    with pytest.raises(torch.OutOfMemoryError):
+        support_of(model, "safe")
+
+
+def test_a_model_that_keeps_its_cache_for_all_batches_alike_is_found():
+    class KeepsCache(GPTNeoXForCausalLM):
+        def forward(self, *args, past_key_values=None, **kwargs):
+            if past_key_values is not None and past_key_values.get_seq_length() == 0:
+                self.kept = past_key_values
+            cache = None if past_key_values is None else self.kept
+            return super().forward(*args, past_key_values=cache, **kwargs)
+
+    model = tiny_neox(1).eval()
+    RowCheck(model, OutputLayer(model, 320)).compare_batches()
+    model.__class__ = KeepsCache
+    with pytest.raises(ValueError, match="in batches its log-probabilities are off by"):
+        RowCheck(model, OutputLayer(model, 320)).compare_batches()

@@ -1,0 +1,202 @@
+"""What rounding explains and what it does not: honest ledgers stand, steered ones do not."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from forged_ledgers import changed, refusal, summed_up, with_budgets, write
+from tiny_models import tiny_llama
+from torch import Tensor
+
+from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored.decode.replay.step_laws import LOGIT_DEVIATION, logit_deviation
+from anchored.decode.rules import anchored as anchored_rule
+from anchored.decode.rules.rule import NextToken, StepInputs
+
+TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"
+PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in range(16)]
+"""Of 3 to 63 characters: a batch of them is ragged, and a replay alone rounds differently."""
+DTYPES = list(LOGIT_DEVIATION)
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def pairs(tokenizer) -> dict[torch.dtype, ModelPair]:
+    return {
+        dtype: ModelPair(tiny_llama(1).to(dtype), tiny_llama(2, layers=3).to(dtype), tokenizer)
+        for dtype in DTYPES
+    }
+
+
+def decoded(
+    pair: ModelPair, rule, num_tokens: int, prompts: list[str] = PROMPTS, **sampling
+) -> list[Ledger]:
+    settings = {"max_new_tokens": num_tokens, "temperature": 0.7, "seed": range(len(prompts))}
+    results = Decoder(pair, rule).generate(prompts, **{**settings, **sampling})
+    return [result.ledger for result in results]
+
+
+def assert_all_stand(ledgers: list[Ledger], pair: ModelPair) -> None:
+    reports = [verify(ledger, pair) for ledger in ledgers]
+    assert [str(report) for report in reports if not report] == []
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0.1])
+@pytest.mark.parametrize("divergence", ["kl", "max"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_honest_ledgers_of_a_ragged_batch_stand(pairs, dtype, divergence, temperature):
+    rule = Anchored(k=0.5, divergence=divergence)
+    assert_all_stand(decoded(pairs[dtype], rule, 4, temperature=temperature), pairs[dtype])
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}, {"repetition_penalty": 1.3}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_honest_ledgers_of_warped_laws_stand(pairs, dtype, sampling):
+    assert_all_stand(decoded(pairs[dtype], Anchored(k=0.5), 6, **sampling), pairs[dtype])
+
+
+@pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly()], ids=str)
+def test_honest_ledgers_of_one_model_stand(pairs, rule):
+    pair = pairs[torch.bfloat16]
+    assert_all_stand(decoded(pair, rule, 6, top_k=20), pair)
+
+
+def test_honest_greedy_ledgers_stand(pairs):
+    pair = pairs[torch.bfloat16]
+    assert_all_stand(decoded(pair, Anchored(k=0.5), 6, temperature=0.0), pair)
+
+
+def test_an_honest_ledger_of_models_that_agree_stands(pairs, tokenizer):
+    # Their divergence is mostly rounding.
+    near = tiny_llama(1).to(torch.bfloat16)
+    near.lm_head.weight.data *= 1.004
+    pair = ModelPair(pairs[torch.bfloat16].safe, near, tokenizer)
+    assert_all_stand(decoded(pair, Anchored(k=0.5), 6), pair)
+
+
+def test_the_ledger_of_a_request_that_was_refused_stands(pair):
+    rows = [[3] * 4, [3] * 127]
+    _, refused = Decoder(pair, Anchored(k=0.5)).generate(rows, max_new_tokens=6)
+    assert refused.error and not refused.ledger.certified
+    assert verify(refused.ledger, pair)
+
+
+def test_a_report_states_divergence_bound_and_tolerance(pairs):
+    (ledger,) = decoded(pairs[torch.float32], Anchored(k=0.5, debt="none"), 6, PROMPTS[3:4])
+    report = verify(ledger, pairs[torch.float32])
+    assert report.bound == ledger.header.bound
+    assert 0.0 < report.divergence <= report.bound + report.tolerance
+    assert abs(report.divergence - ledger.spent) <= report.tolerance < 1e-3
+    assert f"divergence {report.divergence:.6g} nats" in str(report)
+
+
+def nothing_spent(header, steps, footer):
+    """As if p* were p_s: every figure that says so, and the budgets that follow."""
+    for step in steps:
+        step.update(spend=0.0, weight=0.0, log_prob=step["safe_log_prob"])
+    with_budgets(header, steps)
+    summed_up(steps, footer)
+
+
+@pytest.mark.parametrize("k", [0.1, 0.5])
+@pytest.mark.parametrize("schedule", ["adaptive", "fixed"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_spends_forged_to_nothing_are_refused(pairs, tmp_path, dtype, schedule, k):
+    rule = Anchored(k=k, debt="none", budget=schedule)
+    (ledger,) = decoded(pairs[dtype], rule, 8, PROMPTS[7:8])
+    forged = write(changed(ledger, nothing_spent), tmp_path / "forged.jsonl")
+    assert "differs" in refusal(forged, pairs[dtype])
+
+
+def shaved(header, steps, footer):
+    """A part of every spend, small enough for a step's own tolerance."""
+    for step in steps:
+        step["spend"] -= 2.0**-7 if step["spend"] > 0.4 else 0.0
+    with_budgets(header, steps)
+    summed_up(steps, footer)
+
+
+def test_spends_that_are_a_little_too_small_everywhere_are_refused(pairs, tmp_path):
+    pair = pairs[torch.bfloat16]
+    ledger = decoded(pair, Anchored(k=0.5, debt="none", budget="fixed"), 40, PROMPTS[7:8])[0]
+    forged = write(changed(ledger, shaved), tmp_path / "forged.jsonl")
+    report = verify(forged, pair)
+    assert [failure.split()[0] for failure in report.failures] == ["divergence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Steered(Anchored):
+    """Draws from laws that rounding could have made, the token that is most the risky model's."""
+
+    num_tries: int = 16
+    noise: float = 2.0
+    """Deviations of `logit_deviation` by which logits are moved; a verifier allows 4."""
+
+    def settings(self):
+        given = Anchored.settings(self)
+        return {name: given[name] for name in given if name not in ("num_tries", "noise")}
+
+    def next_token(self, inputs: StepInputs) -> NextToken:
+        generator = torch.Generator().manual_seed(0)
+        safe, risky = inputs.warp(inputs.safe_logits), inputs.warp(inputs.risky_logits)
+        gain = risky.log_softmax(-1) - safe.log_softmax(-1)
+        plain = best = Anchored.next_token(self, inputs)
+        token_ids, accepted = best.token_ids, best.accepted
+        for _ in range(self.num_tries):
+            moved = [self._moved(logits, generator) for logits in (safe, risky)]
+            tried = Anchored.next_token(
+                self,
+                replace(inputs, safe_logits=moved[0], risky_logits=moved[1], warp=lambda x: x),
+            )
+            is_better = taken(gain, tried.token_ids) > taken(gain, token_ids)
+            token_ids = torch.where(is_better, tried.token_ids, token_ids)
+            accepted = torch.where(is_better, tried.accepted, accepted)
+        return replace(plain, token_ids=token_ids, accepted=accepted)
+
+    def _moved(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        deviation = max(logit_deviation(row, torch.bfloat16) for row in logits)
+        return logits + self.noise * deviation * torch.randn(logits.shape, generator=generator)
+
+
+def taken(values: Tensor, token_ids: Tensor) -> Tensor:
+    return values.gather(1, token_ids[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("divergence", ["kl", "max"])
+def test_ledgers_steered_within_the_tolerance_of_each_draw_are_refused(pairs, divergence):
+    pair = pairs[torch.bfloat16]
+    rule = Steered(k=0.5, divergence=divergence)
+    ledgers = decoded(pair, rule, 30, PROMPTS[:5], repetition_penalty=1.0)
+    long = [ledger for ledger in ledgers if len(ledger.steps) == 30]
+    assert len(long) >= 4
+    for ledger in long:
+        report = verify(ledger, pair)
+        assert "at a boundary need rounding of" in report.failures[-1], report
+
+
+def overspending(project):
+    """A solver at fault: twice the budget is spent, the budget is reported."""
+
+    def wrong(risky, safe, budget, uniform=None):
+        return replace(project(risky, safe, 2.0 * budget, uniform), spend=budget)
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("divergence", "name", "figure"),
+    [("kl", "project_kl", "spend differs"), ("max", "project_max", "log_prob differs")],
+)
+def test_a_solver_that_overspends_is_found_though_the_replay_repeats_it(
+    pairs, monkeypatch, divergence, name, figure
+):
+    monkeypatch.setattr(anchored_rule, name, overspending(getattr(anchored_rule, name)))
+    pair = pairs[torch.float32]
+    rule = Anchored(k=0.2, divergence=divergence, debt="none", budget="fixed")
+    (ledger,) = decoded(pair, rule, 6, ["the keeper"])
+    assert all(step.spend <= step.budget for step in ledger.steps)
+    assert any(figure in failure for failure in verify(ledger, pair).failures)

@@ -1,0 +1,170 @@
+"""Ratios of prompts that are saved once give the debts of prompts that are read anew."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_models import TEXT, tiny_gpt2, tiny_llama, train_tokenizer
+
+from anchored import (
+    Anchored,
+    ByteSettings,
+    Decoder,
+    ModelPair,
+    PromptRatios,
+    RiskyOnly,
+    SafeOnly,
+    verify,
+)
+from anchored.decode.models.stream import Stream
+from anchored.tools.quickstart.tokenizer_training import pre_tokenizer
+
+PROMPTS = ["the keeper's lamp", "import 3.14", "salt"]
+ASKED = {"max_new_tokens": 3, "seed": 5}
+
+
+@pytest.fixture(scope="module", params=["token", "byte"])
+def pair(request) -> ModelPair:
+    tokenizer = train_tokenizer(320)
+    if request.param == "token":
+        return ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
+    other = train_tokenizer(300, TEXT[::-1], pre_tokenizer())
+    risky = tiny_llama(2, vocab_size=300, layers=3)
+    return ModelPair(tiny_llama(1), risky, tokenizer, risky_tokenizer=other)
+
+
+@pytest.fixture
+def saved(pair, tmp_path):
+    """The file of the prompts' ratios."""
+    path = tmp_path / "prompts.safetensors"
+    Decoder(pair, Anchored(k=1.0), batch_size=2).prompt_ratios(PROMPTS).save(path)
+    return path
+
+
+@pytest.fixture
+def scored(monkeypatch) -> list[int]:
+    """Positions of prompts that any stream has scored, one entry a prompt."""
+    from anchored.decode.byte.byte_stream import ByteStream
+    from anchored.decode.models.row_stream import RowStream
+
+    counts: list[int] = []
+
+    def counting(read):
+        def counted(self: Stream, prompts, rows):
+            result = read(self, prompts, rows)
+            counts.extend(len(values) for values in result.token_log_probs)
+            return result
+
+        return counted
+
+    for kind in (ByteStream, RowStream):
+        monkeypatch.setattr(kind, "read", counting(kind.read))
+    return counts
+
+
+def test_saved_ratios_give_the_same_texts_and_debts_without_scoring(pair, saved, scored):
+    ratios = PromptRatios.load(saved)
+    assert len(ratios) == len(PROMPTS)
+    for rule in (Anchored(k=5.0), Anchored(k=5.0, debt="average"), Anchored(K=9.0, debt_window=2)):
+        expected = Decoder(pair, rule).generate(PROMPTS, **ASKED)
+        scored.clear()
+        actual = Decoder(pair, rule, prompt_ratios=ratios).generate(PROMPTS, **ASKED)
+        assert scored == [0] * 6
+        assert rule.debt == "average" or any(one.ledger.header.debt > 0 for one in actual)
+        for one, other in zip(actual, expected, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.ledger.header.debt == pytest.approx(other.ledger.header.debt, abs=1e-9)
+            assert verify(one.ledger, pair).is_ok
+
+
+def test_scores_use_saved_ratios_too(pair, saved):
+    ratios = PromptRatios.load(saved)
+    decoders = (Decoder(pair, Anchored(k=5.0), prompt_ratios=r) for r in (None, ratios))
+    fresh, known = (d.score(PROMPTS[0], " lamp")[0] for d in decoders)
+    assert known.debt == pytest.approx(fresh.debt, abs=1e-9)
+    assert known.token_log_probs == pytest.approx(fresh.token_log_probs, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly(), Anchored(k=1.0, debt="none")], ids=str)
+def test_rules_without_a_debt_score_no_prompt(pair, rule, scored):
+    (result,) = Decoder(pair, rule).generate(PROMPTS[0], **ASKED)
+    assert scored == [0, 0] and result.ledger.header.debt == 0
+    assert verify(result.ledger, pair).is_ok
+    Decoder(pair, rule).score(PROMPTS[0], " lamp")
+    assert scored == [0] * 6
+
+
+def test_ratios_of_another_model_are_refused(pair, saved):
+    other = ModelPair(
+        tiny_gpt2(7), pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer
+    )
+    with pytest.raises(ValueError, match=r"with another safe model: .*, here"):
+        Decoder(other, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
+
+
+def test_ratios_of_another_dtype_are_refused(pair, saved):
+    coarse = ModelPair(
+        tiny_llama(1).float(),
+        pair.risky,
+        pair.tokenizer,
+        pair.fingerprints,
+        risky_tokenizer=pair.risky_tokenizer,
+    )
+    message = 'another safe dtype: "torch.float64", here it is "torch.float32"'
+    with pytest.raises(ValueError, match=message):
+        Decoder(coarse, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"debt": "bounded"}, 'another debt: "exact", here it is "bounded"'),
+        ({"mode": "raw"}, 'another mode: "masked", here it is "raw"'),
+    ],
+)
+def test_ratios_of_another_byte_law_are_refused(pair, saved, settings, message):
+    level, byte_settings = ("byte", ByteSettings(**settings))
+    if pair.risky_tokenizer is None:
+        message = 'another level: "token", here it is "byte"'
+    with pytest.raises(ValueError, match=message):
+        Decoder(
+            pair,
+            Anchored(k=1.0),
+            level=level,
+            byte_settings=byte_settings,
+            prompt_ratios=PromptRatios.load(saved),
+        )
+
+
+def test_a_prompt_without_ratios_is_refused(pair, saved):
+    decoder = Decoder(pair, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
+    with pytest.raises(ValueError, match=r"no ratios are given .* 3 other prompts"):
+        decoder.generate([PROMPTS[0], "the keeper"], **ASKED)
+
+
+def test_nan_among_saved_ratios_fails_their_prompt_alone(pair, saved):
+    ratios = PromptRatios.load(saved)
+    salt = Decoder(pair, Anchored(k=1.0)).level.encode(PROMPTS[2])
+    ratios.of(salt)[0] = torch.nan
+    ratios.save(saved)
+    decoder = Decoder(pair, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
+    first, second, failed = decoder.generate(PROMPTS, **ASKED)
+    assert failed.error == "request 2: the ratios that are given for the prompt hold NaN"
+    assert failed.token_ids == [] and not failed.ledger.certified
+    assert failed.ledger.header.debt == 0.0  # never NaN
+    assert not first.error and not second.error and first.ledger.certified
+    scores = decoder.score(PROMPTS, [" lamp"] * 3)
+    assert [score.error for score in scores] == ["", "", failed.error.removeprefix("request 2: ")]
+
+
+def test_other_files_are_refused(tmp_path):
+    text, tensors = tmp_path / "text.safetensors", tmp_path / "tensors.safetensors"
+    text.write_text("no tensors")
+    save_file({"weight": torch.zeros(2)}, tensors, {"source": json.dumps({})})
+    with pytest.raises(ValueError, match="is no safetensors file"):
+        PromptRatios.load(text)
+    with pytest.raises(ValueError, match="its schema is None"):
+        PromptRatios.load(tensors)
+    with pytest.raises(FileNotFoundError):
+        PromptRatios.load(tmp_path / "missing.safetensors")

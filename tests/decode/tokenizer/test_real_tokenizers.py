@@ -1,0 +1,83 @@
+"""The published tokenizers, where their files are at hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from merge_pairs import hard_pairs, library_says
+from tokenizers import Tokenizer
+
+from anchored.decode.byte.byte_marginals import ByteMarginals
+from anchored.decode.byte.token_tree import TokenTree
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
+
+FOLDER = Path(__file__).parents[4] / "shared" / "tokenizers"
+STOP_TOKENS = {"gpt2": 50256, "olmo1": 50279, "olmo2": 100257, "llama3": 128001}
+# BPE alone makes neither of these as Llama 3 writes them: a whole pretoken, a split out of order.
+LLAMA3_ODDITIES = (" vi\u1ec7c", " vi\u1ec7cs", ".:.:", " nghi\u1ec7m", "x.:.:.")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER.exists(), reason="shared/tokenizers is not here"),
+]
+
+
+@pytest.fixture(params=STOP_TOKENS)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def published(name) -> tuple[Tokenizer, ByteVocabulary]:
+    tokenizer = Tokenizer.from_file(str(FOLDER / name / "tokenizer.json"))
+    return tokenizer, ByteVocabulary(tokenizer, [STOP_TOKENS[name]])
+
+
+def test_trees_hold_the_librarys_tokenisation_of_every_string(published, hard_strings):
+    tokenizer, vocabulary = published
+    for text in (*hard_strings(1500, seed=10, longest=30), *LLAMA3_ODDITIES):
+        tree = TokenTree(vocabulary)
+        tree.extend(vocabulary.normalize(text))
+        closed = tree.closed_node()
+        assert closed is not None
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert tree.path(closed) == ids, text
+        trunk = [tree.token[node] for node in tree.trunk()]
+        assert trunk == ids[: len(trunk)]
+
+
+def test_pairs_agree_with_the_library(published):
+    tokenizer, vocabulary = published
+    table = vocabulary.viability.merges
+    pairs = hard_pairs(table)
+    wrong = [
+        pair
+        for pair, is_valid in zip(pairs, library_says(tokenizer, table, pairs), strict=True)
+        if table.is_valid_pair(*pair) != is_valid
+    ]
+    assert wrong == [] and len(pairs) == 50_000
+
+
+def test_masked_mass_telescopes(published):
+    _, vocabulary = published
+    source = np.random.default_rng(0)
+    row = source.normal(size=vocabulary.vocab_size) * 3
+    marginals = ByteMarginals(vocabulary, lambda paths: np.stack([row] * len(paths)))
+    for byte in vocabulary.normalize("It's  12345 caf\u00e9s vi\u1ec7c .:.: \U0001f44d\n\n  x"):
+        assert abs(marginals.leak) < 1e-12
+        marginals.append(byte)
+
+
+def test_rows_agree_with_single_tokens(published):
+    _, vocabulary = published
+    viability, tokens = vocabulary.viability, vocabulary.trie.tokens.tolist()
+    text = vocabulary.normalize(" isn't  vi\u1ec7c .:.:\n\u4e2d")
+    tree = TokenTree(vocabulary)
+    for byte in text:
+        tree.append(byte)
+        standing, held = tree.standing[tree.heads[-1].node], bytes(tree.text)
+        row = viability.allowed(standing)
+        for place in np.random.default_rng(len(held)).integers(len(tokens), size=400).tolist():
+            longer = held + vocabulary.trie.texts[place]
+            extended = viability.extend(standing, tokens[place], longer)
+            assert row[place] == (extended is not None)

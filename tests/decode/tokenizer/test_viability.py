@@ -1,0 +1,189 @@
+"""What may follow what, against all tokenisations of all short strings."""
+
+from collections import defaultdict
+from itertools import chain, product
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models
+
+from anchored.decode.byte.token_tree import TokenTree
+from anchored.decode.tokenizer.tokenizer_file import byte_characters
+from anchored.decode.tokenizer.trie import ROOT
+from anchored.decode.tokenizer.utf8 import completions, cut_partial
+from anchored.decode.tokenizer.viability import Standing, Viability
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
+
+ALPHABETS = {
+    "GPT-2": (" ", "\n", "'", "r", "e", "1", "!", "\u00e9"),
+    "cl100k": (" ", "\n", "'", "r", "e", "1", "!", "\u00e9"),
+    "Qwen": (" ", "\n", "'", "l", "L", "1", "\u00e9"),
+    "o200k": (" ", "'", "r", "E", "\u4e2d", "\u0301", "/", "\n"),
+}
+# Two characters behind a beginning show what it may turn into.
+NUM_SHOWN, NUM_BEHIND = 3, 2
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
+    return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
+
+
+def beginnings(tokenizer: Tokenizer, alphabet: tuple[str, ...]) -> dict[bytes, set]:
+    """By text: the token sequences with which tokenisations of short strings begin."""
+    vocabulary = vocabulary_of(tokenizer)
+    bytes_of = vocabulary.viability.merges.bytes_of
+    longest = NUM_SHOWN + NUM_BEHIND
+    strings = [
+        "".join(letters) for k in range(longest + 1) for letters in product(alphabet, repeat=k)
+    ]
+    found = defaultdict(set)
+    for encoding in tokenizer.encode_batch_fast(strings, add_special_tokens=False):
+        text = b""
+        for place, token in enumerate(encoding.ids):
+            text += bytes_of[token]
+            found[text].add(tuple(encoding.ids[: place + 1]))
+    return found
+
+
+def test_nodes_are_exactly_the_beginnings_of_tokenisations(family, tokenizer):
+    vocabulary = vocabulary_of(tokenizer)
+    found = beginnings(tokenizer, ALPHABETS[family])
+    grown = defaultdict(set)
+    for letters in product(ALPHABETS[family], repeat=NUM_SHOWN):
+        tree = TokenTree(vocabulary)
+        for byte in "".join(letters).encode():
+            paths = {tuple(tree.path(node)) for node in tree.append(byte)}
+            grown[bytes(tree.text)] = paths
+    assert len(grown) > 400
+    for text, paths in grown.items():
+        assert found[text] <= paths
+        # Nodes that only characters outside the alphabet bear out: find such a character.
+        for path in paths - found[text]:
+            assert has_witness(tokenizer, text, path), (text, path)
+
+
+def has_witness(tokenizer: Tokenizer, text: bytes, path: tuple[int, ...]) -> bool:
+    """Whether some text that starts with `text` has a tokenisation that starts with `path`."""
+    whole, partial = cut_partial(text)
+    ranges = completions(partial) if partial else [range(0x21, 0x7F), range(0x4E00, 0x4E80)]
+    for code_point in chain(*(points[:400] for points in ranges)):
+        for tail in ("", "a"):
+            ids = tokenizer.encode(whole + chr(code_point) + tail).ids
+            if tuple(ids[: len(path)]) == path:
+                return True
+    return False
+
+
+def test_rows_and_single_tokens_agree(family, tokenizer, hard_strings):
+    vocabulary = vocabulary_of(tokenizer)
+    viability = vocabulary.viability
+    compared: set[tuple[object, ...]] = set()
+    for text in hard_strings(60, seed=7, longest=6):
+        tree = TokenTree(vocabulary)
+        for byte in vocabulary.normalize(text):
+            for node in tree.append(byte):
+                standing = tree.standing[node]
+                key = (standing.joins, standing.splits, standing.partial, standing.token)
+                if key not in compared:
+                    compared.add(key)
+                    assert_row_is_right(viability, standing, bytes(tree.text))
+    assert len(compared) > 100
+
+
+def assert_row_is_right(viability: Viability, standing: Standing, text: bytes | bytearray) -> None:
+    texts, tokens = viability.trie.texts, viability.trie.tokens.tolist()
+    expected = [
+        viability.extend(standing, token, text + added) is not None
+        for token, added in zip(tokens, texts, strict=True)
+    ]
+    assert viability.allowed(standing).tolist() == expected
+
+
+def test_texts_may_end_where_their_tokenisation_does(tokenizer, hard_strings):
+    vocabulary = vocabulary_of(tokenizer)
+    for text in hard_strings(800, seed=8):
+        normal = vocabulary.normalize(text)
+        tree = TokenTree(vocabulary)
+        tree.extend(normal)
+        closed = tree.closed_node()
+        assert closed is not None
+        assert tree.path(closed) == tokenizer.encode(text).ids
+
+
+def test_no_text_ends_inside_a_character(tokenizer):
+    tree = TokenTree(vocabulary_of(tokenizer))
+    tree.extend(b"a\xe4\xb8")
+    assert tree.closed_node() is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"\x80", b"\xc0", b"\xe4a", b"\xe0\x80", b"\xed\xa0", b"\xf4\x90", b"\xff"]
+)
+def test_ill_formed_utf8_cannot_follow(tokenizer, wrong):
+    tree = TokenTree(vocabulary_of(tokenizer))
+    with pytest.raises(ValueError, match=f"byte 0x{wrong[-1]:02x} cannot follow"):
+        tree.extend(wrong)
+    assert bytes(tree.text) == wrong[:-1]
+
+
+def test_well_formed_rows_keep_the_text_utf8(tokenizer):
+    vocabulary = vocabulary_of(tokenizer)
+    for text in (b"", b"\xc3", b"\xe4", b"\xe4\xb8", b"\xf0\x9f", b"\xed"):
+        tree = TokenTree(vocabulary)
+        tree.extend(text)
+        row = vocabulary.viability.well_formed(tree.standing[tree.heads[-1].node])
+        assert row.tolist() == [is_utf8_beginning(text + t) for t in vocabulary.trie.texts]
+
+
+def is_utf8_beginning(text: bytes) -> bool:
+    """Whether some bytes behind `text` make it UTF-8; Python's decoder tells in its error."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"
+    return True
+
+
+def with_added_spaces(tokenizer: Tokenizer) -> Tokenizer:
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.add_tokens([AddedToken(" " * length, normalized=True) for length in (4, 3, 2)])
+    return copy
+
+
+def test_added_tokens_are_matched_leftmost_longest(tokenizer, hard_strings):
+    added = with_added_spaces(tokenizer)
+    vocabulary = vocabulary_of(added)
+    for text in hard_strings(500, seed=9):
+        tree = TokenTree(vocabulary)
+        tree.extend(vocabulary.normalize(text))
+        closed = tree.closed_node()
+        assert closed is not None
+        assert tree.path(closed) == added.encode(text).ids
+        if len(text) < 4:
+            for head in tree.heads:
+                if head.prefix == ROOT:
+                    assert_row_is_right(vocabulary.viability, tree.standing[head.node], tree.text)
+
+
+def with_whole_pretokens() -> tuple[Tokenizer, int]:
+    """A tokenizer that knows " abc" only as a whole pretoken: its merges cannot make it."""
+    vocab = {character: byte for byte, character in enumerate(byte_characters())}
+    merges = [("a", "b"), ("\u0120", "ab"), ("b", "c"), ("a", "bc")]
+    for left, right in [*merges, ("\u0120", "abc")]:
+        vocab[left + right] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer, vocab["\u0120abc"]
+
+
+def test_whole_pretokens_stand_only_for_themselves(split_by, regexes):
+    tokenizer, whole = with_whole_pretokens()
+    tokenizer.pre_tokenizer = split_by(regexes["cl100k"])
+    vocabulary = vocabulary_of(tokenizer)
+    for text in (" abc", " abcd", "x abc", "x abc abc1", " abc  abc", "  abc", "abc", "abc abcabc"):
+        tree = TokenTree(vocabulary)
+        tree.extend(text.encode())
+        ends = [node for node in tree.alive() if tree.end[node] == len(text)]
+        closed = [node for node in ends if vocabulary.viability.may_end(tree.standing[node])]
+        assert [tree.path(node) for node in closed] == [tokenizer.encode(text).ids]
+        row = vocabulary.viability.allowed(tree.standing[closed[0]])
+        assert row[vocabulary.trie.row_of[whole]]
