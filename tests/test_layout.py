@@ -4,9 +4,15 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_llama, train_tokenizer
+
+from anchored import Anchored, Decoder, ModelPair
 
 ROOT = Path(__file__).parent.parent
 AREAS = ("pretrain", "decode", "kernels", "eval", "tools")
@@ -18,6 +24,29 @@ MAY_IMPORT = {
     "eval": {"eval", "decode", "kernels"},
     "tools": set(AREAS),
 }
+# What a room may reach beside itself, and who is above it. decode/ has two kinds of files of its
+# own: what all rooms write into (the shelf), and what a caller touches (the face).
+DECODE_SHELF = {"decode/ledger", "decode/settings", "decode/warpers"}
+ROOMS = {
+    "decode shelf": set(),
+    "decode/tokenizer": set(),
+    "decode/rules": {"kernels"},
+    "decode/models": {"kernels", "decode/tokenizer"},
+    "decode/levels": {"decode shelf", "decode/rules", "decode/models"},
+    "decode/byte": {
+        "kernels",
+        "decode shelf",
+        "decode/tokenizer",
+        "decode/rules",
+        "decode/models",
+        "decode/levels",
+    },
+    "decode/engine": {"kernels", "decode shelf", "decode/rules", "decode/models", "decode/levels"},
+}
+ROOMS["decode/replay"] = ROOMS["decode/engine"] | {"decode/engine", "decode/byte"}
+ROOMS["decode face"] = set(ROOMS)
+MOST_FILES_OF_A_TOKEN = 34  # 43 before the rooms; each is one that a reader of a step opens
+MOST_LINES = 400
 
 
 def sources(area: str) -> list[Path]:
@@ -50,6 +79,79 @@ def _target_area(path: Path, node: ast.ImportFrom) -> str | None:
     folder = path.relative_to(ROOT).parts[: -node.level]
     parts = (*folder, *(node.module or "").split("."))
     return parts[0] if parts and parts[0] in AREAS else None
+
+
+def imports() -> dict[str, set[str]]:
+    """By module of the product, as "decode/ledger": the modules that it names, wherever it does."""
+    modules = {
+        str(path.relative_to(ROOT).with_suffix("")) for area in AREAS for path in sources(area)
+    }
+    return {module: set(_imported(module, modules)) for module in modules}
+
+
+def _imported(module: str, modules: set[str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            target = _target(module, node)
+            for name in node.names:
+                inner = f"{target}/{name.name}"
+                yield from {inner if inner in modules else target} & modules
+
+
+def _target(module: str, node: ast.ImportFrom) -> str:
+    named = (node.module or "").split(".")
+    if not node.level:
+        return "/".join(named[1:]) if named[0] == "anchored" else ""
+    return "/".join((*module.split("/")[: -node.level], *filter(None, named)))
+
+
+def room(module: str) -> str:
+    folder = module.rpartition("/")[0]
+    if folder == "decode":
+        return "decode shelf" if module in DECODE_SHELF else "decode face"
+    return folder
+
+
+def test_rooms_reach_only_what_is_below_them():
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for module, named in imports().items():
+        found[room(module)].update(room(other) for other in named if room(other) != room(module))
+    for name, reached in sorted(found.items()):
+        print(
+            f"{name}: {', '.join(f'{other} {count}' for other, count in sorted(reached.items()))}"
+        )
+    for name, allowed in ROOMS.items():
+        assert set(found[name]) <= allowed, name
+
+
+def test_no_module_imports_itself_in_a_circle():
+    order = TopologicalSorter({module: named - {module} for module, named in imports().items()})
+    order.prepare()  # raises CycleError, which names the circle
+
+
+def test_a_token_passes_few_files():
+    import anchored
+
+    pair = ModelPair(tiny_llama(0), tiny_llama(1), train_tokenizer())
+    decoder = Decoder(pair, Anchored(k=1.0))
+    files = set()
+
+    def note(frame, event, argument):
+        files.add(frame.f_code.co_filename)
+
+    sys.settrace(note)
+    try:
+        decoder.generate("the keeper", max_new_tokens=1)
+    finally:
+        sys.settrace(None)
+    own = [file for file in files if Path(file).is_relative_to(Path(anchored.__file__).parent)]
+    passed = sorted(file for file in own if "/tests/" not in file)
+    assert len(passed) <= MOST_FILES_OF_A_TOKEN, passed
+
+
+def test_files_hold_one_idea_each():
+    lengths = {path: len(path.read_text().splitlines()) for area in AREAS for path in sources(area)}
+    assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
 @pytest.mark.parametrize("area", ["kernels", "decode", "pretrain", "eval"])

@@ -1,4 +1,4 @@
-"""What follows one node, as `NodeLaw`, where nothing leaves the device that computed it."""
+"""A stream of byte distributions that never waits for the device which computes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

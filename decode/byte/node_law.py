@@ -1,4 +1,4 @@
-"""Sums of probabilities given as logarithms."""
+"""What follows one node: its next-token distribution over the rows of the trie, and the end."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Sums of many nodes' laws over intervals of the vocabulary, from tiles of their logits."""
+"""Log-probabilities of all bytes of a text from one pass over its token tree."""
 
 import math
 from collections.abc import Iterable, Sequence

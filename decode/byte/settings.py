@@ -1,4 +1,4 @@
-"""How much of a token tree a model evaluates, and what that cost."""
+"""How a pair is decoded byte by byte."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args

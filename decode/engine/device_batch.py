@@ -1,4 +1,4 @@
-"""A step on the device as one CUDA graph."""
+"""A batch that decodes on the device and is looked at by the host every few steps."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What a step on the device reads and writes: buffers that stay where they are."""
+"""One decoding step of a batch without the host: draft, verify, walk, record, advance."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which uniforms draw a request: the Philox key of its seed, its prompt and its place."""
+"""One generation: what was asked for, and how far it has come."""
 
 import hashlib
 import logging

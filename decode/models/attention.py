@@ -1,4 +1,4 @@
-"""Whether calling a module runs more than the forward of its class."""
+"""Attention of rows with lengths of their own: which models allow it, and their masks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Rotary embeddings of the positions that a model was asked for so far."""
+"""A model without its output layer: tokens to hidden states over a row cache."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Host values that a device needs, sent without waiting for it."""
+"""Keys and values of a batch whose rows have lengths of their own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

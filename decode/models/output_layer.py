@@ -1,4 +1,4 @@
-"""A linear layer on the CPU whose weight is laid out once for a few rows at a time."""
+"""The last layer of a model: hidden states to logits, or to log-probabilities of tokens."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""p* at many positions of given continuations at once, each under a budget that is tried for it."""
+"""log p* of given continuations, teacher forced, under the same budget rules as generation."""
 
 from __future__ import annotations
 

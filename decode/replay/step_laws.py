@@ -1,4 +1,4 @@
-"""How far two honest runs of one model differ, and what of that reaches a divergence or a draw."""
+"""The laws of one step as a ledger claims them, by the oracle, and how rounding moves them."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The vocabulary-wide rows that were used last."""
+"""The merges of a byte-level BPE: how each token is made, and which two may stand side by side."""
 
 import math
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""Characters by what a pretokenizer's regex can tell apart."""
+"""Where a pretokenizer cuts, as an automaton over character classes."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""The printable characters in which byte-level BPE vocabularies write bytes."""
+"""What a tokenizer.json says, checked for being byte-level BPE; everything else is refused."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Added tokens that stand for text: literal matches, cut out of a text before anything else."""
+"""Which tokens may follow a token sequence, and where the sequence stands after one of them."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

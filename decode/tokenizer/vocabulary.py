@@ -1,4 +1,4 @@
-"""Which family a tokenizer's pretokenizer belongs to, found by comparing cuts on hard strings."""
+"""Everything about a tokenizer that byte-level decoding needs, made once from the tokenizer."""
 
 import random
 from collections.abc import Sequence
