@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import torch
+from byte_marginals import byte_log_probs
 from torch import Tensor
 
 from anchored.decode.byte.node_law import log_sum, node_law
-from anchored.decode.byte.path_sums import byte_log_probs
 from anchored.decode.byte.settings import Mode
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
 from anchored.decode.models.stream import PromptLogits

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..tokenizer.trie import ROOT
 from ..tokenizer.viability import Standing
 from ..tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
-from .byte_marginals import TokenLogProbs
 from .node_law import LEAST_WEIGHT, Array, allowed_rows, segment_log_sums
 from .settings import Mode
 from .token_tree import ROOT_NODE, Head, TokenTree
@@ -117,30 +116,6 @@ def score_tree(vocabulary: ByteVocabulary, text: bytes) -> ScoreTree:
         grown.standing.extend(tree.standing[node] for node in tree.append(byte))
         grown.heads.append(tree.heads)
     return grown
-
-
-def byte_log_probs(
-    vocabulary: ByteVocabulary,
-    text: bytes,
-    token_log_probs: TokenLogProbs,
-    *,
-    mode: Mode = "masked",
-    chunk_size: int = 64,
-) -> Array:
-    """log q(byte | bytes before it) of each byte of `text`, and of the end behind it, in nats.
-
-    token_log_probs: asked once per `chunk_size` nodes; NaN among its numbers gives NaN. Returns:
-    (len(text) + 1,) float64, equal to that of `ByteMarginals` byte by byte. Raises ValueError at a
-    byte that cannot follow.
-    """
-    sums = PathSums(score_tree(vocabulary, text), mode)
-    tree = sums.grown.tree
-    for start in range(0, len(tree), chunk_size):
-        nodes = range(start, min(start + chunk_size, len(tree)))
-        paths = [(*vocabulary.start_token_ids, *tree.path(node)) for node in nodes]
-        rows = np.asarray(token_log_probs(paths), np.float64)
-        sums.add(nodes, [(0, torch.from_numpy(rows[:, vocabulary.ordered_tokens]))])
-    return sums.log_probs()
 
 
 class PathSums:

@@ -5,10 +5,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from byte_marginals import ByteMarginals, byte_log_probs
 from tokenizers import Tokenizer
 
-from anchored.decode.byte.byte_marginals import ByteMarginals
-from anchored.decode.byte.path_sums import byte_log_probs
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 
 ALPHABET = ("t", " ", "'", "\u00e9")

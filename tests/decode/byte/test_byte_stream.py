@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from byte_marginals import ByteMarginals, byte_log_probs
 from byte_streams import (
     CONTINUATION,
     PROMPT,
@@ -18,9 +19,7 @@ from tiny_models import FAMILIES
 
 from anchored.decode.byte import byte_row, byte_stream
 from anchored.decode.byte import prompt as byte_prompt
-from anchored.decode.byte.byte_marginals import ByteMarginals
 from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.path_sums import byte_log_probs
 from anchored.decode.byte.settings import ByteEvaluation
 from anchored.decode.models.attention import row_attention
 from anchored.decode.settings import SamplingConfig

@@ -4,13 +4,15 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
-from ..tokenizer.vocabulary import ByteVocabulary
-from .node_law import Array, log_sum, node_law
-from .settings import Mode
-from .token_tree import TokenTree
-from .tree_marginals import TreeMarginals
+from anchored.decode.byte.node_law import Array, log_sum, node_law
+from anchored.decode.byte.path_sums import PathSums, score_tree
+from anchored.decode.byte.settings import Mode
+from anchored.decode.byte.token_tree import TokenTree
+from anchored.decode.byte.tree_marginals import TreeMarginals
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 TokenLogProbs = Callable[[Sequence[Sequence[int]]], ArrayLike]
 """Token sequences, start tokens included, to next-token log-probabilities (number, vocab_size)."""
@@ -82,3 +84,27 @@ class ByteMarginals:
         for node, row in zip(missing, scores, strict=True):
             law = node_law(self.vocabulary, self.tree.standing[node], row, self._mode)
             self._marginals.add_law(node, law)
+
+
+def byte_log_probs(
+    vocabulary: ByteVocabulary,
+    text: bytes,
+    token_log_probs: TokenLogProbs,
+    *,
+    mode: Mode = "masked",
+    chunk_size: int = 64,
+) -> Array:
+    """log q(byte | bytes before it) of each byte of `text`, and of the end behind it, in nats.
+
+    token_log_probs: asked once per `chunk_size` nodes; NaN among its numbers gives NaN. Returns:
+    (len(text) + 1,) float64, equal to that of `ByteMarginals` byte by byte. Raises ValueError at a
+    byte that cannot follow.
+    """
+    sums = PathSums(score_tree(vocabulary, text), mode)
+    tree = sums.grown.tree
+    for start in range(0, len(tree), chunk_size):
+        nodes = range(start, min(start + chunk_size, len(tree)))
+        paths = [(*vocabulary.start_token_ids, *tree.path(node)) for node in nodes]
+        rows = np.asarray(token_log_probs(paths), np.float64)
+        sums.add(nodes, [(0, torch.from_numpy(rows[:, vocabulary.ordered_tokens]))])
+    return sums.log_probs()

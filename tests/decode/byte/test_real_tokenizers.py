@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from byte_marginals import ByteMarginals
 from merge_pairs import hard_pairs, library_says
 from tokenizers import Tokenizer
 
-from anchored.decode.byte.byte_marginals import ByteMarginals
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
