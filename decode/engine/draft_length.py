@@ -210,7 +210,7 @@ class RoundLength:
     def took(self, length: int, step_s: float, *, num_kept: int, num_drawn: int) -> None:
         """Steps took so many seconds each; `num_kept` of the tokens were the safe model's own."""
         old_s = self._step_s.get(length, step_s)
-        self._step_s[length] = LOOK_DECAY * old_s + (1.0 - DECAY) * step_s
+        self._step_s[length] = LOOK_DECAY * old_s + (1.0 - LOOK_DECAY) * step_s
         self._kept = LOOK_DECAY * self._kept + num_kept
         self._seen = LOOK_DECAY * self._seen + num_drawn
 
