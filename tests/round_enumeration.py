@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anchored import Anchored, ModelPair
-from anchored.decode.engine.draft_length import FixedLength
+from anchored.decode.engine.draft_length import DraftLength
 from anchored.decode.engine.request import Request, RequestState
 from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.ledger import LedgerStep
@@ -178,7 +178,7 @@ class Enumeration:
             self.sampling,
             num_rows=len(paths),
             max_length=len(PROMPT) + self.horizon,
-            length=FixedLength(self.gamma),
+            length=DraftLength((self.gamma,)),
         )
         batch.scripts = torch.tensor([script for _, script in paths], dtype=torch.float64)
         batch.scripts[:, :, 2] = (

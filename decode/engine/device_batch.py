@@ -13,7 +13,7 @@ from ..models.row_stream import RowStream
 from ..rules.anchored import Anchored
 from ..settings import SamplingConfig
 from .device_step import NO_TOKEN, NUM_KEPT, DeviceState, DeviceStep
-from .draft_length import RoundLength
+from .draft_length import DraftLength
 from .paired_batch import PairedBatch
 from .request import Request, RequestState
 
@@ -98,7 +98,7 @@ class DeviceBatch(PairedBatch):
 
         Raises ValueError where Triton cannot run; what else is needed, see `device_refusal`.
         """
-        self._length = RoundLength(draft_lengths)
+        self._length = DraftLength(draft_lengths)
         columns = self._columns(max_length)
         super().__init__(level, rule, sampling, num_rows=num_rows, max_length=columns)
         self._state_on_device = self._open()

@@ -14,7 +14,7 @@ from ..models.output_layer import OutputLayer
 from ..models.row_stream import RowStream
 from ..rules.rule import Rule
 from ..settings import SamplingConfig, Speculate
-from .draft_length import LENGTHS, DraftLength, FixedLength, LengthByWorth
+from .draft_length import LENGTHS, DraftLength
 from .speculative_batch import SpeculativeBatch
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class Speculation:
             raise ValueError(f'speculate must be "auto", "off" or >= 1, got {speculate!r}')
         refusal = speculation_refusal(level)
         if not refusal:
-            length = LengthByWorth() if speculate == "auto" else FixedLength(int(speculate))
-            return cls(level, rule, length)
+            lengths = LENGTHS if speculate == "auto" else (int(speculate),)
+            return cls(level, rule, DraftLength(lengths))
         if speculate != "auto":
             raise ValueError(f"speculate={speculate} cannot run here: {refusal}")
         logger.warning("decoding without speculation: %s", refusal)
@@ -48,7 +48,7 @@ class Speculation:
     @property
     def device_lengths(self) -> tuple[int, ...]:
         """Draft lengths of steps on the device."""
-        return (self.length.longest,) if isinstance(self.length, FixedLength) else LENGTHS
+        return self.length.lengths
 
     def fits(self, max_length: int) -> bool:
         """Whether rows of up to this many tokens can speculate; for "auto" a log line if not.
@@ -59,7 +59,7 @@ class Speculation:
         if self.level.rows_can_join(max_length + longest):
             return True
         refusal = f"rows of {max_length} tokens and drafts of {longest} exceed the models' reach"
-        if isinstance(self.length, FixedLength):
+        if self.length.is_fixed:
             raise ValueError(f"speculate={longest} cannot run here: {refusal}")
         logger.warning("decoding without speculation: %s", refusal)
         return False

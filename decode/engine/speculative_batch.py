@@ -12,7 +12,7 @@ from ..levels.level import Level
 from ..models.row_stream import RowStream
 from ..rules.rule import Rule, StepInputs
 from ..settings import SamplingConfig
-from .draft_length import DraftLength, RoundTimes
+from .draft_length import DraftLength
 from .paired_batch import PairedBatch, agreed
 from .request import RequestState
 
@@ -26,8 +26,6 @@ class Draft:
     token_id: int
     safe_logits: Tensor
     """(V,), raw."""
-    u2: float
-    """The uniform that decides whether it is kept; 0.5 where nothing is sampled."""
 
 
 class SpeculativeBatch(PairedBatch):
@@ -67,23 +65,24 @@ class SpeculativeBatch(PairedBatch):
     def step(self) -> list[RequestState]:
         """One round; returns the requests that it ended."""
         rows = [row for row, state in enumerate(self._states) if state is not None]
-        states = [self._state(row) for row in rows]
-        num_steps = sum(len(state.steps) for state in states)
+        num_before = {row: len(self._state(row).steps) for row in rows}
         start_s = time.perf_counter()
-        drafts = self._agreed(self.length.begins())
-        num_columns = self._draft_ahead(rows) if drafts else 0
-        drafted_s = time.perf_counter()
-        drafted = [row for row in rows if self._drafts[row]]
-        num_verified = self._verify(drafted) if drafts else self._draw_plainly(rows)
-        times = RoundTimes(
-            num_columns=num_columns,
-            draft_s=drafted_s - start_s,
-            num_verified=num_verified,
-            verify_s=time.perf_counter() - drafted_s,
-            num_new=sum(len(state.steps) for state in states) - num_steps,
-        )
-        self.length.took(times)
+        length = self._agreed(self.length.chosen())
+        num_verified = self._draft_and_verify(rows, length) if length else self._draw_plainly(rows)
+        if num_verified:  # where the budget was 0, tokens say nothing about those to come
+            drawn = [step for row in rows for step in self._state(row).steps[num_before[row] :]]
+            self.length.took(
+                length,
+                time.perf_counter() - start_s,
+                num_kept=sum(step.accepted for step in drawn),
+                num_drawn=len(drawn),
+            )
         return self._release(rows)
+
+    def _draft_and_verify(self, rows: list[int], length: int) -> int:
+        """A round of drafts; returns how many tokens the risky model read."""
+        self._draft_ahead(rows, length)
+        return self._verify([row for row in rows if self._drafts[row]])
 
     def _draw_plainly(self, rows: list[int]) -> int:
         """Read on with both models and draw a token; returns in how many rows it may spend."""
@@ -92,13 +91,13 @@ class SpeculativeBatch(PairedBatch):
         self._draw(rows)
         return num_warm
 
-    def _draft_ahead(self, rows: list[int]) -> int:
-        """Draft as far as it is worth it; returns the columns, a safe forward each."""
+    def _draft_ahead(self, rows: list[int], length: int) -> None:
+        """Draft up to `length` tokens in each row; tokens that need no draft are drawn at once."""
         ahead = self._seen.clone()
-        for num_columns in range(self.length.longest + 1):
-            rows = [row for row in rows if self._can_draft(row)]
-            if not rows or not self._goes_on(rows):
-                return num_columns
+        for _ in range(length + 1):
+            rows = [row for row in rows if self._can_draft(row, length)]
+            if not rows:
+                return
             self._read("safe", rows)
             known = [row for row in rows if self._is_law_known(row)]
             if known:
@@ -106,24 +105,18 @@ class SpeculativeBatch(PairedBatch):
                 ahead[known] = self._seen[known]
             if drafting := [row for row in rows if row not in known]:
                 self._draft(drafting, ahead)
-        return num_columns + 1
 
-    def _can_draft(self, row: int) -> bool:
+    def _can_draft(self, row: int, length: int) -> bool:
         state, drafts = self._state(row), self._drafts[row]
-        if state.is_finished or row in self._stuck or len(drafts) >= self.length.longest:
+        if state.is_finished or row in self._stuck or len(drafts) >= length:
             return False
         is_at_horizon = len(state.steps) + len(drafts) >= state.request.max_new_tokens
         return not is_at_horizon and not (drafts and drafts[-1].token_id in self._ends)
 
-    def _goes_on(self, rows: list[int]) -> bool:
-        """Whether another column is drafted."""
-        u2s = [[draft.u2 for draft in self._drafts[row]] for row in rows]
-        return self._agreed(not all(u2s) or self.length.goes_on(u2s))
-
-    def _agreed(self, decision: bool) -> bool:
-        """The same decision in every process, as their clocks differ."""
-        flag = torch.tensor([decision], dtype=torch.int64, device=self._device)
-        return bool(agreed(flag, self.pair.num_processes).item())
+    def _agreed(self, length: int) -> int:
+        """The same length in every process, as their clocks differ."""
+        chosen = torch.tensor([length], dtype=torch.int64, device=self._device)
+        return int(agreed(chosen, self.pair.num_processes).item())
 
     def _is_law_known(self, row: int) -> bool:
         """Whether a token can be drawn at once: nothing is drafted, and p_r known or not needed."""
@@ -141,8 +134,7 @@ class SpeculativeBatch(PairedBatch):
                 if not self._drafts[row]:
                     self._decide([row])  # and so fail: there is nothing to verify before it
                 continue
-            u2 = 0.5 if inputs.uniform is None else inputs.uniform[place, 1].item()
-            self._drafts[row].append(Draft(token_id, inputs.safe_logits[place].clone(), u2))
+            self._drafts[row].append(Draft(token_id, inputs.safe_logits[place].clone()))
             self._backlogs["safe"].add(row, token_id)
             ahead[row, token_id] = True
 
@@ -222,9 +214,8 @@ class SpeculativeBatch(PairedBatch):
             token_ids = self._decide(rows)
             pairs = zip(drafts.items(), token_ids, strict=True)
             kept = [row for (row, draft), token_id in pairs if draft.token_id == token_id]
-            for row, draft in drafts.items():
-                num_kept[row] += row in kept
-                self.length.was_kept(draft.u2, row in kept)
+            for row in kept:
+                num_kept[row] += 1
             rows = [row for row in kept if self._is_followed(row, num_kept[row])]
         return num_kept
 

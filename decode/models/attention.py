@@ -11,8 +11,6 @@ from torch.nn.modules import module as torch_module
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ...kernels.decode_attention import decode_attention
-
 
 def is_hooked(module: nn.Module) -> bool:
     """Forward hooks, pre-hooks, those of all modules, or a forward set on this one object.
@@ -192,6 +190,8 @@ def column_attention(
 
     query: (B, H, T, D). key, value: (B, G, C, D), whole storage. attention_mask: of `places`.
     """
+    from ...kernels.decode_attention import decode_attention  # needs Triton
+
     rows, positions = attention_mask[0, :, 0, 0], attention_mask[1, :, :, 0]
     attended = decode_attention(query, key, value, positions, rows=rows, scale=scaling)
     return attended.transpose(1, 2), None

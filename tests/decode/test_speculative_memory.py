@@ -8,7 +8,7 @@ import torch
 from tiny_models import TEXT, tiny_family, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.engine.draft_length import FixedLength
+from anchored.decode.engine.draft_length import DraftLength
 from anchored.decode.engine.request import Request
 from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.levels.token_level import TokenLevel, open_streams
@@ -27,7 +27,7 @@ def open_batch(pair, gamma, *, num_rows=1, max_length=110, batch_class=Speculati
         SamplingConfig(),
         num_rows=num_rows,
         max_length=max_length,
-        length=FixedLength(gamma),
+        length=DraftLength((gamma,)),
     )
 
 

@@ -130,7 +130,9 @@ def test_decoding_without_triton_is_eager(llama_pair, monkeypatch):
     code = """
 import sys
 sys.modules["triton"] = None
-from anchored.decode import decoder, row_stream, verification
+from anchored.decode import decoder
+from anchored.decode.models import row_stream
+from anchored.decode.replay import verification
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
