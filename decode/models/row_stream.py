@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .attention import Masks, RowAttention, attends_by_column, places
+from .attention import Masks, RowAttention
 from .backbone import ModuleBackbone, backbone_of, read_prompts
 from .kv_cache import Placement, RowCache, uploaded
 from .output_layer import OutputLayer
@@ -85,6 +85,7 @@ class RowStream:
         device, so a CUDA graph may capture it. Needs `reserve` and full attention in all layers;
         the lengths on the host stay as they are.
         """
+        from .column_attention import attends_by_column, places  # needs Triton
 
         self._cache.place_at(positions)
         mask = places(positions)

@@ -9,7 +9,7 @@ from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.engine.device_step import NUM_KEPT
-from anchored.decode.models import attention as column_attention
+from anchored.decode.models import column_attention
 
 # The interpreter divides by zero in lanes that it discards.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

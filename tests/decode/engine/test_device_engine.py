@@ -12,13 +12,12 @@ from device_results import KL, PROMPTS, stopping_llamas
 from tiny_models import tiny_family, tiny_gpt2
 
 from anchored import Decoder, ModelPair, SafeOnly
-from anchored.decode.engine import engine
-from anchored.decode.engine import engine as device_check
+from anchored.decode.engine import device_check, engine
 from anchored.decode.engine import engine as device_refusal
 from anchored.decode.engine.device_batch import DeviceBatch
-from anchored.decode.engine.engine import largest_difference
+from anchored.decode.engine.device_check import largest_difference
 from anchored.decode.engine.paired_batch import PairedBatch
-from anchored.decode.models import attention as column_attention
+from anchored.decode.models import column_attention
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels import triton_launch
 
