@@ -14,6 +14,7 @@ from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.levels.token_level import TokenLevel
 from anchored.decode.rules.budget import Budget
+from anchored.decode.rules.rule import BOTH
 from anchored.decode.settings import SamplingConfig
 
 PROMPT = [0]
@@ -48,6 +49,7 @@ class ScriptedRule:
     is_certified = True
     charges_debt = True
     name = "scripted"
+    streams = BOTH
 
     def budget_for(self, *, horizon, k, ratios) -> Budget:
         return replace(self.rule.budget_for(horizon=horizon, k=k, ratios=ratios), debt=self.debt)
@@ -61,7 +63,7 @@ class ScriptedRule:
         if inputs.uniform is None:
             return projection
         star = projection.log_probs().exp()
-        safe = inputs.warp(inputs.safe_logits).softmax(-1)
+        safe = inputs.warped("safe").softmax(-1)
         draft, outcome, _ = inputs.uniform.long().unbind(1)
         if self.is_direct:
             self.weigh(inputs, "draft", draft, self.of(self.draft_law(safe), draft))
@@ -101,7 +103,7 @@ class ScriptedBatch(SpeculativeBatch):
 
     def _guessed(self, inputs):
         draft = inputs.uniform[:, 0].long()
-        safe = inputs.warp(inputs.safe_logits).softmax(-1)
+        safe = inputs.warped("safe").softmax(-1)
         self.rule.weigh(inputs, "draft", draft, self.rule.of(self.rule.draft_law(safe), draft))
         return draft
 

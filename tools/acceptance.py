@@ -31,7 +31,7 @@ class _Watched(Anchored):
     def next_token(self, inputs: StepInputs) -> NextToken:
         drawn = Anchored.next_token(self, inputs)
         star = drawn.log_probs().double().exp()
-        safe = inputs.warp(inputs.safe_logits).double().softmax(-1)
+        safe = inputs.warped("safe").double().softmax(-1)
         chances = star.minimum(safe).sum(-1)[inputs.budget > 0.0]
         self.kept.append(chances.cpu())
         return drawn

@@ -13,6 +13,7 @@ from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
 from ..models.stream import Stream
 from ..rules.prefix_debt import PromptRatios
+from ..rules.rule import BOTH, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
@@ -143,13 +144,16 @@ class ByteLevel:
         return True
 
     def open_streams(
-        self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool
+        self,
+        num_rows: int,
+        max_length: int,
+        sampling: SamplingConfig,
+        *,
+        scores_prompts: bool,
+        names: Sequence[StreamName] = BOTH,
     ) -> dict[str, Stream]:
         """Streams whose logits are log-probabilities of symbols."""
-        return {
-            name: self._open_stream(name, num_rows, sampling, scores_prompts)
-            for name in self.pair.models
-        }
+        return {name: self._open_stream(name, num_rows, sampling, scores_prompts) for name in names}
 
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         """Forwards, what they computed, and what `tau` and masking left out; see ByteCounts."""

@@ -77,5 +77,6 @@ def _difference(by_host: list[LedgerStep], by_device: list[LedgerStep]) -> float
         if host.token_id != device.token_id:
             return error
         error = max(error, abs(host.log_prob - device.log_prob))
+        assert host.safe_log_prob is not None and device.safe_log_prob is not None
         error = max(error, abs(host.safe_log_prob - device.safe_log_prob))
     return error if len(by_host) == len(by_device) else math.inf

@@ -1,5 +1,6 @@
 """The paired decoding step: both models, a rule and a sampler over the rows of a batch."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -41,7 +42,11 @@ class PairedBatch:
         self.rule, self.sampling = rule, sampling
         self.warpers = level.warpers(sampling)
         self.streams = level.open_streams(
-            num_rows, max_length, sampling, scores_prompts=asks_for_ratios(level, rule)
+            num_rows,
+            max_length,
+            sampling,
+            scores_prompts=asks_for_ratios(level, rule),
+            names=rule.streams,
         )
         self._backlogs = {name: Backlog(s, num_rows) for name, s in self.streams.items()}
         self._can_rest = level.rows_can_join(max_length)
@@ -95,9 +100,10 @@ class PairedBatch:
         return dict(zip(rows, allowances, strict=True))
 
     def _draw(self, rows: list[int]) -> None:
-        """Decide the next token of these rows; neither model has read it yet."""
+        """Decide the next token of these rows; no model has read it yet."""
         for row in rows:
-            self._state(row).num_skipped += not self._backlogs["risky"].is_empty(row)
+            is_known = (backlog.is_empty(row) for backlog in self._backlogs.values())
+            self._state(row).num_skipped += not all(is_known)
         for row, token_id in zip(rows, self._decide(rows), strict=True):
             for backlog in self._backlogs.values():
                 backlog.add(row, token_id)
@@ -117,9 +123,10 @@ class PairedBatch:
 
     def _read_on(self, rows: list[int]) -> None:
         """Let the safe model read what was drawn, and the risky one where it will be asked next."""
-        self._read("safe", rows)
         warm = [row for row, nats in self._allowances(rows).items() if nats > 0.0]
-        self._read("risky", warm if self._can_rest or not warm else rows)
+        for name in self.streams:
+            rests = name == "risky" and (self._can_rest or not warm)
+            self._read(name, warm if rests else rows)
 
     def _read(self, name: str, rows: list[int]) -> None:
         for group, logits in self._backlogs[name].read(rows):
@@ -166,8 +173,10 @@ class PairedBatch:
             state.uniforms[len(state.steps)] for state in states if state.uniforms is not None
         ]
         return StepInputs(
-            risky_logits=self._of_rows(self._logits["risky"], rows).to(self._device),
-            safe_logits=self._of_rows(self._logits["safe"], rows),
+            logits={
+                name: self._of_rows(logits, rows).to(self._device)
+                for name, logits in self._logits.items()
+            },
             warp=self.warpers.after(self._of_rows(seen, rows)),
             budget=uploaded(torch.tensor(allowances, dtype=torch.float64), self._device),
             uniform=uploaded(torch.stack(uniform), self._device) if uniform else None,
@@ -204,7 +213,7 @@ class PairedBatch:
             spend=spend,
             weight=weight,
             log_prob=log_prob,
-            safe_log_prob=safe_log_prob,
+            safe_log_prob=None if math.isnan(safe_log_prob) else safe_log_prob,
         )
         state.append(step, is_end=token_id in self._stop_token_ids)
 
@@ -231,14 +240,21 @@ class PairedBatch:
         return [state for _, state in finished]
 
 
+def _is_safe_choice(inputs: StepInputs, token_ids: Tensor) -> Tensor:
+    """(A,) bool: the safe model, where it is read, would have taken the token too, greedily."""
+    if "safe" not in inputs.logits:
+        return torch.zeros_like(token_ids, dtype=torch.bool)
+    return token_ids == inputs.warped("safe").argmax(-1)
+
+
 def _records(inputs: StepInputs, drawn: NextToken, token_ids: Tensor) -> Tensor:
     """What a ledger keeps of each draw: (A, 7) float64, token id and whether it was accepted first.
 
     Each number is exactly a float64, so one transfer can take all of them.
     """
     accepted = drawn.accepted
-    if accepted is None:  # greedy: the token that the safe model would have taken too
-        accepted = token_ids == inputs.warp(inputs.safe_logits).argmax(-1)
+    if accepted is None:
+        accepted = _is_safe_choice(inputs, token_ids)
     given = token_ids.clamp(min=0)
     columns = (
         token_ids,

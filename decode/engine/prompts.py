@@ -10,7 +10,7 @@ from torch import Tensor
 from ..levels.level import Level
 from ..models.stream import UNSCORED, Stream
 from ..rules.prefix_debt import PromptRatios, log_likelihood_ratios, prompt_digest
-from ..rules.rule import Rule
+from ..rules.rule import BOTH, Rule
 from ..settings import SamplingConfig
 
 # R prompts.
@@ -21,7 +21,7 @@ class PromptReading:
     """What is known after the prompts, before the first new token."""
 
     logits: dict[str, Tensor]
-    """By "safe" and "risky": (R, vocab_size), raw, after the last prompt token."""
+    """By stream: (R, vocab_size), raw, after the last prompt token."""
     ratios: list[Tensor]
     """Per prompt (num_positions,) float64 log p_r - log p_s of symbols 1.., but special ones, in
     nats of a token; (0,) of streams that score no prompts, and where there is an error."""
@@ -41,7 +41,7 @@ def asks_for_ratios(level: Level, rule: Rule) -> bool:
 def read_prompts(
     level: Level, streams: Mapping[str, Stream], prompts: list[list[int]], rows: list[int]
 ) -> PromptReading:
-    """Prefill empty rows of both streams with prompts of any lengths."""
+    """Prefill empty rows of the streams with prompts of any lengths."""
     read = {name: stream.read(prompts, rows) for name, stream in streams.items()}
     log_probs = {name: prompt.token_log_probs for name, prompt in read.items()}
     scored = [
@@ -87,20 +87,20 @@ def ratio_source(level: Level) -> dict[str, Any]:
 
 def _scored(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> tuple[Tensor, str]:
     """A prompt's ratios and what is wrong with it; without ratios where anything is."""
-    ratios = _ratios(level, prompt, log_probs["risky"], log_probs["safe"])
+    ratios = _ratios(level, prompt, log_probs)
     error = _error(log_probs, ratios)
     return UNSCORED if error else ratios, error
 
 
-def _ratios(level: Level, prompt: list[int], risky: Tensor, safe: Tensor) -> Tensor:
+def _ratios(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> Tensor:
     """Known ones, measured ones, or none where nobody asks for them."""
     if level.prompt_ratios is not None:
         return level.prompt_ratios.of(prompt)
-    if len(risky) == 0:
+    if any(name not in log_probs or len(log_probs[name]) == 0 for name in BOTH):
         return UNSCORED
     special = torch.tensor(level.special_token_ids, dtype=torch.long)
-    ratios = level.symbols_per_token * log_likelihood_ratios(risky, safe)
-    return ratios[~torch.isin(torch.tensor(prompt)[1:], special)]
+    ratios = log_likelihood_ratios(log_probs["risky"], log_probs["safe"])
+    return level.symbols_per_token * ratios[~torch.isin(torch.tensor(prompt)[1:], special)]
 
 
 def _error(log_probs: dict[str, Tensor], ratios: Tensor) -> str:

@@ -12,7 +12,7 @@ from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
 from ..models.output_layer import OutputLayer
 from ..models.row_stream import RowStream
-from ..rules.rule import Rule
+from ..rules.rule import BOTH, Rule
 from ..settings import SamplingConfig, Speculate
 from .draft_length import LENGTHS, DraftLength
 from .speculative_batch import SpeculativeBatch
@@ -36,7 +36,7 @@ class Speculation:
             return None
         if speculate != "auto" and (type(speculate) is not int or speculate < 1):
             raise ValueError(f'speculate must be "auto", "off" or >= 1, got {speculate!r}')
-        refusal = speculation_refusal(level)
+        refusal = speculation_refusal(level, rule)
         if not refusal:
             lengths = LENGTHS if speculate == "auto" else (int(speculate),)
             return cls(level, rule, DraftLength(lengths))
@@ -80,13 +80,15 @@ PROBED_TOKENS = (1, 7, 3, 5, 2, 6)
 """A short text; two versions of its second half must leave the first half's logits alone."""
 
 
-def speculation_refusal(level: Level) -> str:
-    """Why a pair cannot speculate at this level, "" if it can.
+def speculation_refusal(level: Level, rule: Rule) -> str:
+    """Why a pair cannot speculate at this level under this rule, "" if it can.
 
     The safe model is only ever fed a token at a time; the risky one reads whole drafts, and then
     its law at a position must not depend on the drafts from there on (else the spends are wrong).
     """
     pair = level.pair
+    if set(rule.streams) != set(BOTH):
+        return f"the rule {rule.name} reads the {' and '.join(rule.streams)} model alone"
     if level.name != "token":
         return f"its level is the {level.name}, not the token"
     for name, model in pair.models.items():

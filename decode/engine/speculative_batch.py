@@ -134,7 +134,7 @@ class SpeculativeBatch(PairedBatch):
                 if not self._drafts[row]:
                     self._decide([row])  # and so fail: there is nothing to verify before it
                 continue
-            self._drafts[row].append(Draft(token_id, inputs.safe_logits[place].clone()))
+            self._drafts[row].append(Draft(token_id, inputs.logits["safe"][place].clone()))
             self._backlogs["safe"].add(row, token_id)
             ahead[row, token_id] = True
 
@@ -146,11 +146,11 @@ class SpeculativeBatch(PairedBatch):
             drawn = [self._state(row).uniforms for row in rows]
             each = [u[place] for u, place in zip(drawn, places, strict=True) if u is not None]
             uniform = torch.stack(each).to(self._device)
-        return replace(inputs, risky_logits=inputs.safe_logits, uniform=uniform)
+        return replace(inputs, uniform=uniform)
 
     def _guessed(self, inputs: StepInputs) -> Tensor:
         """(A,) the safe model's own draws by u1; -1 where its logits are no distribution."""
-        safe = inputs.warp(inputs.safe_logits).double()
+        safe = inputs.warped("safe").double()
         best, token_ids = safe.max(-1)
         is_valid = best.isfinite()
         if inputs.uniform is not None:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from ..models.model_pair import ModelPair
 from ..models.stream import Stream
 from ..rules.prefix_debt import PromptRatios
+from ..rules.rule import BOTH, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..warpers import Warpers
 from .text import TextStream
@@ -92,9 +93,15 @@ class Level(Protocol):
         ...
 
     def open_streams(
-        self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool
+        self,
+        num_rows: int,
+        max_length: int,
+        sampling: SamplingConfig,
+        *,
+        scores_prompts: bool,
+        names: Sequence[StreamName] = BOTH,
     ) -> Mapping[str, Stream]:
-        """By "safe" and "risky": memories of `num_rows` rows of up to `max_length` symbols.
+        """By name: memories of `num_rows` rows of up to `max_length` symbols.
 
         scores_prompts: whether reading gives log-probabilities of the prompts' own symbols.
         """

@@ -8,6 +8,7 @@ from ..models.model_pair import ModelPair
 from ..models.row_stream import RowStream
 from ..models.stream import BatchStream, LoneStream, Stream
 from ..rules.prefix_debt import PromptRatios
+from ..rules.rule import BOTH, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..warpers import Warpers
 from .text import TextStream, TokenText
@@ -86,10 +87,18 @@ class TokenLevel:
         return rows_can_share(self.pair, max_length)
 
     def open_streams(
-        self, num_rows: int, max_length: int, sampling: SamplingConfig, *, scores_prompts: bool
+        self,
+        num_rows: int,
+        max_length: int,
+        sampling: SamplingConfig,
+        *,
+        scores_prompts: bool,
+        names: Sequence[StreamName] = BOTH,
     ) -> dict[str, Stream]:
         """Streams of raw logits: `warpers` does what `sampling` asks for."""
-        return open_streams(self.pair, num_rows, max_length, scores_prompts=scores_prompts)
+        return open_streams(
+            self.pair, num_rows, max_length, scores_prompts=scores_prompts, names=names
+        )
 
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         return {}
@@ -106,16 +115,21 @@ def rows_can_share(pair: ModelPair, max_length: int) -> bool:
 
 
 def open_streams(
-    pair: ModelPair, num_rows: int, max_length: int, *, scores_prompts: bool
+    pair: ModelPair,
+    num_rows: int,
+    max_length: int,
+    *,
+    scores_prompts: bool,
+    names: Sequence[StreamName] = BOTH,
 ) -> dict[str, Stream]:
-    """By "safe" and "risky": memories of `num_rows` rows of up to `max_length` tokens.
+    """By name: memories of `num_rows` rows of up to `max_length` tokens.
 
     scores_prompts: whether reading gives log-probabilities of the prompts' own tokens. Raises
     ValueError for several rows where `rows_can_share` says no.
     """
     return {
         name: _open_stream(pair, name, num_rows, max_length, scores_prompts=scores_prompts)
-        for name in pair.models
+        for name in names
     }
 
 

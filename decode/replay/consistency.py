@@ -48,7 +48,7 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
         *_of_symbols(ledger, level),
         *_of_end(ledger, rule),
         *_of_budget(ledger, rule),
-        *_of_counts(ledger),
+        *_of_counts(ledger, rule),
         *_of_stream(header),
     ]
 
@@ -169,6 +169,10 @@ def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
             yield f"step {number}: the budget does not follow from the spends"
         if not step.spend >= 0.0 or (rule.is_certified and not step.spend <= step.budget):
             yield f"step {number}: spend {step.spend} is not in [0, {step.budget}]"
+        if (step.safe_log_prob is not None) != ("safe" in rule.streams):
+            yield f"step {number}: safe_log_prob {step.safe_log_prob}, {rule.name} reads " + (
+                " and ".join(rule.streams)
+            )
         if not 0.0 <= step.weight <= 1.0:
             yield f"step {number}: weight {step.weight} is not in [0, 1]"
         spent += step.spend
@@ -208,7 +212,7 @@ def _of_end(ledger: Ledger, rule: Rule) -> Iterator[str]:
         yield f"certified must be {certified}, got {ledger.certified}"
 
 
-def _of_counts(ledger: Ledger) -> Iterator[str]:
+def _of_counts(ledger: Ledger, rule: Rule) -> Iterator[str]:
     """The least numbers that any way of decoding needs; how many there were is not known again."""
     counts = ("safe_forwards", "risky_forwards", "skipped_risky", "drafted", "accepted")
     for name in counts:
@@ -221,8 +225,11 @@ def _of_counts(ledger: Ledger) -> Iterator[str]:
         yield f"{ledger.skipped_risky} steps without the risky model, of {num_steps}"
     if ledger.header.level != "token":
         return  # a forward gives many bytes
-    if ledger.safe_forwards < num_steps:
+    if "safe" in rule.streams and ledger.safe_forwards < num_steps:
         yield f"{ledger.safe_forwards} safe forwards for {num_steps} tokens"
     # A risky forward gives the law of the next token, and of those behind accepted drafts.
-    if ledger.risky_forwards + ledger.accepted + ledger.skipped_risky < num_steps:
+    if (
+        "risky" in rule.streams
+        and ledger.risky_forwards + ledger.accepted + ledger.skipped_risky < num_steps
+    ):
         yield f"{ledger.risky_forwards} risky forwards for {num_steps} tokens"

@@ -39,10 +39,7 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
 def step_divergences(forced: ForcedStep) -> dict[str, Any]:
     """Nats, by the fields of `LedgerStep`; infinite where a law has mass that the other lacks."""
     inputs = forced.inputs
-    risky, safe = (
-        oracle.law_of(inputs.warp(logits)[0])
-        for logits in (inputs.risky_logits, inputs.safe_logits)
-    )
+    risky, safe = (oracle.law_of(inputs.warped(name)[0]) for name in ("risky", "safe"))
     star = forced.drawn.log_probs()[0].double()
     return {"kl_risky_safe": oracle.kl(risky, safe), "kl_star_risky": oracle.kl(star, risky)}
 

@@ -58,8 +58,7 @@ class Replay:
         token_ids = token_ids.to(seen.device)
         for step, logits in enumerate(self._logits(token_ids, mask)):
             inputs = StepInputs(
-                risky_logits=logits["risky"].to(seen.device),
-                safe_logits=logits["safe"].to(seen.device),
+                logits={name: own.to(seen.device) for name, own in logits.items()},
                 warp=self.warpers.after(seen),
                 budget=torch.tensor(allowances(step), dtype=torch.float64, device=seen.device),
                 uniform=None if self.uniforms is None else self.uniforms[:, step],
@@ -74,14 +73,14 @@ class Replay:
         return self.steps(lambda step: [ledger.steps[step].budget])
 
     def _logits(self, token_ids: Tensor, mask: Tensor) -> Iterator[dict[str, Tensor]]:
-        """Both models' logits (batch, vocab_size) before each token; the last one is never fed."""
+        """By stream, logits (batch, vocab_size) before each token; the last one is never fed."""
         yield self.reading.logits
         fed = {
             name: feed_in_chunks(stream, token_ids[:, :-1], mask[:, :-1])
             for name, stream in self.streams.items()
         }
-        for safe, risky in zip(fed["safe"], fed["risky"], strict=True):
-            yield {"safe": safe, "risky": risky}
+        for logits in zip(*fed.values(), strict=True):
+            yield dict(zip(fed, logits, strict=True))
 
 
 def _right_padded(continuations: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -35,10 +35,8 @@ class GivenBlock:
     """By continuation: its positions in this block, in order."""
     token_ids: Tensor
     """(N,) int64."""
-    risky_logits: Tensor
-    """(N, V), raw, before each token."""
-    safe_logits: Tensor
-    """(N, V), raw."""
+    logits: dict[str, Tensor]
+    """By stream (N, V), raw, before each token."""
     seen: Tensor
     """(N, V) bool: tokens of the prompt and of the continuation before."""
 
@@ -46,7 +44,7 @@ class GivenBlock:
 def given_blocks(
     streams: Mapping[str, Stream], reading: PromptReading, continuations: Sequence[Sequence[int]]
 ) -> Iterator[GivenBlock]:
-    """Continuations of prompts that both streams have just read, some columns at a time."""
+    """Continuations of prompts that the streams have just read, some columns at a time."""
     lengths = [len(tokens) for tokens in continuations]
     token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
     for row, tokens in zip(token_ids, continuations, strict=True):
@@ -60,12 +58,12 @@ def given_blocks(
             name: _logits(stream, reading.logits[name], columns, token_ids, is_given)
             for name, stream in streams.items()
         }
+        logits = {name: own[here.to(own.device)].to(seen.device) for name, own in logits.items()}
         ends = here.sum(1).cumsum(0).tolist()
         yield GivenBlock(
             positions=[range(*span) for span in zip([0, *ends], ends, strict=False)],
             token_ids=token_ids[:, columns][here].to(seen.device),
-            risky_logits=logits["risky"][here.to(logits["risky"].device)].to(seen.device),
-            safe_logits=logits["safe"][here.to(seen.device)],
+            logits=logits,
             seen=before[:, :-1][here.to(seen.device)],
         )
         seen = before[:, -1]
@@ -137,8 +135,7 @@ class Judgement:
         nats = torch.tensor([*budgets.values()], dtype=torch.float64, device=chosen.device)
         drawn = self._rule.next_token(
             StepInputs(
-                risky_logits=block.risky_logits[chosen],
-                safe_logits=block.safe_logits[chosen],
+                logits={name: own[chosen] for name, own in block.logits.items()},
                 warp=self._warpers.after(block.seen[chosen]),
                 budget=nats,
                 uniform=None,
@@ -170,7 +167,7 @@ class Score:
     token_log_probs: list[float] = field(default_factory=list)
     """log p*(y_t | y_<t, x)."""
     safe_token_log_probs: list[float] = field(default_factory=list)
-    """log p_s(y_t | y_<t, x)."""
+    """log p_s(y_t | y_<t, x); NaN where the rule does not read the safe model."""
     spends: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     is_greedy: bool = True
@@ -209,7 +206,11 @@ def score_batch(
     prompts = [request.prompt_token_ids for request in requests]
     longest = max(map(len, prompts)) + max(map(len, continuations))
     streams = level.open_streams(
-        len(prompts), longest, sampling, scores_prompts=asks_for_ratios(level, rule)
+        len(prompts),
+        longest,
+        sampling,
+        scores_prompts=asks_for_ratios(level, rule),
+        names=rule.streams,
     )
     reading = read_prompts(level, streams, prompts, list(range(len(prompts))))
     warpers = level.warpers(sampling)

@@ -50,8 +50,9 @@ def logit_deviation(logits: Tensor, dtype: torch.dtype) -> float:
 
 # V symbols.
 
-Kind = Literal["kl", "max", "replayed"]
-"""What p* is: a tilted law, a clipped law, or whatever the rule gives."""
+Kind = Literal["kl", "max", "replayed", "alone"]
+"""What p* is: a tilted law, a clipped law, whatever the rule gives, or that without a safe model
+beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +98,8 @@ def step_laws(kind: Kind, logits: Logits, step: LedgerStep, replayed: Tensor) ->
     safe, risky = oracle.law_of(logits.safe), oracle.law_of(logits.risky)
     if kind == "replayed":
         return _replayed(logits, safe, replayed.double())
+    if kind == "alone":
+        return _alone(logits, replayed.double())
     if step.spend == 0.0 and step.weight == 0.0:
         return _safe_only(logits, safe)
     if kind == "max":
@@ -195,4 +198,20 @@ def _replayed(logits: Logits, safe: Tensor, star: Tensor) -> StepLaws:
         star_deviation=torch.full_like(safe, either),
         star_deviations=(0.0, logits.risky_deviation),
         ratio_deviation=torch.full_like(safe, either),
+    )
+
+
+def _alone(logits: Logits, star: Tensor) -> StepLaws:
+    """The draw is p*'s own: nothing is known of how far it is from the safe model."""
+    deviation = logits.risky_deviation
+    return StepLaws(
+        safe=star,
+        star=star,
+        divergence=math.inf,
+        divergence_deviation=0.0,
+        spend_deviation=0.0,
+        safe_deviation=deviation,
+        star_deviation=torch.full_like(star, deviation),
+        star_deviations=(0.0, deviation),
+        ratio_deviation=torch.full_like(star, ARITHMETIC),
     )

@@ -119,7 +119,6 @@ def _figures(
     if by_rule > by_rule_nats and _is_at_floor(laws, logits, recorded.budget):
         by_rule = 0.0
     star, star_deviation = laws.star[token_id].item(), laws.star_deviation[token_id].item()
-    safe = laws.safe[token_id].item()
     return [
         Figure(
             "spend",
@@ -129,12 +128,15 @@ def _figures(
         Figure("spend by the rule", by_rule, by_rule_nats),
         Figure("weight", _weight_error(laws, weight), 0.0),
         Figure("log_prob", difference(star, recorded.log_prob), NUM_DEVIATIONS * star_deviation),
-        Figure(
-            "safe_log_prob",
-            difference(safe, recorded.safe_log_prob),
-            NUM_DEVIATIONS * laws.safe_deviation,
-        ),
+        Figure("safe_log_prob", _safe_error(laws, recorded), NUM_DEVIATIONS * laws.safe_deviation),
     ]
+
+
+def _safe_error(laws: StepLaws, recorded: LedgerStep) -> float:
+    """0 where the rule did not read the safe model: nothing is recorded then."""
+    if recorded.safe_log_prob is None:
+        return 0.0
+    return difference(laws.safe[recorded.token_id].item(), recorded.safe_log_prob)
 
 
 def _is_at_floor(laws: StepLaws, logits: Logits, budget: float) -> bool:
@@ -156,7 +158,7 @@ def _weight_error(laws: StepLaws, weight: float) -> float:
 
 def _divergences(laws: StepLaws, logits: Logits, recorded: LedgerStep) -> list[Figure]:
     """Those that were asked for, see `with_divergences`."""
-    safe, risky, star = laws.safe, oracle.law_of(logits.risky), laws.star
+    safe, risky, star = oracle.law_of(logits.safe), oracle.law_of(logits.risky), laws.star
     by_safe, by_risky = laws.star_deviations
     found = {
         "kl_risky_safe": (
@@ -180,7 +182,8 @@ def _costs(laws: StepLaws, forced: ForcedStep, recorded: LedgerStep) -> tuple[fl
         return _greedy_cost(laws, recorded), 0.0
     first, second, third = forced.inputs.uniform[0].tolist()
     draw = Draw.of(laws, (first, second, third))
-    cost = draw.costs(accepted=recorded.accepted)[recorded.token_id].item()
+    is_draft = recorded.accepted or recorded.safe_log_prob is None  # alone p* is its own draft
+    cost = draw.costs(accepted=is_draft)[recorded.token_id].item()
     return cost, draw.expected_cost()
 
 
@@ -189,12 +192,19 @@ def _greedy_cost(laws: StepLaws, recorded: LedgerStep) -> float:
 
     Halved, for both logits of a difference move.
     """
+    if recorded.safe_log_prob is None:
+        return 0.5 * _behind(laws, recorded).square().item()
     token_id = recorded.token_id
-    behind = (laws.star.max() - laws.star[token_id]) / laws.star_deviation[token_id]
     others = torch.arange(len(laws.safe)) != token_id
     lead = (laws.safe[token_id] - laws.safe[others].max()) / (laws.safe_deviation + ARITHMETIC)
     missing = lead.clamp_max(0.0) if recorded.accepted else lead.clamp_min(0.0)
-    return 0.5 * (behind.square() + missing.square()).item()
+    return 0.5 * (_behind(laws, recorded).square() + missing.square()).item()
+
+
+def _behind(laws: StepLaws, recorded: LedgerStep) -> Tensor:
+    """By how many deviations a symbol is less likely than the likeliest one."""
+    star, token_id = laws.star, recorded.token_id
+    return (star.max() - star[token_id]) / laws.star_deviation[token_id]
 
 
 def _or_inf(share: float) -> float:
@@ -244,8 +254,7 @@ class StepReplay:
 
     def _warped(self, name: str, sampling: SamplingConfig) -> Tensor:
         """(V,) one model's logits, on the CPU."""
-        inputs = self.forced.inputs
-        logits = inputs.safe_logits if name == "safe" else inputs.risky_logits
+        logits = self.forced.inputs.logits[name]
         return self.level.warpers(sampling).after(self.seen)(logits)[0].cpu()
 
     def _edge(self, name: str, row: Tensor) -> SupportEdge:
@@ -270,8 +279,7 @@ class StepReplay:
         device = self.forced.inputs.budget.device
         inputs = replace(
             self.forced.inputs,
-            safe_logits=rows["safe"][None].to(device),
-            risky_logits=rows["risky"][None].to(device),
+            logits={name: row[None].to(device) for name, row in rows.items()},
             warp=lambda warped: warped,
         )
         report = self._report(rows, self.rule.next_token(inputs))
@@ -279,6 +287,8 @@ class StepReplay:
 
 
 def _kind(rule: Rule) -> Kind:
+    if "safe" not in rule.streams:
+        return "alone"
     if not rule.is_certified:
         return "replayed"
     return "max" if rule.name == "anchored_inf" else "kl"

@@ -1,5 +1,6 @@
 """Anchored Decoding: the risky model inside an information budget of the safe one."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from ...kernels.clipping import project_max
 from ...kernels.projection import project_kl
 from .budget import Budget, Schedule, checked_nats
 from .prefix_debt import DebtMode, prefix_debt
-from .rule import NextToken, StepInputs
+from .rule import BOTH, NextToken, StepInputs, StreamName
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,10 @@ class Anchored:
         return "anchored" if self.divergence == "kl" else "anchored_inf"
 
     @property
+    def streams(self) -> Sequence[StreamName]:
+        return BOTH
+
+    @property
     def is_certified(self) -> bool:
         return True
 
@@ -78,7 +83,7 @@ class Anchored:
 
     def next_token(self, inputs: StepInputs) -> NextToken:
         project = project_kl if self.divergence == "kl" else project_max
-        risky, safe = inputs.warp(inputs.risky_logits), inputs.warp(inputs.safe_logits)
+        risky, safe = inputs.warped("risky"), inputs.warped("safe")
         return project(risky, safe, inputs.budget, inputs.uniform)
 
 

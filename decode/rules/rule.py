@@ -1,28 +1,36 @@
 """What a decoding rule sees and what it returns; sampling, caches and stopping are the engine's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from .budget import Budget
 
+StreamName = Literal["safe", "risky"]
+"""One model's reading of the text."""
+
+BOTH: tuple[StreamName, ...] = ("safe", "risky")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInputs:
-    """Both models' views of the next token, for a batch of rows."""
+    """What the models say of the next token, for a batch of rows."""
 
-    risky_logits: Tensor
-    """(batch, vocab_size), raw, any float dtype."""
-    safe_logits: Tensor
-    """(batch, vocab_size), raw, on the same device."""
+    logits: Mapping[str, Tensor]
+    """By stream, of those that the rule reads at least: (batch, vocab_size), raw, any float dtype,
+    all on one device."""
     warp: Callable[[Tensor], Tensor]
     """Raw logits to warped logits: penalties, temperature, truncation, one end symbol."""
     budget: Tensor
     """(batch,) float64, nats this step may spend."""
     uniform: Tensor | None
     """(batch, 3) float64 in [0, 1) for the coupled sampler; None draws nothing."""
+
+    def warped(self, name: StreamName) -> Tensor:
+        """(batch, vocab_size) warped logits of one stream."""
+        return self.warp(self.logits[name])
 
 
 class NextToken(Protocol):
@@ -40,7 +48,9 @@ class NextToken(Protocol):
     def accepted(self) -> Tensor | None: ...  # (batch,) bool
     def log_probs(self) -> Tensor: ...  # (batch, vocab_size)
     def token_log_probs(self, token_ids: Tensor) -> Tensor: ...  # (batch,) float64
-    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor: ...  # (batch,) float64
+    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p_s of one token per row, (batch,) float64; NaN where the safe model is not read."""
+        ...
 
 
 class Rule(Protocol):
@@ -48,6 +58,11 @@ class Rule(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def streams(self) -> Sequence[StreamName]:
+        """What `next_token` reads; no other model runs."""
+        ...
 
     @property
     def is_certified(self) -> bool:

@@ -1,7 +1,8 @@
-"""One model alone, and the ablation of the safe one: baselines of the paper."""
+"""One model alone: the baselines p_s and p_r."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -10,72 +11,20 @@ from torch import Tensor
 from ...kernels.projection import project_kl
 from ...kernels.sampler import coupled_sample
 from .budget import Budget
-from .rule import NextToken, StepInputs
-
-
-@dataclass(frozen=True, slots=True)
-class Categorical:
-    """p* proportional to exp(logits), beside the safe model that it is compared with.
-
-    The spend is KL(p*||p_s) in float64 nats, infinite where p* leaves the safe model's support.
-    """
-
-    star: Tensor
-    """(batch, vocab_size) float64 log p*."""
-    safe: Tensor
-    """(batch, vocab_size) float64 log p_s."""
-    weight: Tensor
-    spend: Tensor
-    is_valid: Tensor
-    token_ids: Tensor | None
-    accepted: Tensor | None
-
-    @classmethod
-    def draw(cls, logits: Tensor, safe_logits: Tensor, uniform: Tensor | None) -> "Categorical":
-        """Normalise logits (batch, vocab_size) and draw by the coupled sampler where asked."""
-        is_valid = _is_distribution(logits) & _is_distribution(safe_logits)
-        star, safe = _log_probs(logits, is_valid), _log_probs(safe_logits, is_valid)
-        token_ids = accepted = None
-        if uniform is not None:
-            token_ids, accepted = coupled_sample(safe, star, uniform)
-            token_ids = token_ids.masked_fill(~is_valid, -1)
-        spend = _divergence(star, safe)
-        return cls(star, safe, torch.ones_like(spend), spend, is_valid, token_ids, accepted)
-
-    def log_probs(self) -> Tensor:
-        """log p* (batch, vocab_size) float64, normalised."""
-        return self.star
-
-    def token_log_probs(self, token_ids: Tensor) -> Tensor:
-        """log p* of one token per row, (batch,) float64."""
-        return self.star.gather(-1, token_ids[:, None])[:, 0]
-
-    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
-        """log p_s of one token per row, (batch,) float64."""
-        return self.safe.gather(-1, token_ids[:, None])[:, 0]
-
-
-def _is_distribution(logits: Tensor) -> Tensor:
-    largest = logits.amax(-1)  # nan if any entry is
-    return torch.isfinite(largest)
-
-
-def _log_probs(logits: Tensor, is_valid: Tensor) -> Tensor:
-    return torch.where(is_valid[:, None], logits.double(), 0.0).log_softmax(-1)
-
-
-def _divergence(star: Tensor, safe: Tensor) -> Tensor:
-    terms = star.exp() * (star - safe)
-    return terms.masked_fill(star == float("-inf"), 0.0).sum(-1).clamp(min=0.0)
+from .rule import BOTH, NextToken, StepInputs, StreamName
 
 
 @dataclass(frozen=True, slots=True)
 class SafeOnly:
-    """p* = p_s at every step; certified, with a bound of 0 nats."""
+    """p* = p_s at every step; certified, with a bound of 0 nats. The risky model does not run."""
 
     @property
     def name(self) -> str:
         return "safe_only"
+
+    @property
+    def streams(self) -> Sequence[StreamName]:
+        return ("safe",)
 
     @property
     def is_certified(self) -> bool:
@@ -92,7 +41,7 @@ class SafeOnly:
         return Budget(per_step=0.0, total=0.0, horizon=horizon)
 
     def next_token(self, inputs: StepInputs) -> NextToken:
-        safe = inputs.warp(inputs.safe_logits)
+        safe = inputs.warped("safe")
         return project_kl(safe, safe, torch.zeros_like(inputs.budget), inputs.uniform)
 
 
@@ -100,9 +49,17 @@ class SafeOnly:
 class RiskyOnly:
     """p* = p_r at every step; not certified: the reported spend may be infinite."""
 
+    compared: bool = True
+    """Run the safe model beside it, to report what p_r would spend and to draw by the coupled
+    sampler, as near to the safe model's text as p_r allows. Without it every spend is infinite."""
+
     @property
     def name(self) -> str:
         return "risky_only"
+
+    @property
+    def streams(self) -> Sequence[StreamName]:
+        return BOTH if self.compared else ("risky",)
 
     @property
     def is_certified(self) -> bool:
@@ -113,12 +70,78 @@ class RiskyOnly:
         return False
 
     def settings(self) -> dict[str, Any]:
-        return {}
+        return {} if self.compared else asdict(self)
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
         # Fixed: an allowance that an infinite spend used up would let the risky model rest.
         return Budget(per_step=math.inf, total=math.inf, horizon=horizon, schedule="fixed")
 
     def next_token(self, inputs: StepInputs) -> NextToken:
-        risky, safe = inputs.warp(inputs.risky_logits), inputs.warp(inputs.safe_logits)
-        return Categorical.draw(risky, safe, inputs.uniform)
+        safe = inputs.warped("safe") if self.compared else None
+        return Categorical.draw(inputs.warped("risky"), safe, inputs.uniform)
+
+
+@dataclass(frozen=True, slots=True)
+class Categorical:
+    """p* proportional to exp(logits), for rules that project nothing."""
+
+    star: Tensor
+    """(batch, vocab_size) float64 log p*."""
+    safe: Tensor | None
+    """(batch, vocab_size) float64 log p_s; None where the safe model is not read."""
+    weight: Tensor
+    spend: Tensor
+    """KL(p*||p_s) in float64 nats, infinite where p* leaves the safe model's support, or where that
+    is not known."""
+    is_valid: Tensor
+    token_ids: Tensor | None
+    accepted: Tensor | None
+
+    @classmethod
+    def draw(
+        cls, logits: Tensor, safe_logits: Tensor | None, uniform: Tensor | None
+    ) -> "Categorical":
+        """Normalise logits (batch, vocab_size), and draw beside the safe model's where asked.
+
+        Without the safe model p* is its own draft, by the first uniform; none is accepted then.
+        """
+        is_valid = _is_distribution(logits)
+        if safe_logits is not None:
+            is_valid = is_valid & _is_distribution(safe_logits)
+        star = _log_probs(logits, is_valid)
+        safe = None if safe_logits is None else _log_probs(safe_logits, is_valid)
+        spend = torch.full_like(star[:, 0], math.inf) if safe is None else _divergence(star, safe)
+        token_ids = accepted = None
+        if uniform is not None:
+            token_ids, accepted = coupled_sample(star if safe is None else safe, star, uniform)
+            token_ids = token_ids.masked_fill(~is_valid, -1)
+            accepted = accepted if safe is not None else torch.zeros_like(accepted)
+        return cls(star, safe, torch.ones_like(spend), spend, is_valid, token_ids, accepted)
+
+    def log_probs(self) -> Tensor:
+        """log p* (batch, vocab_size) float64, normalised."""
+        return self.star
+
+    def token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p* of one token per row, (batch,) float64."""
+        return self.star.gather(-1, token_ids[:, None])[:, 0]
+
+    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p_s of one token per row, (batch,) float64; NaN where it is not known."""
+        if self.safe is None:
+            return torch.full_like(self.spend, math.nan)
+        return self.safe.gather(-1, token_ids[:, None])[:, 0]
+
+
+def _is_distribution(logits: Tensor) -> Tensor:
+    largest = logits.amax(-1)  # nan if any entry is
+    return torch.isfinite(largest)
+
+
+def _log_probs(logits: Tensor, is_valid: Tensor) -> Tensor:
+    return torch.where(is_valid[:, None], logits.double(), 0.0).log_softmax(-1)
+
+
+def _divergence(star: Tensor, safe: Tensor) -> Tensor:
+    terms = star.exp() * (star - safe)
+    return terms.masked_fill(star == float("-inf"), 0.0).sum(-1).clamp(min=0.0)

@@ -158,7 +158,7 @@ class DrawsTheBonusFromTheRiskyModel(ScriptedBatch):
 class DropsUnlikelyDrafts(ScriptedBatch):
     def _guessed(self, inputs):
         drafts = super()._guessed(inputs)
-        safe = inputs.warp(inputs.safe_logits).softmax(-1)
+        safe = inputs.warped("safe").softmax(-1)
         paths = (inputs.uniform[:, 2] // 64).long().tolist()
         has_drafts = torch.tensor([bool(self._drafts[path]) for path in paths])
         return drafts.masked_fill((self.rule.of(safe, drafts) < 0.25) & has_drafts, -1)

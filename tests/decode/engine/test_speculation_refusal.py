@@ -24,7 +24,7 @@ def own_pair(tokenizer) -> ModelPair:
 
 
 def check_refused(pair, reason: str) -> None:
-    refusal = speculation_refusal(TokenLevel(pair))
+    refusal = speculation_refusal(TokenLevel(pair), Anchored(k=1.0))
     assert reason in refusal and "\n" not in refusal
     with pytest.raises(ValueError, match="speculate=2 cannot run here: the "):
         Decoder(pair, Anchored(k=1.0), speculate=2)
@@ -67,7 +67,7 @@ def test_scales_that_tokens_of_a_forward_share_are_refused(own_pair, quantizatio
 )
 def test_scales_by_token_or_of_weights_alone_are_not_refused(own_pair, quantization):
     own_pair.risky.config.quantization_config = quantization
-    assert speculation_refusal(TokenLevel(own_pair)) == ""
+    assert speculation_refusal(TokenLevel(own_pair), Anchored(k=1.0)) == ""
 
 
 def test_experts_with_a_capacity_are_refused(own_pair):

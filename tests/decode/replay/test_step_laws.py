@@ -87,8 +87,7 @@ def replayed(safe: list[float], budget: float, recorded: LedgerStep) -> StepRepo
     uniform = torch.full((1, 3), 0.1, dtype=torch.float64)
     budgets = torch.tensor([budget], dtype=torch.float64)
     inputs = StepInputs(
-        risky_logits=rows[1:],
-        safe_logits=rows[:1],
+        logits={"safe": rows[:1], "risky": rows[1:]},
         warp=lambda logits: logits,
         budget=budgets,
         uniform=uniform,

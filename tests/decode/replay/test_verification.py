@@ -142,7 +142,7 @@ class Steered(Anchored):
 
     def next_token(self, inputs: StepInputs) -> NextToken:
         generator = torch.Generator().manual_seed(0)
-        safe, risky = inputs.warp(inputs.safe_logits), inputs.warp(inputs.risky_logits)
+        safe, risky = inputs.warped("safe"), inputs.warped("risky")
         gain = risky.log_softmax(-1) - safe.log_softmax(-1)
         plain = best = Anchored.next_token(self, inputs)
         token_ids, accepted = best.token_ids, best.accepted
@@ -150,7 +150,7 @@ class Steered(Anchored):
             moved = [self._moved(logits, generator) for logits in (safe, risky)]
             tried = Anchored.next_token(
                 self,
-                replace(inputs, safe_logits=moved[0], risky_logits=moved[1], warp=lambda x: x),
+                replace(inputs, logits={"safe": moved[0], "risky": moved[1]}, warp=lambda x: x),
             )
             is_better = taken(gain, tried.token_ids) > taken(gain, token_ids)
             token_ids = torch.where(is_better, tried.token_ids, token_ids)
