@@ -1,17 +1,10 @@
 """Whether and how far a decoder speculates."""
 
 import logging
-from typing import Any
-
-import torch
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
 
 from ..levels.level import Level
-from ..models.attention import RowAttention
+from ..models.capabilities import fixed_memory, largest_leak, shared_scale
 from ..models.model_pair import ModelPair
-from ..models.output_layer import OutputLayer
-from ..models.row_stream import RowStream
 from ..rules.rule import BOTH, Rule
 from ..settings import SamplingConfig, Speculate
 from .draft_length import LENGTHS, DraftLength
@@ -76,10 +69,6 @@ class Speculation:
         )
 
 
-PROBED_TOKENS = (1, 7, 3, 5, 2, 6)
-"""A short text; two versions of its second half must leave the first half's logits alone."""
-
-
 def speculation_refusal(level: Level, rule: Rule) -> str:
     """Why a pair cannot speculate at this level under this rule, "" if it can.
 
@@ -93,43 +82,8 @@ def speculation_refusal(level: Level, rule: Rule) -> str:
         return f"its level is the {level.name}, not the token"
     for name, model in pair.models.items():
         if pair.row_attention[name] is None:
-            return f"the {name} model ({model.config.model_type}) {_fixed_memory(model.config)}"
-    return _shared_scale(pair.risky.config) or _leak(pair)
-
-
-def _fixed_memory(config: PretrainedConfig) -> str:
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if any("linear" in kind or "mamba" in kind or "recurrent" in kind for kind in kinds):
-        return "has a recurrent state, which cannot go back to an earlier token"
-    if getattr(config, "sliding_window", None) is not None:
-        return "keeps its window in a ring buffer, which cannot go back to an earlier token"
-    return "decodes in whole batches, whose cache cannot go back to an earlier token"
-
-
-def _shared_scale(config: PretrainedConfig) -> str:
-    """Quantisation or routing by values that tokens of one forward share."""
-    settings: Any = getattr(config, "quantization_config", None)
-    plain: dict[str, Any] = {}
-    if settings is not None:
-        plain = settings if isinstance(settings, dict) else settings.to_dict()
-    if plain.get("load_in_8bit") and plain.get("llm_int8_threshold", 6.0) > 0:
-        return "the risky model's int8 outliers are found over all tokens of a forward"
-    if _scales_by_tensor(plain):
-        return "the risky model's activations share one dynamic scale over all tokens of a forward"
-    capacity = [key for key, value in config.to_dict().items() if "capacity" in key and value]
-    if capacity:
-        return f"the risky model's experts drop tokens beyond their capacity ({capacity[0]})"
-    return ""
-
-
-def _scales_by_tensor(settings: object) -> bool:
-    """Whether any part of the settings asks for per-tensor dynamic scales of activations."""
-    if isinstance(settings, dict):
-        scales = settings.get("input_activations") or settings.get("activation")
-        if isinstance(scales, dict) and scales.get("dynamic"):
-            return bool(scales.get("strategy") == "tensor")
-        return any(_scales_by_tensor(value) for value in settings.values())
-    return "PerTensor" in type(settings).__name__ or "PerTensor" in str(settings)
+            return f"the {name} model ({model.config.model_type}) {fixed_memory(model.config)}"
+    return shared_scale(pair.risky.config) or _leak(pair)
 
 
 def _leak(pair: ModelPair) -> str:
@@ -139,30 +93,3 @@ def _leak(pair: ModelPair) -> str:
     if error > 0.0:
         return f"the risky model's logits depend on later drafts (by up to {error:.2g})"
     return ""
-
-
-@torch.inference_mode()
-def largest_leak(model: PreTrainedModel, attention: RowAttention, vocab_size: int) -> float:
-    """Largest change of a logit through later tokens of its forward, 0 for causal models."""
-    half = len(PROBED_TOKENS) // 2
-    first, second = PROBED_TOKENS[:half], PROBED_TOKENS[half:]
-    logits = [
-        _logits(model, attention, [*first, *rest], vocab_size)[:half]
-        for rest in (second, tuple(reversed(second)))
-    ]
-    return (logits[0] - logits[1]).nan_to_num().abs().max().item()
-
-
-def _logits(
-    model: PreTrainedModel, attention: RowAttention, tokens: list[int], vocab_size: int
-) -> Tensor:
-    stream = RowStream(
-        model,
-        attention,
-        num_rows=1,
-        max_length=len(tokens) + 1,
-        output=OutputLayer(model, vocab_size),
-    )
-    stream.read([[0]], [0])
-    tokens = [token % vocab_size for token in tokens]
-    return stream.feed_ends([0], [tokens], len(tokens))[0]

@@ -1,4 +1,4 @@
-"""Every way to run rows of a model against its plain forward: once, when the model is loaded."""
+"""What a model can do: run rows as its plain forward does, verify drafts and take them back."""
 
 import logging
 import math
@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from .attention import RowAttention, row_attention
 from .output_layer import OutputLayer
@@ -233,3 +234,70 @@ def _refused_crashes(way: str) -> Iterator[None]:
     except CRASHES as crash:
         what = f"{type(crash).__name__}: {textwrap.shorten(str(crash), 200)}"
         raise ValueError(f"{way} it fails with {what}") from crash
+
+
+PROBED_TOKENS = (1, 7, 3, 5, 2, 6)
+"""A short text; two versions of its second half must leave the first half's logits alone."""
+
+
+def fixed_memory(config: PretrainedConfig) -> str:
+    """Why what a model remembers of a text cannot be cut back to an earlier token."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if any("linear" in kind or "mamba" in kind or "recurrent" in kind for kind in kinds):
+        return "has a recurrent state, which cannot go back to an earlier token"
+    if getattr(config, "sliding_window", None) is not None:
+        return "keeps its window in a ring buffer, which cannot go back to an earlier token"
+    return "decodes in whole batches, whose cache cannot go back to an earlier token"
+
+
+def shared_scale(config: PretrainedConfig) -> str:
+    """What tokens of one forward share, "" for nothing: scales of quantisation, routing."""
+    settings: Any = getattr(config, "quantization_config", None)
+    plain: dict[str, Any] = {}
+    if settings is not None:
+        plain = settings if isinstance(settings, dict) else settings.to_dict()
+    if plain.get("load_in_8bit") and plain.get("llm_int8_threshold", 6.0) > 0:
+        return "the risky model's int8 outliers are found over all tokens of a forward"
+    if _scales_by_tensor(plain):
+        return "the risky model's activations share one dynamic scale over all tokens of a forward"
+    capacity = [key for key, value in config.to_dict().items() if "capacity" in key and value]
+    if capacity:
+        return f"the risky model's experts drop tokens beyond their capacity ({capacity[0]})"
+    return ""
+
+
+def _scales_by_tensor(settings: object) -> bool:
+    """Whether any part of the settings asks for per-tensor dynamic scales of activations."""
+    if isinstance(settings, dict):
+        scales = settings.get("input_activations") or settings.get("activation")
+        if isinstance(scales, dict) and scales.get("dynamic"):
+            return bool(scales.get("strategy") == "tensor")
+        return any(_scales_by_tensor(value) for value in settings.values())
+    return "PerTensor" in type(settings).__name__ or "PerTensor" in str(settings)
+
+
+@torch.inference_mode()
+def largest_leak(model: PreTrainedModel, attention: RowAttention, vocab_size: int) -> float:
+    """Largest change of a logit through later tokens of its forward, 0 for causal models."""
+    half = len(PROBED_TOKENS) // 2
+    first, second = PROBED_TOKENS[:half], PROBED_TOKENS[half:]
+    logits = [
+        _probed_logits(model, attention, [*first, *rest], vocab_size)[:half]
+        for rest in (second, tuple(reversed(second)))
+    ]
+    return (logits[0] - logits[1]).nan_to_num().abs().max().item()
+
+
+def _probed_logits(
+    model: PreTrainedModel, attention: RowAttention, tokens: list[int], vocab_size: int
+) -> Tensor:
+    stream = RowStream(
+        model,
+        attention,
+        num_rows=1,
+        max_length=len(tokens) + 1,
+        output=OutputLayer(model, vocab_size),
+    )
+    stream.read([[0]], [0])
+    tokens = [token % vocab_size for token in tokens]
+    return stream.feed_ends([0], [tokens], len(tokens))[0]

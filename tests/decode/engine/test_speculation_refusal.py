@@ -8,9 +8,10 @@ from tiny_models import tiny_family, tiny_llama
 from transformers import BitsAndBytesConfig
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.engine.speculation import largest_leak, speculation_refusal
+from anchored.decode.engine.speculation import speculation_refusal
 from anchored.decode.levels.token_level import TokenLevel
 from anchored.decode.models.attention import row_attention
+from anchored.decode.models.capabilities import largest_leak
 
 FP8 = {"config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "tensor"}}}}
 FP8_BY_TOKEN = {
