@@ -340,7 +340,7 @@ def choose_level(
     prompt_cache: PromptCache | None = None,
     prompt_ratios: PromptRatios | None = None,
 ) -> Level:
-    """The level of that name; "auto" takes tokens where both models have the same ones.
+    """The level of that name; "auto" takes tokens where both models share them.
 
     settings, prompt_cache: of the byte level. prompt_ratios: those of all prompts, where they are
     known before. Raises ValueError for another name, for a level at
@@ -348,7 +348,7 @@ def choose_level(
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')
-    if name == "byte" or (name == "auto" and pair.risky_tokenizer is not None):
+    if name == "byte" or (name == "auto" and not pair.shares_tokens):
         return ByteLevel(pair, settings or ByteSettings(), prompt_cache, prompt_ratios)
     if settings is not None or prompt_cache is not None:
         raise ValueError(

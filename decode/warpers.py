@@ -1,4 +1,4 @@
-"""The warped logits of one model: penalty, temperature, truncation, one end symbol."""
+"""The warped logits of one model: penalty, temperature, bans, truncation, one end symbol."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,14 +18,21 @@ rows and (n,) tokens, in any order and as often as it may be."""
 
 
 class Warpers:
-    """Applies a SamplingConfig and merges all stop tokens into the first one.
+    """Applies bans and a SamplingConfig and merges all stop tokens into the first one.
 
     Both models go through the same object, so the bound holds against the warped safe model.
     """
 
-    def __init__(self, config: SamplingConfig, stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: SamplingConfig,
+        stop_token_ids: Sequence[int],
+        banned_token_ids: Sequence[int] = (),
+    ) -> None:
+        """banned_token_ids: get no probability, before anything is truncated."""
         self.config = config
         self.stop_token_ids = sorted(stop_token_ids)
+        self._banned = list(banned_token_ids)
         self._truncations = list(_truncations(config))
 
     def __call__(self, logits: Tensor, seen: Seen) -> Tensor:
@@ -58,6 +65,8 @@ class Warpers:
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 scores = torch.from_numpy(values / divisor)
                 scores.numpy()[seen] = self._penalised(values[seen], np.where) / divisor
+        if self._banned:
+            scores[:, self._banned] = float("-inf")
         for truncate in self._truncations:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)

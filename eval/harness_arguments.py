@@ -1,19 +1,15 @@
 """The model arguments of lm-eval, values by name, as a decoder."""
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.quantizers.auto import AutoQuantizationConfig
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..decode.byte.settings import ByteSettings
 from ..decode.decoder import Decoder
-from ..decode.models.loading import LoadOptions, device_of
+from ..decode.models.loading import LoadOptions, device_of, quantization_config
 from ..decode.models.model_pair import ModelPair
 from ..decode.rules.prefix_debt import PromptRatios
 from ..decode.rules.registry import make_rule
@@ -106,7 +102,7 @@ def _places(settings: dict[str, Any]) -> dict[str, Any]:
     elif device is not None:
         places["device"] = device
     if (quantization := given.get("risky_quantization")) is not None:
-        places["risky_quantization"] = _quantization(quantization)
+        places["risky_quantization"] = quantization_config(quantization)
     return places
 
 
@@ -130,15 +126,6 @@ def _decoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
 def _prefixed(settings: dict[str, Any], prefix: str, names: list[str]) -> dict[str, Any]:
     taken = _taken(settings, tuple(prefix + name for name in names))
     return {name.removeprefix(prefix): value for name, value in taken.items()}
-
-
-def _quantization(given: Any) -> QuantizationConfigMixin:
-    """Of transformers, from its settings or a JSON file that holds them."""
-    settings = given if isinstance(given, Mapping) else json.loads(Path(given).read_text())
-    if not isinstance(settings, Mapping) or "quant_method" not in settings:
-        raise ValueError(f'risky_quantization must hold "quant_method", got {given}')
-    config: QuantizationConfigMixin = AutoQuantizationConfig.from_dict(dict(settings))
-    return config
 
 
 def _whole_number(name: str, value: Any) -> int:

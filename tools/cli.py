@@ -148,7 +148,8 @@ def _status(name: str, arguments: list[str], *, has_traceback: bool) -> int:
     except KeyboardInterrupt:
         print(f"anchored {name}: interrupted", file=sys.stderr)
         return INTERRUPTED_STATUS
-    except (AnchoredError, ValueError, OSError) as error:
+    except (AnchoredError, ValueError, OSError, ImportError) as error:
+        # ImportError: what was asked for needs a library that is not installed.
         if has_traceback:
             raise
         print(f"anchored {name}: {_first_line(error)}", file=sys.stderr)

@@ -1,18 +1,14 @@
 """Options of every command that loads a model pair; torch is imported when one is."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import anchored
 
 from .device_names import check_device_name, check_presence
 from .input_files import check_input
-
-if TYPE_CHECKING:
-    from transformers.utils.quantization_config import QuantizationConfigMixin
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
@@ -31,6 +27,16 @@ class ModelOptions:
     """cpu, cuda, cuda:0, ...; CUDA where there is one unless given."""
     risky_device: str | None = None
     """Another device for the risky model."""
+    risky_device_map: str | None = None
+    """auto, balanced, ... of accelerate: spreads a risky model that no device holds."""
+    safe_revision: str | None = None
+    """Branch, tag or commit of the safe model's Hub id."""
+    risky_revision: str | None = None
+    """The same of the risky model's."""
+    safe_attn_implementation: str | None = None
+    """sdpa, eager, ... of transformers, for the safe model."""
+    risky_attn_implementation: str | None = None
+    """The same for the risky model."""
     risky_quantization: Path | None = None
     """JSON file of a transformers quantisation config, as {"quant_method": "torchao", ...}."""
     allow_quantized_safe: bool = False
@@ -56,9 +62,12 @@ class ModelOptions:
         """Both models, loaded without a bar for every file of weights; ValueError if refused."""
         from transformers.utils.logging import disable_progress_bar
 
+        from anchored.decode.models.loading import quantization_config
+
         for device in (self.device, self.risky_device):
             check_presence(device or "cpu")
-        quantization = _quantization(self.risky_quantization)
+        file = self.risky_quantization
+        quantization = None if file is None else quantization_config(file)
         disable_progress_bar()
         return anchored.ModelPair.from_pretrained(
             self.safe,
@@ -68,6 +77,20 @@ class ModelOptions:
             risky_quantization=quantization,
             allow_quantized_safe=self.allow_quantized_safe,
             tp_size=self.tp_size,
+            safe_options=self._safe_options(),
+            risky_options=self._risky_options(),
+        )
+
+    def _safe_options(self) -> "anchored.LoadOptions":
+        return anchored.LoadOptions(
+            revision=self.safe_revision, attn_implementation=self.safe_attn_implementation
+        )
+
+    def _risky_options(self) -> "anchored.LoadOptions":
+        return anchored.LoadOptions(
+            revision=self.risky_revision,
+            attn_implementation=self.risky_attn_implementation,
+            device_map=self.risky_device_map,
         )
 
     def _devices(self) -> str | dict[str, str] | None:
@@ -85,20 +108,3 @@ def _check_model(model: Path) -> None:
     """Raise FileNotFoundError for what is neither a folder nor the OWNER/NAME of a Hub id."""
     if not model.exists() and (model.is_absolute() or len(model.parts) != 2):
         raise FileNotFoundError(f"no model folder with a config.json at {model}")
-
-
-def _quantization(file: Path | None) -> "QuantizationConfigMixin | None":
-    if file is None:
-        return None
-    from transformers.quantizers.auto import AutoQuantizationConfig
-
-    try:
-        settings = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
-    if not isinstance(settings, dict) or "quant_method" not in settings:
-        raise ValueError(f'{file} must hold an object with "quant_method"')
-    try:
-        return AutoQuantizationConfig.from_dict(settings)
-    except TypeError as error:  # a setting that the method does not have
-        raise ValueError(f"{file}: {error}") from None

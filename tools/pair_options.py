@@ -64,7 +64,7 @@ class PairOptions(ModelOptions):
 
     rule: OmitArgPrefixes[RuleOptions] = field(default_factory=RuleOptions)
     level: LevelName | Literal["auto"] = "auto"
-    """What is decoded step by step; auto takes tokens where both models have one tokenizer."""
+    """What is decoded step by step; auto takes tokens where the tokenizers share them."""
     byte: ByteSettings = field(default_factory=ByteSettings)
     """Of the byte level."""
     engine: EngineName = "auto"

@@ -168,6 +168,8 @@ def pair_refusal(level: Level, rule: Rule) -> str:
         return "triton is not installed"
     if not isinstance(rule, Anchored):
         return f"the rule {rule.name} is not Anchored"
+    if banned := pair.shared.banned_token_ids:
+        return f"{len(banned)} tokens below the largest shared one are not in both tokenizers"
     if pair.num_processes > 1:
         return "the risky model is split over processes"
     if pair.quantization:

@@ -1,4 +1,4 @@
-"""A pair with one tokenizer, decoded token by token."""
+"""A pair whose tokenizers share their tokens, decoded token by token."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,12 +23,13 @@ class TokenLevel:
     def __init__(self, pair: ModelPair, prompt_ratios: PromptRatios | None = None) -> None:
         """prompt_ratios: those of all prompts, where they are known before.
 
-        Raises ValueError for a pair whose models have different tokenizers.
+        Raises ValueError for a pair whose tokenizers make different tokens of plain text.
         """
-        if pair.risky_tokenizer is not None:
+        if not pair.shares_tokens:
+            sizes = " and ".join(str(len(tokenizer)) for tokenizer in pair.tokenizers.values())
             raise ValueError(
-                f"the models have different tokenizers ({len(pair.tokenizer)} and "
-                f'{len(pair.risky_tokenizer)} tokens): such a pair needs level="byte"'
+                f"the models have different tokenizers ({sizes} tokens): {pair.shared.difference}; "
+                'such a pair needs level="byte"'
             )
         self.pair, self.prompt_ratios = pair, prompt_ratios
 
@@ -42,17 +43,25 @@ class TokenLevel:
 
     @property
     def special_token_ids(self) -> Sequence[int]:
-        return sorted(self.pair.tokenizer.all_special_ids)
+        """Those that are special in either tokenizer."""
+        return sorted({t for own in self.pair.tokenizers.values() for t in own.all_special_ids})
 
     @property
     def context_length(self) -> int | None:
         return self.pair.context_length
 
     def settings(self) -> dict[str, Any]:
-        return {}
+        """What is left out of a model's own tokens; {} where both tokenizers have the same."""
+        shared = self.pair.shared
+        if shared.is_whole:
+            return {}
+        return {
+            "vocab_size": shared.vocab_size,
+            "banned_token_ids": list(shared.banned_token_ids),
+        }
 
     def ratio_settings(self) -> dict[str, Any]:
-        return {}
+        return self.settings()
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         return self.pair.encode(prompt)
@@ -75,7 +84,7 @@ class TokenLevel:
         )
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
-        return Warpers(sampling, self.stop_token_ids)
+        return Warpers(sampling, self.stop_token_ids, self.pair.shared.banned_token_ids)
 
     def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
         return TextStream(TokenText(self.pair.tokenizer), stop)

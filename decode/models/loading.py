@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .folder import ModelFolder, check_adapter, merged
@@ -122,11 +123,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def same_tokens(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast) -> bool:
-    """Whether both turn every text into the same ids, special tokens around it aside."""
-    return _tokenization(safe) == _tokenization(risky)
-
-
 def device_of(device: DeviceMap, name: str) -> str | torch.device:
     """Where a model goes: CUDA where there is one unless given."""
     if device is None:
@@ -146,6 +142,28 @@ def quantization_method(config: PretrainedConfig) -> str:
     plain: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()
     method = plain["quant_method"]
     return str(getattr(method, "value", method))
+
+
+def quantization_config(given: Mapping[str, Any] | Path | str) -> QuantizationConfigMixin:
+    """One of transformers' configs, from its settings or a JSON file of them.
+
+    Raises ValueError, in one line, for a file that is not JSON and for settings that no method has.
+    """
+    settings = given if isinstance(given, Mapping) else _json_of(Path(given))
+    if not isinstance(settings, Mapping) or "quant_method" not in settings:
+        raise ValueError(f'a quantisation must be an object with "quant_method", got {given}')
+    try:
+        config: QuantizationConfigMixin = AutoQuantizationConfig.from_dict(dict(settings))
+    except TypeError as error:  # a setting that the method does not have
+        raise ValueError(f"{given}: {error}") from None
+    return config
+
+
+def _json_of(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
 
 
 def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedModel:
@@ -189,9 +207,3 @@ def _check_tensors(folder: Path, report: Mapping[str, Any]) -> None:
 def _line(error: Exception) -> str:
     """An error of transformers in one line: some take a paragraph."""
     return textwrap.shorten(str(error), 200)
-
-
-def _tokenization(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    parts = {name: content[name] for name in ("normalizer", "pre_tokenizer", "model")}
-    return {**parts, "vocab": tokenizer.get_vocab()}

@@ -1,11 +1,11 @@
 """A safe and a risky language model, with one tokenizer or two."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -23,17 +23,22 @@ from .loading import (
     load_split_model,
     load_tokenizer,
     quantization_method,
-    same_tokens,
 )
 from .output_layer import OutputLayer
+from .shared_tokens import SharedTokens, shared_tokens
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
     """Two causal models; construction fails when they do not fit together.
 
-    With one tokenizer they can be compared token by token, with two byte by byte: both must then be
-    byte-level BPE.
+    With one tokenizer they can be compared token by token, and with two that make the same tokens
+    of plain text, see `SharedTokens`: special tokens with one id are one token, whatever they are
+    called, and ids that one tokenizer lacks are banned for both models. With other tokenizers they
+    are compared byte by byte: both must then be byte-level BPE. Where the tokenizers differ, one
+    line is logged that names the first difference and the level.
 
     Each model is run on a few tokens, in the way in which it will decode, and compared with its
     plain forward: see `row_support`. Hooks that it is given later, and other layers in place of its
@@ -50,28 +55,49 @@ class ModelPair:
     """sha256 by "safe" and "risky"; computed from the tensors in memory when not given."""
     _: KW_ONLY
     risky_tokenizer: PreTrainedTokenizerFast | None = None
-    """The risky model's where it makes other tokens of a text than `tokenizer`, the safe one's."""
+    """The risky model's; None where it has the same tokens as `tokenizer`, the safe one's."""
     allow_quantized_safe: bool = False
     """Take a quantised safe model: the bound then holds against that model, not the original."""
+    shared: SharedTokens = field(init=False)
+    """What the tokenizers have in common, and whether it is enough to decode token by token."""
     row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
     decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
     """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
     it reaches, decode one at a time; else they decode in left-padded batches."""
     output_layers: dict[str, OutputLayer] = field(default_factory=dict, init=False)
-    """By "safe" and "risky"; they predict the tokens of the model's tokenizer."""
+    """By "safe" and "risky"; they predict shared tokens, or where the models are compared byte by
+    byte, those of the model's own tokenizer."""
 
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
             _refuse_quantized(self.safe.config)
-        if self.risky_tokenizer is not None:
-            for name, tokenizer in self.tokenizers.items():
-                _check_bytes(tokenizer, name)
+        self._compare_tokenizers()
         for name, model in self.models.items():
             self._check_model(name, model)
 
+    def _compare_tokenizers(self) -> None:
+        shared = shared_tokens(self.tokenizer, self.risky_tokenizer)
+        object.__setattr__(self, "shared", shared)
+        if shared.difference:
+            for name, tokenizer in self.tokenizers.items():
+                _check_bytes(tokenizer, name, shared.difference)
+            logger.warning(
+                'the tokenizers differ: %s; level "auto" is bytes, so K = k * bytes',
+                shared.difference,
+            )
+        elif shared.harmless_difference:
+            logger.warning(
+                'the tokenizers differ, but not in plain text: %s; level "auto" is tokens, by id%s',
+                shared.harmless_difference,
+                self._lost_stop_token(),
+            )
+        else:
+            object.__setattr__(self, "risky_tokenizer", None)
+
     def _check_model(self, name: str, model: PreTrainedModel) -> None:
-        rows, tokens = model.config.get_text_config().vocab_size, len(self.tokenizers[name])
+        rows = model.config.get_text_config().vocab_size
+        tokens = self.vocab_size if self.shares_tokens else len(self.tokenizers[name])
         if rows < tokens:
             raise ValueError(
                 f"the {name} model predicts {rows} tokens, the tokenizer has "
@@ -111,8 +137,8 @@ class ModelPair:
 
         Raises FileNotFoundError for a missing folder or Hub id, ValueError for a config, weights or
         an adapter that are damaged or lack a tensor, for a model that `row_support` refuses, for a
-        quantised safe model, or for tokenizers that differ unless both are byte-level BPE, and
-        ModuleNotFoundError for an adapter without peft.
+        quantised safe model, or for tokenizers that make other tokens of plain text unless both are
+        byte-level BPE, and ModuleNotFoundError for an adapter without peft.
         """
         _check_device_map(device, safe_options, risky_options)
         if tp_size != 1:
@@ -125,7 +151,6 @@ class ModelPair:
         if not allow_quantized_safe:
             _refuse_quantized(configs["safe"])
         tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
-        has_one_tokenizer = same_tokens(tokenizers["safe"], tokenizers["risky"])
         if tp_size == 1:
             risky_model = load_model(
                 folders["risky"],
@@ -143,7 +168,7 @@ class ModelPair:
             risky_model,
             tokenizers["safe"],
             {name: fingerprint(folder) for name, folder in folders.items()},
-            risky_tokenizer=None if has_one_tokenizer else tokenizers["risky"],
+            risky_tokenizer=tokenizers["risky"],
             allow_quantized_safe=allow_quantized_safe,
         )
 
@@ -169,9 +194,14 @@ class ModelPair:
         return self.risky.tp_size or 1
 
     @property
+    def shares_tokens(self) -> bool:
+        """Whether both tokenizers make the same tokens of plain text; else bytes are compared."""
+        return not self.shared.difference
+
+    @property
     def vocab_size(self) -> int:
-        """Number of tokens that can be predicted: those of the tokenizer."""
-        return len(self.tokenizer)
+        """Number of token ids, one more than the largest that both tokenizers know."""
+        return self.shared.vocab_size
 
     @property
     def context_length(self) -> int | None:
@@ -188,17 +218,18 @@ class ModelPair:
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """`stop_tokens_of` the safe model."""
-        return self.stop_tokens_of("safe")
+        """Every shared token at which either model ends a text, ascending."""
+        stops = {token for name in self.models for token in self._own_stop_tokens(name)}
+        return sorted(token for token in stops if self.shared.has(token))
 
     def stop_tokens_of(self, name: str) -> list[int]:
         """Every token of this model's tokenizer at which either model ends a text, ascending.
 
         Stop tokens of another tokenizer count if this one has an added token of the same name.
         """
-        own = {model: self._own_stop_tokens(model) for model in self.models}
         if self.risky_tokenizer is None:
-            return sorted(own["safe"] | own["risky"])
+            return self.stop_token_ids
+        own = {model: self._own_stop_tokens(model) for model in self.models}
         names = {
             token
             for model, tokenizer in self.tokenizers.items()
@@ -207,11 +238,19 @@ class ModelPair:
         added = self.tokenizers[name].added_tokens_decoder
         return sorted(own[name] | {id for id, token in added.items() if token.content in names})
 
+    def _lost_stop_token(self) -> str:
+        """The first that only one tokenizer knows, for the log."""
+        for name in self.models:
+            for token in sorted(self._own_stop_tokens(name)):
+                if not self.shared.has(token):
+                    return f", which never draws stop token {token} of the {name} model"
+        return ""
+
     def _own_stop_tokens(self, name: str) -> set[int]:
         model, tokenizer = self.models[name], self.tokenizers[name]
         stops = _ids(model.generation_config.eos_token_id) | _ids(model.config.eos_token_id)
         stops |= _ids(tokenizer.eos_token_id)
-        return {token for token in stops if token < len(tokenizer)}
+        return {t for t in stops if tokenizer.backend_tokenizer.id_to_token(t) is not None}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -220,26 +259,35 @@ class ModelPair:
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     def encode(self, prompt: str | list[int]) -> list[int]:
-        """Token ids of a prompt with the special tokens that the tokenizer puts before a text."""
+        """Token ids of a prompt with the special tokens that the tokenizer puts before a text.
+
+        Texts are read by the safe model's tokenizer: special tokens have the names that it knows,
+        other names are plain text. ValueError for a token that is not shared.
+        """
         if isinstance(prompt, str) and prompt:
             token_ids = list(self.tokenizer(prompt, verbose=False)["input_ids"])
         else:
             token_ids = list(prompt)
         if not token_ids:
             raise ValueError("the prompt is empty: give at least one character or one token")
-        _check_token_ids(token_ids, self.vocab_size)
+        self._check_token_ids(token_ids)
         return token_ids
 
     def encode_continuation(self, text: str | list[int]) -> list[int]:
         """Token ids of a text that follows a prompt: no special tokens are added."""
         if isinstance(text, str):
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        _check_token_ids(text, self.vocab_size)
-        return list(text)
+            token_ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        else:
+            token_ids = list(text)
+        self._check_token_ids(token_ids)
+        return token_ids
 
-    def predictions(self, logits: Tensor) -> Tensor:
-        """Logits (..., vocab_size) without the columns of padded embeddings."""
-        return logits[..., : self.vocab_size]
+    def _check_token_ids(self, token_ids: list[int]) -> None:
+        wrong = next((token for token in token_ids if not self.shared.has(token)), None)
+        if wrong in self.shared.banned_token_ids:
+            raise ValueError(f"token {wrong} is not in the tokenizers of both models")
+        if wrong is not None:
+            raise ValueError(f"token ids must be in [0, {self.vocab_size}), got {wrong}")
 
 
 def _refuse_quantized(config: PretrainedConfig) -> None:
@@ -260,12 +308,13 @@ def _context_of(config: PretrainedConfig) -> int:
     return length
 
 
-def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str, difference: str) -> None:
     try:
         read_tokenizer(tokenizer.backend_tokenizer)
     except ValueError as error:
         raise ValueError(
-            f"the models have different tokenizers, and the {name} one has no bytes: {error}"
+            f"the models have different tokenizers ({difference}), and the {name} one has no "
+            f"bytes: {error}"
         ) from None
 
 
@@ -293,9 +342,3 @@ def _ids(token_ids: int | list[int] | None) -> set[int]:
     if token_ids is None:
         return set()
     return {token_ids} if isinstance(token_ids, int) else set(token_ids)
-
-
-def _check_token_ids(token_ids: list[int], vocab_size: int) -> None:
-    wrong = [token for token in token_ids if not 0 <= token < vocab_size]
-    if wrong:
-        raise ValueError(f"token ids must be in [0, {vocab_size}), got {wrong[0]}")

@@ -38,7 +38,7 @@ def test_a_model_is_made_from_an_argument_string(pair_folders):
         ("k=1", "model arguments need safe and risky"),
         ("safe=a,risky=b,batch_size=many", "batch_size must be a whole number, got 'many'"),
         ("safe=a,risky=b,k=1,seed=-1", "seed must be a whole number, got -1"),
-        ("safe=a,risky=b,k=1,risky_quantization=QUANTIZATION", 'must hold "quant_method"'),
+        ("safe=a,risky=b,k=1,risky_quantization=QUANTIZATION", 'object with "quant_method"'),
         ("safe=a,risky=b,rule=magic", "rule must be one of anchored"),
         ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),
     ],

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 from command_line import run
@@ -14,6 +15,7 @@ from forked_program import ForkedProgram
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.tools.cli import COMMANDS, GROUPS
+from anchored.tools.model_options import ModelOptions
 
 
 def test_the_command_is_installed_and_lists_its_programs():
@@ -195,6 +197,32 @@ def test_a_bad_quantisation_file_is_one_line(capsys, pair_words, tmp_path, setti
     file.write_text(settings)
     words = ["--prompt", "a", "--risky-quantization", str(file)]
     status, _, err = run(capsys, "generate", *pair_words, *words)
+    assert status == 1 and err.count("\n") == 1 and message in err
+
+
+def test_each_model_has_the_attention_that_was_asked_for(pair_folders):
+    safe, risky = pair_folders
+    options = ModelOptions(safe=safe, risky=risky, device="cpu", safe_attn_implementation="eager")
+    kinds = [model.config._attn_implementation for model in options.pair().models.values()]
+    assert kinds == ["eager", "sdpa"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--risky-revision", "v2"], "a revision is that of a Hub id, got 'v2' for folder"),
+        (["--safe-revision", "v2"], "a revision is that of a Hub id, got 'v2' for folder"),
+        (["--risky-attn-implementation", "nope"], 'attn_implementation="nope"` is not'),
+        (["--risky-device-map", "nope"], "found nope"),
+        pytest.param(
+            ["--safe-attn-implementation", "flash_attention_2"],
+            "FlashAttention2",
+            marks=pytest.mark.skipif(bool(find_spec("flash_attn")), reason="it is installed"),
+        ),
+    ],
+)
+def test_what_a_model_cannot_be_loaded_with_is_one_line(capsys, pair_words, words, message):
+    status, _, err = run(capsys, "generate", *pair_words, "--prompt", "a", *words)
     assert status == 1 and err.count("\n") == 1 and message in err
 
 

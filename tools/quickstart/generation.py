@@ -50,7 +50,7 @@ def generate_all(folders: Folders, preset: Preset, pair: ModelPair) -> None:
 
 def prompt_cache(pair: ModelPair) -> PromptCache | None:
     """For all decoders of a sweep at byte level: how a prompt is read depends on no budget."""
-    return PromptCache() if pair.risky_tokenizer is not None else None
+    return None if pair.shares_tokens else PromptCache()
 
 
 def generations_file(folders: Folders, setting: Setting) -> Path:

@@ -49,7 +49,7 @@ def measure_utility(folders: Folders, preset: Preset, pair: ModelPair) -> None:
     for name, texts in held_out.items():
         passages = excerpts(pair.tokenizer, texts, num_tokens=preset.excerpt_tokens)
         passages = passages[:: max(1, len(passages) // preset.num_excerpts)][: preset.num_excerpts]
-        if pair.risky_tokenizer is not None:
+        if not pair.shares_tokens:
             passages = [passage.in_bytes(pair.tokenizer) for passage in passages]
         prompts_read = prompt_cache(pair)
         for setting in tqdm(settings(preset), f"bits per byte, {name}"):

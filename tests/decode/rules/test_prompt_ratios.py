@@ -125,7 +125,7 @@ def test_ratios_of_another_dtype_are_refused(pair, saved):
 )
 def test_ratios_of_another_byte_law_are_refused(pair, saved, settings, message):
     level, byte_settings = ("byte", ByteSettings(**settings))
-    if pair.risky_tokenizer is None:
+    if pair.shares_tokens:
         message = 'another level: "token", here it is "byte"'
     with pytest.raises(ValueError, match=message):
         Decoder(

@@ -1,0 +1,396 @@
+"""Tokenizers that make the same tokens of plain text are one, whatever their special tokens."""
+
+import itertools
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import long_double_laws as oracle
+import numpy as np
+import pytest
+import torch
+from tiny_models import tiny_llama, word_tokenizer
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from anchored import Anchored, Decoder, Ledger, ModelPair, SafeOnly, verify
+from anchored.decode.engine.engine import pair_refusal
+from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.models.shared_tokens import shared_tokens
+
+REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
+PROMPTS = ["the keeper of the lamp", "salt"]
+BANNED = [2, 320]
+Edit = Callable[[dict], object]
+
+
+def edited(tokenizer: PreTrainedTokenizerFast, edit: Edit) -> PreTrainedTokenizerFast:
+    """A copy whose tokenizer.json was changed."""
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    edit(content)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
+        bos_token="<|begin|>",
+        eos_token=tokenizer.eos_token,
+    )
+
+
+def add(token_id: int, text: str, *, special: bool = True) -> Edit:
+    """In the vocabulary too, or the library would give an added token the next id that is free."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+
+    def edit(content: dict) -> None:
+        content["model"]["vocab"][text] = token_id
+        content["added_tokens"].append(
+            {"id": token_id, "content": text, "special": special, **flags}
+        )
+
+    return edit
+
+
+def rename(content: dict) -> None:
+    """<|turn|>, token 2."""
+    vocab = content["model"]["vocab"]
+    vocab["<|user|>"] = vocab.pop("<|turn|>")
+    content["added_tokens"][2]["content"] = "<|user|>"
+
+
+def gap(content: dict) -> None:
+    """Token 2 is unknown, those behind it keep their ids."""
+    del content["model"]["vocab"]["<|turn|>"], content["added_tokens"][2]
+
+
+def swap_tokens(content: dict) -> None:
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+
+
+def swap_merges(content: dict) -> None:
+    merges = content["model"]["merges"]
+    merges[3], merges[4] = merges[4], merges[3]
+
+
+def set_step(name: str, value: object) -> Edit:
+    return lambda content: content["pre_tokenizer"].__setitem__(name, value)
+
+
+def set_normalizer(content: dict) -> None:
+    content["normalizer"] = {"type": "NFC"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "harmless_difference"),
+    [
+        (lambda content: None, ""),
+        (set_step("trim_offsets", False), 'pre_tokenizer ...se, "trim_offsets": true, "use_reg'),
+        (rename, 'token 2 "<|turn|>" and "<|user|>"'),
+        (gap, 'token 2 "<|turn|>" and null'),
+        (add(320, "<|tool|>"), 'token 320 null and "<|tool|>"'),
+        (add(320, "tool", special=False), 'token 320 null and "tool"'),
+    ],
+    ids=["a copy", "offsets", "renamed", "removed", "added", "added text"],
+)
+def test_special_tokens_and_offsets_keep_a_pair_at_token_level(
+    tokenizer, edit, harmless_difference
+):
+    shared = shared_tokens(tokenizer, edited(tokenizer, edit))
+    assert shared.difference == ""
+    assert shared.harmless_difference.startswith(harmless_difference)
+    assert bool(shared.harmless_difference) == bool(harmless_difference)
+
+
+@pytest.mark.parametrize(
+    ("edit", "difference"),
+    [
+        (set_normalizer, 'normalizer null and {"type": "NFC"}'),
+        (set_step("add_prefix_space", True), 'pre_tokenizer {"type": "ByteLevel", "add_prefix'),
+        (lambda content: content["model"].update(ignore_merges=True), "ignore_merges null and tr"),
+        (swap_tokens, 'token 67 "a" and "b"'),
+        (swap_merges, "merge 3 "),
+        (lambda content: content["model"]["merges"].pop(), "merge 60 "),
+    ],
+    ids=["normalizer", "pre-tokenizer", "model", "tokens", "merges", "fewer merges"],
+)
+def test_whatever_changes_plain_text_is_named(tokenizer, edit, difference):
+    shared = shared_tokens(tokenizer, edited(tokenizer, edit))
+    assert shared.difference.startswith(difference)
+
+
+def test_text_that_the_safe_tokenizer_alone_makes_one_token_is_a_difference(tokenizer):
+    other = edited(tokenizer, add(320, "lamp", special=False))
+    assert shared_tokens(other, tokenizer).difference == 'token 320 "lamp" and null'
+    assert shared_tokens(tokenizer, other).difference == ""  # no text is read by the risky one
+
+
+def test_an_ordinary_token_of_the_risky_tokenizer_alone_is_a_difference(tokenizer):
+    other = edited(tokenizer, lambda content: content["model"]["vocab"].update(saltsalt=320))
+    assert shared_tokens(tokenizer, other).difference == 'token 320 null and "saltsalt"'
+
+
+def without_bytes(model: models.Model) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+
+
+def test_scores_and_unknown_tokens_of_other_models_are_compared():
+    words = [without_bytes(models.WordLevel({"a": 0, "b": 1}, unk_token=name)) for name in "ab"]
+    assert shared_tokens(*words).difference == "unk_token 0 and 1"
+    pieces = [[("a", -1.0), ("b", score)] for score in (-1.0, -2.0)]
+    scored = [without_bytes(models.Unigram(own, 0)) for own in pieces]
+    assert shared_tokens(*scored).difference == "scores [-1.0, -1.0] and [-1.0, -2.0]"
+
+
+def test_a_token_before_texts_that_the_risky_tokenizer_lacks_is_a_difference(tokenizer):
+    def begin_with_turn(content: dict) -> None:
+        template = content["post_processor"]
+        template["single"][0]["SpecialToken"]["id"] = "<|turn|>"
+        template["special_tokens"] = {
+            "<|turn|>": {"id": "<|turn|>", "ids": [2], "tokens": ["<|turn|>"]}
+        }
+
+    shared = shared_tokens(edited(tokenizer, begin_with_turn), edited(tokenizer, gap))
+    assert shared.difference == "token 2 beside every text, which the risky one lacks"
+
+
+def pair_of(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast, **changes) -> ModelPair:
+    """Models with rows for both tokenizers' tokens."""
+    return ModelPair(
+        tiny_llama(1, vocab_size=328),
+        tiny_llama(2, vocab_size=328, layers=3, **changes),
+        safe,
+        risky_tokenizer=risky,
+    )
+
+
+def test_a_renamed_token_changes_nothing_but_one_line(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        pair = pair_of(tokenizer, edited(tokenizer, rename))
+    assert caplog.messages == [
+        'the tokenizers differ, but not in plain text: token 2 "<|turn|>" and "<|user|>"; '
+        'level "auto" is tokens, by id'
+    ]
+    plain = pair_of(tokenizer, tokenizer)
+    results = [Decoder(each, Anchored(k=1.0)).generate(PROMPTS) for each in (pair, plain)]
+    assert [r.ledger for r in results[0]] == [r.ledger for r in results[1]]
+    assert results[0][0].ledger.header.level_settings == {}
+
+
+def test_other_tokens_are_bytes_with_one_line(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        pair = pair_of(tokenizer, edited(tokenizer, swap_tokens))
+    assert caplog.messages == [
+        'the tokenizers differ: token 67 "a" and "b"; level "auto" is bytes, so K = k * bytes'
+    ]
+    assert Decoder(pair, Anchored(k=1.0)).level.name == "byte"
+    with pytest.raises(ValueError, match=r'different tokenizers .*: token 67 "a" and "b"; such a'):
+        Decoder(pair, Anchored(k=1.0), level="token")
+
+
+def gap_and_tool(content: dict) -> None:
+    gap(content)
+    add(321, "<|tool|>")(content)
+
+
+@pytest.fixture(scope="module")
+def gap_pair(tokenizer) -> ModelPair:
+    """The risky tokenizer lacks token 2, the safe one 320; 321 is one token of two names."""
+    safe, risky = edited(tokenizer, add(321, "<|call|>")), edited(tokenizer, gap_and_tool)
+    eager = tiny_llama(1, vocab_size=328), tiny_llama(2, vocab_size=328, layers=3)
+    with torch.no_grad():  # what both models would love to say
+        for model in eager:
+            model.lm_head.weight[BANNED] = 40 * model.lm_head.weight[5]
+    return ModelPair(*eager, safe, risky_tokenizer=risky)
+
+
+@pytest.mark.parametrize("rule", [Anchored(k=1.0), Anchored(k=1.0, divergence="max"), SafeOnly()])
+@pytest.mark.parametrize("changes", [{}, {"top_k": 3}, {"top_p": 0.5}], ids=str)
+def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair, rule, changes):
+    decoder = Decoder(gap_pair, rule)
+    results = decoder.generate(PROMPTS, max_new_tokens=15, num_return_sequences=4, **changes)
+    assert not set(BANNED) & {token for result in results for token in result.token_ids}
+    for result in results:
+        assert result.ledger.is_within_bound
+        assert verify(result.ledger, gap_pair).is_ok
+
+
+def test_p_s_is_the_safe_model_without_the_banned_tokens(gap_pair):
+    (result,) = Decoder(gap_pair, Anchored(k=1.0)).generate(
+        PROMPTS[0], max_new_tokens=5, temperature=1.0, repetition_penalty=1.0
+    )
+    header, steps = result.ledger.header, result.ledger.steps
+    tokens = torch.tensor([header.prompt_token_ids + result.token_ids])
+    with torch.no_grad():
+        logits = gap_pair.safe(tokens).logits[0, len(header.prompt_token_ids) - 1 : -1, :322]
+    logits[:, BANNED] = -math.inf
+    log_probs = logits.log_softmax(-1)
+    own = [row[token].item() for row, token in zip(log_probs, result.token_ids, strict=True)]
+    assert [step.safe_log_prob for step in steps] == pytest.approx(own, abs=1e-9)
+
+
+def test_pieces_and_drafts_are_those_of_the_plain_decoder(gap_pair):
+    decoders = [Decoder(gap_pair, Anchored(k=1.0), speculate=s) for s in ("off", 3)]
+    plain, drafted = (
+        [r.token_ids for r in d.generate(PROMPTS, max_new_tokens=20)] for d in decoders
+    )
+    assert plain == drafted
+    pieces = decoders[0].stream(PROMPTS[0], max_new_tokens=20)
+    (result,) = decoders[0].generate(PROMPTS[0], max_new_tokens=20)
+    assert "".join(piece.text for piece in pieces) == result.text
+
+
+def test_a_ledger_names_the_vocabulary_and_another_one_does_not_verify(
+    gap_pair, tokenizer, tmp_path
+):
+    (result,) = Decoder(gap_pair, Anchored(k=1.0)).generate("salt", max_new_tokens=4)
+    result.ledger.save(tmp_path / "ledger.jsonl")
+    ledger = Ledger.load(tmp_path / "ledger.jsonl")
+    assert ledger.header.level_settings == {"vocab_size": 322, "banned_token_ids": BANNED}
+    assert verify(ledger, gap_pair).is_ok
+    whole = ModelPair(gap_pair.safe, gap_pair.risky, gap_pair.tokenizer)
+    assert verify(ledger, whole).failures[0].startswith("level settings are {'vocab_size': 322, ")
+    ledger.header.level_settings["banned_token_ids"] = []
+    assert not verify(ledger, gap_pair)
+
+
+def test_banned_tokens_keep_a_pair_from_decoding_on_the_device(gap_pair):
+    refusal = pair_refusal(TokenLevel(gap_pair), Anchored(k=1.0))
+    assert refusal == "2 tokens below the largest shared one are not in both tokenizers"
+
+
+def test_a_token_that_one_tokenizer_lacks_is_refused_in_texts(gap_pair):
+    for prompt in ("<|turn|>salt", [5, 2], [320]):
+        with pytest.raises(ValueError, match=r"token (2|320) is not in the tokenizers of both"):
+            gap_pair.encode(prompt)
+    with pytest.raises(ValueError, match="token 2 is not in the tokenizers of both models"):
+        Decoder(gap_pair, Anchored(k=1.0)).score("salt", "<|turn|>")
+    with pytest.raises(ValueError, match=r"token ids must be in \[0, 322\), got 322"):
+        gap_pair.encode([322])
+    assert 321 in gap_pair.encode("<|call|>") and 321 not in gap_pair.encode("<|tool|>")
+
+
+def test_stop_tokens_of_both_models_are_one_symbol_by_id(tokenizer):
+    pair = pair_of(tokenizer, edited(tokenizer, rename), eos_token_id=[2, 325])
+    assert pair.stop_token_ids == [1, 2]  # 325 is no token
+    ends_with_turn = edited(tokenizer, rename)
+    ends_with_turn.eos_token = "<|user|>"
+    assert pair_of(tokenizer, ends_with_turn).stop_token_ids == [1, 2]
+
+
+def test_a_stop_token_that_is_never_drawn_stands_in_the_line(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        other = edited(tokenizer, add(325, "<|stop|>"))
+        pair = pair_of(tokenizer, other, eos_token_id=[321, 325])  # 321 is no token
+    assert pair.stop_token_ids == [1]
+    assert caplog.messages == [
+        'the tokenizers differ, but not in plain text: token 325 null and "<|stop|>"; level "auto" '
+        "is tokens, by id, which never draws stop token 325 of the risky model"
+    ]
+
+
+def test_a_model_needs_no_row_for_tokens_that_are_left_out(tokenizer):
+    other = edited(tokenizer, add(320, "<|pad|>"))
+    pair = ModelPair(tiny_llama(1), tiny_llama(2), tokenizer, risky_tokenizer=other)
+    assert pair.vocab_size == 320 and pair.output_layers["risky"].vocab_size == 320
+    assert TokenLevel(pair).settings() == {"vocab_size": 320, "banned_token_ids": []}
+
+
+def test_a_united_pair_can_still_be_decoded_byte_by_byte(gap_pair):
+    decoder = Decoder(gap_pair, Anchored(k=1.0), level="byte")
+    (result,) = decoder.generate("salt", max_new_bytes=8)
+    assert result.ledger.header.level == "byte" and verify(result.ledger, gap_pair).is_ok
+
+
+def test_special_tokens_of_either_tokenizer_owe_no_debt(tokenizer):
+    other = edited(tokenizer, rename)
+    other.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    level = Decoder(pair_of(tokenizer, other), Anchored(k=1.0)).level
+    assert level.special_token_ids == [0, 1, 2]
+
+
+def test_folders_whose_tokenizers_differ_in_a_name_make_a_token_pair(pair_folders, tmp_path):
+    tiny_llama(4).float().save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(pair_folders[0])
+    edited(tokenizer, rename).save_pretrained(tmp_path)
+    pair = ModelPair.from_pretrained(pair_folders[0], tmp_path, device="cpu")
+    assert Decoder(pair, Anchored(k=1.0)).level.name == "token"
+
+
+@pytest.mark.slow  # seconds to compare 128k tokens and 280k merges
+@pytest.mark.skipif(not REAL.exists(), reason="shared/tokenizers is not here")
+def test_llama_3_and_3_1_are_one_vocabulary():
+    """3.1 gave two of the reserved tokens of 3 a name, and the others were numbered anew."""
+    content = json.loads((REAL / "llama3" / "tokenizer.json").read_text())
+    later = Tokenizer.from_str(json.dumps(content))
+    named = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    reserved = [entry for entry in content["added_tokens"][2:] if entry["content"] not in named]
+    for number, entry in enumerate(reserved):
+        entry["content"] = f"<|reserved_special_token_{number}|>"
+    first = Tokenizer.from_str(json.dumps(content))
+    shared = shared_tokens(*(PreTrainedTokenizerFast(tokenizer_object=t) for t in (first, later)))
+    assert (shared.difference, shared.vocab_size, shared.is_whole) == ("", 128256, True)
+    assert shared.harmless_difference == (
+        'token 128004 "<|reserved_special_token_2|>" and "<|finetune_right_pad_id|>"'
+    )
+
+
+PROMPT, END, HORIZON, SHARED = [0, 4, 4], 1, 3, [0, 1, 2, 4]
+
+
+@pytest.fixture(scope="module")
+def word_pair() -> ModelPair:
+    """Words, no bytes: the risky tokenizer lacks t3, the safe one t5."""
+    content = json.loads(word_tokenizer(5).backend_tokenizer.to_str())
+    del content["model"]["vocab"]["t3"]
+    add(5, "t5")(content)
+    safe = word_tokenizer(5)
+    safe.add_special_tokens({"additional_special_tokens": ["t3"]})
+    risky = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)))
+    sizes = {"vocab_size": 8, "layers": 1, "hidden_size": 16, "intermediate_size": 16}
+    eager = [tiny_llama(seed, **sizes) for seed in (11, 12)]
+    for model in eager:
+        model.lm_head.weight.data[[3, 5]] *= 3.0
+    return ModelPair(*eager, safe, risky_tokenizer=risky)
+
+
+def shared_texts() -> list[list[int]]:
+    others = [token for token in SHARED if token != END]
+    ended = [[*head, END] for n in range(HORIZON) for head in itertools.product(others, repeat=n)]
+    return ended + [list(text) for text in itertools.product(others, repeat=HORIZON)]
+
+
+def shared_law(model, text: list[int]) -> np.ndarray:
+    """log p of the shared tokens after PROMPT and text, by a plain forward."""
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + text])).logits[0, -1].numpy()
+    return oracle.log_probs(logits[SHARED])
+
+
+def star(pair: ModelPair, text: list[int], nats: float) -> np.ndarray:
+    """log p* of the shared tokens, at most `nats` from the safe model, by bisection."""
+    safe, risky = (shared_law(model, text) for model in (pair.safe, pair.risky))
+    low, high = 0.0, 1.0
+    if oracle.kl_divergence(risky, safe) <= nats:
+        return risky
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_within = oracle.kl_divergence(oracle.tilted(risky, safe, middle), safe) <= nats
+        low, high = (middle, high) if is_within else (low, middle)
+    return oracle.tilted(risky, safe, low)
+
+
+@pytest.mark.parametrize("k", [0.0, 0.2, 50.0])
+def test_the_law_of_every_text_is_that_of_the_shared_tokens(word_pair, k):
+    every = shared_texts()
+    decoder = Decoder(word_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=len(every))
+    assert decoder.level.name == "token"
+    scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON)
+    log_probs = np.array([score.log_prob for score in scores])
+    by_hand = [
+        sum(star(word_pair, text[:n], k)[SHARED.index(token)] for n, token in enumerate(text))
+        for text in every
+    ]
+    # A budget that binds may fall short by 1e-5 of it, and moves the law by a little more.
+    assert log_probs == pytest.approx(np.array(by_hand, float), abs=1e-4 if k == 0.2 else 1e-7)
+    # Nothing is left for t3, t5 and the padding: their probability is 0.
+    assert np.exp(log_probs).sum() == pytest.approx(1.0, abs=1e-7)
