@@ -15,7 +15,7 @@ from ..settings import SamplingConfig
 from .device_step import NO_TOKEN, NUM_KEPT, DeviceState, DeviceStep
 from .draft_length import DraftLength
 from .paired_batch import PairedBatch
-from .request import Request, RequestState
+from .request import Drawn, Request, RequestState
 
 NUM_WARM_UPS = 3
 """Calls before the capture: kernels are compiled and libraries take their workspaces in them."""
@@ -222,14 +222,12 @@ class DeviceBatch(PairedBatch):
         assert record[0][-1] or drafts, f"row {row} ended on the device alone"
         state.num_forwards.update({"risky": 1, "safe": len(record)})
         state.num_drafted += len(drafts)
-        for token_id, accepted, *figures, draft, was_drawn in record:
+        for *figures, draft, was_drawn in record:
             if state.is_finished or not was_drawn:
                 return
-            if token_id < 0:
-                self._fail(row)
-                return
-            state.num_accepted += token_id == draft
-            self._append(state, int(token_id), bool(accepted), *figures)
+            drawn = Drawn(*figures)
+            state.num_accepted += draft != NO_TOKEN and drawn.token_id == draft
+            self._bank_draw(row, drawn)
 
     def _release(self, rows: list[int]) -> list[RequestState]:
         finished = super()._release(rows)

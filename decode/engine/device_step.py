@@ -12,6 +12,7 @@ from ...kernels.triton_workspace import Workspace, resident_splits, workspace
 from ...kernels.walk import Divergence, Walk, walk
 from ..models.row_stream import RowStream
 from ..settings import SamplingConfig
+from .request import Drawn
 
 # B rows, V vocabulary, N steps that are kept until the host looks, G tokens of a step at most.
 
@@ -20,9 +21,9 @@ NUM_KEPT = 8
 
 NO_TOKEN = -1
 
-NUM_FIELDS = 9
-"""Of a record: token, accepted, budget, spend, weight, log p*, log p_s, the draft (NO_TOKEN where
-there was none), whether the token was drawn."""
+NUM_FIELDS = len(Drawn._fields) + 2
+"""Of a record: those of `Drawn`, the draft (NO_TOKEN where there was none), whether the token was
+drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,17 +307,16 @@ class DeviceStep:
 
     def _record(self, drawn: Walk, drafts: Tensor, is_told: Tensor) -> None:
         no_draft = torch.full_like(drawn.token_ids[:, :1], NO_TOKEN)
-        fields = [
-            drawn.token_ids,
-            drawn.accepted,
-            drawn.budget,
-            drawn.spend,
-            drawn.weight,
-            drawn.log_probs,
-            drawn.safe_log_probs,
-            torch.cat([drafts, no_draft], dim=1),
-            is_told,
-        ]
+        found = Drawn(
+            token_id=drawn.token_ids,
+            accepted=drawn.accepted,
+            budget=drawn.budget,
+            spend=drawn.spend,
+            weight=drawn.weight,
+            log_prob=drawn.log_probs,
+            safe_log_prob=drawn.safe_log_probs,
+        )
+        fields = [*found, torch.cat([drafts, no_draft], dim=1), is_told]
         record = torch.stack([field.double() for field in fields], dim=-1)
         records, cursor = self.state.records, self.state.cursor
         missing = records.shape[2] - record.shape[1]  # other steps on this state draft further

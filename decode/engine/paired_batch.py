@@ -1,6 +1,5 @@
 """The paired decoding step: both models, a rule and a sampler over the rows of a batch."""
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -9,14 +8,13 @@ import torch.distributed
 from torch import Tensor
 
 from ...kernels.uniforms import uniforms
-from ..ledger import LedgerStep
 from ..levels.level import Level
 from ..models.kv_cache import uploaded
 from ..models.stream import Stream
 from ..rules.rule import NextToken, Rule, StepInputs
 from ..settings import SamplingConfig
 from .prompts import PromptReading, asks_for_ratios, read_prompts
-from .request import Request, RequestState, random_key, request_budget
+from .request import Drawn, Request, RequestState, random_key, request_budget
 
 # B rows of the batch, A rows that hold a request, V symbols of the level.
 
@@ -116,10 +114,11 @@ class PairedBatch:
         is_drawn = torch.ones_like(token_ids, dtype=torch.bool)
         at = uploaded(torch.tensor(rows), self._device)
         self._seen.index_put_((at, token_ids.clamp(min=0)), is_drawn)
-        records = _records(inputs, drawn, token_ids).tolist()  # the one wait for the device
-        for row, (token_id, *figures) in zip(rows, records, strict=True):
-            self._bank_draw(row, int(token_id), *figures)
-        return [int(token_id) for token_id, *_ in records]
+        columns = torch.stack([column.double() for column in _found(inputs, drawn, token_ids)], 1)
+        found = [Drawn(*figures) for figures in columns.tolist()]  # the one wait for the device
+        for row, token in zip(rows, found, strict=True):
+            self._bank_draw(row, token)
+        return [int(token.token_id) for token in found]
 
     def _read_on(self, rows: list[int]) -> None:
         """Let the safe model read what was drawn, and the risky one where it will be asked next."""
@@ -197,25 +196,11 @@ class PairedBatch:
         token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
         return token_ids.masked_fill(~drawn.is_valid, -1)
 
-    def _bank_draw(self, row: int, token_id: int, accepted: float, *figures: float) -> None:
-        if token_id < 0:
+    def _bank_draw(self, row: int, drawn: Drawn[float]) -> None:
+        if drawn.token_id < 0:
             self._fail(row)
         else:
-            self._append(self._state(row), token_id, bool(accepted), *figures)
-
-    def _append(self, state: RequestState, token_id: int, accepted: bool, *figures: float) -> None:
-        budget, spend, weight, log_prob, safe_log_prob = figures
-        step = LedgerStep(
-            step=len(state.steps),
-            token_id=token_id,
-            accepted=accepted,
-            budget=budget,
-            spend=spend,
-            weight=weight,
-            log_prob=log_prob,
-            safe_log_prob=None if math.isnan(safe_log_prob) else safe_log_prob,
-        )
-        state.append(step, is_end=token_id in self._stop_token_ids)
+            self._state(row).append(drawn, is_end=drawn.token_id in self._stop_token_ids)
 
     def _fail(self, row: int) -> None:
         state = self._state(row)
@@ -247,25 +232,18 @@ def _is_safe_choice(inputs: StepInputs, token_ids: Tensor) -> Tensor:
     return token_ids == inputs.warped("safe").argmax(-1)
 
 
-def _records(inputs: StepInputs, drawn: NextToken, token_ids: Tensor) -> Tensor:
-    """What a ledger keeps of each draw: (A, 7) float64, token id and whether it was accepted first.
-
-    Each number is exactly a float64, so one transfer can take all of them.
-    """
+def _found(inputs: StepInputs, drawn: NextToken, token_ids: Tensor) -> Drawn[Tensor]:
     accepted = drawn.accepted
-    if accepted is None:
-        accepted = _is_safe_choice(inputs, token_ids)
     given = token_ids.clamp(min=0)
-    columns = (
-        token_ids,
-        accepted,
-        inputs.budget,
-        drawn.spend,
-        drawn.weight,
-        drawn.token_log_probs(given),
-        drawn.safe_token_log_probs(given),
+    return Drawn(
+        token_id=token_ids,
+        accepted=_is_safe_choice(inputs, token_ids) if accepted is None else accepted,
+        budget=inputs.budget,
+        spend=drawn.spend,
+        weight=drawn.weight,
+        log_prob=drawn.token_log_probs(given),
+        safe_log_prob=drawn.safe_token_log_probs(given),
     )
-    return torch.stack([column.double() for column in columns], dim=1)
 
 
 ALONE_FRACTION = 0.25

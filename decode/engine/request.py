@@ -2,10 +2,11 @@
 
 import hashlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -59,6 +60,8 @@ def recorded_key(header: LedgerHeader) -> int:
 
 logger = logging.getLogger(__name__)
 
+Value = TypeVar("Value")
+
 MAX_SEED = 2**63
 
 
@@ -93,6 +96,23 @@ class Request:
     def max_length(self) -> int:
         """Tokens of the prompt and the longest continuation."""
         return len(self.prompt_token_ids) + self.max_new_tokens
+
+
+class Drawn(NamedTuple, Generic[Value]):
+    """What a step found for the next token: tensors (B,) on the device, then a number for each row.
+
+    All are exactly float64 numbers, so one transfer can take them; figures in nats.
+    """
+
+    token_id: Value
+    """-1 where nothing can be drawn."""
+    accepted: Value
+    budget: Value
+    spend: Value
+    weight: Value
+    log_prob: Value
+    safe_log_prob: Value
+    """NaN where the safe model is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +165,14 @@ class RequestState:
         """End the request with an error; what was drawn so far stays."""
         self.finish_reason, self.error = "error", message
 
-    def append(self, step: LedgerStep, *, is_end: bool) -> None:
-        """Bank the step's spend and keep the text that it makes certain."""
+    def append(self, drawn: Drawn[float], *, is_end: bool) -> None:
+        """Bank the token's spend and keep the text that it makes certain."""
+        figures = drawn._asdict() | {
+            "token_id": int(drawn.token_id),
+            "accepted": bool(drawn.accepted),
+            "safe_log_prob": None if math.isnan(drawn.safe_log_prob) else drawn.safe_log_prob,
+        }
+        step = LedgerStep(step=len(self.steps), **figures)
         self.steps.append(step)
         self.spent += step.spend
         text = "" if is_end else self.text.push(step.token_id)

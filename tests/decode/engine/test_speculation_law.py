@@ -134,9 +134,9 @@ class BanksAfterTheRound(RoundStart):
 
 
 class SkipsRejectedPositions(ScriptedBatch):
-    def _append(self, state, token_id, accepted, *figures):
-        super()._append(state, token_id, accepted, *figures)
-        state.spent -= 0.0 if accepted else figures[1]
+    def _bank_draw(self, row, drawn):
+        super()._bank_draw(row, drawn)
+        self._state(row).spent -= 0.0 if drawn.accepted else drawn.spend
 
 
 class SkipsTheBonus(ScriptedBatch):
