@@ -7,7 +7,7 @@ import torch
 from byte_marginals import byte_log_probs
 from torch import Tensor
 
-from anchored.decode.byte.node_law import log_sum, node_law
+from anchored.decode.byte.node_law import allowed_in_order, log_sum, node_law
 from anchored.decode.byte.settings import Mode
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
 from anchored.decode.models.stream import PromptLogits
@@ -75,8 +75,11 @@ class ReferenceStream:
             rows = [self.model(torch.tensor([path])).logits[0, -1] for path in paths]
         return torch.stack(rows).double()[:, : self.vocabulary.vocab_size].numpy()
 
-    def warped_logits(self, path) -> np.ndarray:
+    def warped_logits(self, path, standing) -> np.ndarray:
+        """Of what may follow alone: the rest is banned before a truncation counts tokens."""
+        allowed = allowed_in_order(self.vocabulary, [standing], self.mode)[0]
         logits = torch.from_numpy(self.raw_logits([path]))
+        logits[0, self.vocabulary.ordered_tokens[~allowed]] = -math.inf
         seen = torch.zeros(1, self.vocabulary.vocab_size, dtype=torch.bool)
         seen[0, list(path)] = True
         return self.warpers(logits, seen)[0].numpy()
@@ -89,9 +92,8 @@ class ReferenceStream:
         def law(node: int):
             if node not in laws:
                 path = (*self.vocabulary.start_token_ids, *tree.path(node))
-                laws[node] = node_law(
-                    self.vocabulary, tree.standing[node], self.warped_logits(path), self.mode
-                )
+                logits = self.warped_logits(path, tree.standing[node])
+                laws[node] = node_law(self.vocabulary, tree.standing[node], logits, self.mode)
             return laws[node]
 
         def log_mass(node: int) -> float:

@@ -111,8 +111,8 @@ class ByteLevel:
         return max_new_bytes
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
-        """By BYTES_PER_TOKEN; a request whose text has shorter tokens and outgrows a model fails
-        while it decodes.
+        """By BYTES_PER_TOKEN: a text of shorter tokens may still outgrow a model while it is
+        decoded, see `outgrown`.
         """
         for name, limit in self.pair.context_lengths.items():
             num_tokens = self._num_tokens(prompt, name)
@@ -155,10 +155,15 @@ class ByteLevel:
         """Streams whose logits are log-probabilities of symbols."""
         return {name: self._open_stream(name, num_rows, sampling, scores_prompts) for name in names}
 
+    def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
+        for name, stream in _byte_streams(streams).items():
+            if limit := stream.outgrown(row):
+                return f"the text outgrows the {name} model's context of {limit} tokens"
+        return ""
+
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         """Forwards, what they computed, and what `tau` and masking left out; see ByteCounts."""
-        own = {name: stream for name, stream in streams.items() if isinstance(stream, ByteStream)}
-        return {name: stream.counts(row).record() for name, stream in own.items()}
+        return {n: stream.counts(row).record() for n, stream in _byte_streams(streams).items()}
 
     def _open_stream(
         self, name: str, num_rows: int, sampling: SamplingConfig, scores_prompts: bool
@@ -185,6 +190,10 @@ class ByteLevel:
             evaluation=evaluation,
             prompts=prompts,
         )
+
+
+def _byte_streams(streams: Mapping[str, Stream]) -> dict[str, ByteStream]:
+    return {name: stream for name, stream in streams.items() if isinstance(stream, ByteStream)}
 
 
 def _attention(pair: ModelPair, name: str) -> RowAttention:

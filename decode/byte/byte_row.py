@@ -1,7 +1,6 @@
 """One text of a batch at byte level: its tree, what the model holds of it, and its next byte."""
 
 import copy
-import logging
 import math
 from collections.abc import Iterable
 from itertools import islice
@@ -17,8 +16,6 @@ from .settings import ByteCounts, ByteEvaluation
 from .token_tree import ROOT_NODE
 from .tree_cache import TreeCache, TreeForward
 from .tree_marginals import TreeMarginals
-
-logger = logging.getLogger(__name__)
 
 NODES_PER_FORWARD = 512
 """Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
@@ -37,7 +34,7 @@ class ByteRow:
     """A growing text: laws of the nodes that its next byte depends on, and what later ones need.
 
     `hidden` (1, D) and `logits` (1, V) by node: computed, law not asked for yet. `is_over`: the
-    text has ended, so nothing follows it.
+    text has ended, so nothing follows it; `is_outgrown`: as it needs more than `reach` positions.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class ByteRow:
     ) -> None:
         """cache: its tree is grown over the prompt; the trunk and all heads have slots.
 
-        reach: positions that the model has; a text that needs more is over.
+        reach: positions that the model has.
         """
         self.tree, self.cache = cache.tree, cache
         self.counts, self.evaluation, self.reach = counts, evaluation, reach
@@ -54,7 +51,7 @@ class ByteRow:
         self.marginals = TreeMarginals(tree, trunk[-1] if trunk else ROOT_NODE)
         self.hidden: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
-        self.is_over = False
+        self.is_over = self.is_outgrown = False
         self._guessed: set[int] = set()
         self._foreseen: list[int] = []
         self._num_trunk = 0
@@ -87,8 +84,7 @@ class ByteRow:
             return []
         wanted = self._above_tau() if self.evaluation.tau else self.marginals.missing()
         if any(self.cache.position(node) >= self.reach for node in wanted):
-            logger.warning("a text needs more than the model's %d positions", self.reach)
-            self.is_over = True
+            self.is_over = self.is_outgrown = True
             return []
         return wanted
 

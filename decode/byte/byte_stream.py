@@ -9,14 +9,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.attention import RowAttention
+from ..models.kv_cache import uploaded
 from ..models.output_layer import OutputLayer
 from ..models.row_stream import prompt_groups
 from ..models.stream import PromptLogits
 from ..tokenizer.viability import Standing
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from ..warpers import Seen
+from ..warpers import Seen, Warpers
 from .byte_row import ByteRow
-from .node_law import NodeLaw, node_laws
+from .node_law import NodeLaw, allowed_in_order, node_laws
 from .prompt import BytePrompt
 from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
 from .settings import ByteCounts, ByteEvaluation
@@ -65,6 +66,8 @@ class ByteStream:
             )
         self.model, self.vocabulary, self._device = model, vocabulary, model.device
         self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
+        # Elsewhere masking before warping is masking after it, and costs more.
+        self._truncates = isinstance(warp, Warpers) and warp.config.is_truncating
         self._prompts = prompts or PromptCache(0).shelf()
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._has_windows = attention.span is not None
@@ -76,6 +79,10 @@ class ByteStream:
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far."""
         return self._row(row).counts
+
+    def outgrown(self, row: int) -> int:
+        """The positions that the model has, if the text of a row needs more of them; else 0."""
+        return self._reach if self._row(row).is_outgrown else 0
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
@@ -261,11 +268,20 @@ class ByteStream:
         if not wanted:
             return
         logits = _joined([row.logits[node] for row, node in wanted])
+        standings = [row.tree.standing[node] for row, node in wanted]
+        if self._truncates:
+            logits = self._masked(standings, logits)
         if self.warp is not None:
             logits = self.warp(logits, self._seen([row.seen(node) for row, node in wanted]))
-        standings = [row.tree.standing[node] for row, node in wanted]
         for (row, node), law in zip(wanted, self._new_laws(standings, logits), strict=True):
             row.add_law(node, law)
+
+    def _masked(self, standings: list[Standing], logits: Tensor) -> Tensor:
+        """Without what may not follow: a truncation then keeps the likeliest of what may."""
+        allowed = allowed_in_order(self.vocabulary, standings, self.evaluation.mode)
+        by_token = np.empty_like(allowed)
+        by_token[:, self.vocabulary.ordered_tokens] = allowed
+        return logits.masked_fill(~uploaded(torch.from_numpy(by_token), self._device), -torch.inf)
 
     def _seen(self, paths: list[NDArray[np.int64]]) -> Seen:
         """The tokens of each path as the warper takes them."""

@@ -177,6 +177,19 @@ def allowed_rows(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> 
     return viability.allowed(standing) if mode == "masked" else viability.well_formed(standing)
 
 
+def allowed_in_order(
+    vocabulary: ByteVocabulary, standings: Sequence[Standing], mode: Mode
+) -> NDArray[np.bool_]:
+    """(N, vocab_size) bool, columns as in `ordered_tokens`: what may follow, stop tokens too."""
+    num_rows = len(vocabulary.trie.tokens)
+    ends = slice(num_rows, num_rows + len(vocabulary.stop_token_ids))
+    allowed = np.zeros((len(standings), vocabulary.vocab_size), np.bool_)
+    for standing, row in zip(standings, allowed, strict=True):
+        row[:num_rows] = allowed_rows(vocabulary, standing, mode)
+        row[ends] = vocabulary.viability.may_end(standing)
+    return allowed
+
+
 def _node_law(
     vocabulary: ByteVocabulary, standing: Standing, logits: NDArray[np.floating], mode: Mode
 ) -> NodeLaw:

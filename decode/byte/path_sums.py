@@ -13,7 +13,7 @@ from torch import Tensor
 from ..tokenizer.trie import ROOT
 from ..tokenizer.viability import Standing
 from ..tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
-from .node_law import LEAST_WEIGHT, Array, allowed_rows, segment_log_sums
+from .node_law import LEAST_WEIGHT, Array, allowed_in_order, segment_log_sums
 from .settings import Mode
 from .token_tree import ROOT_NODE, Head, TokenTree
 
@@ -147,7 +147,9 @@ class PathSums:
         steps = np.flatnonzero(place[path.node] >= 0)
         children = 1 + np.flatnonzero(place[self._parent[1:]] >= 0)
         law, above = place[path.node[steps]], place[self._parent[children]]
-        sums = LawSums(self._allowed(nodes), law, path.intervals[steps])
+        standings = [self.grown.standing[node] for node in nodes]
+        allowed = allowed_in_order(self.grown.tree.vocabulary, standings, self._mode)
+        sums = LawSums(allowed, law, path.intervals[steps])
         for first, logits in tiles:
             self._choose(children, above, first, logits)
             sums.add(first, logits)
@@ -167,18 +169,6 @@ class PathSums:
         is_inside = (column >= 0) & (column < logits.shape[1])
         chosen = logits[above[is_inside], column[is_inside]]
         self._log_step[children[is_inside]] = chosen.double().cpu()
-
-    def _allowed(self, nodes: Sequence[int]) -> NDArray[np.bool_]:
-        """(nodes, V) in the order of `ordered_tokens`: those that may follow."""
-        vocabulary = self.grown.tree.vocabulary
-        num_rows = len(vocabulary.trie.tokens)
-        ends = slice(num_rows, num_rows + len(vocabulary.stop_token_ids))
-        allowed = np.zeros((len(nodes), vocabulary.vocab_size), np.bool_)
-        for node, row in zip(nodes, allowed, strict=True):
-            standing = self.grown.standing[node]
-            row[:num_rows] = allowed_rows(vocabulary, standing, self._mode)
-            row[ends] = vocabulary.viability.may_end(standing)
-        return allowed
 
     def log_probs(self) -> Array:
         """(bytes + 1,) float64: log q of each byte and of the end; all laws must be known."""

@@ -51,7 +51,8 @@ class ByteCounts:
     num_laws: int = 0
     """Next-token distributions that went into those of bytes."""
     masked_mass: float = 0.0
-    """Sum, over these, of the probability that masking took from other tokens."""
+    """Sum, over these, of the probability that masking took from other tokens; 0 where a truncation
+    of tokens is on, which only sees the others."""
 
     def record(self) -> dict[str, float]:
         """What a ledger keeps; `masked_mass` as the mean over the distributions."""

@@ -155,7 +155,7 @@ class TokenTree:
         """(parent, token, standing) of the sequences that end with the text."""
         viability, before = self.vocabulary.viability, self.standing[parent]
         for token in self.vocabulary.trie.ends(prefix):
-            after = viability.extend(before, token, self.text)
+            after = viability.extend(before, token)
             if after is not None:
                 yield parent, token, after
 

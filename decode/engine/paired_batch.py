@@ -203,15 +203,15 @@ class PairedBatch:
             self._state(row).append(drawn, is_end=drawn.token_id in self._stop_token_ids)
 
     def _fail(self, row: int) -> None:
-        state = self._state(row)
+        step = len(self._state(row).steps)
+        self._state(row).fail(self.level.outgrown(self.streams, row) or self._fault(row, step))
+
+    def _fault(self, row: int, step: int) -> str:
+        """What is wrong with the logits of a row."""
         for name, logits in self._logits.items():
             if not torch.isfinite(logits[row].max()):
-                state.fail(
-                    f"the {name} model's logits at step {len(state.steps)} are NaN, +inf or "
-                    "all -inf"
-                )
-                return
-        state.fail(f"the warped logits at step {len(state.steps)} are not finite")
+                return f"the {name} model's logits at step {step} are NaN, +inf or all -inf"
+        return f"the warped logits at step {step} are not finite"
 
     def _release(self, rows: list[int]) -> list[RequestState]:
         """Free the rows of requests that have ended; returns these."""

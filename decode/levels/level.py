@@ -107,6 +107,10 @@ class Level(Protocol):
         """
         ...
 
+    def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
+        """Which model has too few positions for the text of a row, "" while both have enough."""
+        ...
+
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         """By "safe" and "risky": what a row has cost, `num_forwards` among it; {} where each
         symbol is a forward."""

@@ -109,6 +109,9 @@ class TokenLevel:
             self.pair, num_rows, max_length, scores_prompts=scores_prompts, names=names
         )
 
+    def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
+        return ""  # symbols are counted before anything is read: `too_long`
+
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         return {}
 

@@ -185,8 +185,10 @@ class Score:
         return math.fsum(self.spends)
 
     def append(self, judged: Judged) -> None:
-        """Enter the next token."""
-        if not judged.is_valid and not self.error:
+        """Enter the next token; behind one that cannot follow all are impossible."""
+        if not judged.is_valid and -math.inf in self.token_log_probs:
+            judged = judged._replace(log_prob=-math.inf, safe_log_prob=-math.inf)
+        elif not judged.is_valid and not self.error:
             self.error = f"a model's logits at step {len(self.spends)} are no distribution"
         self.is_greedy = self.is_greedy and judged.is_most_likely
         self.token_log_probs.append(judged.log_prob)
@@ -227,6 +229,8 @@ def score_batch(
         for account, positions in zip(accounts, block.positions, strict=True):
             account.waiting.extend(positions)
         _bank(Judgement(rule, warpers, block), accounts)
+    for row, score in enumerate(scores):
+        score.error = (score.error and level.outgrown(streams, row)) or score.error
     return scores
 
 

@@ -1,6 +1,6 @@
 """What each token does to the states of a pretokenizer, for the whole vocabulary at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,13 +49,12 @@ class TokenShapes:
         self.cuts = [cut or TokenCut(b"", "", b"") for cut in cuts]
         self.num_lead = np.array([len(cut.lead) for cut in self.cuts])
         self.shape_of = self._walk()
-        self.full_shape_of = self._add_tails()
+        self.full_shape_of = self.with_tails(self.classes_of_tail)
 
-    def feasible(self, states: int, *, is_split: bool) -> NDArray[np.bool_]:
-        """(number of shapes,) bool: whether a shape can be walked from some of the states."""
+    def reached(self, states: int, *, is_split: bool) -> NDArray[np.uint64]:
+        """(number of shapes,) uint64: the set of states behind each shape from a set before it."""
         table = self.splits if is_split else self.joins
-        rows = [any(to and states >> place & 1 for place, to in enumerate(row)) for row in table]
-        return np.array(rows)
+        return np.array([image(relation, states) for relation in table], np.uint64)
 
     def _walk(self) -> NDArray[np.int32]:
         """Shapes of the whole characters of all rows, one character of every row at a time."""
@@ -93,16 +92,20 @@ class TokenShapes:
             self.splits.append(relation[1])
         return self._number[relation]
 
-    def _add_tails(self) -> NDArray[np.int32]:
+    def classes_of_tail(self, row: int) -> frozenset[int]:
+        """Classes of the characters that start with the tail of a token."""
+        return self.automaton.classes.of_partial(self.cuts[row].tail)
+
+    def with_tails(self, classes_of: Callable[[int], frozenset[int]]) -> NDArray[np.int32]:
+        """Shapes of all rows (V,), the tail taken as any character of the classes given for it."""
         full = self.shape_of.copy()
         for row, cut in enumerate(self.cuts):
             if cut.tail:
-                full[row] = self._shape_after(int(full[row]), self._tail_class(cut.tail))
+                full[row] = self._shape_after(int(full[row]), self._any_of(classes_of(row)))
         return full
 
-    def _tail_class(self, tail: bytes) -> int:
-        """A class of its own for "any character that starts so", known to this object only."""
-        names = self.automaton.classes.of_partial(tail)
+    def _any_of(self, names: frozenset[int]) -> int:
+        """A class of its own for "any character of these", known to this object only."""
         if names not in self._tail_classes:
             self._tail_classes[names] = len(self._rules)
             joins, splits = self.automaton.joins, self.automaton.splits

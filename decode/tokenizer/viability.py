@@ -1,16 +1,17 @@
 """Which tokens may follow a token sequence, and where the sequence stands after one of them."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .merges import MergeTable, PairRows, RowCache
-from .pretokenizer import PretokenizerAutomaton, image, members
+from .pretokenizer import PretokenizerAutomaton, image
 from .token_shapes import EMPTY, TokenCut, TokenShapes
 from .trie import ByteTrie
 from .utf8 import completions, form_length
+from .whole_pretokens import Opened, WholePretokens
 
 Remainders = tuple[bytes, ...]
 
@@ -50,7 +51,7 @@ class AddedTokens:
 
 
 MAX_CACHED_ROWS = 1024
-MAX_CACHED_EXTENSIONS = 1 << 18
+MAX_CACHED_STANDINGS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +60,29 @@ class Standing:
 
     joins, splits: sets of automaton states from which the next character may join the open pretoken
     or begin one; inside a character (`partial` not empty) those for which this is already decided.
-    openings: byte offset of the open pretoken, by state; right only where whole pretokens matter.
-    token: the last one, None at the start.
+    token: the last one, None at the start. opened: open pretokens that may become whole entries.
     """
 
     joins: int
     splits: int
-    openings: Mapping[int, int]
     partial: bytes = b""
     token: int | None = None
+    opened: Opened = ()
 
 
 class Viability:
     """The token sequences that a tokenizer makes of the beginnings of texts, token by token.
 
     A token follows when no pretoken border lies before it and it forms a valid pair with the last
-    token, or when a border lies there; no border may lie inside it, and the text must stay
-    well-formed UTF-8. Every complete text has exactly one sequence, the tokenizer's own.
-    Rows are those of `trie`. Source: Berglund and van der Merwe 2023, per pretoken.
+    token, or when a border lies there; no border may lie inside it, the text must stay well-formed
+    UTF-8, and it must not lead into a *dead end*, from which no sequence reaches the end of a text.
+    So every sequence begins the tokenisation of some text, and every complete text has exactly one,
+    the tokenizer's own. Rows are those of `trie`.
+    Source: Berglund and van der Merwe 2023, per pretoken.
+
+    A set of states reaches what its members reach. So whether a token leads into a dead end depends
+    on the states before it and not on the token before it, and rows without dead ends are made for
+    sets of states, which are few; then what forms no valid pair is left out.
     """
 
     def __init__(
@@ -92,17 +98,19 @@ class Viability:
         self.merges, self.trie, self.automaton, self.added = merges, trie, automaton, added
         self.pairs = PairRows(merges, trie.tokens)
         self.shapes = TokenShapes(automaton, trie.texts)
-        tokens = trie.tokens.tolist()
-        self._added_rows = np.array([row for row, t in enumerate(tokens) if t in added], np.int64)
+        self._tokens: list[int] = trie.tokens.tolist()
+        self._added_rows = np.array([r for r, t in enumerate(self._tokens) if t in added], np.int64)
         is_plain = ~self.shapes.is_ill_formed & self._has_no_literal()
-        self._is_joinable = is_plain & np.array([merges.is_reachable(t) for t in tokens])
+        self._is_joinable = is_plain & np.array([merges.is_reachable(t) for t in self._tokens])
         whole = is_plain & ~self._is_joinable & has_whole_pretokens & self._is_whole_text()
         self._is_startable = self._is_joinable | whole
-        self.whole = {trie.texts[row]: tokens[row] for row in np.flatnonzero(whole).tolist()}
-        self._longest_whole = max(map(len, self.whole), default=0)
-        self._lead_rows = np.flatnonzero(self.shapes.num_lead)
+        self._whole = WholePretokens([trie.texts[row] for row in np.flatnonzero(whole)], trie)
+        self._lead_rows = np.flatnonzero(self._is_joinable & (self.shapes.num_lead > 0)).tolist()
+        self._ends_of_characters = self._tokens_inside_characters()
+        self._ending_shape_of = self.shapes.with_tails(self._finished_classes)
         self._rows = RowCache(MAX_CACHED_ROWS)
-        self._extensions: dict[Hashable, Standing | None] = {}
+        self._extensions: dict[tuple[Standing, int], Standing | None] = {}
+        self._has_end: dict[Standing, bool] = {}
 
     def _has_no_literal(self) -> NDArray[np.bool_]:
         if not self.added.literals:
@@ -112,9 +120,33 @@ class Viability:
     def _is_whole_text(self) -> NDArray[np.bool_]:
         return np.array([not cut.lead and not cut.tail for cut in self.shapes.cuts])
 
+    def _tokens_inside_characters(self) -> dict[int, list[int]]:
+        """Rows of tokens that are nothing but last bytes of a character, by how many."""
+        rows: dict[int, list[int]] = {1: [], 2: [], 3: []}
+        for row in self._lead_rows:
+            if not self.shapes.cuts[row].characters and not self.shapes.cuts[row].tail:
+                rows[len(self.trie.texts[row])].append(row)
+        return rows
+
+    def _finished_classes(self, row: int) -> frozenset[int]:
+        """Classes of the characters that a single token may make of the tail of a token.
+
+        Thanks to these, most tokens with a tail are known without a search to meet no dead end.
+        """
+        found, every = set[int](), self.shapes.classes_of_tail(row)
+        tail, text = self.shapes.cuts[row].tail, self.trie.texts[row]
+        for last in self._ends_of_characters[form_length(tail[0]) - len(tail)]:
+            points = completions(tail + self.trie.texts[last])
+            is_next = self._is_valid_pair(self._tokens[row], self._tokens[last])
+            if points and is_next and text + self.trie.texts[last] not in self._whole:
+                found.add(int(self.automaton.classes.of[points[0].start]))
+            if found == every:
+                break
+        return frozenset(found)
+
     def start(self) -> Standing:
         """Before any text."""
-        return Standing(0, self.automaton.begin, {0: 0})
+        return Standing(0, self.automaton.begin)
 
     def may_end(self, standing: Standing) -> bool:
         """Whether the text may end here: the sequence is then the tokenisation of all of it."""
@@ -122,8 +154,7 @@ class Viability:
 
     def allowed(self, standing: Standing) -> NDArray[np.bool_]:
         """(V,) bool by row: the tokens that may follow."""
-        key = ("allowed", standing.joins, standing.splits, standing.partial, standing.token)
-        return self._rows.get(key, lambda: self._allowed(standing))
+        return self._rows.get(standing, lambda: self._allowed(standing))
 
     def _allowed(self, standing: Standing) -> NDArray[np.bool_]:
         if standing.partial:
@@ -134,6 +165,9 @@ class Viability:
             row[self._added_rows] = self.may_end(standing)
         for prefix in self._banned(standing):
             row[slice(*self.trie.interval(prefix))] = False
+        for _, text in standing.opened:  # for these rows the states do not tell all
+            for place in self._whole.toward(text + standing.partial):
+                row[place] = self.extend(standing, self._tokens[place]) is not None
         return row
 
     def well_formed(self, standing: Standing) -> NDArray[np.bool_]:
@@ -141,33 +175,73 @@ class Viability:
         key = ("well-formed", standing.partial)
         return self._rows.get(key, lambda: self._well_formed(standing.partial))
 
-    def extend(self, standing: Standing, token: int, text: bytes | bytearray) -> Standing | None:
-        """The standing behind `token`, or None where it may not follow.
-
-        text: all bytes of the sequence, those of `token` included.
-        """
-        key = (standing.joins, standing.splits, standing.partial, standing.token, token)
-        # Where whole pretokens matter, the text decides what a standing is, not whether there is.
-        if key not in self._extensions or (self.whole and self._extensions[key] is not None):
-            if len(self._extensions) >= MAX_CACHED_EXTENSIONS:
+    def extend(self, standing: Standing, token: int) -> Standing | None:
+        """The standing behind `token`, or None where it may not follow."""
+        key = (standing, token)
+        if key not in self._extensions:
+            if len(self._extensions) >= MAX_CACHED_STANDINGS:
                 self._extensions.clear()
-            self._extensions[key] = self._extend(standing, token, text)
+            self._extensions[key] = self._extend(standing, token)
         return self._extensions[key]
 
-    def _extend(self, standing: Standing, token: int, text: bytes | bytearray) -> Standing | None:
+    def _extend(self, standing: Standing, token: int) -> Standing | None:
+        after = self._step(standing, token)
+        return None if after is None or self._is_dead_end(after) else after
+
+    def _is_dead_end(self, standing: Standing) -> bool:
+        if self.may_end(standing):
+            return False
+        if standing not in self._has_end:
+            if len(self._has_end) >= MAX_CACHED_STANDINGS:
+                self._has_end.clear()
+            self._search_end(standing)
+        return not self._has_end[standing]
+
+    def _search_end(self, start: Standing) -> None:
+        """Go on from a standing until a text may end; if none does, all that was seen is dead."""
+        seen, unseen = {start}, [start]
+        while unseen:
+            for after in self._steps(unseen.pop()):
+                if self.may_end(after) or self._has_end.get(after, False):
+                    self._has_end[start] = True
+                    return
+                if after not in seen and after not in self._has_end:
+                    seen.add(after)
+                    unseen.append(after)
+        self._has_end.update(dict.fromkeys(seen, False))
+
+    def _steps(self, standing: Standing) -> Iterator[Standing]:
+        """The standings one token further, in dead ends too."""
+        for place in self._candidates(standing):
+            after = self._step(standing, self._tokens[place])
+            if after is not None:
+                yield after
+
+    def _candidates(self, standing: Standing) -> Iterator[int]:
+        """Rows of all tokens that may be a step; outside characters, those that end first."""
+        if standing.partial:
+            yield from self._lead_rows
+            return
+        for states, is_split in ((standing.joins, False), (standing.splits, True)):
+            row, is_end = self._walkable(states, is_split)
+            for part in (row & is_end, row & ~is_end):
+                yield from np.flatnonzero(part).tolist()
+
+    def _step(self, standing: Standing, token: int) -> Standing | None:
+        """The standing behind `token`, maybe a dead end; None where it cannot stand there."""
         row = self.trie.row_of[token]
-        start = len(text) - len(self.trie.texts[row])
-        if self._banned(standing) and text[start:].startswith(self._banned(standing)):
+        if self.trie.texts[row].startswith(self._banned(standing)):
             return None
         if token in self.added:
-            begin = Standing(0, self.automaton.begin, {0: len(text)}, token=token)
-            return begin if self.may_end(standing) else None
+            return (
+                Standing(0, self.automaton.begin, token=token) if self.may_end(standing) else None
+            )
         entering = self._entering(standing, row)
         cut = self.shapes.cuts[row]
         if entering is None or bool(cut.lead) != bool(standing.partial):
             return None
-        entered = self._finish_character(entering, cut, start) if cut.lead else entering
-        return None if entered is None else self._walk(entered, row, start, text)
+        entered = self._finish_character(entering, cut) if cut.lead else entering
+        return None if entered is None else self._walk(entered, row)
 
     def _entering(self, standing: Standing, row: int) -> Standing | None:
         """The ways into a token that pairs and reachability leave open."""
@@ -178,14 +252,14 @@ class Viability:
         splits = standing.splits if is_startable else 0
         if not joins and not splits:
             return None
-        return Standing(joins, splits, standing.openings, standing.partial, token)
+        return Standing(joins, splits, standing.partial, token, standing.opened if joins else ())
 
     def _is_valid_pair(self, left: int | None, right: int) -> bool:
         if left is None or left in self.added:
             return True
         return self.merges.is_reachable(left) and self.merges.is_valid_pair(left, right)
 
-    def _finish_character(self, standing: Standing, cut: TokenCut, start: int) -> Standing | None:
+    def _finish_character(self, standing: Standing, cut: TokenCut) -> Standing | None:
         """Give the lead bytes of a token to the unfinished character."""
         partial = standing.partial + cut.lead
         if len(partial) > form_length(partial[0]) or not completions(partial):
@@ -193,48 +267,48 @@ class Viability:
         if len(partial) < form_length(partial[0]):
             return None if cut.characters or cut.tail else replace(standing, partial=partial)
         name = int(self.automaton.classes.of[completions(partial)[0].start])
-        joins, splits = self.automaton.joins[name], self.automaton.splits[name]
-        openings = _openings(standing, joins, splits, start - len(standing.partial))
-        return Standing(_set(openings), 0, openings, token=standing.token)
+        relation = self.automaton.joins[name], self.automaton.splits[name]
+        return self._moved(standing, relation, partial)
 
-    def _walk(
-        self, standing: Standing, row: int, start: int, text: bytes | bytearray
-    ) -> Standing | None:
+    def _walk(self, standing: Standing, row: int) -> Standing | None:
         """Go through the whole characters of a token, and into its tail."""
         cut, shape = self.shapes.cuts[row], int(self.shapes.shape_of[row])
         if shape != EMPTY and not standing.partial:
-            joins, splits = self.shapes.joins[shape], self.shapes.splits[shape]
-            openings = _openings(standing, joins, splits, start)
-            standing = Standing(_set(openings), 0, openings, token=standing.token)
+            relation = self.shapes.joins[shape], self.shapes.splits[shape]
+            standing = self._moved(standing, relation, cut.characters.encode())
         if cut.tail:
             standing = replace(standing, partial=cut.tail)
         if standing.partial:
             return standing if self._may_go_on(standing) else None
-        if not standing.joins:
-            return None
-        return self._close(standing, text)
+        return self._close(standing) if standing.joins else None
 
     def _may_go_on(self, standing: Standing) -> bool:
         """Whether some character that starts with the partial one is possible."""
-        names = self.automaton.classes.of_partial(standing.partial)
         return any(
             image(self.automaton.joins[name], standing.joins)
             or image(self.automaton.splits[name], standing.splits)
-            for name in names
+            for name in self.automaton.classes.of_partial(standing.partial)
         )
 
-    def _close(self, standing: Standing, text: bytes | bytearray) -> Standing:
+    def _moved(
+        self,
+        standing: Standing,
+        relation: tuple[Sequence[int], Sequence[int]],
+        characters: bytes,
+    ) -> Standing:
+        """Behind whole characters. relation: where each state leads, by joining or splitting."""
+        joins, splits = relation
+        reached = image(joins, standing.joins) | image(splits, standing.splits)
+        opened: Opened = ()
+        if self._whole:
+            opened = self._whole.opened(standing.opened, standing.splits, relation, characters)
+        return Standing(reached, 0, token=standing.token, opened=opened)
+
+    def _close(self, standing: Standing) -> Standing:
         """Decide in which states the open pretoken may end: not as pieces of a whole pretoken."""
-        states, token = standing.joins, standing.token
-        if token is not None and not self.merges.is_reachable(token):
-            return Standing(0, states, standing.openings, standing.partial, token)
-        if self.whole:
-            longest = self._longest_whole
-            for state, opening in standing.openings.items():
-                is_short = len(text) - opening <= longest
-                if is_short and bytes(text[opening:]) in self.whole:
-                    states &= ~(1 << state)
-        return Standing(standing.joins, states, standing.openings, standing.partial, token)
+        if standing.token is not None and not self.merges.is_reachable(standing.token):
+            return Standing(0, standing.joins, token=standing.token)
+        return replace(standing, splits=standing.joins & ~self._whole.closed(standing.opened))
 
     def _banned(self, standing: Standing) -> tuple[bytes, ...]:
         if standing.token is None or not self.added.literals:
@@ -250,37 +324,39 @@ class Viability:
         return row.copy() if token in self.added else row & ~self.pairs.invalid(token)
 
     def _row(self, states: int, *, is_split: bool) -> NDArray[np.bool_]:
-        """Tokens that begin with a character and can be walked from the states."""
+        """Tokens that begin a character, can be walked from the states and meet no dead end."""
         return self._rows.get((states, is_split), lambda: self._compute_row(states, is_split))
 
     def _compute_row(self, states: int, is_split: bool) -> NDArray[np.bool_]:
-        feasible = self.shapes.feasible(states, is_split=is_split)[self.shapes.full_shape_of]
-        mask = self._is_startable if is_split else self._is_joinable
-        row: NDArray[np.bool_] = feasible & mask & (self.shapes.num_lead == 0)
+        row, is_end = self._walkable(states, is_split)
+        standing = Standing(0, states) if is_split else Standing(states, 0)
+        for place in np.flatnonzero(row & ~is_end).tolist():
+            row[place] = self._extend(standing, self._tokens[place]) is not None
         return row
+
+    def _walkable(self, states: int, is_split: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(V,) bool each: tokens of which some way through is open, and those that may end then."""
+        reached = self.shapes.reached(states, is_split=is_split)
+        mask = self._is_startable if is_split else self._is_joinable
+        row = (reached != 0)[self.shapes.full_shape_of] & mask & (self.shapes.num_lead == 0)
+        is_end = (reached & np.uint64(self.automaton.accepting) != 0)[self._ending_shape_of]
+        return row, is_end
 
     def _partial_row(self, standing: Standing) -> NDArray[np.bool_]:
         key = (standing.joins, standing.splits, standing.partial)
-        return self._rows.get(key, lambda: self._compute_partial_row(standing))
+        return self._rows.get(key, lambda: self._compute_partial_row(Standing(*key)))
 
     def _compute_partial_row(self, standing: Standing) -> NDArray[np.bool_]:
-        """Tokens that go on with the unfinished character."""
-        row = np.zeros(len(self.trie.tokens), np.bool_)
-        for place in self._lead_rows[self._is_joinable[self._lead_rows]].tolist():
-            entered = self._finish_character(standing, self.shapes.cuts[place], 0)
-            row[place] = entered is not None and self._walks(entered, place)
+        """Tokens that go on with the unfinished character and meet no dead end."""
+        row = np.zeros(len(self._tokens), np.bool_)
+        for place in self._lead_rows:
+            row[place] = self._extend(standing, self._tokens[place]) is not None
         return row
-
-    def _walks(self, standing: Standing, row: int) -> bool:
-        if standing.partial:
-            return self._may_go_on(standing)
-        shape = int(self.shapes.full_shape_of[row])
-        return image(self.shapes.joins[shape], standing.joins) != 0
 
     def _well_formed(self, partial: bytes) -> NDArray[np.bool_]:
         has_start = (self.shapes.num_lead == 0) & (not partial)
         row: NDArray[np.bool_] = ~self.shapes.is_ill_formed & has_start
-        for place in self._lead_rows.tolist() if partial else ():
+        for place in np.flatnonzero(self.shapes.num_lead).tolist() if partial else ():
             cut = self.shapes.cuts[place]
             joined = partial + cut.lead
             is_whole = len(joined) == form_length(joined[0])
@@ -288,19 +364,3 @@ class Viability:
             is_well_formed = not self.shapes.is_ill_formed[place]
             row[place] = is_well_formed and (is_whole or is_cut) and bool(completions(joined))
         return row
-
-
-def _openings(
-    standing: Standing, joins: Sequence[int], splits: Sequence[int], start: int
-) -> dict[int, int]:
-    """Where the open pretoken began, by the states reached; a split opens one at `start`."""
-    found: dict[int, int] = {}
-    for state in members(standing.joins):
-        found.update(dict.fromkeys(members(joins[state]), standing.openings[state]))
-    for state in members(standing.splits):
-        found.update(dict.fromkeys(members(splits[state]), start))
-    return found
-
-
-def _set(states: Mapping[int, int]) -> int:
-    return sum(1 << state for state in states)

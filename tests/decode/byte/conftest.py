@@ -60,7 +60,7 @@ def regex_split(regex: str) -> pre_tokenizers.PreTokenizer:
 
 
 @cache
-def train(family: str, num_merges: int = 700) -> Tokenizer:
+def trained(family: str, num_merges: int = 700) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = regex_split(REGEXES[family])
     if family == "Qwen":
@@ -89,7 +89,12 @@ def family(request) -> str:
 
 @pytest.fixture
 def tokenizer(family) -> Tokenizer:
-    return train(family)
+    return trained(family)
+
+
+@pytest.fixture
+def train():
+    return trained
 
 
 @pytest.fixture

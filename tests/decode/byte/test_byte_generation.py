@@ -83,12 +83,35 @@ def test_a_row_with_nan_logits_fails_alone(pair):
     assert not fine.error and not last.error and len(fine.token_ids) == 4
 
 
-def test_a_text_that_outgrows_a_model_fails_alone(pair, caplog):
-    short = tiny_llama(1, max_position_embeddings=8)
-    tight = ModelPair(short, pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
-    (long, *_) = Decoder(tight, SafeOnly()).generate(["the keeper", "s"], max_new_bytes=12)
-    assert "the safe model's logits at step" in long.error and long.token_ids
-    assert "more than the model's 8 positions" in caplog.text
+@pytest.mark.parametrize("name", ["safe", "risky"])
+def test_a_text_that_outgrows_a_context_fails_alone_and_says_so(pair, name):
+    vocab_size = pair.models[name].config.vocab_size
+    models = {**pair.models, name: tiny_llama(1, vocab_size=vocab_size, max_position_embeddings=16)}
+    tight = ModelPair(**models, tokenizer=pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
+    decoder = Decoder(tight, Anchored(k=9.0, debt="none"))
+    message = f"the text outgrows the {name} model's context of 16 tokens"
+    long, short = decoder.generate(["zqxjzqxjz", "s"], max_new_bytes=12, temperature=1.0)
+    assert long.error == f"request 0: {message}" and 0 < len(long.token_ids) < 12
+    assert not short.error and len(short.token_ids) == 12
+    assert verify(long.ledger, tight).is_ok
+    long, short = decoder.score(["zqxjzqxjz", "s"], ["zqxjzqxj", "t"])
+    assert long.error == message and math.isnan(long.log_prob) and not short.error
+
+
+def test_what_stands_behind_an_impossible_byte_is_impossible_too(pair):
+    decoder = Decoder(pair, Anchored(k=0.5))
+    cut, whole = decoder.score(["salt", "salt"], [[65, 0xFF, 66], [65, 66, 67]])
+    assert cut.log_prob == -math.inf and not cut.error
+    assert cut.token_log_probs[0] == pytest.approx(whole.token_log_probs[0], abs=1e-9)
+    assert cut.token_log_probs[1:] == cut.safe_token_log_probs[1:] == [-math.inf] * 2
+    assert cut.spend <= cut.bound and math.isfinite(whole.log_prob)
+
+
+@pytest.mark.parametrize("setting", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.99}], ids=str)
+def test_a_truncation_always_leaves_a_token_that_may_follow(pair, setting):
+    results = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_bytes=8, **setting)
+    assert [result.error for result in results] == [""] * len(PROMPTS)
+    assert verify(results[0].ledger, pair).is_ok
 
 
 def test_greedy_decoding_takes_the_likeliest_byte_and_certifies_nothing(pair, caplog):

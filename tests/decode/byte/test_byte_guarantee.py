@@ -109,7 +109,7 @@ def token_law(stream: ReferenceStream, prompt: bytes, number: int) -> dict[bytes
                 key = longer[len(prompt) : len(prompt) + number]
                 found[key] = found.get(key, 0.0) + prob * math.exp(log_prob)
             else:
-                after = viability.extend(standing, token, longer)
+                after = viability.extend(standing, token)
                 open_paths.append(((*path, token), longer, after, prob * math.exp(log_prob)))
     total = math.fsum(found.values())
     return {text: prob / total for text, prob in found.items()}

@@ -69,10 +69,9 @@ class LetterModel:
         return next(node_laws(self.vocabulary, [self.standing(path)], logits))
 
     def standing(self, path: tuple[int, ...]):
-        standing, text = self.vocabulary.viability.start(), b""
+        standing = self.vocabulary.viability.start()
         for token in path:
-            text += self.vocabulary.viability.merges.bytes_of[token]
-            standing = self.vocabulary.viability.extend(standing, token, text)
+            standing = self.vocabulary.viability.extend(standing, token)
         return standing
 
 

@@ -159,7 +159,7 @@ def test_a_complete_text_has_the_probability_of_its_one_tokenisation(tokenizer, 
 def masked_log_prob(tokenizer, vocabulary, model, text) -> float:
     """log of the product of masked token probabilities along the library's tokenisation."""
     viability, total = vocabulary.viability, 0.0
-    standing, held = viability.start(), b""
+    standing = viability.start()
     path = list(vocabulary.start_token_ids)
     for token in [*tokenizer.encode(text).ids, None]:
         row = model.row(tuple(path))
@@ -169,8 +169,7 @@ def masked_log_prob(tokenizer, vocabulary, model, text) -> float:
         if token is None:
             return total + float(ends[0])
         total += float(row[token])
-        held += viability.merges.bytes_of[token]
-        standing = viability.extend(standing, token, held)
+        standing = viability.extend(standing, token)
         path.append(token)
     raise AssertionError
 

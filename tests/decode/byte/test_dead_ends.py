@@ -1,0 +1,71 @@
+"""Laws of bytes against those of all texts that there are, by the word of the `tokenizers` library.
+
+A mask that lets in tokens behind which no text can be finished gives wrong laws wherever one of
+them might have come; the strings are those where that happens most.
+"""
+
+import random
+
+import pytest
+from byte_streams import model_of, stream_of, vocabulary_of
+from text_oracle import OracleLaws, TextOracle, byte_alphabet, worst_error
+from tokenizers import Tokenizer, models
+
+STRINGS = ("'RE12", "1''", "'re\t\n", "x  \u3000", "e\u0301's", "\u00e9'", "\n \t1", "x'\n")
+# Bytes of which most pairs merge, so that many sequences can only go on in a few ways.
+CROWDED = "'rReEsS1 \n\tx\u3000\u0301".encode()
+# With these, each family has dead ends in the strings.
+SEEDS = {"GPT-2": 4, "cl100k": 4, "Qwen": 4, "o200k": 3}
+NUM_LONGER = 60
+
+
+def crowded_tokenizer(split, seed: int) -> Tokenizer:
+    """Random merges: nine of ten pairs of CROWDED bytes, then longer ones; some entries are out of
+    the merges' reach and stand for whole pretokens (ignore_merges)."""
+    source, byte_of = random.Random(seed), byte_alphabet()
+    letter_of = {byte: letter for letter, byte in byte_of.items()}
+    letters = [letter_of[byte] for byte in dict.fromkeys(CROWDED)]
+    pairs = [(left, right) for left in letters for right in letters]
+    source.shuffle(pairs)
+    merges = pairs[: len(pairs) * 9 // 10]
+    pieces = letters + [left + right for left, right in merges]
+    while len(pieces) < len(letters) + len(pairs) * 9 // 10 + NUM_LONGER:
+        left, right = source.choice(pieces), source.choice(pieces)
+        if len(left + right) == 3 and left + right not in pieces:
+            merges.append((left, right))
+            pieces.append(left + right)
+    vocab = {**byte_of, **{piece: 256 + i for i, piece in enumerate(pieces[len(letters) :])}}
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = split
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+@pytest.fixture(params=["trained", "random"])
+def hard_tokenizer(request, family, train, split_by, regexes) -> Tokenizer:
+    if request.param == "trained":
+        return train(family, 300)
+    return crowded_tokenizer(split_by(regexes[family]), SEEDS[family])
+
+
+def beginnings() -> list[bytes]:
+    """The strings cut at every byte."""
+    cut = (text.encode()[:end] for text in STRINGS for end in range(1, len(text.encode()) + 1))
+    return list(dict.fromkeys(cut))
+
+
+def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(hard_tokenizer):
+    vocabulary = vocabulary_of(hard_tokenizer)
+    model, end = model_of(vocabulary), hard_tokenizer.token_to_id("<|end|>")
+    laws = OracleLaws(TextOracle(hard_tokenizer), model, vocabulary.start_token_ids, end)
+    stream, errors = stream_of(model, vocabulary), {}
+    for text in beginnings():
+        read = stream.read([list(text)], [0])
+        stream.free(0)
+        prompt = [laws.next_symbol(text[:at])[text[at]] for at in range(1, len(text))]
+        errors[text] = max(
+            worst_error(read.logits[0].tolist(), laws.next_symbol(text)),
+            worst_error(read.token_log_probs[0].tolist(), prompt),
+        )
+    assert len(errors) > 25
+    assert {text: error for text, error in errors.items() if error > 1e-12} == {}
