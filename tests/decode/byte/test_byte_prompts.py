@@ -3,7 +3,7 @@
 import pytest
 from byte_pairs import PROMPTS, reference_of
 
-from anchored import Anchored, ByteSettings, Decoder, PromptCache, SafeOnly, verify
+from anchored import Anchored, ByteSettings, Decoder, PromptCache, RiskyOnly, SafeOnly, verify
 from anchored.decode.rules.prefix_debt import prefix_debt
 
 
@@ -50,6 +50,6 @@ def test_a_kept_prompt_gives_the_same_text_at_any_k_and_seed(pair):
 def test_kept_prompts_make_room_for_new_ones(pair):
     whole, tight = PromptCache(), PromptCache(20_000)
     for cache in (whole, tight):
-        Decoder(pair, SafeOnly(), prompt_cache=cache).generate(PROMPTS, max_new_bytes=1)
+        Decoder(pair, RiskyOnly(), prompt_cache=cache).generate(PROMPTS, max_new_bytes=1)
     assert len(whole) == 2 * len(PROMPTS) > len(tight) > 0
     assert tight.num_bytes <= 20_000 < whole.num_bytes
