@@ -15,3 +15,10 @@ def resolved_backend(backend: str, device: torch.device) -> str:
     if backend == "auto":
         return "triton" if device.type == "cuda" else "torch"
     return backend
+
+
+def check_triton(device: torch.device) -> None:
+    """Raise ValueError where Triton cannot run: on the CPU, unless it is interpreted."""
+    from .gpu.launch import check_device  # triton is not there on every platform
+
+    check_device(device)

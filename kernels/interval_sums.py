@@ -32,7 +32,7 @@ def interval_log_sums(
     _check(scores, rows, shifts, low, high)
     if resolved_backend(backend, scores.device) == "torch":
         return _defined(scores, rows, shifts, low, high)
-    from .triton_interval_sums import launched_sums
+    from .gpu.interval_sums import launched_sums
 
     return launched_sums(scores, rows, shifts, low, high)
 

@@ -46,7 +46,7 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     Returns: (A,) int64; its weight is positive.
     """
     running_sum = weights.cumsum(-1)
-    return _first_above(running_sum, uniform * running_sum[:, -1])
+    return first_above(running_sum, uniform * running_sum[:, -1])
 
 
 def check_uniform(uniform: Tensor, num_rows: int) -> None:
@@ -60,7 +60,9 @@ def check_uniform(uniform: Tensor, num_rows: int) -> None:
         raise ValueError(f"uniform must be in [0, 1), got {uniform.tolist()}")
 
 
-def _first_above(running_sum: Tensor, target: Tensor) -> Tensor:
+def first_above(running_sum: Tensor, target: Tensor) -> Tensor:
+    """(A,) int64: the first place of each row (A, N) above its target, (A,); its weight is positive
+    if any is."""
     # Below the last sum: an index whose weight is positive exists, whatever the sums' rounding.
     last = torch.nextafter(running_sum[:, -1], torch.zeros_like(target))
     return torch.searchsorted(running_sum, torch.minimum(target, last)[:, None], right=True)[:, 0]

@@ -25,6 +25,11 @@ nats, which the margins of the solvers cover. At 746 nats a weight is 0 already.
 
 EPSILON = sys.float_info.epsilon
 
+BITS_PER_NAT = 1.0 / math.log(2.0)
+
+BAN_BITS = -BAN_GAP * BITS_PER_NAT
+"""BAN_GAP in bits: log2-weights below it are those of banned tokens."""
+
 
 def floor_to_quantum(nats: Tensor) -> Tensor:
     """Largest multiple of SPEND_QUANTUM that is not above each value.

@@ -1,115 +1,69 @@
-"""Rows of a request decided in order inside one launch: speculation, plain decoding, scoring."""
+"""Rows of a request decided in order: speculation, plain decoding, scoring."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from . import triton_layout as layout
-from .triton_launch import launch
-from .triton_walk import DRAW, SCORE
-from .triton_workspace import Workspace
+from .accounts import NUM_FIELDS, SPENT, STEP, allowance
+from .backend import resolved_backend
+from .projection import Projection, project_kl, project_max
+from .uniforms import uniforms
+
+if TYPE_CHECKING:  # triton is not there on every platform
+    from .gpu.launch import Workspace
 
 # B requests, G rows of each, V vocabulary.
 
-Divergence = Literal["kl", "max"]
+Divergence: TypeAlias = Literal["kl", "max"]
 
-SCHEDULES = {
-    "adaptive": layout.ADAPTIVE.value,
-    "global": layout.GLOBAL.value,
-    "fixed": layout.FIXED.value,
-}
+WalkMemory: TypeAlias = "Workspace | None"
+"""What a walk writes on a device; None where torch decides it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What was decided in each row; views of a workspace, which the next launch overwrites.
+    """What was decided in each row; by Triton views of the memory, which the next launch
+    overwrites. Rows that were not reached hold anything."""
 
-    Rows that were not reached hold whatever an earlier launch left there.
+    was_reached: Tensor
+    """(B, G) bool: the row was decided; False behind a rejection or an invalid row."""
+    is_valid: Tensor
+    """(B, G) bool: False for a row with NaN, +inf or no token; the walk ends there."""
+    is_safe_only: Tensor
+    """(B, G) bool: p* = p_s on its full support."""
+    accepted: Tensor
+    """(B, G) bool: the token is the safe model's own draw; of no meaning in scoring."""
+    token_ids: Tensor
+    """(B, G) int64, -1 where not valid."""
+    weight: Tensor
+    """(B, G) float64, as in `Projection`."""
+    spend: Tensor
+    """(B, G) float64 nats, a multiple of SPEND_QUANTUM."""
+    budget: Tensor
+    """(B, G) float64 nats that the row was allowed to spend."""
+    log_probs: Tensor
+    """(B, G) float64, log p* of the token; NaN where not valid."""
+    safe_log_probs: Tensor
+    """(B, G) float64, log p_s of the token; NaN where not valid."""
+
+
+def walk_memory(
+    num_requests: int, num_positions: int, vocab_size: int, device: torch.device
+) -> WalkMemory:
+    """What walks of these sizes write on a device, made once; None where torch needs nothing.
+
+    Raises: ValueError for sizes that no launch can have.
     """
+    if resolved_backend("auto", device) == "torch":
+        return None
+    from .gpu.launch import resident_splits, workspace
 
-    memory: Workspace
-
-    @property
-    def was_reached(self) -> Tensor:
-        """(B, G) bool: the row was decided; False behind a rejection or an invalid row."""
-        return self._flag(layout.WAS_REACHED.value)
-
-    @property
-    def is_valid(self) -> Tensor:
-        """(B, G) bool: False for a row with NaN, +inf or no token; the walk ends there."""
-        return self._flag(layout.IS_VALID.value)
-
-    @property
-    def is_safe_only(self) -> Tensor:
-        """(B, G) bool: p* = p_s on its full support."""
-        return self._flag(layout.IS_SAFE_ONLY.value)
-
-    @property
-    def accepted(self) -> Tensor:
-        """(B, G) bool: the token is the safe model's own draw; of no meaning in scoring."""
-        return self._flag(layout.ACCEPTED.value)
-
-    @property
-    def token_ids(self) -> Tensor:
-        """(B, G) int64, -1 where not valid."""
-        return self.memory.token_ids
-
-    @property
-    def weight(self) -> Tensor:
-        """(B, G) float64, as in `Projection`."""
-        return self._fact(layout.WEIGHT.value)
-
-    @property
-    def spend(self) -> Tensor:
-        """(B, G) float64 nats, a multiple of SPEND_QUANTUM."""
-        return self._fact(layout.SPEND.value)
-
-    @property
-    def budget(self) -> Tensor:
-        """(B, G) float64 nats that the row was allowed to spend."""
-        return self._fact(layout.BUDGET.value)
-
-    @property
-    def log_probs(self) -> Tensor:
-        """(B, G) float64, log p* of the token; NaN where not valid."""
-        return self._fact(layout.LOG_PROB.value)
-
-    @property
-    def safe_log_probs(self) -> Tensor:
-        """(B, G) float64, log p_s of the token; NaN where not valid."""
-        return self._fact(layout.SAFE_LOG_PROB.value)
-
-    def _fact(self, column: int) -> Tensor:
-        return self.memory.facts[..., column]
-
-    def _flag(self, column: int) -> Tensor:
-        return self.memory.flags[..., column]
-
-
-def new_accounts(
-    per_step: Sequence[float],
-    total: Sequence[float],
-    debt: Sequence[float],
-    schedule: Literal["adaptive", "global", "fixed"],
-    device: torch.device,
-) -> Tensor:
-    """Budgets of B requests at their first step, nats; see `decode.budget.Budget`.
-
-    Returns: (B, 6) float64: k, K, debt, schedule, steps taken, nats spent.
-    Raises: ValueError for an unknown schedule.
-    """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
-    rows = [
-        [k, total_nats, debt_nats, float(SCHEDULES[schedule]), 0.0, 0.0]
-        for k, total_nats, debt_nats in zip(per_step, total, debt, strict=True)
-    ]
-    return torch.tensor(rows, dtype=torch.float64, device=device)
+    splits = resident_splits(num_requests, vocab_size, device)
+    return workspace(num_requests, num_positions, vocab_size, device, splits)
 
 
 def walk(
@@ -119,41 +73,40 @@ def walk(
     accounts: Tensor,
     uniform: Tensor,
     drafts: Tensor,
-    memory: Workspace,
+    memory: WalkMemory = None,
     divergence: Divergence = "kl",
+    backend: str = "auto",
 ) -> Walk:
     """Decide the rows of each request in order until one differs from its draft.
 
     risky_logits, safe_logits: (B, G, V), any float dtype and strides, warped. Row g follows the
     prefix of the request and its first g drafted tokens.
-    accounts: (B, 6) float64 of `new_accounts`, contiguous; advanced in place by the rows decided.
+    accounts: (B, 6) float64 of `accounts.new_accounts`, contiguous; advanced in place by the rows
+    decided.
     uniform: (B, G, 3) float64 in [0, 1), contiguous; or (B,) int64 seeds, and then row g draws by
     `uniforms(seed, steps taken + g)`.
     drafts: (B, G - 1) int64, contiguous: tokens the rows after the first assume; -1, which no row
     decides, ends a shorter draft. Plain decoding is G = 1, with drafts (B, 0).
-    Returns: a Walk; one launch, nothing waits for the device, and a CUDA graph may capture it.
+    memory: of `walk_memory` for these sizes; by Triton, it is made here if not given.
+    backend: "torch", a projection of each row in turn; "triton", one launch, for which nothing
+    waits and which a CUDA graph may capture; or "auto": "triton" on CUDA.
     Raises: ValueError for a wrong shape, dtype or layout.
     Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding",
     with the uniforms fixed beforehand, so that every draft length gives the same tokens.
     """
-    _check(memory, risky_logits, safe_logits, accounts)
-    rows = (memory.num_requests, memory.num_positions)
-    has_seeds = uniform.ndim == 1
-    if has_seeds:
-        _check_input("uniform", uniform, rows[:1], torch.int64)
+    num_requests, num_positions = _check(risky_logits, safe_logits, accounts, divergence)
+    if uniform.ndim == 1:
+        _check_input("uniform", uniform, (num_requests,), torch.int64)
     else:
-        _check_input("uniform", uniform, (*rows, 3), torch.float64)
-    _check_input("drafts", drafts, (rows[0], rows[1] - 1), torch.int64)
-    inputs = {
-        "budget_ptr": None,
-        "account_ptr": accounts,
-        "uniform_ptr": None if has_seeds else uniform,
-        "seeds_ptr": uniform if has_seeds else None,
-        "given_ptr": drafts,
-    }
-    constants = _constants(DRAW.value, divergence, has_seeds)
-    launch(risky_logits, safe_logits, memory, inputs, constants)
-    return Walk(memory)
+        _check_input("uniform", uniform, (num_requests, num_positions, 3), torch.float64)
+    _check_input("drafts", drafts, (num_requests, num_positions - 1), torch.int64)
+    if resolved_backend(backend, safe_logits.device) == "torch":
+        return _torch_walk(risky_logits, safe_logits, accounts, uniform, drafts, divergence)
+    from .gpu.launch import launch_walk
+
+    logits = (risky_logits, safe_logits)
+    is_max = divergence == "max"
+    return Walk(**launch_walk(*logits, accounts, uniform, drafts, memory=memory, is_max=is_max))
 
 
 def score(
@@ -162,8 +115,9 @@ def score(
     token_ids: Tensor,
     *,
     accounts: Tensor,
-    memory: Workspace,
+    memory: WalkMemory = None,
     divergence: Divergence = "kl",
+    backend: str = "auto",
 ) -> Walk:
     """log p* and log p_s of given tokens, with the budgets and spends that lead to them.
 
@@ -171,41 +125,95 @@ def score(
     arguments, the result and the errors are those of `walk`; no row is skipped, unless one before
     it is not valid.
     """
-    _check(memory, risky_logits, safe_logits, accounts)
-    rows = (memory.num_requests, memory.num_positions)
+    rows = _check(risky_logits, safe_logits, accounts, divergence)
     _check_input("token_ids", token_ids, rows, torch.int64)
-    inputs = {
-        "budget_ptr": None,
-        "account_ptr": accounts,
-        "uniform_ptr": None,
-        "seeds_ptr": None,
-        "given_ptr": token_ids,
-    }
-    launch(risky_logits, safe_logits, memory, inputs, _constants(SCORE.value, divergence, False))
-    return Walk(memory)
+    if resolved_backend(backend, safe_logits.device) == "torch":
+        return _torch_walk(risky_logits, safe_logits, accounts, None, token_ids, divergence)
+    from .gpu.launch import launch_walk
+
+    logits = (risky_logits, safe_logits)
+    is_max = divergence == "max"
+    return Walk(**launch_walk(*logits, accounts, None, token_ids, memory=memory, is_max=is_max))
 
 
-def _constants(mode: int, divergence: str, has_seeds: bool) -> dict[str, bool | int]:
+def _torch_walk(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    accounts: Tensor,
+    uniform: Tensor | None,
+    given: Tensor,
+    divergence: Divergence,
+) -> Walk:
+    """uniform: None to score the tokens given; otherwise they are drafts."""
+    project = project_kl if divergence == "kl" else project_max
+    spent, num_taken = accounts[:, SPENT].clone(), torch.zeros_like(accounts[:, STEP])
+    is_going, rows = torch.ones_like(spent, dtype=torch.bool), []
+    for position, (risky, safe) in enumerate(
+        zip(risky_logits.unbind(1), safe_logits.unbind(1), strict=True)
+    ):
+        budget = allowance(accounts, position, spent)
+        numbers = None if uniform is None else _row_uniforms(uniform, accounts, position)
+        projection = project(risky, safe, budget, numbers, backend="torch")
+        row = _row(projection, is_going, budget, given[:, position] if uniform is None else None)
+        rows.append(row)
+        spent += torch.where(is_going, row.spend, 0.0)
+        is_going = is_going & row.is_valid
+        num_taken += is_going
+        if uniform is not None and position < given.shape[1]:
+            is_going = is_going & (given[:, position] == row.token_ids)
+    accounts[:, STEP] += num_taken
+    accounts[:, SPENT] = spent
+    columns = ([getattr(row, field.name) for row in rows] for field in fields(Walk))
+    return Walk(*(torch.stack(column, dim=1) for column in columns))
+
+
+def _row(projection: Projection, is_going: Tensor, budget: Tensor, given: Tensor | None) -> Walk:
+    """One position of a walk; (B,) each."""
+    token_ids = projection.token_ids if given is None else given
+    assert token_ids is not None
+    safe_log_probs, log_probs = projection.law.token_log_probs(token_ids.clamp(min=0))
+    is_valid = projection.is_valid
+    return Walk(
+        was_reached=is_going,
+        is_valid=is_valid,
+        is_safe_only=projection.is_safe_only,
+        accepted=is_valid if projection.accepted is None else projection.accepted,
+        token_ids=token_ids.where(is_valid, -1),
+        weight=projection.weight,
+        spend=projection.spend,
+        budget=budget,
+        log_probs=log_probs.masked_fill(~is_valid, torch.nan),
+        safe_log_probs=safe_log_probs.masked_fill(~is_valid, torch.nan),
+    )
+
+
+def _row_uniforms(uniform: Tensor, accounts: Tensor, position: int) -> Tensor:
+    """(B, 3), of given numbers (B, G, 3) or of seeds (B,)."""
+    if uniform.ndim == 1:
+        return uniforms(uniform, accounts[:, STEP].long() + position)
+    return uniform[:, position]
+
+
+def _check(
+    risky_logits: Tensor, safe_logits: Tensor, accounts: Tensor, divergence: str
+) -> tuple[int, int]:
+    """Returns: B and G."""
     if divergence not in ("kl", "max"):
         raise ValueError(f"divergence must be 'kl' or 'max', got {divergence!r}")
-    is_max = divergence == "max"
-    return {"MODE": mode, "IS_MAX": is_max, "HAS_ACCOUNT": True, "HAS_SEEDS": has_seeds}
-
-
-def _check(memory: Workspace, risky_logits: Tensor, safe_logits: Tensor, accounts: Tensor) -> None:
-    shape = (memory.num_requests, memory.num_positions, memory.vocab_size)
+    shape = tuple(safe_logits.shape)
+    if len(shape) != 3 or risky_logits.shape != shape:
+        raise ValueError(
+            "risky_logits and safe_logits must both be (B, G, V), "
+            f"got {tuple(risky_logits.shape)} and {shape}"
+        )
     for name, logits in (("risky_logits", risky_logits), ("safe_logits", safe_logits)):
-        if logits.shape != shape or not logits.dtype.is_floating_point:
+        if not logits.dtype.is_floating_point or logits.device != accounts.device:
             raise ValueError(
-                f"{name} must be {shape} of a float dtype, as the workspace, "
-                f"got {tuple(logits.shape)} {logits.dtype}"
+                f"{name} must be of a float dtype on {accounts.device}, as the accounts, "
+                f"got {logits.dtype} on {logits.device}"
             )
-        if logits.device != memory.facts.device:
-            raise ValueError(
-                f"{name} must be on {memory.facts.device}, as the workspace, got {logits.device}"
-            )
-    num_fields = layout.NUM_ACCOUNT_FIELDS.value
-    _check_input("accounts", accounts, (memory.num_requests, num_fields), torch.float64)
+    _check_input("accounts", accounts, (shape[0], NUM_FIELDS), torch.float64)
+    return shape[0], shape[1]
 
 
 def _check_input(name: str, values: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -146,6 +146,36 @@ def test_files_hold_one_idea_each():
     assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
+SHELF = {"accounts", "backend", "certificate", "law", "sampler", "spend"}
+"""What kernels/cpu and kernels/gpu may import of kernels/, beside their own folder."""
+
+
+@pytest.mark.parametrize("folder", ["cpu", "gpu"])
+def test_kernels_of_a_backend_import_the_shelf_and_never_the_other_backend(folder):
+    for path in sorted((ROOT / "kernels" / folder).glob("*.py")):
+        for module in _kernel_imports(path):
+            assert module == folder or module in SHELF, f"{path}: {module}"
+
+
+@pytest.mark.parametrize("area", ["decode", "pretrain", "eval"])
+def test_other_areas_import_the_shelf_of_kernels_alone(area):
+    for path in sources(area):
+        assert not {"cpu", "gpu"} & set(_kernel_imports(path)), path
+
+
+def _kernel_imports(path: Path) -> list[str]:
+    """First names behind `kernels.` of everything that a file imports from there."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = path.relative_to(ROOT).parts[: -node.level]
+            target = (*folder, *(node.module or "").split("."))
+            parts = [part for part in target if part]
+            if parts[:1] == ["kernels"]:
+                names += parts[1:2] or [alias.name for alias in node.names]
+    return names
+
+
 @pytest.mark.parametrize("area", ["kernels", "decode", "pretrain", "eval"])
 def test_library_code_imports_relatively(area):
     for path in sources(area):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...kernels.walk import new_accounts
+from ...kernels.accounts import new_accounts
 from ..ledger import LedgerStep
 from ..levels.level import Level
 from ..models.row_stream import RowStream

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.triton_layout import NUM_ACCOUNT_FIELDS, STEP
-from ...kernels.triton_warping import warped_logits
-from ...kernels.triton_workspace import Workspace, resident_splits, workspace
-from ...kernels.walk import Divergence, Walk, walk
+from ...kernels.accounts import copy_steps, empty_accounts
+from ...kernels.walk import Divergence, Walk, WalkMemory, walk, walk_memory
+from ...kernels.warping import warped_logits
 from ..models.row_stream import RowStream
 from ..settings import SamplingConfig
 from .request import Drawn
@@ -50,7 +49,7 @@ class DeviceState:
     keys: Tensor
     """(B,) int64, of the uniforms of each row's request, see `random_key`."""
     accounts: Tensor
-    """(B, 6) float64, budgets of `kernels.walk.new_accounts`."""
+    """(B, 6) float64, of `kernels.accounts`."""
     penalty: Tensor
     """(B,) float32, the repetition penalty."""
     temperature: Tensor
@@ -80,7 +79,7 @@ class DeviceState:
             is_finished=torch.ones(num_rows, dtype=torch.bool, device=device),
             is_alone=zeros(num_rows, dtype=torch.bool),
             keys=zeros(num_rows),
-            accounts=zeros(num_rows, NUM_ACCOUNT_FIELDS.value, dtype=torch.float64),
+            accounts=empty_accounts(num_rows, device),
             penalty=torch.ones(num_rows, device=device),
             temperature=torch.ones(num_rows, device=device),
             records=zeros(NUM_KEPT, num_rows, num_drafts + 1, NUM_FIELDS, dtype=torch.float64),
@@ -194,10 +193,9 @@ class DeviceStep:
         """is_forked: on CUDA, forwards of both models that do not wait for each other overlap."""
         self.state, self.streams, self.divergence = state, dict(streams), divergence
         (num_rows, vocab_size), device = state.seen.shape, state.seen.device
-        splits = resident_splits(num_rows, vocab_size, device)
         self._num_drafts, self._device = num_drafts, device
-        self._memory = workspace(num_rows, num_drafts + 1, vocab_size, device, splits)
-        self._draft_memory = workspace(num_rows, 1, vocab_size, device, splits)
+        self._memory = walk_memory(num_rows, num_drafts + 1, vocab_size, device)
+        self._draft_memory = walk_memory(num_rows, 1, vocab_size, device)
         self._no_drafts = torch.empty(num_rows, 0, dtype=torch.int64, device=device)
         self._no_budget = torch.zeros_like(state.accounts)
         self._end = min(stop_token_ids, default=NO_TOKEN)
@@ -226,7 +224,7 @@ class DeviceStep:
         state = self.state
         read, drafts, safe, seen = [state.last_tokens], [], [], [state.seen]
         is_drafting = ~(state.is_finished | state.is_alone)
-        self._no_budget[:, STEP.value] = state.accounts[:, STEP.value]
+        copy_steps(self._no_budget, state.accounts)
         for place in range(self._num_drafts):
             safe.append(self._read("safe", read, place))
             guess = self._guessed(safe[-1], seen[-1])
@@ -270,7 +268,7 @@ class DeviceStep:
 
     def _walk(
         self,
-        memory: Workspace,
+        memory: WalkMemory,
         risky: Tensor,
         safe: Tensor,
         seen: Tensor,

@@ -141,9 +141,9 @@ def _is_on_cuda(pair: ModelPair) -> bool:
 
 
 def _check_device(pair: ModelPair) -> None:
-    from ...kernels.triton_launch import check_device
+    from ...kernels.backend import check_triton
 
-    check_device(pair.safe.device)
+    check_triton(pair.safe.device)
 
 
 def _raise_if(refusal: str) -> None:

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ...kernels.clipping import project_max
-from ...kernels.projection import project_kl
+from ...kernels.projection import project_kl, project_max
 from .budget import Budget, Schedule, checked_nats
 from .prefix_debt import DebtMode, prefix_debt
 from .rule import BOTH, NextToken, StepInputs, StreamName

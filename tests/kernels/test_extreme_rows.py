@@ -7,8 +7,7 @@ import pytest
 import torch
 from extreme_logits import EXTREME_KINDS, extreme_budgets, extreme_pair
 
-from anchored.kernels.clipping import project_max
-from anchored.kernels.projection import project_kl
+from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
 

@@ -6,24 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logit_kinds import KINDS, SIZES
+from logit_kinds import FEW_SIZES, KINDS, SIZES
 
-from anchored.kernels import projection, reference
-from anchored.kernels.projection import project_kl
-from anchored.kernels.row_group import PIECE_SIZE
+from anchored.kernels import reference
+from anchored.kernels.cpu.rows import PIECE_SIZE
+from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
 
 REFERENCE_ERROR = 1e-12
 """Nats; rounding of the float64 reference itself, at most 1e-16 times the range of the logits."""
-
-
-@pytest.fixture(scope="module", params=[0, projection.SMALL_VOCAB], ids=["large", "small"])
-def either_search(request):
-    """Both searches for the weight, at any number of symbols."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(projection, "SMALL_VOCAB", request.param)
-        yield
 
 
 def assert_feasible(projection, risky, safe, budget):
@@ -50,11 +42,11 @@ def assert_accurate(projection, kl, log_probs, budget):
     assert error.max() <= 1e-5
 
 
-@pytest.mark.usefixtures("either_search")
+@pytest.mark.parametrize("sizes", [FEW_SIZES, pytest.param(SIZES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ten_thousand_random_cases_keep_the_bound_and_the_accuracy(kind, logit_pairs, budgets):
+def test_random_cases_keep_the_bound_and_the_accuracy(kind, sizes, logit_pairs, budgets):
     generator = torch.Generator().manual_seed(KINDS.index(kind))
-    for vocab_size, num_rows in SIZES:
+    for vocab_size, num_rows in sizes:
         for dtype in (torch.bfloat16, torch.float32):
             risky, safe = (x.to(dtype) for x in logit_pairs(kind, num_rows, vocab_size, generator))
             budget = budgets(num_rows, generator)
@@ -64,7 +56,6 @@ def test_ten_thousand_random_cases_keep_the_bound_and_the_accuracy(kind, logit_p
                 assert_accurate(projection, kl, log_probs, budget)
 
 
-@pytest.mark.usefixtures("either_search")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "huge"])
 def test_weight_agrees_with_bisection(kind, logit_pairs, budgets):
     generator = torch.Generator().manual_seed(1)
@@ -80,7 +71,6 @@ def test_weight_agrees_with_bisection(kind, logit_pairs, budgets):
     assert bool((is_within | projection.is_safe_only).all())
 
 
-@pytest.mark.usefixtures("either_search")
 def test_support_rules():
     inf = math.inf
     safe = torch.tensor([[0.0, 0.0, -inf]] * 5, dtype=torch.float64)
@@ -101,7 +91,6 @@ def test_support_rules():
     assert math.log(2.0) <= projection.spend[1] <= math.log(2.0) + 2 * SPEND_QUANTUM
 
 
-@pytest.mark.usefixtures("either_search")
 def test_identical_models_give_the_risky_law_for_nothing(logit_pairs):
     _, safe = logit_pairs("masked_safe", 20, 300, torch.Generator().manual_seed(2))
     projection = project_kl(safe, safe, torch.full((20,), 1e-9))
@@ -110,7 +99,6 @@ def test_identical_models_give_the_risky_law_for_nothing(logit_pairs):
     assert not projection.is_safe_only.any()
 
 
-@pytest.mark.usefixtures("either_search")
 def test_one_token_vocabulary_is_certain():
     projection = project_kl(
         torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1), torch.zeros(1, 3).double()
@@ -119,7 +107,6 @@ def test_one_token_vocabulary_is_certain():
     assert projection.token_ids.tolist() == [0]
 
 
-@pytest.mark.usefixtures("either_search")
 def test_invalid_rows_are_flagged_and_leave_the_others_alone(logit_pairs):
     risky, safe = logit_pairs("masked_both", 5, 40, torch.Generator().manual_seed(3))
     clean = risky.clone(), safe.clone()
@@ -137,24 +124,28 @@ def test_invalid_rows_are_flagged_and_leave_the_others_alone(logit_pairs):
     assert projection.token_ids[4] == alone.token_ids[0]
 
 
-def test_rows_are_solved_alike_alone_and_beside_rows_that_are_read_otherwise(logit_pairs):
+@pytest.mark.parametrize("project", [project_kl, project_max])
+@pytest.mark.parametrize("vocab_size", [257, PIECE_SIZE + 100, 40_000])
+def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, project, logit_pairs):
     generator = torch.Generator().manual_seed(6)
-    risky, safe = logit_pairs("generic", 6, PIECE_SIZE + 100, generator)
-    # As they are; with bans; of a wide range; far apart; beyond the plain limit; a constant apart.
+    risky, safe = logit_pairs("generic", 12, vocab_size, generator)
+    # As they are; with bans; of a wide range; far apart; huge; a constant apart; not valid.
     risky[1, ::3], safe[2, 0] = -math.inf, -90.0
     risky[3] += 50.0
-    risky[4], safe[4] = risky[4] - 300.0, safe[4] - 300.0
+    risky[4], safe[4] = 1e4 * risky[4], 1e4 * safe[4]
     risky[5] = safe[5] - 1.0
-    budget = torch.full((6,), 0.02, dtype=torch.float64)
+    risky[6, 3] = math.nan
+    budget = torch.full((12,), 0.02, dtype=torch.float64)
     budget[1] += reference.support_floor(risky, safe)[1]
-    uniform = uniforms(torch.arange(6), torch.arange(6))
-    batch = project_kl(risky, safe, budget, uniform)
-    assert_feasible(batch, risky, safe, budget)
-    for row in range(6):
+    uniform = uniforms(torch.arange(12), torch.arange(12))
+    batch = project(risky, safe, budget, uniform)
+    for row in range(12):
         one = slice(row, row + 1)
-        alone = project_kl(risky[one], safe[one], budget[one], uniform[one])
+        alone = project(risky[one], safe[one], budget[one], uniform[one])
         for name in ("weight", "spend", "token_ids", "accepted"):
             assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
+        for name in ("offset", "ceiling", "log2_safe_mass"):
+            assert torch.equal(getattr(alone.law, name), getattr(batch.law, name)[one])
 
 
 def test_token_log_probs_are_those_of_the_whole_row(logit_pairs, budgets):
@@ -198,7 +189,6 @@ def test_strided_logits_are_read_in_place(logit_pairs):
     assert torch.equal(transposed.spend, project_kl(risky[:3], safe[:3], budget).spend)
 
 
-@pytest.mark.usefixtures("either_search")
 @given(
     kind=st.sampled_from(KINDS),
     vocab_size=st.sampled_from([1, 2, 7, 63, 64, 65, 300]),
@@ -264,32 +254,3 @@ def test_an_empty_vocabulary_is_refused():
 def test_an_empty_batch_is_empty():
     projection = project_kl(torch.zeros(0, 4), torch.zeros(0, 4), torch.ones(0))
     assert projection.log_probs().shape == (0, 4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_bytes_are_projected_as_by_the_search_for_large_vocabularies(
-    kind, logit_pairs, budgets, monkeypatch
-):
-    generator = torch.Generator().manual_seed(5)
-    risky, safe = (x.double() for x in logit_pairs(kind, 40, 257, generator))
-    budget = budgets(40, generator)
-    small = project_kl(risky, safe, budget)
-    monkeypatch.setattr(projection, "SMALL_VOCAB", 0)
-    large = project_kl(risky, safe, budget)
-    assert torch.equal(small.is_safe_only, large.is_safe_only)
-    nearness = 2.0 * torch.clamp(1e-5 * budget, min=1e-7)
-    if kind != "huge":
-        assert bool(((small.spend - large.spend).abs() <= nearness).all())
-
-
-def test_rows_of_bytes_do_not_depend_on_each_other(logit_pairs, budgets):
-    generator = torch.Generator().manual_seed(6)
-    risky, safe = logit_pairs(KINDS[0], 20, 257, generator)
-    budget = budgets(20, generator)
-    together = project_kl(risky, safe, budget)
-    for row in range(20):
-        one = slice(row, row + 1)
-        alone = project_kl(risky[one], safe[one], budget[one])
-        assert torch.equal(alone.weight, together.weight[one])
-        assert torch.equal(alone.spend, together.spend[one])
-        assert torch.equal(alone.law.offset, together.law.offset[one])

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchored.kernels import reference
-from anchored.kernels.clipping import project_max
-from anchored.kernels.projection import project_kl
-from anchored.kernels.row_group import PIECE_SIZE
+from anchored.kernels.cpu.rows import PIECE_SIZE
+from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.sampler import coupled_sample
 from anchored.kernels.uniforms import uniforms
 

@@ -13,9 +13,9 @@ import sys
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from anchored.kernels import triton_walk
-from anchored.kernels.triton_interval_sums import interval_log_sums_kernel
-from anchored.kernels.triton_warping import _warp_kernel
+from anchored.kernels.gpu import walk_kernel
+from anchored.kernels.gpu.interval_sums import interval_log_sums_kernel
+from anchored.kernels.gpu.warping import _warp_kernel
 
 target = GPUTarget("cuda", 90, 32)
 
@@ -43,7 +43,7 @@ def compiled(kernel, num_warps, **constants):
 def walk(num_warps, **constants):
     strides = {"risky_stride": 1, "safe_stride": 1}  # as the launcher specialises them
     constants = {"PHASE": 0, "HAS_ACCOUNT": True, "HAS_SEEDS": True} | strides | constants
-    return compiled(triton_walk.walk_kernel, num_warps, **constants)
+    return compiled(walk_kernel.walk_kernel, num_warps, **constants)
 
 kernels = [
     walk(8, MODE=1, IS_MAX=False, BLOCK_SIZE=1024, NUM_SLOTS=128, NUM_SPLITS=126),

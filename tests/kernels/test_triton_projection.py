@@ -6,12 +6,11 @@ import pytest
 import torch
 from logit_kinds import KINDS
 
-from anchored.kernels import reference, triton_projection
-from anchored.kernels.clipping import project_max
-from anchored.kernels.projection import project_kl
+from anchored.kernels import reference
+from anchored.kernels.gpu.launch import project_into, workspace
+from anchored.kernels.gpu.layout import NUM_STEPS
+from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.spend import SPEND_QUANTUM
-from anchored.kernels.triton_layout import NUM_STEPS
-from anchored.kernels.triton_workspace import workspace
 from anchored.kernels.uniforms import uniforms
 
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
@@ -42,7 +41,7 @@ def divergence_of(project, projection, risky, safe):
     law = projection.law
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
-    tilt = tilt - (law.pair.risky_peak - law.pair.safe_peak).cpu() / math.log(2.0)
+    tilt = tilt - (law.risky_peak - law.safe_peak).cpu()[:, None] / math.log(2.0)
     ratio = torch.minimum(tilt + law.offset.cpu()[:, None], law.ceiling.cpu()[:, None])
     ratio = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
     return torch.where(forced, 0.0, ratio)
@@ -128,9 +127,7 @@ def test_results_do_not_depend_on_the_programs_that_share_a_row(project, logit_p
     facts = []
     for num_splits in (1, 2, 3, 1):
         memory = workspace(3, 1, 3000, DEVICE, num_splits)
-        triton_projection.project_into(
-            memory, risky, safe, budget, uniform, is_max=project is project_max
-        )
+        project_into(memory, risky, safe, budget, uniform, is_max=project is project_max)
         facts.append((memory.facts, memory.flags, memory.token_ids))
     for other in facts[1:]:
         assert all(
@@ -162,9 +159,7 @@ def test_a_workspace_used_again_gives_the_same_bits(project, logit_pairs):
     is_max = project is project_max
     results = []
     for budget in budgets:
-        projection = triton_projection.project_into(
-            memory, risky, safe, budget, uniform, is_max=is_max
-        )
+        projection = project_into(memory, risky, safe, budget, uniform, is_max=is_max)
         results.append((projection.spend.clone(), projection.token_ids.clone()))
     assert torch.equal(results[0][0], results[2][0])
     assert torch.equal(results[0][1], results[2][1])

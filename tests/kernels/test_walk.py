@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from anchored.decode.rules.budget import Budget
-from anchored.kernels.clipping import project_max
-from anchored.kernels.projection import project_kl
-from anchored.kernels.triton_layout import SPENT, STEP
-from anchored.kernels.triton_workspace import workspace
+from anchored.kernels.accounts import SPENT, STEP, new_accounts
+from anchored.kernels.gpu.launch import workspace
+from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.uniforms import uniforms
-from anchored.kernels.walk import new_accounts, score, walk
+from anchored.kernels.walk import score, walk, walk_memory
 
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -22,6 +21,12 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_REQUESTS, NUM_POSITIONS = 3, 3
 PER_STEP, TOTAL, DEBT = 0.3, 0.6, 0.1
 SEEDS = torch.arange(NUM_REQUESTS) + 11
+
+
+@pytest.fixture(params=["torch", "triton"])
+def backend(request):
+    """Which of them walks."""
+    return request.param
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ def accounts(schedule):
 
 
 def memory(vocab_size, num_splits=1):
+    """Of a launch; torch needs none, and may be given it."""
     return workspace(NUM_REQUESTS, NUM_POSITIONS, vocab_size, DEVICE, num_splits)
 
 
@@ -50,7 +56,7 @@ def pairs(logit_pairs, vocab_size, seed, kind="generic"):
     return [x.view(shape).to(DEVICE) for x in logit_pairs(kind, rows, vocab_size, generator)]
 
 
-def plain_decoding(risky, safe, schedule, divergence="kl"):
+def plain_decoding(risky, safe, schedule, *, backend, divergence="kl"):
     project = project_kl if divergence == "kl" else project_max
     budget = Budget(
         per_step=PER_STEP, total=TOTAL, horizon=NUM_POSITIONS, debt=DEBT, schedule=schedule
@@ -60,7 +66,7 @@ def plain_decoding(risky, safe, schedule, divergence="kl"):
         allowed = torch.tensor([budget.allowance(step, nats) for nats in spent], dtype=torch.double)
         uniform = uniforms(SEEDS, torch.full((NUM_REQUESTS,), step))
         drawn = project(
-            risky[:, step], safe[:, step], allowed.to(DEVICE), uniform.to(DEVICE), backend="triton"
+            risky[:, step], safe[:, step], allowed.to(DEVICE), uniform.to(DEVICE), backend=backend
         )
         log_probs = drawn.token_log_probs(drawn.token_ids)
         steps.append((drawn.token_ids, drawn.spend, allowed.to(DEVICE), log_probs))
@@ -81,9 +87,11 @@ def check_reached_rows(result, plain):
     ("schedule", "divergence"),
     [("adaptive", "kl"), ("adaptive", "max"), ("global", "kl"), ("fixed", "kl")],
 )
-def test_a_walk_is_plain_decoding_up_to_the_first_rejection(schedule, divergence, logit_pairs):
+def test_a_walk_is_plain_decoding_up_to_the_first_rejection(
+    schedule, divergence, logit_pairs, backend
+):
     risky, safe = pairs(logit_pairs, 60, 1)
-    plain = plain_decoding(risky, safe, schedule, divergence)
+    plain = plain_decoding(risky, safe, schedule, divergence=divergence, backend=backend)
     drafts = plain.token_ids[:, :-1].clone()
     drafts[1, 1] = (drafts[1, 1] + 1) % 60
     drafts[2, 0] = -1
@@ -96,17 +104,19 @@ def test_a_walk_is_plain_decoding_up_to_the_first_rejection(schedule, divergence
         drafts=drafts,
         memory=memory(60),
         divergence=divergence,
+        backend=backend,
     )
     assert result.was_reached.tolist() == [[True] * 3, [True, True, False], [True, False, False]]
     check_reached_rows(result, plain)
     spent = torch.where(result.was_reached, plain.spends, 0.0).sum(1)
-    assert torch.equal(account[:, SPENT.value], spent)
-    assert account[:, STEP.value].tolist() == [3.0, 2.0, 1.0]
+    assert torch.equal(account[:, SPENT], spent)
+    assert account[:, STEP].tolist() == [3.0, 2.0, 1.0]
 
 
 def test_programs_that_share_a_request_walk_it_alike(logit_pairs):
+    backend = "triton"
     risky, safe = pairs(logit_pairs, 1100, 2)
-    plain = plain_decoding(risky, safe, "adaptive")
+    plain = plain_decoding(risky, safe, "adaptive", backend=backend)
     drafts = plain.token_ids[:, :-1].contiguous()
     drafts[0, 0] = (drafts[0, 0] + 1) % 1100
     for num_splits in (1, 2):
@@ -118,14 +128,15 @@ def test_programs_that_share_a_request_walk_it_alike(logit_pairs):
             uniform=SEEDS.to(DEVICE),
             drafts=drafts,
             memory=memory(1100, num_splits),
+            backend=backend,
         )
         check_reached_rows(result, plain)
-        assert account[:, STEP.value].tolist() == [1.0, 3.0, 3.0]
+        assert account[:, STEP].tolist() == [1.0, 3.0, 3.0]
 
 
-def test_one_row_a_call_is_a_walk_of_many(logit_pairs):
+def test_one_row_a_call_is_a_walk_of_many(logit_pairs, backend):
     risky, safe = pairs(logit_pairs, 40, 3)
-    plain = plain_decoding(risky, safe, "adaptive")
+    plain = plain_decoding(risky, safe, "adaptive", backend=backend)
     account, no_drafts = accounts("adaptive"), torch.zeros(NUM_REQUESTS, 0, dtype=torch.int64)
     small = workspace(NUM_REQUESTS, 1, 40, DEVICE, 1)
     for step in range(NUM_POSITIONS):
@@ -137,14 +148,15 @@ def test_one_row_a_call_is_a_walk_of_many(logit_pairs):
             uniform=SEEDS.to(DEVICE),
             drafts=no_drafts.to(DEVICE),
             memory=small,
+            backend=backend,
         )
         assert torch.equal(result.token_ids, plain.token_ids[:, row])
         assert torch.equal(result.spend, plain.spends[:, row])
 
 
-def test_given_uniforms_draw_like_the_seeds_they_come_from(logit_pairs):
+def test_given_uniforms_draw_like_the_seeds_they_come_from(logit_pairs, backend):
     risky, safe = pairs(logit_pairs, 40, 4)
-    plain = plain_decoding(risky, safe, "global")
+    plain = plain_decoding(risky, safe, "global", backend=backend)
     steps = torch.arange(NUM_POSITIONS).expand(NUM_REQUESTS, -1)
     result = walk(
         risky,
@@ -153,15 +165,16 @@ def test_given_uniforms_draw_like_the_seeds_they_come_from(logit_pairs):
         uniform=uniforms(SEEDS, steps).to(DEVICE),
         drafts=plain.token_ids[:, :-1].contiguous(),
         memory=memory(40),
+        backend=backend,
     )
     assert bool(result.was_reached.all())
     check_reached_rows(result, plain)
 
 
 @pytest.mark.parametrize("divergence", ["kl", "max"])
-def test_scores_are_those_of_decoding(divergence, logit_pairs):
+def test_scores_are_those_of_decoding(divergence, logit_pairs, backend):
     risky, safe = pairs(logit_pairs, 50, 5, "masked_both")
-    plain = plain_decoding(risky, safe, "adaptive", divergence)
+    plain = plain_decoding(risky, safe, "adaptive", divergence=divergence, backend=backend)
     account = accounts("adaptive")
     result = score(
         risky,
@@ -170,15 +183,16 @@ def test_scores_are_those_of_decoding(divergence, logit_pairs):
         accounts=account,
         memory=memory(50),
         divergence=divergence,
+        backend=backend,
     )
     assert bool(result.was_reached.all())
     check_reached_rows(result, plain)
-    assert torch.equal(account[:, SPENT.value], plain.spends.sum(1))
+    assert torch.equal(account[:, SPENT], plain.spends.sum(1))
     safe_log_probs = safe.double().log_softmax(-1).gather(2, plain.token_ids[..., None])[..., 0]
     torch.testing.assert_close(result.safe_log_probs, safe_log_probs, rtol=0, atol=1e-12)
 
 
-def test_a_token_that_p_star_bans_scores_minus_infinity():
+def test_a_token_that_p_star_bans_scores_minus_infinity(backend):
     safe = torch.tensor([[[0.0, 0.0, -math.inf]]], device=DEVICE)
     risky = torch.tensor([[[0.0, -math.inf, 0.0]]], device=DEVICE)
     account = new_accounts([2.0], [2.0], [0.0], "adaptive", DEVICE)
@@ -189,13 +203,14 @@ def test_a_token_that_p_star_bans_scores_minus_infinity():
             torch.tensor([[token]], device=DEVICE),
             accounts=account.clone(),
             memory=workspace(1, 1, 3, DEVICE, 1),
+            backend=backend,
         )
         assert result.log_probs.item() == expected
 
 
-def test_an_invalid_row_ends_its_walk_and_is_not_committed(logit_pairs):
+def test_an_invalid_row_ends_its_walk_and_is_not_committed(logit_pairs, backend):
     risky, safe = pairs(logit_pairs, 40, 6)
-    plain = plain_decoding(risky, safe, "adaptive")
+    plain = plain_decoding(risky, safe, "adaptive", backend=backend)
     risky[1, 1, 3], risky[2, 2, 0] = math.nan, math.nan
     account = accounts("adaptive")
     drafts = plain.token_ids[:, :-1].clone()
@@ -207,12 +222,13 @@ def test_an_invalid_row_ends_its_walk_and_is_not_committed(logit_pairs):
         uniform=SEEDS.to(DEVICE),
         drafts=drafts,
         memory=memory(40),
+        backend=backend,
     )
     assert result.was_reached.tolist() == [[True] * 3, [True, True, False], [True, True, False]]
     assert result.is_valid[1].tolist()[:2] == [True, False]
     assert result.token_ids[1, 1] == -1
-    assert account[:, STEP.value].tolist() == [3.0, 1.0, 2.0]
-    assert account[1, SPENT.value] == plain.spends[1, 0]
+    assert account[:, STEP].tolist() == [3.0, 1.0, 2.0]
+    assert account[1, SPENT] == plain.spends[1, 0]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +237,9 @@ def test_an_invalid_row_ends_its_walk_and_is_not_committed(logit_pairs):
         ({"drafts": torch.zeros(3, 3, dtype=torch.int64)}, r"drafts must be \(3, 2\) torch.int64"),
         ({"uniform": torch.zeros(3, 3, 3)}, r"uniform must be \(3, 3, 3\) torch.float64"),
         ({"accounts": torch.zeros(3, 5).double()}, r"accounts must be \(3, 6\) torch.float64"),
-        ({"risky_logits": torch.zeros(3, 3, 8)}, r"risky_logits must be \(3, 3, 7\)"),
+        ({"risky_logits": torch.zeros(3, 3, 8)}, r"must both be \(B, G, V\), got \(3, 3, 8\)"),
+        ({"risky_logits": torch.zeros(3, 3, 7).long()}, "risky_logits must be of a float dtype"),
+        ({"memory": memory(8), "backend": "triton"}, r"is for logits of \(3, 3, 8\) on"),
         ({"divergence": "tv"}, "divergence must be 'kl' or 'max', got 'tv'"),
     ],
 )
@@ -239,3 +257,43 @@ def test_wrong_arguments_are_refused(change, message):
         walk(risky, safe, **arguments)
     with pytest.raises(ValueError, match="schedule must be one of adaptive, global, fixed"):
         accounts("weekly")
+
+
+@pytest.mark.parametrize("divergence", ["kl", "max"])
+@pytest.mark.parametrize("kind", ["generic", "masked_both", "memorised"])
+def test_both_backends_walk_alike(kind, divergence, logit_pairs):
+    risky, safe = pairs(logit_pairs, 130, 7, kind)
+    risky[2, 1, 5] = math.nan
+    account = accounts("fixed")  # a rest of the budget would be of their tolerances
+    draws = {"uniform": SEEDS.to(DEVICE), "divergence": divergence}
+    ahead = torch.full((NUM_REQUESTS, NUM_POSITIONS - 1), -1, device=DEVICE)
+    for position in range(NUM_POSITIONS - 1):  # what is drawn, known one position further
+        result = walk(risky, safe, accounts=account.clone(), drafts=ahead, backend="torch", **draws)
+        ahead[:, position] = result.token_ids[:, position]
+    ahead[0, 1] = (ahead[0, 1] + 1) % 130
+    ends = {backend: account.clone() for backend in ("torch", "triton")}
+    drawn = [
+        walk(risky, safe, accounts=x, drafts=ahead, backend=b, **draws) for b, x in ends.items()
+    ]
+    check_same(*drawn)
+    torch.testing.assert_close(ends["torch"], ends["triton"], rtol=0, atol=1e-5)
+    given = (risky, safe, ahead.new_full((NUM_REQUESTS, NUM_POSITIONS), 17))
+    ends = {backend: account.clone() for backend in ends}
+    scored = [score(*given, accounts=x, divergence=divergence, backend=b) for b, x in ends.items()]
+    check_same(*scored)
+    torch.testing.assert_close(ends["torch"], ends["triton"], rtol=0, atol=1e-5)
+
+
+def check_same(by_torch, by_triton):
+    reached = by_torch.was_reached
+    assert torch.equal(reached, by_triton.was_reached) and not reached.all()
+    for name in ("is_valid", "is_safe_only", "token_ids"):
+        assert torch.equal(getattr(by_torch, name)[reached], getattr(by_triton, name)[reached])
+    for name in ("weight", "spend", "budget", "log_probs", "safe_log_probs"):
+        values = [getattr(x, name)[reached] for x in (by_torch, by_triton)]
+        # Solvers may stop anywhere within their tolerance of the budget, 1e-5 of it.
+        torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_torch_walks_without_memory():
+    assert walk_memory(2, 1, 50, torch.device("cpu")) is None

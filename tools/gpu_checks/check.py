@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from anchored.kernels.triton_launch import is_interpreted
+from anchored.kernels.gpu.launch import is_interpreted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

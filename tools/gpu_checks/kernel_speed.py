@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from anchored.kernels.triton_projection import project_into
-from anchored.kernels.triton_workspace import resident_splits, workspace
+from anchored.kernels.gpu.launch import project_into, resident_splits, workspace
 from anchored.kernels.uniforms import uniforms
 from anchored.tools.bench_kernel import (
     BUDGET_NATS,

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from anchored.kernels import reference
-from anchored.kernels.clipping import project_max
+from anchored.kernels.accounts import new_accounts
+from anchored.kernels.gpu.launch import Workspace, project_into, resident_splits, workspace
 from anchored.kernels.law import Projection
-from anchored.kernels.projection import project_kl
+from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.spend import SPEND_QUANTUM
-from anchored.kernels.triton_projection import project_into
-from anchored.kernels.triton_warping import warped_logits
-from anchored.kernels.triton_workspace import Workspace, resident_splits, workspace
 from anchored.kernels.uniforms import uniforms
-from anchored.kernels.walk import new_accounts, walk
+from anchored.kernels.walk import walk
+from anchored.kernels.warping import warped_logits
 
 from .check import Check, RunCheck, can_run, skipped
 from .logit_cases import logit_cases
@@ -296,7 +295,7 @@ def _divergence(
     law = projection.law
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
-    tilt = tilt - (law.pair.risky_peak - law.pair.safe_peak) / math.log(2.0)
+    tilt = tilt - (law.risky_peak - law.safe_peak)[:, None] / math.log(2.0)
     ratio = torch.minimum(tilt + law.offset[:, None], law.ceiling[:, None])
     largest = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
     return torch.where(forced, 0.0, largest)

@@ -14,8 +14,9 @@ from anchored.decode.engine.draft_length import LENGTHS
 from anchored.decode.engine.request import Request
 from anchored.decode.levels.token_level import TokenLevel
 from anchored.decode.settings import SamplingConfig
-from anchored.kernels.triton_workspace import resident_splits, workspace
-from anchored.kernels.walk import new_accounts, walk
+from anchored.kernels.accounts import new_accounts
+from anchored.kernels.gpu.launch import resident_splits, workspace
+from anchored.kernels.walk import walk
 from anchored.tools.gpu_checks.kernel_speed import replay_us
 from anchored.tools.model_alone import ModelAlone
 

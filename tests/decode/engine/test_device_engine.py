@@ -19,7 +19,7 @@ from anchored.decode.engine.device_check import largest_difference
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.models import column_attention
 from anchored.decode.settings import SamplingConfig
-from anchored.kernels import triton_launch
+from anchored.kernels.gpu import launch
 
 # The interpreter divides by zero in lanes that it discards.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -106,7 +106,7 @@ def test_pairs_and_rules_that_cannot_run_on_the_device_are_refused(
             Decoder(wrong_pair, rule, engine="device")
     with pytest.raises(ValueError, match="engine must be"):
         Decoder(llama_pair, KL, engine="graph")
-    monkeypatch.setattr(triton_launch, "is_interpreted", lambda: False)
+    monkeypatch.setattr(launch, "is_interpreted", lambda: False)
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
         Decoder(llama_pair, KL, engine="device")
 

@@ -12,6 +12,7 @@ from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
 from anchored.decode.levels.token_level import TokenLevel
 from anchored.decode.settings import SamplingConfig
+from anchored.kernels import walk, warping
 
 # The interpreter divides by zero in lanes that it discards.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -81,6 +82,14 @@ class NoAnswers(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.fixture
+def by_triton(monkeypatch):
+    """Walks and warping as on CUDA, in the interpreter."""
+    for module in (walk, warping):
+        monkeypatch.setattr(module, "resolved_backend", lambda backend, device: "triton")
+
+
+@pytest.mark.usefixtures("by_triton")
 @pytest.mark.parametrize(("family", "num_drafts"), [("llama", 2), ("gpt2", 0)])
 def test_a_step_asks_the_device_for_nothing(tokenizer, family, num_drafts):
     batch = new_batch(pair_of(tokenizer, family), num_drafts)

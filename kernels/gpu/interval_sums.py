@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_launch import check_device
+from .launch import check_device
 
 BLOCK_SIZE = 1024
 

@@ -1,34 +1,28 @@
-"""Repetition penalty and temperature of both models in one kernel, before the projection."""
+"""Repetition penalty and temperature of both models in one launch."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_launch import check_device
+from .launch import check_device
 
 # B requests, V vocabulary.
 
 BLOCK_SIZE = 1024
 
 
-def warped_logits(
+def launched_warping(
     risky_logits: Tensor,
     safe_logits: Tensor,
     seen: Tensor,
     penalty: Tensor,
     temperature: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Both models' logits after the repetition penalty and the temperature, in one launch.
+    """`warping.warped_logits` of arguments that were checked.
 
-    risky_logits, safe_logits: (B, V), any float dtype and strides. seen: (B, V) bool, the tokens
-    whose positive logits are divided by the penalty and whose others are multiplied by it.
-    penalty, temperature: (B,) float32, > 0; read on the device, so their values are not checked.
-    Returns: risky and safe, (B, V) float32 each; -inf stays -inf and NaN stays NaN.
-    Raises: ValueError for a wrong shape or dtype, or tensors that Triton cannot reach.
-    Source: Keskar et al. 2019, "CTRL", section 4.1, as transformers applies it.
+    Raises: ValueError for tensors that Triton cannot reach.
     """
-    _check(risky_logits, safe_logits, seen, penalty, temperature)
     check_device(risky_logits.device)
     num_rows, vocab_size = risky_logits.shape
     warped = torch.empty(2, num_rows, vocab_size, dtype=torch.float32, device=risky_logits.device)
@@ -47,24 +41,6 @@ def warped_logits(
         BLOCK_SIZE=BLOCK_SIZE,
     )
     return warped[0], warped[1]
-
-
-def _check(
-    risky_logits: Tensor, safe_logits: Tensor, seen: Tensor, penalty: Tensor, temperature: Tensor
-) -> None:
-    shape = risky_logits.shape
-    if len(shape) != 2 or safe_logits.shape != shape or seen.shape != shape:
-        raise ValueError(
-            "risky_logits, safe_logits and seen must all be (B, V), got "
-            f"{tuple(shape)}, {tuple(safe_logits.shape)} and {tuple(seen.shape)}"
-        )
-    if seen.dtype != torch.bool:
-        raise ValueError(f"seen must be bool, got {seen.dtype}")
-    for name, values in (("penalty", penalty), ("temperature", temperature)):
-        if values.shape != shape[:1] or values.dtype != torch.float32:
-            raise ValueError(
-                f"{name} must be ({shape[0]},) float32, got {tuple(values.shape)} {values.dtype}"
-            )
 
 
 @triton.jit

@@ -1,0 +1,209 @@
+"""The largest weight of the risky model whose KL divergence fits the budget, row by row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..certificate import ALLOWANCE_ROUNDINGS, KL_MARGIN, SHORTFALL_FRACTION, SHORTFALL_NATS
+from ..spend import BITS_PER_NAT, EPSILON
+from .rows import Flags, Floats, Numbers, Rows, Solution, columns, host, part, safe_solution, sums
+
+# A rows whose weight is sought, R rows read together, N pieces of a row, C columns of a piece.
+
+GUESS_PASSES = 24
+"""float32 passes at most; Newton takes about 3, and a curve with a sharp bend is bisected."""
+
+GUESS_STEP = 1e-3
+"""A relative Newton step below it is the last: what that misses is about its square."""
+
+LEAST_GUESSED = 1e-6
+"""Nats; below, float32 knows KL no better than the variance of the tilt at beta = 0 does."""
+
+NEWTON_PASSES = 8
+MAX_PASSES = 72
+"""float64 passes, mostly one or two. After Newton's, bisection, a bit of the mantissa each."""
+
+
+class _Points(NamedTuple):
+    """Points of the curve KL(beta), one a row; (A,) each."""
+
+    beta: Floats
+    log2_partition: Floats
+    """log2 of the sum of p_s**(1 - beta) p_r**beta on the support, largest logits weighing 1."""
+    kl: Floats
+    """Nats, from the safe model on the support; inf where it is not known."""
+    margin: Floats
+    """Nats; the true KL is within it of `kl`."""
+    speed: Floats
+    """d sqrt(KL) / d beta; sqrt(KL) is nearly straight."""
+
+
+class _Curves(NamedTuple):
+    """A rows on their common supports."""
+
+    bits: Tensor
+    """(A, N, C), of the safe model, float32 or float64."""
+    tilt: Tensor
+    """(A, N, C), up to a constant of each row."""
+    log2_shared: Floats
+    """(A,), log2 of the weight at beta = 0."""
+    rounding: float
+    """Relative error bound of a sum of weights."""
+
+    def take(self, rows: Numbers) -> _Curves:
+        return _Curves(
+            part(self.bits, rows), part(self.tilt, rows), self.log2_shared[rows], self.rounding
+        )
+
+
+def solve(rows: Rows, budget: Floats) -> Solution:
+    """p* of R rows. budget: (R,) nats, multiples of the quantum."""
+    solution = safe_solution(len(budget))
+    # What is added to the floor again must not round past the budget.
+    allowance = budget - rows.floor - ALLOWANCE_ROUNDINGS * EPSILON * budget
+    chosen = np.flatnonzero(rows.is_valid & (budget > 0.0) & (allowance >= 0.0))
+    if len(chosen) > 0:
+        tolerance = np.maximum(SHORTFALL_FRACTION * budget, SHORTFALL_NATS)
+        tolerance = np.minimum(tolerance, 0.5 * allowance)
+        best = _largest_feasible(rows, chosen, allowance[chosen], tolerance[chosen])
+        solution.weight[chosen] = solution.slope[chosen] = best.beta
+        solution.offset[chosen] = rows.log2_safe_mass[chosen] - best.log2_partition
+        solution.spend[chosen] = best.kl + best.margin + rows.floor[chosen]
+        solution.is_safe_only[chosen] = False
+    return solution
+
+
+def _largest_feasible(rows: Rows, chosen: Numbers, allowance: Floats, tolerance: Floats) -> _Points:
+    """The largest beta found whose KL and margin do not exceed the allowance, nats; (A,) each.
+
+    The search ends within the tolerance of the allowance, or four margins.
+    """
+    bits, tilt = part(rows.shared, chosen), part(rows.tilt, chosen)
+    curves = _Curves(bits, tilt, rows.log2_shared[chosen], rows.rounding)
+    work = rows.scratch[0, : len(chosen)]
+    guess = _guess(curves, allowance - 0.5 * tolerance, work)
+    search = _Search(curves, allowance, tolerance, guess)
+    open_rows = np.arange(len(chosen))
+    for num_passes in range(MAX_PASSES):
+        search.measure(open_rows, work, is_newton=num_passes < NEWTON_PASSES)
+        open_rows = search.open_rows()
+        if len(open_rows) == 0:
+            break
+    return search.best
+
+
+class _Search:
+    """What certified points say of A rows."""
+
+    def __init__(
+        self, curves: _Curves, allowance: Floats, tolerance: Floats, guess: Floats
+    ) -> None:
+        self._curves, self._allowance, self._tolerance = curves, allowance, tolerance
+        self._is_untilted = _is_zero(curves.tilt)
+        self._beta, self._high = guess, np.full_like(guess, np.inf)
+        # beta = 0 is the safe model on the support by definition.
+        zeros = [np.zeros_like(guess) for _ in range(4)]
+        self.best = _Points(zeros[0], curves.log2_shared.copy(), *zeros[1:])
+
+    def open_rows(self) -> Numbers:
+        """Rows that may still rise, and have not come near enough."""
+        best = self.best
+        # Neighbours: no number is left to be tried.
+        can_rise = (best.beta < 1.0) & (np.nextafter(best.beta, 2.0) < self._high)
+        slack = np.maximum(self._tolerance, 4.0 * best.margin)
+        return np.flatnonzero(can_rise & (best.kl < self._allowance - slack))
+
+    def measure(self, rows: Numbers, work: Tensor, *, is_newton: bool) -> None:
+        """Measure these rows at their next betas, and choose those to follow."""
+        beta, best, high = self._beta, self.best, self._high
+        here = _certified(self._curves.take(rows), beta[rows], self._is_untilted[rows], work)
+        is_feasible = here.kl + here.margin <= self._allowance[rows]
+        for column, new in zip(best, here, strict=True):
+            column[rows] = np.where(is_feasible, new, column[rows])
+        high[rows] = np.where(is_feasible, high[rows], here.beta)
+        aim = (self._allowance - np.maximum(0.5 * self._tolerance, 2.0 * best.margin))[rows]
+        beta[rows] = _following(here, aim, best.beta[rows], high[rows], is_newton=is_newton)
+
+
+def _is_zero(values: Tensor) -> Flags:
+    """(A, N, C) -> (A,): no value of the row is anything else."""
+    return host((values.amax((1, 2)) == 0.0) & (values.amin((1, 2)) == 0.0))
+
+
+def _guess(curves: _Curves, aim: Floats, work: Tensor) -> Floats:
+    """(A,) betas whose KL is about the aim, nats, by float32 sums, which prove nothing.
+
+    work: (A, N, C) float64, to be written over.
+    """
+    curves, variance = _centred(curves, work)
+    scratch = torch.empty_like(curves.bits)
+    beta = np.fmin(np.sqrt(2.0 * aim / variance), 1.0)
+    low, high = np.zeros_like(beta), np.full_like(beta, np.inf)
+    is_over = aim < LEAST_GUESSED
+    for _ in range(GUESS_PASSES):
+        if is_over.all():
+            break
+        here = _points(curves, beta, scratch)
+        is_below = here.kl <= aim
+        low, high = np.where(is_below, beta, low), np.where(is_below, high, beta)
+        following = np.where(is_over, beta, _following(here, aim, low, high, is_newton=True))
+        is_over |= np.abs(following - beta) <= GUESS_STEP * beta
+        beta = following
+    return beta
+
+
+def _centred(curves: _Curves, work: Tensor) -> tuple[_Curves, Floats]:
+    """The curves in float32, with tilts less their mean, and their variance at beta = 0, nats."""
+    bits, zeros = curves.bits.float(), np.zeros_like(curves.log2_shared)
+    _, mean, mean_square = _moments(curves, zeros, work)
+    tilt = torch.sub(curves.tilt, columns(mean * BITS_PER_NAT, work), out=work).float()
+    return curves._replace(bits=bits, tilt=tilt), mean_square - mean * mean
+
+
+def _following(last: _Points, aim: Floats, low: Floats, high: Floats, *, is_newton: bool) -> Floats:
+    """The next betas, (A,) above `low` and below `high`: a step in sqrt(KL), or the middle."""
+    beta = np.minimum(last.beta + (np.sqrt(aim) - np.sqrt(last.kl)) / last.speed, 1.0)
+    middle = low + 0.5 * (np.minimum(high, 1.0) - low)
+    # 1 has not been tried while no end is known above.
+    fallback = np.where(high == np.inf, 1.0, middle)
+    return np.where((beta > low) & (beta < high) & is_newton, beta, fallback)
+
+
+def _certified(curves: _Curves, beta: Floats, is_untilted: Flags, work: Tensor) -> _Points:
+    """Points from float64 sums. Where no token of the support is tilted, KL is exactly 0."""
+    points = _points(curves, beta, work)
+    kl = np.where(np.isfinite(points.kl + points.margin), points.kl, np.inf)
+    margin = np.where(is_untilted, 0.0, points.margin)
+    return points._replace(kl=np.where(is_untilted, 0.0, kl), margin=margin)
+
+
+def _points(curves: _Curves, beta: Floats, work: Tensor) -> _Points:
+    """KL = beta psi' - psi with psi = log E_{p_s}[exp(beta d)], and KL' = beta psi''.
+
+    The margin is derived in docs/guarantee.md: relative errors of the weights, and how far the
+    divergence passes them on.
+    """
+    log2_partition, mean, mean_square = _moments(curves, beta, work)
+    psi = (log2_partition - curves.log2_shared) / BITS_PER_NAT
+    kl = np.maximum(beta * mean - psi, 0.0)
+    variance = np.maximum(mean_square - mean * mean, 0.0)
+    spread, drift = np.sqrt(mean_square), np.abs(psi)
+    weight_error = curves.rounding + EPSILON * (spread + drift)
+    margin = KL_MARGIN * weight_error * (1.0 + drift + beta * spread)
+    return _Points(beta, log2_partition, kl, margin, beta * variance / (2.0 * np.sqrt(kl)))
+
+
+def _moments(curves: _Curves, beta: Floats, work: Tensor) -> tuple[Floats, Floats, Floats]:
+    """log2 of the sum of weights, mean and mean square of the tilt in nats; (A,) each."""
+    weights = work[: len(beta)]
+    torch.addcmul(curves.bits, columns(beta, weights), curves.tilt, out=weights)
+    top = weights.amax((1, 2), keepdim=True)  # however far the models are apart, none underflows
+    partition = sums(weights.sub_(top).exp2_())
+    first = sums(weights.mul_(curves.tilt)) / partition
+    second = sums(weights.mul_(curves.tilt)) / partition
+    log2_partition = np.log2(partition) + host(top.double().flatten())
+    return log2_partition, first / BITS_PER_NAT, second / BITS_PER_NAT**2

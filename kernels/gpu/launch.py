@@ -1,0 +1,385 @@
+"""Launches of the walk kernel, their memory, and both projections by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from ..law import Law, Projection
+from . import layout
+from . import walk_kernel as kernel
+from .kl_search import NUM_COLUMNS, TABLE_SIZE
+from .solver import SEARCHING
+from .walk_kernel import DRAW, SCORE, SOLVE
+
+# B requests, G rows of each, V vocabulary, N blocks of it.
+
+MAX_BLOCK_SIZE = 1024
+"""Tokens of one block: 126 blocks at V = 128,256, as many as an H200 has multiprocessors."""
+
+MAX_VOCAB_SIZE = 2**18
+"""Tokens for which `statistics.ROUNDING` bounds the rounding of a sum."""
+
+MIN_BLOCK_SIZE = 32
+TOKENS_PER_WARP = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workspace:
+    """Everything a launch writes. Launches that share one must follow each other on one stream."""
+
+    vocab_size: int
+    num_splits: int
+    """Programs that share a request; results do not depend on it."""
+    facts: Tensor
+    """(B, G, NUM_FACTS) float64."""
+    flags: Tensor
+    """(B, G, NUM_FLAGS) bool."""
+    token_ids: Tensor
+    """(B, G) int64."""
+    walks: Tensor
+    """(B, G + 1, 2) float64."""
+    records: Tensor
+    """(B, G, NUM_RECORDS, N) float64."""
+    tables: Tensor
+    """(B, G, NUM_COLUMNS, TABLE_SIZE) float64."""
+    counters: Tensor
+    """(B,) int64; 0 at first, and never to be written by others."""
+
+    @property
+    def num_requests(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_positions(self) -> int:
+        return self.token_ids.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return block_size(self.vocab_size)
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.vocab_size // self.block_size)
+
+    @property
+    def num_slots(self) -> int:
+        """The power of two that holds one value of every block."""
+        return max(2, int(triton.next_power_of_2(self.num_blocks)))
+
+    @property
+    def num_warps(self) -> int:
+        return max(1, self.block_size // TOKENS_PER_WARP)
+
+
+def workspace(
+    num_requests: int, num_positions: int, vocab_size: int, device: torch.device, num_splits: int
+) -> Workspace:
+    """Memory for walks of `num_requests` x `num_positions` rows of `vocab_size` logits.
+
+    num_splits: programs a request, in [1, blocks]; see `resident_splits`.
+    Raises: ValueError if a size is below 1, vocab_size above MAX_VOCAB_SIZE or num_splits out of
+    range.
+    """
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ValueError(f"vocab_size must be at most {MAX_VOCAB_SIZE}, got {vocab_size}")
+    sizes = (num_requests, num_positions, vocab_size)
+    num_blocks = -(-vocab_size // block_size(max(1, vocab_size)))
+    if min(sizes) < 1 or not 1 <= num_splits <= num_blocks:
+        raise ValueError(
+            f"sizes must be >= 1 and num_splits in [1, {num_blocks}], got {sizes} and {num_splits}"
+        )
+    rows = (num_requests, num_positions)
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+
+    return Workspace(
+        vocab_size=vocab_size,
+        num_splits=num_splits,
+        facts=zeros(*rows, layout.NUM_FACTS.value),
+        flags=zeros(*rows, layout.NUM_FLAGS.value, dtype=torch.bool),
+        token_ids=zeros(*rows, dtype=torch.int64),
+        walks=zeros(num_requests, num_positions + 1, 2),
+        # The largest by far; what is read of it was written in the same launch.
+        records=torch.empty(
+            *rows, layout.NUM_RECORDS.value, num_blocks, dtype=torch.float64, device=device
+        ),
+        tables=zeros(*rows, NUM_COLUMNS.value, TABLE_SIZE.value),
+        counters=zeros(num_requests, dtype=torch.int64),
+    )
+
+
+def block_size(vocab_size: int) -> int:
+    """Tokens of one block; it depends on the vocabulary alone, and so does every sum."""
+    return min(MAX_BLOCK_SIZE, max(MIN_BLOCK_SIZE, int(triton.next_power_of_2(vocab_size))))
+
+
+def resident_splits(num_requests: int, vocab_size: int, device: torch.device) -> int:
+    """Programs a request so that one wave fills the device: all are resident, as barriers need.
+
+    1 on the CPU, where the interpreter runs programs one after another.
+    """
+    if device.type != "cuda":
+        return 1
+    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+    num_blocks = -(-vocab_size // block_size(vocab_size))
+    return min(num_blocks, max(1, num_processors // num_requests))
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 when triton was imported."""
+    return not isinstance(kernel.walk_kernel, triton.JITFunction)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise ValueError where Triton cannot run: on the CPU, unless it is interpreted."""
+    if device.type != "cuda" and not is_interpreted():
+        raise ValueError(
+            "Triton kernels need CUDA tensors, or TRITON_INTERPRET=1 set before triton is "
+            f"imported; got tensors on {device}"
+        )
+
+
+def launch(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    memory: Workspace,
+    inputs: dict[str, Tensor | None],
+    constants: dict[str, bool | int],
+) -> None:
+    """Walk all requests: logits (B, G, V); `inputs` and `constants` as the kernel names them.
+
+    Raises: ValueError for CPU tensors outside the interpreter.
+    """
+    check_device(risky_logits.device)
+    # Where programs run one after another, none may wait for a later one.
+    if memory.num_splits > 1 and risky_logits.device.type != "cuda":
+        for position in range(memory.num_positions):
+            _launch_phases(risky_logits, safe_logits, memory, inputs, constants, position)
+    else:
+        span = (0, memory.num_positions, 0)
+        _launch(risky_logits, safe_logits, memory, inputs, constants, kernel.ALL.value, span)
+
+
+def _launch_phases(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    memory: Workspace,
+    inputs: dict[str, Tensor | None],
+    constants: dict[str, bool | int],
+    position: int,
+) -> None:
+    def run(phase: int, step: int = 0) -> None:
+        span = (position, position + 1, step)
+        _launch(risky_logits, safe_logits, memory, inputs, constants, phase, span)
+
+    run(kernel.STATISTICS.value)
+    run(kernel.MASKS.value)
+    step, is_searching = 0, True
+    while is_searching:
+        run(kernel.SEARCH.value, step)
+        num_steps = memory.facts[:, position, layout.NUM_STEPS.value]
+        step, is_searching = step + 1, bool((num_steps == SEARCHING.value).any())
+    run(kernel.SETTLE.value)
+    run(kernel.FINISH.value)
+
+
+def _launch(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    memory: Workspace,
+    inputs: dict[str, Tensor | None],
+    constants: dict[str, bool | int],
+    phase: int,
+    span: tuple[int, int, int],
+) -> None:
+    first_position, last_position, first_step = span
+    kernel.walk_kernel[(memory.num_splits, memory.num_requests)](
+        risky_logits,
+        safe_logits,
+        *risky_logits.stride(),
+        *safe_logits.stride(),
+        **inputs,
+        facts_ptr=memory.facts,
+        flags_ptr=memory.flags.view(torch.uint8),
+        tokens_ptr=memory.token_ids,
+        walks_ptr=memory.walks,
+        records_ptr=memory.records,
+        table_ptr=memory.tables,
+        counters_ptr=memory.counters,
+        vocab_size=memory.vocab_size,
+        num_blocks=memory.num_blocks,
+        num_positions=memory.num_positions,
+        first_position=first_position,
+        last_position=last_position,
+        first_step=first_step,
+        **constants,
+        PHASE=phase,
+        BLOCK_SIZE=memory.block_size,
+        NUM_SLOTS=memory.num_slots,
+        NUM_SPLITS=memory.num_splits,
+        num_warps=memory.num_warps,
+        launch_cooperative_grid=memory.num_splits > 1,
+    )
+
+
+def launch_walk(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    accounts: Tensor,
+    uniform: Tensor | None,
+    given: Tensor,
+    *,
+    memory: Workspace | None,
+    is_max: bool,
+) -> dict[str, Tensor]:
+    """`walk.walk` of arguments that were checked, or `walk.score` if no uniforms are given.
+
+    given: drafts, or the tokens to score. Returns: the columns of a `Walk` by name, views of the
+    memory.
+    """
+    num_requests, num_positions, vocab_size = risky_logits.shape
+    if memory is None:
+        device = risky_logits.device
+        splits = resident_splits(num_requests, vocab_size, device)
+        memory = workspace(num_requests, num_positions, vocab_size, device, splits)
+    sizes = (memory.num_requests, memory.num_positions, memory.vocab_size)
+    if risky_logits.shape != sizes or risky_logits.device != memory.facts.device:
+        raise ValueError(
+            f"the memory is for logits of {sizes} on {memory.facts.device}, "
+            f"got {tuple(risky_logits.shape)} on {risky_logits.device}"
+        )
+    has_seeds = uniform is not None and uniform.ndim == 1
+    inputs = {
+        "budget_ptr": None,
+        "account_ptr": accounts,
+        "uniform_ptr": None if has_seeds else uniform,
+        "seeds_ptr": uniform if has_seeds else None,
+        "given_ptr": given,
+    }
+    mode = (SCORE if uniform is None else DRAW).value
+    constants = {"MODE": mode, "IS_MAX": is_max, "HAS_ACCOUNT": True, "HAS_SEEDS": has_seeds}
+    launch(risky_logits, safe_logits, memory, inputs, constants)
+    return _results(memory)
+
+
+def _results(memory: Workspace) -> dict[str, Tensor]:
+    """(B, G) each."""
+    facts, flags = memory.facts, memory.flags
+    return {
+        "was_reached": flags[..., layout.WAS_REACHED.value],
+        "is_valid": flags[..., layout.IS_VALID.value],
+        "is_safe_only": flags[..., layout.IS_SAFE_ONLY.value],
+        "accepted": flags[..., layout.ACCEPTED.value],
+        "token_ids": memory.token_ids,
+        "weight": facts[..., layout.WEIGHT.value],
+        "spend": facts[..., layout.SPEND.value],
+        "budget": facts[..., layout.BUDGET.value],
+        "log_probs": facts[..., layout.LOG_PROB.value],
+        "safe_log_probs": facts[..., layout.SAFE_LOG_PROB.value],
+    }
+
+
+def project(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    budget: Tensor,
+    uniform: Tensor | None,
+    *,
+    is_max: bool,
+) -> Projection:
+    """`project_kl`, or `project_max` if `is_max`, without waiting for the device.
+
+    Values are therefore not checked: a NaN budget counts as 0, and uniforms must be in [0, 1).
+    Raises: ValueError for a wrong shape or dtype.
+    """
+    num_rows, vocab_size = risky_logits.shape
+    num_splits = resident_splits(num_rows, vocab_size, risky_logits.device)
+    memory = workspace(num_rows, 1, vocab_size, risky_logits.device, num_splits)
+    return project_into(memory, risky_logits, safe_logits, budget, uniform, is_max=is_max)
+
+
+def project_into(
+    memory: Workspace,
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    budget: Tensor,
+    uniform: Tensor | None,
+    *,
+    is_max: bool,
+) -> Projection:
+    """The same in one launch and nothing else: the Projection is a view of the workspace.
+
+    memory: for B requests of 1 row and V tokens; the next launch overwrites what it holds.
+    """
+    _check(memory, risky_logits, budget, uniform)
+    device = risky_logits.device
+    launch(
+        risky_logits[:, None],
+        safe_logits[:, None],
+        memory,
+        {
+            "budget_ptr": budget.to(device),
+            "account_ptr": None,
+            "uniform_ptr": None if uniform is None else uniform.to(device).contiguous(),
+            "seeds_ptr": None,
+            "given_ptr": None,
+        },
+        {
+            "MODE": (SOLVE if uniform is None else DRAW).value,
+            "IS_MAX": is_max,
+            "HAS_ACCOUNT": False,
+            "HAS_SEEDS": False,
+        },
+    )
+    return _projection(memory, risky_logits, safe_logits, has_draw=uniform is not None)
+
+
+def _projection(
+    memory: Workspace, risky_logits: Tensor, safe_logits: Tensor, *, has_draw: bool
+) -> Projection:
+    facts, flags = memory.facts[:, 0], memory.flags[:, 0]
+    is_valid = flags[:, layout.IS_VALID.value]
+    is_safe_only = flags[:, layout.IS_SAFE_ONLY.value]
+    law = Law(
+        risky_logits=risky_logits,
+        safe_logits=safe_logits,
+        risky_peak=facts[:, layout.RISKY_PEAK.value],
+        safe_peak=facts[:, layout.SAFE_PEAK.value],
+        log2_safe_mass=facts[:, layout.LOG2_SAFE_MASS.value],
+        slope=facts[:, layout.SLOPE.value],
+        offset=facts[:, layout.OFFSET.value],
+        ceiling=facts[:, layout.CEILING.value],
+        is_safe_only=is_safe_only,
+    )
+    return Projection(
+        weight=facts[:, layout.WEIGHT.value],
+        spend=facts[:, layout.SPEND.value],
+        is_safe_only=is_safe_only,
+        is_valid=is_valid,
+        token_ids=memory.token_ids[:, 0] if has_draw else None,
+        accepted=flags[:, layout.ACCEPTED.value] if has_draw else None,
+        law=law,
+    )
+
+
+def _check(memory: Workspace, risky_logits: Tensor, budget: Tensor, uniform: Tensor | None) -> None:
+    shape = (memory.num_requests, memory.vocab_size)
+    if risky_logits.shape != shape or memory.num_positions != 1:
+        raise ValueError(
+            f"the workspace is for {memory.num_positions} row(s) of {shape} logits, "
+            f"got {tuple(risky_logits.shape)}"
+        )
+    if budget.shape != shape[:1] or not budget.dtype.is_floating_point:
+        raise ValueError(
+            f"budget must be ({shape[0]},) of a float dtype, "
+            f"got {tuple(budget.shape)} {budget.dtype}"
+        )
+    if uniform is not None and (uniform.shape != (shape[0], 3) or uniform.dtype != torch.float64):
+        raise ValueError(
+            f"uniform must be ({shape[0]}, 3) float64, got {tuple(uniform.shape)} {uniform.dtype}"
+        )

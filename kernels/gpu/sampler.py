@@ -1,0 +1,214 @@
+"""The coupled sampler for one row: the safe model's draft, kept or replaced, by CDFs of blocks."""
+
+import triton
+import triton.language as tl
+
+from .layout import (
+    ACCEPTED,
+    BANNED_MASS,
+    CEILING,
+    DRAFT,
+    INF,
+    IS_KEPT,
+    IS_SAFE_ONLY,
+    IS_VALID,
+    LN_2,
+    LOG2_E,
+    LOG2_SAFE_MASS,
+    LOG_PROB,
+    OFFSET,
+    RESIDUAL_MASS,
+    RISKY_PEAK,
+    ROW_STEP,
+    SAFE_LOG_PROB,
+    SAFE_MAX,
+    SAFE_PEAK,
+    SHARED_MASS,
+    SLOPE,
+    load_record,
+    risky_bits,
+    safe_bits,
+    shared_bits,
+    store_record,
+    without_masks,
+)
+
+# What a draw weighs tokens by.
+SAFE = tl.constexpr(0)
+RESIDUAL = tl.constexpr(1)
+SHARED = tl.constexpr(2)
+
+
+UNIT_53 = tl.constexpr(2.0**-53)
+
+
+@triton.jit
+def uniforms(seed, position):
+    """The three uniforms of (seed, position), int64 both; see `uniforms.uniforms`."""
+    a, b, c, d = tl.randint4x(seed, 2 * position)
+    e, f, _, _ = tl.randint4x(seed, 2 * position + 1)
+    return _unit(a, b), _unit(c, d), _unit(e, f)
+
+
+@triton.jit
+def _unit(high, low):
+    high = high.to(tl.uint32, bitcast=True).to(tl.int64)
+    low = low.to(tl.uint32, bitcast=True).to(tl.int64)
+    return ((high << 21) | (low >> 11)).to(tl.float64) * UNIT_53
+
+
+@triton.jit
+def token_at(row, uniform, KIND: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
+    """The token at which the running sum of weights of KIND passes uniform times their total."""
+    masses = block_masses(row, KIND, NUM_SLOTS)
+    block, target = _first_above(masses, uniform, NUM_SLOTS)
+    weights = _weights(row, block, KIND, BLOCK_SIZE)
+    return block * BLOCK_SIZE + _place_above(weights, target, BLOCK_SIZE)
+
+
+@triton.jit
+def block_masses(row, KIND: tl.constexpr, NUM_SLOTS: tl.constexpr):
+    """(NUM_SLOTS,) weight of each block, relative to the row's largest safe logit."""
+    if KIND == RESIDUAL:
+        masses = load_record(row, RESIDUAL_MASS, 0.0, NUM_SLOTS)
+    else:
+        safe_max = load_record(row, SAFE_MAX, -INF, NUM_SLOTS)
+        masses = load_record(row, SHARED_MASS, 0.0, NUM_SLOTS)
+        if KIND == SAFE:
+            masses += load_record(row, BANNED_MASS, 0.0, NUM_SLOTS)
+        scale = tl.exp2((safe_max - tl.load(row.facts + SAFE_PEAK)) * LOG2_E)
+        masses = tl.where(safe_max > -INF, scale * masses, 0.0)
+    return masses
+
+
+@triton.jit
+def _first_above(masses, uniform, NUM_SLOTS: tl.constexpr):
+    """The block that holds the point, and how far behind the block's beginning it lies."""
+    running_sum = tl.cumsum(masses, 0)
+    target = uniform * tl.max(running_sum, 0)
+    block = _place_above(masses, target, NUM_SLOTS)
+    return block, target - tl.sum(tl.where(tl.arange(0, NUM_SLOTS) < block, masses, 0.0), 0)
+
+
+@triton.jit
+def _place_above(weights, target, SIZE: tl.constexpr):
+    """First place whose running sum is above the target, else the last with a positive weight."""
+    places = tl.arange(0, SIZE)
+    is_above = (tl.cumsum(weights, 0) > target) & (weights > 0.0)
+    first = tl.min(tl.where(is_above, places, SIZE), 0)
+    last = tl.max(tl.where(weights > 0.0, places, 0), 0)
+    return tl.minimum(first, last)
+
+
+@triton.jit
+def _weights(row, block, KIND: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """(BLOCK_SIZE,) float64 weights of one block, at least 0."""
+    safe = safe_bits(row, block, BLOCK_SIZE)
+    weights = tl.exp2(safe)
+    if KIND != SAFE:
+        risky = risky_bits(row, block, BLOCK_SIZE)
+        is_shared, tilt = shared_bits(safe, risky)
+        if KIND == RESIDUAL:
+            ratio = log2_ratio(row, tilt)
+            weights = tl.maximum(tl.exp2(safe + ratio) - weights, 0.0)
+        weights = tl.where(is_shared, weights, 0.0)
+    return weights
+
+
+@triton.jit
+def log2_ratio(row, tilt):
+    """log2 of p* / p_s on the common support."""
+    slope, offset = tl.load(row.facts + SLOPE), tl.load(row.facts + OFFSET)
+    return tl.minimum(slope * tilt + offset, tl.load(row.facts + CEILING))
+
+
+@triton.jit
+def measure_residual(row, BLOCK_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr):
+    """Mass of (p* - p_s)+ in every block of this split, in units of the largest safe weight."""
+    for block in range(row.split, row.num_blocks, NUM_SPLITS):
+        weights = _weights(row, block, RESIDUAL, BLOCK_SIZE)
+        store_record(row, RESIDUAL_MASS, block, tl.sum(weights, 0))
+
+
+@triton.jit
+def token_bits(row, token):
+    """log2 p_s and log2 of p* / p_s of one token; the ratio is -inf off the common support."""
+    token = token.to(tl.int64)
+    safe = tl.load(row.safe + token * row.safe_stride).to(tl.float64)
+    risky = tl.load(row.risky + token * row.risky_stride).to(tl.float64)
+    safe = without_masks(safe - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
+    risky = without_masks(risky - tl.load(row.facts + RISKY_PEAK)) * LOG2_E
+    is_shared, tilt = shared_bits(safe, risky)
+    ratio = tl.where(is_shared, log2_ratio(row, tilt), -INF)
+    ratio = tl.where(tl.load(row.flags + IS_SAFE_ONLY) > 0, 0.0, ratio)
+    return safe - tl.load(row.facts + LOG2_SAFE_MASS), ratio
+
+
+NAN = tl.constexpr(float("nan"))
+
+
+@triton.jit
+def row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS: tl.constexpr):
+    """The three uniforms of a row: given, or those of the request's seed at the row's step."""
+    if HAS_SEEDS:
+        count = tl.load(row.facts + ROW_STEP).to(tl.int64)
+        first, second, third = uniforms(tl.load(seeds_ptr + request), count)
+    else:
+        first = tl.load(uniform_ptr + 3 * row_index)
+        second = tl.load(uniform_ptr + 3 * row_index + 1)
+        third = tl.load(uniform_ptr + 3 * row_index + 2)
+    return first, second, third
+
+
+@triton.jit
+def draft(
+    row, first, second, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr, NUM_SPLITS: tl.constexpr
+):
+    """Draw the safe model's token by u1 and see by u2 whether it stands; returns whether it does.
+
+    Nothing is drawn in a row that is not valid; it counts as kept.
+    """
+    token = tl.full((), 0, tl.int32)
+    is_kept = tl.load(row.flags + IS_VALID) == 0
+    if not is_kept:
+        token = token_at(row, first, SAFE, BLOCK_SIZE, NUM_SLOTS)
+        _, ratio = token_bits(row, token)
+        is_kept = second < tl.exp2(ratio)
+    tl.store(row.facts + DRAFT, token.to(tl.float64))
+    tl.store(row.facts + IS_KEPT, is_kept.to(tl.float64))
+    if not is_kept:
+        measure_residual(row, BLOCK_SIZE, NUM_SPLITS)
+    tl.debug_barrier()  # DRAFT, IS_KEPT and the residual, before drawn_token reads them
+    return is_kept
+
+
+@triton.jit
+def drawn_token(row, third, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
+    """The draft if it was kept, else the residual's token by u3; -1 in a row that is not valid."""
+    token = tl.load(row.facts + DRAFT).to(tl.int32)
+    is_kept = tl.load(row.facts + IS_KEPT) > 0.0
+    if not is_kept:
+        masses = block_masses(row, RESIDUAL, NUM_SLOTS)
+        if tl.sum(masses, 0) > 0.0:
+            token = token_at(row, third, RESIDUAL, BLOCK_SIZE, NUM_SLOTS)
+        else:
+            # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
+            _, ratio = token_bits(row, token)
+            is_kept = ratio > -INF
+            if not is_kept:
+                token = token_at(row, third, SHARED, BLOCK_SIZE, NUM_SLOTS)
+    is_valid = tl.load(row.flags + IS_VALID) > 0
+    tl.store(row.flags + ACCEPTED, (is_kept & is_valid).to(tl.uint8))
+    return tl.where(is_valid, token, -1).to(tl.int64)
+
+
+@triton.jit
+def store_token(row, token_ptr, token):
+    """The token with log p* and log p_s of it, in nats; NaN in a row that is not valid."""
+    is_valid = tl.load(row.flags + IS_VALID) > 0
+    safe, ratio = token_bits(row, tl.maximum(token, 0))
+    # A token that the safe model bans has p* = 0, whatever the ratio.
+    log_prob = tl.where(safe > -INF, safe + ratio, -INF) * LN_2
+    tl.store(token_ptr, tl.where(is_valid, token, -1))
+    tl.store(row.facts + LOG_PROB, tl.where(is_valid, log_prob, NAN))
+    tl.store(row.facts + SAFE_LOG_PROB, tl.where(is_valid, safe * LN_2, NAN))

@@ -1,0 +1,297 @@
+"""The scale of a clipped law, one step of either solver, and the law it ends with."""
+
+import triton
+import triton.language as tl
+
+from .. import certificate, spend
+from .kl_search import (
+    BETA,
+    TABLE_SIZE,
+    absorb_points,
+    best_point,
+    kl_allowance,
+    measure_points,
+    merge_estimates,
+    next_betas,
+    step_sums,
+)
+from .layout import (
+    BUDGET,
+    CEILING,
+    EPSILON,
+    FLOOR,
+    INF,
+    IS_OPEN,
+    IS_SAFE_ONLY,
+    LARGEST_TILT,
+    LN_2,
+    LOG2_E,
+    LOG2_RISKY,
+    LOG2_SAFE_MASS,
+    NUM_ESTIMATES,
+    NUM_POINTS,
+    NUM_STEPS,
+    OFFSET,
+    SLOPE,
+    SMALLEST_TILT,
+    SPEND,
+    WEIGHT,
+    load_record,
+    risky_bits,
+    safe_bits,
+    shared_bits,
+    store_record,
+)
+from .statistics import ROUNDING, merge_extremes, merge_masses
+
+# The table of a row: what each step of the search begins with.
+TRIAL = tl.constexpr(0)
+"""The offset log2 c + constant that is measured."""
+TOTAL = tl.constexpr(1)
+"""The mass reached there, written by the step after."""
+LOW = tl.constexpr(2)
+HIGH = tl.constexpr(3)
+"""Offsets between which the mass reaches 1."""
+MISSING = tl.constexpr(4)
+"""1 less the mass at the last trial below the root."""
+
+MAX_CLIP_STEPS = tl.constexpr(60)
+"""Below TABLE_SIZE. 288 rows within +-10,000 took at most 16; at the limit a row keeps p_s."""
+
+MAX_CAP = tl.constexpr(spend.MAX_DIVERGENCE_CAP)
+MISSING_MASS = tl.constexpr(certificate.MISSING_MASS)
+RESERVE_NATS = tl.constexpr(certificate.RESERVE_NATS)
+OFFSET_RESERVE = tl.constexpr(certificate.OFFSET_RESERVE)
+OFFSET_MARGIN = tl.constexpr(certificate.OFFSET_MARGIN)
+MASS_RESERVE = tl.constexpr(certificate.MASS_RESERVE)
+MASS_MARGIN = tl.constexpr(certificate.MASS_MARGIN)
+
+
+@triton.jit
+def clip_ceiling(row):
+    """log2 of the largest ratio p* / p_s that the budget allows, less what ratios may be off by."""
+    budget = tl.minimum(tl.load(row.facts + BUDGET), MAX_CAP)
+    limit = (budget - RESERVE_NATS - MASS_RESERVE * ROUNDING) * LOG2_E
+    reach = tl.abs(tl.load(row.facts + LARGEST_TILT)) + tl.abs(tl.load(row.facts + SMALLEST_TILT))
+    reach += tl.abs(unscaled_offset(row)) + tl.abs(limit)
+    return limit - OFFSET_RESERVE * EPSILON * reach
+
+
+@triton.jit
+def unscaled_offset(row):
+    """log2 of the ratio between the unscaled risky law and p_s, less the tilt."""
+    return tl.load(row.facts + LOG2_SAFE_MASS) - tl.load(row.facts + LOG2_RISKY)
+
+
+@triton.jit
+def begin_scale(row):
+    """The first step: c = 1, between it and where every token is clipped."""
+    low = unscaled_offset(row)
+    tl.store(row.table + TRIAL * TABLE_SIZE, low)
+    tl.store(row.table + LOW * TABLE_SIZE, low)
+    high = clip_ceiling(row) - tl.load(row.facts + SMALLEST_TILT)
+    tl.store(row.table + HIGH * TABLE_SIZE, high)
+    tl.store(row.table + MISSING * TABLE_SIZE, INF)
+
+
+@triton.jit
+def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr):
+    """Safe weight where the tilt is at least `cut`, and the risky weight elsewhere with its peak.
+
+    The peak is the block's own: what is left of the risky model may lie far below its favourites.
+    """
+    for block in range(row.split, row.num_blocks, NUM_SPLITS):
+        risky = risky_bits(row, block, BLOCK_SIZE)
+        safe = safe_bits(row, block, BLOCK_SIZE)
+        is_shared, tilt = shared_bits(safe, risky)
+        is_clipped = is_shared & (tilt >= cut)
+        clipped = tl.where(is_clipped, tl.exp2(safe), 0.0)
+        free = tl.where(is_shared & ~is_clipped, risky, -INF)
+        peak = tl.max(free, 0)
+        weight = tl.exp2(free - tl.where(peak > -INF, peak, 0.0))
+        store_record(row, column, block, tl.sum(clipped, 0))
+        store_record(row, column + 1, block, peak)
+        store_record(row, column + 2, block, tl.sum(weight, 0))
+
+
+@triton.jit
+def next_offset(row, column, step, NUM_SLOTS: tl.constexpr):
+    """Enter the mass that the step before reached and where to try next; returns whether to stop.
+
+    The tangent meets 1 at or below the root and so raises the lower end of the bracket; where it is
+    slow, the middle is tried. See `cpu.clipping`.
+    """
+    before, here = row.table + step - 1, row.table + step
+    trial, missing = tl.load(before), tl.load(before + MISSING * TABLE_SIZE)
+    low, high = tl.load(before + LOW * TABLE_SIZE), tl.load(before + HIGH * TABLE_SIZE)
+    total, root = _reached(row, column, trial, NUM_SLOTS)
+    is_below = total <= 1.0
+    # Not above: the same linear piece twice, so its root is exact; or nothing is left to scale.
+    is_over = (tl.abs(1.0 - total) <= MISSING_MASS) | (is_below & ~(root > trial))
+    width = high - low
+    high = tl.where(is_below, high, trial)
+    low = tl.maximum(low, tl.minimum(root, high))
+    is_slow = (high - low > 0.5 * width) & (trial != low)
+    is_slow &= ~is_below | (1.0 - total > 0.25 * missing)
+    following = tl.where(is_slow, low + 0.5 * (high - low), low)
+    is_over |= (following == trial) | (step >= MAX_CLIP_STEPS)
+    tl.store(before + TOTAL * TABLE_SIZE, total)
+    tl.store(here, following)
+    tl.store(here + LOW * TABLE_SIZE, low)
+    tl.store(here + HIGH * TABLE_SIZE, high)
+    tl.store(here + MISSING * TABLE_SIZE, tl.where(is_below, 1.0 - total, missing))
+    return is_over
+
+
+@triton.jit
+def _reached(row, column, offset, NUM_SLOTS: tl.constexpr):
+    """The total mass at an offset, and the offset at which its tangent meets 1."""
+    log2_safe, ceiling = tl.load(row.facts + LOG2_SAFE_MASS), clip_ceiling(row)
+    clipped = tl.sum(load_record(row, column, 0.0, NUM_SLOTS), 0)
+    clipped *= tl.exp2(ceiling - log2_safe)
+    peaks = load_record(row, column + 1, -INF, NUM_SLOTS)
+    sums = load_record(row, column + 2, 0.0, NUM_SLOTS)
+    peak = tl.max(peaks, 0)
+    has_free = peak > -INF
+    free = tl.sum(tl.exp2(peaks - tl.where(has_free, peak, 0.0)) * sums, 0)
+    log2_free = tl.where(has_free, peak + tl.log2(tl.where(has_free, free, 1.0)), -INF)
+    total = clipped + tl.exp2(offset - log2_safe + log2_free)
+    has_room = clipped < 1.0
+    root = tl.log2(tl.where(has_room, 1.0 - clipped, 1.0)) + log2_safe - log2_free
+    return total, tl.where(has_room, root, -INF)
+
+
+@triton.jit
+def best_scale(row, step):
+    """The largest offset tried whose mass is not above 1, and that mass; 0 if there is none."""
+    steps = tl.arange(0, TABLE_SIZE)
+    is_known = steps < step
+    trial = tl.load(row.table + steps, mask=is_known, other=-INF)
+    total = tl.load(row.table + TOTAL * TABLE_SIZE + steps, mask=is_known, other=0.0)
+    is_usable = is_known & (total <= 1.0 + MISSING_MASS)
+    best = tl.max(tl.where(is_usable, trial, -INF), 0)
+    return best, tl.max(tl.where(is_usable & (trial == best), total, 0.0), 0)
+
+
+@triton.jit
+def clipped_spend(row, offset, excess):
+    """D_inf of the law scaled down by its excess, rounded up, and at least the floor; nats."""
+    largest_tilt = tl.load(row.facts + LARGEST_TILT)
+    largest = tl.minimum(offset + largest_tilt, clip_ceiling(row)) - excess
+    magnitude = tl.abs(offset) + tl.abs(largest_tilt)
+    margin = MASS_MARGIN * ROUNDING + OFFSET_MARGIN * EPSILON * magnitude * LN_2
+    floor = tl.load(row.facts + FLOOR)
+    is_same = largest_tilt == tl.load(row.facts + SMALLEST_TILT)
+    return tl.where(is_same, floor, tl.maximum(largest * LN_2 + margin, floor))
+
+
+QUANTUM = tl.constexpr(spend.SPEND_QUANTUM)
+
+SEARCHING = tl.constexpr(-1.0)
+"""NUM_STEPS of a row while its search goes on."""
+
+
+@triton.jit
+def open_row(row, NUM_SLOTS: tl.constexpr, IS_MAX: tl.constexpr):
+    """Merge the statistics of all blocks and decide whether there is anything to solve."""
+    is_valid = merge_masses(row, NUM_SLOTS)
+    tl.debug_barrier()  # both peaks, before the merges read them
+    if IS_MAX:
+        merge_extremes(row, NUM_SLOTS)
+        tl.debug_barrier()  # the ends of the tilt, before clip_ceiling reads them
+        is_open = is_valid & (tl.load(row.facts + FLOOR) <= clip_ceiling(row) * LN_2)
+        begin_scale(row)
+    else:
+        is_open = is_valid & (tl.load(row.facts + BUDGET) > 0.0) & (kl_allowance(row) >= 0.0)
+        merge_estimates(row, NUM_SLOTS)
+    tl.store(row.facts + IS_OPEN, is_open.to(tl.float64))
+    tl.store(row.facts + NUM_STEPS, tl.where(is_open, SEARCHING, 0.0))
+    tl.debug_barrier()  # FLOOR, IS_OPEN and the table, before the search reads them
+    return is_open
+
+
+@triton.jit
+def search_beta(
+    row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr, NUM_SPLITS: tl.constexpr
+):
+    """Enter the last step's points, then measure the next ones; returns whether none are needed."""
+    slot = NUM_ESTIMATES + step * NUM_POINTS
+    slots = row.table + BETA * TABLE_SIZE + tl.arange(0, NUM_POINTS)
+    if step > 0:
+        slot_before = slot - NUM_POINTS
+        column = step_sums(step - 1)
+        beta = tl.load(slots + slot_before)
+        absorb_points(row, column, beta, slot_before, NUM_SLOTS)
+        tl.debug_barrier()  # the points of the last step, before next_betas reads them
+    beta, is_over = next_betas(row, step)
+    if is_over:
+        tl.store(row.facts + NUM_STEPS, step.to(tl.float64))
+    else:
+        tl.store(slots + slot, beta)
+        measure_points(row, step_sums(step), beta, BLOCK_SIZE, NUM_SPLITS)
+    tl.debug_barrier()  # the betas, before the next step reads them
+    return is_over
+
+
+@triton.jit
+def search_scale(
+    row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr, NUM_SPLITS: tl.constexpr
+):
+    """As `search_beta`, for the offset of the clipped law."""
+    is_over = step < 0
+    if step > 0:
+        column = step_sums(step - 1)
+        is_over = next_offset(row, column, step, NUM_SLOTS)
+        tl.debug_barrier()  # the next trial, before it is loaded below
+    if is_over:
+        tl.store(row.facts + NUM_STEPS, step.to(tl.float64))
+    else:
+        cut = clip_ceiling(row) - tl.load(row.table + step)
+        measure_cut(row, step_sums(step), cut, BLOCK_SIZE, NUM_SPLITS)
+    tl.debug_barrier()  # NUM_STEPS, before a launch of the next phase reads it
+    return is_over
+
+
+@triton.jit
+def search_step(
+    row,
+    step,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    IS_MAX: tl.constexpr,
+):
+    """One step of the solver of this divergence; returns whether another one is needed."""
+    if IS_MAX:
+        is_over = search_scale(row, step, BLOCK_SIZE, NUM_SLOTS, NUM_SPLITS)
+    else:
+        is_over = search_beta(row, step, BLOCK_SIZE, NUM_SLOTS, NUM_SPLITS)
+    return ~is_over
+
+
+@triton.jit
+def settle(row, step, IS_MAX: tl.constexpr):
+    """Write the law p* / p_s = 2**min(SLOPE d + OFFSET, CEILING), its weight and its spend."""
+    is_open = tl.load(row.facts + IS_OPEN) > 0.0
+    if IS_MAX:
+        offset, total = best_scale(row, step)
+        # Where rounding leaves mass missing, p* stays p_s.
+        is_open &= tl.abs(1.0 - total) <= MISSING_MASS
+        excess = tl.log2(tl.where(is_open, total, 1.0))
+        slope = 1.0
+        weight = tl.minimum(tl.exp2(unscaled_offset(row) - offset), 1.0)
+        spent = clipped_spend(row, offset, excess)
+        offset -= excess
+        tl.store(row.facts + CEILING, tl.where(is_open, clip_ceiling(row) - excess, INF))
+    else:
+        slope, kl, log2_partition = best_point(row, step)
+        weight, spent = slope, kl + tl.load(row.facts + FLOOR)
+        offset = tl.load(row.facts + LOG2_SAFE_MASS) - log2_partition
+        tl.store(row.facts + CEILING, INF)
+    spent = tl.ceil(spent / QUANTUM) * QUANTUM
+    tl.store(row.facts + WEIGHT, tl.where(is_open, weight, 0.0))
+    tl.store(row.facts + SPEND, tl.where(is_open, spent, 0.0))
+    tl.store(row.facts + SLOPE, tl.where(is_open, slope, 0.0))
+    tl.store(row.facts + OFFSET, tl.where(is_open, offset, 0.0))
+    tl.store(row.flags + IS_SAFE_ONLY, (~is_open).to(tl.uint8))
+    tl.debug_barrier()  # the law, before the draw reads it
