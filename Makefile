@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-AREAS := __init__.py pretrain decode kernels eval tools
+AREAS := __init__.py durable_files.py text_tables.py configs pretrain decode kernels eval tools
 
 .PHONY: quickstart test lint typecheck docs bench clean
 
@@ -20,7 +20,7 @@ lint: $(VENV)/dev
 typecheck: $(VENV)/dev # mypy needs to see the folders under the name `anchored`
 	@mkdir -p .cache/typing/anchored
 	@for area in $(AREAS); do ln -sfn ../../../$$area .cache/typing/anchored/$$area; done
-	MYPYPATH=.cache/typing $(BIN)/mypy -p anchored.kernels -p anchored.decode
+	MYPYPATH=.cache/typing $(BIN)/mypy -p anchored
 
 docs: $(VENV)/dev # the public names, from their docstrings, into build/docs
 	$(BIN)/python -m anchored.tools.reference

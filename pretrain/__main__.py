@@ -24,7 +24,7 @@ def main() -> None:
     use_cpu_without_accelerator()
     # Not before: these import torchtitan, which binds its device at that moment.
     from .job_config import load_job_config
-    from .run import prepare, run
+    from .run.program import prepare, run
 
     is_first = os.environ["RANK"] == "0"
     try:

@@ -21,7 +21,7 @@ def use_cpu_without_accelerator() -> bool:
         raise RuntimeError("torchtitan was imported before the CPU could be put in place")
     device_module = _CpuDeviceModule()
     torch._utils._get_available_device_type = lambda: "cpu"
-    torch._utils._get_device_module = lambda device_type: device_module
+    torch._utils._get_device_module = lambda device_type: device_module  # type: ignore[assignment]
     return True
 
 

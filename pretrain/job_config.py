@@ -1,4 +1,4 @@
-"""The configuration of a pretraining run: torchtitan's, with our defaults and a [data] section."""
+"""Held-out loss: cross entropy on token shards that are never trained on, source by source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,13 +8,59 @@ from typing import Annotated, Any, Literal
 import torchtitan.config as titan
 import tyro
 
-from .config_file import read_config_file
-from .data_config import DataConfig
-from .heldout import HeldoutConfig
-from .spike_guard import SpikeGuardConfig
-from .toml_table import from_table
+from ..configs.config_file import from_table
+from .plan.data_config import DataConfig, read_run_config
 
 _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldoutSource:
+    """One source to measure on."""
+
+    name: str
+    path: str
+    """Folder of token shards, made by the tokenizer of the training data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldoutConfig:
+    """What the model is measured on while it trains, and how often."""
+
+    interval: int = 500
+    """Steps between measurements; the last step is always measured"""
+    num_sequences: int = 64
+    """Of each source, from its beginning; fewer where it is shorter"""
+    sources: tuple[HeldoutSource, ...] = ()
+    """None: nothing is measured"""
+
+    def __post_init__(self) -> None:
+        if self.interval < 1 or self.num_sequences < 1:
+            raise ValueError(
+                f"heldout.interval and num_sequences must be positive, got {self.interval} and "
+                f"{self.num_sequences}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpikeGuardConfig:
+    """What counts as a spike, and what is done about it."""
+
+    action: Literal["off", "log", "skip"] = "log"
+    """log: write the step's documents to spikes.jsonl; skip: also leave the weights as they are"""
+    window: int = 128
+    """Losses of this many steps before are compared with; no step is a spike before that many"""
+    deviations: float = 6.0
+    """A spike exceeds their mean by so many standard deviations"""
+    min_rise_nats: float = 0.2
+    """And by at least this much"""
+
+    def __post_init__(self) -> None:
+        if self.window < 2 or self.deviations <= 0 or self.min_rise_nats < 0:
+            raise ValueError(
+                "spike_guard needs window >= 2, deviations > 0 and min_rise_nats >= 0, got "
+                f"{self.window}, {self.deviations} and {self.min_rise_nats}"
+            )
 
 
 @dataclass
@@ -111,7 +157,7 @@ class _TomlConfigManager(titan.ConfigManager):
         for index, argument in enumerate(args):
             flag, has_value, value = argument.partition("=")
             if flag in _CONFIG_FLAGS and (has_value or index + 1 < len(args)):
-                return read_config_file(Path(value if has_value else args[index + 1]))
+                return read_run_config(Path(value if has_value else args[index + 1]))
         return None
 
     def _dict_to_dataclass(self, cls: type, data: dict[str, Any]) -> Any:

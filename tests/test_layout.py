@@ -4,42 +4,65 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections import Counter, defaultdict
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 from tiny_models import tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair
+import anchored
 
 ROOT = Path(__file__).parent.parent
-AREAS = ("pretrain", "decode", "kernels", "eval", "tools")
+AREAS = ("configs", "pretrain", "decode", "kernels", "eval", "tools")
 # Each area may import from those before it; tools may import from all.
 MAY_IMPORT = {
     "kernels": {"kernels"},
     "decode": {"decode", "kernels"},
-    "pretrain": {"pretrain", "kernels"},
-    "eval": {"eval", "decode", "kernels"},
+    "configs": {"configs"},
+    "pretrain": {"pretrain", "kernels", "configs"},
+    "eval": {"eval", "decode", "kernels", "configs"},
     "tools": set(AREAS),
 }
-# What a room may reach beside itself, and who is above it. decode/ has two kinds of files of its
-# own: what all rooms write into (the shelf), and what a caller touches (the face).
-DECODE_SHELF = {"decode/ledger", "decode/settings", "decode/warpers"}
-ROOMS = {
-    "decode shelf": set(),
-    "decode/tokenizer": set(),
-    "decode/rules": {"kernels"},
-    "decode/models": {"kernels", "decode/tokenizer"},
-    "decode/levels": {"decode shelf", "decode/rules", "decode/models"},
-    "decode/engine": {"kernels", "decode shelf", "decode/rules", "decode/models", "decode/levels"},
+# Rooms, folders or files by themselves, in order: each may import from itself and those before it.
+STOREYS = {
+    "configs": ("configs",),
+    "kernels": (
+        *(
+            "kernels/backend.py",
+            "kernels/spend.py",
+            "kernels/certificate.py",
+            "kernels/accounts.py",
+        ),
+        *("kernels/sampler.py", "kernels/law.py", "kernels/cpu", "kernels/gpu", "kernels"),
+    ),
+    "decode": (
+        *("decode/settings.py", "decode/ledger.py", "decode/warpers.py", "decode/tokenizer"),
+        *("decode/rules", "decode/models", "decode/levels", "decode/byte", "decode/engine"),
+        *("decode/replay", "decode"),
+    ),
+    "pretrain": (
+        *("pretrain/tokens", "pretrain/plan", "pretrain/job_config.py", "pretrain/model"),
+        *("pretrain/run", "pretrain/export", "pretrain"),
+    ),
+    "eval": (
+        *("eval", "eval/copying", "eval/quality", "eval/harness", "eval/figures"),
+        *("eval/report", "eval/experiments"),
+    ),
+    "tools": ("tools/commands", "tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
 }
-ROOMS["decode/byte"] = ROOMS["decode/engine"] | {"decode/tokenizer"}
-ROOMS["decode/replay"] = ROOMS["decode/byte"] | {"decode/engine", "decode/byte"}
-ROOMS["decode face"] = set(ROOMS)
-MOST_FILES_OF_A_TOKEN = 34  # 43 before the rooms; each is one that a reader of a step opens
+# Side by side: neither imports from the other, though one comes first.
+APART = (
+    ("kernels/cpu", "kernels/gpu"),
+    ("decode/byte", "decode/engine"),
+    ("decode/tokenizer", "decode/rules"),
+    ("decode/rules", "decode/models"),
+    ("eval/harness", "eval/figures"),
+)
+KERNEL_SHELF = {"kernels", *(room for room in STOREYS["kernels"] if room.endswith(".py"))}
 MOST_LINES = 400
+MOST_FUNCTION_LINES = 50  # a kernel of Triton has one body
+MOST_FILES_OF_A_TOKEN = 34  # 43 before the rooms; each is one that a reader of a step opens
+ROOMS = {room for rooms in STOREYS.values() for room in rooms}
 
 
 def sources(area: str) -> list[Path]:
@@ -59,73 +82,90 @@ def test_every_folder_with_code_is_listed_for_the_wheel():
     assert on_disk | {"anchored"} == set(pyproject["tool"]["setuptools"]["packages"])
 
 
+def imported(path: Path) -> set[Path]:
+    """The project's files that a file imports anywhere in it, but for the sake of types."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = []
+    package = ("anchored", *path.relative_to(ROOT).parts[:-1])
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *filter(None, [node.module])))
+            found |= {_file(module, alias.name) for alias in node.names}
+    return {file for file in found if file is not None}
+
+
+def _file(module: str, name: str) -> Path | None:
+    """Where a name that is imported from a module stands; None outside of the project."""
+    if module.split(".")[0] != "anchored":
+        return None
+    if module == "anchored" and name in anchored._HOME:  # lazily, from the root
+        module = f"anchored.{anchored._HOME[name]}"
+    for dotted in (f"{module}.{name}", module):
+        file = ROOT.joinpath(*dotted.split(".")[1:]).with_suffix(".py")
+        if file.is_file():
+            return file
+    return ROOT / "__init__.py"
+
+
+def room(path: Path) -> str:
+    """The file itself where it is a room of its own, else its folder."""
+    name = path.relative_to(ROOT).as_posix()
+    return name if name in ROOMS else name.rpartition("/")[0]
+
+
 @pytest.mark.parametrize("area", AREAS)
 def test_dependencies_point_one_way(area):
     for path in sources(area):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                target = _target_area(path, node)
-                assert target is None or target in MAY_IMPORT[area], f"{path}: {target}"
+        targets = {file.relative_to(ROOT).parts[0] for file in imported(path)}
+        assert targets & set(AREAS) <= MAY_IMPORT[area], path
 
 
-def _target_area(path: Path, node: ast.ImportFrom) -> str | None:
-    folder = path.relative_to(ROOT).parts[: -node.level]
-    parts = (*folder, *(node.module or "").split("."))
-    return parts[0] if parts and parts[0] in AREAS else None
+@pytest.mark.parametrize("area", STOREYS)
+def test_rooms_import_only_from_the_rooms_below_them(area):
+    order = STOREYS[area]
+    for path in sources(area):
+        own = order.index(room(path))
+        for target in imported(path):
+            if target.relative_to(ROOT).parts[0] == area:
+                assert order.index(room(target)) <= own, f"{path} imports {target}"
+                assert (room(target), room(path)) not in APART, f"{path} imports {target}"
 
 
-def imports() -> dict[str, set[str]]:
-    """By module of the product, as "decode/ledger": the modules that it names, wherever it does."""
-    paths = [path.relative_to(ROOT).with_suffix("") for area in AREAS for path in sources(area)]
-    modules = set(map(str, paths))
-    return {module: set(_imported(module, modules)) for module in modules}
+@pytest.mark.parametrize("area", ["decode", "pretrain", "eval"])
+def test_other_areas_reach_no_backend_of_kernels(area):
+    for path in sources(area):
+        rooms = {room(file) for file in imported(path) if file.is_relative_to(ROOT / "kernels")}
+        assert rooms <= KERNEL_SHELF, path
 
 
-def _imported(module: str, modules: set[str]) -> Iterator[str]:
-    for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text())):
-        if isinstance(node, ast.ImportFrom):
-            target = _target(module, node)
-            for name in node.names:
-                inner = f"{target}/{name.name}"
-                yield from {inner if inner in modules else target} & modules
+@pytest.mark.parametrize("area", STOREYS)
+def test_no_file_imports_itself_through_others(area):
+    graph = {path: imported(path) & set(sources(area)) for path in sources(area)}
+    assert list(TopologicalSorter(graph).static_order())  # CycleError names the circle
 
 
-def _target(module: str, node: ast.ImportFrom) -> str:
-    named = (node.module or "").split(".")
-    if not node.level:
-        return "/".join(named[1:]) if named[0] == "anchored" else ""
-    return "/".join((*module.split("/")[: -node.level], *filter(None, named)))
+@pytest.mark.parametrize("area", STOREYS)
+def test_files_and_functions_can_be_read_at_once(area):
+    for path in sources(area):
+        text = path.read_text()
+        assert text.count("\n") <= MOST_LINES, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and not _is_kernel(node):
+                lines = node.end_lineno - node.lineno + 1
+                assert lines <= MOST_FUNCTION_LINES, f"{path}: {node.name}"
 
 
-def room(module: str) -> str:
-    folder = module.rpartition("/")[0]
-    if folder == "decode":
-        return "decode shelf" if module in DECODE_SHELF else "decode face"
-    return folder
-
-
-def test_rooms_reach_only_what_is_below_them():
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    for module, named in imports().items():
-        found[room(module)].update(room(other) for other in named if room(other) != room(module))
-    for name, reached in sorted(found.items()):
-        print(
-            f"{name}: {', '.join(f'{other} {count}' for other, count in sorted(reached.items()))}"
-        )
-    for name, allowed in ROOMS.items():
-        assert set(found[name]) <= allowed, name
-
-
-def test_no_module_imports_itself_in_a_circle():
-    order = TopologicalSorter({module: named - {module} for module, named in imports().items()})
-    order.prepare()  # raises CycleError, which names the circle
+def _is_kernel(function: ast.FunctionDef) -> bool:
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
 def test_a_token_passes_few_files():
-    import anchored
-
-    pair = ModelPair(tiny_llama(0), tiny_llama(1), train_tokenizer())
-    decoder = Decoder(pair, Anchored(k=1.0))
+    pair = anchored.ModelPair(tiny_llama(0), tiny_llama(1), train_tokenizer())
+    decoder = anchored.Decoder(pair, anchored.Anchored(k=1.0))
     files = set()
 
     def note(frame, event, argument):
@@ -136,47 +176,14 @@ def test_a_token_passes_few_files():
         decoder.generate("the keeper", max_new_tokens=1)
     finally:
         sys.settrace(None)
-    own = [file for file in files if Path(file).is_relative_to(Path(anchored.__file__).parent)]
-    passed = sorted(file for file in own if "/tests/" not in file)
-    assert len(passed) <= MOST_FILES_OF_A_TOKEN, passed
+    package = Path(anchored.__file__).parent
+    passed = {
+        file for file in files if Path(file).is_relative_to(package) and "/tests/" not in file
+    }
+    assert len(passed) <= MOST_FILES_OF_A_TOKEN, sorted(passed)
 
 
-def test_files_hold_one_idea_each():
-    lengths = {path: len(path.read_text().splitlines()) for area in AREAS for path in sources(area)}
-    assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
-
-
-SHELF = {"accounts", "backend", "certificate", "law", "sampler", "spend"}
-"""What kernels/cpu and kernels/gpu may import of kernels/, beside their own folder."""
-
-
-@pytest.mark.parametrize("folder", ["cpu", "gpu"])
-def test_kernels_of_a_backend_import_the_shelf_and_never_the_other_backend(folder):
-    for path in sorted((ROOT / "kernels" / folder).glob("*.py")):
-        for module in _kernel_imports(path):
-            assert module == folder or module in SHELF, f"{path}: {module}"
-
-
-@pytest.mark.parametrize("area", ["decode", "pretrain", "eval"])
-def test_other_areas_import_the_shelf_of_kernels_alone(area):
-    for path in sources(area):
-        assert not {"cpu", "gpu"} & set(_kernel_imports(path)), path
-
-
-def _kernel_imports(path: Path) -> list[str]:
-    """First names behind `kernels.` of everything that a file imports from there."""
-    names = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            folder = path.relative_to(ROOT).parts[: -node.level]
-            target = (*folder, *(node.module or "").split("."))
-            parts = [part for part in target if part]
-            if parts[:1] == ["kernels"]:
-                names += parts[1:2] or [alias.name for alias in node.names]
-    return names
-
-
-@pytest.mark.parametrize("area", ["kernels", "decode", "pretrain", "eval"])
+@pytest.mark.parametrize("area", ["configs", "kernels", "decode", "pretrain", "eval"])
 def test_library_code_imports_relatively(area):
     for path in sources(area):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -192,8 +199,6 @@ def test_importing_the_package_loads_neither_torch_nor_transformers():
 
 
 def test_public_names_are_all_importable():
-    import anchored
-
     assert all(getattr(anchored, name) for name in anchored.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = anchored.nonsense

@@ -26,83 +26,92 @@ class Command:
     summary: str
 
 
+TRAINING, BENCH = "commands.training_options", "bench.options"
 GROUPS = {
     "start here": {
         "quickstart": Command(
             "quickstart.program",
-            "training_options.QuickstartConfig",
+            f"{TRAINING}.QuickstartConfig",
             "train a pair, decode, measure: all in one go",
         ),
     },
     "decode": {
-        "generate": Command("generate", "generate.GenerateConfig", "continue prompts with a pair"),
-        "score": Command("score", "score.ScoreConfig", "log p* of a given continuation"),
-        "ratios": Command(
-            "ratios", "ratios.RatiosConfig", "what prompts owe, kept in a file for generate"
+        "generate": Command(
+            "commands.generate", "commands.generate.GenerateConfig", "continue prompts with a pair"
         ),
-        "verify": Command("verify", "verify.VerifyConfig", "replay a ledger against its models"),
+        "score": Command(
+            "commands.score", "commands.score.ScoreConfig", "log p* of a given continuation"
+        ),
+        "ratios": Command(
+            "commands.ratios",
+            "commands.ratios.RatiosConfig",
+            "what prompts owe, kept in a file for generate",
+        ),
+        "verify": Command(
+            "commands.verify", "commands.verify.VerifyConfig", "replay a ledger against its models"
+        ),
         "divergences": Command(
-            "divergences",
-            "divergences.DivergencesConfig",
+            "commands.divergences",
+            "commands.divergences.DivergencesConfig",
             "how far apart the models were along a ledger",
         ),
     },
     "train": {
         "tokenize": Command(
-            "tokenize_text",
-            "training_options.TokenizeConfig",
-            "text to token shards, resumable",
+            "commands.tokenize", f"{TRAINING}.TokenizeConfig", "text to token shards, resumable"
         ),
         "plan": Command(
-            "plan",
-            "training_options.PlanConfig",
+            "commands.plan",
+            f"{TRAINING}.PlanConfig",
             "what training reads: epochs, days, documents of a step",
         ),
         "dry-run": Command(
-            "dry_run",
-            "training_options.DryRunConfig",
+            "commands.dry_run",
+            f"{TRAINING}.DryRunConfig",
             "a training run's model, memory and time",
         ),
         "export": Command(
-            "export",
-            "training_options.ExportConfig",
+            "commands.export",
+            f"{TRAINING}.ExportConfig",
             "a training checkpoint as a Hugging Face folder",
         ),
     },
     "evaluate": {
-        "lm-eval": Command("lm_eval", "", "lm-evaluation-harness with a pair as its model"),
+        "lm-eval": Command(
+            "commands.lm_eval", "", "lm-evaluation-harness with a pair as its model"
+        ),
     },
     "benchmark": {
-        "gpu-check": Command("gpu_check", "", "correctness and speed on this machine's GPU"),
+        "gpu-check": Command(
+            "gpu_check.__main__", "", "correctness and speed on this machine's GPU"
+        ),
         "bench kernel": Command(
-            "bench_kernel", "bench_options.BenchKernelConfig", "time the projection on this CPU"
+            "bench.kernel", f"{BENCH}.BenchKernelConfig", "time the projection on this CPU"
         ),
         "bench decode": Command(
-            "bench_decode", "bench_options.BenchDecodeConfig", "time a pair of random weights"
+            "bench.decode", f"{BENCH}.BenchDecodeConfig", "time a pair of random weights"
         ),
         "bench byte": Command(
-            "bench_byte", "bench_options.BenchByteConfig", "time byte level on a small pair"
+            "bench.byte", f"{BENCH}.BenchByteConfig", "time byte level on a small pair"
         ),
         "bench speculate": Command(
-            "bench_speculate",
-            "bench_options.BenchSpeculateConfig",
-            "speculative against plain decoding",
+            "bench.speculate", f"{BENCH}.BenchSpeculateConfig", "speculative against plain decoding"
         ),
         "bench tokenize": Command(
-            "bench_tokenize",
-            "bench_options.BenchTokenizeConfig",
+            "bench.tokenize",
+            f"{BENCH}.BenchTokenizeConfig",
             "token shards beside the bare tokenizer",
         ),
         "bench loader": Command(
-            "bench_loader", "bench_options.BenchLoaderConfig", "batches beside a plain copy"
+            "bench.loader", f"{BENCH}.BenchLoaderConfig", "batches beside a plain copy"
         ),
         "bench pretrain": Command(
-            "bench_pretrain",
-            "bench_options.BenchPretrainConfig",
+            "bench.pretrain",
+            f"{BENCH}.BenchPretrainConfig",
             "training, and what each lever of it is worth",
         ),
         "bench flops": Command(
-            "bench_flops", "bench_options.BenchFlopsConfig", "the cost model beside the clock"
+            "bench.flops", f"{BENCH}.BenchFlopsConfig", "the cost model beside the clock"
         ),
     },
 }
@@ -169,7 +178,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
 def _parsed(name: str, command: Command, arguments: list[str]) -> Any:
     import tyro  # a tenth of a second that the overview does not need
 
-    module_name, class_name = command.options.split(".")
+    module_name, _, class_name = command.options.rpartition(".")
     options = getattr(_module(module_name), class_name)
     return tyro.cli(options, prog=f"anchored {name}", args=arguments)
 

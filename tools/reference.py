@@ -15,12 +15,11 @@ OUTPUT = Path("build/docs")
 MODULES = (
     "anchored",
     "anchored.kernels.projection",
-    "anchored.kernels.clipping",
     "anchored.kernels.token_log_probs",
     "anchored.kernels.reference",
-    "anchored.eval.copying",
-    "anchored.eval.ncr",
-    "anchored.eval.utility",
+    "anchored.eval.copying.metrics",
+    "anchored.eval.copying.ncr",
+    "anchored.eval.quality.bits_per_byte",
 )
 """Where the names stand that README and docs/ speak of."""
 

@@ -24,7 +24,7 @@ def prefills_mib() -> list[tuple[float, float]]:
     script = Path(__file__).parent / "prefill_memory.py"
     environment = {
         **os.environ,
-        "PYTHONPATH": str(TESTS),
+        "PYTHONPATH": str(TESTS / "support"),
         "MALLOC_MMAP_THRESHOLD_": "65536",  # freed tensors leave the process: figures repeat
     }
     command = [sys.executable, str(script)]

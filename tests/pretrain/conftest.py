@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from anchored.pretrain.shard_writer import write_token_shards
+from anchored.pretrain.tokens.writer import write_token_shards
 
 TEXT = "the keeper of lamp wrote every wave into a ledger salt and rain while bells rang"
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}

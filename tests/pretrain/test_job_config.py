@@ -2,8 +2,8 @@
 
 import pytest
 
-from anchored.pretrain.data_config import DataSource
 from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.plan.data_config import DataSource
 
 
 def load(tmp_path, text, *arguments):
@@ -67,6 +67,35 @@ def test_a_file_that_is_its_own_base_is_refused(tmp_path):
     (tmp_path / "other.toml").write_text('base = "run.toml"\n')
     with pytest.raises(ValueError, match=r"run\.toml is its own base$"):
         load(tmp_path, 'base = "other.toml"\n')
+
+
+MIXTURE = """
+shards_folder = "shards"
+seq_len = 8
+tokens_per_step = 16
+max_epochs = 4
+model = { num_parameters = 9, num_embedding_parameters = 1, num_layers = 1, hidden_size = 1 }
+hardware = { num_gpus = 1, peak_flops = 1.0, mfu = 0.5 }
+stages = [{ name = "one", tokens = 9.0, seed = 5 }, { name = "two", tokens = 9.0, seed = 6 }]
+
+[[sources]]
+name = "a"
+dataset = "d"
+revision = "1"
+comma_tokens = 1.0
+weights = { one = 0.25, two = 1.0 }
+"""
+
+
+def test_a_run_may_name_a_stage_of_a_mixture_beside_its_file(tmp_path):
+    (tmp_path / "mixture.toml").write_text(MIXTURE)
+    (tmp_path / "base.toml").write_text('[data]\nmixture = "mixture.toml"\nstage = "one"\n')
+    (tmp_path / "deeper").mkdir()
+    data = load(tmp_path / "deeper", 'base = "../base.toml"\n[data]\nmax_epochs = 2\n').data
+    assert data.sources == (DataSource(name="a", path="shards/a", weight=0.25),)
+    assert (data.seed, data.max_epochs, data.weight_unit) == (5, 2, "tokens")
+    with pytest.raises(ValueError, match="the mixture has no stage three; known: one, two"):
+        load(tmp_path, '[data]\nmixture = "mixture.toml"\nstage = "three"\n')
 
 
 def test_a_missing_file_is_named():

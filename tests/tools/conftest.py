@@ -1,13 +1,6 @@
-"""The quickstart's corpus, gathered once, and the words that name a tiny pair."""
+"""The words that name a tiny pair."""
 
 import pytest
-
-from anchored.tools.quickstart.corpus import Corpus, CorpusConfig, gather
-
-
-@pytest.fixture(scope="session")
-def corpus() -> Corpus:
-    return gather(CorpusConfig())
 
 
 @pytest.fixture

@@ -182,12 +182,6 @@ def test_nan_logits_are_one_line_that_names_the_model(capsys, pair_words, tokeni
     assert "the risky model's logits over the prompt are NaN" in err
 
 
-def test_a_missing_model_folder_is_one_line(capsys, pair_words, tmp_path):
-    words = ["--safe", str(tmp_path / "nowhere"), *pair_words[2:], "--prompt", "a"]
-    status, _, err = run(capsys, "generate", *words)
-    assert status == 1 and err.count("\n") == 1 and "no model folder" in err
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [("[]", 'an object with "quant_method"'), ('{"quant_method": "nope"}', "got nope")],
@@ -239,18 +233,3 @@ def test_two_processes_print_what_one_prints(capsys, pair_words):
         check=True,
     )
     assert split.stdout == run(capsys, *words, "--device", "cpu")[1]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["generate", "--prompt", "a", "--temperature", "-1"],
-        ["generate", "--prompt", "a", "--unknown-key", "1"],
-        ["quickstart", "--preset", "huge"],
-        ["nonsense"],
-    ],
-)
-def test_bad_arguments_give_status_2(capsys, pair_words, words):
-    more = pair_words if words[0] == "generate" else []
-    status, _, err = run(capsys, *words, *more)
-    assert status == 2 and err

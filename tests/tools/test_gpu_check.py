@@ -10,18 +10,22 @@ import pytest
 import torch
 
 import anchored
-from anchored.tools.bench_kernel import sample_logits
-from anchored.tools.gpu_checks import kernel_speed, round_speed
-from anchored.tools.gpu_checks.attention_checks import attention_checks
-from anchored.tools.gpu_checks.byte_checks import byte_checks, opened_batch
-from anchored.tools.gpu_checks.engine_checks import engine_checks
-from anchored.tools.gpu_checks.round_speed import (
+from anchored.tools.bench.kernel import sample_logits
+from anchored.tools.bench.random_pair import random_pair
+from anchored.tools.gpu_check import speed
+from anchored.tools.gpu_check.decoding_checks import (
+    attention_checks,
+    byte_checks,
+    engine_checks,
+    opened_batch,
+)
+from anchored.tools.gpu_check.projection_checks import projection_checks
+from anchored.tools.gpu_check.speed import (
     ACCEPTANCE,
     predicted_ratios,
     round_timings,
     step_times_ms,
 )
-from anchored.tools.random_pair import random_pair
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -80,8 +84,8 @@ def test_a_bare_checkout_runs_to_its_end(tmp_path):
 
 @pytest.mark.gpu
 def test_kernel_timings_have_a_row_for_every_size_and_divergence(monkeypatch):
-    monkeypatch.setattr(kernel_speed, "TARGET_US", {1: 12.0, 4: 14.0})
-    timings = list(kernel_speed.kernel_timings(DEVICE))
+    monkeypatch.setattr(speed, "TARGET_US", {1: 12.0, 4: 14.0})
+    timings = list(speed.kernel_timings(DEVICE))
     assert [(t.batch_size, t.divergence) for t in timings] == [
         (batch_size, divergence) for batch_size in (1, 4) for divergence in ("kl", "max")
     ]
@@ -104,13 +108,25 @@ def test_predictions_are_those_of_the_acceptance():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_step_is_timed_where_there_is_no_graph_too(monkeypatch):
-    monkeypatch.setattr(round_speed, "PROMPT_TOKENS", 16)
-    monkeypatch.setattr(round_speed, "NUM_TIMED", 1)
+    monkeypatch.setattr(speed, "PROMPT_TOKENS", 16)
+    monkeypatch.setattr(speed, "NUM_TIMED", 1)
     pair = random_pair("tiny", "tiny", vocab_size=1024, dtype=torch.float32, device=str(DEVICE))
     assert step_times_ms(pair, 1, 3)[0] > 0.0
 
 
 def test_sample_logits_are_the_same_every_time():
-    config = kernel_speed.BenchKernelConfig(vocab_size=100)
+    config = speed.BenchKernelConfig(vocab_size=100)
     first, again = (sample_logits(config, 2) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # discarded lanes divide by zero
+def test_every_check_passes_or_is_skipped():
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    checks = list(projection_checks(device, num_replays=100))
+    assert len(checks) == 10
+    for check in checks:
+        assert check.passed is not False, f"{check.name}: {check.detail}"
+    num_skipped = sum(check.passed is None for check in checks)
+    assert num_skipped == (0 if device.type == "cuda" else 1)

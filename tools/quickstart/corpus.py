@@ -1,6 +1,5 @@
 """A small Common Pile of openly licensed text that every Python machine has."""
 
-import hashlib
 import json
 import platform
 from collections.abc import Iterable
@@ -11,9 +10,22 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .documents import Document, SpanIndex, cut_documents, is_held_out
-from .python_text import code, docstrings, help_topics, package_modules, stdlib_modules
+from anchored.durable_files import file_sha256, write_durably
 
+from .documents import (
+    Document,
+    SpanIndex,
+    code,
+    cut_documents,
+    docstrings,
+    help_topics,
+    is_held_out,
+    package_modules,
+    stdlib_modules,
+)
+
+EXTRA = "numerics"
+"""The source that only the risky model learns from: in its held-out text is utility to win."""
 SOURCE_FACTS = ("name", "licence", "origin", "revision")
 EXTRA_PACKAGES = ("numpy", "pandas")
 TRAIN_OVERLAP = 0.5  # of a document's word spans: above it, the document is another one's copy
@@ -106,11 +118,9 @@ def write(corpus: Corpus, folder: Path) -> None:
         for split in ("documents", "heldout"):
             path = _split_file(folder, source.name, split)
             _write_rows(path, getattr(source, split))
-            facts[f"{split}_sha256"] = _file_sha256(path)
+            facts[f"{split}_sha256"] = file_sha256(path)
         manifest.append(facts)
-    partial = folder / "manifest.json.partial"
-    partial.write_text(json.dumps({"sources": manifest}, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / "manifest.json")
+    write_durably(folder / "manifest.json", json.dumps({"sources": manifest}, indent=2) + "\n")
 
 
 def read(folder: Path) -> Corpus:
@@ -134,7 +144,7 @@ def _stdlib_source(name: str) -> Source:
 
 def _extra_source() -> Source:
     return Source(
-        name="numerics",
+        name=EXTRA,
         licence="BSD-3-Clause",
         origin="docstrings of numpy and pandas",
         revision=", ".join(f"{name} {metadata.version(name)}" for name in EXTRA_PACKAGES),
@@ -206,7 +216,7 @@ def _read_source(folder: Path, facts: dict[str, Any]) -> Source:
     splits: dict[str, tuple[Document, ...]] = {}
     for split in ("documents", "heldout"):
         path = _split_file(folder, facts["name"], split)
-        if _file_sha256(path) != facts[f"{split}_sha256"]:
+        if file_sha256(path) != facts[f"{split}_sha256"]:
             raise ValueError(f"{path} is not the file that manifest.json describes; gather again")
         with path.open(encoding="utf-8") as file:
             splits[split] = tuple(Document(**json.loads(line)) for line in file)
@@ -215,7 +225,3 @@ def _read_source(folder: Path, facts: dict[str, Any]) -> Source:
         documents=splits["documents"],
         heldout=splits["heldout"],
     )
-
-
-def _file_sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

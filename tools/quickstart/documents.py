@@ -1,9 +1,17 @@
-"""Documents of plain text, and what it takes to cut, compare and split them."""
+"""Documents of plain text: from an installed Python, cut, compared and split."""
 
+import ast
 import hashlib
+import inspect
 import re
+import sysconfig
+import tokenize
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from pydoc_data import topics
 
 SPAN_WORDS = 8  # long enough that two texts share one by copying, not by chance
 
@@ -80,3 +88,109 @@ def _paragraph_groups(text: str, max_chars: int) -> list[str]:
         else:
             groups.append(paragraph)
     return groups
+
+
+# Tests and tables are poor reading, third-party folders have licences of their own, topics are a
+# source by themselves, and _sysconfigdata* (below) names paths of the machine that built Python.
+EXCLUDED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data"}
+EXCLUDED_FOLDERS |= {"site-packages", "dist-packages", "ensurepip", "__pycache__"}
+
+HasDocstring = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def stdlib_modules() -> list[tuple[str, Path]]:
+    """(name, file) of each Python source file of the standard library, named "Lib/...".
+
+    The order is fixed but unrelated to the alphabet, so that the first few are a fair sample.
+    Raises FileNotFoundError if this Python ships without its sources.
+    """
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    modules = [
+        (f"Lib/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*.py")
+    ]
+    modules = [module for module in modules if _is_wanted(module[0])]
+    if not modules:
+        raise FileNotFoundError("this Python has no standard library sources to read")
+    return sorted(modules, key=_shuffle_key)
+
+
+def package_modules(package: str) -> list[tuple[str, Path]]:
+    """(name, file) of each Python source file of an installed package, tests left out.
+
+    The order is as for `stdlib_modules`. Raises FileNotFoundError if the package is not installed.
+    """
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError as error:
+        raise FileNotFoundError(f"package {package!r} is not installed") from error
+    names = [file for file in files if file.suffix == ".py" and file.parts[0] == package]
+    modules = [(file.as_posix(), Path(str(file.locate()))) for file in names]
+    return sorted((module for module in modules if _is_wanted(module[0])), key=_shuffle_key)
+
+
+def docstrings(modules: list[tuple[str, Path]]) -> Iterator[Document]:
+    """Yield every docstring of the modules, dedented, named "file:qualified.name"."""
+    for name, path in modules:
+        for qualified_name, node in _definitions(_parse(_read(path)), ()):
+            text = ast.get_docstring(node, clean=True)
+            if text:
+                yield Document(id=f"{name}:{qualified_name}", text=text)
+
+
+def code(modules: list[tuple[str, Path]]) -> Iterator[Document]:
+    """Yield the source text of each module with its docstrings cut out; it still parses.
+
+    Without the cut a docstring held out of one source would be trained on through the other.
+    """
+    for name, path in modules:
+        text = _read(path)
+        lines = text.encode().split(b"\n")  # ast counts columns in bytes, lines by "\n" alone
+        for _, node in _definitions(_parse(text), ()):
+            if ast.get_docstring(node, clean=False) is not None:
+                _cut_docstring(lines, node)
+        yield Document(id=name, text=b"\n".join(lines).decode())
+
+
+def help_topics() -> Iterator[Document]:
+    """Yield the chapters of the language reference that `help()` shows, named "topic:name"."""
+    for name in sorted(topics.topics):
+        yield Document(id=f"topic:{name}", text=inspect.cleandoc(topics.topics[name]))
+
+
+def _definitions(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, HasDocstring]]:
+    if isinstance(node, HasDocstring):
+        names = names if isinstance(node, ast.Module) else (*names, node.name)
+        yield ".".join(names) or "module", node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):  # which defines nothing that has a docstring
+            yield from _definitions(child, names)
+
+
+def _cut_docstring(lines: list[bytes], node: HasDocstring) -> None:
+    first, last = node.body[0].lineno - 1, (node.body[0].end_lineno or 0) - 1
+    before = lines[first][: node.body[0].col_offset]
+    after = lines[last][node.body[0].end_col_offset :]
+    is_alone = len(node.body) > 1 and not before.strip() and not after.strip()
+    lines[first : last + 1] = [b""] * (last + 1 - first)  # later rows keep their numbers
+    if not is_alone:
+        lines[first] = before + b"..." + after
+
+
+def _is_wanted(name: str) -> bool:
+    *folders, file = name.split("/")
+    return EXCLUDED_FOLDERS.isdisjoint(folders) and not file.startswith("_sysconfigdata")
+
+
+def _shuffle_key(module: tuple[str, Path]) -> str:
+    return hashlib.sha256(module[0].encode()).hexdigest()
+
+
+def _read(path: Path) -> str:
+    with tokenize.open(path) as file:  # honours the file's own coding line
+        return file.read()
+
+
+def _parse(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # stray escapes are the concern of the module's authors
+        return ast.parse(text)

@@ -3,9 +3,10 @@
 import itertools
 from dataclasses import dataclass, replace
 
-from anchored.eval.ncr import is_high_protection
+from anchored.eval.copying.ncr import is_high_protection
+from anchored.eval.experiments.summary import SettingSummary, recommended
 
-from .summary import EXTRA, SettingSummary, recommended
+from .corpus import EXTRA
 
 NOISE = 2.0
 """Standard errors within which two bits-per-byte figures count as equal."""

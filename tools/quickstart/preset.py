@@ -1,28 +1,65 @@
-"""The settings of a quickstart: one folder of TOML files a preset."""
+"""The settings of a quickstart, one folder of TOML files a preset, and where it keeps what."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
 import anchored
-from anchored.pretrain.toml_table import from_table, read_toml
+from anchored.configs.config_file import from_table, read_config_file, toml_text
+from anchored.eval.experiments.experiment import Prompt
+from anchored.pretrain.tokens.bpe import SplitRule
 
 from .corpus import CorpusConfig
-from .tokenizer_training import SplitRule
+from .protected_works import PromptConfig, Work, cut_prompts, read_works
 
 CONFIGS = Path(anchored.__file__).parent / "configs" / "quickstart"
+PROMPTS = PromptConfig(prompt_words=40, reference_words=100)
 RUNS = ("safe-stage1", "safe-stage2", "risky")
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Paths under the quickstart's output folder."""
+
+    root: Path
+
+    @property
+    def corpus(self) -> Path:
+        return self.root / "corpus"
+
+    @property
+    def tasks(self) -> Path:
+        return self.root / "tasks"
+
+    def tokenizer(self, owner: str) -> Path:
+        """owner: the model that has it for itself, "" for one that both models share."""
+        return self.root / "tokenizer" / owner
+
+    def shards(self, source: str, owner: str) -> Path:
+        """Tokens of the owner's tokenizer."""
+        return self.root / "shards" / owner / source
+
+    def run(self, name: str) -> Path:
+        return self.root / name
+
+    def run_config(self, name: str) -> Path:
+        return self.root / "configs" / f"{name}.toml"
+
+    def model(self, name: str) -> Path:
+        return self.root / "models" / name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """What preset.toml says; the training runs have files of their own beside it."""
+    """What preset.toml says."""
 
+    runs: str
+    """The preset whose folder holds the training runs, a file each."""
     vocab_size: int
     """Tokens of the tokenizer that both models share, or of the risky model's own."""
-    ks: list
+    ks: list[float]
     """Budgets to sweep, in nats a token; a byte where the tokenizers differ."""
-    seeds: list
+    seeds: list[int]
     """One generation a work, setting and seed."""
     num_works: int
     """How many protected works are used."""
@@ -50,6 +87,14 @@ class Preset:
             return {"": ("llama3", self.vocab_size)}
         return {"safe": ("gpt2", self.safe_vocab_size), "risky": ("llama3", self.vocab_size)}
 
+    def works(self) -> list[Work]:
+        """The protected works that are used."""
+        return read_works()[: self.num_works]
+
+    def prompts(self) -> list[Prompt]:
+        """One prompt a work."""
+        return cut_prompts(self.works(), PROMPTS)
+
     def tokenizer_owner(self, model: str) -> str:
         """Whose tokenizer "safe" or "risky" has."""
         return model if self.safe_vocab_size else ""
@@ -61,11 +106,15 @@ def load_preset(name: str) -> Preset:
     if not folder.is_dir():
         known = ", ".join(sorted(path.name for path in CONFIGS.iterdir()))
         raise ValueError(f"preset must be one of {known}, got {name!r}")
-    preset: Preset = from_table(Preset, read_toml(folder / "preset.toml"))
+    preset: Preset = from_table(Preset, read_config_file(folder / "preset.toml"))
     return preset
 
 
-def run_config(preset: str, run: str, folder: Path) -> str:
-    """The TOML of one training run with the quickstart's folder filled in."""
-    template = Template((CONFIGS / preset / f"{run}.toml").read_text())
-    return template.substitute(folder=folder.resolve().as_posix())
+def run_config(preset: Preset, run: str, folders: Folders) -> str:
+    """The TOML of one training run, whole, with the quickstart's folders filled in."""
+    owner = preset.tokenizer_owner("risky" if run == "risky" else "safe")
+    text = toml_text(read_config_file(CONFIGS / preset.runs / f"{run}.toml"))
+    return Template(text).substitute(
+        folder=folders.root.resolve().as_posix(),
+        shards=folders.shards("", owner).resolve().as_posix(),
+    )

@@ -8,64 +8,121 @@ from functools import partial
 from pathlib import Path
 
 from anchored import Ledger, ModelPair, verify
-from anchored.tools.model_options import ModelOptions
-from anchored.tools.training_options import QuickstartConfig
+from anchored.eval.copying.metrics import CopyingConfig
+from anchored.eval.experiments import steps as experiment_steps
+from anchored.eval.experiments.experiment import Experiment, budget_sweep
+from anchored.eval.experiments.generations import generate_all, read_generations
+from anchored.eval.experiments.measures import measure
+from anchored.eval.experiments.results import terminal_report, write_results
+from anchored.eval.experiments.steps import Steps
+from anchored.eval.experiments.summary import summarize
+from anchored.tools.commands.options import ModelOptions
+from anchored.tools.commands.training_options import QuickstartConfig
 
-from . import data, generation, measurement, results, training
-from .folders import Folders
-from .preset import RUNS, Preset, load_preset, run_config
-from .steps import Steps
-from .summary import recommended, summarize
+from . import training
+from .corpus import EXTRA, read
+from .findings import Finding, findings
+from .multiple_choice import EXTRA_TASK, MIXTURE_TASK, MultipleChoiceConfig, write_tasks
+from .preset import RUNS, Folders, Preset, load_preset, run_config
+
+RESULTS_SCHEMA = "anchored-quickstart/1"
 
 
 def run(config: QuickstartConfig) -> int:
     """Do every step that is not done yet and print where to look; returns the exit status."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    logging.getLogger(__package__).setLevel(logging.INFO)  # titles of the steps
+    logging.getLogger(experiment_steps.__name__).setLevel(logging.INFO)  # titles of the steps
     preset, folders = load_preset(config.preset), Folders(config.output)
-    steps = Steps(config.output, _settings(config, preset, folders))
-    steps.run("gather text", lambda: data.gather_corpus(folders, preset))
-    steps.run("train tokenizers", lambda: data.make_tokenizers(folders, preset))
-    steps.run("tokenize", lambda: data.tokenize(folders, preset))
-    for name in RUNS:
-        steps.run(f"pretrain {name}", partial(training.train, folders, config.preset, name))
-    steps.run("export", lambda: training.export(folders, preset))
+    steps = Steps(config.output, _settings(preset, folders), owner="quickstart")
+    _train(steps, folders, preset)
     pair = ModelOptions(
         safe=folders.model("safe"), risky=folders.model("risky"), device="cpu"
     ).pair()
-    steps.run("generate", lambda: generation.generate_all(folders, preset, pair))
-    steps.run("measure copying", lambda: measurement.measure_copying(folders, preset))
-    steps.run("measure utility", lambda: measurement.measure_utility(folders, preset, pair))
-    best = recommended(summarize(folders, preset)).setting
-    steps.run(
-        "answer questions", lambda: measurement.measure_questions(folders, preset, pair, best)
-    )
-    steps.run("verify a ledger", lambda: _verify_one(folders, preset, pair))
-    results.write_results(folders, preset, steps.seconds)
-    print(results.terminal_report(folders, preset))
-    print(_where_to_look(folders, preset, sum(steps.seconds.values())))
+    experiment = _experiment(folders, preset)
+    _measure(steps, experiment, folders, preset, pair)
+    judged = findings(summarize(experiment), shows_effects=preset.shows_effects)
+    write_results(experiment, _about(folders, preset, steps, judged))
+    print(terminal_report(experiment, judged))
+    print(_where_to_look(folders, _example_ledger(experiment), sum(steps.seconds.values())))
     return 0
 
 
-def _settings(config: QuickstartConfig, preset: Preset, folders: Folders) -> str:
+def _settings(preset: Preset, folders: Folders) -> str:
     """All that decides the results, as text: a folder belongs to one of these."""
-    runs = [run_config(config.preset, name, folders.root) for name in RUNS]
-    return json.dumps([asdict(preset), runs, measurement.COPYING.metric_set])
+    runs = [run_config(preset, name, folders) for name in RUNS]
+    return json.dumps([asdict(preset), runs, CopyingConfig().metric_set])
 
 
-def _verify_one(folders: Folders, preset: Preset, pair: ModelPair) -> None:
-    report = verify(Ledger.load(_example_ledger(folders, preset)), pair)
-    print(f"ledger {_example_ledger(folders, preset).name}: {report}")
+def _train(steps: Steps, folders: Folders, preset: Preset) -> None:
+    steps.run("gather text", lambda: training.gather_corpus(folders, preset))
+    steps.run("train tokenizers", lambda: training.make_tokenizers(folders, preset))
+    steps.run("tokenize", lambda: training.tokenize(folders, preset))
+    for name in RUNS:
+        steps.run(f"pretrain {name}", partial(training.train, folders, preset, name))
+    steps.run("export", lambda: training.export(folders, preset))
+
+
+def _experiment(folders: Folders, preset: Preset) -> Experiment:
+    corpus = read(folders.corpus)
+    mixture = [document.text for source in corpus.sources for document in source.heldout]
+    return Experiment(
+        folder=folders.root,
+        prompts=preset.prompts(),
+        settings=budget_sweep(preset.ks),
+        seeds=preset.seeds,
+        max_new_tokens=preset.max_new_tokens,
+        repetition_penalty=preset.repetition_penalty,
+        held_out={"mixture": mixture, EXTRA: [each.text for each in corpus.extra.heldout]},
+        extra=EXTRA,
+        num_excerpts=preset.num_excerpts,
+        excerpt_tokens=preset.excerpt_tokens,
+        task_folder=folders.tasks,
+        tasks=(MIXTURE_TASK, EXTRA_TASK),
+    )
+
+
+def _measure(
+    steps: Steps, experiment: Experiment, folders: Folders, preset: Preset, pair: ModelPair
+) -> None:
+    def answer_questions() -> None:
+        config = MultipleChoiceConfig(max_items=preset.num_questions)
+        write_tasks(read(folders.corpus), folders.tasks, config)
+        measure(experiment, "questions", pair)
+
+    steps.run("generate", lambda: generate_all(experiment, pair))
+    steps.run("measure copying", lambda: measure(experiment, "copying", pair))
+    steps.run("measure utility", lambda: measure(experiment, "utility", pair))
+    steps.run("answer questions", answer_questions)
+    steps.run("verify a ledger", lambda: _verify_one(experiment, pair))
+
+
+def _about(
+    folders: Folders, preset: Preset, steps: Steps, judged: list[Finding]
+) -> dict[str, object]:
+    """What a quickstart adds to the results of its experiment."""
+    return {
+        "schema": RESULTS_SCHEMA,
+        "settings": asdict(preset),
+        "seconds": steps.seconds,
+        "findings": [asdict(finding) for finding in judged],
+        "losses": [asdict(curve) for curve in training.loss_curves(folders)],
+    }
+
+
+def _verify_one(experiment: Experiment, pair: ModelPair) -> None:
+    path = _example_ledger(experiment)
+    report = verify(Ledger.load(path), pair)
+    print(f"ledger {path.name}: {report}")
     if not report.is_ok:
         raise ValueError(f"a ledger of this run was not verified: {report}")
 
 
-def _example_ledger(folders: Folders, preset: Preset) -> Path:
-    middle = generation.settings(preset)[len(preset.ks) // 2 + 1]
-    return folders.root / generation.read_generations(folders, middle)[0]["ledger"]
+def _example_ledger(experiment: Experiment) -> Path:
+    middle = experiment.budgets[len(experiment.budgets) // 2]
+    return experiment.folder / read_generations(experiment, middle)[0]["ledger"]
 
 
-def _where_to_look(folders: Folders, preset: Preset, seconds: float) -> str:
+def _where_to_look(folders: Folders, ledger: Path, seconds: float) -> str:
     safe, risky = folders.model("safe"), folders.model("risky")
     pair = f"--safe {safe} --risky {risky}"
     return f"""
@@ -76,5 +133,5 @@ Done: {seconds / 60:.1f} minutes of work. Where to look:
   {folders.root}/results.json       every figure; table.md is the table above
 What to try next:
   anchored generate {pair} --k 1.0 --prompt "The keeper"
-  anchored verify {pair} --ledger {_example_ledger(folders, preset)}
+  anchored verify {pair} --ledger {ledger}
 """

@@ -1,27 +1,60 @@
-"""The three training runs of a quickstart, and their export as Hugging Face folders."""
+"""The models of a quickstart: corpus, tokenizers, shards, three training runs and the export."""
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.eval.plots import LossCurve
-from anchored.pretrain.export import export_checkpoint
+from anchored.eval.figures.losses import LossCurve
+from anchored.pretrain.export.folder import export_checkpoint
 from anchored.pretrain.launch import launch
+from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
+from anchored.pretrain.tokens.writer import write_token_shards
 
-from .data import CONTEXT_LENGTH
-from .folders import Folders
-from .preset import RUNS, Preset, run_config
+from .corpus import Corpus, gather, read, write
+from .preset import RUNS, Folders, Preset, run_config
 
+CONTEXT_LENGTH = 512
+"""Tokens that the exported models accept; questions are longer than training windows."""
+WORKS_SOURCE = "works"
 FINAL_RUNS = {"safe": "safe-stage2", "risky": "risky"}
 
 
-def train(folders: Folders, preset_name: str, run: str) -> None:
+def gather_corpus(folders: Folders, preset: Preset) -> None:
+    """Write the mixture and the extra source as JSON lines."""
+    write(gather(preset.corpus), folders.corpus)
+
+
+def make_tokenizers(folders: Folders, preset: Preset) -> None:
+    """Train on the mixture: neither the extra source nor the works are seen."""
+    sources = read(folders.corpus).sources
+    texts = [document.text for source in sources for document in source.documents]
+    for owner, (rule, vocab_size) in preset.tokenizers.items():
+        save_tokenizer(
+            train_tokenizer(texts, vocab_size, rule),
+            folders.tokenizer(owner),
+            model_max_length=CONTEXT_LENGTH,
+        )
+
+
+def tokenize(folders: Folders, preset: Preset) -> None:
+    """Write token shards of every source and of the protected works, with every tokenizer."""
+    corpus: Corpus = read(folders.corpus)
+    works = [work.text for work in preset.works()]
+    for owner in preset.tokenizers:
+        for source in (*corpus.sources, corpus.extra):
+            texts = (document.text for document in source.documents)
+            _write(folders, owner, source.name, texts, source.licence, source.revision)
+        _write(folders, owner, WORKS_SOURCE, works, "CC0-1.0", "1")
+
+
+def train(folders: Folders, preset: Preset, run: str) -> None:
     """Train one run as a process of its own; an interrupted run resumes at its checkpoint."""
     config = folders.run_config(run)
     config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text(run_config(preset_name, run, folders.root))
+    config.write_text(run_config(preset, run, folders))
     launch(config)
 
 
@@ -66,3 +99,19 @@ def loss_curves(folders: Folders) -> list[LossCurve]:
             )
         )
     return curves
+
+
+def _write(
+    folders: Folders, owner: str, name: str, texts: Iterable[str], licence: str, revision: str
+) -> None:
+    folder = folders.shards(name, owner)
+    if folder.exists():  # by a step that was interrupted later: shards appear when complete
+        return
+    write_token_shards(
+        folder,
+        texts,
+        folders.tokenizer(owner) / "tokenizer.json",
+        source=name,
+        licence=licence,
+        revision=revision,
+    )

@@ -32,7 +32,7 @@ from byte_pairs import tiny_byte_pair
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from anchored import ModelPair
-from anchored.tools.hard_strings import draw_hard_strings
+from anchored.tools.bench.byte_work import draw_hard_strings
 
 WORKS = Path(__file__).parents[3] / "tools" / "quickstart" / "works"
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -12,7 +12,7 @@ from anchored.decode.models.attention import row_attention
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.warpers import Warpers
-from anchored.tools.quickstart.tokenizer_training import pre_tokenizer
+from anchored.pretrain.tokens.bpe import pre_tokenizer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TEXTS = ["the keeper's  lamp it'", "caf\u00e9 12\n\n x"]

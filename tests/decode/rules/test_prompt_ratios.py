@@ -18,7 +18,7 @@ from anchored import (
     verify,
 )
 from anchored.decode.models.stream import Stream
-from anchored.tools.quickstart.tokenizer_training import pre_tokenizer
+from anchored.pretrain.tokens.bpe import pre_tokenizer
 
 PROMPTS = ["the keeper's lamp", "import 3.14", "salt"]
 ASKED = {"max_new_tokens": 3, "seed": 5}

@@ -1,0 +1,137 @@
+"""Config files: TOML, in which a file may build on another, read into dataclasses and written."""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+Tables = dict[str, Any]
+BASE_KEY = "base"
+
+
+def read_config_file(
+    path: Path, *, expanded: Callable[[Tables, Path], Tables] = lambda tables, folder: tables
+) -> Tables:
+    """The tables of a config, over those of the file that its first line `base = "FILE"` names.
+
+    FILE is relative to the folder of the config. Tables are merged key by key, anything else,
+    arrays included, replaces what the base says.
+    expanded: what the tables of one file stand for, given its folder; before they are merged.
+    Raises: FileNotFoundError, or ValueError for invalid TOML and for bases that go in a circle.
+    """
+    return _read(path, expanded, ())
+
+
+def _read(
+    path: Path, expanded: Callable[[Tables, Path], Tables], readers: tuple[Path, ...]
+) -> Tables:
+    if path.resolve() in readers:
+        raise ValueError(f"config file {path} is its own base")
+    table = expanded(read_toml(path), path.parent)
+    if BASE_KEY not in table:
+        return table
+    base = table.pop(BASE_KEY)
+    if not isinstance(base, str):
+        raise ValueError(f"{BASE_KEY} of config file {path} must be the name of a file, got {base}")
+    own_base = _read(path.parent / base, expanded, (*readers, path.resolve()))
+    return _merged(own_base, table)
+
+
+def _merged(base: Tables, table: Tables) -> Tables:
+    merged = dict(base)
+    for key, value in table.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            value = _merged(merged[key], value)
+        merged[key] = value
+    return merged
+
+
+def read_toml(path: Path) -> Tables:
+    """The tables of a TOML file. Raises FileNotFoundError, or ValueError with the file's name."""
+    if not path.is_file():
+        raise FileNotFoundError(f"config file {path} does not exist")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def from_table(cls: type, table: Tables, prefix: str = "") -> Any:
+    """An instance of the dataclass `cls` with the table's values over its defaults.
+
+    Nested dataclasses are tables, tuples of dataclasses are arrays of tables.
+    Raises: ValueError naming the key, dotted, for an unknown key or a value of the wrong type.
+    """
+    types = {field.name: field.type for field in fields(cls)}
+    values = {}
+    for key, value in table.items():
+        if key not in types:
+            raise ValueError(f"unknown config key {prefix}{key}{_suggestion(key, list(types))}")
+        values[key] = _convert(types[key], value, prefix + key)
+    try:
+        return cls(**values)
+    except TypeError as error:  # a required key is missing
+        raise ValueError(f"config table {prefix.rstrip('.')}: {error}") from error
+
+
+def toml_text(tables: Tables) -> str:
+    """TOML of tables that hold plain values, tables and arrays of both."""
+    return "".join(f"{key} = {_toml_value(value)}\n" for key, value in tables.items())
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_toml_value(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return json.dumps(value)  # JSON's strings, numbers and booleans are TOML's too
+
+
+def _convert(kind: Any, value: Any, name: str) -> Any:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if isinstance(kind, type) and is_dataclass(kind):
+        _require(isinstance(value, dict), name, "a table", value)
+        return from_table(kind, value, f"{name}.")
+    if get_origin(kind) is tuple:
+        _require(isinstance(value, list), name, "an array of tables", value)
+        item = get_args(kind)[0]
+        return tuple(_convert(item, entry, f"{name}[{i}]") for i, entry in enumerate(value))
+    if get_origin(kind) is dict:
+        _require(isinstance(value, dict), name, "a table", value)
+        item = get_args(kind)[1]
+        return {key: _convert(item, entry, f"{name}.{key}") for key, entry in value.items()}
+    _require(_fits(kind, value), name, _describe(kind), value)
+    return value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(member, value) for member in get_args(kind))
+    if get_origin(kind) is list:
+        return isinstance(value, list)
+    if kind in (int, float):  # bool is an int to Python, not to a reader
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(kind)))
+    return getattr(kind, "__name__", str(kind))
+
+
+def _require(condition: bool, name: str, rule: str, value: Any) -> None:
+    if not condition:
+        raise ValueError(f"config key {name} must be {rule}, got {value!r}")
+
+
+def _suggestion(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

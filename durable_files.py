@@ -1,0 +1,53 @@
+"""Files and folders that appear whole or not at all, and what a file holds as a hash."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace a UTF-8 text file in one step: readers and a crash see the old text or the new one.
+
+    Two processes must not write the same file at once.
+    """
+    partial = partial_path(path)
+    with partial.open("wb") as file:
+        file.write(text.encode())
+        sync(file)
+    partial.replace(path)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when the context ends without an error.
+
+    What a process that was killed left of it is removed. The caller has checked that no folder of
+    that name exists.
+    """
+    partial = partial_path(path)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    yield partial
+    os.replace(partial, path)
+
+
+def partial_path(path: Path) -> Path:
+    """Where something is written until it is whole."""
+    return path.with_name(f"{path.name}.partial")
+
+
+def sync(file: BinaryIO) -> None:
+    """Wait until what was written to an open file is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def file_sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

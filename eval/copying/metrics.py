@@ -1,0 +1,221 @@
+"""The six copying metrics of the Anchored Decoding paper, with the spans that they matched."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from .similarity import jaccard, minhash_jaccard, rouge_f1, shingles
+from .spans import Span, Symbols, disjoint_common_spans, longest_common_span
+from .words import Tokenizer, Word, has_non_ascii_words, words
+
+METRIC_SET: Final = "paper_spec_v1"
+"""Version of the metrics, written into results: figures of two versions are not compared.
+
+Raised (v1, v2, ...) with every change by which some text gets another figure or NCR has another
+mean: a definition, a default of `CopyingConfig`, how words are cut, a metric mended, added or
+removed, a library that computes one. Not for speed.
+"""
+METRICS: Final = (
+    "rouge1_ge_tau",
+    "rougeL_ge_tau",
+    "word_lcs",
+    "char_lcs",
+    "word_acs",
+    "minhash",
+)
+
+# An F1 of exactly 0.4 comes out below the float 0.4 for a third of all pairs of lengths; two
+# different F1 of 100 words differ by more than 1e-5.
+_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyingConfig:
+    """What counts as copying; the defaults are the paper's, with its gaps filled as stated."""
+
+    tokenizer: Tokenizer = "split"
+    """Words of every metric but ROUGE: lower-cased, "split" or "strip_punctuation"."""
+    max_words: int = 100
+    """Words read from each text by the word metrics; the character metric reads all."""
+    rouge_threshold: float = 0.4
+    """An example counts when its ROUGE F1 is at least this. The paper's prose says "exceeds", its
+    tables say at least; the tables are followed."""
+    min_span_words: int = 6
+    """Shortest span that the accumulated common substrings count."""
+    shingle_words: int = 3
+    """Words in a MinHash shingle."""
+    num_permutations: int = 128
+    """MinHash permutations."""
+    minhash_seed: int = 1
+    """Seed of the MinHash permutations."""
+    lowercase_characters: bool = False
+    """Compare lower-cased characters in the character metric."""
+
+    def __post_init__(self) -> None:
+        if self.tokenizer not in ("split", "strip_punctuation"):
+            raise ValueError(
+                f"tokenizer must be 'split' or 'strip_punctuation', got {self.tokenizer!r}"
+            )
+        if not 0 <= self.rouge_threshold <= 1:
+            raise ValueError(f"rouge_threshold must be in [0, 1], got {self.rouge_threshold}")
+        if self.minhash_seed < 0:
+            raise ValueError(f"minhash_seed must be at least 0, got {self.minhash_seed}")
+        for name in ("max_words", "min_span_words", "shingle_words", "num_permutations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def metric_set(self) -> str:
+        """Name of the definitions in force: `METRIC_SET`, then every setting that differs."""
+        default = CopyingConfig()
+        changed = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(default, field.name)
+        ]
+        return "+".join([METRIC_SET, *changed])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyingScore:
+    """Copying of one reference in one generation; spans count from 0, as `Span` says."""
+
+    rouge1_f1: float
+    rougeL_f1: float
+    word_lcs: int
+    """Words in the longest contiguous common span."""
+    char_lcs: int
+    """Characters in the longest contiguous common span."""
+    word_acs: int
+    """Words in `word_acs_spans` together."""
+    minhash: float
+    """MinHash estimate of `jaccard`."""
+    jaccard: float
+    """Exact Jaccard similarity of the word shingles."""
+    word_lcs_span: Span
+    char_lcs_span: Span
+    word_acs_spans: tuple[Span, ...]
+    copied_characters: tuple[tuple[int, int], ...]
+    """`word_acs_spans` as [start, end) characters of the hypothesis."""
+    has_non_ascii_words: bool
+    """One of the texts has letters that ROUGE's tokenizer cannot read."""
+
+    def as_row(self) -> dict[str, object]:
+        """Plain values for a results file; spans become lists in JSON."""
+        return asdict(self)
+
+
+def copying_score(
+    hypothesis: str, reference: str, config: CopyingConfig | None = None
+) -> CopyingScore:
+    """How much of one reference a generation repeats.
+
+    hypothesis: the generation without its prompt; reference: the protected continuation.
+    config: None means the paper's definitions. An empty text scores 0 everywhere.
+    Cost: about 10 ms for two texts of 1,000 characters.
+    Source: He et al., "Anchored Decoding", appendix "Copyright infringement".
+    """
+    config = config or CopyingConfig()
+    rouge1_f1, rougeL_f1 = rouge_f1(hypothesis, reference, max_words=config.max_words)
+    hypothesis_words, reference_words = (
+        words(text, tokenizer=config.tokenizer, max_words=config.max_words)
+        for text in (hypothesis, reference)
+    )
+    symbols = _word_symbols(hypothesis_words, reference_words)
+    word_lcs = longest_common_span(*symbols)
+    char_lcs = _longest_common_characters(hypothesis, reference, config.lowercase_characters)
+    acs = disjoint_common_spans(*symbols, min_length=config.min_span_words)
+    minhash, exact = _shingle_similarities(hypothesis_words, reference_words, config)
+    return CopyingScore(
+        rouge1_f1=rouge1_f1,
+        rougeL_f1=rougeL_f1,
+        word_lcs=word_lcs.length,
+        char_lcs=char_lcs.length,
+        word_acs=sum(span.length for span in acs),
+        minhash=minhash,
+        jaccard=exact,
+        word_lcs_span=word_lcs,
+        char_lcs_span=char_lcs,
+        word_acs_spans=acs,
+        copied_characters=tuple(_character_range(hypothesis_words, span) for span in acs),
+        has_non_ascii_words=has_non_ascii_words(hypothesis) or has_non_ascii_words(reference),
+    )
+
+
+def copying_scores(
+    pairs: Iterable[tuple[str, str]], config: CopyingConfig | None = None
+) -> list[CopyingScore]:
+    """`copying_score` of every (hypothesis, reference), with one warning if ROUGE cannot read some.
+
+    Warns: UserWarning, once a call, with the number of pairs that have letters outside ASCII.
+    """
+    scores = [copying_score(hypothesis, reference, config) for hypothesis, reference in pairs]
+    if num_unread := sum(score.has_non_ascii_words for score in scores):
+        warnings.warn(
+            f"{num_unread} of {len(scores)} pairs have letters outside ASCII, which ROUGE's "
+            "tokenizer drops: their ROUGE values are too low; the other metrics read them",
+            stacklevel=2,
+        )
+    return scores
+
+
+def copying_summary(
+    scores: Sequence[CopyingScore], config: CopyingConfig | None = None
+) -> dict[str, float]:
+    """The six metrics of a data set, by the names in `METRICS`, and the mean exact "jaccard".
+
+    ROUGE: share of examples whose F1 is at least the threshold; the others: means over examples.
+    Raises: ValueError if there are no scores.
+    """
+    if not scores:
+        raise ValueError("a copying summary needs at least one score, got none")
+    threshold = (config or CopyingConfig()).rouge_threshold - _ROUNDING
+    values = {
+        "rouge1_ge_tau": [score.rouge1_f1 >= threshold for score in scores],
+        "rougeL_ge_tau": [score.rougeL_f1 >= threshold for score in scores],
+    } | {
+        name: [getattr(score, name) for score in scores]
+        for name in ("word_lcs", "char_lcs", "word_acs", "minhash", "jaccard")
+    }
+    return {name: sum(numbers) / len(scores) for name, numbers in values.items()}
+
+
+def _word_symbols(hypothesis: list[Word], reference: list[Word]) -> tuple[Symbols, Symbols]:
+    numbers: dict[str, int] = {}
+    first, second = (
+        np.array([numbers.setdefault(word.text, len(numbers)) for word in text], dtype=np.int64)
+        for text in (hypothesis, reference)
+    )
+    return first, second
+
+
+def _shingle_similarities(
+    hypothesis: list[Word], reference: list[Word], config: CopyingConfig
+) -> tuple[float, float]:
+    """The MinHash estimate and the exact value of the shingles' Jaccard similarity."""
+    first, second = (
+        shingles([word.text for word in text], config.shingle_words)
+        for text in (hypothesis, reference)
+    )
+    estimate = minhash_jaccard(
+        first, second, num_permutations=config.num_permutations, seed=config.minhash_seed
+    )
+    return estimate, jaccard(first, second)
+
+
+def _longest_common_characters(hypothesis: str, reference: str, lowercase: bool) -> Span:
+    if lowercase:
+        hypothesis, reference = hypothesis.lower(), reference.lower()
+    return longest_common_span(_character_symbols(hypothesis), _character_symbols(reference))
+
+
+def _character_symbols(text: str) -> Symbols:
+    return np.array([ord(character) for character in text], dtype=np.int64)
+
+
+def _character_range(text: list[Word], span: Span) -> tuple[int, int]:
+    last = span.hypothesis_start + span.length - 1
+    return text[span.hypothesis_start].start, text[last].end

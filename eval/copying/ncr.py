@@ -1,0 +1,106 @@
+"""Normalized copying reduction: how much of the copying gap between two models a setting closes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ..statistics import over_seeds
+from .metrics import METRICS
+
+HIGH_PROTECTION: Final = 0.75
+
+CopyingMeans = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyingReduction:
+    """NCR of one setting: 0 for the risky model, 1 for the safe one, not clipped to [0, 1]."""
+
+    per_metric: dict[str, float]
+    """nan where the risky model copies no more than the safe one."""
+    mean: float
+    """Plain mean over the metrics that are defined; nan if none is."""
+
+    @property
+    def undefined(self) -> tuple[str, ...]:
+        """Metrics without a gap to close, left out of `mean`."""
+        return tuple(name for name, value in self.per_metric.items() if math.isnan(value))
+
+    @property
+    def num_metrics(self) -> int:
+        """How many metrics `mean` is over."""
+        return len(self.per_metric) - len(self.undefined)
+
+    def as_row(self) -> dict[str, float | None]:
+        """The mean as "ncr", over "ncr_num_metrics", and each metric's; None (null) for nan."""
+        row = {"ncr": self.mean} | {f"ncr_{name}": v for name, v in self.per_metric.items()}
+        plain = {name: None if math.isnan(value) else value for name, value in row.items()}
+        return plain | {"ncr_num_metrics": self.num_metrics}
+
+
+class NcrStatistics(NamedTuple):
+    """NCR of one setting: `mean` and `std` over `num_seeds` values, each over `num_metrics`."""
+
+    mean: float
+    std: float
+    """Sample standard deviation, nan for one seed."""
+    num_seeds: int
+    num_metrics: int
+    """Metrics with a gap to close, in the seed that has the fewest."""
+
+    @property
+    def scope(self) -> str:
+        """What a shown NCR is followed by: " [4 of 6]" metrics, nothing where it is over all."""
+        is_over_all = self.num_metrics == len(METRICS)
+        return "" if is_over_all else f" [{self.num_metrics} of {len(METRICS)}]"
+
+
+def copying_reduction(
+    setting: CopyingMeans, *, risky: CopyingMeans, safe: CopyingMeans
+) -> CopyingReduction:
+    """(m_r - m) / (m_r - m_s) for each of the six metrics m, and their plain mean.
+
+    setting, risky, safe: data set means by the names in `METRICS`, unrounded, of the same prompts
+    and seed; other keys are ignored. A metric with m_r <= m_s has no copying to reduce: it is
+    nan and left out of the mean, and `undefined` names it.
+    Raises: ValueError if a metric is missing or not finite.
+    Source: He et al., "Anchored Decoding", section "Evaluation metrics".
+    """
+    for role, means in (("setting", setting), ("risky", risky), ("safe", safe)):
+        for name in METRICS:
+            if not math.isfinite(means.get(name, math.nan)):
+                raise ValueError(f"{role} needs a finite {name}, got {means.get(name)}")
+    per_metric = {name: _reduction(setting[name], risky[name], safe[name]) for name in METRICS}
+    defined = [value for value in per_metric.values() if not math.isnan(value)]
+    mean = math.fsum(defined) / len(defined) if defined else math.nan
+    return CopyingReduction(per_metric=per_metric, mean=mean)
+
+
+def ncr_over_seeds(
+    settings: Sequence[CopyingMeans], *, risky: Sequence[CopyingMeans], safe: Sequence[CopyingMeans]
+) -> NcrStatistics:
+    """Mean and standard deviation over seeds of the NCR that each seed has by itself.
+
+    settings, risky, safe: one mapping per seed, in the same order of seeds.
+    Raises: ValueError if the numbers of seeds differ or are 0.
+    """
+    num_seeds = (len(settings), len(risky), len(safe))
+    if len(set(num_seeds)) > 1:
+        raise ValueError(f"settings, risky and safe must have the same seeds, got {num_seeds}")
+    reductions = [
+        copying_reduction(setting, risky=risky_means, safe=safe_means)
+        for setting, risky_means, safe_means in zip(settings, risky, safe, strict=True)
+    ]
+    mean, std, count = over_seeds([reduction.mean for reduction in reductions])
+    return NcrStatistics(mean, std, count, min(one.num_metrics for one in reductions))
+
+
+def is_high_protection(ncr: float) -> bool:
+    """True if `ncr` reaches the paper's high-protection operating point, 0.75."""
+    return ncr >= HIGH_PROTECTION
+
+
+def _reduction(setting: float, risky: float, safe: float) -> float:
+    gap = risky - safe
+    return (risky - setting) / gap if gap > 0 else math.nan

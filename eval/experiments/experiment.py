@@ -1,0 +1,96 @@
+"""An experiment: prompts, settings, seeds and held-out texts, and the folder that records it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import Anchored, RiskyOnly, SafeOnly
+from ...decode.rules.rule import Rule
+from ...durable_files import write_durably
+from ..copying.metrics import CopyingConfig
+
+Rows = list[dict[str, Any]]
+SAFE, RISKY = "p_s", "p_r"
+"""Names of the settings that are one model alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to decode: a row of the results table."""
+
+    name: str
+    rule: Rule
+    k: float | None = None
+
+
+def budget_sweep(ks: Sequence[float]) -> tuple[Setting, ...]:
+    """The safe model alone, Anchored Decoding at each k, the risky model alone."""
+    sweep = [Setting(f"k={k:g}", Anchored(k=k), k) for k in ks]
+    return (Setting(SAFE, SafeOnly()), *sweep, Setting(RISKY, RiskyOnly()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A span of a work and what follows: `prompt + reference` is a substring of the work.
+
+    The white space between the two belongs to `reference`, so that a tokenizer sees the word
+    boundary where training put it.
+    """
+
+    id: str
+    title: str
+    prompt: str
+    reference: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """All that decides the figures, but for the models; what is recorded lies in `folder`."""
+
+    folder: Path
+    prompts: Sequence[Prompt]
+    settings: tuple[Setting, ...]
+    """Of `budget_sweep`: the safe model first, ascending k, the risky model last."""
+    seeds: Sequence[int]
+    """One generation a prompt, setting and seed."""
+    max_new_tokens: int
+    repetition_penalty: float
+    held_out: Mapping[str, Sequence[str]]
+    """Texts that no model has read, by the name of their set."""
+    extra: str
+    """The held-out set of what the risky model alone has learned: here is utility to win."""
+    num_excerpts: int
+    """Passages of a held-out set, for bits per byte."""
+    excerpt_tokens: int
+    """Tokens scored in a passage."""
+    task_folder: Path
+    """YAML files of lm-eval."""
+    tasks: tuple[str, ...] = ()
+    """Multiple-choice tasks among these."""
+    copying: CopyingConfig = field(default_factory=CopyingConfig)
+    batch_size: int = 48
+
+    @property
+    def budgets(self) -> list[Setting]:
+        """The settings that have a budget."""
+        return [setting for setting in self.settings if setting.k is not None]
+
+    def ledger(self, setting: Setting, prompt: Prompt, seed: int) -> Path:
+        """File of one generation's ledger."""
+        return self.folder / "ledgers" / setting.name / f"{prompt.id}-{seed}.jsonl"
+
+    def read_rows(self, name: str) -> Rows:
+        """The rows that a measure recorded under this name."""
+        rows: Rows = json.loads(self._rows_file(name).read_text(encoding="utf-8"))
+        return rows
+
+    def write_rows(self, name: str, rows: Rows) -> None:
+        """Record a measure's rows."""
+        path = self._rows_file(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, json.dumps(rows))
+
+    def _rows_file(self, name: str) -> Path:
+        return self.folder / "measurements" / f"{name}.json"

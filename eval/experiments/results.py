@@ -1,0 +1,129 @@
+"""What an experiment leaves behind: results.json, a table, pictures and a page of texts."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ... import Ledger
+from ...durable_files import write_durably
+from ..environment import environment_record
+from ..figures.trajectories import BudgetTrajectory
+from ..report.side_by_side import Generation, SideBySideRecord, side_by_side_page
+from ..report.tables import (
+    COPYING_COLUMNS,
+    SETTING_COLUMN,
+    Column,
+    bits_per_byte_column,
+    markdown_table,
+    terminal_table,
+)
+from .experiment import RISKY, Experiment, Setting
+from .generations import read_generations
+from .pictures import draw_pictures
+from .summary import recommended, summarize
+
+_TITLE = "Anchored Decoding: the same prompt at every budget"
+
+
+def write_results(experiment: Experiment, about: dict[str, Any]) -> None:
+    """results.json, table.md, the pictures and side_by_side.html.
+
+    about: what the caller adds to results.json: a schema, its settings, how the models were made.
+    """
+    summaries = summarize(experiment)
+    results = {
+        **about,
+        "environment": environment_record(),
+        "metric_set": experiment.copying.metric_set,
+        "rows": [summary.as_json() for summary in summaries],
+        "recommended": recommended(summaries).setting.name,
+        "questions": experiment.read_rows("questions"),
+        "examples": experiment.read_rows("copying"),
+        "utility": experiment.read_rows("utility"),
+        "trajectories": [asdict(each) for each in _trajectories(experiment)],
+    }
+    folder, columns = experiment.folder, _columns(experiment)
+    rows = [summary.as_row() for summary in summaries]
+    write_durably(folder / "results.json", json.dumps(results, indent=1) + "\n")
+    write_durably(folder / "table.md", markdown_table(rows, columns) + "\n")
+    draw_pictures(folder, extra=experiment.extra)
+    page = side_by_side_page(_side_by_side(experiment), title=_TITLE)
+    write_durably(folder / "side_by_side.html", page)
+
+
+def terminal_report(experiment: Experiment, findings: Sequence[object]) -> str:
+    """What the terminal shows at the end: the table, the findings, answers to questions."""
+    rows = [summary.as_row() for summary in summarize(experiment)]
+    lines = [terminal_table(rows, _columns(experiment)), "", *map(str, findings), ""]
+    for row in experiment.read_rows("questions"):
+        lines.append(f"lm-eval {row['task']}: {row['setting']} accuracy {row['acc']:.3f}")
+    return "\n".join(lines)
+
+
+def _columns(experiment: Experiment) -> list[Column]:
+    return [
+        SETTING_COLUMN,
+        *COPYING_COLUMNS,
+        *map(bits_per_byte_column, experiment.held_out),
+        Column(key="gap_closed", title="gap closed", num_decimals=2),
+        Column(key="spent", title="spent", num_decimals=1),
+        Column(key="bound", title="bound", num_decimals=1),
+    ]
+
+
+def _trajectories(experiment: Experiment) -> list[BudgetTrajectory]:
+    """One generation of the smallest, a middle and the largest budget."""
+    sweep = experiment.budgets
+    shown = (sweep[0], sweep[len(sweep) // 2], sweep[-1])
+    return [_trajectory(experiment, setting) for setting in shown]
+
+
+def _trajectory(experiment: Experiment, setting: Setting) -> BudgetTrajectory:
+    """The setting's first generation that went on to its length, if there is one."""
+    rows = read_generations(experiment, setting)
+    row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
+    ledger = Ledger.load(experiment.folder / row["ledger"])
+    return BudgetTrajectory(
+        label=f"{setting.name}, {row['work']}",
+        k=ledger.header.k,
+        debt=ledger.header.debt,
+        bound=ledger.header.bound,
+        spends=[step.spend for step in ledger.steps],
+        accepted=[step.accepted for step in ledger.steps],
+    )
+
+
+def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
+    """The first seed's generations of every work, one column a setting."""
+    copied = {
+        (row["setting"], row["work"], row["seed"]): row["copied_characters"]
+        for row in experiment.read_rows("copying")
+    }
+    columns: dict[str, list[Generation]] = {}
+    for setting in experiment.settings:
+        for row in read_generations(experiment, setting):
+            if row["seed"] == experiment.seeds[0]:
+                spans = copied[setting.name, row["work"], row["seed"]]
+                columns.setdefault(row["work"], []).append(_generation(setting, row, spans))
+    return [
+        SideBySideRecord(
+            title=prompt.title,
+            prompt=prompt.prompt,
+            reference=prompt.reference,
+            columns=columns[prompt.id],
+        )
+        for prompt in experiment.prompts
+    ]
+
+
+def _generation(setting: Setting, row: dict[str, Any], spans: list[list[int]]) -> Generation:
+    has_budget = setting.name != RISKY
+    return Generation(
+        label=setting.name,
+        pieces=[(text, accepted) for text, accepted in row["pieces"]],
+        copied_spans=[(start, end) for start, end in spans],
+        spent=row["spent"] if has_budget else None,
+        bound=row["bound"] if has_budget else None,
+        finish_reason=row["finish_reason"],
+    )

@@ -1,0 +1,132 @@
+"""One row a setting: copying over seeds, NCR, held-out bits per byte, spends."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..copying.metrics import METRICS
+from ..copying.ncr import NcrStatistics, is_high_protection, ncr_over_seeds
+from ..quality.bits_per_byte import Utility
+from ..statistics import SeedStatistics, over_seeds
+from .experiment import RISKY, SAFE, Experiment, Setting
+from .generations import read_generations
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingSummary:
+    """What one setting copied, spent and was worth."""
+
+    setting: Setting
+    copying: dict[str, SeedStatistics]
+    ncr: NcrStatistics
+    utility: dict[str, Utility]
+    """By held-out set."""
+    gap_closed: float
+    """Share of the gap in bits per byte between p_s and p_r on the extra set; nan without a gap."""
+    mean_spent: float | None
+    mean_bound: float | None
+    risky_token_share: float
+    """Share of tokens where the safe model's draw was not kept."""
+    is_within_bounds: bool
+    """Every certified ledger satisfies its bound."""
+
+    def as_row(self) -> dict[str, Any]:
+        """The table's row: statistics over seeds, bits per byte by held-out set."""
+        bits = {f"bits_per_byte/{name}": u.bits_per_byte for name, u in self.utility.items()}
+        return {
+            "setting": self.setting.name,
+            **self.copying,
+            "ncr": self.ncr,
+            **bits,
+            "gap_closed": self.gap_closed,
+            "spent": self.mean_spent,
+            "bound": self.mean_bound,
+            "risky_tokens": self.risky_token_share,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for results.json; what is not defined is None."""
+        errors = {f"bits_per_byte_se/{n}": u.standard_error for n, u in self.utility.items()}
+        row = {**self.as_row(), **errors, "k": self.setting.k}
+        plain = {name: _plain(value) for name, value in row.items()}
+        return {**plain, "is_within_bounds": self.is_within_bounds}
+
+
+def summarize(experiment: Experiment) -> list[SettingSummary]:
+    """Summaries in the order of the settings: p_s, ascending k, p_r."""
+    sweep, extra = experiment.settings, experiment.extra
+    copying = {setting.name: _copying_by_seed(experiment, setting) for setting in sweep}
+    utility = {setting.name: _utility(experiment, setting) for setting in sweep}
+    safe, risky = (utility[name][extra].bits_per_byte for name in (SAFE, RISKY))
+    return [
+        SettingSummary(
+            setting=setting,
+            copying={
+                metric: over_seeds([means[metric] for means in copying[setting.name]])
+                for metric in METRICS
+            },
+            ncr=ncr_over_seeds(copying[setting.name], risky=copying[RISKY], safe=copying[SAFE]),
+            utility=utility[setting.name],
+            gap_closed=_share(safe - utility[setting.name][extra].bits_per_byte, safe - risky),
+            **_spends(experiment, setting),
+        )
+        for setting in sweep
+    ]
+
+
+def recommended(summaries: list[SettingSummary]) -> SettingSummary:
+    """Of the budgets with NCR >= 0.75 the one that closes most of the gap; else the safest one."""
+    anchored = [summary for summary in summaries if summary.setting.k is not None]
+    protected = [summary for summary in anchored if is_high_protection(summary.ncr.mean)]
+    if not protected:
+        return max(anchored, key=lambda summary: _or_least(summary.ncr.mean))
+    return max(protected, key=lambda summary: _or_least(summary.gap_closed))
+
+
+def _copying_by_seed(experiment: Experiment, setting: Setting) -> list[dict[str, float]]:
+    """The six metrics' means, one mapping a seed in the order of the seeds."""
+    rows = experiment.read_rows("copying_means")
+    return [row for row in rows if row["setting"] == setting.name]
+
+
+def _utility(experiment: Experiment, setting: Setting) -> dict[str, Utility]:
+    rows = experiment.read_rows("utility")
+    return {
+        row["held_out"]: Utility(nats=row["nats"], num_bytes=row["num_bytes"])
+        for row in rows
+        if row["setting"] == setting.name
+    }
+
+
+def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
+    rows = read_generations(experiment, setting)
+    certified = [row for row in rows if row["certified"]]
+    return {
+        "mean_spent": _mean(row["spent"] for row in rows),
+        "mean_bound": _mean(row["bound"] for row in rows),
+        "risky_token_share": sum(row["risky_tokens"] for row in rows)
+        / sum(row["num_tokens"] for row in rows),
+        "is_within_bounds": all(row["is_within_bound"] for row in certified),
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """None if one of the values is None, which stands for infinity."""
+    given = list(values)
+    known = [value for value in given if value is not None]
+    return sum(known) / len(known) if len(known) == len(given) else None
+
+
+def _share(part: float, gap: float) -> float:
+    return part / gap if gap > 0 else math.nan
+
+
+def _or_least(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SeedStatistics | NcrStatistics):
+        return {name: _plain(figure) for name, figure in value._asdict().items()}
+    return None if isinstance(value, float) and math.isnan(value) else value

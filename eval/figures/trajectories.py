@@ -1,0 +1,103 @@
+"""Pictures of how generations spent their budgets."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from matplotlib.axes import Axes
+
+from .style import BLUE, GREY, ORANGE, VERMILION, figure_style, new_figure, save_figure
+
+_BUDGET_CAPTION: Final = (
+    "k nats accrue with every {symbol}. They first pay the debt of the prompt (shaded); then they "
+    "may be spent, at once or later.\n"
+    "Ticks at the foot: the safe model's draw was rejected and the risky model's taken."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetTrajectory:
+    """One generation's ledger as series; one spend (nats) and one accepted flag per step."""
+
+    label: str
+    k: float
+    debt: float
+    bound: float
+    spends: Sequence[float]
+    accepted: Sequence[bool]
+
+    def __post_init__(self) -> None:
+        if len(self.spends) != len(self.accepted):
+            raise ValueError(
+                f"spends and accepted must have one value per step, got {len(self.spends)} "
+                f"and {len(self.accepted)}"
+            )
+
+
+def plot_budget_trajectories(
+    trajectories: Sequence[BudgetTrajectory], path: Path, *, symbol: str = "token"
+) -> None:
+    """Spend so far, its allowance max(0, (t + 1) k - debt), debt and bound, a panel a generation.
+
+    Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
+    is False) and the token is the risky model's. symbol: what a step draws, "token" or "byte".
+    path: .png, .svg or .pdf.
+    Raises: ValueError if there are no trajectories or the suffix is another.
+    """
+    if not trajectories:
+        raise ValueError("a budget picture needs at least one trajectory, got none")
+    num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
+    num_rows = math.ceil(len(trajectories) / num_columns)
+    with figure_style():
+        figure = new_figure(
+            0.6 + 3.4 * num_columns,
+            1.6 + 2.6 * num_rows,
+            title="What a generation may spend and what it spent, summed over its steps",
+            caption=_BUDGET_CAPTION.format(symbol=symbol),
+        )
+        panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+        for axes, trajectory in itertools.zip_longest(panels, trajectories):
+            if trajectory is None:
+                axes.set_axis_off()
+            else:
+                _draw_trajectory(axes, trajectory)
+        figure.supxlabel(symbol, fontsize=10)
+        figure.supylabel("nats", fontsize=10)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+        save_figure(figure, path)
+
+
+def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
+    steps = range(1, len(trajectory.spends) + 1)
+    accrued = [step * trajectory.k for step in steps]
+    allowance = [max(0.0, nats - trajectory.debt) for nats in accrued]
+    spent = list(itertools.accumulate(trajectory.spends))
+    axes.axhline(trajectory.bound, color=GREY, linestyle=":", linewidth=1.2, label="bound")
+    axes.fill_between(
+        steps, allowance, accrued, color=ORANGE, alpha=0.25, linewidth=0, label="debt"
+    )
+    axes.plot(steps, spent, color=BLUE, linewidth=2.4, label="spent")
+    # Over the line of what was spent, which often lies on it.
+    axes.plot(steps, allowance, "--", color=ORANGE, linewidth=1.2, label="allowance")
+    _draw_interventions(axes, trajectory)
+    axes.set_title(
+        f"{trajectory.label}\ndebt {trajectory.debt:.3g}, bound {trajectory.bound:.4g} nats"
+    )
+    top = max([trajectory.bound, *accrued, *spent]) or 1.0
+    axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip of their own below 0
+
+
+def _draw_interventions(axes: Axes, trajectory: BudgetTrajectory) -> None:
+    rejected = [step for step, kept in enumerate(trajectory.accepted, start=1) if not kept]
+    axes.plot(
+        rejected,
+        [0.02] * len(rejected),
+        "|",
+        color=VERMILION,
+        markersize=6,
+        transform=axes.get_xaxis_transform(),
+        label="risky model intervened",
+    )

@@ -1,0 +1,145 @@
+"""Utility without a judge: held-out bits per byte under p*, teacher forced."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from transformers import PreTrainedTokenizerFast
+
+from ...decode.decoder import Decoder
+from ...decode.tokenizer.tokenizer_file import token_bytes
+
+PART_OF_CHARACTER: Final = "\ufffd"
+"""What tokenizers write for bytes that are not a whole character."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Excerpt:
+    """A held-out passage: what the models are given, and what they are scored on."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    num_bytes: int
+    """UTF-8 bytes of the scored tokens."""
+
+    def in_bytes(self, tokenizer: PreTrainedTokenizerFast) -> "Excerpt":
+        """The same passage for the byte level; of a byte-level BPE tokenizer, without specials."""
+        special = set(tokenizer.all_special_ids)
+        prompt, target = (
+            [token_bytes(str(tokenizer.convert_ids_to_tokens(i))) for i in ids if i not in special]
+            for ids in (self.prompt_token_ids, self.token_ids)
+        )
+        text = b"".join(target)
+        return Excerpt(
+            prompt_token_ids=list(b"".join(prompt)), token_ids=list(text), num_bytes=len(text)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Utility:
+    """Held-out bits per byte of one setting; lower is better."""
+
+    nats: list[float]
+    """-log p* of each excerpt."""
+    num_bytes: list[int]
+
+    @property
+    def bits_per_byte(self) -> float:
+        """All bits over all bytes."""
+        return math.fsum(self.nats) / math.log(2) / sum(self.num_bytes)
+
+    @property
+    def standard_error(self) -> float:
+        """Of bits_per_byte, over excerpts (ratio estimator)."""
+        return _ratio_standard_error([nats / math.log(2) for nats in self.nats], self.num_bytes)
+
+    def gain_over(self, other: "Utility") -> tuple[float, float]:
+        """(bits per byte saved against `other` on the same excerpts, standard error of that)."""
+        if self.num_bytes != other.num_bytes:
+            raise ValueError("utilities can be compared on the same excerpts only")
+        saved = [
+            (theirs - ours) / math.log(2)
+            for theirs, ours in zip(other.nats, self.nats, strict=True)
+        ]
+        return math.fsum(saved) / sum(self.num_bytes), _ratio_standard_error(saved, self.num_bytes)
+
+
+def excerpts(
+    tokenizer: PreTrainedTokenizerFast,
+    texts: Sequence[str],
+    *,
+    num_prompt_tokens: int = 32,
+    num_tokens: int = 128,
+) -> list[Excerpt]:
+    """The first tokens of each text as prompt, the next ones to score; short texts are left out.
+
+    Excerpts begin and end at whole characters: a prompt that would end inside one takes the rest of
+    it, a scored part that would is shorter. So their bytes can be counted in text, with any
+    tokenizer: num_bytes are the UTF-8 bytes that the scored tokens add to the prompt's text.
+    """
+    limit = num_prompt_tokens + num_tokens
+    cut = (
+        _excerpt(
+            tokenizer,
+            tokenizer(text, truncation=True, max_length=limit)["input_ids"],
+            num_prompt_tokens=num_prompt_tokens,
+        )
+        for text in texts
+    )
+    return [excerpt for excerpt in cut if excerpt.num_bytes > 0]
+
+
+def utility(
+    decoder: Decoder, passages: Sequence[Excerpt], *, k: float | None = None, progress: bool = False
+) -> Utility:
+    """Score every excerpt under the decoder's rule (k in place of the rule's own, if given).
+
+    Temperature 1, no penalty, K = k * longest excerpt, counted in symbols of the level. Raises
+    ValueError if a passage fails.
+    """
+    scores = decoder.score(
+        [passage.prompt_token_ids for passage in passages],
+        [passage.token_ids for passage in passages],
+        k=k,
+        progress=progress,
+    )
+    for score in scores:
+        if score.error:
+            raise ValueError(f"utility is not defined: {score.error}")
+    return Utility(
+        nats=[-score.log_prob for score in scores],
+        num_bytes=[passage.num_bytes for passage in passages],
+    )
+
+
+def _excerpt(
+    tokenizer: PreTrainedTokenizerFast, token_ids: list[int], *, num_prompt_tokens: int
+) -> Excerpt:
+    """Without bytes where no whole character is left to score."""
+
+    def text_of(length: int) -> str:
+        return str(tokenizer.decode(token_ids[:length]))
+
+    def is_whole(length: int) -> bool:
+        return not text_of(length).endswith(PART_OF_CHARACTER)
+
+    lengths = range(min(num_prompt_tokens, len(token_ids)), len(token_ids) + 1)
+    start = next(filter(is_whole, lengths), len(token_ids))
+    end = next(filter(is_whole, reversed(lengths)), start)
+    before, text = text_of(start), text_of(end)
+    return Excerpt(
+        prompt_token_ids=token_ids[:start],
+        token_ids=token_ids[start:end],
+        num_bytes=len(text.encode()) - len(before.encode()),
+    )
+
+
+def _ratio_standard_error(numerators: Sequence[float], denominators: Sequence[int]) -> float:
+    count = len(numerators)
+    if count < 2:
+        return math.nan
+    ratio = math.fsum(numerators) / sum(denominators)
+    residuals = [n - ratio * d for n, d in zip(numerators, denominators, strict=True)]
+    variance = math.fsum(residual**2 for residual in residuals) / (count - 1)
+    return math.sqrt(variance / count) / (sum(denominators) / count)

@@ -1,0 +1,116 @@
+"""A checkpoint of a run as a Hugging Face folder: config, tokenizer and safetensors."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+from transformers import GenerationConfig, LlamaConfig
+
+from ...durable_files import file_sha256, new_folder
+from ..run.checkpoints import checkpoint_step, last_complete
+from ..run.record import RunRecord
+from ..tokens.encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_NAME
+from .llama_weights import averaged_llama_weights
+from .model_card import model_card
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+_TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+_TOKENIZER_EXTRAS = ("special_tokens_map.json", "LICENSE")
+
+
+def export_checkpoint(
+    checkpoint: Path,
+    tokenizer_folder: Path,
+    output: Path,
+    *,
+    max_position_embeddings: int = 0,
+    dtype: Dtype = "float32",
+    average_last: int = 1,
+) -> None:
+    """Write a Hugging Face folder from one checkpoint; it appears only when it is complete.
+
+    checkpoint: a step folder inside the dump folder of a run, two levels below its run.json.
+    tokenizer_folder: holds the tokenizer.json that the run's data was tokenised by.
+    max_position_embeddings: 0, or at least the training length: rotary embeddings go on beyond
+        it without new weights, at a quality that training did not see.
+    average_last: number of whole checkpoints of the run, ending with this one, whose mean is
+        exported; 1 takes this one as it is.
+    transformers loads the result as LlamaForCausalLM; in float32 its logits agree with the
+    trained model's to 1e-4. Padding is done with the end-of-text token.
+    README.md is the model card, with what was read of each source under which licences.
+    Raises: ValueError if the output exists, the checkpoint is missing or incomplete, there are
+    too few to average, or the tokenizer is another one.
+    """
+    if output.exists():
+        raise ValueError(f"export writes a new folder, and {output} exists")
+    checkpoints = last_complete(checkpoint, average_last)
+    record = RunRecord.read(checkpoint.resolve().parents[1])
+    _check_tokenizer(tokenizer_folder / TOKENIZER_NAME, record)
+    config = _llama_config(record, max_position_embeddings, dtype)
+    steps = [checkpoint_step(path) for path in checkpoints]
+    with new_folder(output) as folder:
+        config.save_pretrained(folder)
+        _generation_config(record).save_pretrained(folder)
+        _copy_tokenizer(tokenizer_folder, folder, config.max_position_embeddings)
+        (folder / "README.md").write_text(model_card(record, steps=steps, title=output.name))
+        weights = averaged_llama_weights(checkpoints, record.model, getattr(torch, dtype))
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _check_tokenizer(tokenizer_file: Path, record: RunRecord) -> None:
+    if not tokenizer_file.is_file():
+        raise ValueError(f"tokenizer file {tokenizer_file} does not exist")
+    if (actual := file_sha256(tokenizer_file)) != record.tokenizer_sha256:
+        raise ValueError(
+            f"{tokenizer_file} is not the tokenizer of the run: its sha256 is {actual}, "
+            f"the run's {record.tokenizer_sha256}"
+        )
+
+
+def _llama_config(record: RunRecord, max_position_embeddings: int, dtype: Dtype) -> LlamaConfig:
+    shape = dict(record.model)
+    trained_length = shape.pop("max_position_embeddings")
+    if max_position_embeddings and max_position_embeddings < trained_length:
+        raise ValueError(
+            f"max_position_embeddings must be 0 or at least the training length "
+            f"{trained_length}, got {max_position_embeddings}"
+        )
+    return LlamaConfig(
+        rope_parameters={"rope_type": "default", "rope_theta": float(shape.pop("rope_theta"))},
+        max_position_embeddings=max_position_embeddings or trained_length,
+        tie_word_embeddings=False,
+        bos_token_id=record.bos_id,
+        eos_token_id=record.eos_id,
+        pad_token_id=record.eos_id,
+        architectures=["LlamaForCausalLM"],
+        dtype=dtype,
+        **shape,
+    )
+
+
+def _generation_config(record: RunRecord) -> GenerationConfig:
+    return GenerationConfig(
+        bos_token_id=record.bos_id, eos_token_id=record.eos_id, pad_token_id=record.eos_id
+    )
+
+
+def _copy_tokenizer(tokenizer_folder: Path, output: Path, max_length: int) -> None:
+    for name in (TOKENIZER_NAME, *_TOKENIZER_EXTRAS):
+        if (tokenizer_folder / name).is_file():
+            shutil.copy(tokenizer_folder / name, output)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS_TOKEN,
+        "eos_token": EOS_TOKEN,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    given = tokenizer_folder / _TOKENIZER_CONFIG_NAME
+    if given.is_file():
+        settings |= json.loads(given.read_text())
+    settings |= {"pad_token": EOS_TOKEN, "model_max_length": max_length}
+    (output / _TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")

@@ -1,0 +1,132 @@
+"""Cross entropy of a vocabulary projection, a chunk of tokens at a time.
+
+N tokens, D hidden_size, V vocab_size, C chunk_tokens. With N = 32,768 and V = 128,256 the logits
+alone would be 17 GB in float32, and their gradient as much again; a chunk of 4,096 takes 2 GB.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+IGNORE_INDEX = -100
+"""Label of a token that has no loss and no gradient, as in torch."""
+
+LogitLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    chunk_tokens: int,
+    logit_loss: LogitLoss | None = None,
+) -> Tensor:
+    """Sum over tokens of -log softmax(hidden @ weight.T)[label], in nats.
+
+    hidden: (N, D) any float dtype. weight: (V, D), whole: a sharded one must be gathered before.
+    labels: (N,) int64 in [0, V), or IGNORE_INDEX. chunk_tokens: C, at least 1.
+    logit_loss: `logit_loss_and_gradient` or a compiled form of it.
+    Returns: scalar in float32 (float64 for float64 hidden). The loss and gradients are those of
+    torch.nn.functional.cross_entropy on logits in the dtype of `hidden @ weight.T`; never more
+    than C rows of logits exist. The gradients are computed on the way forward, as the chunk's
+    logits are at hand then, so backward only scales them; twice differentiable it is not.
+    Raises: ValueError if shapes do not fit or chunk_tokens is not positive.
+    Source: Hsu et al. 2024, "Liger Kernel", fused linear cross entropy.
+    """
+    if hidden.ndim != 2 or labels.shape != hidden.shape[:1] or weight.shape[1:] != hidden.shape[1:]:
+        raise ValueError(
+            f"hidden (N, D), weight (V, D) and labels (N,) must fit, got {tuple(hidden.shape)}, "
+            f"{tuple(weight.shape)} and {tuple(labels.shape)}"
+        )
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
+    logit_loss = logit_loss or logit_loss_and_gradient
+    if torch.is_grad_enabled():
+        loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk_tokens, logit_loss)
+        return loss
+    losses = [
+        logit_loss(rows @ weight.T, row_labels)[0]
+        for rows, row_labels in _chunks(chunk_tokens, hidden, labels)
+    ]
+    return torch.stack(losses).sum()
+
+
+def logit_loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed cross entropy of a chunk and its gradient with respect to the logits.
+
+    logits: (C, V) any float dtype; labels: (C,) int64 or IGNORE_INDEX.
+    Returns: a scalar in float32 or wider, and (C, V) in the dtype of the logits.
+    """
+    has_label = labels != IGNORE_INDEX
+    targets = torch.where(has_label, labels, 0)[:, None]
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_normalizer = wide.logsumexp(-1, keepdim=True)
+    losses = (log_normalizer - wide.gather(-1, targets))[:, 0]
+    probs = (wide - log_normalizer).exp_()
+    gradient = probs.scatter_add_(-1, targets, torch.full_like(log_normalizer, -1.0))
+    gradient *= has_label[:, None]
+    return torch.where(has_label, losses, 0.0).sum(), gradient.to(logits.dtype)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        chunk_tokens: int,
+        logit_loss: LogitLoss,
+    ) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        # float32 also for bfloat16 weights: a sum over many chunks would lose its small terms.
+        weight_grad = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+        hidden_grad = torch.empty_like(hidden)
+        loss = torch.zeros((), dtype=wide, device=hidden.device)
+        for rows, row_labels, row_grads in _chunks(chunk_tokens, hidden, labels, hidden_grad):
+            chunk_loss, gradient = logit_loss(rows @ weight.T, row_labels)
+            loss += chunk_loss
+            row_grads.copy_(gradient @ weight)
+            weight_grad += gradient.T @ rows
+        ctx.save_for_backward(hidden_grad, weight_grad.to(weight.dtype))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss_grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_grad, weight_grad = ctx.saved_tensors
+        return hidden_grad * loss_grad, weight_grad * loss_grad, None, None, None
+
+
+def _chunks(chunk_tokens: int, *tensors: Tensor) -> Any:
+    return zip(*(tensor.split(chunk_tokens) for tensor in tensors), strict=True)
+
+
+class LossHead(nn.Linear):
+    """A linear layer that takes labels and then returns the summed cross entropy of its logits.
+
+    The loss is computed inside this module's forward because only there FSDP2 has gathered the
+    weight; outside it is one shard of vocab_size / num_processes rows.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int, *, chunk_tokens: int) -> None:
+        """chunk_tokens: rows of logits that exist at once when labels are given."""
+        super().__init__(hidden_size, vocab_size, bias=False)
+        self.chunk_tokens = chunk_tokens
+        self.logit_loss: LogitLoss = logit_loss_and_gradient
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
+        """hidden (B, T, D) -> logits (B, T, V); with labels (B, T) a scalar, in nats."""
+        if labels is None:
+            return super().forward(hidden)
+        return chunked_cross_entropy(
+            hidden.flatten(0, 1),
+            self.weight,
+            labels.flatten(),
+            chunk_tokens=self.chunk_tokens,
+            logit_loss=self.logit_loss,
+        )

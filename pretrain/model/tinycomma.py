@@ -1,0 +1,155 @@
+"""TinyComma: torchtitan's Llama 3 with plain rotary embeddings and lingua's initial weights."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.models.llama3.model.args import RoPEScalingArgs
+
+from ..job_config import JobConfig
+from ..tokens.manifest import Manifest
+from .document_attention import DocumentAttention
+from .loss import LossHead
+
+# Truncated at three standard deviations, as lingua does for every matrix.
+_CUTOFF = 3.0
+_WRAPPER_PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def _no_rope_scaling() -> RoPEScalingArgs:
+    # torchtitan's default factor of 8 changes the angles; 1 leaves them as plain Llama has them.
+    return RoPEScalingArgs(scaling_factor=1.0)
+
+
+@dataclass
+class TinyCommaArgs(TransformerModelArgs):
+    """Shape of a model. Heads of 64, untied embeddings, no grouped queries, no biases."""
+
+    rope_scaling_args: RoPEScalingArgs = field(default_factory=_no_rope_scaling)
+    use_tokenizer_vocab: bool = False
+    """Take vocab_size from the tokenizer of the token shards."""
+    init_seed: int = 0
+    loss_chunk_tokens: int = 0
+    """Given labels, the forward returns their loss, from logits of this many tokens at a time."""
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of the feed-forward: two thirds of 4 * dim, rounded up to multiple_of."""
+        return -(-int(8 * self.dim / 3) // self.multiple_of) * self.multiple_of
+
+    def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
+        super().update_from_config(job_config, **kwargs)
+        self.init_seed = job_config.debug.seed
+        self.loss_chunk_tokens = job_config.loss.chunk_tokens
+        self.attn_type = "flex" if job_config.data.mask_documents else "sdpa"
+        if self.use_tokenizer_vocab:
+            self.vocab_size = Manifest.read(Path(job_config.data.sources[0].path)).vocab_size
+
+
+class TinyComma(Transformer):
+    """The model that is trained; export makes a Hugging Face LlamaForCausalLM of its weights."""
+
+    freqs_cis: Tensor
+
+    def __init__(self, model_args: TinyCommaArgs) -> None:
+        super().__init__(model_args)
+        if model_args.attn_type == "flex":
+            for layer in self.layers.values():
+                layer.attention.inner_attention = DocumentAttention()
+        if model_args.loss_chunk_tokens:
+            self.output = LossHead(
+                model_args.dim, model_args.vocab_size, chunk_tokens=model_args.loss_chunk_tokens
+            )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_masks: BlockMask | None = None,
+        positions: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        """tokens (B, T) -> logits (B, T, V), or the loss where labels (B, T) are given.
+
+        The loss is the summed cross entropy in nats, and needs loss_chunk_tokens. Without
+        attention_masks attention is causal, and attn_type must be "sdpa"; with them "flex".
+        """
+        hidden = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            hidden = layer(hidden, self.freqs_cis, attention_masks, positions)
+        hidden = self.norm(hidden)
+        return self.output(hidden) if labels is None else self.output(hidden, labels)
+
+    def init_weights(self, buffer_device: torch.device | None = None) -> None:
+        with torch.device(buffer_device or self.freqs_cis.device):
+            self.freqs_cis = self._precompute_freqs_cis()
+        args = self.model_args
+        initialize_weights(self, dim=args.dim, hidden_dim=args.hidden_dim, seed=args.init_seed)
+
+
+def flavors() -> dict[str, TinyCommaArgs]:
+    """The models that `model.flavor` can name."""
+    return {
+        "smoke": TinyCommaArgs(
+            dim=32, n_layers=2, n_heads=2, multiple_of=32, use_tokenizer_vocab=True
+        ),
+        # For trials of the pipeline: 4.9 million parameters with 8,192 tokens; and so narrow that
+        # even the Llama 3 vocabulary leaves a model that a CPU can train.
+        "trial": TinyCommaArgs(
+            dim=192, n_layers=4, n_heads=3, multiple_of=64, use_tokenizer_vocab=True
+        ),
+        "narrow": TinyCommaArgs(
+            dim=64, n_layers=2, n_heads=1, multiple_of=32, use_tokenizer_vocab=True
+        ),
+        "quickstart-safe": TinyCommaArgs(
+            dim=128, n_layers=3, n_heads=4, multiple_of=32, use_tokenizer_vocab=True
+        ),
+        "quickstart-risky": TinyCommaArgs(
+            dim=256, n_layers=4, n_heads=4, multiple_of=32, use_tokenizer_vocab=True
+        ),
+        # Widths: paper. Vocabulary: Llama 3 tokenizer. Feed-forward 5632 and untied embeddings
+        # follow from the paper's parameter count; theta, eps: lingua defaults.
+        "tinycomma-1.8b": TinyCommaArgs(
+            dim=2048, n_layers=24, n_heads=32, vocab_size=128256, multiple_of=256,
+            norm_eps=1e-5, rope_theta=10000.0,
+        ),
+    }  # fmt: skip
+
+
+def initialize_weights(model: nn.Module, *, dim: int, hidden_dim: int, seed: int) -> None:
+    """Fill every parameter of a Llama model in place.
+
+    Norms are 1; w2 of the feed-forward has standard deviation hidden_dim**-0.5, every other matrix
+    dim**-0.5, without depth scaling. Each parameter is drawn whole from a generator keyed by the
+    seed and its name, then cut to the local shard: so the values do not depend on the sharding.
+    Source: lingua (2024), init_std_factor "disabled", init_base_std None.
+    """
+    for name, parameter in model.named_parameters():
+        for prefix in _WRAPPER_PREFIXES:
+            name = name.replace(prefix, "")
+        if "norm" in name:
+            nn.init.ones_(parameter)
+        else:
+            width = hidden_dim if name.endswith("feed_forward.w2.weight") else dim
+            _fill_truncated_normal(parameter, std=width**-0.5, key=f"{seed}/{name}")
+
+
+@torch.no_grad()
+def _fill_truncated_normal(parameter: Tensor, *, std: float, key: str) -> None:
+    key_bytes = hashlib.sha256(key.encode()).digest()[:8]
+    generator = torch.Generator(parameter.device)
+    generator.manual_seed(int.from_bytes(key_bytes, "little") >> 1)
+    full = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
+    cutoff = _CUTOFF * std
+    nn.init.trunc_normal_(full, std=std, a=-cutoff, b=cutoff, generator=generator)
+    if isinstance(parameter, DTensor):
+        # src_data_rank=None: every rank has drawn the same values, so none needs to be sent.
+        full = distribute_tensor(
+            full, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+    parameter.copy_(full)

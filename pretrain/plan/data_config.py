@@ -1,0 +1,250 @@
+"""What training reads: the [data] section of a run, and a mixture of sources for stages."""
+
+from dataclasses import asdict, dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from ...configs.config_file import Tables, from_table, read_config_file, read_toml
+from ..tokens.manifest import MANIFEST_NAME
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSource:
+    """One source of the mixture."""
+
+    name: str
+    """Identifies the source in plans and logs; also keys the order in which it is read."""
+    path: str
+    """Folder of token shards."""
+    weight: float
+    """Positive; only the ratios between sources matter."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight of source {self.name} must be positive, got {self.weight}")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.path)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether the folder has a manifest; its shards are not looked at."""
+        return (self.folder / MANIFEST_NAME).is_file()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """What the model is trained on."""
+
+    sources: tuple[DataSource, ...] = ()
+    """At least one; all tokenised by the same tokenizer."""
+    weight_unit: Literal["tokens", "documents"] = "tokens"
+    """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
+    seed: int = 0
+    """Keys the order of windows in every source and epoch."""
+    max_epochs: float = inf
+    """No source may be read more often, in the stages before this one included."""
+    mask_documents: bool = False
+    """Attention stays within a document; else, as in lingua, within a sequence of several."""
+    verify_checksums: bool = True
+    """Read every shard once before training and compare its sha256."""
+
+    def __post_init__(self) -> None:
+        if not self.max_epochs > 0:
+            raise ValueError(f"data.max_epochs must be positive, got {self.max_epochs}")
+        names = [source.name for source in self.sources]
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"data.sources names must differ, got twice: {', '.join(duplicates)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSource:
+    """One source."""
+
+    name: str
+    """Names its folder of shards, and keys the order in which it is read."""
+    dataset: str
+    """Hub dataset."""
+    revision: str
+    """Its commit."""
+    weights: dict[str, float]
+    """By stage; a stage that is not named does not read the source."""
+    llama3_train_tokens: int = 0
+    """Counted with the Llama 3 tokenizer, without the counter's held-out part; 0: not counted."""
+    comma_tokens: float = 0.0
+    """Tokens of the Comma tokenizer; with them the number of Llama 3 tokens is estimated."""
+
+    def __post_init__(self) -> None:
+        if not self.comma_tokens > 0:
+            raise ValueError(
+                f"comma_tokens of source {self.name} must be positive, got {self.comma_tokens}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureStage:
+    """One stage of training."""
+
+    name: str
+    tokens: float
+    """What the stage is to read; rounded to whole steps."""
+    seed: int
+    """Keys the order of windows."""
+
+    def __post_init__(self) -> None:
+        if not self.tokens > 0:
+            raise ValueError(f"tokens of stage {self.name} must be positive, got {self.tokens}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSize:
+    """What time and memory depend on."""
+
+    num_parameters: int
+    num_embedding_parameters: int
+    """Of the input embedding, which is a look-up and takes no arithmetic."""
+    num_layers: int
+    hidden_size: int
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Training FLOPs a token: 6 a parameter, and attention that is counted as not causal.
+
+        Source: the formula behind the MFU that torchtitan logs (Chowdhery et al. 2022, appendix
+        B, without the input embedding).
+        """
+        dense = 6 * (self.num_parameters - self.num_embedding_parameters)
+        return dense + 12 * self.num_layers * self.hidden_size * seq_len
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """The machine that a plan is timed on."""
+
+    num_gpus: int
+    peak_flops: float
+    """Of one GPU in bfloat16, dense, FLOP/s."""
+    mfu: float
+    """Share of the peak that training reaches, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        if self.num_gpus < 1:
+            raise ValueError(f"num_gpus must be at least 1, got {self.num_gpus}")
+        if not self.peak_flops > 0:
+            raise ValueError(f"peak_flops must be positive, got {self.peak_flops}")
+        if not 0 < self.mfu <= 1:
+            raise ValueError(f"mfu must be in (0, 1], got {self.mfu}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureConfig:
+    """Everything that decides what is read in which stage."""
+
+    shards_folder: str
+    """Holds one folder of token shards a source, by its name."""
+    seq_len: int
+    """Tokens in a sequence."""
+    tokens_per_step: int
+    """A multiple of seq_len."""
+    max_epochs: float
+    """No source may be read more often over all stages together."""
+    model: ModelSize
+    hardware: Hardware
+    stages: tuple[MixtureStage, ...]
+    sources: tuple[MixtureSource, ...]
+    weight_unit: Literal["tokens", "documents"] = "tokens"
+    """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
+    llama3_heldout_tokens: int = 0
+    """What whoever counted llama3_train_tokens had held out of every source."""
+    licences: tuple[str, ...] = field(default=())
+    """Allow-list for tokenising; shell patterns."""
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1 or self.tokens_per_step < 1 or self.tokens_per_step % self.seq_len:
+            raise ValueError(
+                f"tokens_per_step must be a multiple of seq_len, got {self.tokens_per_step} "
+                f"and {self.seq_len}"
+            )
+        if not self.max_epochs > 0:
+            raise ValueError(f"max_epochs must be positive, got {self.max_epochs}")
+        self._check_names()
+
+    def source(self, name: str) -> MixtureSource:
+        """The source of that name. Raises ValueError if there is none."""
+        return _named(name, self.sources, "source")
+
+    def stage(self, name: str) -> MixtureStage:
+        """The stage of that name. Raises ValueError if there is none."""
+        return _named(name, self.stages, "stage")
+
+    def data_config(self, stage: MixtureStage) -> DataConfig:
+        """The [data] section of the stage's run: with the same shards, the same plan hash."""
+        sources = tuple(
+            DataSource(
+                name=source.name,
+                path=str(Path(self.shards_folder) / source.name),
+                weight=source.weights[stage.name],
+            )
+            for source in self.sources
+            if stage.name in source.weights
+        )
+        return DataConfig(
+            sources=sources,
+            weight_unit=self.weight_unit,
+            seed=stage.seed,
+            max_epochs=self.max_epochs,
+        )
+
+    def _check_names(self) -> None:
+        for kind, names in (
+            ("stages", [stage.name for stage in self.stages]),
+            ("sources", [source.name for source in self.sources]),
+        ):
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"{kind} must be at least one, with different names, got {names}")
+        stages = {stage.name for stage in self.stages}
+        for source in self.sources:
+            if unknown := sorted(set(source.weights) - stages):
+                raise ValueError(f"source {source.name} has a weight for no stage: {unknown[0]}")
+
+
+Part = TypeVar("Part", MixtureSource, MixtureStage)
+
+
+def _named(name: str, parts: tuple[Part, ...], kind: str) -> Part:
+    for part in parts:
+        if part.name == name:
+            return part
+    known = ", ".join(part.name for part in parts)
+    raise ValueError(f"the mixture has no {kind} {name}; known: {known}")
+
+
+def load_mixture(path: Path) -> MixtureConfig:
+    """Read a mixture's TOML.
+
+    Raises: FileNotFoundError, or ValueError with the key that is unknown, missing or wrong.
+    """
+    config: MixtureConfig = from_table(MixtureConfig, read_toml(path))
+    return config
+
+
+def read_run_config(path: Path) -> Tables:
+    """The tables of a training run's config, bases and mixture resolved.
+
+    Where [data] names a `mixture`, a file beside the config, and a `stage` of it, these give the
+    sources with their weights, weight_unit, seed and max_epochs that [data] does not say itself.
+    Raises: FileNotFoundError, or ValueError with what is wrong in which file.
+    """
+    return read_config_file(path, expanded=_with_sources_of_stage)
+
+
+def _with_sources_of_stage(tables: Tables, folder: Path) -> Tables:
+    data = tables.get("data")
+    if not isinstance(data, dict) or "mixture" not in data:
+        return tables
+    mixture = load_mixture(folder / data["mixture"])
+    stage = asdict(mixture.data_config(mixture.stage(data.get("stage", ""))))
+    said = {key: value for key, value in data.items() if key not in ("mixture", "stage")}
+    read = {key: stage[key] for key in ("weight_unit", "seed", "max_epochs")}
+    return tables | {"data": {**read, "sources": list(stage["sources"]), **said}}

@@ -1,0 +1,208 @@
+"""The data plan: the whole order of training as a pure function of the sequence number."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..tokens.shards import TokenShards
+from .data_config import DataConfig
+from .mixture import Mixture
+from .permutation import KeyedPermutation
+
+SCHEMA = "anchored-plan/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """seq_len + 1 tokens of a source: the inputs of one sequence and its labels, one token on."""
+
+    source: int
+    epoch: int
+    start: int
+    """First token's place in the source; the window runs on at token 0 after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """One pass over a source as a circle of tokens, cut into windows from `phase` on."""
+
+    phase: int
+    order: KeyedPermutation
+
+
+class DataPlan:
+    """Sequence i of a run, for any i: its source, epoch and window.
+
+    Nothing is stored per sequence and nothing depends on ranks, so a run can be resumed at any
+    step on any number of processes, and what it has read is known from its step alone.
+    Within an epoch a source's windows are visited once each, in a keyed order. Every epoch cuts
+    its windows at other places, so that a source that is read often is not always torn apart at
+    the same tokens, and no token is left out of every epoch.
+    """
+
+    def __init__(self, config: DataConfig, shards: Sequence[TokenShards], *, seq_len: int) -> None:
+        """config.sources and shards go together; raises ValueError if they cannot be mixed."""
+        if not config.sources:
+            raise ValueError("data.sources is empty: name at least one folder of token shards")
+        self.config = config
+        self.shards = list(shards)
+        self.seq_len = seq_len
+        self._check_tokenizers()
+        self.num_windows = [self._window_count(index) for index in range(len(self.shards))]
+        self.mixture = Mixture([self._token_weight(index) for index in range(len(self.shards))])
+        self._epoch = lru_cache(maxsize=4 * len(self.shards))(self._new_epoch)
+
+    @classmethod
+    def open(cls, config: DataConfig, *, seq_len: int, verify: bool) -> "DataPlan":
+        """Open the shards of every source; `verify` also compares their checksums."""
+        shards = [TokenShards.open(source.path, verify=verify) for source in config.sources]
+        return cls(config, shards, seq_len=seq_len)
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        """Of the tokenizer.json that all sources were tokenised by."""
+        return self.shards[0].manifest.tokenizer_sha256
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in that tokenizer."""
+        return self.shards[0].manifest.vocab_size
+
+    @property
+    def bos_id(self) -> int:
+        """The token that every document begins with."""
+        return self.shards[0].manifest.bos_id
+
+    def locate(self, sequence: int) -> Window:
+        """The window that sequence number `sequence` reads."""
+        source, occurrence = self.mixture.locate(sequence)
+        epoch, index = divmod(occurrence, self.num_windows[source])
+        cut = self._epoch(source, epoch)
+        return Window(source, epoch, cut.phase + cut.order[index] * self.seq_len)
+
+    def tokens(self, sequence: int) -> np.ndarray:
+        """The tokens of one sequence, (seq_len + 1,) uint32."""
+        window = self.locate(sequence)
+        shards = self.shards[window.source]
+        count = self.seq_len + 1
+        before_end = min(count, shards.num_tokens - window.start)
+        tokens = shards.tokens(window.start, before_end)
+        if before_end == count:
+            return tokens
+        return np.concatenate([tokens, shards.tokens(0, count - before_end)])
+
+    @property
+    def hash(self) -> str:
+        """sha256 over all that decides the order: sources, weights, contents, seed, seq_len."""
+        text = json.dumps(self._identity(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _identity(self) -> dict[str, object]:
+        sources = [
+            {
+                "name": source.name,
+                "weight": repr(source.weight),
+                "tokenizer_sha256": shards.manifest.tokenizer_sha256,
+                "tokens_sha256": [shard.tokens_sha256 for shard in shards.manifest.shards],
+            }
+            for source, shards in zip(self.config.sources, self.shards, strict=True)
+        ]
+        return {
+            "schema": SCHEMA,
+            "seq_len": self.seq_len,
+            "seed": self.config.seed,
+            "weight_unit": self.config.weight_unit,
+            "sources": sources,
+        }
+
+    def _new_epoch(self, source: int, epoch: int) -> _Epoch:
+        key = f"{self.config.seed}/{self.config.sources[source].name}/{epoch}"
+        phase = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+        order = KeyedPermutation(self.num_windows[source], key)
+        return _Epoch(phase=phase % self.seq_len, order=order)
+
+    def _window_count(self, index: int) -> int:
+        num_tokens = self.shards[index].num_tokens
+        if num_tokens <= self.seq_len:
+            raise ValueError(
+                f"source {self.config.sources[index].name} has {num_tokens} tokens, "
+                f"too few for one sequence of {self.seq_len} and its labels"
+            )
+        return (num_tokens - 1) // self.seq_len
+
+    def _token_weight(self, index: int) -> Fraction:
+        # repr keeps the decimal that was written: 0.1 means one tenth, not its nearest binary.
+        weight = Fraction(repr(self.config.sources[index].weight))
+        if self.config.weight_unit == "documents":
+            manifest = self.shards[index].manifest
+            weight *= Fraction(manifest.num_tokens, manifest.num_documents)
+        return weight
+
+    def _check_tokenizers(self) -> None:
+        first = self.config.sources[0]
+        for source, shards in zip(self.config.sources, self.shards, strict=True):
+            if shards.manifest.tokenizer_sha256 != self.tokenizer_sha256:
+                raise ValueError(
+                    f"sources {first.name} and {source.name} were tokenised by different "
+                    f"tokenizers: sha256 {_short(self.tokenizer_sha256)} and "
+                    f"{_short(shards.manifest.tokenizer_sha256)}"
+                )
+
+
+def _short(sha256: str) -> str:
+    return sha256[:12]
+
+
+def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:
+    """The plan's sources, and what `tokens_read` needs; all of it JSON."""
+    sources = [
+        {
+            "name": source.name,
+            "weight": source.weight,
+            "mixture_weight": mixture_weight,
+            "num_windows": num_windows,
+            "origin": shards.manifest.source,
+            "revision": shards.manifest.revision,
+            "licences": shards.manifest.licences,
+            "num_documents": shards.manifest.num_documents,
+            "num_tokens": shards.manifest.num_tokens,
+        }
+        for source, mixture_weight, num_windows, shards in zip(
+            plan.config.sources, plan.mixture.weights, plan.num_windows, plan.shards, strict=True
+        )
+    ]
+    return {
+        "plan_hash": plan.hash,
+        "weight_unit": plan.config.weight_unit,
+        "seq_len": plan.seq_len,
+        "batch_size": batch_size,
+        "sources": sources,
+    }
+
+
+def epochs_read(data: dict[str, Any], step: int) -> dict[str, float]:
+    """Passes over each source, by its name, in the first `step` steps of a run; not whole."""
+    read = tokens_read(data, step)
+    return {
+        source["name"]: read[source["name"]] / (source["num_windows"] * data["seq_len"])
+        for source in data["sources"]
+    }
+
+
+def tokens_read(data: dict[str, Any], step: int) -> dict[str, int]:
+    """Tokens of each source, by its name, in the first `step` steps of a run with this record.
+
+    The time that this takes does not grow with the steps.
+    """
+    weights = [Fraction(source["mixture_weight"]) for source in data["sources"]]
+    counts = Mixture(weights).counts(step * data["batch_size"])
+    return {
+        source["name"]: count * data["seq_len"]
+        for source, count in zip(data["sources"], counts, strict=True)
+    }

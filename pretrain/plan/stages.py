@@ -1,0 +1,277 @@
+"""The stages of a training before any of it runs: tokens, epochs, steps, and how long they take."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from ...configs.config_file import from_table, read_toml
+from ..tokens.manifest import Manifest
+from .data_config import (
+    DataConfig,
+    Hardware,
+    MixtureConfig,
+    MixtureSource,
+    ModelSize,
+    read_run_config,
+)
+from .data_plan import DataPlan
+from .mixture import Mixture
+
+_SECONDS_PER_DAY = 86_400
+_TOKEN_BYTES = 4
+# float32 weights and the two moments of AdamW, as a checkpoint holds them; in memory also float32
+# gradients.
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+_STATE_BYTES_PER_PARAMETER = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSize:
+    """How much text a source has."""
+
+    num_tokens: int
+    origin: str
+    """Where the number is from: shards, counted or estimated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourcePlan:
+    """What a stage reads of one source."""
+
+    name: str
+    size: SourceSize
+    share: float
+    """Of the stage's tokens."""
+    num_sequences: int
+    num_tokens: int
+    epochs: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePlan:
+    """A stage in whole steps."""
+
+    name: str
+    num_steps: int
+    sequences_per_step: int
+    seq_len: int
+    weight_unit: str
+    plan_hash: str
+    """Of the data plan; empty while shards are missing."""
+    sources: tuple[SourcePlan, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_steps * self.sequences_per_step * self.seq_len
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """Passes over each source, by its name."""
+        return {source.name: source.epochs for source in self.sources}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSpec:
+    """A stage that is to be planned."""
+
+    name: str
+    data: DataConfig
+    seq_len: int
+    num_steps: int
+    sequences_per_step: int
+    sizes: dict[str, SourceSize]
+    """Of sources whose shards are missing, where they are known; by name."""
+
+
+def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
+    """Plan a stage from its shards, or from sizes where shards are missing.
+
+    missing: names of the sources without shards.
+    Raises: ValueError if a size that is needed is not known, or shards do not fit together.
+    """
+    if not missing:
+        return _from_shards(spec)
+    _check_sizes(spec, missing)
+    sizes = {
+        source.name: spec.sizes[source.name]
+        if source.name in missing
+        else SourceSize(num_tokens=Manifest.read(source.folder).num_tokens, origin="shards")
+        for source in spec.data.sources
+    }
+    weights = [Fraction(repr(source.weight)) for source in spec.data.sources]
+    windows = [max(1, (size.num_tokens - 1) // spec.seq_len) for size in sizes.values()]
+    return _stage(spec, list(sizes.values()), Mixture(weights), windows, plan_hash="")
+
+
+def missing_sources(data: DataConfig) -> list[str]:
+    """Names of the sources whose folder has no token shards."""
+    return [source.name for source in data.sources if not source.has_shards]
+
+
+def _from_shards(spec: StageSpec) -> StagePlan:
+    plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+    sizes = [SourceSize(num_tokens=shards.num_tokens, origin="shards") for shards in plan.shards]
+    return _stage(spec, sizes, plan.mixture, plan.num_windows, plan_hash=plan.hash)
+
+
+def _stage(
+    spec: StageSpec,
+    sizes: Sequence[SourceSize],
+    mixture: Mixture,
+    windows: Sequence[int],
+    *,
+    plan_hash: str,
+) -> StagePlan:
+    counts = mixture.counts(spec.num_steps * spec.sequences_per_step)
+    sources = tuple(
+        SourcePlan(
+            name=source.name,
+            size=size,
+            share=weight / sum(mixture.weights),
+            num_sequences=count,
+            num_tokens=count * spec.seq_len,
+            epochs=count / num_windows,
+        )
+        for source, size, weight, count, num_windows in zip(
+            spec.data.sources, sizes, mixture.weights, counts, windows, strict=True
+        )
+    )
+    return StagePlan(
+        name=spec.name,
+        num_steps=spec.num_steps,
+        sequences_per_step=spec.sequences_per_step,
+        seq_len=spec.seq_len,
+        weight_unit=spec.data.weight_unit,
+        plan_hash=plan_hash,
+        sources=sources,
+    )
+
+
+def _check_sizes(spec: StageSpec, missing: Sequence[str]) -> None:
+    if spec.data.weight_unit == "documents":
+        raise ValueError(
+            f'weight_unit "documents" needs the shards of every source to count documents; '
+            f"missing: {', '.join(missing)}"
+        )
+    if unknown := [name for name in missing if name not in spec.sizes]:
+        raise ValueError(f"stage {spec.name} has no token shards of: {', '.join(unknown)}")
+
+
+def is_mixture(path: Path) -> bool:
+    """Whether a TOML file describes a mixture with its stages rather than one training run."""
+    return "stages" in read_toml(path)
+
+
+def mixture_specs(mixture: MixtureConfig) -> list[StageSpec]:
+    """Every stage of a mixture, in whole steps."""
+    sizes = source_sizes(mixture)
+    return [
+        StageSpec(
+            name=stage.name,
+            data=mixture.data_config(stage),
+            seq_len=mixture.seq_len,
+            num_steps=max(1, round(stage.tokens / mixture.tokens_per_step)),
+            sequences_per_step=mixture.tokens_per_step // mixture.seq_len,
+            sizes=sizes,
+        )
+        for stage in mixture.stages
+    ]
+
+
+def source_sizes(mixture: MixtureConfig) -> dict[str, SourceSize]:
+    """Llama 3 tokens of every source: counted, or estimated from the Comma tokenizer's.
+
+    The estimate takes the ratio of the two over all sources that have both counts.
+    """
+    heldout = mixture.llama3_heldout_tokens
+    both = [source for source in mixture.sources if source.llama3_train_tokens]
+    llama3 = sum(source.llama3_train_tokens + heldout for source in both)
+    comma = sum(source.comma_tokens for source in both)
+    ratio = llama3 / comma if both else 1.0
+    return {source.name: _size(source, heldout, ratio) for source in mixture.sources}
+
+
+def _size(source: MixtureSource, heldout: int, ratio: float) -> SourceSize:
+    if source.llama3_train_tokens:
+        return SourceSize(num_tokens=source.llama3_train_tokens + heldout, origin="counted")
+    return SourceSize(num_tokens=round(source.comma_tokens * ratio), origin="estimated")
+
+
+def run_spec(path: Path) -> StageSpec:
+    """The stage that a training run's config describes.
+
+    Raises: FileNotFoundError, or ValueError with the key that is unknown, missing or wrong.
+    """
+    # Not through torchtitan's config, whose import takes seconds and looks for a device.
+    table = read_run_config(path)
+    training, data = table.get("training", {}), table.get("data", {})
+    for section, value in (("training", training), ("data", data)):
+        if not isinstance(value, dict):
+            raise ValueError(f"{section} in {path} must be a table, got {value!r}")
+    for key in ("seq_len", "steps", "global_batch_size"):
+        if not isinstance(training.get(key), int) or training[key] < 1:
+            raise ValueError(
+                f"{path} must give training.{key} as a positive number, got {training.get(key)!r}"
+            )
+    return StageSpec(
+        name=path.stem,
+        data=from_table(DataConfig, data, "data."),
+        seq_len=training["seq_len"],
+        num_steps=training["steps"],
+        sequences_per_step=training["global_batch_size"],
+        sizes={},
+    )
+
+
+def check_epochs(stages: Iterable[Mapping[str, float]], max_epochs: float) -> None:
+    """Raises ValueError naming the source that is read most often, if that is more than allowed.
+
+    stages: for each stage the passes over its sources, by their names; at least one source.
+    """
+    epochs: Counter[str] = Counter()
+    for stage in stages:
+        epochs.update(stage)
+    name, most = epochs.most_common(1)[0]
+    if most > max_epochs:
+        raise ValueError(
+            f"source {name} would be read {most:.2f} times, more than max_epochs "
+            f"{max_epochs:g} allows: lower its weight, or raise max_epochs"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEstimate:
+    """Time, disk and memory."""
+
+    tokens_per_s_per_gpu: float
+    days: dict[str, float]
+    """By stage."""
+    shards_bytes: int
+    """All sources whole, even where a stage reads only a part."""
+    checkpoint_bytes: int
+    """Of one checkpoint with the optimizer's state."""
+    state_bytes_per_gpu: int
+    """Weights, gradients and optimizer, sharded over the GPUs; activations come on top."""
+
+    @property
+    def total_days(self) -> float:
+        return sum(self.days.values())
+
+
+def estimate_run(stages: Sequence[StagePlan], model: ModelSize, hardware: Hardware) -> RunEstimate:
+    """Days = tokens * FLOPs a token / (GPUs * peak * MFU), and the sizes of what is kept."""
+    flops_per_s = hardware.peak_flops * hardware.mfu
+    days = {}
+    for stage in stages:
+        flops = stage.num_tokens * model.flops_per_token(stage.seq_len)
+        days[stage.name] = flops / (flops_per_s * hardware.num_gpus) / _SECONDS_PER_DAY
+    sizes = {source.name: source.size.num_tokens for stage in stages for source in stage.sources}
+    return RunEstimate(
+        tokens_per_s_per_gpu=flops_per_s / model.flops_per_token(stages[0].seq_len),
+        days=days,
+        shards_bytes=_TOKEN_BYTES * sum(sizes.values()),
+        checkpoint_bytes=CHECKPOINT_BYTES_PER_PARAMETER * model.num_parameters,
+        state_bytes_per_gpu=_STATE_BYTES_PER_PARAMETER * model.num_parameters // hardware.num_gpus,
+    )

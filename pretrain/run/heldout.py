@@ -1,0 +1,88 @@
+"""Held-out loss: cross entropy on token shards that are never trained on, source by source."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..job_config import HeldoutConfig
+from ..model.loss import IGNORE_INDEX
+from ..tokens.shards import TokenShards
+
+BatchLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def check_heldout(config: HeldoutConfig, *, seq_len: int, tokenizer_sha256: str) -> None:
+    """Raises ValueError if a source is missing, too short or of another tokenizer."""
+    for source in config.sources:
+        shards = TokenShards.open(source.path, verify=False)
+        if shards.manifest.tokenizer_sha256 != tokenizer_sha256:
+            raise ValueError(
+                f"heldout source {source.name} was tokenised by another tokenizer than the data"
+            )
+        if shards.num_tokens <= seq_len:
+            raise ValueError(
+                f"heldout source {source.name} has {shards.num_tokens} tokens, too few for one "
+                f"sequence of {seq_len} and its labels"
+            )
+
+
+class HeldoutLoss:
+    """Measures the same windows on any number of processes.
+
+    Every process takes part in the same number of forwards, as sharded weights demand; rows
+    beyond the last window carry no labels.
+    """
+
+    def __init__(
+        self, config: HeldoutConfig, *, seq_len: int, batch_size: int, device: torch.device
+    ) -> None:
+        """batch_size: rows of a forward on one process. The sources have passed `check_heldout`."""
+        self._config = config
+        self._seq_len = seq_len
+        self._batch_size = batch_size
+        self._device = device
+        self._shards = [TokenShards.open(source.path, verify=False) for source in config.sources]
+
+    def is_due(self, step: int, *, is_last: bool) -> bool:
+        """Whether to measure after `step`."""
+        return bool(self._config.sources) and (is_last or step % self._config.interval == 0)
+
+    def measure(self, batch_loss: BatchLoss) -> dict[str, float]:
+        """Mean loss of each source, in nats a token; on all processes together.
+
+        batch_loss: summed cross entropy of (batch_size, seq_len) inputs and labels on `device`.
+        """
+        totals = torch.zeros(len(self._shards), dtype=torch.float64, device=self._device)
+        for index, shards in enumerate(self._shards):
+            for inputs, labels in self._batches(shards):
+                totals[index] += batch_loss(inputs.to(self._device), labels.to(self._device))
+        dist.all_reduce(totals)
+        return {
+            source.name: total / (self._num_windows(shards) * self._seq_len)
+            for source, shards, total in zip(
+                self._config.sources, self._shards, totals.tolist(), strict=True
+            )
+        }
+
+    def _num_windows(self, shards: TokenShards) -> int:
+        return min(self._config.num_sequences, max(0, shards.num_tokens - 1) // self._seq_len)
+
+    def _batches(self, shards: TokenShards) -> Iterator[tuple[Tensor, Tensor]]:
+        num_windows = self._num_windows(shards)
+        round_size = dist.get_world_size() * self._batch_size
+        first_row = dist.get_rank() * self._batch_size
+        for start in range(first_row, first_row + num_windows, round_size):
+            rows = range(start, start + self._batch_size)
+            tokens = torch.stack([self._window(shards, row, num_windows) for row in rows])
+            labels = tokens[:, 1:].contiguous()
+            labels[max(0, num_windows - start) :] = IGNORE_INDEX
+            yield tokens[:, :-1].contiguous(), labels
+
+    def _window(self, shards: TokenShards, row: int, num_windows: int) -> Tensor:
+        if row >= num_windows:
+            return torch.zeros(self._seq_len + 1, dtype=torch.int64)
+        tokens = shards.tokens(row * self._seq_len, self._seq_len + 1)
+        return torch.from_numpy(tokens.astype(np.int64))

@@ -1,0 +1,184 @@
+"""Metrics of a run: one JSON line a logged step in the dump folder, and a progress bar."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torchtitan.components.metrics import (
+    BaseLogger,
+    LoggerContainer,
+    MetricsProcessor,
+    WandBLogger,
+)
+from torchtitan.distributed import ParallelDims
+from torchtitan.tools.utils import get_peak_flops
+from tqdm import tqdm
+
+from ...durable_files import write_durably
+from ..job_config import JobConfig
+from ..plan.data_plan import epochs_read, tokens_read
+
+METRICS_NAME = "metrics.jsonl"
+HELDOUT_NAME = "heldout.jsonl"
+# torchtitan takes any other name for an A100.
+_KNOWN_GPUS = ("A100", "H100", "H200", "H20", "B200", "MI355X", "MI300X", "MI325X", "l40s")
+
+
+class StepLog:
+    """Lines with a "step" in ascending order; each step once, however often a run was resumed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def keep_until(self, step: int) -> None:
+        """Drop what is said of later steps: they are about to be trained again."""
+        if not self.path.exists():
+            return
+        lines = _complete_lines(self.path.read_text())
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        write_durably(self.path, "".join(kept))
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write one line, which holds a "step"."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _complete_lines(text: str) -> list[str]:
+    # A process killed while writing leaves a last line without its end.
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+class RunMetrics(MetricsProcessor):
+    """Adds to torchtitan's log, TensorBoard and Weights & Biases what the data plan knows.
+
+    metrics.jsonl holds each logged step once, in order, and heldout.jsonl each measured one: a
+    resumed run continues both after the step it resumes from. Only the first process writes.
+    """
+
+    def __init__(
+        self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: Any = None
+    ) -> None:
+        super().__init__(job_config, parallel_dims)
+        folder = Path(job_config.job.dump_folder)
+        self._log, self._heldout_log = (
+            StepLog(folder / METRICS_NAME),
+            StepLog(folder / HELDOUT_NAME),
+        )
+        self._is_writer = dist.get_rank() == 0
+        self._bar: tqdm | None = None
+        self._peak_flops = peak_flops_per_s(self.device_memory_monitor.device_name)
+        if self._is_writer and job_config.metrics.enable_wandb:
+            require_wandb(self.logger)
+
+    def start(self, step: int, data: dict[str, Any]) -> None:
+        """Begin after `step`; data: what `data_record` says of the run."""
+        self._data = data
+        self._start_time = self._last_time = time.perf_counter()
+        self._last_step = step
+        if self._is_writer:
+            self._log.keep_until(step)
+            self._heldout_log.keep_until(step)
+            self._bar = tqdm(
+                total=self.job_config.training.steps,
+                initial=step,
+                desc=Path(self.job_config.job.dump_folder).name,
+                unit="step",
+                file=sys.stderr,
+            )
+
+    def should_log(self, step: int) -> bool:
+        """Also the last step, so that every curve ends where training does."""
+        return super().should_log(step) or step == self.job_config.training.steps
+
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        read: dict[str, Mapping[str, float]] = {
+            "source_tokens": tokens_read(self._data, step),
+            "source_epochs": epochs_read(self._data, step),
+        }
+        extra = dict(extra_metrics or {})
+        for kind, values in read.items():
+            extra |= {f"{kind}/{name}": value for name, value in values.items()}
+        peak_memory_gib = self.device_memory_monitor.get_peak_stats().max_reserved_gib
+        super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
+        if self._bar is None:
+            return
+        line = {"step": step, "loss": global_avg_loss, "grad_norm": grad_norm, "lr": extra["lr"]}
+        line |= self._speed(step)
+        if peak_memory_gib > 0:  # since the last logged step; less where no device counts it
+            line["peak_memory_gib"] = peak_memory_gib
+        self._log.append(line | read)
+        self._bar.set_postfix_str(
+            f"loss {line['loss']:.4f}, {line['tokens_per_s']:,.0f} tokens/s", refresh=False
+        )
+        self._bar.update(step - self._last_step)
+        self._last_step, self._last_time = step, time.perf_counter()
+
+    def log_heldout(self, step: int, losses: dict[str, float], *, seconds: float) -> None:
+        """Record held-out losses in nats a token, measured in `seconds` between two steps."""
+        self.logger.log({f"heldout_loss/{name}": loss for name, loss in losses.items()}, step)
+        if self._is_writer:
+            self._heldout_log.append({"step": step, "losses": losses})
+        # Not part of the time that the next steps take: speeds are of training.
+        self._last_time += seconds
+        self.time_last_log += seconds
+
+    def _speed(self, step: int) -> dict[str, float]:
+        """Tokens so far and, since the last logged step, tokens/s over all processes and MFU."""
+        now = time.perf_counter()
+        tokens_per_step = self._data["batch_size"] * self._data["seq_len"]
+        tokens_per_s = (step - self._last_step) * tokens_per_step / (now - self._last_time)
+        speed = {"tokens": step * tokens_per_step, "tokens_per_s": tokens_per_s}
+        if self._peak_flops is not None:
+            speed["mfu"] = flops_utilization(
+                tokens_per_s,
+                flops_per_token=self.num_flops_per_token,
+                num_gpus=dist.get_world_size(),
+                peak=self._peak_flops,
+            )
+        return speed | {"seconds": now - self._start_time}
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        super().close()
+
+
+def require_wandb(logger: BaseLogger) -> None:
+    """Raises RuntimeError if Weights & Biases is not among the loggers; torchtitan goes on."""
+    loggers = logger._loggers if isinstance(logger, LoggerContainer) else [logger]
+    if not any(isinstance(one, WandBLogger) for one in loggers):
+        raise RuntimeError(
+            "metrics.enable_wandb is true and Weights & Biases did not start: see train.log"
+        )
+
+
+def peak_flops_per_s(device_name: str) -> float | None:
+    """Dense bfloat16 operations a second of a GPU by its name; None if it is not known."""
+    if not any(name in device_name for name in _KNOWN_GPUS):
+        return None
+    return float(get_peak_flops(device_name))
+
+
+def flops_utilization(
+    tokens_per_s: float, *, flops_per_token: float, num_gpus: int, peak: float
+) -> float:
+    """tokens_per_s / num_gpus * flops_per_token / peak, a fraction.
+
+    flops_per_token is torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them in the embedding
+    table, L layers of width d, T tokens in a sequence; attention counted without its causal mask.
+    For TinyComma 1.8B that is 1.0183e10. peak: in bfloat16, also where float8 is used.
+    Source: Chowdhery et al. 2022, "PaLM", appendix B.
+    """
+    return tokens_per_s / num_gpus * flops_per_token / peak

@@ -1,0 +1,179 @@
+"""Checks before training: everything that would fail later, or train the wrong thing, fails now."""
+
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...durable_files import file_sha256
+from ..job_config import JobConfig
+from ..model.tinycomma import flavors
+from ..plan.data_plan import DataPlan, epochs_read
+from ..plan.stages import check_epochs
+from .checkpoints import checkpoint_steps
+from .heldout import check_heldout
+from .machine import Machine, check_disk, check_gpus, check_memory
+from .memory import estimate_memory, parameter_count
+from .record import RunRecord
+from .start import find_starting_point, record_of
+from .trainer import global_batch_size
+
+FLOAT8_CONVERTER = "quantize.linear.float8"
+
+
+def check_run(
+    config: JobConfig, *, num_processes: int, machine: Machine | None = None
+) -> list[str]:
+    """Refuse a run that cannot work, and make its dump folder ready; returns remarks for the user.
+
+    Called by the first process only, before the processes meet. What takes long, the comparison
+    of checksums, comes last and is left out where the run goes on from a checkpoint of its own.
+    Incomplete checkpoints of this very run, left by a process killed while saving, are removed.
+    machine: None stands for this one.
+    Raises: ValueError with one line that says what is wrong.
+    """
+    check_settings(config)
+    check_batch(config, num_processes)
+    dump_folder = Path(config.job.dump_folder)
+    _check_writable(dump_folder)
+    machine = machine or Machine.here(dump_folder)
+    check_gpus(config, machine)
+    plan = DataPlan.open(config.data, seq_len=config.training.seq_len, verify=False)
+    record = record_of(config, plan, num_processes=num_processes)
+    _check_vocabulary(record, plan)
+    _check_tokenizer(config, plan)
+    check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
+    start = find_starting_point(config, record)
+    _check_epochs(config, start.record)
+    _check_capacity(config, machine, num_processes)
+    if config.data.verify_checksums and start.step == 0:
+        DataPlan.open(config.data, seq_len=config.training.seq_len, verify=True)
+    start.record.write(dump_folder)
+    return [start.remark] if start.remark else []
+
+
+def check_batch(config: JobConfig, num_processes: int) -> None:
+    """Raises ValueError if a step cannot be shared equally among that many processes."""
+    num_replicas = config.parallelism.data_parallel_replicate_degree
+    num_shards = config.parallelism.data_parallel_shard_degree
+    if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
+        raise ValueError(
+            f"parallelism: {num_replicas} replicas of {num_shards} shards (-1: the rest) do not "
+            f"make {num_processes} processes"
+        )
+    batch_size = global_batch_size(config, num_processes)
+    round_size = config.training.local_batch_size * num_processes
+    if batch_size % round_size:
+        raise ValueError(
+            f"training.global_batch_size must be a multiple of local_batch_size times the number "
+            f"of processes, got {batch_size} and {config.training.local_batch_size} * "
+            f"{num_processes}"
+        )
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"job.dump_folder {folder} is not writable: {error.strerror}") from error
+
+
+def _check_vocabulary(record: RunRecord, plan: DataPlan) -> None:
+    if plan.vocab_size > record.model["vocab_size"]:
+        raise ValueError(
+            f"the tokenizer of the data has {plan.vocab_size} tokens, more than the "
+            f"{record.model['vocab_size']} of the model"
+        )
+
+
+def _check_tokenizer(config: JobConfig, plan: DataPlan) -> None:
+    if not config.model.tokenizer:
+        return
+    path = Path(config.model.tokenizer) / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"model.tokenizer: {path} does not exist")
+    if (actual := file_sha256(path)) != plan.tokenizer_sha256:
+        raise ValueError(
+            f"model.tokenizer {path} has sha256 {actual[:12]}, and the token shards were made by "
+            f"{plan.tokenizer_sha256[:12]}"
+        )
+
+
+def _check_epochs(config: JobConfig, record: RunRecord) -> None:
+    stages = [epochs_read(run.data, step) for run, step in record.stages(config.training.steps)]
+    check_epochs(stages, config.data.max_epochs)
+
+
+def _check_capacity(config: JobConfig, machine: Machine, num_processes: int) -> None:
+    args = flavors()[config.model.flavor]
+    args.update_from_config(config)
+    num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
+    check_memory(config, machine, estimate_memory(config, args, num_shards=num_shards))
+    folder = Path(config.job.dump_folder) / config.checkpoint.folder
+    check_disk(
+        config,
+        machine,
+        num_parameters=parameter_count(args),
+        num_existing=len(checkpoint_steps(folder)),
+    )
+
+
+def check_settings(config: JobConfig) -> None:
+    """Raises ValueError with one line about the first setting that cannot work."""
+    _check_model(config)
+    _check_parallelism(config)
+    _check_checkpoint(config)
+    _check_packages(config)
+    if config.validation.enable:
+        raise ValueError("validation.enable is not supported: there is no validation data")
+
+
+def _check_model(config: JobConfig) -> None:
+    if config.model.name != "tinycomma" or config.model.flavor not in flavors():
+        raise ValueError(
+            f"model.flavor must be one of {', '.join(flavors())} of model.name tinycomma, "
+            f"got {config.model.flavor} of {config.model.name}"
+        )
+    if config.debug.seed is None:
+        raise ValueError("debug.seed is not set: the initial weights are drawn from it")
+
+
+def _check_parallelism(config: JobConfig) -> None:
+    for kind in ("tensor", "pipeline", "context", "expert"):
+        if (degree := getattr(config.parallelism, f"{kind}_parallel_degree")) != 1:
+            raise ValueError(
+                f"parallelism.{kind}_parallel_degree must be 1, got {degree}: a model of this size "
+                "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)"
+            )
+
+
+def _check_checkpoint(config: JobConfig) -> None:
+    if not config.checkpoint.enable:
+        raise ValueError("checkpoint.enable is false: the run would leave nothing behind")
+    if config.checkpoint.last_save_model_only or config.checkpoint.last_save_in_hf:
+        raise ValueError(
+            "checkpoint.last_save_model_only and last_save_in_hf must be false: a run that ends "
+            "so cannot be started again; use `anchored export` on its checkpoint"
+        )
+    if config.checkpoint.keep_latest_k == 1:
+        raise ValueError(
+            "checkpoint.keep_latest_k must be 0 (all) or at least 2, got 1: the last one may be "
+            "torn by a kill"
+        )
+
+
+def _check_packages(config: JobConfig) -> None:
+    if config.metrics.enable_wandb and find_spec("wandb") is None:
+        raise ValueError("metrics.enable_wandb needs a package: pip install wandb")
+    if FLOAT8_CONVERTER not in config.model.converters:
+        return
+    if "output" not in config.quantize.linear.float8.filter_fqns:
+        raise ValueError(
+            'quantize.linear.float8.filter_fqns must hold "output": the vocabulary projection '
+            "stays in bfloat16"
+        )
+    if find_spec("torchao") is None:
+        raise ValueError(
+            f"model.converters {FLOAT8_CONVERTER} needs a package: pip install torchao"
+        )

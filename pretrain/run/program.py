@@ -1,0 +1,63 @@
+"""One pretraining run, as seen by one of its processes."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ..job_config import JobConfig
+from .preflight import check_run
+from .train_spec import register
+from .trainer import PretrainTrainer, StopSignal
+
+LOG_NAME = "train.log"
+
+
+def prepare(config: JobConfig) -> None:
+    """Check the run and make its folder ready; in the first process, before `run` in any.
+
+    Raises: ValueError with one line that says why the run cannot start.
+    """
+    for remark in check_run(config, num_processes=int(os.environ["WORLD_SIZE"])):
+        print(f"anchored.pretrain: {remark}", file=sys.stderr)
+
+
+def run(config: JobConfig) -> int:
+    """Train to the last step, or to SIGTERM; returns the exit status, 0 in both cases.
+
+    Needs torchrun's environment variables, and `prepare` to have run in the first process.
+    """
+    stop_signal = StopSignal()
+    stop_signal.install()
+    _start_log(config)
+    register()
+    trainer = PretrainTrainer(config, stop_signal)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    dist.destroy_process_group()
+    if trainer.step < config.training.steps and os.environ["RANK"] == "0":
+        print(
+            f"anchored.pretrain: stopped by a signal after step {trainer.step} of "
+            f"{config.training.steps}; the same command goes on from its checkpoint",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _start_log(config: JobConfig) -> None:
+    # torchtitan logs through the root logger; its lines would break the progress bar.
+    rank = os.environ["RANK"]
+    name = LOG_NAME if rank == "0" else f"train-rank{rank}.log"
+    folder = Path(config.job.dump_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [logging.FileHandler(folder / name)]
+    if config.job.verbose and rank == "0":
+        handlers.append(logging.StreamHandler(sys.stderr))
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers
+    )
+    logging.captureWarnings(True)

@@ -1,0 +1,198 @@
+"""What identifies a run, and where it starts: its checkpoint, another's weights, or nothing."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..job_config import JobConfig
+from ..model.tinycomma import TinyCommaArgs, flavors
+from ..plan.data_plan import DataPlan, data_record
+from .checkpoints import checkpoint_step, checkpoint_steps, is_complete
+from .record import RECORD_NAME, RunRecord
+from .trainer import global_batch_size
+
+MAY_DIFFER: Final = {
+    "names the run, and what it shows and asks of its machine": (
+        *("job.config_file", "job.dump_folder", "job.description", "job.print_config"),
+        *("job.save_config_file", "job.verbose", "job.needs_gpu", "job.check_memory"),
+        "model.print_after_conversion",
+    ),
+    "watches the run": ("metrics", "profiling", "heldout", "memory_estimation"),
+    "waiting times and traces of the processes": (
+        *("comm.init_timeout_seconds", "comm.train_timeout_seconds", "comm.trace_buf_size"),
+        *("comm.save_traces_folder", "comm.save_traces_file_prefix"),
+    ),
+    "when checkpoints are written, how many are kept, and which is gone back to": (
+        *("checkpoint.enable", "checkpoint.folder", "checkpoint.interval"),
+        *("checkpoint.interval_minutes", "checkpoint.milestone_interval"),
+        *("checkpoint.keep_latest_k", "checkpoint.async_mode", "checkpoint.load_step"),
+        *("checkpoint.last_save_model_only", "checkpoint.last_save_in_hf"),
+        *("checkpoint.export_dtype", "checkpoint.enable_first_step_checkpoint"),
+        *("checkpoint.create_seed_checkpoint", "checkpoint.load_only"),
+        "checkpoint.enable_ft_dataloader_checkpoints",
+    ),
+    "the same arithmetic shared, ordered or repeated in another way: equal up to rounding": (
+        *("parallelism", "compile", "activation_checkpoint", "loss.chunk_tokens"),
+        *("training.local_batch_size", "training.enable_cpu_offload"),
+        *("optimizer.implementation", "debug.deterministic", "debug.deterministic_warn_only"),
+    ),
+    "a run may be made longer: the length of its schedule is compared": ("training.steps",),
+    "in data.plan_hash, by contents in place of folders": (
+        *("data.sources", "data.seed", "data.weight_unit"),
+    ),
+    "refuses runs and changes none": ("data.max_epochs", "data.verify_checksums"),
+    "which tokenizer it is stands in data.plan_hash": (
+        *("model.tokenizer", "model.tokenizer_path", "model.hf_assets_path"),
+    ),
+    "nothing reads it: [data] and our own loader are in its place": (
+        *("training.dataset", "training.dataset_path", "training.dataloader", "validation"),
+    ),
+    "when Python collects its garbage": ("training.gc_freq", "training.gc_debug"),
+}
+"""By reason, the settings and whole sections in which a run and its resumption may differ.
+
+Everything else must be equal, settings that torchtitan may add included.
+"""
+
+
+def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRecord:
+    """The record of a run about to start on `num_processes` data-parallel processes."""
+    args = flavors()[config.model.flavor]
+    args.update_from_config(config)
+    manifest = plan.shards[0].manifest
+    return RunRecord(
+        model=_model_shape(args),
+        tokenizer_sha256=plan.tokenizer_sha256,
+        bos_id=manifest.bos_id,
+        eos_id=manifest.eos_id,
+        identity=_identity(config, num_processes) | {"data.plan_hash": plan.hash},
+        data=data_record(plan, batch_size=global_batch_size(config, num_processes)),
+    )
+
+
+def _model_shape(args: TinyCommaArgs) -> dict[str, Any]:
+    return {
+        "vocab_size": args.vocab_size,
+        "hidden_size": args.dim,
+        "intermediate_size": args.hidden_dim,
+        "num_hidden_layers": args.n_layers,
+        "num_attention_heads": args.n_heads,
+        "num_key_value_heads": args.n_kv_heads or args.n_heads,
+        "max_position_embeddings": args.max_seq_len,
+        "rms_norm_eps": args.norm_eps,
+        "rope_theta": args.rope_theta,
+    }
+
+
+def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
+    """The settings that must be equal by their dotted names, in the form in which they count."""
+    settings = dict(_settings(asdict(config)))
+    settings["training.global_batch_size"] = global_batch_size(config, num_processes)
+    settings["lr_scheduler.total_steps"] = config.lr_scheduler.total_steps or config.training.steps
+    left_out = [name for names in MAY_DIFFER.values() for name in names] + _idle_sections(config)
+    return {key: value for key, value in settings.items() if not _is_in(key, left_out)}
+
+
+def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _idle_sections(config: JobConfig) -> list[str]:
+    """Sections that nothing reads where another setting, which is compared, is off."""
+    is_at_work = {
+        "spike_guard": config.spike_guard.action == "skip",  # else it only watches
+        "quantize": bool(config.model.converters),
+        "fault_tolerance": config.fault_tolerance.enable,
+    }
+    return [section for section, is_on in is_at_work.items() if not is_on]
+
+
+def _is_in(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """The step that a run goes on from, and what its user should know about that."""
+
+    record: RunRecord
+    """Of the run, with the runs before it."""
+    step: int = 0
+    """Of its last whole checkpoint; 0 where it begins."""
+    remark: str = ""
+
+
+def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
+    """Where the run of this record starts; removes its torn checkpoints.
+
+    Raises: ValueError with one line if the folder holds another run, or the weights to start from
+    are missing or of another model.
+    """
+    folder = Path(config.job.dump_folder) / config.checkpoint.folder
+    if not folder.exists():
+        return StartingPoint(_with_earlier(config, record))
+    _check_same_run(config, record)
+    prefix = _remove_torn(folder)
+    if whole := list(checkpoint_steps(folder)):
+        record = replace(record, earlier=RunRecord.read(folder.parent).earlier)
+        remark = f"{prefix}resuming from {folder}/step-{whole[-1]}"
+        return StartingPoint(record, whole[-1], remark)
+    # An empty folder would make torchtitan ignore checkpoint.initial_load_path.
+    shutil.rmtree(folder)
+    remark = f"{prefix}no complete checkpoint in {folder}, starting from the beginning"
+    return StartingPoint(_with_earlier(config, record), 0, remark)
+
+
+def _remove_torn(folder: Path) -> str:
+    torn = [path for path in checkpoint_steps(folder).values() if not is_complete(path)]
+    for path in torn:
+        shutil.rmtree(path)
+    return f"removed incomplete {', '.join(path.name for path in torn)}: " if torn else ""
+
+
+def _check_same_run(config: JobConfig, record: RunRecord) -> None:
+    dump_folder = Path(config.job.dump_folder)
+    folder = dump_folder / config.checkpoint.folder
+    if not (dump_folder / RECORD_NAME).exists():
+        shadowed = config.checkpoint.initial_load_path
+        effect = (
+            f"would shadow checkpoint.initial_load_path {shadowed}"
+            if shadowed
+            else ("would be resumed")
+        )
+        raise ValueError(
+            f"{folder} exists without the record of a run and {effect}: "
+            "remove it or choose another job.dump_folder"
+        )
+    if difference := RunRecord.read(dump_folder).difference(record):
+        raise ValueError(
+            f"{folder} holds checkpoints of another run ({difference}): "
+            "restore the setting or choose another job.dump_folder"
+        )
+
+
+def _with_earlier(config: JobConfig, record: RunRecord) -> RunRecord:
+    path = config.checkpoint.initial_load_path
+    if path is None:
+        return record
+    checkpoint = Path(path).resolve()  # "step-24" alone has a run above it too
+    if not checkpoint.is_dir() or not is_complete(checkpoint):
+        state = "is incomplete" if checkpoint.is_dir() else "does not exist"
+        raise ValueError(
+            f"checkpoint.initial_load_path {path} {state}: train the stage before first"
+        )
+    earlier = RunRecord.read(checkpoint.parent.parent)
+    if earlier.tokenizer_sha256 != record.tokenizer_sha256:
+        raise ValueError(
+            f"checkpoint.initial_load_path {path} was trained with another tokenizer than the data"
+        )
+    shapes = [dict(run.model, max_position_embeddings=None) for run in (earlier, record)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"checkpoint.initial_load_path {path} holds a model of another shape")
+    return record.after(earlier, checkpoint_step(checkpoint))

@@ -1,0 +1,226 @@
+"""torchtitan's trainer for one run of TinyComma, to its last step or to a signal."""
+
+import logging
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.distributed.utils import set_pg_timeouts
+from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
+from torchtitan.train import Trainer
+
+from ..job_config import JobConfig
+from ..model.document_attention import document_mask
+from ..plan.data_plan import data_record
+from ..plan.loader import document_ids
+from .checkpointer import RunCheckpointer
+from .heldout import HeldoutLoss
+from .metrics import StepLog
+from .spikes import SpikeGuard, spike_line
+from .train_spec import open_plan
+
+# Slurm sends SIGTERM before it preempts a job or its time is up, torchrun passes it to its workers.
+STOP_SIGNALS = (signal.SIGTERM,)
+SPIKES_NAME = "spikes.jsonl"
+logger = logging.getLogger(__name__)
+
+
+class StopSignal:
+    """Remembers that a stop signal has come to this process; nothing else happens on arrival.
+
+    While it is installed the signal kills nothing, so whoever installs it must look at `arrived`.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = False
+
+    def install(self) -> None:
+        """Listen from now on; main thread only."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.arrived = True
+
+
+class PretrainTrainer(Trainer):
+    """Trains from the last checkpoint (or the initial weights) to the last step, or to a signal.
+
+    A stop signal to any process ends training on all of them after the same step, with a whole
+    checkpoint of that step.
+    """
+
+    checkpointer: RunCheckpointer
+
+    def __init__(self, job_config: JobConfig, stop_signal: StopSignal) -> None:
+        super().__init__(job_config)
+        self._stop_signal = stop_signal
+        self.checkpointer.close()
+        self.checkpointer = RunCheckpointer(
+            checkpoint_config=job_config.checkpoint,
+            dataloader=self.dataloader,
+            model_parts=self.model_parts,
+            optimizers=self.optimizers,
+            lr_schedulers=self.lr_schedulers,
+            states={"train_state": self},
+            sd_adapter=None,
+            base_folder=job_config.job.dump_folder,
+        )
+        self._plan = open_plan(job_config)
+        self._batch_size = global_batch_size(job_config, dist.get_world_size())
+        self._heldout = HeldoutLoss(
+            job_config.heldout,
+            seq_len=job_config.training.seq_len,
+            batch_size=job_config.training.local_batch_size,
+            device=self.device,
+        )
+        self._guard = SpikeGuard(job_config.spike_guard)
+        self._spike_log = StepLog(Path(job_config.job.dump_folder) / SPIKES_NAME)
+        self._round_losses: list[Tensor] = []
+        if job_config.spike_guard.action != "off":
+            self.optimizers.permits_step = self._permits_step
+        if self.device.type == "cpu":
+            reduce_gradients_by_sum(self.model_parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"spike_guard": self._guard.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._guard.load_state_dict(state_dict["spike_guard"])
+
+    def post_dataloading_process(self, input_dict: dict[str, Tensor], labels: Tensor) -> Any:
+        """What the forward is given; torchtitan would ask a tokenizer where documents end."""
+        options = self._forward_options(labels, input_dict.get("document_ids"))
+        return input_dict["input"], labels, {}, options
+
+    def _forward_options(self, labels: Tensor, documents: Tensor | None) -> dict[str, Any]:
+        """The labels where the forward computes the loss, and the mask where there is one."""
+        options: dict[str, Any] = {}
+        if self.job_config.loss.chunk_tokens:
+            options["labels"] = labels
+        if documents is not None:
+            options["attention_masks"] = document_mask(documents)
+        return options
+
+    def train(self) -> None:
+        """Run the remaining steps; torchtitan's own loop adds a fixed pause of 2 s at the end."""
+        config = self.job_config
+        self.checkpointer.load(step=config.checkpoint.load_step)
+        data = data_record(self._plan, batch_size=self._batch_size)
+        self.metrics_processor.start(self.step, data)
+        if dist.get_rank() == 0:
+            self._spike_log.keep_until(self.step)
+        folder = {"global_step": self.step, "base_folder": config.job.dump_folder}
+        with (
+            maybe_enable_profiling(config.profiling, **folder) as profiler,
+            maybe_enable_memory_snapshot(config.profiling, **folder) as snapshot,
+        ):
+            data_iterator = self.batch_generator(self.dataloader)
+            first_step = self.step + 1
+            is_stopping = False
+            while self.should_continue_training() and not is_stopping:
+                self.step += 1
+                self.gc_handler.run(self.step)
+                self.train_step(data_iterator)
+                if self.step == first_step:  # the preflight and compilation lie behind it
+                    self._limit_waiting()
+                self._measure_heldout_if_due()
+                is_stopping = self._save_if_due()
+                for observer in (profiler, snapshot):
+                    if observer:
+                        observer.step()
+        dist.barrier()  # no process leaves while another still needs it
+
+    def _limit_waiting(self) -> None:
+        seconds = self.job_config.comm.train_timeout_seconds
+        set_pg_timeouts(timedelta(seconds=seconds), self.parallel_dims)
+
+    def _save_if_due(self) -> bool:
+        """Save what the step, the clock or a signal asks for; returns whether to stop now."""
+        is_stopping, is_time_up = any_rank(
+            self._stop_signal.arrived, self.checkpointer.is_time_up, device=self.device
+        )
+        is_last = is_stopping or not self.should_continue_training()
+        self.checkpointer.save(self.step, last_step=is_last, is_due=is_time_up)
+        return is_stopping
+
+    def forward_backward_step(self, **batch: Any) -> Tensor:
+        """Also keep the loss of the round for the spike guard."""
+        loss: Tensor = super().forward_backward_step(**batch)
+        if self.job_config.spike_guard.action != "off":
+            self._round_losses.append(loss.detach())
+        return loss
+
+    def _permits_step(self) -> bool:
+        """Whether the gradients may move the weights; called once a step, on all processes."""
+        loss = torch.stack(self._round_losses).sum()
+        self._round_losses.clear()
+        dist.all_reduce(loss)
+        spike = self._guard.check(loss.item())
+        if spike is None:
+            return True
+        if dist.get_rank() == 0:
+            logger.warning("step %d: %s, see %s", self.step, spike, self._spike_log.path)
+            self._spike_log.append(
+                spike_line(spike, self._plan, step=self.step, batch_size=self._batch_size)
+            )
+        return not spike.is_skipped
+
+    def _measure_heldout_if_due(self) -> None:
+        if not self._heldout.is_due(self.step, is_last=not self.should_continue_training()):
+            return
+        start = time.perf_counter()
+        losses = self._heldout.measure(self._batch_loss)
+        for module in fsdp_modules(self.model_parts):
+            module.reshard()  # the output layer stays gathered where no backward follows
+        self.metrics_processor.log_heldout(self.step, losses, seconds=time.perf_counter() - start)
+
+    @torch.no_grad()
+    def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        (model,) = self.model_parts
+        is_masked = self.job_config.data.mask_documents
+        documents = document_ids(inputs, bos_id=self._plan.bos_id) if is_masked else None
+        options = self._forward_options(labels, documents)
+        with self.train_context(), self.maybe_enable_amp:
+            loss: Tensor = self.loss_fn(model(inputs, **options), labels)
+        return loss
+
+
+def global_batch_size(config: JobConfig, num_processes: int) -> int:
+    """Sequences in a step: as configured, or one local batch on every data-parallel process."""
+    if config.training.global_batch_size > 0:
+        return config.training.global_batch_size
+    return config.training.local_batch_size * num_processes
+
+
+def reduce_gradients_by_sum(model_parts: list[torch.nn.Module]) -> None:
+    """Make sharded modules sum their gradients, as the trainer's loss is already a mean.
+
+    torchtitan asks for a division by 1, for which FSDP2 uses a reduction that gloo does not have.
+    """
+    for module in fsdp_modules(model_parts):
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def fsdp_modules(model_parts: list[torch.nn.Module]) -> list[FSDPModule]:
+    """All modules whose weights FSDP2 has divided among the processes."""
+    modules = [module for model in model_parts for module in model.modules()]
+    return [module for module in modules if isinstance(module, FSDPModule)]
+
+
+def any_rank(*claims: bool, device: torch.device) -> list[bool]:
+    """For each claim, whether at least one process makes it; the same answer on every process.
+
+    device: where the process group communicates. One small reduction, so call it once a step.
+    """
+    flags = torch.tensor(claims, dtype=torch.int32, device=device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in flags.tolist()]

@@ -1,0 +1,307 @@
+"""The documents of an input file, and the rules that decide where each of them goes."""
+
+import hashlib
+import json
+import logging
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any, BinaryIO, Final
+
+import zstandard
+
+from .input_files import InputFile
+
+NO_LICENCE = "(none given)"
+DEFAULT_MAX_DOCUMENT_BYTES = 20_000_000
+# Single damaged records of a crawl stay far below it; a wrong field passes it in seconds.
+DEFAULT_MAX_INVALID_DOCUMENTS = 1000
+DEFAULT_SHARD_TOKENS = 1 << 28  # 1 GiB of uint32
+_HASH_RANGE = 1 << 64
+_PARQUET_ROWS = 256
+logger = logging.getLogger(__name__)
+DAMAGE: Final = (EOFError, zlib.error, zstandard.ZstdError)
+"""Errors of contents; those of reading, which may pass, are OSErrors."""
+# A damaged block gives nothing, so blocks are small: 64 KiB lose some hundred documents at most.
+_READ_BYTES: Final = 1 << 16
+_GZIP_FORMAT: Final = 31  # zlib's word for a gzip header and its checksum, with any window
+_ZSTD_WINDOW_BYTES: Final = 1 << 31  # the format's largest; the library refuses above 128 MB
+
+
+class Verdict(StrEnum):
+    """What becomes of a document."""
+
+    TRAIN = "train"
+    HELDOUT = "heldout"
+    EMPTY = "empty"
+    INVALID = "invalid"
+    OVERSIZED = "oversized"
+    REFUSED = "refused"
+
+    @property
+    def is_kept(self) -> bool:
+        return self in (Verdict.TRAIN, Verdict.HELDOUT)
+
+
+class Problem(StrEnum):
+    """Why a record has no text that can be read."""
+
+    NO_TEXT = "no text in the text field"
+    NOT_JSON = "not JSON"
+    NOT_UTF8 = "not UTF-8"
+    DAMAGED = "the rest of a damaged file"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A record of an input file."""
+
+    record: int
+    """Line or row in the input file, from 0."""
+    text: bytes | None
+    """UTF-8; None if the record could not be read as such."""
+    licences: tuple[str, ...] = ()
+    """As the record states them; none if it does not."""
+    problem: Problem | None = None
+    """Of a record without text."""
+
+    @property
+    def licence(self) -> str:
+        """One line for histograms and ledgers."""
+        return " AND ".join(self.licences) or NO_LICENCE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentRules:
+    """Which documents are kept, and which of them are held out."""
+
+    licences: tuple[str, ...] = ()
+    """Allow-list of names, shell patterns allowed, case ignored; empty allows every document."""
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
+    heldout_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_document_bytes < 1:
+            raise ValueError(
+                f"max_document_bytes must be at least 1, got {self.max_document_bytes}"
+            )
+        if not 0 <= self.heldout_fraction < 1:
+            raise ValueError(f"heldout_fraction must be in [0, 1), got {self.heldout_fraction}")
+
+    def verdict(self, document: Document) -> Verdict:
+        """Where a document goes; the first rule that it breaks counts."""
+        if document.text is None:
+            return Verdict.INVALID
+        if not document.text:
+            return Verdict.EMPTY
+        if len(document.text) > self.max_document_bytes:
+            return Verdict.OVERSIZED
+        if not self._allows(document):
+            return Verdict.REFUSED
+        return Verdict.HELDOUT if self._holds_out(document.text) else Verdict.TRAIN
+
+    def _allows(self, document: Document) -> bool:
+        if not self.licences:
+            return True
+        return bool(document.licences) and all(map(self._is_listed, document.licences))
+
+    def _is_listed(self, licence: str) -> bool:
+        name = licence.lower()
+        return any(fnmatchcase(name, pattern.lower()) for pattern in self.licences)
+
+    def _holds_out(self, text: bytes) -> bool:
+        if not self.heldout_fraction:
+            return False
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        return int.from_bytes(digest, "little") < self.heldout_fraction * _HASH_RANGE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordFields:
+    """Where a record holds what is read of it; dots go into nested objects."""
+
+    text: str = "text"
+    licence: str = "metadata.license"
+    """A name or a list of names."""
+    fixed_licence: str = ""
+    """The licence of every document, where records do not state it."""
+
+
+def input_documents(
+    file: InputFile, fields: RecordFields, *, first_record: int = 0
+) -> Iterator[Document]:
+    """Documents from record `first_record` on; a record without text gives one with its problem.
+
+    A file that is cut short or damaged ends with one such document for all that cannot be read.
+    Raises: ValueError if the file cannot be opened or read, or if a parquet file has no column of
+    texts of that name.
+    """
+    read = _parquet_documents if file.is_parquet else _json_documents
+    try:
+        yield from read(file, fields, first_record)
+    except OSError as error:
+        raise ValueError(f"input file {file.name} cannot be read: {error}") from error
+
+
+def _json_documents(file: InputFile, fields: RecordFields, first: int) -> Iterator[Document]:
+    # Not the JSON reader of datasets: it gives up 10 MB for one invalid byte, and a file where
+    # metadata differ from row to row. fsspec is what datasets opens files with, hf:// included.
+    import fsspec
+
+    record = 0
+    try:
+        with fsspec.open(file.url, "rb") as stream:
+            for line in _lines(decompressed_blocks(stream, file.name)):
+                if record >= first:
+                    yield _json_document(line, record, fields)
+                record += 1
+    except DAMAGE as error:
+        yield _rest(file, max(first, record), error)
+
+
+def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _json_document(line: bytes, record: int, fields: RecordFields) -> Document:
+    if not line.strip():
+        return Document(record, b"")
+    try:
+        table = json.loads(line)
+        text = _field(table, fields.text)
+        if not isinstance(text, str):
+            return Document(record, None, problem=Problem.NO_TEXT)
+        return Document(record, text.encode(), _licences(table, fields))
+    except UnicodeError:  # in the bytes, or half of a surrogate pair, escaped in JSON
+        return Document(record, None, problem=Problem.NOT_UTF8)
+    except (ValueError, RecursionError):  # the latter for brackets without end
+        return Document(record, None, problem=Problem.NOT_JSON)
+
+
+def _parquet_documents(file: InputFile, fields: RecordFields, first: int) -> Iterator[Document]:
+    import pyarrow
+
+    record = 0
+    try:
+        for table in _parquet_tables(file, fields):
+            for row in _decoded_rows(table, fields.text, file):
+                if record >= first:
+                    yield _parquet_document(row, record, fields)
+                record += 1
+    except pyarrow.ArrowInvalid as error:
+        yield _rest(file, max(first, record), error)
+    except OSError as error:
+        # Arrow's own word for damaged contents is an OSError of no kind and without a number;
+        # what the system or the Hub could not read is there when the file is read again.
+        if type(error) is not OSError or error.errno is not None:
+            raise
+        yield _rest(file, max(first, record), error)
+
+
+def _parquet_tables(file: InputFile, fields: RecordFields) -> Iterator[Any]:
+    import fsspec
+    from datasets import load_dataset
+    from pyarrow.parquet import read_schema
+
+    with fsspec.open(file.url, "rb") as stream:
+        schema = read_schema(stream)
+    columns = [fields.text]
+    if not fields.fixed_licence:
+        columns.append(fields.licence.partition(".")[0])
+    if fields.text not in schema.names:
+        raise ValueError(f"input file {file.name} has no column {fields.text!r}: {schema.names}")
+    rows = load_dataset(
+        "parquet",
+        data_files={"train": [file.url]},
+        split="train",
+        columns=[name for name in dict.fromkeys(columns) if name in schema.names],
+        streaming=True,
+    ).with_format("arrow")
+    # Not rows.skip: where a damaged file ends must not depend on the record that reading begins at.
+    yield from rows.iter(batch_size=_PARQUET_ROWS)
+
+
+def _decoded_rows(table: Any, text_column: str, file: InputFile) -> list[dict[str, Any]]:
+    import pyarrow
+
+    index = table.schema.get_field_index(text_column)
+    texts = table.column(index)
+    try:  # as bytes: one invalid string would fail the conversion of the whole batch
+        raw = texts.cast(pyarrow.large_binary())
+    except pyarrow.ArrowNotImplementedError as error:
+        raise ValueError(
+            f"column {text_column!r} of input file {file.name} is {texts.type}, not text"
+        ) from error
+    rows: list[dict[str, Any]] = table.set_column(index, text_column, raw).to_pylist()
+    return rows
+
+
+def _parquet_document(row: dict[str, Any], record: int, fields: RecordFields) -> Document:
+    text = row[fields.text]
+    if text is None:
+        return Document(record, None, problem=Problem.NO_TEXT)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return Document(record, None, problem=Problem.NOT_UTF8)
+    return Document(record, text, _licences(row, fields))
+
+
+def _rest(file: InputFile, record: int, error: Exception) -> Document:
+    """Stands for all records of a damaged file that cannot be read."""
+    logger.warning("%s is damaged from record %d on: %s", file.name, record, error)
+    return Document(record, None, problem=Problem.DAMAGED)
+
+
+def _licences(table: dict[str, Any], fields: RecordFields) -> tuple[str, ...]:
+    if fields.fixed_licence:
+        return (fields.fixed_licence,)
+    value = _field(table, fields.licence)
+    if isinstance(value, list):
+        return tuple(str(licence) for licence in value)
+    return (str(value),) if value else ()
+
+
+def _field(table: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        if not isinstance(table, dict):
+            return None
+        table = table.get(key)
+    return table
+
+
+def decompressed_blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """The bytes of a file, decompressed if its name ends in .gz, .zst or .zstd.
+
+    All members of a file of several are read. Unlike the readers of gzip and zstandard this gives
+    everything before a cut, and tells one in either format.
+    Raises: one of `DAMAGE` where the contents end early or are not what the name says.
+    """
+    new_frame = _frame_reader(name)
+    frame: Any = None
+    while block := stream.read(_READ_BYTES):
+        while block and new_frame:
+            frame = frame or new_frame()
+            yield frame.decompress(block)
+            block = frame.unused_data
+            if frame.eof:
+                frame = None
+        if block:
+            yield block
+    if frame:
+        raise EOFError("it ends inside of its compressed data")
+
+
+def _frame_reader(name: str) -> Callable[[], Any] | None:
+    if name.endswith(".gz"):
+        return lambda: zlib.decompressobj(_GZIP_FORMAT)
+    if name.endswith((".zst", ".zstd")):
+        return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj
+    return None

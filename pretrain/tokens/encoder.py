@@ -1,0 +1,124 @@
+"""Documents to token ids between BOS and EOS, with a tokenizer.json."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ...durable_files import file_sha256
+from .documents import Document, DocumentRules, Verdict
+
+TOKENIZER_NAME = "tokenizer.json"
+BOS_TOKEN = "<|begin_of_text|>"
+EOS_TOKEN = "<|end_of_text|>"
+# encode_batch_fast spreads a batch over the cores; beyond some hundred documents nothing is
+# gained, and a batch of books must not fill the memory.
+_BATCH_DOCUMENTS = 256
+_BATCH_BYTES = 4_000_000
+
+
+def tokenizer_file(place: str) -> Path:
+    """The path of a tokenizer.json, downloaded into the Hub's cache if it is not local.
+
+    place: the file, its folder, or a Hub model as OWNER/NAME@REVISION.
+    Raises: ValueError if there is no such file, or a Hub model is named without a revision.
+    """
+    path = Path(place)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if not (path / TOKENIZER_NAME).is_file():
+            raise ValueError(f"tokenizer folder {path} has no {TOKENIZER_NAME}")
+        return path / TOKENIZER_NAME
+    name, has_revision, revision = place.partition("@")
+    if name.count("/") != 1 or not (has_revision and revision):
+        raise ValueError(
+            f"tokenizer {place} is neither a file, nor a folder, nor OWNER/NAME@REVISION"
+        )
+    return _downloaded(name, revision)
+
+
+def _downloaded(name: str, revision: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, TOKENIZER_NAME, revision=revision))
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"tokenizer {name}@{revision} cannot be downloaded: {reason}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDocument:
+    """A document, what became of it, and its (num_tokens,) uint32 tokens if it is kept."""
+
+    document: Document
+    verdict: Verdict
+    token_ids: np.ndarray | None
+
+
+class DocumentEncoder:
+    """The same text always gives the same ids, whatever stands beside it.
+
+    Text that looks like a special token is encoded as ordinary text, so a document cannot end
+    itself.
+    """
+
+    def __init__(self, tokenizer_file: Path) -> None:
+        """Raises ValueError if the file does not exist, is no JSON, or lacks BOS or EOS."""
+        if not tokenizer_file.is_file():
+            raise ValueError(f"tokenizer file {tokenizer_file} does not exist")
+        try:  # of tokenizers itself comes a bare Exception
+            json.loads(tokenizer_file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{tokenizer_file} is no tokenizer.json: {error}") from None
+        self.sha256 = file_sha256(tokenizer_file)
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self._tokenizer.encode_special_tokens = True
+        self.vocab_size = self._tokenizer.get_vocab_size()
+        self.bos_id = self._special_id(BOS_TOKEN, tokenizer_file)
+        self.eos_id = self._special_id(EOS_TOKEN, tokenizer_file)
+
+    def encode(
+        self, documents: Iterable[Document], rules: DocumentRules
+    ) -> Iterator[EncodedDocument]:
+        """Every document in its order, judged, and encoded if it is kept."""
+        for batch in _batches(documents):
+            verdicts = [rules.verdict(document) for document in batch]
+            texts = [
+                document.text.decode()
+                for document, verdict in zip(batch, verdicts, strict=True)
+                if verdict.is_kept and document.text
+            ]
+            encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+            for document, verdict in zip(batch, verdicts, strict=True):
+                token_ids = self._marked(next(encodings).ids) if verdict.is_kept else None
+                yield EncodedDocument(document, verdict, token_ids)
+
+    def _marked(self, ids: list[int]) -> np.ndarray:
+        token_ids = np.empty(len(ids) + 2, dtype="<u4")
+        token_ids[0], token_ids[1:-1], token_ids[-1] = self.bos_id, ids, self.eos_id
+        return token_ids
+
+    def _special_id(self, token: str, tokenizer_file: Path) -> int:
+        token_id = self._tokenizer.token_to_id(token)
+        if token_id is None:
+            raise ValueError(f"tokenizer {tokenizer_file} has no token {token}")
+        return token_id
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    num_bytes = 0
+    for document in documents:
+        batch.append(document)
+        num_bytes += len(document.text or b"")
+        if len(batch) >= _BATCH_DOCUMENTS or num_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch

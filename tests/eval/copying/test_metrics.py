@@ -1,0 +1,203 @@
+"""The six metrics against hand-made cases, and against values that other programs computed."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+from copying_cases import HAND_CASES, number_words
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchored.eval.copying.metrics import (
+    METRICS,
+    CopyingConfig,
+    copying_score,
+    copying_scores,
+    copying_summary,
+)
+
+TEXTS = st.lists(st.sampled_from(["the", "owl", "Owl", "sat,", "sat", "by", "night"]), max_size=25)
+
+
+def longest_common_run(first, second):
+    """Length of the longest slice of `first` that `second` has, by trying all of them."""
+    slices = (first[i:j] for i in range(len(first)) for j in range(i + 1, len(first) + 1))
+    windows = {
+        tuple(second[i:j]) for i in range(len(second)) for j in range(i + 1, len(second) + 1)
+    }
+    return max((len(part) for part in slices if tuple(part) in windows), default=0)
+
+
+@given(TEXTS, TEXTS)
+@settings(deadline=None, max_examples=60)
+def test_longest_spans_equal_brute_force(first, second):
+    hypothesis, reference = " ".join(first), " ".join(second)
+    score = copying_score(hypothesis, reference)
+    assert score.word_lcs == longest_common_run(
+        hypothesis.lower().split(), reference.lower().split()
+    )
+    assert score.char_lcs == longest_common_run(hypothesis, reference)
+
+
+@given(TEXTS, TEXTS)
+@settings(deadline=None)
+def test_metrics_stay_in_their_ranges_and_agree_with_each_other(first, second):
+    score = copying_score(" ".join(first), " ".join(second))
+    for share in (score.rouge1_f1, score.rougeL_f1, score.minhash, score.jaccard):
+        assert 0 <= share <= 1
+    assert score.rougeL_f1 <= score.rouge1_f1 + 1e-12
+    assert score.word_lcs <= min(len(first), len(second))
+    assert score.word_acs <= min(len(first), len(second))
+    assert (score.word_acs >= score.word_lcs) == (score.word_lcs >= 6 or score.word_lcs == 0)
+
+
+@given(TEXTS, TEXTS)
+@settings(deadline=None)
+def test_lengths_and_similarities_are_symmetric(first, second):
+    forward = copying_score(" ".join(first), " ".join(second))
+    backward = copying_score(" ".join(second), " ".join(first))
+    for name in ("word_lcs", "char_lcs", "jaccard", "minhash", "rouge1_f1", "rougeL_f1"):
+        assert getattr(forward, name) == pytest.approx(getattr(backward, name), abs=1e-12)
+
+
+@given(TEXTS.filter(lambda words: len(words) >= 6))
+@settings(deadline=None)
+def test_an_identical_text_scores_the_maximum(words):
+    text = " ".join(words)
+    score = copying_score(text, text)
+    assert (score.rouge1_f1, score.rougeL_f1, score.jaccard, score.minhash) == (1, 1, 1, 1)
+    assert score.word_lcs == score.word_acs == len(words)
+    assert score.char_lcs == len(text)
+
+
+def test_copied_characters_are_the_copied_words_as_the_hypothesis_spells_them():
+    hypothesis = "So:  The grey\nkettle HUMMED on the stove. Then rain."
+    score = copying_score(hypothesis, "the grey kettle hummed on the stove. nobody")
+    assert score.word_acs_spans == ((1, 0, 7),)
+    (copied,) = (hypothesis[start:end] for start, end in score.copied_characters)
+    assert copied == "The grey\nkettle HUMMED on the stove."
+
+
+def test_the_character_span_points_at_the_same_text_in_both():
+    hypothesis, reference = "xx the lamp", "a the lamb"
+    hypothesis_start, reference_start, length = copying_score(hypothesis, reference).char_lcs_span
+    assert hypothesis[hypothesis_start : hypothesis_start + length] == " the lam"
+    assert reference[reference_start : reference_start + length] == " the lam"
+
+
+def test_minhash_estimates_jaccard_within_four_standard_errors():
+    first, second = number_words(1, 90), number_words(31, 120)
+    score = copying_score(first, second, CopyingConfig(num_permutations=1024))
+    assert score.jaccard == 58 / 118
+    assert abs(score.minhash - score.jaccard) < 4 * (0.25 / 1024) ** 0.5
+
+
+def test_options_change_what_is_compared_and_the_name_of_the_metric_set():
+    config = CopyingConfig(tokenizer="strip_punctuation", lowercase_characters=True)
+    score = copying_score("WAIT, she said", "wait she said", config)
+    assert (score.word_lcs, score.char_lcs) == (3, 9)
+    assert CopyingConfig().metric_set == "paper_spec_v1"
+    assert (
+        config.metric_set == "paper_spec_v1+tokenizer=strip_punctuation+lowercase_characters=True"
+    )
+
+
+def test_summary_takes_shares_for_rouge_and_means_for_the_rest():
+    pairs = [
+        ("one two six six six", "one two ten ten ten"),  # both ROUGE are 0.4: counted
+        ("one two six six six six", "one two ten ten ten"),  # 4/11: not counted
+        (number_words(1, 8), number_words(1, 8)),
+    ]
+    summary = copying_summary(copying_scores(pairs))
+    assert set(summary) == {*METRICS, "jaccard"}
+    assert summary["rouge1_ge_tau"] == summary["rougeL_ge_tau"] == 2 / 3
+    assert summary["word_lcs"] == (2 + 2 + 8) / 3
+    assert summary["word_acs"] == 8 / 3
+    assert summary["minhash"] == summary["jaccard"] == 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("num_words", "num_reference_words", "num_shared"), [(1, 4, 1), (4, 11, 3), (5, 5, 2)]
+)
+def test_an_f1_of_exactly_the_threshold_counts_however_it_rounds(
+    num_words, num_reference_words, num_shared
+):
+    # F1 = 2 * shared / (words + words) = 0.4; in floats equal to, below and above 0.4.
+    hypothesis = " ".join(["sun"] * num_shared + ["owl"] * (num_words - num_shared))
+    reference = " ".join(["sun"] * num_shared + ["elm"] * (num_reference_words - num_shared))
+    summary = copying_summary([copying_score(hypothesis, reference)])
+    assert summary["rouge1_ge_tau"] == summary["rougeL_ge_tau"] == 1
+
+
+def test_letters_outside_ascii_are_scored_with_one_warning():
+    pairs = [("caf\u00e9 noir", "caf\u00e9 noir")] * 3 + [("plain", "plain")]
+    with pytest.warns(UserWarning, match="3 of 4 pairs have letters outside ASCII") as caught:
+        scores = copying_scores(pairs)
+    assert len(caught) == 1
+    assert [score.word_lcs for score in scores] == [2, 2, 2, 1]
+
+
+def test_ascii_and_typographic_text_is_scored_without_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copying_scores([("\u201cno\u201d \u2014 yes", "no yes")])
+
+
+def test_lone_surrogates_are_scored():
+    assert copying_score("a b \ud800 c", "a b \ud800 c").char_lcs == 7
+
+
+def test_rows_survive_json():
+    row = copying_score(number_words(1, 7), number_words(1, 7)).as_row()
+    assert json.loads(json.dumps(row))["word_acs_spans"] == [[0, 0, 7]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokenizer": "bpe"}, "tokenizer must be 'split' or 'strip_punctuation', got 'bpe'"),
+        ({"rouge_threshold": 1.5}, r"rouge_threshold must be in \[0, 1\], got 1.5"),
+        ({"rouge_threshold": float("nan")}, r"rouge_threshold must be in \[0, 1\], got nan"),
+        ({"max_words": 0}, "max_words must be at least 1, got 0"),
+        ({"min_span_words": 0}, "min_span_words must be at least 1, got 0"),
+        ({"minhash_seed": -1}, "minhash_seed must be at least 0, got -1"),
+    ],
+)
+def test_bad_options_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        CopyingConfig(**settings)
+
+
+def test_summary_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one score, got none"):
+        copying_summary([])
+
+
+VECTORS = Path(__file__).parents[4] / "shared/reference/metric_vectors.json"
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "expected"),
+    [case[1:] for case in HAND_CASES],
+    ids=[case[0] for case in HAND_CASES],
+)
+def test_values_worked_out_by_hand(hypothesis, reference, expected):
+    score = copying_score(hypothesis, reference)
+    actual = {name: getattr(score, name) for name in expected}
+    assert actual == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason="shared/reference is not here")
+def test_every_reference_vector_is_reproduced():
+    renamed = {"jaccard_3word": "jaccard", "minhash_3word": "minhash"}
+    cases = json.loads(VECTORS.read_text(encoding="utf-8"))["cases"]
+    assert cases
+    for case in cases:
+        score = copying_score(case["hypothesis"], case["reference"])
+        for name, expected in case["expected"].items():
+            actual = getattr(score, renamed.get(name, name))
+            if name == "word_acs_spans":
+                assert [list(span) for span in actual] == expected, case["id"]
+            else:
+                assert actual == pytest.approx(expected, abs=1e-12), (case["id"], name)

@@ -1,0 +1,108 @@
+"""Normalized copying reduction: the paper's tables, its end points, and metrics without a gap."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anchored.eval.copying.metrics import METRICS
+from anchored.eval.copying.ncr import copying_reduction, is_high_protection, ncr_over_seeds
+
+TABLES = Path(__file__).parents[4] / "shared/reference/paper_tables.json"
+SAFE = dict.fromkeys(METRICS, 1.0)
+RISKY = {name: 2.0 + position for position, name in enumerate(METRICS)}
+
+
+def mixed(share):
+    """Means that have closed `share` of the gap of each metric."""
+    return {name: RISKY[name] + share * (SAFE[name] - RISKY[name]) for name in METRICS}
+
+
+@pytest.mark.skipif(not TABLES.exists(), reason="shared/reference is not here")
+def test_every_row_of_every_table_of_the_paper_is_reproduced():
+    tables = json.loads(TABLES.read_text(encoding="utf-8"))["full_tables"]
+    num_rows = 0
+    for label, table in tables.items():
+        means = {row["setting"]: row for row in table["rows"]}
+        for row in table["rows"]:
+            reduction = copying_reduction(row, risky=means["p_r"], safe=means["p_s"])
+            # The file keeps six decimals.
+            where = (label, row["setting"])
+            assert reduction.mean == pytest.approx(row["ncr"], abs=5.1e-7), where
+            assert reduction.per_metric == pytest.approx(row["ncr_per_metric"], abs=5.1e-7), where
+            num_rows += 1
+    assert num_rows == 6 * 26
+
+
+def test_a_row_of_the_paper_by_hand():
+    # MemFree n=3, TinyComma with Llama 3.1 70B.
+    safe = dict(zip(METRICS, (0.0, 0.0, 1.670, 9.543, 0.008, 0.001), strict=True))
+    risky = dict(zip(METRICS, (0.273, 0.230, 10.730, 58.121, 10.360, 0.108), strict=True))
+    memfree = dict(zip(METRICS, (0.026, 0.017, 2.588, 14.221, 1.047, 0.014), strict=True))
+    reduction = copying_reduction(memfree, risky=risky, safe=safe)
+    assert reduction.per_metric["rouge1_ge_tau"] == pytest.approx(247 / 273)
+    assert reduction.per_metric["minhash"] == pytest.approx(94 / 107)
+    assert reduction.mean == pytest.approx(0.901894, abs=5e-7)
+
+
+@given(st.floats(-2, 3))
+def test_a_mixture_of_both_models_has_its_share_as_ncr(share):
+    # Shares below 0 and above 1 come out as they are: nothing is clipped.
+    reduction = copying_reduction(mixed(share), risky=RISKY, safe=SAFE)
+    assert reduction.mean == pytest.approx(share, abs=1e-12)
+    assert reduction.undefined == ()
+
+
+def test_a_metric_without_a_gap_is_named_and_left_out_of_the_mean():
+    risky = RISKY | {"minhash": 1.0, "word_acs": 0.5}  # equal to safe, and below it
+    setting = mixed(0.5) | {"minhash": 7.0, "word_acs": 7.0}
+    reduction = copying_reduction(setting, risky=risky, safe=SAFE)
+    assert reduction.undefined == ("word_acs", "minhash")
+    assert reduction.mean == pytest.approx(0.5)
+    assert reduction.as_row()["ncr_minhash"] is None
+    assert reduction.as_row()["ncr_num_metrics"] == reduction.num_metrics == 4
+
+
+def test_models_that_copy_alike_have_no_ncr():
+    reduction = copying_reduction(SAFE, risky=SAFE, safe=SAFE)
+    assert reduction.undefined == METRICS
+    assert math.isnan(reduction.mean)
+    assert json.loads(json.dumps(reduction.as_row(), allow_nan=False))["ncr"] is None
+
+
+def test_missing_and_infinite_means_are_refused():
+    incomplete = {name: 1.0 for name in METRICS if name != "char_lcs"}
+    with pytest.raises(ValueError, match="setting needs a finite char_lcs, got None"):
+        copying_reduction(incomplete, risky=RISKY, safe=SAFE)
+    with pytest.raises(ValueError, match="risky needs a finite minhash, got nan"):
+        copying_reduction(SAFE, risky=RISKY | {"minhash": math.nan}, safe=SAFE)
+
+
+def test_seeds_are_reduced_one_by_one_and_then_averaged():
+    wide = {name: 11.0 for name in METRICS}  # a seed with a gap of 10, closed by 0.8
+    statistics = ncr_over_seeds(
+        [mixed(0.5), dict.fromkeys(METRICS, 3.0)], risky=[RISKY, wide], safe=[SAFE, SAFE]
+    )
+    assert statistics.mean == pytest.approx(0.65)
+    assert statistics.std == pytest.approx(0.15 * math.sqrt(2))
+    assert (statistics.num_seeds, statistics.num_metrics, statistics.scope) == (2, 6, "")
+
+
+def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
+    flat = RISKY | {"minhash": SAFE["minhash"], "word_acs": SAFE["word_acs"]}
+    statistics = ncr_over_seeds([mixed(0.5), mixed(0.5)], risky=[RISKY, flat], safe=[SAFE, SAFE])
+    assert (statistics.num_metrics, statistics.scope) == (4, " [4 of 6]")
+
+
+def test_different_numbers_of_seeds_are_refused():
+    with pytest.raises(ValueError, match=r"must have the same seeds, got \(1, 2, 1\)"):
+        ncr_over_seeds([SAFE], risky=[RISKY, RISKY], safe=[SAFE])
+
+
+def test_high_protection_begins_at_three_quarters():
+    assert is_high_protection(0.75)
+    assert not is_high_protection(0.7499999)
+    assert not is_high_protection(math.nan)

@@ -1,0 +1,116 @@
+"""Words of a text, and the spans that two texts share."""
+
+import string
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anchored.eval.copying.spans import Span, disjoint_common_spans, longest_common_span
+from anchored.eval.copying.words import has_non_ascii_words, words
+
+SHORT = st.lists(st.integers(0, 3), max_size=14)
+
+
+def symbols(values):
+    return np.array(values, dtype=np.int64)
+
+
+def brute_force_span(first, second):
+    starts = [
+        Span(i, j, length)
+        for i in range(len(first))
+        for j in range(len(second))
+        for length in range(1, min(len(first) - i, len(second) - j) + 1)
+        if first[i : i + length] == second[j : j + length]
+    ]
+    return min(
+        starts, key=lambda s: (-s.length, s.hypothesis_start, s.reference_start), default=None
+    )
+
+
+@given(SHORT, SHORT)
+def test_longest_span_and_its_place_equal_brute_force(first, second):
+    expected = brute_force_span(first, second) or Span(0, 0, 0)
+    assert longest_common_span(symbols(first), symbols(second)) == expected
+
+
+@given(SHORT, SHORT)
+def test_length_is_symmetric(first, second):
+    forward = longest_common_span(symbols(first), symbols(second))
+    backward = longest_common_span(symbols(second), symbols(first))
+    assert forward.length == backward.length
+
+
+@given(SHORT, SHORT, st.integers(1, 4))
+def test_chosen_spans_are_equal_long_enough_and_disjoint_in_both(first, second, min_length):
+    spans = disjoint_common_spans(symbols(first), symbols(second), min_length=min_length)
+    used_first, used_second = set(), set()
+    for i, j, length in spans:
+        assert length >= min_length
+        assert first[i : i + length] == second[j : j + length]
+        assert used_first.isdisjoint(range(i, i + length))
+        assert used_second.isdisjoint(range(j, j + length))
+        used_first.update(range(i, i + length))
+        used_second.update(range(j, j + length))
+
+
+@given(SHORT, SHORT, st.integers(1, 4))
+def test_nothing_long_enough_is_left_over(first, second, min_length):
+    spans = disjoint_common_spans(symbols(first), symbols(second), min_length=min_length)
+    left_first, left_second = symbols(first), symbols(second)
+    for i, j, length in spans:
+        left_first[i : i + length] = -1
+        left_second[j : j + length] = -2
+    assert longest_common_span(left_first, left_second).length < min_length
+
+
+@given(SHORT, SHORT, st.integers(1, 4))
+def test_longest_span_is_among_the_chosen(first, second, min_length):
+    longest = longest_common_span(symbols(first), symbols(second))
+    chosen = disjoint_common_spans(symbols(first), symbols(second), min_length=min_length)
+    assert (longest in chosen) == (longest.length >= min_length)
+
+
+def test_a_short_early_span_does_not_shadow_a_longer_overlapping_one():
+    # 1 2 3 comes first in both, but 3 4 5 6 7 overlaps it and is longer.
+    hypothesis, reference = symbols([1, 2, 3, 4, 5, 6, 7]), symbols([1, 2, 3, 9, 3, 4, 5, 6, 7])
+    chosen = disjoint_common_spans(hypothesis, reference, min_length=2)
+    assert chosen == (Span(0, 0, 2), Span(2, 4, 5))
+
+
+def test_a_reference_span_written_twice_counts_once():
+    hypothesis, reference = symbols([1, 2, 3, 8, 1, 2, 3]), symbols([1, 2, 3])
+    assert disjoint_common_spans(hypothesis, reference, min_length=2) == (Span(0, 0, 3),)
+
+
+def test_min_length_zero_is_refused():
+    with pytest.raises(ValueError, match="min_length must be at least 1, got 0"):
+        disjoint_common_spans(symbols([1]), symbols([1]), min_length=0)
+
+
+@given(st.text())
+def test_words_are_the_lower_cased_split(text):
+    assert [word.text for word in words(text)] == text.lower().split()
+
+
+@given(st.text())
+def test_places_point_back_at_the_text(text):
+    assert all(text[word.start : word.end].lower() == word.text for word in words(text))
+
+
+@given(st.text(alphabet="aB ,.-'\n"))
+def test_stripped_words_are_those_of_the_text_without_punctuation(text):
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    assert [word.text for word in words(text, tokenizer="strip_punctuation")] == bare.split()
+
+
+def test_limit_counts_words_that_are_left_after_stripping():
+    found = words("one - two", tokenizer="strip_punctuation", max_words=2)
+    assert [(word.text, word.start) for word in found] == [("one", 0), ("two", 6)]
+
+
+def test_typographic_quotes_are_no_foreign_letters():
+    assert not has_non_ascii_words("\u201cdon\u2019t\u201d \u2014 she said")
+    assert has_non_ascii_words("caf\u00e9")

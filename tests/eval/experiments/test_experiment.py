@@ -1,0 +1,91 @@
+"""A whole experiment with a tiny pair: generations, measures, summaries and what is left behind."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from anchored.eval.experiments.experiment import Experiment, Prompt, budget_sweep
+from anchored.eval.experiments.generations import generate_all, read_generations
+from anchored.eval.experiments.measures import MEASURES, measure
+from anchored.eval.experiments.results import terminal_report, write_results
+from anchored.eval.experiments.summary import summarize
+
+TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
+
+# A random model writes letters that ROUGE cannot read.
+pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory, pair) -> Experiment:
+    """Generated and measured, without questions, which need tasks of lm-eval."""
+    folder = tmp_path_factory.mktemp("experiment")
+    built = Experiment(
+        folder=folder,
+        prompts=[Prompt(id=f"{i}", title=f"Work {i}", prompt="the keeper of", reference=TEXT)
+                 for i in range(2)],
+        settings=budget_sweep([0.5, 2.0]),
+        seeds=[0, 1],
+        max_new_tokens=8,
+        repetition_penalty=1.0,
+        held_out={"mixture": [TEXT * 3] * 3, "extra": [TEXT * 2] * 3},
+        extra="extra",
+        num_excerpts=2,
+        excerpt_tokens=6,
+        task_folder=folder / "tasks",
+    )  # fmt: skip
+    generate_all(built, pair)
+    for name in ("copying", "utility"):
+        measure(built, name, pair)
+    built.write_rows("questions", [])
+    return built
+
+
+def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):
+    for setting in experiment.settings:
+        rows = read_generations(experiment, setting)
+        assert [(row["work"], row["seed"]) for row in rows] == [
+            (prompt.id, seed) for seed in (0, 1) for prompt in experiment.prompts
+        ]
+        assert all((experiment.folder / row["ledger"]).is_file() for row in rows)
+        assert all(row["is_within_bound"] for row in rows if row["certified"])
+
+
+def test_what_is_generated_is_not_generated_again(experiment, pair):
+    files = sorted(experiment.folder.glob("*/**/*.jsonl"))
+    assert len(files) == 4 + 16
+    before = [file.stat().st_mtime_ns for file in files]
+    generate_all(experiment, pair)
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_a_measure_gives_rows_of_every_setting_by_name(experiment):
+    assert list(MEASURES) == ["copying", "utility", "questions"]
+    names = [setting.name for setting in experiment.settings]
+    examples = experiment.read_rows("copying")
+    assert [row["setting"] for row in examples] == [name for name in names for _ in range(4)]
+    held_out = [(row["held_out"], row["setting"]) for row in experiment.read_rows("utility")]
+    assert held_out == [(held, name) for held in ("mixture", "extra") for name in names]
+    assert all(len(row["nats"]) == 2 for row in experiment.read_rows("utility"))
+
+
+def test_the_gap_between_the_two_models_is_that_of_the_extra_set(experiment):
+    for name in ("mixture", "extra"):
+        safe, *_, risky = summarize(replace(experiment, extra=name))
+        gap = safe.utility[name].bits_per_byte - risky.utility[name].bits_per_byte
+        shares = [0.0, 1.0] if gap > 0 else [math.nan, math.nan]
+        assert [safe.gap_closed, risky.gap_closed] == pytest.approx(shares, nan_ok=True), gap
+
+
+def test_results_hold_the_rows_and_what_the_caller_says(experiment):
+    write_results(experiment, {"schema": "test/1", "settings": {"seeds": [0, 1]}})
+    results = json.loads((experiment.folder / "results.json").read_text())
+    assert results["schema"] == "test/1"
+    assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]
+    assert results["recommended"] in ("k=0.5", "k=2")
+    for name in ("table.md", "side_by_side.html", "trade_off.svg", "budgets.png"):
+        assert (experiment.folder / name).stat().st_size > 0
+    table = terminal_report(experiment, ["a finding"])
+    assert "bpb mixture  bpb extra" in table and table.endswith("\na finding\n")

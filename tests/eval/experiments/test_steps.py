@@ -1,0 +1,60 @@
+"""Steps run once, in order, for one set of settings."""
+
+from functools import partial
+
+import pytest
+
+from anchored.eval.experiments.steps import Steps as ExperimentSteps
+
+Steps = partial(ExperimentSteps, owner="quickstart")
+
+
+def test_finished_steps_are_not_run_again(tmp_path):
+    ran = []
+    Steps(tmp_path, "a").run("one", lambda: ran.append("one"))
+    again = Steps(tmp_path, "a")
+    again.run("one", lambda: ran.append("one again"))
+    again.run("two", lambda: ran.append("two"))
+    assert ran == ["one", "two"] and list(again.seconds) == ["one", "two"]
+
+
+def test_an_interrupted_step_runs_again(tmp_path):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Steps(tmp_path, "a").run("one", interrupted)
+    ran = []
+    Steps(tmp_path, "a").run("one", lambda: ran.append("one"))
+    assert ran == ["one"]
+
+
+def test_a_folder_whose_first_step_was_interrupted_is_gone_on_with(tmp_path):
+    def interrupted() -> None:
+        (tmp_path / "corpus").mkdir()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Steps(tmp_path, "a").run("one", interrupted)
+    assert Steps(tmp_path, "a").seconds == {}
+
+
+def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ValueError, match="holds files that are no quickstart's"):
+        Steps(tmp_path, "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": "a"}', '{"seconds": 3}'])
+def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path, content):
+    (tmp_path / "steps.json").write_text(content)
+    with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
+        Steps(tmp_path, "a")
+    assert (tmp_path / "steps.json").read_text() == content
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path):
+    Steps(tmp_path, "a").run("one", lambda: None)
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        Steps(tmp_path, "b")

@@ -1,0 +1,246 @@
+"""Pictures: what is drawn where, file formats, and refusals."""
+
+import math
+from dataclasses import replace
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from anchored import Anchored, Decoder, with_divergences
+from anchored.eval.figures import divergences, losses, trade_off, trajectories
+from anchored.eval.figures.divergences import plot_divergences
+from anchored.eval.figures.labels import label_points
+from anchored.eval.figures.losses import LossCurve, plot_loss_curves
+from anchored.eval.figures.trade_off import TradeOffPoint, plot_trade_off
+from anchored.eval.figures.trajectories import BudgetTrajectory, plot_budget_trajectories
+
+POINTS = [
+    TradeOffPoint(label="p_s", role="safe", ncr=1.0, bits_per_byte=2.4),
+    TradeOffPoint(
+        label="k=0.1",
+        role="anchored",
+        ncr=0.99,
+        bits_per_byte=2.38,
+        ncr_std=0.02,
+        bits_per_byte_std=0.01,
+    ),
+    TradeOffPoint(label="k=2", role="anchored", ncr=0.6, bits_per_byte=2.1),
+    TradeOffPoint(label="p_r", role="risky", ncr=0.0, bits_per_byte=2.0),
+]
+TRAJECTORY = BudgetTrajectory(
+    label="k=0.5", k=0.5, debt=0.8, bound=1.2, spends=[0, 0.2, 0.5, 0.4], accepted=[1, 0, 1, 0]
+)
+CURVE = LossCurve(label="safe", role="safe", steps=[0, 10, 20], losses_nats=[5.0, 3.0, 2.5])
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of each figure that was saved."""
+    axes = []
+    save = trade_off.save_figure
+
+    def keep_and_save(figure, path):
+        axes.extend(figure.axes)
+        save(figure, path)
+
+    for module in (divergences, losses, trade_off, trajectories):
+        monkeypatch.setattr(module, "save_figure", keep_and_save)
+    return axes
+
+
+def line_of(axes, label):
+    (line,) = (line for line in axes.get_lines() if line.get_label() == label)
+    return line
+
+
+def test_trade_off_joins_the_points_of_k_and_puts_better_up_and_right(drawn, tmp_path):
+    plot_trade_off(POINTS, tmp_path / "trade_off.png")
+    (axes,) = drawn
+    assert line_of(axes, "Anchored Decoding").get_xydata().tolist() == [[0.99, 2.38], [0.6, 2.1]]
+    assert line_of(axes, "risky model").get_linestyle() == "None"
+    bottom, top = axes.get_ylim()
+    assert bottom > top  # fewer bits per byte are higher up
+    left, right = axes.get_xlim()
+    assert left < right
+    assert {"p_s", "k=0.1", "k=2", "p_r"} <= {text.get_text() for text in axes.texts}
+
+
+@pytest.mark.parametrize(
+    ("counts", "label"),
+    [
+        ((6, 6), "normalized copying reduction (1 = safe model)"),
+        ((4, 4), "normalized copying reduction over 4 of 6 metrics (1 = safe model)"),
+        ((4, 6), "normalized copying reduction over 4 or 6 of 6 metrics (1 = safe model)"),
+    ],
+)
+def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, counts, label):
+    points = [replace(POINTS[i], num_metrics=count) for i, count in enumerate(counts)]
+    plot_trade_off(points, tmp_path / "trade_off.png")
+    assert drawn[0].get_xlabel() == label
+
+
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
+)
+def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, suffix, magic):
+    first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
+    plot_trade_off(POINTS, first)
+    plot_trade_off(POINTS, second)
+    assert first.read_bytes().startswith(magic)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_trade_off_explains_its_error_bars_where_it_has_some(drawn, tmp_path):
+    plot_trade_off(POINTS, tmp_path / "bars.png", num_seeds=3)
+    plot_trade_off(POINTS[-2:], tmp_path / "none.png", num_seeds=3)
+    captions = [axes.get_figure(root=True).get_supxlabel() for axes in drawn]
+    assert ["standard deviation over 3 seeds" in caption for caption in captions] == [True, False]
+
+
+@pytest.mark.parametrize("symbol", ["token", "byte"])
+def test_pictures_have_a_title_and_name_what_k_is_given_for(drawn, tmp_path, symbol):
+    plot_trade_off(POINTS, tmp_path / "trade_off.png", symbol=symbol)
+    plot_budget_trajectories([TRAJECTORY], tmp_path / "budgets.png", symbol=symbol)
+    trade_off, budgets = (axes.get_figure(root=True) for axes in drawn)
+    assert f"k nats a {symbol}" in trade_off.get_suptitle()
+    assert budgets.get_suptitle() and f"with every {symbol}" in budgets.get_supxlabel()
+
+
+def test_budget_panel_shows_the_debt_between_what_accrues_and_the_allowance(drawn, tmp_path):
+    plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.png")
+    (axes,) = drawn
+    (debt,) = axes.collections
+    accrued, allowance = [(1, 0.5), (4, 2.0)], [(1, 0.0), (4, 1.2)]
+    assert debt.get_label() == "debt" and "debt 0.8, bound 1.2 nats" in axes.get_title()
+    vertices = debt.get_paths()[0].vertices.tolist()
+    assert all([x, pytest.approx(y)] in vertices for x, y in accrued + allowance)
+
+
+def test_budget_panel_shows_spend_allowance_bound_and_rejections(drawn, tmp_path):
+    plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.png")
+    (axes,) = drawn
+    assert line_of(axes, "spent").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.1])
+    assert line_of(axes, "allowance").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.2])
+    assert list(line_of(axes, "bound").get_ydata()) == [1.2, 1.2]
+    assert list(line_of(axes, "risky model intervened").get_xdata()) == [2, 4]
+
+
+@pytest.mark.parametrize(("count", "num_panels"), [(1, 1), (3, 3), (4, 4), (5, 6)])
+def test_each_generation_has_a_panel(drawn, tmp_path, count, num_panels):
+    plot_budget_trajectories([TRAJECTORY] * count, tmp_path / "budget.svg")
+    assert len(drawn) == num_panels
+    assert sum(axes.axison for axes in drawn) == count
+
+
+def test_a_generation_without_tokens_or_bound_is_drawn(tmp_path):
+    empty = BudgetTrajectory(label="k=0", k=0, debt=0, bound=0, spends=[], accepted=[])
+    plot_budget_trajectories([empty], tmp_path / "budget.png")
+
+
+def test_loss_curve_is_drawn_raw_and_smooth(drawn, tmp_path):
+    plot_loss_curves([CURVE], tmp_path / "loss.png")
+    (axes,) = drawn
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[5.0, 3.0, 2.5]] * 2
+
+
+def test_losses_of_one_model_share_its_colour_and_differ_in_dashes(drawn, tmp_path):
+    curves = [CURVE, replace(CURVE, label="safe, later"), replace(CURVE, role="risky", label="r")]
+    plot_loss_curves(curves, tmp_path / "loss.png")
+    first, later, risky = (line_of(drawn[0], label) for label in ("safe", "safe, later", "r"))
+    assert first.get_color() == later.get_color() != risky.get_color()
+    assert first.get_linestyle() != later.get_linestyle()
+
+
+def test_running_mean_is_centred_and_keeps_a_straight_line():
+    straight = [float(value) for value in range(20)]
+    assert losses._running_mean(straight, 3)[3:-3] == pytest.approx(straight[3:-3])
+    assert losses._running_mean([4.0, 0.0, 2.0], 1) == [2.0, 2.0, 1.0]
+
+
+@pytest.fixture
+def unit_square():
+    """Axes of which one unit is the whole picture."""
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    return axes
+
+
+def label_boxes(axes, positions, labels, **changes):
+    annotations = label_points(axes, positions, labels, **changes)
+    return [matplotlib.text.Text.get_window_extent(each) for each in annotations]
+
+
+def test_labels_of_a_crowd_do_not_overlap(unit_square):
+    crowd = [(0.5, 0.5), (0.51, 0.5), (0.5, 0.51), (0.51, 0.51)]
+    boxes = label_boxes(unit_square, crowd, ["k=0.1", "k=0.2", "k=0.5", "k=1"])
+    assert not any(boxes[i].overlaps(boxes[j]) for i in range(4) for j in range(i))
+
+
+def test_labels_keep_off_lines_between_their_corners(unit_square):
+    line = [(0.0, 0.5), (1.0, 0.5)]
+    (box,) = label_boxes(unit_square, [(0.5, 0.5)], ["k=0.1"], lines=[line])
+    _, y = unit_square.transData.transform((0.5, 0.5))
+    assert not box.y0 < y < box.y1
+
+
+def test_a_label_lies_nearer_to_its_own_point_than_to_others(unit_square):
+    points = [(0.5, 0.5), (0.55, 0.48)]
+    line = [(0.0, 0.5), (1.0, 0.5)]  # pushes the first label up, to the right above the second
+    box, _ = label_boxes(unit_square, points, ["k=8", "k=4"], lines=[line])
+    centre = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+    own, other = unit_square.transData.transform(points)
+    assert math.dist(centre, own) < math.dist(centre, other)
+
+
+def test_matplotlib_settings_are_left_as_they_were(tmp_path):
+    with matplotlib.rc_context({"font.size": 3, "legend.frameon": True}):
+        plot_loss_curves([CURVE], tmp_path / "loss.png")
+        assert matplotlib.rcParams["font.size"] == 3
+        assert matplotlib.rcParams["legend.frameon"]
+
+
+@pytest.mark.parametrize(
+    "plot", [plot_trade_off, plot_budget_trajectories, plot_loss_curves], ids=lambda f: f.__name__
+)
+def test_a_picture_of_nothing_is_refused(plot, tmp_path):
+    with pytest.raises(ValueError, match="at least one"):
+        plot([], tmp_path / "nothing.png")
+
+
+def test_unknown_file_types_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got .*loss\.jpg"):
+        plot_loss_curves([CURVE], tmp_path / "loss.jpg")
+
+
+def test_unequal_steps_are_refused():
+    with pytest.raises(ValueError, match="one value per step, got 2 and 1"):
+        BudgetTrajectory(label="", k=1, debt=0, bound=1, spends=[0, math.inf], accepted=[True])
+
+
+def test_divergences_of_a_ledger_are_drawn_step_by_step(monkeypatch, pair, tmp_path):
+    drawn = []
+    save = divergences.save_figure
+    monkeypatch.setattr(
+        divergences,
+        "save_figure",
+        lambda figure, path: (drawn.extend(figure.axes), save(figure, path)),
+    )
+    (result,) = Decoder(pair, Anchored(k=0.5)).generate("the keeper of", max_new_tokens=5, top_k=9)
+    with pytest.raises(ValueError, match="holds no divergences"):
+        plot_divergences(result.ledger, tmp_path / "none.png")
+    longer = with_divergences(result.ledger, pair)
+    plot_divergences(longer, tmp_path / "one.svg")
+    distances, axes = drawn
+    assert line_of(axes, "spend: KL(p* || p_s)").get_ydata() == pytest.approx(
+        [step.spend for step in longer.steps]
+    )
+    assert line_of(axes, "allowance").get_ydata() == pytest.approx(
+        [step.budget for step in longer.steps]
+    )
+    finite = [math.nan if math.isinf(s.kl_risky_safe) else s.kl_risky_safe for s in longer.steps]
+    risky_safe = line_of(distances, "models apart: KL(p_r || p_s)").get_ydata()
+    assert risky_safe == pytest.approx(finite, nan_ok=True)

@@ -1,0 +1,107 @@
+"""Tables in text and Markdown, and the statistics over seeds that stand in them."""
+
+import math
+
+import pytest
+
+from anchored.eval.copying.ncr import NcrStatistics
+from anchored.eval.report.tables import (
+    COPYING_COLUMNS,
+    SETTING_COLUMN,
+    Column,
+    bits_per_byte_column,
+    markdown_table,
+    terminal_table,
+)
+from anchored.eval.statistics import SeedStatistics, over_seeds
+
+COLUMNS = [
+    SETTING_COLUMN,
+    Column(key="ncr", title="NCR"),
+    bits_per_byte_column("extra"),
+    Column(key="count", title="prompts"),
+]
+ROWS = [
+    {"setting": "p_s", "ncr": 1.0, "bits_per_byte/extra": 2.41234, "count": 16},
+    {"setting": "k = 0.5", "ncr": over_seeds([0.9, 0.92, 0.94]), "bits_per_byte/extra": None},
+    {"setting": "p_r", "ncr": math.nan, "bits_per_byte/extra": over_seeds([2.0]), "count": 16},
+]
+
+
+def test_terminal_table_is_aligned_and_says_what_the_brackets_are():
+    assert terminal_table(ROWS, COLUMNS).splitlines() == [
+        "setting            NCR  bpb extra  prompts",
+        "------------------------------------------",
+        "p_s              1.000      2.412       16",
+        "k = 0.5  0.920 (0.020)          -        -",
+        "p_r                  -      2.000       16",
+        "mean (standard deviation) over 3 seeds",
+    ]
+
+
+def test_markdown_table_has_the_same_cells():
+    assert markdown_table(ROWS, COLUMNS).splitlines() == [
+        "| setting | NCR | bpb extra | prompts |",
+        "| :-- | --: | --: | --: |",
+        "| p_s | 1.000 | 2.412 | 16 |",
+        "| k = 0.5 | 0.920 (0.020) | - | - |",
+        "| p_r | - | 2.000 | 16 |",
+        "",
+        "mean (standard deviation) over 3 seeds",
+    ]
+
+
+def test_a_table_of_single_values_has_no_note():
+    assert terminal_table(ROWS[:1], COLUMNS).count("\n") == 2
+
+
+def test_an_ncr_over_fewer_metrics_than_all_is_marked_and_the_mark_explained():
+    rows = [{"ncr": NcrStatistics(0.9, 0.02, 3, num_metrics)} for num_metrics in (6, 4)]
+    rows.append({"ncr": NcrStatistics(math.nan, math.nan, 1, 0)})
+    assert terminal_table(rows, COLUMNS[1:2]).splitlines()[2:] == [
+        "0.900 (0.020)",
+        "0.900 (0.020) [4 of 6]",
+        "- [0 of 6]",
+        "mean (standard deviation) over 3 seeds",
+        "[n of 6]: over metrics in which the risky model copies more",
+    ]
+    assert len(terminal_table(rows[:1], COLUMNS[1:2]).splitlines()) == 4
+
+
+def test_bars_are_escaped_in_markdown():
+    assert "| KL(p\\|q) |" in markdown_table([{"setting": "KL(p|q)"}], [SETTING_COLUMN])
+
+
+def test_copying_columns_are_the_six_metrics_and_ncr():
+    row = dict.fromkeys((column.key for column in COPYING_COLUMNS), SeedStatistics(0.5, 0.1, 3))
+    head = terminal_table([row], COPYING_COLUMNS).splitlines()[0]
+    assert head.split("  ")[0] == "ROUGE-1"
+    titles = ("ROUGE-1", "ROUGE-L", "word LCS", "char LCS", "ACS", "MinHash", "NCR")
+    assert all(title in head for title in titles)
+
+
+def test_a_table_without_columns_is_refused():
+    with pytest.raises(ValueError, match="at least one column, got none"):
+        terminal_table(ROWS, [])
+
+
+def test_mean_and_sample_standard_deviation():
+    assert over_seeds([1.0, 2.0, 6.0]) == (3.0, pytest.approx(math.sqrt(7)), 3)
+
+
+def test_one_seed_has_no_spread():
+    mean, std, num_seeds = over_seeds([0.5])
+    assert (mean, num_seeds) == (0.5, 1)
+    assert math.isnan(std)
+
+
+def test_an_undefined_seed_makes_the_mean_undefined():
+    mean, std, num_seeds = over_seeds([0.5, math.nan])
+    assert math.isnan(mean)
+    assert math.isnan(std)
+    assert num_seeds == 2
+
+
+def test_no_seeds_are_refused():
+    with pytest.raises(ValueError, match="at least one value, got none"):
+        over_seeds([])

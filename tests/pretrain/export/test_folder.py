@@ -1,0 +1,179 @@
+"""Export: transformers loads the folder, and its logits are those of the trained model."""
+
+import shutil
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anchored.pretrain.export.folder import export_checkpoint
+from anchored.pretrain.export.llama_weights import half_split_rotary
+from anchored.pretrain.export.model_card import model_card
+from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.model.tinycomma import TinyComma, flavors
+from anchored.pretrain.run.preflight import check_run
+from anchored.pretrain.run.record import RunRecord
+from anchored.tools.commands.export import run
+from anchored.tools.commands.training_options import ExportConfig
+
+SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
+
+
+@pytest.fixture(scope="module")
+def trained(write_config, tmp_path_factory):
+    """A model in memory and its checkpoint, as a run of flavor quickstart-safe leaves it."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    path = write_config(folder, model={"flavor": "quickstart-safe"}, training={"seq_len": 48})
+    config = load_job_config(["--job.config_file", str(path)])
+    check_run(config, num_processes=1)
+    args = flavors()["quickstart-safe"]
+    args.update_from_config(config)
+    model = TinyComma(args)
+    model.init_weights()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms away from 1, so that swapping them shows
+            parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+    checkpoint = folder / "checkpoint" / "step-24"
+    save(model.state_dict(), checkpoint)
+    return model, checkpoint
+
+
+def save(weights, checkpoint):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it saves from a single process
+        dcp.save(weights, checkpoint_id=checkpoint, no_dist=True)
+
+
+@pytest.fixture(scope="module")
+def exported(trained, corpus, tmp_path_factory):
+    output = tmp_path_factory.mktemp("exported") / "model"
+    _, checkpoint = trained
+    export_checkpoint(checkpoint, corpus.tokenizer_folder, output, max_position_embeddings=512)
+    return output
+
+
+def test_logits_agree_with_the_trained_model(trained, exported):
+    model, _ = trained
+    loaded = AutoModelForCausalLM.from_pretrained(exported)
+    token_ids = torch.randint(300, (3, 48), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(token_ids)
+        actual = loaded(token_ids).logits
+    assert expected.std() > 0.5
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+def test_config_and_tokenizer_say_what_decoding_needs(exported, corpus):
+    config = AutoModelForCausalLM.from_pretrained(exported).config
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    assert config.max_position_embeddings == tokenizer.model_max_length == 512
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (0, 1, 1)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1, 1)
+    assert not config.tie_word_embeddings
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert len(tokenizer) == config.vocab_size
+    generation = AutoModelForCausalLM.from_pretrained(exported).generation_config
+    assert (generation.eos_token_id, generation.pad_token_id) == (1, 1)
+
+
+def test_the_command_prints_the_folder_and_stores_the_asked_type(trained, corpus, tmp_path, capsys):
+    config = ExportConfig(
+        checkpoint=trained[1],
+        tokenizer=corpus.tokenizer_folder,
+        output=tmp_path / "m",
+        dtype="bfloat16",
+    )
+    assert run(config) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'm'}\n"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert model.dtype == torch.bfloat16
+    assert model.config.max_position_embeddings == 48
+
+
+def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported, tmp_path):
+    _, checkpoint = trained
+    tokenizer = corpus.tokenizer_folder
+    with pytest.raises(ValueError, match=r"and .* exists"):
+        export_checkpoint(checkpoint, tokenizer, exported)
+    with pytest.raises(ValueError, match="step-9 is not a complete checkpoint"):
+        export_checkpoint(checkpoint.parent / "step-9", tokenizer, tmp_path / "m")
+    with pytest.raises(ValueError, match="at least the training length 48, got 40"):
+        export_checkpoint(checkpoint, tokenizer, tmp_path / "m", max_position_embeddings=40)
+    other = shutil.copytree(tokenizer, tmp_path / "tokenizer")
+    (other / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not the tokenizer of the run"):
+        export_checkpoint(checkpoint, other, tmp_path / "m")
+    with pytest.raises(ValueError, match=r"tokenizer file .* does not exist"):
+        export_checkpoint(checkpoint, tmp_path, tmp_path / "m")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
+
+
+def test_the_last_checkpoints_are_averaged(trained, corpus, tmp_path):
+    model, checkpoint = trained
+    run_folder = tmp_path / "run"
+    shutil.copytree(checkpoint.parents[1], run_folder)
+    for step, factor in ((30, 2.0), (36, 6.0)):
+        scaled = {name: factor * weight for name, weight in model.state_dict().items()}
+        save(scaled, run_folder / "checkpoint" / f"step-{step}")
+    last = run_folder / "checkpoint" / "step-36"
+    export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "mean", average_last=3)
+    weights = AutoModelForCausalLM.from_pretrained(tmp_path / "mean").state_dict()
+    expected = 3.0 * model.state_dict()["output.weight"]  # of 1, 2 and 6
+    torch.testing.assert_close(weights["lm_head.weight"], expected)
+    assert (
+        "mean of 3 checkpoints, of steps 24, 30, 36." in (tmp_path / "mean/README.md").read_text()
+    )
+    with pytest.raises(ValueError, match="has 3 complete checkpoints up to step-36, and 4 were"):
+        export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "m", average_last=4)
+
+
+def test_the_model_card_says_what_was_read_under_which_licences(exported, trained, corpus):
+    card = (exported / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    # 24 steps of 4 sequences of 48 tokens, from three equal sources.
+    assert "4,608 tokens in sequences of 48; weights count tokens" in card
+    for name, count in SOURCES.items():
+        row = next(line for line in card.splitlines() if line.startswith(f"| {name} |"))
+        assert f"| {name} @ 1 | 1,536 | 33.33% |" in row
+        assert f"| CC0-1.0 ({count}) |" in row
+    assert "| optimizer.weight_decay | 0.033 |" in card
+    assert RunRecord.read(trained[1].parents[1]).identity["data.plan_hash"] in card
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ((False,), "several documents, without a mask between them.\n"),
+        ((True, True), "several documents, and attention did not cross from one to another.\n"),
+        ((False, True), "several documents, without a mask between them, in some stages.\n"),
+    ],
+)
+def test_the_card_says_whether_documents_were_kept_apart(trained, stages, expected):
+    plain = RunRecord.read(trained[1].parents[1])
+    records = [replace(plain, identity=plain.identity | {"data.mask_documents": m}) for m in stages]
+    record = records[-1] if len(records) == 1 else records[1].after(records[0], 24)
+    assert model_card(record, steps=[24], title="t").endswith(expected)
+
+
+def test_the_card_of_a_second_stage_tells_of_the_first(trained, write_config, tmp_path):
+    _, checkpoint = trained
+    path = write_config(
+        tmp_path / "second",
+        model={"flavor": "quickstart-safe"},
+        training={"seq_len": 48},
+        checkpoint={"initial_load_path": str(checkpoint)},
+        data={"sources": {"quarry": 2.0}},
+    )
+    check_run(load_job_config(["--job.config_file", str(path)]), num_processes=1)
+    card = model_card(RunRecord.read(tmp_path / "second"), steps=[10], title="second")
+    first, second = card.split("## Stage 2: 10 steps")
+    assert "## Stage 1: 24 steps" in first and "| harbour |" in first
+    assert "| quarry | quarry @ 1 | 1,920 | 100.00% |" in second and "harbour" not in second
+
+
+def test_rotary_rows_are_split_by_parity_within_each_head():
+    rows = torch.arange(8.0)[:, None]
+    assert half_split_rotary(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]

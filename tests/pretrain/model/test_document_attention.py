@@ -1,0 +1,113 @@
+"""With the mask, what a model computes for a document is what it computes for it alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+
+from anchored.pretrain.model.document_attention import DocumentAttention, document_mask
+from anchored.pretrain.model.tinycomma import TinyComma, flavors
+from anchored.pretrain.plan.loader import document_ids
+
+BOS = 0
+VOCAB_SIZE = 50
+
+
+@pytest.fixture(scope="module")
+def models():
+    """One set of weights, with and without the mask between documents."""
+    built = []
+    for attn_type in ("flex", "sdpa"):
+        args = flavors()["smoke"]
+        args.vocab_size, args.max_seq_len, args.attn_type = VOCAB_SIZE, 64, attn_type
+        model = TinyComma(args)
+        model.init_weights()
+        built.append(model)
+    return built
+
+
+def documents(*lengths, seed):
+    """Token ids (1, sum of lengths); each document begins with BOS."""
+    generator = torch.Generator().manual_seed(seed)
+    pieces = [torch.randint(1, VOCAB_SIZE, (length,), generator=generator) for length in lengths]
+    for piece in pieces:
+        piece[0] = BOS
+    return torch.cat(pieces)[None]
+
+
+def masked_logits(model, token_ids):
+    return model(token_ids, document_mask(document_ids(token_ids, bos_id=BOS)))
+
+
+def test_documents_are_numbered_from_their_beginnings():
+    token_ids = torch.tensor([[0, 5, 0, 7, 0], [5, 6, 7, 8, 9], [4, 0, 0, 3, 3]])
+    expected = [[0, 0, 1, 1, 2], [0, 0, 0, 0, 0], [0, 1, 2, 2, 2]]
+    assert document_ids(token_ids, bos_id=0).tolist() == expected
+
+
+def test_the_logits_of_a_document_do_not_depend_on_the_one_before_it(models):
+    masked, plain = models
+    second = documents(17, seed=1)
+    rows = torch.cat([torch.cat([documents(23, seed=s), second], dim=1) for s in (2, 3)])
+    one, other = masked_logits(masked, rows)[:, 23:]
+    assert torch.equal(one, other)
+    one, other = plain(rows)[:, 23:]
+    assert (one - other).abs().max() > 0.1
+
+
+def test_the_logits_of_a_document_are_those_it_has_alone(models):
+    masked, plain = models
+    row = documents(9, 1, 30, 12, seed=4)
+    logits = masked_logits(masked, row)
+    for first, last in ((0, 9), (9, 10), (10, 40), (40, 52)):
+        alone = plain(row[:, first:last])
+        torch.testing.assert_close(logits[:, first:last], alone, rtol=0, atol=2e-5)
+
+
+def test_no_gradient_reaches_the_document_before(models):
+    masked, _ = models
+    row = documents(10, 10, seed=5)
+    row[0, 1:10], row[0, 11:] = 7, 8  # the first document is the only one with token 7
+    masked.zero_grad()
+    masked_logits(masked, row)[:, 10:].sum().backward()
+    gradient = masked.tok_embeddings.weight.grad.abs().sum(1)
+    assert gradient[7] == 0 and gradient[8] > 0
+
+
+def attention_inputs(num_rows, num_tokens, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, num_rows, 2, num_tokens, 16)
+    return torch.randn(shape, generator=generator, dtype=dtype).unbind()
+
+
+@given(
+    starts=st.lists(st.lists(st.booleans(), min_size=20, max_size=20), min_size=1, max_size=3),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_attention_is_causal_attention_in_each_document_by_itself(starts, seed):
+    token_ids = torch.where(torch.tensor(starts), BOS, 1)
+    query, key, value = attention_inputs(*token_ids.shape, torch.float64, seed)
+    ids = document_ids(token_ids, bos_id=BOS)
+    attended = DocumentAttention()(query, key, value, block_mask=document_mask(ids))
+    for row, row_ids in enumerate(ids):
+        for document in row_ids.unique():
+            tokens = (row_ids == document).nonzero()[:, 0]
+            pieces = [one[row : row + 1, :, tokens] for one in (query, key, value)]
+            alone = F.scaled_dot_product_attention(*pieces, is_causal=True)
+            torch.testing.assert_close(attended[row : row + 1, :, tokens], alone)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_cpu_computes_what_flex_attention_does():
+    # Blocks of 128: some are full, some empty, some partial.
+    token_ids = torch.cat([documents(100, 200, 84, seed=s) for s in (6, 7)])
+    token_ids[1, 100] = 1  # its first two documents are one
+    mask = document_mask(document_ids(token_ids, bos_id=BOS))
+    query, key, value = attention_inputs(2, 384, torch.float32, seed=8)
+    with torch.no_grad():
+        expected = flex_attention(query, key, value, block_mask=mask)
+        actual = DocumentAttention()(query, key, value, block_mask=mask)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)

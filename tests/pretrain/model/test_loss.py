@@ -1,0 +1,125 @@
+"""The chunked loss is torch's cross entropy, gradients included, in a fraction of the memory."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anchored.pretrain.model.loss import (
+    IGNORE_INDEX,
+    chunked_cross_entropy,
+    logit_loss_and_gradient,
+)
+
+
+def inputs(num_tokens, vocab_size, *, seed=0, dtype=torch.float64, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = scale * torch.randn(num_tokens, 16, generator=generator, dtype=torch.float64)
+    weight = torch.randn(vocab_size, 16, generator=generator, dtype=torch.float64)
+    labels = torch.randint(vocab_size, (num_tokens,), generator=generator)
+    tensors = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight)]
+    return *tensors, labels
+
+
+def plain(hidden, weight, labels):
+    return F.cross_entropy((hidden @ weight.T), labels, reduction="sum", ignore_index=IGNORE_INDEX)
+
+
+def loss_and_gradients(function, hidden, weight, labels, factor=0.37):
+    loss = function(hidden, weight, labels)
+    return loss.detach(), *torch.autograd.grad(factor * loss, [hidden, weight])
+
+
+def chunked(chunk_tokens):
+    return lambda *tensors: chunked_cross_entropy(*tensors, chunk_tokens=chunk_tokens)
+
+
+@given(
+    num_tokens=st.integers(1, 20),
+    vocab_size=st.sampled_from([1, 2, 33, 257]),
+    chunk_tokens=st.integers(1, 25),
+    num_ignored=st.integers(0, 3),
+    scale=st.sampled_from([0.01, 1.0, 100.0]),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_loss_and_gradients_are_those_of_torch(
+    num_tokens, vocab_size, chunk_tokens, num_ignored, scale, seed
+):
+    hidden, weight, labels = inputs(num_tokens, vocab_size, seed=seed, scale=scale)
+    labels[:num_ignored] = IGNORE_INDEX
+    expected = loss_and_gradients(plain, hidden, weight, labels)
+    actual = loss_and_gradients(chunked(chunk_tokens), hidden, weight, labels)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_types_are_as_close_to_float64_as_torch_is(dtype):
+    narrow = inputs(64, 1000, dtype=dtype)
+    exact = [tensor.detach().double().requires_grad_() for tensor in narrow[:2]]
+    expected = loss_and_gradients(plain, *exact, narrow[2])
+    actual = loss_and_gradients(chunked(10), *narrow)
+    epsilon = torch.finfo(dtype).eps
+    for one, other in zip(actual, expected, strict=True):
+        error = (one.double() - other).norm() / other.norm()
+        assert error < 4 * epsilon
+    assert actual[0].dtype == torch.float32
+    assert (actual[1].dtype, actual[2].dtype) == (dtype, dtype)
+
+
+def test_without_gradients_the_loss_is_the_same():
+    tensors = inputs(9, 50)
+    with torch.no_grad():
+        torch.testing.assert_close(chunked(4)(*tensors), plain(*tensors))
+
+
+def test_a_compiled_chunk_is_the_same():
+    tensors = inputs(9, 50)
+    compiled = torch.compile(logit_loss_and_gradient, backend="eager")
+    actual = chunked_cross_entropy(*tensors, chunk_tokens=4, logit_loss=compiled)
+    torch.testing.assert_close(actual, plain(*tensors))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    hidden, weight, labels = inputs(6, 8)
+    with pytest.raises(ValueError, match=r"got \(6, 16\), \(8, 16\) and \(5,\)"):
+        chunked_cross_entropy(hidden, weight, labels[:5], chunk_tokens=2)
+    with pytest.raises(ValueError, match="chunk_tokens must be at least 1, got 0"):
+        chunked_cross_entropy(hidden, weight, labels, chunk_tokens=0)
+
+
+MEMORY_PROGRAM = """
+import pathlib, re, sys, torch
+import torch.nn.functional as F
+from anchored.pretrain.model.loss import chunked_cross_entropy
+def peak_kib():  # of this program alone: getrusage would count its parent's too
+    return int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+hidden = torch.randn(512, 8, requires_grad=True)
+weight = torch.randn(128_256, 8, requires_grad=True)
+labels = torch.randint(128_256, (512,))
+before = peak_kib()
+if sys.argv[1] == "plain":
+    loss = F.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+else:
+    loss = chunked_cross_entropy(hidden, weight, labels, chunk_tokens=16)
+loss.backward()
+print(peak_kib() - before)
+"""
+
+
+def peak_mib(kind):
+    command = [sys.executable, "-c", MEMORY_PROGRAM, kind]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
+
+
+def test_the_logits_of_a_large_vocabulary_never_exist_at_once():
+    # 512 x 128,256 float32 logits are 250 MiB, and torch holds three of their size. A chunk of 16
+    # is 7.8 MiB, in at most four forms, beside three weight gradients of 3.9 MiB; what threads and
+    # the allocator keep differs by tens of MiB from run to run.
+    assert peak_mib("plain") > 500
+    assert peak_mib("chunked") < 200

@@ -1,0 +1,106 @@
+"""The model: its size, its initial weights and its rotary embedding."""
+
+import pytest
+import torch
+
+from anchored.pretrain.model.tinycomma import TinyComma, flavors, initialize_weights
+
+
+def build(flavor="quickstart-safe", *, seed=0, device="cpu", **changes):
+    args = flavors()[flavor]
+    if args.use_tokenizer_vocab:
+        args.vocab_size = 2048
+    for name, value in {"init_seed": seed, "max_seq_len": 64, **changes}.items():
+        setattr(args, name, value)
+    with torch.device("meta"):
+        model = TinyComma(args)
+    if device != "meta":
+        model.to_empty(device=device)
+        model.init_weights()
+    return model
+
+
+def num_parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_tinycomma_has_the_parameter_count_of_the_paper():
+    model = build("tinycomma-1.8b", device="meta")
+    assert num_parameters(model) == 1_758_562_304
+    args = model.model_args
+    assert (args.dim, args.n_layers, args.n_heads, args.hidden_dim) == (2048, 24, 32, 5632)
+    assert (args.vocab_size, args.rope_theta, args.norm_eps) == (128256, 10000, 1e-5)
+
+
+def test_tinycomma_costs_the_known_flops_per_token():
+    model = build("tinycomma-1.8b", device="meta")
+    _, flops = model.model_args.get_nparams_and_flops(model, 2048)
+    assert flops == pytest.approx(1.0183e10, rel=1e-4)
+
+
+def test_quickstart_models_have_the_planned_sizes():
+    sizes = {
+        name: num_parameters(build(name, device="meta"))
+        for name in ("quickstart-safe", "quickstart-risky")
+    }
+    assert 0.7e6 < sizes["quickstart-safe"] < 1.2e6
+    assert 3.5e6 < sizes["quickstart-risky"] < 4.5e6
+
+
+@pytest.mark.parametrize("flavor", list(flavors()))
+def test_feed_forward_width_is_the_one_torchtitan_builds(flavor):
+    model = build(flavor, device="meta")
+    assert model.layers["0"].feed_forward.w1.out_features == model.model_args.hidden_dim
+
+
+def test_initial_weights_are_those_of_lingua():
+    # torchtitan's own would be: embeddings 1.0, projections 0.02, outputs scaled by depth.
+    model = build("quickstart-risky")
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            assert torch.equal(weight, torch.ones_like(weight)), name
+            continue
+        width = 704 if name.endswith("w2.weight") else 256
+        std = width**-0.5
+        # A normal cut at 3 sigma has 0.9866 of its deviation; n weights give it to 1/sqrt(2n).
+        assert weight.std().item() == pytest.approx(0.9866 * std, rel=4 / weight.numel() ** 0.5)
+        assert abs(weight.mean().item()) < 4 * std / weight.numel() ** 0.5
+        assert 2.8 * std < weight.abs().max().item() <= 3 * std, name
+
+
+def test_initial_weights_depend_on_the_seed_and_differ_between_parameters():
+    one, same, other = (dict(build(seed=seed).named_parameters()) for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["output.weight"], other["output.weight"])
+    assert not torch.equal(one["layers.0.attention.wq.weight"], one["layers.1.attention.wq.weight"])
+
+
+def test_given_labels_the_forward_returns_the_loss_of_its_logits():
+    model, plain = build(loss_chunk_tokens=7), build()
+    tokens = torch.randint(2048, (2, 33), generator=torch.Generator().manual_seed(1))
+    logits = model(tokens[:, :-1])
+    assert torch.equal(logits, plain(tokens[:, :-1]))
+    expected = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+    )
+    torch.testing.assert_close(model(tokens[:, :-1], labels=tokens[:, 1:]), expected)
+
+
+def test_wrapped_layers_get_the_same_initial_weights():
+    plain, wrapped = build(), build()
+    wrapped.layers["0"] = torch.compile(wrapped.layers["0"], backend="eager")
+    args = wrapped.model_args
+    initialize_weights(wrapped, dim=args.dim, hidden_dim=args.hidden_dim, seed=0)
+    assert any("_orig_mod" in name for name, _ in wrapped.named_parameters())
+    for one, other in zip(plain.parameters(), wrapped.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rotary_angles_are_not_scaled():
+    # torchtitan's default scaling factor of 8 slows all pairs with wavelengths above 2048.
+    model = build("tinycomma-1.8b", device="meta")
+    with torch.device("cpu"):
+        model.model_args.max_seq_len = 2048
+        angles = model._precompute_freqs_cis().angle()[1].double()
+    expected = 10000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    torch.testing.assert_close(angles, expected, rtol=1e-5, atol=1e-9)

@@ -1,0 +1,183 @@
+"""The loader: the same global batches for any number of ranks, resumable at any step."""
+
+import threading
+import time
+from itertools import count, islice
+
+import pytest
+import torch
+
+from anchored.pretrain.plan.data_config import DataConfig, DataSource
+from anchored.pretrain.plan.data_plan import DataPlan
+from anchored.pretrain.plan.loader import SequenceLoader, prefetched
+from anchored.pretrain.plan.permutation import KeyedPermutation
+
+GLOBAL_BATCH = 8
+SEQ_LEN = 16
+
+
+@pytest.fixture(scope="module")
+def plan(corpus):
+    sources = tuple(
+        DataSource(name=name, path=str(corpus.source(name)), weight=weight)
+        for name, weight in (("harbour", 0.55), ("orchard", 0.25), ("quarry", 0.2))
+    )
+    return DataPlan.open(DataConfig(sources=sources), seq_len=SEQ_LEN, verify=True)
+
+
+def loaders(plan, world_size, local_batch_size):
+    return [
+        SequenceLoader(
+            plan, dp_rank=rank, dp_world_size=world_size, local_batch_size=local_batch_size
+        )
+        for rank in range(world_size)
+    ]
+
+
+def global_steps(ranks, num_steps):
+    """All rows of each step, input and last label, in the order of rounds and then ranks."""
+    iterators = [iter(rank) for rank in ranks]
+    rounds = GLOBAL_BATCH // (len(ranks) * ranks[0]._local_batch_size)
+    steps = []
+    for _ in range(num_steps):
+        rows = []
+        for _ in range(rounds):
+            for iterator in iterators:
+                inputs, labels = next(iterator)
+                rows += torch.cat([inputs["input"], labels[:, -1:]], dim=1).tolist()
+        steps.append(rows)
+    return steps
+
+
+def test_inputs_and_labels_are_shifted_by_one(plan):
+    (loader,) = loaders(plan, 1, 3)
+    inputs, labels = next(iter(loader))
+    assert inputs["input"].shape == labels.shape == (3, SEQ_LEN)
+    assert inputs["input"].dtype == labels.dtype == torch.int64
+    for row in range(3):
+        tokens = torch.from_numpy(plan.tokens(row).astype("int64"))
+        assert torch.equal(inputs["input"][row], tokens[:-1])
+        assert torch.equal(labels[row], tokens[1:])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local_batch_size"),
+    [(ranks, rows) for ranks in (1, 2, 4, 8) for rows in (1, 2, 4, 8) if ranks * rows <= 8],
+)
+def test_any_number_of_ranks_reads_the_same_sequences_in_the_same_order(
+    plan, world_size, local_batch_size
+):
+    expected = [[plan.tokens(8 * step + row).tolist() for row in range(8)] for step in range(5)]
+    assert global_steps(loaders(plan, world_size, local_batch_size), 5) == expected
+
+
+@pytest.mark.parametrize("step", range(0, 15, 7))
+@pytest.mark.parametrize("world_sizes", [(1, 1), (1, 4), (8, 2)])
+def test_a_state_resumes_at_any_step_on_any_number_of_ranks(plan, step, world_sizes):
+    before, after = (loaders(plan, world_size, 1) for world_size in world_sizes)
+    expected = global_steps(loaders(plan, 1, 8), step + 3)[step:]
+    global_steps(before, step)
+    states = [loader.state_dict() for loader in before]
+    assert all(state == states[0] for state in states)
+    assert states[0] == {"plan_hash": plan.hash, "next_sequence": step * GLOBAL_BATCH}
+    for loader in after:
+        loader.load_state_dict(states[0])
+    assert global_steps(after, 3) == expected
+
+
+def test_the_state_counts_what_was_handed_out_and_not_what_was_read_ahead(plan):
+    (loader,) = loaders(plan, 1, 2)
+    batches = iter(loader)
+    for taken in range(1, 6):
+        next(batches)
+        assert loader.state_dict()["next_sequence"] == 2 * taken
+
+
+@pytest.mark.parametrize("position", [0, 8, 10**9])
+def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, position):
+    reads, places = [], []
+    tokens, permuted = DataPlan.tokens, KeyedPermutation.__getitem__
+    monkeypatch.setattr(DataPlan, "tokens", lambda plan, i: reads.append(i) or tokens(plan, i))
+    monkeypatch.setattr(
+        KeyedPermutation, "__getitem__", lambda order, i: places.append(i) or permuted(order, i)
+    )
+    loader = SequenceLoader(plan, dp_rank=0, dp_world_size=1, local_batch_size=2, num_prefetched=3)
+    loader.load_state_dict({"plan_hash": plan.hash, "next_sequence": position})
+    batches = iter(loader)
+    next(batches)
+    batches.close()
+    # The batch handed out, 3 in the queue and one in the hands of the thread; each window costs
+    # one place in a permutation, wherever the run stands.
+    assert 2 <= len(reads) <= 2 * (1 + 3 + 1)
+    assert reads == list(range(position, position + len(reads)))
+    assert len(places) == len(reads)
+
+
+def test_document_ids_rise_where_documents_begin(plan):
+    loader = SequenceLoader(
+        plan, dp_rank=0, dp_world_size=1, local_batch_size=8, with_document_ids=True
+    )
+    num_starts = 0
+    for inputs, _ in islice(iter(loader), 20):
+        assert inputs["document_ids"].shape == inputs["input"].shape
+        for tokens, ids in zip(inputs["input"], inputs["document_ids"], strict=True):
+            is_start = (tokens[1:] == plan.bos_id).int()
+            assert ids[0] == 0 and torch.equal(ids.diff().int(), is_start)
+            num_starts += int(is_start.sum())
+    assert num_starts > 10
+
+
+def test_the_thread_that_reads_ahead_ends_with_the_iteration(plan):
+    (loader,) = loaders(plan, 1, 1)
+    before = threading.active_count()
+    batches = iter(loader)
+    next(batches)
+    assert threading.active_count() == before + 1
+    batches.close()
+    assert threading.active_count() == before
+
+
+def test_a_state_of_another_plan_is_refused(plan):
+    (loader,) = loaders(plan, 1, 1)
+    with pytest.raises(ValueError, match=f"data plan 0000, this run has plan {plan.hash}"):
+        loader.load_state_dict({"plan_hash": "0000", "next_sequence": 0})
+
+
+def num_prefetch_threads():
+    return sum(thread.name == "prefetch" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("num_items", [1, 3, 50])
+def test_items_come_in_order_and_end(num_items):
+    with prefetched(iter(range(20)), num_items) as items:
+        assert list(items) == list(range(20))
+    assert num_prefetch_threads() == 0
+
+
+def test_only_so_many_items_are_read_ahead():
+    read = []
+    source = (read.append(number) or number for number in count())
+    with prefetched(source, 3) as items:
+        assert list(islice(items, 5)) == [0, 1, 2, 3, 4]
+        deadline = time.monotonic() + 5
+        while len(read) < 9 and time.monotonic() < deadline:  # 5 taken, 3 ready, 1 in hand
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert len(read) == 9
+    assert num_prefetch_threads() == 0
+
+
+def test_an_error_is_raised_where_its_item_would_come():
+    def failing():
+        yield 1
+        raise ValueError("corrupt token shard")
+
+    with prefetched(failing(), 4) as items:
+        assert next(items) == 1
+        with pytest.raises(ValueError, match="corrupt token shard"):
+            next(items)
+
+
+def test_nothing_to_read_ahead_is_refused():
+    with pytest.raises(ValueError, match="at least 1, got 0"), prefetched(iter([]), 0):
+        pass

@@ -1,0 +1,150 @@
+"""Checkpoints: when one is saved, which are deleted, and which are whole."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.stateful import Stateful
+
+from anchored.pretrain.job_config import Checkpoint
+from anchored.pretrain.run.checkpointer import RunCheckpointer, stale_steps
+from anchored.pretrain.run.checkpoints import checkpoint_steps, is_complete
+
+
+class Counter(Stateful):
+    def __init__(self):
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict):
+        self.value = state_dict["value"]
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    """Builds a checkpointer of one process over a small model, in tmp_path/checkpoint."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    built = []
+
+    def build(**settings):
+        parts = {name: Counter() for name in ("optimizers", "lr_schedulers", "dataloader")}
+        config = Checkpoint(**{"keep_latest_k": 2, **settings})
+        built.append(
+            RunCheckpointer(
+                config,
+                model_parts=[torch.nn.Linear(3, 3)],
+                states={"train_state": Counter()},
+                sd_adapter=None,
+                base_folder=str(tmp_path),
+                **parts,
+            )
+        )
+        return built[-1]
+
+    yield build
+    for one in built:
+        one.close()  # waits for what is being deleted
+    dist.destroy_process_group()
+
+
+def saved_steps(tmp_path):
+    return list(checkpoint_steps(tmp_path / "checkpoint"))
+
+
+def test_the_last_ones_and_the_milestones_stay():
+    assert stale_steps(range(5, 60, 5), keep_latest=2, milestone_interval=20) == [
+        *(5, 10, 15, 25, 30, 35, 45)
+    ]
+    assert stale_steps([30, 10, 20], keep_latest=2, milestone_interval=0) == [10]
+    assert stale_steps([10], keep_latest=2, milestone_interval=0) == []
+
+
+def test_steps_are_saved_by_interval_and_milestones_survive_the_purge(checkpointer, tmp_path):
+    run = checkpointer(interval=2, milestone_interval=4)
+    for step in range(1, 13):
+        run.save(step)
+    run.close()
+    assert saved_steps(tmp_path) == [4, 8, 10, 12]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when a test says so: a save may take longer than any interval."""
+    clock = SimpleNamespace(seconds=100.0)
+    clock.monotonic = lambda: clock.seconds
+    monkeypatch.setattr("anchored.pretrain.run.checkpointer.time", clock)
+    return clock
+
+
+def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, clock):
+    run = checkpointer(interval=1000, interval_minutes=5)
+    clock.seconds += 299
+    assert not run.is_time_up
+    clock.seconds += 1
+    assert run.is_time_up
+    run.save(7, is_due=run.is_time_up)
+    assert saved_steps(tmp_path) == [7]
+    assert not run.is_time_up  # the clock starts again at a save
+    run.save(8, is_due=run.is_time_up)
+    assert saved_steps(tmp_path) == [7]
+    clock.seconds += 300
+    assert run.is_time_up
+
+
+def test_without_minutes_no_time_is_ever_up(checkpointer):
+    run = checkpointer(interval=1000)
+    assert not run.is_time_up
+
+
+def test_the_save_of_the_last_step_waits_for_an_asynchronous_one(checkpointer, tmp_path):
+    run = checkpointer(interval=2, async_mode="async")
+    run.save(2)
+    run.save(3, last_step=True)
+    folders = checkpoint_steps(tmp_path / "checkpoint")
+    assert list(folders) == [2, 3]
+    assert all(is_complete(folder) for folder in folders.values())
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "step-10"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it saves from a single process
+        dcp.save({"a": torch.arange(50.0), "b": "text"}, checkpoint_id=path, no_dist=True)
+    return path
+
+
+def test_a_finished_save_is_complete(checkpoint):
+    assert is_complete(checkpoint)
+
+
+def test_a_save_killed_before_its_metadata_is_incomplete(checkpoint):
+    (checkpoint / ".metadata").unlink()
+    assert not is_complete(checkpoint)
+
+
+def test_a_shortened_or_lost_file_makes_it_incomplete(checkpoint):
+    (data,) = checkpoint.glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:-1])
+    assert not is_complete(checkpoint)
+    data.unlink()
+    assert not is_complete(checkpoint)
+
+
+def test_metadata_cut_short_makes_it_incomplete(checkpoint):
+    metadata = checkpoint / ".metadata"
+    metadata.write_bytes(metadata.read_bytes()[:40])
+    assert not is_complete(checkpoint)
+
+
+def test_steps_are_found_in_order_and_other_folders_ignored(tmp_path):
+    for name in ("step-20", "step-3", "step-100", "old-step-4", "step-5.partial", "notes"):
+        (tmp_path / name).mkdir()
+    assert list(checkpoint_steps(tmp_path)) == [3, 20, 100]
+    assert checkpoint_steps(tmp_path / "none") == {}

@@ -1,0 +1,252 @@
+"""Whole runs as processes of their own: one curve however they are started, killed and resumed."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training_runs import start_run, train
+from transformers import AutoModelForCausalLM
+
+from anchored.pretrain.export.folder import export_checkpoint
+from anchored.pretrain.export.llama_weights import llama_weights
+from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.launch import launch
+from anchored.pretrain.plan.data_plan import DataPlan
+from anchored.pretrain.run.checkpoints import checkpoint_steps, is_complete
+from anchored.pretrain.run.record import RunRecord
+from anchored.pretrain.tokens.shards import TokenShards
+
+STEPS = 24
+SOURCES = ("harbour", "orchard", "quarry")
+HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["quarry", "orchard"]}
+
+
+def curve(dump_folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (dump_folder / name).read_text().splitlines()]
+
+
+def losses(dump_folder):
+    return [line["loss"] for line in curve(dump_folder)]
+
+
+def final_weights(dump_folder):
+    model = RunRecord.read(dump_folder).model
+    return llama_weights(dump_folder / "checkpoint" / f"step-{STEPS}", model, torch.float32)
+
+
+def same_weights(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def finished(write_config, tmp_path_factory):
+    """The uninterrupted run on one process that all others are compared with."""
+    dump_folder = tmp_path_factory.mktemp("finished") / "run"
+    train(write_config(dump_folder, heldout=HELDOUT))
+    return dump_folder
+
+
+def end_in_the_middle(config_file, dump_folder, after_steps, number):
+    """Start the run and send it a signal once it has logged `after_steps` steps; its status.
+
+    A step takes milliseconds: where the machine is busy the run may be over first, and starts anew
+    from what was there.
+    """
+    before = dump_folder.with_name("before")
+    if dump_folder.exists():
+        shutil.copytree(dump_folder, before)
+    for _ in range(5):
+        status = signalled(config_file, dump_folder / "metrics.jsonl", after_steps, number)
+        if len(losses(dump_folder)) < load(config_file).training.steps:
+            return status
+        shutil.rmtree(dump_folder)
+        if before.exists():
+            shutil.copytree(before, dump_folder)
+    pytest.fail("the run was over before it could be ended, five times")
+
+
+def signalled(config_file, metrics, after_steps, number):
+    """The exit status of a run that gets a signal after so many steps, unless it is over."""
+    (process,) = start_run(config_file)
+    while not metrics.exists() or metrics.read_text().count("\n") < after_steps:
+        assert process.poll() is None, process.output.read_text()
+        time.sleep(0.002)
+    if process.poll() is None:
+        os.killpg(process.pid, number)
+    return process.wait()
+
+
+def load(config_file):
+    return load_job_config(["--job.config_file", str(config_file)])
+
+
+def test_a_run_learns_and_records_every_step(finished):
+    lines = curve(finished)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert lines[-1]["tokens"] == STEPS * 4 * 32
+    assert all(line["tokens_per_s"] > 0 and line["grad_norm"] > 0 for line in lines)
+    assert [line["lr"] for line in lines[:4]] == pytest.approx([0.00075, 0.0015, 0.00225, 0.003])
+    assert lines[-1]["lr"] < 3e-4
+
+
+def test_every_line_says_what_was_read_of_each_source(finished, corpus):
+    last = curve(finished)[-1]
+    assert sum(last["source_tokens"].values()) == last["tokens"]
+    windows = {name: TokenShards.open(corpus.source(name)).num_tokens // 32 for name in SOURCES}
+    for name, epochs in last["source_epochs"].items():
+        assert last["source_tokens"][name] == 32 * 32  # three equal weights, 96 sequences
+        assert epochs == pytest.approx(32 / windows[name], rel=0.02)
+
+
+def test_tensorboard_has_the_same_curves(finished):
+    (folder,) = (finished / "tb").iterdir()
+    events = EventAccumulator(str(folder)).Reload()
+    scalars = {"loss_metrics/global_avg_loss", "source_epochs/quarry", "heldout_loss/quarry"}
+    assert scalars <= set(events.Tags()["scalars"])
+    values = [event.value for event in events.Scalars("loss_metrics/global_avg_loss")]
+    assert values == pytest.approx(losses(finished))
+
+
+def test_held_out_loss_is_that_of_the_exported_model(finished, corpus, tmp_path):
+    lines = curve(finished, "heldout.jsonl")
+    assert [line["step"] for line in lines] == [10, 20, STEPS]
+    checkpoint = finished / "checkpoint" / f"step-{STEPS}"
+    export_checkpoint(checkpoint, corpus.tokenizer_folder, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for name, loss in lines[-1]["losses"].items():
+        tokens = TokenShards.open(corpus.source(name)).tokens(0, 5 * 32 + 1).astype("int64")
+        rows = torch.from_numpy(tokens).unfold(0, 33, 32)
+        with torch.no_grad():
+            assert loss == pytest.approx(model(rows, labels=rows).loss.item(), abs=1e-4)
+
+
+def test_the_first_loss_is_that_of_the_initial_weights(finished):
+    # Weights of 3 sigma 32**-0.5 on normed inputs: logits of deviation near 1, so the loss lies
+    # about half a nat above the uniform one.
+    assert losses(finished)[0] == pytest.approx(torch.tensor(300.0).log().item() + 0.5, abs=0.35)
+
+
+def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weights(
+    finished, write_config, tmp_path
+):
+    run, saves = tmp_path / "run", {"interval": 5}
+    config_file = write_config(run, steps=18, checkpoint={"interval": STEPS})
+    assert end_in_the_middle(config_file, run, 4, signal.SIGTERM) == 0
+    ((step, folder),) = checkpoint_steps(run / "checkpoint").items()
+    assert step == len(losses(run)) < 18 and is_complete(folder)
+    config_file = write_config(run, steps=18, checkpoint=saves)
+    status = end_in_the_middle(config_file, run, max(step + 1, 12), signal.SIGKILL)
+    assert status == -signal.SIGKILL
+    assert 18 not in checkpoint_steps(run / "checkpoint")
+    before = curve(run)[:step]
+    train(config_file)
+    assert len(losses(run)) == 18
+    # torchtitan's default last save has no optimizer in it: it could not be made longer.
+    train(write_config(run, checkpoint=saves))
+    # The same timings too: steps before the checkpoint were not trained again.
+    assert curve(run)[:step] == before
+    assert losses(run) == losses(finished)
+    assert same_weights(final_weights(run), final_weights(finished))
+
+
+def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path):
+    # On two processes, which hold half of the vocabulary's weights each: test_two_stages.py.
+    train(write_config(tmp_path / "run", loss={"chunk_tokens": 24}, heldout=HELDOUT))
+    measured = [curve(run, "heldout.jsonl")[-1]["losses"] for run in (tmp_path / "run", finished)]
+    assert measured[0] == pytest.approx(measured[1], abs=2e-5)
+    assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
+    norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
+    assert norms[0] == pytest.approx(norms[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_mask_between_documents_is_trained_and_measured_with(write_config, corpus, tmp_path):
+    settings = {"data": {"mask_documents": True}, "loss": {"chunk_tokens": 24}}
+    train(write_config(tmp_path / "run", heldout=HELDOUT, **settings), num_processes=2)
+    checkpoint = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
+    export_checkpoint(checkpoint, corpus.tokenizer_folder, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for name, loss in curve(tmp_path / "run", "heldout.jsonl")[-1]["losses"].items():
+        shards = TokenShards.open(corpus.source(name))
+        tokens = torch.from_numpy(shards.tokens(0, 5 * 32 + 1).astype("int64"))
+        expected = [
+            document_losses(model, row, shards.manifest.bos_id) for row in tokens.unfold(0, 33, 32)
+        ]
+        assert loss == pytest.approx(torch.cat(expected).mean().item(), abs=1e-4)
+
+
+def document_losses(model, row, bos_id):
+    """The loss of each label of a sequence, its documents given to the model one by one."""
+    starts = [0, *(place for place in range(1, 32) if row[place] == bos_id), 32]
+    losses = []
+    for first, last in pairwise(starts):
+        with torch.no_grad():
+            logits = model(row[None, first:last]).logits[0]
+        labels = row[first + 1 : last + 1]
+        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+    return torch.cat(losses)
+
+
+@pytest.mark.slow
+def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
+    # So strict a guard calls every rise a spike.
+    guard = {"action": "skip", "window": 4, "deviations": 0.01, "min_rise_nats": 0.0}
+    train(write_config(tmp_path / "whole", spike_guard=guard))
+    spikes = curve(tmp_path / "whole", "spikes.jsonl")
+    assert spikes and all(line["loss"] > line["limit"] for line in spikes)
+    assert all(line["action"] == "skipped" for line in spikes)
+    first = 4 * (spikes[0]["step"] - 1)
+    assert [row["sequence"] for row in spikes[0]["sequences"]] == list(range(first, first + 4))
+    train(write_config(tmp_path / "run", spike_guard=guard, steps=12), num_processes=2)
+    train(write_config(tmp_path / "run", spike_guard=guard))
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
+    resumed = curve(tmp_path / "run", "spikes.jsonl")
+    assert [line["step"] for line in resumed] == [line["step"] for line in spikes]
+
+
+def test_a_finished_run_started_again_does_nothing(finished, write_config):
+    before = losses(finished)
+    train(write_config(finished))
+    assert losses(finished) == before
+
+
+def test_stage_two_starts_from_the_weights_of_stage_one(finished, write_config, corpus, tmp_path):
+    stage_one = finished / "checkpoint" / f"step-{STEPS}"
+    config_file = write_config(
+        tmp_path / "stage2",
+        steps=6,
+        optimizer={"lr": 1e-3},
+        lr_scheduler={"warmup_steps": 0, "decay_type": "linear", "total_steps": 6},
+        data={"seed": 8, "sources": {"quarry": 1.0}},
+        checkpoint={"initial_load_path": str(stage_one)},
+    )
+    train(config_file)
+    lines = curve(tmp_path / "stage2")
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert lines[0]["lr"] == pytest.approx(1e-3)
+    assert lines[-1]["lr"] == pytest.approx(1e-3 / 6)
+    export_checkpoint(stage_one, corpus.tokenizer_folder, tmp_path / "model")
+    plan = DataPlan.open(load(config_file).data, seq_len=32, verify=True)
+    token_ids = torch.stack(
+        [torch.from_numpy(plan.tokens(row).astype("int64")) for row in range(4)]
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        loss = model(token_ids, labels=token_ids).loss.item()
+    assert lines[0]["loss"] == pytest.approx(loss, abs=1e-4)
+
+
+def test_a_refused_run_is_one_line_and_status_1(write_config, tmp_path, capfd):
+    config_file = write_config(tmp_path / "run", training={"stepz": 3})
+    line = "anchored.pretrain: unknown config key training.stepz (did you mean steps?)"
+    with pytest.raises(RuntimeError) as error:
+        launch(config_file)
+    assert str(error.value) == f"pretraining with {config_file} failed with status 1:\n{line}"
+    assert capfd.readouterr() == ("", f"{line}\n")

@@ -1,0 +1,164 @@
+"""The shipped configs of TinyComma say what the paper says."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from forked_program import ForkedProgram
+
+from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.model.tinycomma import flavors
+from anchored.pretrain.plan.data_config import load_mixture
+from anchored.pretrain.run.machine import Machine, check_memory
+from anchored.pretrain.run.memory import estimate_memory
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
+
+
+def load(name):
+    return load_job_config(["--job.config_file", str(CONFIGS / f"{name}.toml")])
+
+
+@pytest.fixture(scope="module")
+def stages():
+    return load("tinycomma-1.8b-stage1"), load("tinycomma-1.8b-stage2")
+
+
+def test_both_stages_take_four_million_tokens_a_step(stages):
+    for stage in stages:
+        assert stage.training.global_batch_size * stage.training.seq_len == 2**22
+        assert stage.training.global_batch_size % (8 * stage.training.local_batch_size) == 0
+
+
+def test_stage_one_is_a_cosine_with_warmup_over_156_billion_tokens(stages):
+    stage, _ = stages
+    assert stage.training.steps * 2**22 == pytest.approx(156e9, rel=1e-4)
+    assert (stage.lr_scheduler.decay_type, stage.lr_scheduler.warmup_steps) == ("cosine", 1000)
+    optimizer = stage.optimizer
+    assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (3e-3, 0.9, 0.95)
+    assert optimizer.weight_decay == 0.033
+
+
+def test_stage_two_is_a_linear_cooldown_from_the_last_step_of_stage_one(stages):
+    first, second = stages
+    assert second.training.steps * 2**22 == pytest.approx(13.5e9, rel=1e-3)
+    assert (second.lr_scheduler.decay_type, second.lr_scheduler.warmup_steps) == ("linear", 0)
+    assert second.optimizer.lr == 1e-3
+    last = Path(first.job.dump_folder) / "checkpoint" / f"step-{first.training.steps}"
+    assert Path(second.checkpoint.initial_load_path) == last
+    assert second.job.dump_folder != first.job.dump_folder
+
+
+NAMES = sorted(path.stem for path in CONFIGS.glob("tinycomma*.toml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_says_where_it_comes_from(name):
+    text = (CONFIGS / f"{name}.toml").read_text()
+    for table in re.split(r"^(?=\[)", text, flags=re.MULTILINE):
+        if table.startswith("[["):  # sources: the head of their list says it for all of them
+            continue
+        for line in re.findall(r"^\w+ *=.*", table, flags=re.MULTILINE):
+            assert line.startswith("base") or re.search(r"# .*\((paper|lingua|ours)\)", line), line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_that_a_config_names_exists_or_is_explained(name):
+    text = (CONFIGS / f"{name}.toml").read_text()
+    for path in re.findall(r"configs/[\w./-]+", text):
+        assert (CONFIGS.parents[1] / path).is_file(), path
+    head = (CONFIGS / "tinycomma-1.8b-stage1.toml").read_text().split("[job]")[0]
+    for path in re.findall(r'= "(data/[\w./-]+)"', text):
+        documented = re.sub(r"common_pile/\w+", "common_pile/NAME", path)
+        assert f"#   {documented} " in head, path
+
+
+def test_variants_are_the_first_stage_but_for_speed(stages):
+    variants = [load(name) for name in NAMES if name.count("-") > 2]
+    assert len(variants) == 3
+    for variant in variants:
+        assert variant.data == stages[0].data
+        assert variant.optimizer == stages[0].optimizer
+        assert variant.training.global_batch_size == 2048
+
+
+def test_the_two_stages_train_alike_but_for_their_schedule(stages):
+    for section in ("parallelism", "compile", "loss", "metrics", "spike_guard"):
+        assert getattr(stages[0], section) == getattr(stages[1], section)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "gibibytes"),
+    [
+        ("tinycomma-1.8b-stage1", 8, 131),  # H200
+        ("tinycomma-1.8b-stage2", 8, 131),
+        ("tinycomma-1.8b-stage1-multinode", 16, 131),
+        ("tinycomma-1.8b-stage1-1gpu", 1, 79),  # H100
+    ],
+)
+def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes):
+    config = load(name)
+    args = flavors()[config.model.flavor]
+    args.update_from_config(config)
+    num_shards = num_gpus // config.parallelism.data_parallel_replicate_degree
+    estimate = estimate_memory(config, args, num_shards=num_shards)
+    gpu = Machine(
+        num_processes=1, num_gpus=1, gpu_name="", gpu_memory_bytes=gibibytes << 30,
+        free_disk_bytes=0,
+    )  # fmt: skip
+    check_memory(config, gpu, estimate)
+    assert 0.4 * gpu.gpu_memory_bytes < estimate.total
+
+
+@pytest.mark.parametrize(
+    ("name", "num_processes"),
+    [
+        ("tinycomma-1.8b-stage1", 8),
+        pytest.param("tinycomma-1.8b-stage1-multinode", 16, marks=pytest.mark.slow),
+    ],
+)
+def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp_path):
+    # A process of its own: fake processes are the only ones of torch.distributed in theirs.
+    words = ["dry-run", "--gpus", str(num_processes), "--config", str(CONFIGS / f"{name}.toml")]
+    program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
+    model, memory, time, end = program.wait_for_success().splitlines()
+    each = f"{1_758_562_304 // 8:,}"
+    assert f"1,758,562,304 parameters, {each} of them on each of {num_processes}" in model
+    replicate = "Replicate(), " if num_processes == 16 else ""
+    placements = f"({replicate}Shard(dim=0){'' if replicate else ','})"
+    # layers, embedding, norm, output, the whole
+    assert model.endswith(f"in {24 + 4} modules with placements {placements}")
+    assert "64.2 GiB" in memory and "logits" in memory
+    days = "4.65" if num_processes == 8 else "2.32"
+    assert "48,560 tokens/s a GPU" in time and f"{days} days for 37,193 steps" in time
+    assert end == "nothing of this was measured"
+
+
+def test_the_slurm_script_is_valid_and_starts_what_it_says(tmp_path):
+    script = CONFIGS / "slurm" / "pretrain.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text()
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        assert f"{name}=" in text
+
+
+def test_the_slurm_array_tokenises_every_source_of_the_mixture(tmp_path):
+    program = tmp_path / "anchored"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    script = subprocess.run(
+        ["bash", str(CONFIGS / "slurm" / "tokenize.sh"), "TOKENIZER"],
+        cwd=CONFIGS.parents[1],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    mixture = "configs/pretrain/common_pile.toml"
+    assert script.stdout.splitlines() == [
+        f"tokenize --mixture {mixture} --source {source.name} --tokenizer TOKENIZER "
+        f"--output data/common_pile/{source.name}"
+        for source in load_mixture(CONFIGS / "common_pile.toml").sources
+    ]

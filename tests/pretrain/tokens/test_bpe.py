@@ -1,0 +1,126 @@
+"""The trained tokenizer: lossless, cut like Llama 3's, loaded by transformers."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer
+
+from anchored.pretrain.tokens.bpe import (
+    BOS_TOKEN,
+    EOS_TOKEN,
+    pre_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+
+LLAMA3 = Path(__file__).parents[4] / "shared" / "tokenizers" / "llama3" / "tokenizer.json"
+TEXTS = ["the cat sat on the mat, the rat ran", "def f(x):\n    return x + 1234567\n"] * 3
+VOCAB_SIZE = 280
+
+NASTY = [
+    "I'LL we've DON'T can't rock'n'roll 's't",
+    "1234567890 12 3.14159 0x1F \u0663\u0664\u0665\u0666 \u00b2\u00b3",
+    "a  b   c    d\t\te \t f\n\n\ng \n h\r\n\r\ni\r j  \n",
+    "   leading and trailing   ",
+    "caf\u00e9 cafe\u0301 na\u00efve \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4",
+    "\u0939\u093f\u0928\u094d\u0926\u0940 \u0633\u0644\u0627\u0645",
+    "\U0001f469\u200d\U0001f680\U0001f1eb\U0001f1f7 \u00a0\u2003\u3000x\u2028y\u0085z",
+    "!?...$$$\n\n///---\r\n#include<stdio.h>\n\n",
+    "_snake_case__init__ CamelCase kebab-case @dataclass",
+    "\x00\x01\x7f\ufeff\ufffd",
+    "\u017f \u212a 'S '\u017f \u0130I\u0131i",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS, VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module")
+def loaded(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(tokenizer, folder, model_max_length=512)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@given(text=st.text())
+def test_any_text_survives_the_round_trip(tokenizer, text):
+    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_nasty_text_survives_the_round_trip_through_transformers(loaded, text):
+    token_ids = loaded(text, add_special_tokens=False)["input_ids"]
+    assert loaded.decode(token_ids) == text
+
+
+@pytest.fixture(scope="module")
+def llama3_pre_tokenizer():
+    if not LLAMA3.exists():
+        pytest.skip("the tokenizer of Llama 3 is not here")
+    return Tokenizer.from_file(str(LLAMA3)).pre_tokenizer
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_nasty_text_is_cut_as_llama3_cuts_it(llama3_pre_tokenizer, text):
+    ours, theirs = pre_tokenizer(), llama3_pre_tokenizer
+    assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
+
+
+@given(text=st.text(alphabet=st.characters(codec="utf-8") | st.sampled_from(" \n\r'a1s")))
+def test_any_text_is_cut_as_llama3_cuts_it(llama3_pre_tokenizer, text):
+    ours, theirs = pre_tokenizer(), llama3_pre_tokenizer
+    assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
+
+
+def test_words_are_cut_at_known_places():
+    pieces = [piece for piece, _ in pre_tokenizer().pre_tokenize_str("It's 12345  ok!\n")]
+    assert pieces == ["It", "'s", "\u0120", "123", "45", "\u0120", "\u0120ok", "!\u010a"]
+
+
+def test_the_begin_token_is_added_once(loaded):
+    token_ids = loaded("the cat")["input_ids"]
+    assert token_ids[0] == loaded.bos_token_id
+    assert token_ids.count(loaded.bos_token_id) == 1
+    assert loaded("the cat", add_special_tokens=False)["input_ids"] == token_ids[1:]
+
+
+def test_the_empty_text_is_the_begin_token_alone(loaded):
+    assert loaded("")["input_ids"] == [loaded.bos_token_id]
+
+
+def test_bytes_come_first_and_special_tokens_last(tokenizer):
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    assert {tokenizer.id_to_token(i) for i in range(256)} == set(ByteLevel.alphabet())
+    assert tokenizer.id_to_token(VOCAB_SIZE - 2) == BOS_TOKEN
+    assert tokenizer.id_to_token(VOCAB_SIZE - 1) == EOS_TOKEN
+
+
+def test_transformers_knows_the_special_tokens_and_the_length(loaded):
+    assert (loaded.bos_token, loaded.eos_token) == (BOS_TOKEN, EOS_TOKEN)
+    assert loaded.all_special_ids == [VOCAB_SIZE - 2, VOCAB_SIZE - 1]
+    assert loaded.is_fast
+    assert loaded.model_max_length == 512
+    assert len(loaded) == VOCAB_SIZE
+
+
+def test_gpt2_words_are_cut_as_gpt2_cuts_them():
+    tokenizer = train_tokenizer(TEXTS, 290, "gpt2")
+    cuts = tokenizer.pre_tokenizer.pre_tokenize_str("it's 1234567 x")
+    assert [end - start for _, (start, end) in cuts] == [2, 2, 8, 2]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "message"),
+    [(257, "vocab_size must be >= 258, got 257"), (4096, "vocab_size must be at most")],
+)
+def test_a_vocabulary_that_cannot_be_filled_is_refused(vocab_size, message):
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(TEXTS, vocab_size)

@@ -1,0 +1,319 @@
+"""Documents on their way into shards: where each goes, and how files of every format give them."""
+
+import gzip
+import json
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from anchored.pretrain.tokens.documents import (
+    NO_LICENCE,
+    Document,
+    DocumentRules,
+    Problem,
+    RecordFields,
+    Verdict,
+    input_documents,
+)
+from anchored.pretrain.tokens.input_files import InputFile, hub_files, local_files
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"salt", Verdict.TRAIN),
+        (b"", Verdict.EMPTY),
+        (None, Verdict.INVALID),
+        (b"ten bytes!", Verdict.TRAIN),
+        (b"ten bytes!!", Verdict.OVERSIZED),
+    ],
+)
+def test_documents_that_cannot_be_used_are_told_apart(text, expected):
+    rules = DocumentRules(max_document_bytes=10)
+    assert rules.verdict(Document(0, text, ("CC0",))) is expected
+
+
+@pytest.mark.parametrize(
+    ("licences", "expected"),
+    [
+        (("CC0",), Verdict.TRAIN),
+        (("Public Domain - USA",), Verdict.TRAIN),
+        (("public domain",), Verdict.TRAIN),
+        (("CC BY-NC",), Verdict.REFUSED),
+        (("CC0", "CC BY-NC"), Verdict.REFUSED),
+        (("CC0", "Public Domain"), Verdict.TRAIN),
+        ((), Verdict.REFUSED),
+    ],
+)
+def test_every_licence_of_a_document_must_be_on_the_list(licences, expected):
+    rules = DocumentRules(licences=("CC0", "Public Domain*"))
+    assert rules.verdict(Document(0, b"salt", licences)) is expected
+
+
+def test_without_a_list_every_licence_passes_and_none_has_a_name():
+    assert DocumentRules().verdict(Document(0, b"salt")) is Verdict.TRAIN
+    assert Document(0, b"salt").licence == NO_LICENCE
+    assert Document(0, b"salt", ("MIT", "CC0")).licence == "MIT AND CC0"
+
+
+def test_the_held_out_share_is_as_asked_and_depends_on_the_text_alone():
+    rules = DocumentRules(heldout_fraction=0.1)
+    texts = [f"document {number}".encode() for number in range(20_000)]
+    heldout = {text for text in texts if rules.verdict(Document(0, text)) is Verdict.HELDOUT}
+    # 20,000 draws at 0.1: a deviation of 4.5 standard deviations has probability 7e-6.
+    assert abs(len(heldout) - 2000) < 4.5 * (20_000 * 0.1 * 0.9) ** 0.5
+    again = {text for text in texts if rules.verdict(Document(7, text, ("x",))) is Verdict.HELDOUT}
+    assert again == heldout
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"max_document_bytes": 0}, "max_document_bytes must be at least 1, got 0"),
+        ({"heldout_fraction": 1.0}, r"heldout_fraction must be in \[0, 1\), got 1.0"),
+        ({"heldout_fraction": -0.1}, r"heldout_fraction must be in \[0, 1\), got -0.1"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(rules, message):
+    with pytest.raises(ValueError, match=message):
+        DocumentRules(**rules)
+
+
+TEXTS = ["salt", "", "r\u00e4in\nand wave", "bell" * 400]
+ROWS = [
+    {"id": str(number), "text": text, "metadata": {"license": "CC0" if number else None}}
+    for number, text in enumerate(TEXTS)
+]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def write_parquet(path, rows=ROWS):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+WRITERS = {
+    "a.jsonl": lambda path, lines=LINES: path.write_bytes(lines),
+    "a.jsonl.gz": lambda path, lines=LINES: path.write_bytes(gzip.compress(lines)),
+    "a.json.zst": lambda path, lines=LINES: path.write_bytes(zstandard.compress(lines)),
+    "a.parquet": write_parquet,
+}
+
+
+def documents(path, first_record=0, **fields):
+    (file,) = local_files([path], revision="1").files
+    return list(input_documents(file, RecordFields(**fields), first_record=first_record))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("first", [0, 2, 4])
+def test_every_format_gives_the_same_documents_from_any_record_on(tmp_path, name, first):
+    WRITERS[name](tmp_path / name)
+    found = documents(tmp_path / name, first)
+    assert [document.record for document in found] == list(range(first, 4))
+    assert [document.text for document in found] == [text.encode() for text in TEXTS[first:]]
+    assert [document.licences for document in found] == [(), ("CC0",), ("CC0",), ("CC0",)][first:]
+
+
+def problems(found):
+    return [document.problem for document in found]
+
+
+def test_lines_without_text_that_can_be_read_are_single_invalid_documents(tmp_path):
+    lines = {
+        b'{"text": "salt"}': None,
+        b'{"text": "\xff\xfe"}': Problem.NOT_UTF8,
+        b'{"text": "\\ud800"}': Problem.NOT_UTF8,
+        b'{"text": "cut': Problem.NOT_JSON,
+        b"[" * 200_000: Problem.NOT_JSON,
+        b'{"text": null}': Problem.NO_TEXT,
+        b'{"text": 3}': Problem.NO_TEXT,
+        b'{"body": "salt"}': Problem.NO_TEXT,
+        b'["text"]': Problem.NO_TEXT,
+        b"": None,
+        b'{"text": "x"}': None,
+    }
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    found = documents(tmp_path / "a.jsonl")
+    assert problems(found) == list(lines.values())
+    texts = [document.text for document in found]
+    assert texts == [b"salt", *[None] * 8, b"", b"x"]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_record_whose_text_is_null_is_invalid_in_every_format(tmp_path, name):
+    rows = [{"text": text, "metadata": {"license": "CC0"}} for text in ("salt", None, "rain")]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    WRITERS[name](tmp_path / name, rows if name.endswith("parquet") else lines)
+    found = documents(tmp_path / name)
+    assert [document.text for document in found] == [b"salt", None, b"rain"]
+    assert problems(found) == [None, Problem.NO_TEXT, None]
+
+
+def test_a_parquet_string_that_is_not_utf8_is_a_single_invalid_document(tmp_path):
+    raw = pyarrow.array([b"salt", b"\xff\xfe", b"rain"], pyarrow.binary())
+    text = pyarrow.StringArray.from_buffers(3, raw.buffers()[1], raw.buffers()[2])
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), tmp_path / "a.parquet")
+    found = documents(tmp_path / "a.parquet", fixed_licence="MIT")
+    assert [document.text for document in found] == [b"salt", None, b"rain"]
+    assert [document.licences for document in found] == [("MIT",), (), ("MIT",)]
+
+
+def test_metadata_may_differ_in_type_and_licences_may_be_a_list(tmp_path):
+    rows = [
+        {"text": "a", "metadata": {"license": ["MIT", "BSD"], "stars": 3}},
+        {"text": "b", "metadata": {"license": "CC0", "stars": "three"}},
+        {"text": "c", "metadata": "none"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    licences = [document.licences for document in documents(tmp_path / "a.jsonl")]
+    assert licences == [("MIT", "BSD"), ("CC0",), ()]
+
+
+def many_rows(count):
+    """Texts that do not compress well, so that half of a file is about half of its rows."""
+    generator = random.Random(3)
+    return [{"text": generator.randbytes(40).hex(), "metadata": None} for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst"])
+def test_a_file_cut_short_ends_with_one_invalid_document(tmp_path, caplog, name):
+    rows = many_rows(6000)
+    WRITERS[name](tmp_path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: len(data) // 2])
+    *whole, rest = documents(tmp_path / name)
+    # zstd decodes blocks of 128 KiB, some 1200 rows, and one of them may be lost.
+    assert 3000 > len(whole) > (2900 if name.endswith("gz") else 1800)
+    assert [one.text.decode() for one in whole] == [row["text"] for row in rows[: len(whole)]]
+    assert (rest.record, rest.text, rest.problem) == (len(whole), None, Problem.DAMAGED)
+    assert f"{name} is damaged from record {len(whole)} on" in caplog.text
+    assert documents(tmp_path / name, 250) == [*whole, rest][250:]
+
+
+@pytest.mark.parametrize("cut", ["footer", "middle"])
+def test_a_damaged_parquet_file_ends_with_one_invalid_document(tmp_path, cut):
+    rows = many_rows(2000)
+    table = pyarrow.Table.from_pylist([{"text": row["text"]} for row in rows])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    middle = len(data) // 2
+    if cut == "middle":
+        data[middle : middle + 300] = bytes(300)
+    else:
+        del data[middle:]
+    (tmp_path / "a.parquet").write_bytes(data)
+    *whole, rest = documents(tmp_path / "a.parquet")
+    assert [one.text.decode() for one in whole] == [row["text"] for row in rows[: len(whole)]]
+    assert (rest.record, rest.text, rest.problem) == (len(whole), None, Problem.DAMAGED)
+    assert len(whole) > 500 if cut == "middle" else not whole
+    again = documents(tmp_path / "a.parquet", 250)
+    assert again == [*whole[250:], replace(rest, record=max(250, rest.record))]
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "a.jsonl"])
+def test_a_file_that_is_not_what_its_name_says_is_one_invalid_document(tmp_path, name):
+    (tmp_path / name).write_bytes(b"<html>404</html>")
+    assert documents(tmp_path / name) == [Document(0, None, problem=Problem.DAMAGED)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst"])
+def test_all_members_of_a_compressed_file_are_read(tmp_path, name):
+    WRITERS[name](tmp_path / name)
+    (tmp_path / name).write_bytes(3 * (tmp_path / name).read_bytes())
+    texts = [document.text for document in documents(tmp_path / name)]
+    assert texts == 3 * [text.encode() for text in TEXTS]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_that_cannot_be_opened_is_an_error_and_no_document(tmp_path, name):
+    file = InputFile(name, str(tmp_path / name), 1)
+    with pytest.raises(ValueError, match=f"input file {name} cannot be read: .*No such file"):
+        list(input_documents(file, RecordFields()))
+
+
+def test_a_connection_that_breaks_is_an_error_and_no_damage(tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise ConnectionError("server disconnected")
+
+    WRITERS["a.parquet"](tmp_path / "a.parquet")
+    monkeypatch.setattr("anchored.pretrain.tokens.documents._parquet_tables", broken)
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read: server disconnected"):
+        documents(tmp_path / "a.parquet")
+
+
+def test_fields_may_be_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": {"raw": "salt"}, "license": "CC0"}')
+    (document,) = documents(tmp_path / "a.jsonl", text="body.raw", licence="license")
+    assert (document.text, document.licences) == (b"salt", ("CC0",))
+
+
+def test_a_parquet_file_without_a_column_of_texts_is_refused(tmp_path):
+    write_parquet(tmp_path / "a.parquet", [{"body": "salt", "metadata": {"license": "x"}}])
+    with pytest.raises(
+        ValueError, match=r"a\.parquet has no column 'text': \['body', 'metadata'\]"
+    ):
+        documents(tmp_path / "a.parquet")
+    write_parquet(tmp_path / "b.parquet", [{"text": 3, "metadata": {"license": "x"}}])
+    with pytest.raises(ValueError, match=r"column 'text' of input file b\.parquet is int64"):
+        documents(tmp_path / "b.parquet")
+
+
+def test_a_parquet_file_without_licences_has_documents_without_one(tmp_path):
+    write_parquet(tmp_path / "a.parquet", [{"text": "salt"}])
+    assert documents(tmp_path / "a.parquet") == [Document(0, b"salt")]
+
+
+def test_folders_are_read_in_the_order_of_names_wherever_they_are(tmp_path):
+    for name in ("b/2.jsonl", "b/10.jsonl", "a/9.parquet", "a/readme.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"12345")
+    files = local_files([tmp_path], revision="v1")
+    assert [(file.name, file.num_bytes) for file in files.files] == [
+        ("a/9.parquet", 5),
+        ("b/10.jsonl", 5),
+        ("b/2.jsonl", 5),
+    ]
+    assert files.revision == "v1"
+
+
+def test_inputs_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"input .*missing does not exist"):
+        local_files([tmp_path / "missing"], revision="1")
+    with pytest.raises(ValueError, match="holds no file of a supported format"):
+        local_files([tmp_path], revision="1")
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(ValueError, match=r"a.csv is of no supported format: .jsonl"):
+        local_files([tmp_path / "a.csv"], revision="1")
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"different names, got twice: a\.jsonl"):
+        local_files([tmp_path / "a.jsonl", tmp_path], revision="1")
+
+
+def hub_answers(monkeypatch, urls):
+    builder = SimpleNamespace(config=SimpleNamespace(data_files={"train": urls}))
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda name, revision: builder)
+
+
+def test_hub_files_carry_the_full_commit(monkeypatch):
+    commit = "0641bb8" + "0" * 33
+    address = f"hf://datasets/common-pile/wikimedia_filtered@{commit}"
+    hub_answers(monkeypatch, [f"{address}/b.json.gz", f"{address}/a/c.json.gz"])
+    files = hub_files("common-pile/wikimedia_filtered", revision="0641bb8")
+    assert files.revision == commit
+    assert files.files == (
+        InputFile("a/c.json.gz", f"{address}/a/c.json.gz", 0),
+        InputFile("b.json.gz", f"{address}/b.json.gz", 0),
+    )
+
+
+def test_a_hub_dataset_needs_a_revision_and_training_files(monkeypatch):
+    with pytest.raises(ValueError, match="a/b needs a revision"):
+        hub_files("a/b", revision="")
+    hub_answers(monkeypatch, [])
+    with pytest.raises(ValueError, match="a/b at revision 1 has no training files"):
+        hub_files("a/b", revision="1")

@@ -1,0 +1,50 @@
+"""Which share of the input files a process takes, and how many workers it starts."""
+
+import pytest
+
+from anchored.pretrain.tokens.workers import FileShare, WorkerCounts
+
+
+def test_alone_a_process_does_everything():
+    assert FileShare.of({}) == FileShare(0, 1, 1)
+
+
+def test_torchrun_variables_are_read_and_go_first():
+    slurm = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_COUNT": "4"}
+    torchrun = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+    assert FileShare.of(slurm | torchrun) == FileShare(5, 16, 8)
+
+
+def test_a_slurm_array_may_start_anywhere_and_take_steps():
+    slurm = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "8"}
+    assert FileShare.of(slurm) == FileShare(6, 8, 1)
+    assert FileShare.of(slurm | {"SLURM_ARRAY_TASK_STEP": "2"}) == FileShare(3, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE must be a number, got ''"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK must be a number, got 'x'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"rank must be in \[0, 2\), got 2"),
+    ],
+)
+def test_variables_that_make_no_sense_are_refused(environment, message):
+    with pytest.raises(ValueError, match=message):
+        FileShare.of(environment)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_files", "requested", "expected"),
+    [
+        (8, 100, 0, (8, 1)),
+        (8, 3, 0, (3, 2)),  # spare cores become threads of the tokenizer
+        (8, 1, 0, (1, 8)),
+        (8, 100, 4, (4, 2)),
+        (2, 100, 4, (4, 1)),
+        (8, 0, 0, (1, 8)),
+    ],
+)
+def test_cores_are_used_for_files_first(num_cores, num_files, requested, expected):
+    counts = WorkerCounts.of(num_cores=num_cores, num_files=num_files, requested=requested)
+    assert (counts.num_workers, counts.num_threads) == expected

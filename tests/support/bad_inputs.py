@@ -1,0 +1,392 @@
+"""Command lines that must be refused, and the files that some of them name.
+
+No device stands for an output: where the command fails to refuse it, root would lose the device.
+{name} stands for a place of `make_places`, {new} for one with nothing there, {pair} for the options
+that name a good pair.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
+
+HUGE = str(10**30)
+NOT_WHOLE = ("1.5", "nan", "many", "")
+NOT_FINITE = ("nan", "inf", "-inf", "many")
+
+GENERATE = "generate {pair} --max-new-tokens 3"
+PROMPT = f"{GENERATE} --prompt a"
+SCORE = "score {pair} --prompt a --continuation b"
+RATIOS = "ratios {pair} --prompt a --output {new}"
+VERIFY = "verify {pair} --ledger {ledger}"
+DIVERGENCES = "divergences {pair} --ledger {ledger} --output {new}"
+TOKENIZE = "tokenize --source s --tokenizer {tokens} --output {new} --input {texts}"
+EXPORT = "export --checkpoint {folder} --tokenizer {safe} --output {new}"
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a line."""
+    return tuple(text.split())
+
+
+COUNTS = ("0", "-1", *NOT_WHOLE)
+OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    PROMPT: {
+        "--max-new-tokens": (*COUNTS, HUGE),
+        "--max-new-bytes": ("0", "-1", "9", "many"),
+        "--num-return-sequences": (*COUNTS, HUGE),
+        "--seed": ("-1", *NOT_WHOLE, HUGE),
+        "--k": ("-1", *NOT_FINITE),
+        "--K": ("-1", *NOT_FINITE),
+        "--temperature": ("-1", *NOT_FINITE),
+        "--repetition-penalty": ("0", "-1", *NOT_FINITE),
+        "--top-k": ("-1", *NOT_WHOLE),
+        "--top-p": ("0", "-0.1", "1.1", *NOT_FINITE),
+        "--min-p": ("-0.1", "1", *NOT_FINITE),
+        "--debt-window": COUNTS,
+        "--batch-size": COUNTS,
+        "--stop": ("''",),
+        "--speculate": ("0", "-1", "1.5", "maybe"),
+        "--byte.tau": ("-0.1", "1", "nan", "much"),
+        "--byte.prefetch": ("-1", "1.5", "many"),
+        "--byte.mode": ("odd",),
+        "--rule": ("nonsense", "safe_only --k 2", "risky_only --budget fixed"),
+        "--divergence": ("tv",),
+        "--debt": ("some",),
+        "--budget": ("none",),
+        "--level": ("word", "byte --max-new-bytes 0"),
+        "--engine": ("fast",),
+        "--dtype": ("int8", "float23", ""),
+        "--device": ("cuda:7", "cuda:-1", "tpu", "meta", "cpu:0", "''"),
+        "--risky-device": ("cpu", "gpu"),
+        "--tp-size": ("2", *COUNTS),
+        "--unknown-option": ("1",),
+        "--k 1 --K": ("2",),
+        "--chat --continue-from": ("{ledger}",),
+        "--continue-from": ("{ledger}",),
+        "--prompt-file": ("{prompts}",),
+        "--chat": ("",),
+        "--prompt-ratios": ("{missing}", "{folder}", "{empty}", "{garbage}", "{ledger}", "{other}"),
+        "--risky-quantization": ("{missing}", "{folder}", "{empty}", "{garbage}", "{prompts}"),
+        "--ledger": words(
+            "{existing} {folder} {fifo} {link} {under_file} {long_name} /proc/none/x.jsonl"
+        ),
+    },
+    GENERATE: {
+        "": ("",),
+        "--prompt": ("", "''", "'{long_text}'"),
+        "--prompt-file": words(
+            "{missing} {folder} {empty} {garbage} {ledger} {prompts_broken} {prompts_list} "
+            "{prompts_without} {prompts_number} {prompts_seed} {prompts_k} {prompts_nan} "
+            "{prompts_negative} {prompts_key} {prompts_blank}"
+        ),
+        "--continue-from": ("{missing}", "{folder}", "{empty}", "{garbage}", "{ended}"),
+    },
+    SCORE: {
+        "--horizon": ("0", "-1", *NOT_WHOLE),
+        "--prompt": ("''", "'{long_text}'"),
+        "--continuation": ("", "'{long_text}'"),
+        "--k": ("-1", *NOT_FINITE),
+        "--rule": ("nonsense",),
+        "--temperature": ("1",),
+        "--prompt-ratios": ("{missing}", "{garbage}", "{other}"),
+    },
+    "score {pair}": {"": ("", "--prompt a", "--continuation b")},
+    f"{PROMPT} --overwrite": {"--ledger": ("{folder}", "{fifo}", "{link}", "{under_file}")},
+    f"{RATIOS} --overwrite": {"--output": ("{folder}", "{fifo}", "{link}")},
+    f"{DIVERGENCES} --overwrite": {
+        "--output": ("{folder}", "{fifo}", "{link}"),
+        "--output one.png --picture": ("one.png",),
+    },
+    RATIOS: {
+        "--prompt": ("", "''", "'{long_text}'"),
+        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}", ""),
+        "--k": ("-1", "nan"),
+    },
+    "ratios {pair}": {"": ("--prompt a", "--output {new}")},
+    VERIFY: {
+        "--ledger": words(
+            "{missing} {folder} {empty} {garbage} {prompts} {other} {cut_ledger} {line_missing} "
+            "{list_ledger} {step_text} {field_missing} {field_unknown} {field_mistyped} "
+            "{field_null}"
+        ),
+        "--unknown": ("1",),
+        "--device": ("cuda:7",),
+    },
+    "verify {pair}": {"": ("",)},
+    DIVERGENCES: {
+        "--ledger": ("{missing}", "{folder}", "{empty}", "{garbage}", "{cut_ledger}"),
+        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}", "{ledger}"),
+        "--picture": ("{existing_png}", "{new}", "{folder}", "{fifo}", "x.txt", "{under_file}"),
+    },
+    TOKENIZE: {
+        "--tokenizer": words("{missing} {folder} a/b a@b {empty} {garbage}"),
+        "--input": ("{missing}", "{folder}", "{garbage}"),
+        "--output": ("{folder}", "{existing}", "{under_file}", "{fifo}"),
+        "--mixture": ("{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}"),
+        "--heldout-fraction": ("-0.1", "1.1", "nan", "many"),
+        "--max-document-bytes": ("0", "-1", "many"),
+        "--shard-tokens": ("0", "-1", "1.5"),
+        "--workers": ("-1", "many"),
+        "--dataset": ("a/b",),
+    },
+    "plan": {
+        "--config": words(
+            "{missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} {toml_circle} "
+            "{mixture_weight} {mixture_key}"
+        ),
+        "--gpus": ("-1", "1.5"),
+        "--mfu": ("-1", "1.5", "nan", "x"),
+        "--max-epochs": ("-1", "many", "nan"),
+        "--step": ("1", "-1", "x"),
+        "--step 1 --stage": ("stage9",),
+        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
+    },
+    "dry-run": {
+        "--config": ("{missing}", "{folder}"),
+        "--gpus": ("0", "-1", "x"),
+        "--mfu": ("0", "2", "nan"),
+        "--peak-flops": ("0", "-1", "nan"),
+    },
+    EXPORT: {
+        "--checkpoint": ("{missing}", "{folder}", "{empty}", "{safe}"),
+        "--tokenizer": ("{missing}", "{empty}"),
+        "--output": ("{folder}", "{existing}", "{under_file}"),
+        "--dtype": ("float64", "int8"),
+        "--average-last": ("0", "x"),
+        "--max-position-embeddings": ("x",),
+    },
+    "export": {"": ("",)},
+    "quickstart": {
+        "--preset": ("huge", ""),
+        "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),
+    },
+    "lm-eval": {"": ("--nonsense", "nonsense", "run --limit x", "run --model", "validate")},
+    "gpu-check": {
+        "--part": ("all-of-it",),
+        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
+    },
+    "bench kernel": {
+        "--batch-sizes": ("0", "-1", "x"),
+        "--vocab-size": ("0", "x"),
+        "--threads": ("0", "-1"),
+    },
+    "bench decode --vocab-size 64": {
+        "--safe": ("giant",),
+        "--new-tokens": ("1", "0"),
+        "--runs": ("0",),
+        "--device": ("cuda:7", "tpu"),
+        "--dtype": ("float23",),
+        "--k": ("-1", "nan"),
+    },
+    "bench byte": {
+        "--runs": ("0",),
+        "--tau": ("0", "1", "nan"),
+        "--tables": ("nonsense",),
+        "--tokenizers": ("{missing}", "{folder}"),
+        "--folder": ("{existing}", "{folder}", "{under_file}"),
+    },
+    "bench speculate": {
+        "--safe": ("{safe}",),
+        "--runs": ("0",),
+        "--drafts": ("0", "x"),
+        "--device": ("cuda:7",),
+        "--clock cpu --device": ("cuda",),
+        "--dtype": ("float23",),
+    },
+    "bench tokenize": {
+        "": ("", "--input {missing} --tokenizer {tokens}", "--input {texts} --tokenizer {folder}"),
+    },
+    "bench loader": {"--sources": ("0", "x"), "--runs": ("0",), "--batches": ("-1",)},
+    "bench pretrain": {
+        "--config": ("{missing}", "{folder}", "{empty}", "{garbage}"),
+        "--levers": ("nonsense",),
+        "--rounds": ("3", "0"),
+        "--gpus": ("0", "-1"),
+    },
+    "bench flops": {"--prompt-tokens": ("0", "x"), "--device": ("cuda:7",)},
+    "nonsense": {"": ("", "--help-me")},
+    "bench": {"": ("", "nonsense")},
+}
+MODELS = words(
+    "missing folder empty config_empty config_garbage config_type tokenizer_missing "
+    "tokenizer_empty tokenizer_garbage weights_missing no/such/place a/b@c config_list "
+    "config_sizes tokenizer_other weights_empty weights_truncated weights_garbage weights_partial"
+)
+READ_COMMAND_LINES = (
+    f"{TOKENIZE} --input {{empty_jsonl}}",
+    f"{TOKENIZE} --input {{garbage_jsonl}}",
+    f"{TOKENIZE} --text-field nowhere",
+    f"{TOKENIZE} --licences GPL",
+)
+"""What is wrong shows only when the data are read."""
+
+
+def command_lines() -> Iterator[str]:
+    """All of them, with their {places} to be filled in."""
+    for command, options in OPTIONS.items():
+        for option, values in options.items():
+            for value in values:
+                yield " ".join(word for word in (command, option, value) if word)
+    for model in MODELS:
+        place = f"{{{model}}}" if "/" not in model else model
+        yield f"generate --safe {place} --risky {{risky}} --prompt a --max-new-tokens 3"
+        yield f"score --safe {{safe}} --risky {place} --prompt a --continuation b"
+
+
+FORKED_COMMAND_LINES = (
+    f"{PROMPT} --ledger {{fifo}}",
+    f"{PROMPT} --device cuda:7",
+    f"{PROMPT} --k nan",
+    f"{GENERATE} --prompt-file {{prompts_broken}}",
+    f"{SCORE} --prompt-ratios {{garbage}}",
+    f"{RATIOS} --output {{folder}}",
+    f"{VERIFY} --ledger {{cut_ledger}}",
+    f"{DIVERGENCES} --output {{existing}}",
+    "plan --config {toml_broken}",
+    f"{EXPORT} --output {{existing}}",
+    "dry-run --config {empty}",
+    "dry-run --config {garbage}",
+    "dry-run --config {toml_odd}",
+)
+"""Run as processes; the last ones import torchtitan, which this one must not."""
+
+
+def make_places(root: Path, safe: Path, risky: Path, ledger: Path, ratios: Path) -> dict[str, Path]:
+    """Good and bad files and folders below `root`, by name; some names have nothing there."""
+    places = {"safe": safe, "risky": risky, "ledger": ledger, "other": ratios}
+    names = ("missing", "texts", "folder", "somebody", "other_quickstart", "fifo", "link")
+    places |= {name: root / name for name in names}
+    for name in ("texts", "folder", "somebody", "other_quickstart"):
+        places[name].mkdir()
+    (places["texts"] / "one.jsonl").write_text('{"text": "the keeper of the lamp"}\n')
+    (places["somebody"] / "models").mkdir()
+    (places["other_quickstart"] / "steps.json").write_text('{"settings": "0", "seconds": {}}')
+    os.mkfifo(places["fifo"])
+    places["link"].symlink_to(ledger)
+    places["long_name"] = root / ("n" * 255)
+    places |= _written(root, _files(ledger))
+    places["tokens"] = root / "tokens"
+    places["tokens"].mkdir()
+    text = (safe / "tokenizer.json").read_text()
+    for ours, theirs in (("<|begin|>", BOS_TOKEN), ("<|end|>", EOS_TOKEN)):
+        text = text.replace(ours, theirs)
+    (places["tokens"] / "tokenizer.json").write_text(text)
+    places["under_file"] = places["existing"] / "new"
+    for name, damage in _MODEL_DAMAGES.items():
+        places[name] = Path(shutil.copytree(safe, root / name))
+        damage(places[name])
+    return places
+
+
+def _written(root: Path, contents: dict[str, str | bytes]) -> dict[str, Path]:
+    places = {}
+    for name, content in contents.items():
+        path = root / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        places[name.partition(".")[0]] = path
+    return places
+
+
+def _files(ledger: Path) -> dict[str, str | bytes]:
+    lines = ledger.read_text().splitlines(keepends=True)
+    mixture = (Path(__file__).parents[2] / "configs/pretrain/common_pile.toml").read_text()
+    return {
+        "existing": "kept",
+        "existing_png.png": "kept",
+        "empty": "",
+        "garbage": bytes(range(256)),
+        "empty_jsonl.jsonl": "",
+        "garbage_jsonl.jsonl": bytes(range(256)),
+        "prompts": '{"prompt": "a"}\n',
+        "prompts_broken": '{"prompt": "a"}\n{"prompt": ',
+        "prompts_list": '["a"]',
+        "prompts_without": '{"id": 1}',
+        "prompts_number": '{"prompt": 3}',
+        "prompts_seed": '{"prompt": "a", "seed": "one"}',
+        "prompts_k": '{"prompt": "a", "k": true}',
+        "prompts_nan": '{"prompt": "a", "k": NaN}',
+        "prompts_negative": '{"prompt": "a", "seed": -1}',
+        "prompts_key": '{"prompt": "a", "temperature": 1}',
+        "prompts_blank": "\n\n",
+        "toml_odd": "[nothing]\nof = 'ours'\n",
+        "toml_broken": "[training\n",
+        "toml_circle": 'base = "toml_circle"\n',
+        "mixture_weight": mixture.replace("{ stage1 =", "{ stage9 =", 1),
+        "mixture_key": mixture.replace("max_epochs =", "max_epoch =", 1),
+        "cut_ledger": "".join(lines[:-1]),
+        "line_missing": "".join(lines[:2] + lines[3:]),
+        "list_ledger": "[]\n" * len(lines),
+        "ended": _rewritten(lines, -1, lambda footer: footer | {"finish_reason": "stop_token"}),
+        **{name: _rewritten(lines, 0, change) for name, change in _HEADER_CHANGES.items()},
+        "step_text": _rewritten(lines, 1, lambda step: step | {"token_id": "x"}),
+    }
+
+
+_HEADER_CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "field_missing": lambda header: {key: header[key] for key in header if key != "seed"},
+    "field_unknown": lambda header: header | {"colour": "red"},
+    "field_mistyped": lambda header: header | {"horizon": "many"},
+    "field_null": lambda header: header | {"K": None},
+}
+
+
+def _rewritten(
+    lines: list[str], number: int, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> str:
+    """The ledger with one line changed, and a hash that is right for it."""
+    records = [json.loads(line) for line in lines]
+    records[number] = change(records[number])
+    del records[-1]["sha256"]
+    plain = [json.dumps(record) for record in records]
+    digest = hashlib.sha256("\n".join(plain).encode()).hexdigest()
+    plain[-1] = json.dumps(records[-1] | {"sha256": digest})
+    return "".join(line + "\n" for line in plain)
+
+
+def _cut(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, size)
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _set(name: str, **changes: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def _without_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+_GARBAGE = bytes(range(256)) * 8
+_MODEL_DAMAGES: dict[str, Callable[[Path], object]] = {
+    "config_empty": _cut("config.json", 0),
+    "config_garbage": _write("config.json", _GARBAGE),
+    "config_list": _write("config.json", b"[]"),
+    "config_type": _set("config.json", model_type="nonsense"),
+    "config_sizes": _set("config.json", hidden_size=48),
+    "tokenizer_missing": lambda folder: (folder / "tokenizer.json").unlink(),
+    "tokenizer_empty": _cut("tokenizer.json", 0),
+    "tokenizer_garbage": _write("tokenizer.json", _GARBAGE),
+    "tokenizer_other": _write("tokenizer.json", b'{"model": {"type": "Unheard"}}'),
+    "weights_missing": lambda folder: (folder / "model.safetensors").unlink(),
+    "weights_empty": _cut("model.safetensors", 0),
+    "weights_truncated": _cut("model.safetensors", 20_000),
+    "weights_garbage": _write("model.safetensors", _GARBAGE),
+    "weights_partial": _without_a_tensor,
+}

@@ -1,0 +1,79 @@
+"""The byte-level benchmark: its rows on a pair that was hardly trained, refused settings."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from anchored.tools.bench import byte
+from anchored.tools.bench.byte import BenchByteConfig, run
+from anchored.tools.bench.byte_pair import load_pair
+from anchored.tools.bench.official import official_bytes
+
+TOKENIZERS = Path(__file__).parents[4] / "shared" / "tokenizers"
+
+SMALL = BenchByteConfig(
+    vocab_sizes=(300, 320),
+    train_steps=1,
+    prompt_bytes=20,
+    new_bytes=6,
+    contexts=(10, 20),
+    prefetch=2,
+    runs=1,
+)
+
+
+@pytest.mark.slow  # trains two tokenizers
+def test_tables_name_what_was_measured(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(byte, "NUM_STRINGS", 20)
+    config = replace(SMALL, folder=tmp_path / "pair")
+    assert run(replace(config, tables=("tree",))) == 0
+    first = capsys.readouterr().out
+    assert run(config) == 0
+    assert (tmp_path / "pair" / "risky" / "tokenizer.json").exists()
+    header, *tables = capsys.readouterr().out.split("\n", 1)
+    assert first.startswith(header)
+    assert "V = 300 and 320" in header and "20 + 6 bytes" in header
+    decoding, unseen, prompt, tree, strings, context, _ = "".join(tables).split("\n\n")
+    official = ["official"] if official_bytes(load_pair(config.folder)) else []
+    names = ["plain", "exact", "prefetch", "tau", "tau, prefetch", "projection", *official]
+    assert first_cells(decoding) == first_cells(unseen) == names
+    names = ["prefill", "no debt", "exact", "bounded"]
+    assert first_cells(prompt)[:4] == names
+    assert first_cells(strings) == ["V = 300", "V = 320"]
+    assert first_cells(tree) == first_cells(context) == ["10 tokens", "20 tokens"]
+
+
+def first_cells(table: str) -> list[str]:
+    """The name of every row."""
+    return [line.strip().split("  ")[0] for line in table.strip().splitlines()[1:]]
+
+
+@pytest.mark.slow  # reads the tokenizers of GPT-2 and Llama 3
+@pytest.mark.skipif(not TOKENIZERS.exists(), reason="shared/tokenizers is not here")
+def test_published_tokenizers_work_behind_long_contexts_in_linear_memory(capsys):
+    config = replace(
+        SMALL,
+        tokenizers=TOKENIZERS,
+        contexts=(250, 1000),
+        context_debt="bounded",
+        tables=("context",),
+    )
+    assert run(config) == 0
+    output = capsys.readouterr().out
+    assert "V = 50257 and 128256, random weights" in output
+    short, long = (list(map(float, line.split()[:1] + line.split()[2:])) for line in rows(output))
+    for length, safe_tokens, risky_tokens, *_ in (short, long):
+        assert min(safe_tokens, risky_tokens) >= length
+    # Stored log-probabilities would make the peaks differ by as much as they take themselves.
+    assert long[-2] - short[-2] < 0.5 * (long[-1] - short[-1])
+
+
+def rows(output: str) -> list[str]:
+    """The lines behind the header and the titles."""
+    return output.splitlines()[2:-1]
+
+
+def test_missing_tokenizers_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*gpt2/tokenizer.json"):
+        run(replace(SMALL, tokenizers=tmp_path))

@@ -1,0 +1,191 @@
+"""anchored plan: the table of a mixture, of a run with shards, and the documents of a step."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_models import train_tokenizer
+
+from anchored.pretrain.plan.data_config import DataConfig, DataSource
+from anchored.pretrain.plan.data_plan import DataPlan
+from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
+from anchored.pretrain.tokens.writer import write_token_shards
+from anchored.tools.commands.plan import run
+from anchored.tools.commands.training_options import COMMON_PILE, PlanConfig
+
+RUN = """
+[training]
+steps = 20
+seq_len = 16
+global_batch_size = 4
+[data]
+seed = 7
+"""
+SOURCE = """
+[[data.sources]]
+name = "{name}"
+path = "{path}"
+weight = {weight}
+"""
+
+
+@pytest.fixture(scope="module")
+def shards_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    text = train_tokenizer().backend_tokenizer.to_str()
+    text = text.replace("<|begin|>", BOS_TOKEN).replace("<|end|>", EOS_TOKEN)
+    (folder / "tokenizer.json").write_text(text)
+    for name, count in (("bay", 120), ("cove", 60)):
+        texts = [f"the keeper of {name} {number}" for number in range(count)]
+        origin = {"source": name, "licence": f"{name} licence", "revision": "1"}
+        write_token_shards(folder / name, texts, folder / "tokenizer.json", **origin)
+    return folder
+
+
+@pytest.fixture
+def run_file(tmp_path, shards_folder):
+    weights = {"bay": 0.75, "cove": 0.25}
+    text = RUN + "".join(
+        SOURCE.format(name=name, path=shards_folder / name, weight=weight)
+        for name, weight in weights.items()
+    )
+    path = tmp_path / "harbour.toml"
+    path.write_text(text)
+    return path
+
+
+def planned(capsys, tmp_path, **settings):
+    assert run(PlanConfig(output=tmp_path / "plan.json", overwrite=True, **settings)) == 0
+    captured = capsys.readouterr()
+    return captured.out, json.loads((tmp_path / "plan.json").read_text())
+
+
+def test_the_common_pile_is_planned_from_counts(capsys, tmp_path):
+    out, saved = planned(capsys, tmp_path)
+    assert "stage1: 37,193 steps" in out and "156.0B tokens" in out
+    assert "stage2: 3,219 steps" in out and "13.5B tokens" in out
+    assert out.count("estimated") == 8
+    assert "5.05 days" in out and "48,560 tokens/s a GPU" in out
+    assert "token shards are missing of 31 sources: arxiv_abstracts" in out
+    assert "plan hash: none until the shards of all sources are there" in out
+    assert len(saved["missing_shards"]) == 31
+    assert saved["stages"][0]["num_tokens"] == 37_193 * 2**22
+
+
+def test_gpus_and_mfu_can_be_stated(capsys, tmp_path):
+    out, _ = planned(capsys, tmp_path, gpus=16, mfu=0.4)
+    assert "16 GPUs at 40% MFU" in out and "3.16 days" in out
+
+
+def test_a_run_is_planned_from_its_shards(capsys, tmp_path, run_file, shards_folder):
+    out, saved = planned(capsys, tmp_path, config=(run_file,))
+    sources = tuple(
+        DataSource(name=name, path=str(shards_folder / name), weight=weight)
+        for name, weight in (("bay", 0.75), ("cove", 0.25))
+    )
+    plan = DataPlan.open(DataConfig(sources=sources, seed=7), seq_len=16, verify=True)
+    (stage,) = saved["stages"]
+    assert stage["plan_hash"] == plan.hash and plan.hash in out
+    assert [source["num_sequences"] for source in stage["sources"]] == plan.mixture.counts(80)
+    assert stage["sources"][1]["epochs"] == pytest.approx(20 / plan.num_windows[1])
+
+
+def test_a_run_that_is_another_one_but_for_some_values_is_planned_too(capsys, tmp_path, run_file):
+    variant = tmp_path / "variant.toml"
+    variant.write_text('base = "harbour.toml"\n[training]\nsteps = 10\n')
+    (whole, half) = (planned(capsys, tmp_path, config=(path,))[1] for path in (run_file, variant))
+    assert half["stages"][0]["plan_hash"] == whole["stages"][0]["plan_hash"]
+    assert [one["stages"][0]["num_steps"] for one in (whole, half)] == [20, 10]
+
+
+def test_the_limit_of_a_run_is_that_of_its_preflight(run_file, tmp_path):
+    run_file.write_text(run_file.read_text().replace("[data]", "[data]\nmax_epochs = 0.02"))
+    with pytest.raises(ValueError, match=r"read 0\.\d+ times, more than max_epochs 0\.02 allows"):
+        run(PlanConfig(config=(run_file,), output=tmp_path / "plan.json"))
+
+
+def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run_file):
+    assert run(PlanConfig(config=(run_file,), step=3)) == 0
+    captured = capsys.readouterr()
+    rows = [json.loads(line) for line in captured.out.splitlines()]
+    assert sorted({row["sequence"] for row in rows}) == [8, 9, 10, 11]
+    assert all(row["licence"] == f"{row['source']} licence" for row in rows)
+    assert {"input_file", "record", "first_token", "num_tokens", "position", "epoch"} <= set(
+        rows[0]
+    )
+    assert sum(row["num_tokens"] for row in rows) == 4 * 17
+    assert "tokens  bay licence" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step": 21}, r"--step must be in \[1, 20\], got 21"),
+        ({"max_epochs": 0.01}, r"source bay would be read .* more than max_epochs 0.01 allows"),
+        ({"config": (COMMON_PILE,), "step": 1}, "--stage must be one of stage1, stage2, got ''"),
+        (
+            {"config": (COMMON_PILE,), "step": 1, "stage": "stage2"},
+            "--step needs the token shards of every source; missing: wikimedia",
+        ),
+        ({"config": (COMMON_PILE,), "mfu": 1.5}, r"mfu must be in \(0, 1\], got 1.5"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(run_file, tmp_path, settings, message):
+    config = {"config": (run_file,), "output": tmp_path / "plan.json"} | settings
+    with pytest.raises(ValueError, match=message):
+        run(PlanConfig(**config))
+    assert not Path(tmp_path / "plan.json").exists()
+
+
+def test_missing_shards_of_a_run_are_named(run_file, shards_folder):
+    run_file.write_text(run_file.read_text().replace(f"{shards_folder}/cove", "missing/cove"))
+    with pytest.raises(ValueError, match="stage harbour has no token shards of: cove"):
+        run(PlanConfig(config=(run_file,)))
+
+
+def test_a_run_without_its_steps_is_refused(run_file):
+    run_file.write_text(run_file.read_text().replace("steps = 20", ""))
+    with pytest.raises(ValueError, match=r"must give training.steps as a positive number"):
+        run(PlanConfig(config=(run_file,)))
+    with pytest.raises(FileNotFoundError, match=r"config file missing.toml does not exist"):
+        run(PlanConfig(config=(Path("missing.toml"),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base = 3", "base of config file .*run.toml must be the name of a file, got 3"),
+        ("training = 3", "training in .*run.toml must be a table, got 3"),
+        ("data = [1]", r"data in .*run.toml must be a table, got \[1\]"),
+    ],
+)
+def test_a_config_with_a_value_in_place_of_a_table_is_refused(tmp_path, text, message):
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        run(PlanConfig(config=(tmp_path / "run.toml",)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("max_epochs = 4 ", "max_epochs = 0 "), "max_epochs must be positive, got 0"),
+        (
+            ("tokens_per_step = 4194304", "tokens_per_step = 4000000"),
+            "must be a multiple of seq_len",
+        ),
+        (
+            ('weight_unit = "tokens"', 'weight_unit = "bytes"'),
+            "weight_unit must be one of",
+        ),
+        (('weight_unit = "tokens"', 'weight_unit = "documents"'), '"documents" needs the shards'),
+        (("stage2 = 0.7 ", "stage3 = 0.7 "), "wikimedia has a weight for no stage: stage3"),
+        (("num_gpus = 8 ", "num_gpus = 0 "), "num_gpus must be at least 1, got 0"),
+        (('name = "doab"', 'name = "wikimedia"'), "with different names"),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_refused(tmp_path, change, message):
+    text = COMMON_PILE.read_text()
+    assert change[0] in text
+    (tmp_path / "mixture.toml").write_text(text.replace(*change))
+    with pytest.raises(ValueError, match=message):
+        run(PlanConfig(config=(tmp_path / "mixture.toml",), output=tmp_path / "plan.json"))

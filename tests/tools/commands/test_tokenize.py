@@ -1,0 +1,311 @@
+"""anchored tokenize: what it keeps, and that interrupting it changes nothing."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import train_tokenizer
+
+from anchored.pretrain.plan.consumption import document_spans
+from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN, tokenizer_file
+from anchored.pretrain.tokens.input_files import local_files
+from anchored.pretrain.tokens.manifest import Manifest
+from anchored.pretrain.tokens.segments import Segment
+from anchored.pretrain.tokens.shards import TokenShards
+from anchored.pretrain.tokens.writer import write_token_shards
+from anchored.tools.commands.tokenize import run
+from anchored.tools.commands.training_options import TokenizeConfig
+
+WORDS = ["the", "keeper", "of", "lamp", "wrote", "every", "wave", "salt", "rain", "bells", "rang"]
+
+COMMON_PILE = Path(__file__).parents[3] / "configs/pretrain/common_pile.toml"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    text = train_tokenizer().backend_tokenizer.to_str()
+    text = text.replace("<|begin|>", BOS_TOKEN).replace("<|end|>", EOS_TOKEN)
+    (folder / "tokenizer.json").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts_folder(tmp_path_factory):
+    """Five files of 120 documents, every tenth under another licence."""
+    folder = tmp_path_factory.mktemp("texts")
+    generator = np.random.default_rng(0)
+    for number in range(5):
+        rows = [
+            {
+                "text": " ".join(generator.choice(WORDS, size=generator.integers(5, 60))),
+                "metadata": {"license": "CC BY-NC" if place % 10 == 3 else "CC0"},
+            }
+            for place in range(120)
+        ]
+        (folder / f"{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.fixture
+def config(tokenizer_folder, texts_folder):
+    def make(output, **changes):
+        settings = {
+            "source": "letters",
+            "tokenizer": str(tokenizer_folder),
+            "output": output,
+            "input": (texts_folder,),
+            "heldout_fraction": 0.1,
+            "shard_tokens": 1500,
+            "workers": 1,
+        }
+        return TokenizeConfig(**settings | changes)
+
+    return make
+
+
+def contents(folder):
+    """Every file of the result but the locks, by name."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".lock"
+    }
+
+
+def test_shards_hold_the_allowed_documents_and_the_manifest_counts_the_rest(config, tmp_path):
+    extra = tmp_path / "extra.jsonl"
+    lines = [b'{"text": ""}', b'{"text": "\xff"}', json.dumps({"text": "salt " * 999}).encode()]
+    extra.write_bytes(b"\n".join(lines))
+    inputs = (*config(tmp_path).input, extra)
+    settings = {"licences": ("CC0",), "max_document_bytes": 2000, "input": inputs}
+    assert run(config(tmp_path / "s", **settings)) == 0
+    manifest, heldout = (Manifest.read(tmp_path / "s" / split) for split in ("", "heldout"))
+    assert manifest.licences["CC0"] + heldout.licences["CC0"] == 540
+    assert manifest.refused_licences == {"CC BY-NC": 60}
+    assert (manifest.num_empty_documents, manifest.num_invalid_documents) == (1, 1)
+    assert manifest.num_oversized_documents == 1
+    assert (manifest.split, heldout.split) == ("train", "heldout")
+    assert 20 < heldout.num_documents < 100
+
+
+@pytest.fixture
+def damaged_folder(tmp_path):
+    """Two files of good lines; one has two bad ones, the other three and is cut short."""
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    good = [json.dumps({"text": f"the keeper wrote {number}"}) for number in range(40)]
+    lines = [*good[:20], "{bad", '{"text": null}', *good[20:]]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    data = gzip.compress("\n".join(['{"body": "salt"}'] * 2 + lines[:20] + good * 50).encode())
+    (folder / "b.jsonl.gz").write_bytes(data[: len(data) // 2])
+    return folder
+
+
+def test_invalid_records_up_to_the_limit_are_counted_by_problem_in_the_report(
+    config, tmp_path, damaged_folder, capsys
+):
+    settings = {"input": (damaged_folder,), "max_invalid_documents": 5}
+    assert run(config(tmp_path / "s", **settings)) == 0
+    counts = {"not JSON": 1, "no text in the text field": 3, "the rest of a damaged file": 1}
+    manifest = Manifest.read(tmp_path / "s")
+    assert (manifest.num_invalid_documents, manifest.invalid_documents) == (5, counts)
+    out = capsys.readouterr().out
+    assert all(f"  left out, {problem}: {count}\n" in out for problem, count in counts.items())
+
+
+@pytest.mark.parametrize(
+    ("limit", "counts"),
+    [
+        (4, "3 no text in the text field, 1 not JSON, 1 the rest of a damaged file"),  # together
+        (1, "1 not JSON, 1 no text in the text field"),  # the first file alone
+    ],
+)
+def test_a_source_with_more_invalid_records_ends_and_goes_on_when_more_are_allowed(
+    config, tmp_path, damaged_folder, limit, counts
+):
+    message = (
+        rf"letters has more than {limit} records without text .* \({counts}; text field 'text'"
+    )
+    settings = {"input": (damaged_folder,), "shard_tokens": 99}
+    with pytest.raises(ValueError, match=message):
+        run(config(tmp_path / "s", **settings, max_invalid_documents=limit))
+    assert not (tmp_path / "s").exists()
+    assert run(config(tmp_path / "s", **settings, max_invalid_documents=5)) == 0
+    run(config(tmp_path / "whole", **settings))
+    assert contents(tmp_path / "s") == contents(tmp_path / "whole")
+
+
+def test_a_wrong_text_field_ends_a_source_early(config, tmp_path):
+    with pytest.raises(ValueError, match=r"1001 no text in the text field; text field 'body'"):
+        run(config(tmp_path / "s", input=(many_lines(tmp_path),), text_field="body"))
+
+
+def many_lines(folder):
+    path = folder / "many.jsonl"
+    path.write_text('{"text": "salt"}\n' * 2000)
+    return path
+
+
+def test_no_document_is_lost_and_copies_are_on_one_side(config, tmp_path):
+    run(config(tmp_path / "all", heldout_fraction=0.0))
+    run(config(tmp_path / "split"))
+    whole = TokenShards.open(tmp_path / "all")
+    train, heldout = (TokenShards.open(tmp_path / "split" / name) for name in ("", "heldout"))
+    assert train.num_tokens + heldout.num_tokens == whole.num_tokens
+    assert documents_of(train).isdisjoint(documents_of(heldout))
+    assert documents_of(train) | documents_of(heldout) == documents_of(whole)
+
+
+def documents_of(shards):
+    lengths = [span.num_tokens for span in document_spans(shards, 0, shards.num_tokens)]
+    starts = accumulate(lengths, initial=0)
+    return {shards.tokens(s, n).tobytes() for s, n in zip(starts, lengths, strict=False)}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_any_number_of_processes_writes_the_same_bytes(config, tmp_path, monkeypatch, num_ranks):
+    run(config(tmp_path / "one"))
+    monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+    for rank in reversed(range(num_ranks)):
+        assert not (tmp_path / "many").exists()
+        monkeypatch.setenv("RANK", str(rank))
+        assert run(config(tmp_path / "many")) == 0
+    assert contents(tmp_path / "one") == contents(tmp_path / "many")
+
+
+def test_worker_processes_write_the_same_bytes(config, tmp_path):
+    run(config(tmp_path / "one"))
+    run(config(tmp_path / "many", workers=2))
+    assert contents(tmp_path / "one") == contents(tmp_path / "many")
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+@pytest.mark.parametrize("killed_at", [1, 7, 16, 23])
+def test_a_run_goes_on_after_any_segment(config, tmp_path, monkeypatch, killed_at):
+    run(config(tmp_path / "whole"))
+    write, calls = Segment.write, []
+
+    def write_or_die(self, path):
+        calls.append(path)
+        if len(calls) == killed_at:
+            raise Killed
+        write(self, path)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Segment, "write", write_or_die)
+        run(config(tmp_path / "cut"))
+    assert not (tmp_path / "cut").exists()
+    run(config(tmp_path / "cut"))
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kill_nine_and_a_second_run_give_the_same_bytes(config, tmp_path, workers):
+    run(config(tmp_path / "whole", shard_tokens=300))
+    words = [sys.executable, "-m", "anchored.tools.cli", "tokenize", "--source", "letters"]
+    first = config(tmp_path / "cut", shard_tokens=300)
+    words += ["--tokenizer", first.tokenizer, "--output", str(first.output)]
+    words += ["--input", str(first.input[0]), "--heldout-fraction", "0.1"]
+    words += ["--shard-tokens", "300", "--workers", str(workers)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    progress = tmp_path / "cut.partial" / "progress"
+    while process.poll() is None and len(list(progress.glob("segment-*.json"))) < 4:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)  # returns when the workers, too, have let go of stderr
+    assert process.returncode == -signal.SIGKILL and not (tmp_path / "cut").exists()
+    assert run(config(tmp_path / "cut", shard_tokens=300)) == 0
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_a_finished_folder_is_left_as_it_is(config, tmp_path, capsys):
+    run(config(tmp_path / "s"))
+    before = contents(tmp_path / "s")
+    assert run(config(tmp_path / "s")) == 0
+    assert contents(tmp_path / "s") == before
+    assert "letters: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shard_tokens": 999}, "max_tokens_per_shard was 1500 and is now 999"),
+        ({"licences": ("CC0",)}, "rules was"),
+        ({"source": "other"}, 'source was "letters" and is now "other"'),
+    ],
+)
+def test_other_settings_do_not_go_on_with_a_folder(config, tmp_path, change, message):
+    run(config(tmp_path / "s"))
+    with pytest.raises(ValueError, match=message):
+        run(config(tmp_path / "s", **change))
+
+
+def test_folders_of_others_are_not_touched(config, tmp_path, corpus_like):
+    with pytest.raises(ValueError, match="exists and holds no token shards"):
+        run(config(tmp_path))
+    with pytest.raises(ValueError, match="was not written by `anchored tokenize`"):
+        run(config(corpus_like))
+
+
+@pytest.fixture
+def corpus_like(tmp_path, tokenizer_folder):
+    file = tokenizer_folder / "tokenizer.json"
+    origin = {"source": "s", "licence": "CC0", "revision": "1"}
+    write_token_shards(tmp_path / "written", ["salt"], file, **origin)
+    return tmp_path / "written"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": ()}, "give one of --input, --dataset"),
+        ({"dataset": "a/b"}, "give one of --input, --dataset"),
+        ({"licences": ("GPL",)}, "no text to write: 600 refused; refused licences: CC0, CC BY-NC"),
+        ({"shard_tokens": 0}, "shard_tokens must be at least 1, got 0"),
+        ({"tokenizer": "missing"}, "tokenizer missing is neither a file, nor a folder"),
+        ({"tokenizer": "a/b"}, "nor OWNER/NAME@REVISION"),
+        ({"workers": -1}, "workers must be at least 0"),
+        ({"max_invalid_documents": -1}, "max_invalid_documents must be at least 0, got -1"),
+    ],
+)
+def test_bad_input_is_refused_in_words(config, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        run(config(tmp_path / "s", **change))
+
+
+def test_an_output_among_the_inputs_is_refused(config, texts_folder):
+    with pytest.raises(ValueError, match=r"must not lie in the input folder"):
+        run(config(texts_folder / "shards"))
+
+
+def test_a_tokenizer_is_a_file_or_its_folder(tokenizer_folder, tmp_path):
+    file = tokenizer_folder / "tokenizer.json"
+    assert tokenizer_file(str(file)) == tokenizer_file(str(tokenizer_folder)) == file
+    with pytest.raises(ValueError, match=r"has no tokenizer.json"):
+        tokenizer_file(str(tmp_path))
+
+
+def test_a_mixture_gives_dataset_revision_and_licences(config, tmp_path, monkeypatch, texts_folder):
+    asked = []
+
+    def listed(dataset, *, revision):
+        asked.append((dataset, revision))
+        return local_files([texts_folder], revision=revision)
+
+    monkeypatch.setattr("anchored.tools.commands.tokenize.hub_files", listed)
+    settings = {"mixture": COMMON_PILE, "source": "wikimedia", "input": ()}
+    with pytest.raises(ValueError, match="no text to write: 600 refused"):
+        run(config(tmp_path / "s", **settings))
+    assert asked == [("common-pile/wikimedia_filtered", "0641bb8")]

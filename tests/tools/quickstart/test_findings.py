@@ -1,0 +1,133 @@
+"""What the quickstart claims: each finding can fail, and figures that are not defined stay so."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from anchored import Anchored, RiskyOnly, SafeOnly
+from anchored.eval.copying.metrics import METRICS
+from anchored.eval.copying.ncr import NcrStatistics
+from anchored.eval.experiments.experiment import Setting
+from anchored.eval.experiments.summary import SettingSummary, recommended
+from anchored.eval.quality.bits_per_byte import Utility
+from anchored.eval.statistics import over_seeds
+from anchored.tools.quickstart.corpus import EXTRA
+from anchored.tools.quickstart.findings import findings
+from anchored.tools.quickstart.preset import load_preset
+
+NUM_BYTES = [100, 100, 100]
+
+
+def utility(bits_per_byte: float) -> Utility:
+    """Three excerpts that cost the same."""
+    return Utility(nats=[bits_per_byte * math.log(2) * n for n in NUM_BYTES], num_bytes=NUM_BYTES)
+
+
+def over_metrics(ncr: float, num_metrics: int = len(METRICS)) -> NcrStatistics:
+    """NCR of one seed."""
+    return NcrStatistics(ncr, math.nan, 1, num_metrics)
+
+
+def summary(setting: Setting, word_lcs: float, ncr: float, bits: float, gap: float):
+    return SettingSummary(
+        setting=setting,
+        copying={name: over_seeds([word_lcs]) for name in METRICS},
+        ncr=over_metrics(ncr),
+        utility={"mixture": utility(2.0), EXTRA: utility(bits)},
+        gap_closed=gap,
+        mean_spent=1.0,
+        mean_bound=2.0,
+        risky_token_share=0.1,
+        is_within_bounds=True,
+    )
+
+
+@pytest.fixture
+def summaries() -> list[SettingSummary]:
+    """A run in which every claim holds: p_s, three budgets, p_r."""
+    strict, middle, loose = (Setting(f"k={k:g}", Anchored(k=k), k) for k in (0.1, 1.0, 8.0))
+    return [
+        summary(Setting("p_s", SafeOnly()), 1.0, 1.0, 3.0, 0.0),
+        summary(strict, 1.0, 0.99, 2.9, 0.1),
+        summary(middle, 2.0, 0.80, 2.5, 0.5),
+        summary(loose, 9.0, 0.20, 2.1, 0.9),
+        summary(Setting("p_r", RiskyOnly()), 10.0, 0.0, 2.0, 1.0),
+    ]
+
+
+def failing(summaries: list[SettingSummary]) -> list[str]:
+    judged = findings(summaries, shows_effects=True)
+    return [finding.claim for finding in judged if not finding.holds]
+
+
+def test_every_claim_holds_where_the_figures_say_so(summaries):
+    assert failing(summaries) == []
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "claim"),
+    [
+        (4, {"copying": {name: over_seeds([4.9]) for name in METRICS}}, "recites"),
+        (4, {"utility": {"mixture": utility(2.0), EXTRA: utility(3.0)}}, "predicts held-out"),
+        (1, {"ncr": over_metrics(0.94)}, "smallest budget"),
+        (3, {"ncr": over_metrics(0.51)}, "largest budget"),
+        (2, {"gap_closed": 0.29}, "in between"),
+        (2, {"ncr": over_metrics(0.74)}, "in between"),
+        (3, {"utility": {"mixture": utility(2.0), EXTRA: utility(2.6)}}, "improve"),
+        (2, {"is_within_bounds": False}, "bound"),
+    ],
+)
+def test_each_claim_can_fail_alone(summaries, index, change, claim):
+    summaries[index] = replace(summaries[index], **change)
+    (failed,) = failing(summaries)
+    assert claim in failed
+
+
+def test_of_the_protecting_budgets_the_most_useful_is_recommended(summaries):
+    assert recommended(summaries).setting.k == 1.0
+
+
+def test_without_a_protecting_budget_the_safest_is_recommended(summaries):
+    summaries[1:4] = [
+        replace(s, ncr=over_metrics(0.7 - i / 10)) for i, s in enumerate(summaries[1:4])
+    ]
+    assert recommended(summaries).setting.k == 0.1
+
+
+def test_figures_that_are_not_defined_are_null_and_support_no_claim(summaries):
+    nothing = {"ncr": over_metrics(math.nan, 0), "gap_closed": math.nan}
+    undefined = [replace(s, **nothing) for s in summaries]
+    assert len(failing(undefined)) == 3  # the three on NCR
+    row = json.loads(json.dumps(undefined[2].as_json(), allow_nan=False))
+    assert row["ncr"] == {"mean": None, "std": None, "num_seeds": 1, "num_metrics": 0}
+    assert row["gap_closed"] is None
+    assert row["spent"] == 1.0 and row["k"] == 1.0
+
+
+def test_figures_behind_a_claim_say_over_how_many_metrics_an_ncr_is(summaries):
+    figures = {one.figures for one in findings(summaries, shows_effects=True)}
+    assert "NCR 0.990 at k=0.1" in figures
+    fewer = [replace(s, ncr=s.ncr._replace(num_metrics=4)) for s in summaries]
+    figures = {one.figures for one in findings(fewer, shows_effects=True)}
+    assert {"NCR 0.990 [4 of 6] at k=0.1", "k=1: NCR 0.800 [4 of 6], 50% closed"} <= figures
+
+
+def test_a_preset_too_small_for_effects_judges_the_bounds_alone(summaries):
+    *effects, bounds = findings(summaries, shows_effects=False)
+    assert {one.holds for one in effects} == {None} and bounds.holds
+    assert str(effects[2]) == (
+        "[ - ] the smallest budget removes the copying (NCR at least 0.95): "
+        "not shown by this preset (NCR 0.990 at k=0.1)"
+    )
+    broken = [replace(s, is_within_bounds=False) for s in summaries]
+    assert str(findings(broken, shows_effects=False)[-1]).startswith("[ NO] every certified")
+
+
+@pytest.mark.parametrize(
+    ("name", "shows"),
+    [("default", True), ("bytes", True), ("smoke", False), ("smoke-bytes", False)],
+)
+def test_the_smoke_presets_are_those_that_show_no_effects(name, shows):
+    assert load_preset(name).shows_effects is shows

@@ -1,0 +1,53 @@
+"""Pictures that are drawn anew from what a quickstart recorded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import anchored
+from anchored.eval.experiments.pictures import DIVERGENCES
+from anchored.tools.quickstart.pictures import PicturesConfig, run
+
+RECORDED = Path(anchored.__file__).parent / "docs" / "results" / "quickstart"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The recorded results alone, without their pictures."""
+    for name in ("results.json", DIVERGENCES):
+        (tmp_path / name).write_bytes((RECORDED / name).read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def results(folder):
+    """Those of a run that recorded neither losses nor budgets; the folder has no others."""
+    results = json.loads((folder / "results.json").read_text())
+    del results["losses"], results["trajectories"]
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / DIVERGENCES).unlink()
+    return results
+
+
+def test_recorded_results_give_every_picture_in_both_formats(folder, capsys):
+    assert run(PicturesConfig(folder=folder)) == 0
+    names = ["trade_off", "budgets", "losses", "divergences"]
+    files = [folder / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
+    assert capsys.readouterr().out.split() == [str(file) for file in files]
+    assert all(file.stat().st_size < 300_000 for file in files)  # they are kept in the repository
+    assert "<!-- k=16 -->" in (folder / "trade_off.svg").read_text()
+
+
+def test_what_an_older_run_did_not_record_is_not_drawn(folder, results, capsys):
+    run(PicturesConfig(folder=folder))
+    drawn = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+    assert drawn == ["trade_off.png", "trade_off.svg"]
+
+
+def test_a_reduction_that_is_not_defined_draws_no_point(folder, results):
+    for row in results["rows"]:
+        row["ncr"] = {"mean": None, "std": None, "num_seeds": 3}
+    (folder / "results.json").write_text(json.dumps(results))
+    run(PicturesConfig(folder=folder))
+    assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment

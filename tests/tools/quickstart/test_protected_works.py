@@ -1,0 +1,122 @@
+"""The protected works: sixteen, short, distinct from each other and the corpus; their prompts."""
+
+import re
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anchored.tools.quickstart.documents import SpanIndex
+from anchored.tools.quickstart.protected_works import (
+    WORKS_FOLDER,
+    PromptConfig,
+    Work,
+    cut_prompts,
+    read_works,
+)
+
+WORKS = read_works()
+
+
+def spans(text: str, num_words: int) -> list[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return [tuple(words[i : i + num_words]) for i in range(len(words) - num_words + 1)]
+
+
+def test_there_are_sixteen_works_with_distinct_titles():
+    assert len({work.title for work in WORKS}) == 16
+    assert [work.id[:2] for work in WORKS] == [f"{number:02d}" for number in range(1, 17)]
+
+
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.id)
+def test_a_work_is_250_to_400_words_of_ascii(work):
+    assert 250 <= len(work.body.split()) <= 400
+    assert work.text.isascii()
+    assert "\t" not in work.text
+
+
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.id)
+def test_a_work_hardly_repeats_itself(work):
+    repeated = [span for span, count in Counter(spans(work.text, 5)).items() if count > 1]
+    assert repeated == []
+
+
+def test_no_two_works_share_a_span_of_six_words():
+    for one, other in combinations(WORKS, 2):
+        assert not set(spans(one.text, 6)) & set(spans(other.text, 6)), (one.id, other.id)
+
+
+def test_no_work_occurs_in_the_gathered_corpus(corpus):
+    index = SpanIndex()
+    for source in (*corpus.sources, corpus.extra):
+        for document in (*source.documents, *source.heldout):
+            index.add(document.text)
+    assert {work.id: index.overlap_fraction(work.text) for work in WORKS} == {
+        work.id: 0.0 for work in WORKS
+    }
+
+
+def test_the_dedication_lies_beside_the_works():
+    assert "CC0 1.0" in (WORKS_FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("text", ["One line\nand another.\n\nMore.\n", "A title alone\n"])
+def test_a_work_without_title_or_text_is_refused(tmp_path, text):
+    (tmp_path / "01-bare.txt").write_text(text)
+    with pytest.raises(ValueError, match=r"01-bare\.txt must be a title, a blank line and a text"):
+        read_works(tmp_path)
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no protected works"):
+        read_works(tmp_path)
+
+
+WORK = Work(id="01-a", title="A B", text="A B\n\nc  d e\n\nf g.")
+
+
+def test_prompt_and_reference_meet_before_the_white_space():
+    config = PromptConfig(offset_words=1, prompt_words=2, reference_words=3)
+    (prompt,) = cut_prompts([WORK], config)
+    assert (prompt.prompt, prompt.reference) == ("B\n\nc", "  d e\n\nf")
+    assert (prompt.id, prompt.title) == ("01-a", "A B")
+
+
+@given(
+    offset=st.integers(0, 100), prompt_words=st.integers(1, 60), reference_words=st.integers(1, 90)
+)
+def test_prompt_and_reference_are_a_span_of_the_work(offset, prompt_words, reference_words):
+    works = read_works()
+    config = PromptConfig(
+        offset_words=offset, prompt_words=prompt_words, reference_words=reference_words
+    )
+    for work, prompt in zip(works, cut_prompts(works, config), strict=True):
+        assert prompt.prompt + prompt.reference in work.text
+        assert len(prompt.prompt.split()) == prompt_words
+        assert len(prompt.reference.split()) == reference_words
+        assert prompt.prompt == prompt.prompt.strip()
+
+
+def test_the_default_prompts_open_with_the_title():
+    for prompt in cut_prompts(read_works(), PromptConfig()):
+        assert prompt.prompt.startswith(prompt.title + "\n\n")
+
+
+def test_a_work_with_too_few_words_is_named():
+    with pytest.raises(ValueError, match="01-a must have >= 145 words, got 7"):
+        cut_prompts([WORK], PromptConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"offset_words": -1}, "offset_words must be >= 0, got -1"),
+        ({"prompt_words": 0}, "prompt_words must be >= 1, got 0"),
+        ({"reference_words": 0}, "reference_words must be >= 1, got 0"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PromptConfig(**settings)

@@ -1,0 +1,232 @@
+"""Byte level beside plain token forwards, on a small trained pair."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from anchored import text_tables
+from anchored.decode.byte.settings import ByteEvaluation, ByteSettings, PromptScores
+from anchored.tools.commands.files import check_new_folder
+
+from .byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
+from .byte_work import (
+    Texts,
+    Walk,
+    context_work,
+    draw_hard_strings,
+    drawn_texts,
+    first_byte_s,
+    num_tokens,
+    plain_s,
+    prefill_s,
+    projection_s,
+    string_work_s,
+    tree_work_s,
+)
+from .official import official_bytes
+from .options import BenchByteConfig, Table
+from .timing import deviation, in_turns
+
+WIDTH = 17
+DECODE_TITLES = (
+    "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token",
+    "nodes/fwd", "max TV",
+)  # fmt: skip
+PROMPT_TITLES = ("prompt", "debt ms", "error", "x prefill", "first byte ms", "error", "x no debt")
+CONTEXT_TITLES = ("context", "tree us/byte", "error", "x first")
+LONG_CONTEXT_TITLES = (
+    "both models", "safe tokens", "risky tokens", "read s", "ms/byte", "error", "x first",
+    "peak MiB", "(L, V) MiB",
+)  # fmt: skip
+STRING_TITLES = ("hard strings", "number", "us/byte", "error", "x first", "worst ms/byte")
+NUM_STRINGS = 1500
+
+
+def run(config: BenchByteConfig) -> int:
+    """Print the tables that were asked for and return 0."""
+    if config.folder is not None and not config.folder.exists():
+        check_new_folder(config.folder)
+    torch.set_num_threads(1)
+    pair = measured_pair(config)
+    sizes = " and ".join(str(each.model.vocab_size) for each in pair.models.values())
+    weights = "random weights" if config.tokenizers else f"{config.train_steps} steps"
+    print(
+        f"two Llamas of hidden size 256, 4 layers, V = {sizes}, {weights}, CPU, torch "
+        f"{torch.__version__}, one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes "
+        f"of unseen text, best of {config.runs} runs, error: their standard deviation"
+    )
+    for name in config.tables:
+        for line in _table(name, pair, config):
+            print(text_tables.line(line, WIDTH), flush=True)
+        print()
+    return 0
+
+
+def _table(name: Table, pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    if name == "tree":
+        return context_table(pair, config)
+    if name == "strings":
+        return string_table(pair, config)
+    if name == "context":
+        return long_context_table(pair, config)
+    unseen = unseen_texts(pair, config)
+    if name == "prompt":
+        return prompt_table(pair, config, unseen)
+    if name == "unseen":
+        return decode_table(pair, config, name, unseen)
+    drawn = drawn_texts(
+        pair, unseen, new_bytes=config.new_bytes, prefetch=config.prefetch, seed=config.seed
+    )
+    return decode_table(pair, config, name, drawn)
+
+
+def measured_pair(config: BenchByteConfig) -> BytePair:
+    """The one of published tokenizers, or the one that `folder` holds, or else a new one."""
+    # Twice the tokens that are asked for: the other tokenizer may make more of the same text.
+    context_length = max(16 * (config.prompt_bytes + config.new_bytes), 2 * max(config.contexts))
+    if config.tokenizers is not None:
+        return published_pair(config.tokenizers, context_length=context_length, seed=config.seed)
+    if config.folder is not None and config.folder.exists():
+        return load_pair(config.folder)
+    pair = trained_pair(
+        vocab_sizes=config.vocab_sizes,
+        train_steps=config.train_steps,
+        context_length=context_length,
+        seed=config.seed,
+    )
+    if config.folder is not None:
+        save_pair(pair, config.folder)
+    return pair
+
+
+def unseen_texts(pair: BytePair, config: BenchByteConfig) -> Texts:
+    """The beginning of the text that the models were not trained on."""
+    text = list(pair.held_out[: config.prompt_bytes + config.new_bytes])
+    return Texts(text[: config.prompt_bytes], text[config.prompt_bytes :])
+
+
+def decode_table(
+    pair: BytePair, config: BenchByteConfig, kind: str, texts: Texts
+) -> Iterator[tuple[str, ...]]:
+    """A byte of both models against the plain forwards of the same text; the projection apart."""
+    engines = {
+        "exact": (ByteEvaluation(), ByteEvaluation()),
+        "prefetch": 2 * (ByteEvaluation(prefetch=config.prefetch),),
+        "tau": (ByteEvaluation(), ByteEvaluation(tau=config.tau)),
+        "tau, prefetch": (
+            ByteEvaluation(prefetch=config.prefetch),
+            ByteEvaluation(prefetch=config.prefetch, tau=config.tau),
+        ),
+    }
+    works: dict[str, Callable[[], float]] = {"plain": partial(plain_s, pair, texts)}
+    walks = {name: Walk(pair, evaluations, texts) for name, evaluations in engines.items()}
+    works.update({name: walk.seconds for name, walk in walks.items()})
+    works["projection"] = partial(projection_s, len(texts.rest))
+    if (official := official_bytes(pair)) is not None:
+        works["official"] = partial(official.walk_s, texts)
+    seconds = in_turns(works, config.runs)
+    tokens = {name: num_tokens(model, texts) for name, model in pair.models.items()}
+    yield (f"{kind} text", *DECODE_TITLES)
+    for name, times in seconds.items():
+        figures = _time_cells(times, seconds["plain"], len(texts.rest))
+        cells = walks[name].cells(tokens) if name in walks else ("-",) * 4
+        yield (name, *figures, *cells)
+
+
+def prompt_table(
+    pair: BytePair, config: BenchByteConfig, texts: Texts
+) -> Iterator[tuple[str, ...]]:
+    """The debt of a prompt against two plain prefills; the first byte with debt and without."""
+    ends: dict[str, tuple[PromptScores, PromptScores]] = {
+        "no debt": ("none", "none"),
+        "exact": ("exact", "exact"),
+        "bounded": ("lower", "upper"),
+    }
+    works: dict[str, Callable[[], float]] = {"prefill": partial(prefill_s, pair, texts)}
+    for name, (safe, risky) in ends.items():
+        evaluations = (ByteEvaluation(prompt_scores=safe), ByteEvaluation(prompt_scores=risky))
+        works[name] = partial(first_byte_s, pair, evaluations, texts)
+    if (official := official_bytes(pair)) is not None:
+        works["official, no debt"] = partial(official.first_byte_s, texts, has_debt=False)
+        works["official"] = partial(official.first_byte_s, texts, has_debt=True)
+        works["official debt"] = partial(official.debt_s, texts)
+    seconds = in_turns(works, config.runs)
+    yield PROMPT_TITLES
+    yield ("prefill", *_time_cells(seconds["prefill"], seconds["prefill"], 1), "-", "-", "-")
+    for name in [name for name in works if name not in ("prefill", "official debt")]:
+        debt = ("-", "-", "-")
+        if "no debt" not in name:
+            # Ours ends with the laws of the first byte: without them there is no less to do.
+            alone = "official debt" if name == "official" else name
+            debt = _time_cells(seconds[alone], seconds["prefill"], 1)
+        without = "official, no debt" if "official" in name else "no debt"
+        yield (name, *debt, *_time_cells(seconds[name], seconds[without], 1))
+
+
+def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """Work outside the risky model, a byte, behind contexts of some lengths."""
+    vocabulary = pair.models["risky"].vocabulary
+    works = {
+        str(length): partial(
+            tree_work_s, vocabulary, pair.held_out, num_tokens=length, num_bytes=config.new_bytes
+        )
+        for length in config.contexts
+    }
+    seconds = in_turns(works, config.runs)
+    yield CONTEXT_TITLES
+    first = next(iter(seconds.values()))
+    for name, times in seconds.items():
+        cells = _time_cells(times, first, config.new_bytes / 1e3)
+        yield (f"{name} tokens", *cells)
+
+
+def string_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """A byte of random strings that pretokenizers find hard: the trees alone, and the worst one."""
+    strings = draw_hard_strings(NUM_STRINGS, seed=config.seed, longest=30)
+    yield STRING_TITLES
+    first = None
+    for model in pair.models.values():
+        texts = [model.vocabulary.normalize(text) for text in strings]
+        times = torch.tensor(
+            [[string_work_s(model.vocabulary, text) for text in texts] for _ in range(config.runs)]
+        )
+        lengths = torch.tensor([len(text) for text in texts])
+        seconds = times.sum(1).tolist()
+        first = first or seconds
+        yield (
+            f"V = {model.vocabulary.vocab_size}",
+            str(len(texts)),
+            *_time_cells(seconds, first, lengths.sum().item() / 1e3),
+            f"{1e3 * (times.amin(0) / lengths).max().item():.2f}",
+        )
+
+
+def long_context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+    """A byte of both models behind contexts of some lengths, reading them, and the memory."""
+    settings = ByteSettings(debt=config.context_debt, prefetch=config.prefetch)
+    evaluations = [settings.evaluation(name) for name in pair.models]
+    yield LONG_CONTEXT_TITLES
+    first = None
+    for length in config.contexts:
+        work = context_work(pair, evaluations, num_tokens=length, num_bytes=config.new_bytes)
+        parts = torch.tensor(work.byte_s).chunk(config.runs)
+        seconds = [part.sum().item() / len(part) for part in parts]
+        first = first or seconds
+        yield (
+            f"{length} tokens",
+            *(str(number) for number in work.num_tokens.values()),
+            f"{work.read_s:.2f}",
+            *_time_cells(seconds, first, 1),
+            f"{work.peak_mib:.0f}",
+            f"{work.stored_mib:.0f}",
+        )
+
+
+def _time_cells(seconds: list[float], baseline: list[float], num: float) -> tuple[str, str, str]:
+    """(milliseconds a unit, their standard deviation, times the baseline).
+
+    The best run counts: what else the machine does only ever adds.
+    """
+    ms = [1e3 * value / num for value in seconds]
+    return f"{min(ms):.2f}", f"{deviation(ms):.2f}", f"{min(seconds) / min(baseline):.2f}"

@@ -1,0 +1,162 @@
+"""One projection and draw against the paper's algorithm."""
+
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from anchored import text_tables
+from anchored.kernels import reference
+from anchored.kernels.projection import project_kl
+from anchored.kernels.uniforms import uniforms
+
+from .official import official_step
+from .options import BenchKernelConfig
+from .timing import THREAD, WALL, Clock, in_turns, timed
+
+NUM_NEWTON_STEPS = 20
+NUM_BISECTION_STEPS = 12
+BRACKET_TOLERANCE = 1e-9
+"""Constants of the baseline; paper, algorithm ProjectKL and the paragraph after it."""
+
+NUM_RUNS = 11
+MALLOC_WARM_UP_BYTES = 30 * 2**20
+"""Just below the 32 MiB above which glibc never recycles a buffer."""
+BUDGET_NATS = 0.5
+WIDTH = 15
+TITLES = (
+    "batch",
+    "paper solve ms",
+    "our solve ms",
+    "ratio",
+    "official step",  # of the authors' package, where it is installed
+    "our step ms",
+    "ratio",
+    "paper over",
+    "our over",
+    "our shortfall",
+)
+
+
+@torch.inference_mode()
+def run(config: BenchKernelConfig) -> int:
+    """Print one table and return 0; in inference mode, as decoding runs."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        print(
+            f"KL projection, V = {config.vocab_size}, float32 logits, budget {BUDGET_NATS} nats, "
+            f"CPU, torch {torch.__version__}, {config.threads} thread(s), "
+            f"median of {NUM_RUNS} runs, {'CPU time' if config.threads == 1 else 'elapsed time'}"
+        )
+        print("solve: the projection alone; step: with a token drawn; over, shortfall: nats")
+        print(text_tables.line(TITLES, WIDTH))
+        for batch_size in config.batch_sizes:
+            print(_table_row(config, batch_size))
+    finally:
+        torch.set_num_threads(threads_before)
+    return 0
+
+
+def paper_projection(
+    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, *, may_stop: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The paper's solver and the fused law: the baseline.
+
+    risky_logits, safe_logits: (B, V). budget: (B,) float32 nats. may_stop: ask after every Newton
+    step whether all brackets are closed, for which a GPU must be waited for.
+    Returns: the weight (B,) and log p* (B, V), float32.
+    Source: paper, algorithm ProjectKL with its 20 safeguarded Newton steps, and the bisection
+    that makes the result feasible, in float32 and vectorised over the batch.
+    """
+    safe, risky = safe_logits.float().log_softmax(-1), risky_logits.float().log_softmax(-1)
+    tilt = risky - safe
+    low, high = torch.zeros_like(budget), torch.ones_like(budget)
+    weight = budget / (budget + 1.0)
+    for _ in range(NUM_NEWTON_STEPS):
+        kl, slope = _kl_and_slope(safe, tilt, weight)
+        low, high = torch.where(kl <= budget, weight, low), torch.where(kl <= budget, high, weight)
+        newton = weight - (kl - budget) / slope
+        is_inside = (newton > low) & (newton < high)
+        weight = torch.where(is_inside, newton, 0.5 * (low + high))
+        if may_stop and bool((high - low < BRACKET_TOLERANCE).all()):
+            break
+    for _ in range(NUM_BISECTION_STEPS):
+        weight = 0.5 * (low + high)
+        kl, _ = _kl_and_slope(safe, tilt, weight)
+        low, high = torch.where(kl <= budget, weight, low), torch.where(kl <= budget, high, weight)
+    full_kl = (risky.exp() * tilt).sum(-1)
+    weight = torch.where(full_kl <= budget, 1.0, low).masked_fill(budget <= 0.0, 0.0)
+    return weight, (safe + weight[:, None] * tilt).log_softmax(-1)
+
+
+def _kl_and_slope(safe: Tensor, tilt: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    mixed = safe + weight[:, None] * tilt
+    log_partition = mixed.logsumexp(-1)
+    probs = (mixed - log_partition[:, None]).exp()
+    mean = (probs * tilt).sum(-1)
+    mean_square = (probs * tilt * tilt).sum(-1)
+    return weight * mean - log_partition, weight * (mean_square - mean * mean)
+
+
+def _table_row(config: BenchKernelConfig, batch_size: int) -> str:
+    risky, safe = sample_logits(config, batch_size)
+    budget = torch.full((batch_size,), BUDGET_NATS)
+    rows = torch.arange(batch_size)
+    uniform = uniforms(rows, rows)
+    official = official_step()
+    # Freeing a large buffer raises malloc's threshold, after which the temporaries of the baselines
+    # are recycled; in a fresh process they take twice as long. Hence this, and interleaved runs.
+    buffer = torch.empty(MALLOC_WARM_UP_BYTES, dtype=torch.uint8)
+    del buffer
+    # Of a single thread, the time it ran: what other processes do then disturbs it least.
+    clock = THREAD if config.threads == 1 else WALL
+    works: tuple[Callable[[], object], ...] = (
+        lambda: project_kl(risky, safe, budget),
+        lambda: project_kl(risky, safe, budget, uniform),
+        lambda: paper_projection(risky, safe, budget),
+        lambda: official(risky, safe, budget) if official else None,
+    )
+    seconds = in_turns(
+        {str(place): partial(_seconds, work, clock) for place, work in enumerate(works)}, NUM_RUNS
+    )
+    solve_ms, step_ms, paper_ms, official_ms = (1e3 * median(each) for each in seconds.values())
+    weight = project_kl(risky, safe, budget).weight
+    ours = _excess_nats(risky, safe, weight)[weight < 1.0]
+    paper = _excess_nats(risky, safe, paper_projection(risky, safe, budget)[0])
+    cells = (
+        str(batch_size),
+        f"{paper_ms:.2f}",
+        f"{solve_ms:.2f}",
+        f"{paper_ms / solve_ms:.1f}",
+        f"{official_ms:.2f}" if official else "not installed",
+        f"{step_ms:.2f}",
+        f"{official_ms / step_ms:.1f}" if official else "-",
+        f"{paper.clamp_min(0.0).max().item():.1e}",
+        f"{ours.clamp_min(0.0).max().item():.1e}",
+        f"{(-ours).max().item():.1e}",
+    )
+    return text_tables.line(cells, WIDTH)
+
+
+def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:
+    """(B, V) each, Zipf-like with noise, as next-token laws are; the budget binds nearly always."""
+    generator = torch.Generator().manual_seed(config.seed)
+    shape = (batch_size, config.vocab_size)
+    rank = torch.rand(shape, generator=generator).argsort(-1)
+    base = -1.5 * torch.log(rank + 2.0)
+    safe = base + 0.5 * torch.randn(shape, generator=generator)
+    risky = 1.1 * base + 1.5 * torch.randn(shape, generator=generator)
+    return risky, safe
+
+
+def _seconds(work: Callable[[], object], clock: Clock) -> float:
+    return timed(work, clock)[0]
+
+
+def _excess_nats(risky: Tensor, safe: Tensor, weight: Tensor) -> Tensor:
+    """float64 KL at the weight, minus the budget."""
+    log_probs = reference.tilted_log_probs(risky, safe, weight)
+    return reference.kl_divergence(log_probs, safe) - BUDGET_NATS

@@ -1,0 +1,145 @@
+"""What each lever of a training run is worth."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from anchored import AnchoredError, text_tables
+from anchored.configs.config_file import read_config_file, toml_text
+from anchored.pretrain.launch import launch
+
+from .options import BenchPretrainConfig
+from .random_shards import write_random_shards
+
+BASELINE = "as configured"
+TITLES = ("tokens/s a GPU", "ratio", "MFU", "peak GiB", "last loss", "difference")
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Values by section and key; a value is one that JSON and TOML write alike."""
+
+
+def run(config: BenchPretrainConfig) -> int:
+    """Print a row as each run ends; returns 0."""
+    batch_size, _ = batch_shape(config.config)
+    every_lever = levers(batch_size)
+    if unknown := [name for name in config.levers if name not in every_lever]:
+        raise ValueError(f"no lever {unknown[0]!r}; known: {', '.join(every_lever)}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_common(config, folder)
+        print(f"{config.config.stem}, random tokens, {config.gpus} process(es)")
+        print(_line("", *TITLES), flush=True)
+        baseline = measure(config, folder, {})
+        print(_line(BASELINE, *_cells(config, baseline, baseline)), flush=True)
+        for lever in config.levers or every_lever:
+            print(_lever_line(config, folder, lever, every_lever[lever], baseline), flush=True)
+    return 0
+
+
+def levers(batch_size: int) -> dict[str, Settings]:
+    """The changes to a config whose local batch has that many sequences."""
+    changes: dict[str, Settings] = {
+        "without compile": {"compile": {"enable": False}},
+        "all logits at once": {"loss": {"chunk_tokens": 0}},
+        "flex attention": {"data": {"mask_documents": True}},
+        "half the batch": {"training": {"local_batch_size": max(1, batch_size // 2)}},
+        "twice the batch": {"training": {"local_batch_size": 2 * batch_size}},
+        "weights resharded": {"parallelism": {"fsdp_reshard_after_forward": "always"}},
+    }
+    if find_spec("torchao"):
+        changes["float8"] = {
+            "model": {"converters": ["quantize.linear.float8"]},
+            "quantize.linear.float8": {"recipe_name": "rowwise", "filter_fqns": ["output"]},
+        }
+    return changes
+
+
+def batch_shape(file: Path) -> tuple[int, int]:
+    """Sequences in a local batch and their length. Raises ValueError if a config does not say."""
+    training = read_config_file(file).get("training", {})
+    for key in ("local_batch_size", "seq_len"):
+        if key not in training:
+            raise ValueError(f"{file} must give training.{key}")
+    return training["local_batch_size"], training["seq_len"]
+
+
+def write_common(config: BenchPretrainConfig, folder: Path) -> None:
+    """Random shards, and common.toml: the config, with what all the runs change of it."""
+    batch_size, seq_len = batch_shape(config.config)
+    sequences = config.gpus * config.rounds * batch_size
+    write_random_shards(
+        folder / "shards",
+        (config.steps * sequences + 1) * seq_len + 1,
+        vocab_size=config.vocab_size,
+        generator=np.random.default_rng(0),
+    )
+    source = {"name": "random", "path": str(folder / "shards"), "weight": 1.0}
+    settings: Settings = {
+        "job": {"needs_gpu": False},
+        "model": {"tokenizer": ""},
+        "training": {"steps": config.steps, "global_batch_size": sequences},
+        "checkpoint": {"interval": config.steps, "interval_minutes": 0.0, "milestone_interval": 0},
+        "metrics": {"log_freq": 1, "enable_tensorboard": False},
+        "heldout": {"sources": []},
+        "data": {"verify_checksums": False, "sources": [source]},
+    }
+    text = toml_text({"base": str(config.config.resolve()), **settings})
+    (folder / "common.toml").write_text(text)
+
+
+def measure(config: BenchPretrainConfig, folder: Path, settings: Settings) -> dict[str, float]:
+    """Train with these settings over common.toml: tokens_per_s, mfu, peak_memory_gib and loss.
+
+    What the device does not have is missing. Raises: AnchoredError if the run fails.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as dump_folder:
+        job = {"dump_folder": dump_folder}
+        file = folder / "run.toml"
+        file.write_text(toml_text({"base": "common.toml", "job": job, **settings}))
+        launch(file, num_processes=config.gpus)
+        text = (Path(dump_folder) / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    counted = lines[config.skipped_steps :]
+    measured = {
+        key: median(line[key] for line in counted)
+        for key in ("tokens_per_s", "mfu", "peak_memory_gib")
+        if key in lines[-1]
+    }
+    return measured | {"loss": lines[-1]["loss"]}
+
+
+def _lever_line(
+    config: BenchPretrainConfig,
+    folder: Path,
+    name: str,
+    settings: Settings,
+    baseline: dict[str, float],
+) -> str:
+    try:
+        measured = measure(config, folder, settings)
+    except AnchoredError as error:  # as a rule it does not fit, which is a result too
+        return f"{name:<20}  {str(error).splitlines()[-1]}"
+    return _line(name, *_cells(config, measured, baseline))
+
+
+def _cells(
+    config: BenchPretrainConfig, measured: dict[str, float], baseline: dict[str, float]
+) -> tuple[str, ...]:
+    return (
+        f"{measured['tokens_per_s'] / config.gpus:,.0f}",
+        f"{measured['tokens_per_s'] / baseline['tokens_per_s']:.3f}",
+        f"{measured['mfu']:.1%}" if "mfu" in measured else "-",
+        f"{measured['peak_memory_gib']:.1f}" if "peak_memory_gib" in measured else "-",
+        f"{measured['loss']:.4f}",
+        f"{measured['loss'] - baseline['loss']:.1e}",
+    )
+
+
+def _line(name: str, *cells: str) -> str:
+    return text_tables.line((name, *cells), 16, name_width=20)

@@ -1,0 +1,224 @@
+"""The command that continues prompts, its options and what it prints."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+from tyro.conf import OmitArgPrefixes, UseAppendAction
+
+import anchored
+from anchored import AnchoredError
+from anchored.decode.settings import SamplingConfig
+
+from .files import PromptLine, check_outputs, json_nats, numbered, read_prompts
+from .options import is_first_process
+from .pair_options import PairOptions
+
+if TYPE_CHECKING:
+    from anchored.decode.generation import PieceStream
+
+MAX_TEXTS = 1_000_000
+"""Of one call, which plans all of them before the first: about a GB of requests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateConfig(PairOptions):
+    """Continue prompts: anchored generate --safe A --risky B --prompt "Once" --k 1.5
+
+    Texts go to stdout as they end, a single one piece by piece on a terminal; what each spent is
+    a line on stderr. With --prompt-file, every result is one line of JSON on stdout:
+    anchored generate --safe A --risky B --prompt-file prompts.jsonl > results.jsonl
+    """
+
+    prompt: UseAppendAction[tuple[str, ...]] = ()
+    """Text to continue; give it again for more."""
+    prompt_file: Path | None = None
+    """JSON lines, {"prompt": ..., optional "id", "seed", "k"}, or - for stdin; implies --json."""
+    continue_from: Path | None = None
+    """Ledger of a generation that reached its length, to go on from in place of a prompt."""
+    chat: bool = False
+    """Each prompt is a user's turn in the chat template of the safe model's tokenizer."""
+    num_return_sequences: int = 1
+    """Samples of each prompt, drawn independently; their bounds add up."""
+    max_new_tokens: int = 200
+    """Horizon of the budget: K = k * max_new_tokens."""
+    max_new_bytes: int | None = None
+    """Horizon at byte level; 4 * max_new_tokens unless given."""
+    seed: int = 0
+    """The same seed gives the same text."""
+    stop: tuple[str, ...] = ()
+    """Texts at which to cut."""
+    sampling: OmitArgPrefixes[SamplingConfig] = field(default_factory=SamplingConfig)
+    """Warpers of both models."""
+    json: bool = False
+    """One line of JSON a result, in place of text."""
+    ledger: Path | None = None
+    """File for the ledger (JSON lines), to be checked by anchored verify; of several texts,
+    NAME-0.jsonl and so on."""
+    overwrite: bool = False
+    """Replace ledgers that exist."""
+
+    def __post_init__(self) -> None:
+        PairOptions.__post_init__(self)
+        given = (bool(self.prompt), self.prompt_file is not None, self.continue_from is not None)
+        if sum(given) != 1:
+            raise ValueError("give either --prompt, --prompt-file or --continue-from")
+        if self.chat and self.continue_from is not None:
+            raise ValueError("--chat begins a text: it cannot go with --continue-from")
+        if self.num_return_sequences < 1:
+            raise ValueError(f"num_return_sequences must be >= 1, got {self.num_return_sequences}")
+
+    @property
+    def writes_json(self) -> bool:
+        return self.json or self.prompt_file is not None
+
+    @property
+    def is_streamed(self) -> bool:
+        """One text for a reader, who sees it grow."""
+        is_one_text = len(self.prompt) == 1 and self.num_return_sequences == 1 and self.tp_size == 1
+        return is_one_text and not self.writes_json and sys.stdout.isatty()
+
+
+def run(config: GenerateConfig) -> int:
+    """Generate, save and print each text as it ends; returns the exit status."""
+    lines = _lines(config)
+    num_texts = max(len(lines), 1) * config.num_return_sequences
+    if num_texts > MAX_TEXTS:
+        raise ValueError(f"at most {MAX_TEXTS:,} texts are generated in one call, got {num_texts}")
+    earlier = anchored.Ledger.load(config.continue_from) if config.continue_from else None
+    ledgers = numbered(config.ledger, num_texts)
+    check_outputs(*ledgers, overwrite=config.overwrite)
+    errors = []
+    for index, result in _results(config, lines, earlier, num_texts):
+        if result.error:
+            errors.append(result.error)
+        if is_first_process():
+            line = lines[index // config.num_return_sequences] if lines else None
+            _report(config, line, index, result, ledgers)
+    if errors:
+        count = f"{len(errors)} of {num_texts} texts failed: " if num_texts > 1 else ""
+        raise AnchoredError(count + errors[0])
+    return 0
+
+
+def _lines(config: GenerateConfig) -> list[PromptLine]:
+    if config.prompt_file is not None:
+        return read_prompts(config.prompt_file)
+    return [PromptLine(prompt=prompt) for prompt in config.prompt]
+
+
+def _results(
+    config: GenerateConfig,
+    lines: list[PromptLine],
+    earlier: "anchored.Ledger | None",
+    num_texts: int,
+) -> Iterable[tuple[int, "anchored.Generation"]]:
+    """Each generation with its index, as it ends."""
+    decoder = config.decoder()
+    asked: dict[str, Any] = {
+        "max_new_tokens": config.max_new_tokens,
+        "max_new_bytes": config.max_new_bytes,
+        "stop": config.stop,
+        **config.sampling.as_dict(),
+    }
+    if earlier is not None:
+        asked |= {"continue_from": earlier, "seed": config.seed}
+        prompts: Any = ()
+    else:
+        prompts = [_chat_prompt(decoder, ln.prompt) if config.chat else ln.prompt for ln in lines]
+        asked["seed"] = [config.seed if line.seed is None else line.seed for line in lines]
+        asked["k"] = [line.k for line in lines]
+    if config.is_streamed:
+        asked |= {name: asked[name][0] for name in ("seed", "k")}
+        return [(0, _printed(decoder.stream(prompts[0], **asked)))]
+    return decoder.generate_each(
+        prompts[0] if len(prompts) == 1 else prompts,
+        num_return_sequences=config.num_return_sequences,
+        progress=num_texts > 1 and sys.stderr.isatty(),
+        **asked,
+    )
+
+
+def _chat_prompt(decoder: "anchored.Decoder", text: str) -> list[int]:
+    """Token ids of a user's turn and of the beginning of the answer."""
+    from jinja2 import TemplateError
+
+    tokenizer = decoder.pair.tokenizer
+    if decoder.level.name != "token":
+        raise ValueError("--chat needs the token level: templates hold tokens that are no text")
+    if not tokenizer.chat_template:
+        raise ValueError("--chat: the safe model's tokenizer has no chat template")
+    turns = [{"role": "user", "content": text}]
+    try:
+        token_ids = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_dict=False
+        )
+    except TemplateError as error:
+        raise ValueError(f"--chat: the template refuses the prompt: {error}") from None
+    return list(token_ids)
+
+
+def _printed(pieces: "PieceStream") -> "anchored.Generation":
+    """Print pieces as they are drawn; returns their generation."""
+    for piece in pieces:
+        print(piece.text, end="", flush=True)
+    return pieces.generation
+
+
+def _report(
+    config: GenerateConfig,
+    line: PromptLine | None,
+    index: int,
+    result: "anchored.Generation",
+    ledgers: list[Path | None],
+) -> None:
+    ledger, saved = ledgers[index], None
+    try:
+        if ledger is not None and not result.error:
+            ledger.parent.mkdir(parents=True, exist_ok=True)
+            result.ledger.save(ledger)
+            saved = ledger
+    finally:  # a disk that is full must not take the text too
+        if config.writes_json:
+            _print(json.dumps(_record(line, index, result, saved)))
+        elif not result.error:
+            if len(ledgers) > 1:
+                _print(f"==> {index + 1} of {len(ledgers)} <==")
+            _print("" if config.is_streamed else result.text)
+            tqdm.write(str(result), file=sys.stderr)
+
+
+def _record(
+    line: PromptLine | None, index: int, result: "anchored.Generation", ledger: Path | None
+) -> dict[str, Any]:
+    """A result as JSON values; infinite nats are strings, as in ledgers."""
+    header = result.ledger.header
+    nats = {
+        "k": header.k,
+        "K": header.K,
+        "bound": header.bound,
+        "spent": result.ledger.spent,
+        "debt": header.debt,
+    }
+    return {
+        "id": line.id if line else None,
+        "index": index,
+        "prompt": line.prompt if line else None,
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "error": result.error,
+        "seed": header.seed,
+        **{name: json_nats(value) for name, value in nats.items()},
+        "certified": result.ledger.certified,
+        "ledger": str(ledger) if ledger else None,
+    }
+
+
+def _print(text: str) -> None:
+    """To stdout and at once, above a progress bar where there is one."""
+    tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()

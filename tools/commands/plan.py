@@ -1,0 +1,146 @@
+"""What training will read, or has read."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from anchored.durable_files import write_durably
+from anchored.pretrain.plan.consumption import consumed_documents
+from anchored.pretrain.plan.data_config import MixtureConfig, load_mixture
+from anchored.pretrain.plan.data_plan import DataPlan
+from anchored.pretrain.plan.stages import (
+    RunEstimate,
+    StagePlan,
+    StageSpec,
+    check_epochs,
+    estimate_run,
+    is_mixture,
+    missing_sources,
+    mixture_specs,
+    plan_stage,
+    run_spec,
+)
+
+from .files import check_outputs
+from .training_options import PlanConfig
+
+
+def run(config: PlanConfig) -> int:
+    """Print the plan or a step's documents; returns the exit status.
+
+    Raises: ValueError or FileNotFoundError with one line about what cannot be planned or saved.
+    """
+    check_outputs(config.output, overwrite=config.overwrite)
+    mixture, specs = _specs(config)
+    if config.step:
+        _print_step(_stage_of(specs, config.stage), config.step)
+        return 0
+    missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
+    stages = [plan_stage(spec, missing_sources(spec.data)) for spec in specs]
+    estimate = estimate_run(stages, mixture.model, mixture.hardware) if mixture else None
+    lines = [line for stage in stages for line in _stage_lines(stage)]
+    if mixture and estimate:
+        lines += _estimate_lines(estimate, mixture)
+    if missing:
+        lines.append(f"token shards are missing of {len(missing)} sources: {', '.join(missing)}")
+    print("\n".join(lines))
+    allowed = config.max_epochs or min(spec.data.max_epochs for spec in specs)
+    check_epochs([stage.epochs for stage in stages], allowed)
+    if config.output is not None:
+        _save(config.output, stages, estimate, missing)
+    return 0
+
+
+def _specs(config: PlanConfig) -> tuple[MixtureConfig | None, list[StageSpec]]:
+    if len(config.config) == 1 and is_mixture(config.config[0]):
+        mixture = _overridden(load_mixture(config.config[0]), config)
+        return mixture, mixture_specs(mixture)
+    return None, [run_spec(path) for path in config.config]
+
+
+def _overridden(mixture: MixtureConfig, config: PlanConfig) -> MixtureConfig:
+    hardware = replace(
+        mixture.hardware,
+        num_gpus=config.gpus or mixture.hardware.num_gpus,
+        mfu=config.mfu or mixture.hardware.mfu,
+    )
+    folder = config.shards or mixture.shards_folder
+    return replace(mixture, hardware=hardware, shards_folder=folder)
+
+
+def _stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
+    names = [spec.name for spec in specs]
+    if not name and len(specs) == 1:
+        return specs[0]
+    if name not in names:
+        raise ValueError(f"--stage must be one of {', '.join(names)}, got {name!r}")
+    return specs[names.index(name)]
+
+
+def _print_step(spec: StageSpec, step: int) -> None:
+    if not 1 <= step <= spec.num_steps:
+        raise ValueError(f"--step must be in [1, {spec.num_steps}], got {step}")
+    if missing := missing_sources(spec.data):
+        raise ValueError(f"--step needs the token shards of every source; missing: {missing[0]}")
+    plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+    licences: Counter[str] = Counter()
+    for document in consumed_documents(plan, step, sequences_per_step=spec.sequences_per_step):
+        table = asdict(document)
+        span = table.pop("span")
+        print(json.dumps(table | span, ensure_ascii=False))
+        licences[document.span.licence] += document.span.num_tokens
+    print(f"step {step} of {spec.name}, plan {plan.hash}", file=sys.stderr)
+    for licence, num_tokens in licences.most_common():
+        print(f"  {num_tokens:>12,} tokens  {licence}", file=sys.stderr)
+
+
+def _stage_lines(stage: StagePlan) -> list[str]:
+    lines = [
+        f"{stage.name}: {stage.num_steps:,} steps of {stage.sequences_per_step:,} sequences of "
+        f"{stage.seq_len:,} tokens, {_billions(stage.num_tokens)} tokens, weights by "
+        f"{stage.weight_unit}",
+        f"  {'source':<31} {'has':>10} {'':<10} {'share':>9} {'reads':>10} {'epochs':>7}",
+    ]
+    for source in stage.sources:
+        lines.append(
+            f"  {source.name:<31} {_billions(source.size.num_tokens):>10} "
+            f"{source.size.origin:<10} {source.share:>9.4%} "
+            f"{_billions(source.num_tokens):>10} {source.epochs:>7.3f}"
+        )
+    known = stage.plan_hash or "none until the shards of all sources are there"
+    return [*lines, f"  plan hash: {known}", ""]
+
+
+def _estimate_lines(estimate: RunEstimate, mixture: MixtureConfig) -> list[str]:
+    hardware = mixture.hardware
+    stages = ", ".join(f"{name} {days:.2f}" for name, days in estimate.days.items())
+    return [
+        f"{hardware.num_gpus} GPUs at {hardware.mfu:.0%} MFU of {hardware.peak_flops / 1e12:g} "
+        f"TFLOP/s ({estimate.tokens_per_s_per_gpu:,.0f} tokens/s a GPU): "
+        f"{estimate.total_days:.2f} days ({stages})",
+        f"disk: {estimate.shards_bytes / 1e9:,.1f} GB of token shards, "
+        f"{estimate.checkpoint_bytes / 1e9:,.1f} GB a checkpoint",
+        f"memory: {estimate.state_bytes_per_gpu / 1e9:,.1f} GB a GPU for weights, gradients and "
+        "optimizer; activations and logits come on top (anchored dry-run)",
+    ]
+
+
+def _billions(num_tokens: int) -> str:
+    return f"{num_tokens / 1e9:,.1f}B" if num_tokens >= 1e10 else f"{num_tokens / 1e9:.4f}B"
+
+
+def _save(
+    path: Path, stages: Sequence[StagePlan], estimate: RunEstimate | None, missing: Sequence[str]
+) -> None:
+    table = {
+        "schema": "anchored-plan-report/1",
+        "stages": [asdict(stage) | {"num_tokens": stage.num_tokens} for stage in stages],
+        "estimate": asdict(estimate) if estimate else None,
+        "missing_shards": list(missing),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, json.dumps(table, indent=2) + "\n")
+    print(f"saved to {path}", file=sys.stderr)

@@ -1,0 +1,157 @@
+"""Options of the commands that train a model, or prepare it; torch is not imported here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from anchored.pretrain.tokens.documents import (
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_MAX_INVALID_DOCUMENTS,
+    DEFAULT_SHARD_TOKENS,
+)
+
+from .files import check_folder, check_input
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
+COMMON_PILE = CONFIGS / "common_pile.toml"
+STAGE_1 = CONFIGS / "tinycomma-1.8b-stage1.toml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuickstartConfig:
+    """From text to a trade-off curve on one machine: anchored quickstart --preset default"""
+
+    preset: Literal["default", "bytes", "smoke", "smoke-bytes"] = "default"
+    """default: about ten minutes on two cores. bytes: models with two tokenizers. smoke,
+    smoke-bytes: the same paths in minutes, show nothing."""
+    output: Path = Path("runs/quickstart")
+    """Folder of everything that is made; a run that was interrupted goes on from it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeConfig:
+    """Text to shards: anchored tokenize --input TEXTS --tokenizer T --output SHARDS --source NAME
+
+    A source of the Common Pile, streamed from the Hub: anchored tokenize --source wikimedia
+    --mixture configs/pretrain/common_pile.toml --tokenizer T --output data/common_pile/wikimedia
+
+    Run again after an interruption it goes on where it was, and the shards come out the same. Under
+    torchrun (torchrun ... -m anchored.tools.cli tokenize ...), or as a Slurm array
+    (configs/pretrain/slurm/tokenize.sh), each process takes its share of the input files.
+    """
+
+    source: str
+    """Name of the source, recorded in the manifest."""
+    tokenizer: str
+    """tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
+    output: Path
+    """New folder of token shards; held-out documents go to heldout/ in it."""
+    input: tuple[Path, ...] = ()
+    """Local files or folders: .jsonl (also .gz, .zst), .parquet."""
+    dataset: str = ""
+    """Hub dataset to stream instead of local files."""
+    revision: str = ""
+    """Commit of the dataset; for local files, what to call this version of them."""
+    mixture: Path | None = None
+    """TOML that gives dataset, revision and licences of --source."""
+    licences: tuple[str, ...] = ()
+    """Allow-list, shell patterns; empty takes the mixture's, without a mixture all are allowed."""
+    licence: str = ""
+    """The licence of every document, where records do not state it."""
+    text_field: str = "text"
+    """Field of a record that holds the text."""
+    licence_field: str = "metadata.license"
+    """Field that holds the licence, or a list of them."""
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
+    """Longer documents are left out and counted."""
+    max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
+    """Records that are left out and counted for having no text that can be read; more of them end
+    the source, which goes on when this is raised. The rest of a damaged file counts as one."""
+    heldout_fraction: float = 0.001
+    """Share of documents, chosen by their hash, that is kept from training."""
+    shard_tokens: int = DEFAULT_SHARD_TOKENS
+    """Tokens a shard holds at most; 4 bytes each."""
+    workers: int = 0
+    """Processes on this machine; 0: one a core."""
+
+    def __post_init__(self) -> None:
+        if self.shard_tokens < 1:
+            raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig:
+    """What training will read: anchored plan [--config FILE.toml] [--step N --stage NAME]
+
+    Without --step: tokens and epochs of every source and stage, steps, days, disk and memory. With
+    --step: one JSON object for every piece of a document that this step reads, with its source,
+    licence and position.
+    """
+
+    config: tuple[Path, ...] = (COMMON_PILE,)
+    """One mixture, or the config of each stage's run, in their order."""
+    shards: str = ""
+    """Folder with one folder of shards a source, instead of the mixture's."""
+    gpus: int = 0
+    """GPUs to estimate the time for; 0 takes the mixture's."""
+    mfu: float = 0.0
+    """Share of the GPUs' peak to estimate the time for; 0 takes the mixture's."""
+    max_epochs: float = 0.0
+    """Refuse to read a source more often; 0 takes the mixture's, or the least of the runs'."""
+    step: int = 0
+    """List what this step reads (from 1, as in the training log); 0 prints the plan."""
+    stage: str = ""
+    """Stage of --step, where the config has several."""
+    output: Path | None = None
+    """File to save the plan to, as JSON."""
+    overwrite: bool = False
+    """Replace a file that exists."""
+
+    def __post_init__(self) -> None:
+        if not self.max_epochs >= 0:  # NaN too
+            raise ValueError(f"max_epochs must be >= 0, got {self.max_epochs}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRunConfig:
+    """A run without its machine: anchored dry-run --config configs/pretrain/FILE.toml
+
+    Builds the model without memory for its weights (on torch's meta device), shards it with FSDP2
+    over fake processes as training would, and prints what a GPU holds and how long the steps take.
+    Needs no GPU and no data, and measures nothing.
+    """
+
+    config: Path = STAGE_1
+    """Config of a training run."""
+    gpus: int = 8
+    peak_flops: float = 989e12
+    """Of one GPU in bfloat16, dense, FLOP/s; H200: its data sheet."""
+    mfu: float = 0.5
+    """Share of the peak that training is assumed to reach."""
+
+    def __post_init__(self) -> None:
+        check_input(self.config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportConfig:
+    """Export a checkpoint: anchored export --checkpoint STEP --tokenizer T --output MODEL"""
+
+    checkpoint: Path
+    """Step folder of a run, such as runs/tinycomma/checkpoint/step-3219."""
+    tokenizer: Path
+    """Folder with the tokenizer.json that the run's data was tokenised by."""
+    output: Path
+    """Folder to write; it must not exist."""
+    max_position_embeddings: int = 0
+    """Longest context that the model declares; 0 takes the length it was trained at."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the stored weights."""
+    average_last: int = 1
+    """Average the weights of so many checkpoints: this one and the whole ones before it."""
+
+    def __post_init__(self) -> None:
+        for folder in (self.checkpoint, self.tokenizer):
+            check_folder(folder)
