@@ -14,9 +14,16 @@ def write_durably(path: Path, text: str) -> None:
 
     Two processes must not write the same file at once.
     """
+    with new_file(path) as partial:
+        partial.write_bytes(text.encode())
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write, which gets its name when the context ends without an error."""
     partial = partial_path(path)
-    with partial.open("wb") as file:
-        file.write(text.encode())
+    yield partial
+    with partial.open("rb+") as file:
         sync(file)
     partial.replace(path)
 

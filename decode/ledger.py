@@ -10,6 +10,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ..durable_files import write_durably
+
 SCHEMA = "anchored-ledger/1"
 SAMPLER = "coupled/2"
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
@@ -152,11 +154,8 @@ class Ledger:
         )
 
     def save(self, path: Path | str) -> None:
-        """Write JSON lines to `path`, atomically."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text("".join(line + "\n" for line in self.lines()), encoding="utf-8")
-        partial.replace(path)
+        """Write JSON lines to `path`, which holds all of them or what it held before."""
+        write_durably(Path(path), "".join(line + "\n" for line in self.lines()))
 
     def lines(self) -> list[str]:
         """The ledger as JSON lines: header, steps, footer."""

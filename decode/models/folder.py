@@ -16,6 +16,10 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from ...durable_files import file_sha256
+
+logger = logging.getLogger(__name__)
+
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "LICENSE*"]
 UNREAD_FILES = ["*/*", "consolidated*"]
 """Not downloaded though they match: subfolders, where other formats and the authors' own weights
@@ -152,8 +156,6 @@ def merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     return whole
 
 
-logger = logging.getLogger(__name__)
-
 FINGERPRINTED = (
     "*.safetensors",
     "config.json",
@@ -163,7 +165,6 @@ FINGERPRINTED = (
 )
 UNREAD = "consolidated*"
 """Mistral's second copy of all weights, which some downloads hold and none needs."""
-CHUNK_BYTES = 1 << 24
 
 
 def fingerprint(folder: ModelFolder) -> str:
@@ -187,7 +188,7 @@ def folder_fingerprint(folder: Path) -> str:
         return str(known["sha256"])
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.name}:{_file_sha256(path)}\n".encode())
+        digest.update(f"{path.name}:{file_sha256(path)}\n".encode())
     _write_cache(cache, {"folder": source, "stamp": stamp, "sha256": digest.hexdigest()})
     return digest.hexdigest()
 
@@ -205,14 +206,6 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
     return digest.hexdigest()
 
 

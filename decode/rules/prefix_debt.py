@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...durable_files import new_file
+
 DebtMode = Literal["top", "average", "none"]
 
 
@@ -91,11 +93,10 @@ class PromptRatios:
                 )
 
     def save(self, path: Path | str) -> None:
-        """Write a safetensors file, atomically: one tensor a prompt, the source as metadata."""
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        save_file(self.by_prompt, partial, {"schema": SCHEMA, "source": json.dumps(self.source)})
-        partial.replace(path)
+        """Write a safetensors file in one step: one tensor a prompt, the source as metadata."""
+        metadata = {"schema": SCHEMA, "source": json.dumps(self.source)}
+        with new_file(Path(path)) as partial:
+            save_file(self.by_prompt, partial, metadata)
 
     @classmethod
     def load(cls, path: Path | str) -> "PromptRatios":
