@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decode.byte.prompt_cache import PromptCache
+    from .decode.byte.prompt import PromptCache
     from .decode.byte.settings import ByteSettings
     from .decode.decoder import Decoder
     from .decode.generation import Generation
@@ -35,13 +35,13 @@ _HOME = {
     "LoadOptions": "decode.models.loading",
     "ModelPair": "decode.models.model_pair",
     "Anchored": "decode.rules.anchored",
-    "PromptCache": "decode.byte.prompt_cache",
+    "PromptCache": "decode.byte.prompt",
     "PromptRatios": "decode.rules.prefix_debt",
     "RiskyOnly": "decode.rules.single_model",
     "SafeOnly": "decode.rules.single_model",
     "Verification": "decode.replay.verification",
     "verify": "decode.replay.verification",
-    "with_divergences": "decode.replay.divergences",
+    "with_divergences": "decode.replay.verification",
 }
 
 __all__ = [

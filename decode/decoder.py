@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from .arguments import Beginning, Earlier, Prompt, beginnings, is_single, request_list, texts
 from .byte.byte_level import ByteLevel
-from .byte.prompt_cache import PromptCache
+from .byte.prompt import PromptCache
 from .byte.settings import ByteSettings
 from .engine.engine import Engine
 from .engine.paired_batch import PairedBatch, decode_all

@@ -20,7 +20,7 @@ from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
 from .byte_stream import ByteStream
 from .device_stream import DeviceByteStream, device_stream_refusal
-from .prompt_cache import PromptCache
+from .prompt import PromptCache
 from .settings import ByteSettings
 
 BYTES_PER_TOKEN = 4

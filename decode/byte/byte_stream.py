@@ -18,8 +18,7 @@ from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Seen, Warpers
 from .byte_row import ByteRow
 from .node_law import NodeLaw, allowed_in_order, node_laws
-from .prompt import BytePrompt
-from .prompt_cache import PromptCache, PromptShelf, ReadPrompt
+from .prompt import BytePrompt, PromptCache, PromptShelf, ReadPrompt
 from .settings import ByteCounts, ByteEvaluation
 from .tree_cache import TreeBackbone, TreeCache, TreeForward
 

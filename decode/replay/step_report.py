@@ -12,7 +12,6 @@ from ..levels.level import Level
 from ..rules.rule import NextToken, Rule
 from ..settings import SamplingConfig
 from . import oracle
-from .divergences import recorded_divergences
 from .draw_deviation import Draw
 from .replay import ForcedStep
 from .step_laws import (
@@ -172,8 +171,14 @@ def _divergences(laws: StepLaws, logits: Logits, recorded: LedgerStep) -> list[F
     }
     return [
         Figure(name, difference(found[name][0], nats), NUM_DEVIATIONS * found[name][1])
-        for name, nats in recorded_divergences(recorded).items()
+        for name, nats in _recorded_divergences(recorded).items()
     ]
+
+
+def _recorded_divergences(step: LedgerStep) -> dict[str, float]:
+    """Those that a step holds."""
+    figures = {"kl_risky_safe": step.kl_risky_safe, "kl_star_risky": step.kl_star_risky}
+    return {name: nats for name, nats in figures.items() if nats is not None}
 
 
 def _costs(laws: StepLaws, forced: ForcedStep, recorded: LedgerStep) -> tuple[float, float]:

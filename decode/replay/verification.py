@@ -1,18 +1,20 @@
 """Replay of a ledger against the models: every figure checked, every token drawn again."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..engine.prompts import asks_for_ratios
-from ..ledger import Ledger
+from ..ledger import Ledger, LedgerError
 from ..levels.level import Level
 from ..models.model_pair import ModelPair
 from ..rules.registry import make_rule
 from ..rules.rule import Rule
 from ..settings import SamplingConfig
+from . import oracle
 from .consistency import inconsistencies
-from .replay import Replay, open_replay, recorded_level
+from .replay import ForcedStep, Replay, open_replay, recorded_level
 from .step_laws import NUM_DEVIATIONS, logit_deviation
 from .step_report import MOST_COST, StepReplay, StepReport, difference, solver_slack
 
@@ -173,3 +175,35 @@ def _sum_up(ledger: Ledger, rule: Rule, steps: list[StepReport], report: Verific
     bound = ledger.header.bound
     if not report.divergence <= bound + report.tolerance:
         report.failures.append(f"divergence {report.divergence} nats > bound {bound}")
+
+
+def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
+    """The ledger with `kl_risky_safe` and `kl_star_risky` of every step, and its prompt's ratios.
+
+    Both models run once more over the recorded tokens; `verify` then checks these figures too.
+    Raises LedgerError, a ValueError, for a file that was touched, for other models than it names
+    and for what does not hold together.
+    Source: paper, figure of per-step divergences.
+    """
+    if not isinstance(ledger, Ledger):
+        ledger = Ledger.load(ledger)
+    if failures := inconsistencies(ledger, pair):
+        raise LedgerError(failures[0])
+    header = ledger.header
+    level = recorded_level(pair, header.level, header.level_settings)
+    rule = make_rule(header.rule, header.rule_settings)
+    replay = open_replay(ledger, level, rule, scores_prompt=True)
+    steps = [
+        replace(recorded, **step_divergences(forced))
+        for forced, recorded in zip(replay.recorded_steps(ledger), ledger.steps, strict=True)
+    ]
+    ratios = replay.reading.ratios[0].tolist()
+    return replace(ledger, header=replace(header, prompt_ratios=ratios), steps=steps)
+
+
+def step_divergences(forced: ForcedStep) -> dict[str, Any]:
+    """Nats, by the fields of `LedgerStep`; infinite where a law has mass that the other lacks."""
+    inputs = forced.inputs
+    risky, safe = (oracle.law_of(inputs.warped(name)[0]) for name in ("risky", "safe"))
+    star = forced.drawn.log_probs()[0].double()
+    return {"kl_risky_safe": oracle.kl(risky, safe), "kl_star_risky": oracle.kl(star, risky)}

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from .merges import MergeTable, PairRows, RowCache
 from .pretokenizer import PretokenizerAutomaton, image
-from .token_shapes import EMPTY, TokenCut, TokenShapes
+from .token_shapes import EMPTY, Opened, TokenCut, TokenShapes, WholePretokens
 from .trie import ByteTrie
 from .utf8 import completions, form_length
-from .whole_pretokens import Opened, WholePretokens
 
 Remainders = tuple[bytes, ...]
 

@@ -8,8 +8,16 @@ from typing import Final
 import numpy as np
 
 from .similarity import jaccard, minhash_jaccard, rouge_f1, shingles
-from .spans import Span, Symbols, disjoint_common_spans, longest_common_span
-from .words import Tokenizer, Word, has_non_ascii_words, words
+from .spans import (
+    Span,
+    Symbols,
+    Tokenizer,
+    Word,
+    disjoint_common_spans,
+    has_non_ascii_words,
+    longest_common_span,
+    words,
+)
 
 METRIC_SET: Final = "paper_spec_v1"
 """Version of the metrics, written into results: figures of two versions are not compared.

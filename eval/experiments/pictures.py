@@ -8,11 +8,10 @@ from typing import Any
 
 from ... import Ledger
 from ..copying.metrics import METRICS
+from ..figures.curves import BudgetTrajectory, LossCurve, plot_budget_trajectories, plot_loss_curves
 from ..figures.divergences import plot_divergences
-from ..figures.losses import LossCurve, plot_loss_curves
 from ..figures.style import Role
 from ..figures.trade_off import TradeOffPoint, plot_trade_off
-from ..figures.trajectories import BudgetTrajectory, plot_budget_trajectories
 from .experiment import RISKY, SAFE
 
 SUFFIXES = (".png", ".svg")

@@ -8,7 +8,7 @@ from typing import Any
 from ... import Ledger
 from ...durable_files import write_durably
 from ..environment import environment_record
-from ..figures.trajectories import BudgetTrajectory
+from ..figures.curves import BudgetTrajectory
 from ..report.side_by_side import Generation, SideBySideRecord, side_by_side_page
 from ..report.tables import (
     COPYING_COLUMNS,

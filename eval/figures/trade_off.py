@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
-from .labels import label_points
-from .style import GREY, ROLE_STYLE, Role, figure_style, new_figure, save_figure
+from .style import GREY, ROLE_STYLE, Role, figure_style, label_points, new_figure, save_figure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Both projections and their draws in torch, a group of rows at a time."""
+"""Both projections in torch: rows in groups through a solver and the draw."""
 
 from __future__ import annotations
 
@@ -7,10 +7,80 @@ import torch
 from torch import Tensor
 
 from ..law import Law, Projection
-from ..spend import ceil_to_quantum
+from ..sampler import first_above
+from ..spend import BAN_BITS, ceil_to_quantum
 from . import clipping, kl
-from .draw import draw
-from .rows import Floats, Rows, Solution, host, row_groups
+from .rows import Flags, Floats, Numbers, Rows, Solution, columns, host, part, row_groups, sums
+
+# A rows drawn for, R rows read together, N pieces of a row, C columns of a piece.
+
+
+def draw(rows: Rows, solution: Solution, uniform: Tensor) -> tuple[Numbers, Flags]:
+    """A token of each row, -1 where not valid, and whether it is the safe model's own; (R,) each.
+
+    uniform: (R, 3) float64 in [0, 1), on the device of the rows.
+    """
+    first, second, third = uniform.unbind(1)
+    drafts = _drawn(rows.safe, rows.safe_pieces, first, is_log=True)
+    ratio = _log2_ratio(rows, solution, drafts)
+    token_ids = np.where(rows.is_valid, host(drafts), -1)
+    accepted = rows.is_valid & ((ratio >= 0.0) | (host(second) < np.exp2(ratio)))
+    rejected = np.flatnonzero(rows.is_valid & ~accepted)
+    if len(rejected) > 0:
+        weights = _replacing_weights(rows, solution, rejected, np.isneginf(ratio[rejected]))
+        has_weight = sums(weights) > 0.0
+        # Where nothing weighs, p* is p_s to rounding, and the draft stands.
+        accepted[rejected[~has_weight]] = True
+        replaced, places = rejected[has_weight], np.flatnonzero(has_weight)
+        weights, uniforms = part(weights, places), third[torch.from_numpy(replaced)]
+        token_ids[replaced] = host(_drawn(weights, weights.sum(-1), uniforms, is_log=False))
+    return token_ids, accepted
+
+
+def _drawn(weights: Tensor, pieces: Tensor, uniform: Tensor, *, is_log: bool) -> Tensor:
+    """(A,) int64, tokens by the inverse CDF: the piece by its weight, then the token inside.
+
+    weights: (A, N, C), log2 of them if `is_log`. pieces: (A, N), their sums, not all 0 in any row.
+    uniform: (A,).
+    """
+    running_sum = pieces.cumsum(-1)
+    target = uniform * running_sum[:, -1]
+    piece = first_above(running_sum, target)
+    before = running_sum.gather(1, (piece - 1).clamp_min(0)[:, None])[:, 0]
+    target = torch.where(piece > 0, target - before, target)
+    inside = weights[torch.arange(len(piece), device=piece.device), piece]
+    inside = (inside.exp2_() if is_log else inside).cumsum(-1)
+    return piece * weights.shape[2] + first_above(inside, target)
+
+
+def _log2_ratio(rows: Rows, solution: Solution, token_ids: Tensor) -> Floats:
+    """(R,) log2 p* / p_s of a token of each row, -inf off the common support."""
+    shared, tilt = (
+        host(x.flatten(1).gather(1, token_ids[:, None])[:, 0]) for x in (rows.shared, rows.tilt)
+    )
+    ratio = np.minimum(solution.slope * tilt + solution.offset, solution.ceiling)
+    return np.where(solution.is_safe_only, 0.0, np.where(shared < BAN_BITS, -np.inf, ratio))
+
+
+def _replacing_weights(
+    rows: Rows, solution: Solution, rejected: Numbers, is_banned: Flags
+) -> Tensor:
+    """(A, N, C), (p* - p_s)_+ up to a factor; where rounding leaves nothing of it and the draft is
+    banned, p_s on the common support."""
+    shared, tilt = part(rows.shared, rejected), part(rows.tilt, rejected)
+    weights, safe_weights = rows.scratch[0, : len(rejected)], rows.scratch[1, : len(rejected)]
+    slope, offset, ceiling = (
+        columns(x[rejected], weights) for x in (solution.slope, solution.offset, solution.ceiling)
+    )
+    torch.mul(tilt, slope, out=weights).add_(offset).clamp_(max=ceiling)
+    torch.exp2(shared, out=safe_weights)
+    weights.add_(shared).exp2_().sub_(safe_weights).clamp_(min=0.0)
+    is_stranded = host(weights.amax((1, 2)) == 0.0) & is_banned
+    if is_stranded.any():
+        stranded = torch.from_numpy(is_stranded).to(weights.device)
+        weights[stranded] = safe_weights[stranded]
+    return weights
+
 
 # B requests, V vocabulary, R rows of a group.
 

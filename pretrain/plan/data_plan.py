@@ -12,8 +12,7 @@ import numpy as np
 
 from ..tokens.shards import TokenShards
 from .data_config import DataConfig
-from .mixture import Mixture
-from .permutation import KeyedPermutation
+from .order import KeyedPermutation, Mixture
 
 SCHEMA = "anchored-plan/1"
 

@@ -17,7 +17,7 @@ from .data_config import (
     read_run_config,
 )
 from .data_plan import DataPlan
-from .mixture import Mixture
+from .order import Mixture
 
 _SECONDS_PER_DAY = 86_400
 _TOKEN_BYTES = 4

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torchtitan.components.checkpoint import CheckpointManager
 
 from ..job_config import Checkpoint
-from .checkpoints import checkpoint_steps
+from .record import checkpoint_steps
 
 _SECONDS_PER_MINUTE = 60
 

@@ -9,11 +9,10 @@ from ..job_config import JobConfig
 from ..model.tinycomma import flavors
 from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import check_epochs
-from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
 from .machine import Machine, check_disk, check_gpus, check_memory
 from .memory import estimate_memory, parameter_count
-from .record import RunRecord
+from .record import RunRecord, checkpoint_steps
 from .start import find_starting_point, record_of
 from .trainer import global_batch_size
 

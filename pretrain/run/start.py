@@ -9,8 +9,7 @@ from typing import Any, Final
 from ..job_config import JobConfig
 from ..model.tinycomma import TinyCommaArgs, flavors
 from ..plan.data_plan import DataPlan, data_record
-from .checkpoints import checkpoint_step, checkpoint_steps, is_complete
-from .record import RECORD_NAME, RunRecord
+from .record import RECORD_NAME, RunRecord, checkpoint_step, checkpoint_steps, is_complete
 from .trainer import global_batch_size
 
 MAY_DIFFER: Final = {

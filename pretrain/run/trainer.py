@@ -17,14 +17,14 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enabl
 from torchtitan.train import Trainer
 
 from ..job_config import JobConfig
-from ..model.document_attention import document_mask
+from ..model.tinycomma import document_mask
 from ..plan.data_plan import data_record
 from ..plan.loader import document_ids
 from .checkpointer import RunCheckpointer
 from .heldout import HeldoutLoss
 from .metrics import StepLog
+from .program import open_plan
 from .spikes import SpikeGuard, spike_line
-from .train_spec import open_plan
 
 # Slurm sends SIGTERM before it preempts a job or its time is up, torchrun passes it to its workers.
 STOP_SIGNALS = (signal.SIGTERM,)

@@ -11,7 +11,7 @@ import torch
 
 import anchored
 from anchored.tools.bench.kernel import sample_logits
-from anchored.tools.bench.random_pair import random_pair
+from anchored.tools.bench.random_inputs import random_pair
 from anchored.tools.gpu_check import speed
 from anchored.tools.gpu_check.decoding_checks import (
     attention_checks,

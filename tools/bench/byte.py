@@ -9,6 +9,7 @@ from anchored import text_tables
 from anchored.decode.byte.settings import ByteEvaluation, ByteSettings, PromptScores
 from anchored.tools.commands.files import check_new_folder
 
+from .baselines import official_bytes
 from .byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
 from .byte_work import (
     Texts,
@@ -24,7 +25,6 @@ from .byte_work import (
     string_work_s,
     tree_work_s,
 )
-from .official import official_bytes
 from .options import BenchByteConfig, Table
 from .timing import deviation, in_turns
 

@@ -14,7 +14,7 @@ import anchored
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.pretrain.tokens.bpe import SplitRule, pre_tokenizer
 
-from .random_pair import random_llama
+from .random_inputs import random_llama
 
 END = "<|endoftext|>"
 RULES: tuple[SplitRule, SplitRule] = ("gpt2", "llama3")

@@ -15,10 +15,9 @@ from anchored import Anchored, Decoder, ModelPair, SafeOnly, text_tables
 from anchored.decode.rules.rule import Rule
 from anchored.tools.commands.options import check_presence
 
-from .model_alone import ModelAlone
-from .official import official_module
+from .baselines import ModelAlone, official_module
 from .options import BenchDecodeConfig
-from .random_pair import random_pair, random_prompts
+from .random_inputs import random_pair, random_prompts
 from .timing import deviation, timed
 
 COPY_BYTES = 1 << 28

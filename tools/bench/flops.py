@@ -9,7 +9,7 @@ from anchored import Anchored, Decoder, ModelPair, text_tables
 from anchored.tools.commands.options import check_presence
 
 from .options import BenchFlopsConfig
-from .random_pair import random_pair, random_prompts
+from .random_inputs import random_pair, random_prompts
 from .timing import timed
 
 FLOPS_PER_LOGIT = 10

@@ -12,7 +12,7 @@ from anchored.kernels import reference
 from anchored.kernels.projection import project_kl
 from anchored.kernels.uniforms import uniforms
 
-from .official import official_step
+from .baselines import official_step
 from .options import BenchKernelConfig
 from .timing import THREAD, WALL, Clock, in_turns, timed
 

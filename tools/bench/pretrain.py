@@ -15,7 +15,7 @@ from anchored.configs.config_file import read_config_file, toml_text
 from anchored.pretrain.launch import launch
 
 from .options import BenchPretrainConfig
-from .random_shards import write_random_shards
+from .random_inputs import write_random_shards
 
 BASELINE = "as configured"
 TITLES = ("tokens/s a GPU", "ratio", "MFU", "peak GiB", "last loss", "difference")

@@ -12,7 +12,7 @@ from anchored.tools.commands.options import ModelOptions, check_presence
 from anchored.tools.quickstart.preset import load_preset
 
 from .options import BenchSpeculateConfig
-from .random_pair import random_pair, random_prompts
+from .random_inputs import random_pair, random_prompts
 from .speculation import (
     PROMPT_TOKENS,
     Costs,

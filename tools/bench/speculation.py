@@ -16,7 +16,7 @@ from anchored.decode.levels.token_level import open_streams
 from anchored.decode.models.row_stream import RowStream
 from anchored.decode.rules.rule import NextToken, StepInputs
 
-from .model_alone import ModelAlone
+from .baselines import ModelAlone
 from .timing import PROCESS, WALL, deviation, timed
 
 T = TypeVar("T")

@@ -15,8 +15,7 @@ from anchored import AnchoredError
 from anchored.decode.settings import SamplingConfig
 
 from .files import PromptLine, check_outputs, json_nats, numbered, read_prompts
-from .options import is_first_process
-from .pair_options import PairOptions
+from .options import PairOptions, is_first_process
 
 if TYPE_CHECKING:
     from anchored.decode.generation import PieceStream

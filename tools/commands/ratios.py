@@ -7,8 +7,7 @@ from pathlib import Path
 from tyro.conf import UseAppendAction
 
 from .files import check_outputs, json_nats
-from .options import is_first_process
-from .pair_options import PairOptions
+from .options import PairOptions, is_first_process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from anchored import AnchoredError
 
 from .files import json_nats
-from .options import is_first_process
-from .pair_options import PairOptions
+from .options import PairOptions, is_first_process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

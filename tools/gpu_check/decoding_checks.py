@@ -23,7 +23,7 @@ from anchored.kernels import reference
 from anchored.kernels.decode_attention import decode_attention
 from anchored.kernels.projection import project_kl
 from anchored.tools.bench.byte_pair import ByteModel, trained_pair
-from anchored.tools.bench.random_pair import random_pair
+from anchored.tools.bench.random_inputs import random_pair
 
 from .check import Check, can_run, skipped
 

@@ -14,7 +14,7 @@ from anchored.durable_files import write_durably
 from anchored.eval.environment import environment_record
 from anchored.tools.bench.decode import decode_rows
 from anchored.tools.bench.options import BenchDecodeConfig
-from anchored.tools.bench.random_pair import random_pair
+from anchored.tools.bench.random_inputs import random_pair
 
 from .decoding_checks import attention_checks, byte_checks, engine_checks
 from .projection_checks import projection_checks

@@ -17,8 +17,8 @@ from anchored.kernels.accounts import new_accounts
 from anchored.kernels.gpu.launch import project_into, resident_splits, workspace
 from anchored.kernels.uniforms import uniforms
 from anchored.kernels.walk import walk
+from anchored.tools.bench.baselines import ModelAlone
 from anchored.tools.bench.kernel import BUDGET_NATS, paper_projection, sample_logits
-from anchored.tools.bench.model_alone import ModelAlone
 from anchored.tools.bench.options import BenchKernelConfig
 from anchored.tools.bench.timing import Stopwatch, half_quartile_range, timed
 

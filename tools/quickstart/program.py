@@ -9,12 +9,11 @@ from pathlib import Path
 
 from anchored import Ledger, ModelPair, verify
 from anchored.eval.copying.metrics import CopyingConfig
-from anchored.eval.experiments import steps as experiment_steps
-from anchored.eval.experiments.experiment import Experiment, budget_sweep
+from anchored.eval.experiments import experiment as experiment_steps
+from anchored.eval.experiments.experiment import Experiment, Steps, budget_sweep
 from anchored.eval.experiments.generations import generate_all, read_generations
 from anchored.eval.experiments.measures import measure
 from anchored.eval.experiments.results import terminal_report, write_results
-from anchored.eval.experiments.steps import Steps
 from anchored.eval.experiments.summary import summarize
 from anchored.tools.commands.options import ModelOptions
 from anchored.tools.commands.training_options import QuickstartConfig

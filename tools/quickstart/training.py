@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.eval.figures.losses import LossCurve
+from anchored.eval.figures.curves import LossCurve
 from anchored.pretrain.export.folder import export_checkpoint
 from anchored.pretrain.launch import launch
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer

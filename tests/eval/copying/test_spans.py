@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.eval.copying.spans import Span, disjoint_common_spans, longest_common_span
-from anchored.eval.copying.words import has_non_ascii_words, words
+from anchored.eval.copying.spans import (
+    Span,
+    disjoint_common_spans,
+    has_non_ascii_words,
+    longest_common_span,
+    words,
+)
 
 SHORT = st.lists(st.integers(0, 3), max_size=14)
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from anchored.eval.experiments.steps import Steps as ExperimentSteps
+from anchored.eval.experiments.experiment import Steps as ExperimentSteps
 
 Steps = partial(ExperimentSteps, owner="quickstart")
 

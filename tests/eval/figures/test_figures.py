@@ -9,12 +9,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from anchored import Anchored, Decoder, with_divergences
-from anchored.eval.figures import divergences, losses, trade_off, trajectories
+from anchored.eval.figures import curves as losses
+from anchored.eval.figures import curves as trajectories
+from anchored.eval.figures import divergences, trade_off
+from anchored.eval.figures.curves import (
+    BudgetTrajectory,
+    LossCurve,
+    plot_budget_trajectories,
+    plot_loss_curves,
+)
 from anchored.eval.figures.divergences import plot_divergences
-from anchored.eval.figures.labels import label_points
-from anchored.eval.figures.losses import LossCurve, plot_loss_curves
+from anchored.eval.figures.style import label_points
 from anchored.eval.figures.trade_off import TradeOffPoint, plot_trade_off
-from anchored.eval.figures.trajectories import BudgetTrajectory, plot_budget_trajectories
 
 POINTS = [
     TradeOffPoint(label="p_s", role="safe", ncr=1.0, bits_per_byte=2.4),

@@ -9,9 +9,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.pretrain.export.folder import export_checkpoint
+from anchored.pretrain.export.folder import export_checkpoint, model_card
 from anchored.pretrain.export.llama_weights import half_split_rotary
-from anchored.pretrain.export.model_card import model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, flavors
 from anchored.pretrain.run.preflight import check_run

@@ -10,7 +10,7 @@ import torch
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.plan.loader import SequenceLoader, prefetched
-from anchored.pretrain.plan.permutation import KeyedPermutation
+from anchored.pretrain.plan.order import KeyedPermutation
 
 GLOBAL_BATCH = 8
 SEQ_LEN = 16

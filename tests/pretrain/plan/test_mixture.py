@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchored.pretrain.plan.mixture import Mixture
-from anchored.pretrain.plan.permutation import KeyedPermutation
+from anchored.pretrain.plan.order import KeyedPermutation, Mixture
 
 WEIGHTS = st.lists(
     st.fractions(Fraction(1, 1000), 50, max_denominator=1000), min_size=1, max_size=31

@@ -9,7 +9,7 @@ import pytest
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import flavors
 from anchored.pretrain.plan.data_config import load_mixture
-from anchored.pretrain.plan.mixture import Mixture
+from anchored.pretrain.plan.order import Mixture
 from anchored.pretrain.plan.stages import (
     check_epochs,
     estimate_run,

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from anchored.pretrain.job_config import Checkpoint
 from anchored.pretrain.run.checkpointer import RunCheckpointer, stale_steps
-from anchored.pretrain.run.checkpoints import checkpoint_steps, is_complete
+from anchored.pretrain.run.record import checkpoint_steps, is_complete
 
 
 class Counter(Stateful):

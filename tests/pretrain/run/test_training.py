@@ -18,8 +18,7 @@ from anchored.pretrain.export.llama_weights import llama_weights
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.launch import launch
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.run.checkpoints import checkpoint_steps, is_complete
-from anchored.pretrain.run.record import RunRecord
+from anchored.pretrain.run.record import RunRecord, checkpoint_steps, is_complete
 from anchored.pretrain.tokens.shards import TokenShards
 
 STEPS = 24

@@ -13,7 +13,7 @@ from training_runs import start_run, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchored.pretrain import launch
-from anchored.pretrain.run.checkpoints import checkpoint_steps, is_complete
+from anchored.pretrain.run.record import checkpoint_steps, is_complete
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from anchored.tools.bench import byte
+from anchored.tools.bench.baselines import official_bytes
 from anchored.tools.bench.byte import BenchByteConfig, run
 from anchored.tools.bench.byte_pair import load_pair
-from anchored.tools.bench.official import official_bytes
 
 TOKENIZERS = Path(__file__).parents[4] / "shared" / "tokenizers"
 

@@ -5,7 +5,7 @@ import math
 import torch
 
 from anchored.tools.bench.decode import BenchDecodeConfig, decode_rows, run, step_bytes
-from anchored.tools.bench.random_pair import random_pair
+from anchored.tools.bench.random_inputs import random_pair
 
 SMALL = BenchDecodeConfig(
     safe="tiny", risky="tiny", batch_sizes=(1, 2), vocab_size=64, prompt_tokens=4, new_tokens=4

@@ -10,7 +10,7 @@ from anchored.tools.bench.flops import (
     run,
     token_cost,
 )
-from anchored.tools.bench.random_pair import random_pair
+from anchored.tools.bench.random_inputs import random_pair
 
 
 def test_the_terms_are_those_of_the_paper():

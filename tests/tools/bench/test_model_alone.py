@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from anchored.kernels.sampler import inverse_cdf
-from anchored.tools.bench.model_alone import TEMPERATURE, ModelAlone
-from anchored.tools.bench.random_pair import random_pair
+from anchored.tools.bench.baselines import TEMPERATURE, ModelAlone
+from anchored.tools.bench.random_inputs import random_pair
 
 PROMPTS = [[2, 3, 4, 5, 6], [7, 8]]
 
