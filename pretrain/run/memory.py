@@ -15,7 +15,7 @@ from torchtitan.distributed import ParallelDims
 
 from ..job_config import JobConfig
 from ..model.tinycomma import TinyCommaArgs
-from .program import train_spec
+from .train_spec import train_spec
 
 _FLOAT32_BYTES = 4
 _ADAM_MOMENTS = 2

@@ -23,8 +23,8 @@ from ..plan.loader import document_ids
 from .checkpointer import RunCheckpointer
 from .heldout import HeldoutLoss
 from .metrics import StepLog
-from .program import open_plan
 from .spikes import SpikeGuard, spike_line
+from .train_spec import open_plan
 
 # Slurm sends SIGTERM before it preempts a job or its time is up, torchrun passes it to its workers.
 STOP_SIGNALS = (signal.SIGTERM,)

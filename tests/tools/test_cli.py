@@ -15,7 +15,7 @@ from forked_program import ForkedProgram
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.tools.cli import COMMANDS, GROUPS
-from anchored.tools.model_options import ModelOptions
+from anchored.tools.commands.options import ModelOptions
 
 
 def test_the_command_is_installed_and_lists_its_programs():
