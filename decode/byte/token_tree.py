@@ -58,11 +58,13 @@ class TokenTree:
     def append(self, byte: int) -> list[int]:
         """Grow the text by one byte; returns the new nodes, all of them heads.
 
+        There may be none: a byte that begins a character need not end any viable sequence, where
+        all that starts with it are longer tokens.
         Raises ValueError, and changes nothing, when no viable sequence goes on with `byte`.
         """
         self.text.append(byte)
         going_on, found = self._moved(self.heads, byte)
-        if not found:  # every beginning of a text has a viable sequence of its own
+        if not found and not any(map(self._leads_on, going_on)):
             self.text.pop()
             raise ValueError(f"byte 0x{byte:02x} cannot follow {bytes(self.text[-16:])!r}")
         new = [self._add(*node) for node in found]
@@ -91,7 +93,7 @@ class TokenTree:
             new = [self._guess(length, *node) for node in found]
             heads = [*heads, *(Head(node, ROOT) for node in new)]
             guesses += new
-            if not found:
+            if not heads:
                 break
         del self.text[length:]
         return guesses
@@ -150,6 +152,11 @@ class TokenTree:
             if trie.has_children(longer):
                 going_on.append(Head(node, longer))
         return going_on, found
+
+    def _leads_on(self, head: Head) -> bool:
+        """Whether a token that is longer than the prefix may follow."""
+        low, high = self.vocabulary.trie.longer(head.prefix)
+        return bool(self.vocabulary.viability.allowed(self.standing[head.node])[low:high].any())
 
     def _ends(self, parent: int, prefix: int) -> Iterator[tuple[int, int, Standing]]:
         """(parent, token, standing) of the sequences that end with the text."""

@@ -63,7 +63,9 @@ def test_masked_mass_telescopes(published):
     source = np.random.default_rng(0)
     row = source.normal(size=vocabulary.vocab_size) * 3
     marginals = ByteMarginals(vocabulary, lambda paths: np.stack([row] * len(paths)))
-    for byte in vocabulary.normalize("It's  12345 caf\u00e9s vi\u1ec7c .:.: \U0001f44d\n\n  x"):
+    for byte in vocabulary.normalize(
+        "It's  12345\u00a0caf\u00e9s vi\u1ec7c .:.: \U0001f44d\n\n  x"
+    ):
         assert abs(marginals.leak) < 1e-12
         marginals.append(byte)
 

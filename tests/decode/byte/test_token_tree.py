@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from anchored.decode.byte.token_tree import NO_NODE, ROOT_NODE, TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
+from anchored.decode.tokenizer.tokenizer_file import token_bytes
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 PROSE = "The harbour bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 3
@@ -137,3 +138,21 @@ def test_the_trunk_of_a_prompt_is_computed_causally_and_the_rest_as_a_tree(token
     assert forward.mask[:, : cache.num_settled].all()
     with pytest.raises(ValueError, match="slots are not of the trunk"):
         cache.add_trunk()
+
+
+def test_a_byte_that_only_begins_longer_tokens_ends_no_node():
+    """As 0xc2 in GPT-NeoX's vocabulary, where every character that it begins is one token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = {token_bytes(letter)[0]: letter for letter in alphabet}
+    pairs = [(letters[0xC2], letters[last]) for last in range(0x80, 0xC0)]
+    words = ["<|end|>", *letters.values(), *map("".join, pairs)]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, pairs))
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tree = tree_of(tokenizer)
+    counts = [len(tree.append(byte)) for byte in "!\u00a0x".encode()]
+    assert counts == [1, 0, 1, 1]
+    assert tree.path(tree.closed_node()) == tokenizer.encode("!\u00a0x").ids
+    tree.append(0xC2)
+    with pytest.raises(ValueError, match="byte 0x41 cannot follow"):
+        tree.append(0x41)
