@@ -50,7 +50,7 @@ class Decoder:
         may serve many decoders. prompt_ratios: those of all prompts, of `prompt_ratios()` with the
         same models and settings; their debts then cost nothing.
         engine: "eager" looks at every token on the host; "device" keeps steps on the device
-        (Anchored rules, no top_k, top_p or min_p, see `device_refusal`), as a CUDA graph on CUDA;
+        (Anchored rules, no top_k, top_p or min_p, see `engine.pair_refusal`), as a graph on CUDA;
         "auto" takes "device" on CUDA where it can run and agrees with "eager" on a few steps.
         speculate: tokens that the safe model drafts before one risky forward verifies them, "auto"
         for as many as it is worth by what drafts and forwards have cost so far, "off" for none.

@@ -96,7 +96,7 @@ class DeviceBatch(PairedBatch):
     ) -> None:
         """draft_lengths: 0 for plain decoding; of several the one that is worth most is chosen.
 
-        Raises ValueError where Triton cannot run; what else is needed, see `device_refusal`.
+        Raises ValueError where Triton cannot run; what else is needed, see `engine.pair_refusal`.
         """
         self._length = DraftLength(draft_lengths)
         columns = self._columns(max_length)

@@ -19,7 +19,7 @@ class RotaryTable:
     """Cosines and sines by position, from the model's own module; they double when they end."""
 
     def __init__(self, rotary: nn.Module) -> None:
-        """rotary: one whose angles depend on the position alone (see `row_attention.ROTARY`)."""
+        """rotary: one whose angles depend on the position alone (see `attention.ROTARY`)."""
         self._rotary = rotary
         self._cos = self._sin = torch.empty(0, 0)
 

@@ -65,7 +65,7 @@ class StepReport:
     cost: float
     """Squared deviations by which the laws must have moved for the token; 0 if drawn again."""
     expected_cost: float
-    """The mean of it over rounding that has the deviations of `rounding`."""
+    """The mean of it over rounding that has the deviations of `step_laws`."""
     is_flipped: bool = False
     """Taken under another support than the replayed one."""
 

@@ -70,7 +70,7 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     the bound, how it ended. Then both models run over the recorded tokens: the debt, what the rule
     gives at each budget, and by laws computed apart from the solvers every divergence, log p*,
     log p_s, the sum of divergences against the bound, and every token from its seed; what
-    `with_divergences` added too. Tolerances follow from the models' dtypes: see `rounding`.
+    `with_divergences` added too. Tolerances follow from the models' dtypes: see `step_laws`.
     Not checked: stop strings, num_return_sequences, prior_bound, forwards beyond the least number.
     Raises LedgerError for a file that was touched or damaged; all else is in `failures`.
     """

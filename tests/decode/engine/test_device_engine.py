@@ -13,7 +13,6 @@ from tiny_models import tiny_family, tiny_gpt2
 
 from anchored import Decoder, ModelPair, SafeOnly
 from anchored.decode.engine import device_check, engine
-from anchored.decode.engine import engine as device_refusal
 from anchored.decode.engine.device_batch import DeviceBatch
 from anchored.decode.engine.device_check import largest_difference
 from anchored.decode.engine.paired_batch import PairedBatch
@@ -138,6 +137,6 @@ from anchored.decode.replay import verification
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
-    monkeypatch.setattr(device_refusal, "find_spec", lambda name: None)
+    monkeypatch.setattr(engine, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="triton is not installed"):
         Decoder(llama_pair, KL, engine="device")
