@@ -25,7 +25,8 @@ LEAST_GUESSED = 1e-6
 
 NEWTON_PASSES = 8
 MAX_PASSES = 72
-"""float64 passes, mostly one or two. After Newton's, bisection, a bit of the mantissa each."""
+"""float64 passes before the last step, mostly one or two. After Newton's, bisection, a bit of the
+mantissa each."""
 
 
 class _Points(NamedTuple):
@@ -93,6 +94,7 @@ def _largest_feasible(rows: Rows, chosen: Numbers, allowance: Floats, tolerance:
         open_rows = search.open_rows()
         if len(open_rows) == 0:
             break
+    search.polish(work)
     return search.best
 
 
@@ -127,6 +129,25 @@ class _Search:
         high[rows] = np.where(is_feasible, high[rows], here.beta)
         aim = (self._allowance - np.maximum(0.5 * self._tolerance, 2.0 * best.margin))[rows]
         beta[rows] = _following(here, aim, best.beta[rows], high[rows], is_newton=is_newton)
+
+    def polish(self, work: Tensor) -> None:
+        """One more Newton step to the aim, whose error is the square of the last one's.
+
+        What is left of a budget then hardly depends on where the search came from: those who try
+        budgets that they guess (`score`) find the same again for one that is a little different.
+        """
+        best = self.best
+        rows = np.flatnonzero((best.beta > 0.0) & (best.beta < 1.0) & (best.speed > 0.0))
+        if len(rows) == 0:
+            return
+        last = _Points(*(column[rows] for column in best))
+        aim = self._allowance[rows] - np.maximum(0.5 * self._tolerance[rows], 2.0 * last.margin)
+        beta = last.beta + (np.sqrt(aim) - np.sqrt(last.kl)) / last.speed
+        beta = np.where((beta > 0.0) & (beta < 1.0), beta, last.beta)
+        here = _certified(self._curves.take(rows), beta, self._is_untilted[rows], work)
+        is_feasible = here.kl + here.margin <= self._allowance[rows]
+        for column, new in zip(best, here, strict=True):
+            column[rows] = np.where(is_feasible, new, column[rows])
 
 
 def _is_zero(values: Tensor) -> Flags:

@@ -66,7 +66,7 @@ def test_a_divergence_that_vanishes_in_one_sum_alone_is_not_taken_for_zero():
 
 @pytest.mark.parametrize(
     ("kind", "mean_limit"),
-    [("generic", 1.2), ("memorised", 1.2), ("disjoint_peaks", 1.4), ("two_atoms", 1.6)],
+    [("generic", 2.0), ("memorised", 2.0), ("disjoint_peaks", 2.4), ("two_atoms", 2.6)],
 )
 def test_few_float64_passes_settle_a_row(kind, mean_limit, logit_pairs, budgets, monkeypatch):
     num_passes = []
@@ -83,7 +83,7 @@ def test_few_float64_passes_settle_a_row(kind, mean_limit, logit_pairs, budgets,
         risky, safe = logit_pairs(kind, 1, 1025, generator)
         project_kl(risky, safe, budgets(1, generator))
     assert sum(num_passes) / 200 <= mean_limit
-    assert max(num_passes) <= 6
+    assert max(num_passes) <= 7
 
 
 @pytest.mark.parametrize("budget", [1e-8, 1e-6, 1e-3, 0.5])
@@ -99,4 +99,5 @@ def test_a_row_is_read_a_few_times_whatever_its_budget(budget, logit_pairs, monk
     risky, safe = logit_pairs("generic", 20, 40_000, torch.Generator().manual_seed(5))
     project_kl(risky, safe, torch.full((20,), budget, dtype=torch.float64))
     assert dtypes.count(torch.float32) / 20 <= 3.0
-    assert dtypes.count(torch.float64) / 20 <= 2.5  # one of them for mean and variance at 0
+    # One of them for mean and variance at 0, one for the last step to the aim.
+    assert dtypes.count(torch.float64) / 20 <= 3.5
