@@ -125,6 +125,7 @@ def request_list(
     k: float | Sequence[float | None] | None = None,
     stop: str | Sequence[str] | None = (),
     num_return_sequences: int = 1,
+    passages: str | Sequence[str] | None = None,
 ) -> list[Request]:
     """`num_return_sequences` requests for each beginning, in order, with its seed.
 
@@ -136,6 +137,7 @@ def request_list(
         raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
     seeds = [whole_number("seed", value) for value in one_each("seed", seed, len(begun))]
     ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(begun))]
+    behind = one_each("passages", passages, len(begun))
     stops, length = stop_strings(stop), whole_number("max_new_tokens", horizon)
     prompts = [i for i in range(len(begun)) for _ in range(num_samples)]
     places = _places([(tuple(begun[i].token_ids), seeds[i]) for i in prompts])
@@ -150,6 +152,7 @@ def request_list(
             place=place,
             num_return_sequences=num_samples,
             prior_bound=begun[i].prior_bound,
+            passage=behind[i],
         )
         for index, (i, place) in enumerate(zip(prompts, places, strict=True))
     ]

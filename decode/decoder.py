@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from .byte.prompt import PromptCache
 from .byte.settings import ByteSettings
 from .engine.engine import Engine
 from .engine.paired_batch import PairedBatch, decode_all
-from .engine.prompts import measured_ratios, ratio_source
+from .engine.prompts import measured_ratios, prefaced_prompt, ratio_source
 from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
 from .generation import Generation, PieceStream, request_ledger
 from .levels.level import Level
@@ -60,8 +61,9 @@ class Decoder:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        self.pair, self.rule, self.batch_size = pair, rule, batch_size
+        self.pair, self.batch_size = pair, batch_size
         self.level = choose_level(pair, level, byte_settings, prompt_cache, prompt_ratios)
+        self.rule = rule = rule.for_symbols(self.level)
         if prompt_ratios is not None:
             prompt_ratios.check(ratio_source(self.level))
         self.engine = Engine(self.level, rule, engine, speculate)
@@ -77,6 +79,7 @@ class Decoder:
         k: float | Sequence[float | None] | None = None,
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
+        passages: str | Sequence[str] | None = None,
         progress: bool | str = False,
         **sampling: Any,
     ) -> list[Generation]:
@@ -93,6 +96,8 @@ class Decoder:
         place of prompts. Of an edited ledger its own figures tell the bound, see `Beginning.of`:
         `verify` first what you did not write. Bounds of samples and of earlier text add up: see
         `Ledger.total_bound`.
+        passages: for rules that read one before each prompt, such as RCAD; one for all, or one a
+        prompt.
         progress: show a bar, with this title. sampling: fields of SamplingConfig (temperature 0.7,
         repetition_penalty 1.1, top_k, top_p, min_p).
         Raises ValueError for bad values. Of several prompts, one that is too long for the pair or
@@ -109,6 +114,7 @@ class Decoder:
             k=k,
             num_return_sequences=num_return_sequences,
             continue_from=continue_from,
+            passages=passages,
             progress=progress,
             **sampling,
         )
@@ -125,6 +131,7 @@ class Decoder:
         k: float | Sequence[float | None] | None = None,
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
+        passages: str | Sequence[str] | None = None,
         progress: bool | str = False,
         **sampling: Any,
     ) -> Iterator[tuple[int, Generation]]:
@@ -143,6 +150,7 @@ class Decoder:
             k=k,
             stop=stop,
             num_return_sequences=num_return_sequences,
+            passages=passages,
         )
         if is_single(prompts if continue_from is None else continue_from):
             self._check_length(requests[0])
@@ -157,6 +165,7 @@ class Decoder:
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
         k: float | None = None,
+        passage: str | None = None,
         **sampling: Any,
     ) -> PieceStream:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
@@ -169,7 +178,7 @@ class Decoder:
         self.engine.check(config)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         begun = beginnings(self.level, [prompt])
-        (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop)
+        (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop, passages=passage)
         self._check_length(request)
         return PieceStream(
             request,
@@ -184,6 +193,7 @@ class Decoder:
         *,
         horizon: int | None = None,
         k: float | Sequence[float] | None = None,
+        passages: str | Sequence[str] | None = None,
         temperature: float = 1.0,
         repetition_penalty: float = 1.0,
         progress: bool | str = False,
@@ -203,7 +213,7 @@ class Decoder:
         targets = [self.level.encode_continuation(text) for text in given]
         longest = max((len(target) for target in targets), default=1)
         begun = beginnings(self.level, prompts)
-        requests = self._requests(begun, max(horizon or longest, 1), k=k)
+        requests = self._requests(begun, max(horizon or longest, 1), k=k, passages=passages)
         if is_single(prompts):
             self._check_length(requests[0])
         if len(requests) != len(targets):
@@ -237,9 +247,12 @@ class Decoder:
 
     def _requests(self, begun: list[Beginning], horizon: int, **asked: Any) -> list[Request]:
         """As `request_list`; ValueError also for budgets that the rule cannot have."""
-        requests = request_list(begun, horizon, **asked)
-        for request in requests:
+        requests = []
+        for request in request_list(begun, horizon, **asked):
             budget_without_debt(request, self.rule)
+            prompt, passage = request.prompt_token_ids, request.passage
+            prefaced = prefaced_prompt(self.level, self.rule, prompt, passage)
+            requests.append(replace(request, prefaced=prefaced))
         return requests
 
     def _sampling(self, config: SamplingConfig) -> SamplingConfig:
@@ -258,7 +271,7 @@ class Decoder:
         return fitting, [(request, error) for request, error in errors if error]
 
     def _too_long(self, request: Request) -> str:
-        return self.level.too_long(request.prompt_token_ids, request.max_new_tokens)
+        return self.level.too_long(request.longest_prompt, request.max_new_tokens)
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
         """By prompt length, longest first, so that prompts read together need little padding.

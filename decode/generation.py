@@ -145,5 +145,6 @@ def _header(
         level_settings=level.settings(),
         num_return_sequences=state.request.num_return_sequences,
         prior_bound=state.request.prior_bound,
+        passage=state.request.passage,
         stream=random_stream(state.request.prompt_token_ids, place=state.request.place),
     )

@@ -49,6 +49,8 @@ class LedgerHeader:
     """Nats that the prompt may have spent, where it ends with an earlier generation."""
     prompt_ratios: list[float] | None = None
     """Nats, log p_r - log p_s of the prompt's symbols; where asked for, see `with_divergences`."""
+    passage: str | None = None
+    """What some streams of the rule read before the prompt."""
     schema: str = SCHEMA
     sampler: str = SAMPLER
     stream: dict[str, Any] | None = None

@@ -13,7 +13,7 @@ from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
 from ..models.stream import Stream
 from ..rules.prefix_debt import PromptRatios
-from ..rules.rule import BOTH, StreamName
+from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
@@ -150,10 +150,13 @@ class ByteLevel:
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
-        names: Sequence[StreamName] = BOTH,
+        readings: Mapping[StreamName, Reading] = BOTH,
     ) -> dict[str, Stream]:
         """Streams whose logits are log-probabilities of symbols."""
-        return {name: self._open_stream(name, num_rows, sampling, scores_prompts) for name in names}
+        return {
+            name: self._open_stream(own.model, num_rows, sampling, scores_prompts)
+            for name, own in readings.items()
+        }
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         for name, stream in _byte_streams(streams).items():

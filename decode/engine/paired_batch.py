@@ -11,6 +11,7 @@ from ...kernels.uniforms import uniforms
 from ..levels.level import Level
 from ..models.kv_cache import uploaded
 from ..models.stream import Stream
+from ..rules.past import PastRows
 from ..rules.rule import NextToken, Rule, StepInputs
 from ..settings import SamplingConfig
 from .prompts import PromptReading, asks_for_ratios, read_prompts
@@ -44,7 +45,7 @@ class PairedBatch:
             max_length,
             sampling,
             scores_prompts=asks_for_ratios(level, rule),
-            names=rule.streams,
+            readings=rule.streams,
         )
         self._backlogs = {name: Backlog(s, num_rows) for name, s in self.streams.items()}
         self._can_rest = level.rows_can_join(max_length)
@@ -53,6 +54,7 @@ class PairedBatch:
         self._stop_token_ids = frozenset(level.stop_token_ids)
         self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
         self._logits: dict[str, Tensor] = {}
+        self._past = PastRows(num_rows, rule.streams)
 
     @property
     def free_rows(self) -> list[int]:
@@ -68,10 +70,12 @@ class PairedBatch:
         """Read the prompts of new requests into free rows; one that fails there takes no row."""
         rows = self.free_rows[: len(requests)]
         prompts = [request.prompt_token_ids for request in requests]
-        reading = read_prompts(self.level, self.streams, prompts, rows)
+        prefaced = [request.prefaced for request in requests]
+        reading = read_prompts(self.level, self.streams, prompts, rows, prefaced)
         states = [self._new_state(request, reading, i) for i, request in enumerate(requests)]
         for row, state in zip(rows, states, strict=True):
             self._states[row] = state
+            self._past.begin(row)
         self._keep_logits(reading.logits, rows)
         self._seen[rows] = reading.seen
         self._release(rows)
@@ -116,6 +120,8 @@ class PairedBatch:
         self._seen.index_put_((at, token_ids.clamp(min=0)), is_drawn)
         columns = torch.stack([column.double() for column in _found(inputs, drawn, token_ids)], 1)
         found = [Drawn(*figures) for figures in columns.tolist()]  # the one wait for the device
+        if self.rule.looks_back:
+            self._past.append(rows, inputs.logits, [max(int(own.token_id), 0) for own in found])
         for row, token in zip(rows, found, strict=True):
             self._bank_draw(row, token)
         return [int(token.token_id) for token in found]
@@ -124,7 +130,8 @@ class PairedBatch:
         """Let the safe model read what was drawn, and the risky one where it will be asked next."""
         warm = [row for row, nats in self._allowances(rows).items() if nats > 0.0]
         for name in self.streams:
-            rests = name == "risky" and (self._can_rest or not warm)
+            is_risky = self.rule.streams[name].model == "risky"
+            rests = is_risky and (self._can_rest or not warm)
             self._read(name, warm if rests else rows)
 
     def _read(self, name: str, rows: list[int]) -> None:
@@ -134,7 +141,7 @@ class PairedBatch:
             else:
                 self._keep_logits({name: logits}, group)
             for row in group:
-                self._state(row).num_forwards[name] += 1
+                self._state(row).num_forwards[self.rule.streams[name].model] += 1
 
     def _new_state(self, request: Request, reading: PromptReading, place: int) -> RequestState:
         state = RequestState(
@@ -143,7 +150,8 @@ class PairedBatch:
             text=self.level.text_stream(request.stop),
             uniforms=self._uniforms(request),
         )
-        state.num_forwards.update(reading.num_forwards)
+        for name, count in reading.num_forwards.items():
+            state.num_forwards[self.rule.streams[name].model] += count
         if error := reading.errors[place]:
             state.fail(error)
         return state
@@ -179,6 +187,7 @@ class PairedBatch:
             warp=self.warpers.after(self._of_rows(seen, rows)),
             budget=uploaded(torch.tensor(allowances, dtype=torch.float64), self._device),
             uniform=uploaded(torch.stack(uniform), self._device) if uniform else None,
+            past=self._past.of(rows) if self.rule.looks_back else None,
         )
 
     def _of_rows(self, values: Tensor, rows: list[int]) -> Tensor:

@@ -1,6 +1,7 @@
 """Both models read prompts once: last logits and the ratios behind the debt."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from ..levels.level import Level
 from ..models.stream import UNSCORED, Stream
 from ..rules.prefix_debt import PromptRatios, log_likelihood_ratios, prompt_digest
-from ..rules.rule import BOTH, Rule
+from ..rules.rule import BOTH, Rule, StreamName
 from ..settings import SamplingConfig
 
 # R prompts.
@@ -38,11 +39,45 @@ def asks_for_ratios(level: Level, rule: Rule) -> bool:
     return rule.charges_debt and level.prompt_ratios is None
 
 
+Prefaced = Mapping[StreamName, list[int]]
+"""A prompt's symbols with what stands before them, by the streams that read more than it."""
+
+
+def prefaced_prompt(level: Level, rule: Rule, prompt: list[int], passage: str | None) -> Prefaced:
+    """What streams of the rule read in place of a prompt; see `rule.Reading`.
+
+    Symbols that begin a text, as a tokenizer adds them, stand before the preface alone.
+    Raises ValueError where the rule needs a passage and there is none, or has no use for one.
+    """
+    takes_passage = any(own.takes_passage for own in rule.streams.values())
+    if takes_passage != (passage is not None):
+        needs = "needs a passage a prompt, got none" if takes_passage else "reads no passages"
+        raise ValueError(f"the rule {rule.name} {needs}")
+    special = set(level.special_token_ids)
+    text = list(itertools.dropwhile(special.__contains__, prompt))
+    prefaces = {
+        name: own.preface + (f"{passage}\n\n" if own.takes_passage else "")
+        for name, own in rule.streams.items()
+    }
+    return {name: [*level.encode(own), *text] for name, own in prefaces.items() if own}
+
+
 def read_prompts(
-    level: Level, streams: Mapping[str, Stream], prompts: list[list[int]], rows: list[int]
+    level: Level,
+    streams: Mapping[str, Stream],
+    prompts: list[list[int]],
+    rows: list[int],
+    prefaced: Sequence[Prefaced] = (),
 ) -> PromptReading:
-    """Prefill empty rows of the streams with prompts of any lengths."""
-    read = {name: stream.read(prompts, rows) for name, stream in streams.items()}
+    """Prefill empty rows of the streams with prompts of any lengths.
+
+    prefaced: of each prompt, what some of the streams read in its place.
+    """
+    own = prefaced or [{}] * len(prompts)
+    read = {
+        name: stream.read([o.get(name, p) for o, p in zip(own, prompts, strict=True)], rows)
+        for name, stream in streams.items()
+    }
     log_probs = {name: prompt.token_log_probs for name, prompt in read.items()}
     scored = [
         _scored(level, prompt, {name: values[i] for name, values in log_probs.items()})

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ from ..levels.text import TextStream
 from ..models.stream import UNSCORED
 from ..rules.budget import Budget
 from ..rules.prefix_debt import prompt_digest
-from ..rules.rule import Rule
+from ..rules.rule import Rule, StreamName
 
 SEED_SAMPLER = "coupled/1"
 """The sampler of older ledgers: its key is the seed alone, so the turns of a conversation shared
@@ -83,6 +83,10 @@ class Request:
     """Samples of this prompt that the call returns."""
     prior_bound: float = 0.0
     """Nats that the end of the prompt may have spent, where an earlier generation wrote it."""
+    passage: str | None = None
+    """A text for the streams that read one before the prompt."""
+    prefaced: Mapping[StreamName, list[int]] = field(default_factory=dict)
+    """The prompt's symbols with what stands before them, by the streams that read more than it."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -93,9 +97,14 @@ class Request:
             raise ValueError("stop must not hold an empty string")
 
     @property
+    def longest_prompt(self) -> list[int]:
+        """What the stream that reads most before the first new token reads."""
+        return max([self.prompt_token_ids, *self.prefaced.values()], key=len)
+
+    @property
     def max_length(self) -> int:
-        """Tokens of the prompt and the longest continuation."""
-        return len(self.prompt_token_ids) + self.max_new_tokens
+        """Tokens of the longest prompt and the longest continuation."""
+        return len(self.longest_prompt) + self.max_new_tokens
 
 
 class Drawn(NamedTuple, Generic[Value]):

@@ -76,8 +76,10 @@ def speculation_refusal(level: Level, rule: Rule) -> str:
     its law at a position must not depend on the drafts from there on (else the spends are wrong).
     """
     pair = level.pair
-    if set(rule.streams) != set(BOTH):
+    if len(rule.streams) == 1:
         return f"the rule {rule.name} reads the {' and '.join(rule.streams)} model alone"
+    if dict(rule.streams) != BOTH or rule.looks_back:
+        return f"the rule {rule.name} reads more than both models' next tokens"
     if level.name != "token":
         return f"its level is the {level.name}, not the token"
     for name, model in pair.models.items():

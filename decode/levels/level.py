@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from ..models.model_pair import ModelPair
 from ..models.stream import Stream
 from ..rules.prefix_debt import PromptRatios
-from ..rules.rule import BOTH, StreamName
+from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..warpers import Warpers
 from .text import TextStream
@@ -99,7 +99,7 @@ class Level(Protocol):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
-        names: Sequence[StreamName] = BOTH,
+        readings: Mapping[StreamName, Reading] = BOTH,
     ) -> Mapping[str, Stream]:
         """By name: memories of `num_rows` rows of up to `max_length` symbols.
 

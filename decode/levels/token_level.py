@@ -8,7 +8,7 @@ from ..models.model_pair import ModelPair
 from ..models.row_stream import RowStream
 from ..models.stream import BatchStream, LoneStream, Stream
 from ..rules.prefix_debt import PromptRatios
-from ..rules.rule import BOTH, StreamName
+from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..warpers import Warpers
 from .text import TextStream, TokenText
@@ -102,11 +102,11 @@ class TokenLevel:
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
-        names: Sequence[StreamName] = BOTH,
+        readings: Mapping[StreamName, Reading] = BOTH,
     ) -> dict[str, Stream]:
         """Streams of raw logits: `warpers` does what `sampling` asks for."""
         return open_streams(
-            self.pair, num_rows, max_length, scores_prompts=scores_prompts, names=names
+            self.pair, num_rows, max_length, scores_prompts=scores_prompts, readings=readings
         )
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
@@ -132,7 +132,7 @@ def open_streams(
     max_length: int,
     *,
     scores_prompts: bool,
-    names: Sequence[StreamName] = BOTH,
+    readings: Mapping[StreamName, Reading] = BOTH,
 ) -> dict[str, Stream]:
     """By name: memories of `num_rows` rows of up to `max_length` tokens.
 
@@ -140,8 +140,8 @@ def open_streams(
     ValueError for several rows where `rows_can_share` says no.
     """
     return {
-        name: _open_stream(pair, name, num_rows, max_length, scores_prompts=scores_prompts)
-        for name in names
+        name: _open_stream(pair, own.model, num_rows, max_length, scores_prompts=scores_prompts)
+        for name, own in readings.items()
     }
 
 

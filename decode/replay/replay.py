@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels.uniforms import uniforms
 from ..byte.byte_level import ByteLevel
 from ..byte.settings import ByteSettings
-from ..engine.prompts import PromptReading, read_prompts
+from ..engine.prompts import PromptReading, prefaced_prompt, read_prompts
 from ..engine.request import recorded_key
 from ..ledger import Ledger, LedgerHeader, field_error
 from ..levels.level import Level
@@ -18,7 +18,8 @@ from ..levels.token_level import TokenLevel
 from ..models.model_pair import ModelPair
 from ..models.stream import Stream, feed_in_chunks
 from ..rules.budget import Budget
-from ..rules.rule import NextToken, Rule, StepInputs
+from ..rules.past import PastRows
+from ..rules.rule import BOTH, NextToken, Rule, StepInputs
 from ..settings import SamplingConfig
 from ..warpers import Warpers
 
@@ -56,17 +57,22 @@ class Replay:
             return
         seen = self.reading.seen
         token_ids = token_ids.to(seen.device)
+        past = PastRows(len(token_ids), self.rule.streams)
+        every = range(len(token_ids))
         for step, logits in enumerate(self._logits(token_ids, mask)):
             inputs = StepInputs(
                 logits={name: own.to(seen.device) for name, own in logits.items()},
                 warp=self.warpers.after(seen),
                 budget=torch.tensor(allowances(step), dtype=torch.float64, device=seen.device),
                 uniform=None if self.uniforms is None else self.uniforms[:, step],
+                past=past.of(every) if self.rule.looks_back else None,
             )
             rows = [row for row, tokens in enumerate(self.continuations) if step < len(tokens)]
             drawn = self.rule.next_token(inputs)
             yield ForcedStep(step, inputs, drawn, token_ids[:, step], rows)
             seen.scatter_(1, token_ids[:, step : step + 1], True)
+            if self.rule.looks_back:
+                past.append(every, inputs.logits, token_ids[:, step].tolist())
 
     def recorded_steps(self, ledger: Ledger) -> Iterator[ForcedStep]:
         """The same under the budgets that the only continuation's ledger records."""
@@ -100,11 +106,16 @@ def open_replay(ledger: Ledger, level: Level, rule: Rule, *, scores_prompt: bool
     """
     header = ledger.header
     sampling = SamplingConfig.of(header.sampling)
-    num_tokens = len(header.prompt_token_ids) + len(ledger.steps)
-    streams = level.open_streams(1, num_tokens, sampling, scores_prompts=scores_prompt)
-    reading = read_prompts(level, streams, [header.prompt_token_ids], [0])
+    prompt = header.prompt_token_ids
+    prefaced = prefaced_prompt(level, rule, prompt, header.passage)
+    num_tokens = max(map(len, [prompt, *prefaced.values()])) + len(ledger.steps)
+    readings = {**BOTH, **rule.streams}
+    streams = level.open_streams(
+        1, num_tokens, sampling, scores_prompts=scores_prompt, readings=readings
+    )
+    reading = read_prompts(level, streams, [prompt], [0], [prefaced])
     return Replay(
-        rule=rule,
+        rule=rule.for_symbols(level),
         warpers=level.warpers(sampling),
         streams=streams,
         reading=reading,

@@ -16,7 +16,8 @@ from ..engine.request import Request, budget_without_debt, request_budget
 from ..levels.level import Level
 from ..models.stream import Stream, chunks
 from ..rules.budget import Budget
-from ..rules.rule import Rule, StepInputs
+from ..rules.past import PastRows
+from ..rules.rule import Past, Rule, StepInputs
 from ..settings import SamplingConfig
 from ..warpers import Warpers
 
@@ -39,18 +40,28 @@ class GivenBlock:
     """By stream (N, V), raw, before each token."""
     seen: Tensor
     """(N, V) bool: tokens of the prompt and of the continuation before."""
+    past: Past | None
+    """Of N rows, the continuations before; where asked for."""
 
 
 def given_blocks(
-    streams: Mapping[str, Stream], reading: PromptReading, continuations: Sequence[Sequence[int]]
+    streams: Mapping[str, Stream],
+    reading: PromptReading,
+    continuations: Sequence[Sequence[int]],
+    *,
+    looks_back: bool = False,
 ) -> Iterator[GivenBlock]:
-    """Continuations of prompts that the streams have just read, some columns at a time."""
+    """Continuations of prompts that the streams have just read, some columns at a time.
+
+    looks_back: with the past of every position.
+    """
     lengths = [len(tokens) for tokens in continuations]
     token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
     for row, tokens in zip(token_ids, continuations, strict=True):
         row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
     is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     seen = reading.seen
+    past_rows = PastRows(len(lengths), streams)
     for columns in chunks(seen.shape[1], *token_ids.shape):
         here = is_given[:, columns]
         before = _seen_before(seen, token_ids[:, columns].to(seen.device))
@@ -60,13 +71,36 @@ def given_blocks(
         }
         logits = {name: own[here.to(own.device)].to(seen.device) for name, own in logits.items()}
         ends = here.sum(1).cumsum(0).tolist()
+        past = _past(past_rows, continuations, columns, logits) if looks_back else None
         yield GivenBlock(
             positions=[range(*span) for span in zip([0, *ends], ends, strict=False)],
             token_ids=token_ids[:, columns][here].to(seen.device),
             logits=logits,
             seen=before[:, :-1][here.to(seen.device)],
+            past=past,
         )
         seen = before[:, -1]
+
+
+def _past(
+    rows: PastRows,
+    continuations: Sequence[Sequence[int]],
+    columns: slice,
+    logits: Mapping[str, Tensor],
+) -> Past:
+    """Of the positions of a block, whose tokens the rows hold then."""
+    found, place = [], 0
+    for row, tokens in enumerate(continuations):
+        for token_id in tokens[columns]:
+            found.append(rows.of([row]))
+            own = {name: of_all[place : place + 1] for name, of_all in logits.items()}
+            rows.append([row], own, [token_id])
+            place += 1
+    names = found[0].log_probs
+    return Past(
+        texts=[text for past in found for text in past.texts],
+        log_probs={name: torch.cat([past.log_probs[name] for past in found]) for name in names},
+    )
 
 
 def _logits(
@@ -139,6 +173,7 @@ class Judgement:
                 warp=self._warpers.after(block.seen[chosen]),
                 budget=nats,
                 uniform=None,
+                past=None if block.past is None else block.past.of([*budgets]),
             )
         )
         figures = (
@@ -206,15 +241,16 @@ def score_batch(
 ) -> list[Score]:
     """Scores of one batch; the horizon of a request is its max_new_tokens."""
     prompts = [request.prompt_token_ids for request in requests]
-    longest = max(map(len, prompts)) + max(map(len, continuations))
+    prefaced = [request.prefaced for request in requests]
+    longest = max(len(request.longest_prompt) for request in requests)
     streams = level.open_streams(
         len(prompts),
-        longest,
+        longest + max(map(len, continuations)),
         sampling,
         scores_prompts=asks_for_ratios(level, rule),
-        names=rule.streams,
+        readings=rule.streams,
     )
-    reading = read_prompts(level, streams, prompts, list(range(len(prompts))))
+    reading = read_prompts(level, streams, prompts, list(range(len(prompts))), prefaced)
     warpers = level.warpers(sampling)
     budgets = [
         request_budget(request, rule, ratios)
@@ -225,7 +261,7 @@ def score_batch(
     for score, error in zip(scores, reading.errors, strict=True):
         score.error = error
     accounts = [_Account(score, budget) for score, budget in zip(scores, budgets, strict=True)]
-    for block in given_blocks(streams, reading, merged):
+    for block in given_blocks(streams, reading, merged, looks_back=rule.looks_back):
         for account, positions in zip(accounts, block.positions, strict=True):
             account.waiting.extend(positions)
         _bank(Judgement(rule, warpers, block), accounts)

@@ -1,23 +1,21 @@
 """Anchored Decoding: the risky model inside an information budget of the safe one."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor
 
-from ...kernels.projection import project_kl, project_max
+from ...kernels.projection import Projection, project_kl, project_max
 from .budget import Budget, Schedule, checked_nats
 from .prefix_debt import DebtMode, prefix_debt
-from .rule import BOTH, NextToken, StepInputs, StreamName
+from .rule import BOTH, NextToken, Reading, StepInputs, StreamName, Symbols
 
 
 @dataclass(frozen=True, slots=True)
-class Anchored:
-    """Anchored Decoding (divergence "kl") or Anchored_inf ("max"); certified.
-
-    Source: paper, algorithm AnchoredDecode and section "Anchored Decoding with Renyi Divergence".
-    """
+class Budgeted:
+    """A rule whose spends stay within a budget, and bound the divergence from the safe model."""
 
     k: float | None = None
     """Nats a step; K = k * horizon. Give either k or K; a call may then give another k."""
@@ -41,12 +39,12 @@ class Anchored:
             raise ValueError(f"debt_window must be >= 1, got {self.debt_window}")
 
     @property
-    def name(self) -> str:
-        return "anchored" if self.divergence == "kl" else "anchored_inf"
+    def streams(self) -> Mapping[StreamName, Reading]:
+        return BOTH
 
     @property
-    def streams(self) -> Sequence[StreamName]:
-        return BOTH
+    def looks_back(self) -> bool:
+        return False
 
     @property
     def is_certified(self) -> bool:
@@ -55,6 +53,9 @@ class Anchored:
     @property
     def charges_debt(self) -> bool:
         return self.debt != "none"
+
+    def for_symbols(self, symbols: Symbols) -> Self:
+        return self
 
     def settings(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,10 +81,43 @@ class Anchored:
         assert self.K is not None
         return self.K / horizon, self.K
 
-    def next_token(self, inputs: StepInputs) -> NextToken:
+    def _project(self, inputs: StepInputs) -> Projection:
         project = project_kl if self.divergence == "kl" else project_max
         risky, safe = inputs.warped("risky"), inputs.warped("safe")
         return project(risky, safe, inputs.budget, inputs.uniform)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchored(Budgeted):
+    """Anchored Decoding (divergence "kl") or Anchored_inf ("max"); certified.
+
+    Source: paper, algorithm AnchoredDecode and section "Anchored Decoding with Renyi Divergence".
+    """
+
+    @property
+    def name(self) -> str:
+        return "anchored" if self.divergence == "kl" else "anchored_inf"
+
+    def next_token(self, inputs: StepInputs) -> NextToken:
+        return self._project(inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOpt(Budgeted):
+    """p_r where the step's budget allows it, else p_s: budget and debt without the optimum between.
+
+    Certified: p_r is taken on the tokens that both models allow, as the projection takes it, and
+    costs its divergence there. Source: paper, section "Ablations".
+    """
+
+    @property
+    def name(self) -> str:
+        return "no_opt"
+
+    def next_token(self, inputs: StepInputs) -> NextToken:
+        weight = self._project(replace(inputs, uniform=None)).weight
+        budget = torch.where(weight == 1.0, inputs.budget, 0.0)
+        return self._project(replace(inputs, budget=budget))
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

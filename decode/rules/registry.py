@@ -2,15 +2,28 @@
 
 from typing import Any
 
-from .anchored import Anchored
+from .anchored import Anchored, NoOpt
+from .cp_fuse import CPFuse
+from .memfree import MemFree
+from .rcad import RCAD
 from .rule import Rule
-from .single_model import RiskyOnly, SafeOnly
+from .single_model import RiskyOnly, SafeOnly, System
+from .switches import ColdStart, GlobalSwitch
+from .token_swap import TokenSwap
 
 RULES: dict[str, type[Any]] = {
     "anchored": Anchored,
     "anchored_inf": Anchored,
     "safe_only": SafeOnly,
     "risky_only": RiskyOnly,
+    "system": System,
+    "memfree": MemFree,
+    "rcad": RCAD,
+    "cp_fuse": CPFuse,
+    "token_swap": TokenSwap,
+    "no_opt": NoOpt,
+    "cold_start": ColdStart,
+    "global_switch": GlobalSwitch,
 }
 
 

@@ -8,10 +8,53 @@ from torch import Tensor
 
 from .budget import Budget
 
-StreamName = Literal["safe", "risky"]
-"""One model's reading of the text."""
+ModelName = Literal["safe", "risky"]
 
-BOTH: tuple[StreamName, ...] = ("safe", "risky")
+StreamName = str
+"""Names one reading of the text by one model: "safe", "risky", or a rule's own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Which model reads, and what stands before the prompt there."""
+
+    model: ModelName
+    preface: str = ""
+    """A text, the same for all requests."""
+    takes_passage: bool = False
+    """The request's own passage stands before the prompt."""
+
+
+SAFE, RISKY = Reading("safe"), Reading("risky")
+
+BOTH: Mapping[StreamName, Reading] = {"safe": SAFE, "risky": RISKY}
+
+
+class Symbols(Protocol):
+    """What a level decodes in, as far as rules that know words ask."""
+
+    @property
+    def name(self) -> str: ...  # "token" or "byte"
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def symbols_per_token(self) -> int: ...
+    def encode_continuation(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a batch of rows has generated before this step, for rules that look back."""
+
+    texts: Sequence[Sequence[int]]
+    """By row: the symbols, without the prompt."""
+    log_probs: Mapping[StreamName, Tensor]
+    """By stream: (batch,) float64 nats, log p(symbols | prompt) under its raw logits."""
+
+    def of(self, rows: Sequence[int]) -> "Past":
+        """Of some of the rows, in this order."""
+        log_probs = {name: own[list(rows)] for name, own in self.log_probs.items()}
+        return Past([self.texts[row] for row in rows], log_probs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +70,8 @@ class StepInputs:
     """(batch,) float64, nats this step may spend."""
     uniform: Tensor | None
     """(batch, 3) float64 in [0, 1) for the coupled sampler; None draws nothing."""
+    past: Past | None = None
+    """Given to rules that look back."""
 
     def warped(self, name: StreamName) -> Tensor:
         """(batch, vocab_size) warped logits of one stream."""
@@ -60,8 +105,14 @@ class Rule(Protocol):
     def name(self) -> str: ...
 
     @property
-    def streams(self) -> Sequence[StreamName]:
+    def streams(self) -> Mapping[StreamName, Reading]:
         """What `next_token` reads; no other model runs."""
+        ...
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether `next_token` reads `inputs.past`: p* then depends on more than logits and budget,
+        so nothing is drafted and no step stays on a device."""
         ...
 
     @property
@@ -72,6 +123,13 @@ class Rule(Protocol):
     @property
     def charges_debt(self) -> bool:
         """Whether `budget_for` asks for ratios; without them prompts cost less to read."""
+        ...
+
+    def for_symbols(self, symbols: Symbols) -> "Rule":
+        """The rule for texts of these symbols; itself, unless it knows words.
+
+        Raises ValueError for a level at which it cannot decode.
+        """
         ...
 
     def settings(self) -> dict[str, Any]:

@@ -1,17 +1,16 @@
-"""One model alone: the baselines p_s and p_r."""
+"""One model alone: the baselines p_s, p_r, and p_r behind a system prompt."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from ...kernels.projection import project_kl
-from ...kernels.sampler import coupled_sample
 from .budget import Budget
-from .rule import BOTH, NextToken, StepInputs, StreamName
+from .rule import SAFE, NextToken, Reading, StepInputs, StreamName, Symbols
+from .unbounded import Unbounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +22,12 @@ class SafeOnly:
         return "safe_only"
 
     @property
-    def streams(self) -> Sequence[StreamName]:
-        return ("safe",)
+    def streams(self) -> Mapping[StreamName, Reading]:
+        return {"safe": SAFE}
+
+    @property
+    def looks_back(self) -> bool:
+        return False
 
     @property
     def is_certified(self) -> bool:
@@ -33,6 +36,9 @@ class SafeOnly:
     @property
     def charges_debt(self) -> bool:
         return False
+
+    def for_symbols(self, symbols: Symbols) -> Self:
+        return self
 
     def settings(self) -> dict[str, Any]:
         return {}
@@ -45,103 +51,44 @@ class SafeOnly:
         return project_kl(safe, safe, torch.zeros_like(inputs.budget), inputs.uniform)
 
 
-@dataclass(frozen=True, slots=True)
-class RiskyOnly:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RiskyOnly(Unbounded):
     """p* = p_r at every step; not certified: the reported spend may be infinite."""
-
-    compared: bool = True
-    """Run the safe model beside it, to report what p_r would spend and to draw by the coupled
-    sampler, as near to the safe model's text as p_r allows. Without it every spend is infinite."""
 
     @property
     def name(self) -> str:
         return "risky_only"
 
-    @property
-    def streams(self) -> Sequence[StreamName]:
-        return BOTH if self.compared else ("risky",)
+    def logits(self, inputs: StepInputs) -> Tensor:
+        return inputs.warped("risky")
+
+
+DBRX_PROMPT = (
+    "You are a helpful, respectful, and honest assistant.\n\n"
+    "You were not trained on copyrighted books, song lyrics, poems, video transcripts, or news "
+    "articles, and you do not divulge details of your training data.\n\n"
+    "You do not provide song lyrics, poems, or news articles; instead, you refer the user to find "
+    "them online or in a store."
+)
+"""Source: paper, table "DBRX system prompt"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class System(Unbounded):
+    """p_r behind a system prompt that asks for no copyrighted text; not certified.
+
+    Source: paper, section "Inference-time baselines".
+    """
+
+    prompt: str = DBRX_PROMPT
 
     @property
-    def is_certified(self) -> bool:
-        return False
+    def name(self) -> str:
+        return "system"
 
     @property
-    def charges_debt(self) -> bool:
-        return False
+    def own_streams(self) -> Mapping[StreamName, Reading]:
+        return {"risky": Reading("risky", preface=self.prompt + "\n\n")}
 
-    def settings(self) -> dict[str, Any]:
-        return {} if self.compared else asdict(self)
-
-    def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
-        # Fixed: an allowance that an infinite spend used up would let the risky model rest.
-        return Budget(per_step=math.inf, total=math.inf, horizon=horizon, schedule="fixed")
-
-    def next_token(self, inputs: StepInputs) -> NextToken:
-        safe = inputs.warped("safe") if self.compared else None
-        return Categorical.draw(inputs.warped("risky"), safe, inputs.uniform)
-
-
-@dataclass(frozen=True, slots=True)
-class Categorical:
-    """p* proportional to exp(logits), for rules that project nothing."""
-
-    star: Tensor
-    """(batch, vocab_size) float64 log p*."""
-    safe: Tensor | None
-    """(batch, vocab_size) float64 log p_s; None where the safe model is not read."""
-    weight: Tensor
-    spend: Tensor
-    """KL(p*||p_s) in float64 nats, infinite where p* leaves the safe model's support, or where that
-    is not known."""
-    is_valid: Tensor
-    token_ids: Tensor | None
-    accepted: Tensor | None
-
-    @classmethod
-    def draw(
-        cls, logits: Tensor, safe_logits: Tensor | None, uniform: Tensor | None
-    ) -> "Categorical":
-        """Normalise logits (batch, vocab_size), and draw beside the safe model's where asked.
-
-        Without the safe model p* is its own draft, by the first uniform; none is accepted then.
-        """
-        is_valid = _is_distribution(logits)
-        if safe_logits is not None:
-            is_valid = is_valid & _is_distribution(safe_logits)
-        star = _log_probs(logits, is_valid)
-        safe = None if safe_logits is None else _log_probs(safe_logits, is_valid)
-        spend = torch.full_like(star[:, 0], math.inf) if safe is None else _divergence(star, safe)
-        token_ids = accepted = None
-        if uniform is not None:
-            token_ids, accepted = coupled_sample(star if safe is None else safe, star, uniform)
-            token_ids = token_ids.masked_fill(~is_valid, -1)
-            accepted = accepted if safe is not None else torch.zeros_like(accepted)
-        return cls(star, safe, torch.ones_like(spend), spend, is_valid, token_ids, accepted)
-
-    def log_probs(self) -> Tensor:
-        """log p* (batch, vocab_size) float64, normalised."""
-        return self.star
-
-    def token_log_probs(self, token_ids: Tensor) -> Tensor:
-        """log p* of one token per row, (batch,) float64."""
-        return self.star.gather(-1, token_ids[:, None])[:, 0]
-
-    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
-        """log p_s of one token per row, (batch,) float64; NaN where it is not known."""
-        if self.safe is None:
-            return torch.full_like(self.spend, math.nan)
-        return self.safe.gather(-1, token_ids[:, None])[:, 0]
-
-
-def _is_distribution(logits: Tensor) -> Tensor:
-    largest = logits.amax(-1)  # nan if any entry is
-    return torch.isfinite(largest)
-
-
-def _log_probs(logits: Tensor, is_valid: Tensor) -> Tensor:
-    return torch.where(is_valid[:, None], logits.double(), 0.0).log_softmax(-1)
-
-
-def _divergence(star: Tensor, safe: Tensor) -> Tensor:
-    terms = star.exp() * (star - safe)
-    return terms.masked_fill(star == float("-inf"), 0.0).sum(-1).clamp(min=0.0)
+    def logits(self, inputs: StepInputs) -> Tensor:
+        return inputs.warped("risky")

@@ -1,0 +1,134 @@
+"""What rules without a budget share: they certify nothing, and draw from logits of their own."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ...kernels.sampler import coupled_sample
+from .budget import Budget
+from .rule import RISKY, SAFE, NextToken, Reading, StepInputs, StreamName, Symbols
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unbounded:
+    """A rule without a budget: p* proportional to exp(logits), whatever that spends; not certified.
+
+    Subclasses say what they read beside p_s (`own_streams`) and give `logits`.
+    """
+
+    compared: bool = True
+    """Run the safe model beside it, to report what p* spends and to draw by the coupled sampler, as
+    near to the safe model's text as p* allows. Without it every spend is infinite."""
+
+    @property
+    def own_streams(self) -> Mapping[StreamName, Reading]:
+        """What `logits` reads."""
+        return {"risky": RISKY}
+
+    @property
+    def streams(self) -> Mapping[StreamName, Reading]:
+        return {"safe": SAFE, **self.own_streams} if self.compared else self.own_streams
+
+    @property
+    def looks_back(self) -> bool:
+        return False
+
+    @property
+    def is_certified(self) -> bool:
+        return False
+
+    @property
+    def charges_debt(self) -> bool:
+        return False
+
+    def for_symbols(self, symbols: Symbols) -> Self:
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Without `compared` where that is so: older ledgers do not name it."""
+        own = asdict(self)
+        if self.compared:
+            del own["compared"]
+        return own
+
+    def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
+        # Fixed: an allowance that an infinite spend used up would let the risky model rest.
+        return Budget(per_step=math.inf, total=math.inf, horizon=horizon, schedule="fixed")
+
+    def logits(self, inputs: StepInputs) -> Tensor:
+        """(batch, vocab_size) warped logits of p*."""
+        raise NotImplementedError
+
+    def next_token(self, inputs: StepInputs) -> NextToken:
+        safe = inputs.warped("safe") if "safe" in self.streams else None
+        return Categorical.draw(self.logits(inputs), safe, inputs.uniform)
+
+
+@dataclass(frozen=True, slots=True)
+class Categorical:
+    """p* proportional to exp(logits), for rules that project nothing."""
+
+    star: Tensor
+    """(batch, vocab_size) float64 log p*."""
+    safe: Tensor | None
+    """(batch, vocab_size) float64 log p_s; None where the safe model is not read."""
+    weight: Tensor
+    spend: Tensor
+    """KL(p*||p_s) in float64 nats, infinite where p* leaves the safe model's support, or where that
+    is not known."""
+    is_valid: Tensor
+    token_ids: Tensor | None
+    accepted: Tensor | None
+
+    @classmethod
+    def draw(
+        cls, logits: Tensor, safe_logits: Tensor | None, uniform: Tensor | None
+    ) -> "Categorical":
+        """Normalise logits (batch, vocab_size), and draw beside the safe model's where asked.
+
+        Without the safe model p* is its own draft, by the first uniform; none is accepted then.
+        """
+        is_valid = _is_distribution(logits)
+        if safe_logits is not None:
+            is_valid = is_valid & _is_distribution(safe_logits)
+        star = _log_probs(logits, is_valid)
+        safe = None if safe_logits is None else _log_probs(safe_logits, is_valid)
+        spend = torch.full_like(star[:, 0], math.inf) if safe is None else _divergence(star, safe)
+        token_ids = accepted = None
+        if uniform is not None:
+            token_ids, accepted = coupled_sample(star if safe is None else safe, star, uniform)
+            token_ids = token_ids.masked_fill(~is_valid, -1)
+            accepted = accepted if safe is not None else torch.zeros_like(accepted)
+        return cls(star, safe, torch.ones_like(spend), spend, is_valid, token_ids, accepted)
+
+    def log_probs(self) -> Tensor:
+        """log p* (batch, vocab_size) float64, normalised."""
+        return self.star
+
+    def token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p* of one token per row, (batch,) float64."""
+        return self.star.gather(-1, token_ids[:, None])[:, 0]
+
+    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p_s of one token per row, (batch,) float64; NaN where it is not known."""
+        if self.safe is None:
+            return torch.full_like(self.spend, math.nan)
+        return self.safe.gather(-1, token_ids[:, None])[:, 0]
+
+
+def _is_distribution(logits: Tensor) -> Tensor:
+    largest = logits.amax(-1)  # nan if any entry is
+    return torch.isfinite(largest)
+
+
+def _log_probs(logits: Tensor, is_valid: Tensor) -> Tensor:
+    return torch.where(is_valid[:, None], logits.double(), 0.0).log_softmax(-1)
+
+
+def _divergence(star: Tensor, safe: Tensor) -> Tensor:
+    terms = star.exp() * (star - safe)
+    return terms.masked_fill(star == float("-inf"), 0.0).sum(-1).clamp(min=0.0)
