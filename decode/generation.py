@@ -108,8 +108,8 @@ def request_ledger(
         steps=list(state.steps),
         certified=rule.is_certified and not sampling.is_greedy and not state.error,
         finish_reason=state.finish_reason,
-        safe_forwards=_num_forwards(state, "safe"),
-        risky_forwards=_num_forwards(state, "risky"),
+        safe_forwards=_num_forwards(rule, state, "safe"),
+        risky_forwards=_num_forwards(rule, state, "risky"),
         work=state.work,
         skipped_risky=state.num_skipped,
         drafted=state.num_drafted,
@@ -117,9 +117,11 @@ def request_ledger(
     )
 
 
-def _num_forwards(state: RequestState, name: str) -> int:
-    counted = state.work.get(name, {})
-    return int(counted.get("num_forwards", state.num_forwards[name]))
+def _num_forwards(rule: Rule, state: RequestState, model: str) -> int:
+    """Of all streams that read by this model."""
+    work = [own for name, own in state.work.items() if rule.streams[name].model == model]
+    counted = [own["num_forwards"] for own in work if "num_forwards" in own]
+    return int(sum(counted)) if counted else state.num_forwards[model]
 
 
 def _header(

@@ -70,7 +70,7 @@ class LedgerStep:
     weight: float
     log_prob: float
     """log p* of the token, in nats."""
-    safe_log_prob: float | None
+    safe_log_prob: float | None = None
     """log p_s of the token, in nats; None where the rule does not read the safe model."""
     kl_risky_safe: float | None = None
     """KL(p_r || p_s) of the warped laws in nats; where asked for, see `with_divergences`."""

@@ -11,8 +11,7 @@ from ...kernels.uniforms import uniforms
 from ..levels.level import Level
 from ..models.kv_cache import uploaded
 from ..models.stream import Stream
-from ..rules.past import PastRows
-from ..rules.rule import NextToken, Rule, StepInputs
+from ..rules.rule import NextToken, PastRows, Rule, StepInputs
 from ..settings import SamplingConfig
 from .prompts import PromptReading, asks_for_ratios, read_prompts
 from .request import Drawn, Request, RequestState, random_key, request_budget

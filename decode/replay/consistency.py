@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from ..engine.prompts import prefaced_prompt
 from ..engine.request import MAX_SEED, recorded_key
 from ..ledger import (
     SCHEMA,
@@ -50,6 +51,7 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
         *_of_budget(ledger, rule),
         *_of_counts(ledger, rule),
         *_of_stream(header),
+        *_of_readings(header, rule, level),
     ]
 
 
@@ -146,6 +148,15 @@ def _of_symbols(ledger: Ledger, level: Level) -> Iterator[str]:
 def _of_stream(header: LedgerHeader) -> Iterator[str]:
     try:
         recorded_key(header)
+    except ValueError as error:
+        yield str(error)
+
+
+def _of_readings(header: LedgerHeader, rule: Rule, level: Level) -> Iterator[str]:
+    """Of what the rule's streams read before the prompt, and of its words at this level."""
+    try:
+        prefaced_prompt(level, rule, header.prompt_token_ids, header.passage)
+        rule.for_symbols(level)
     except ValueError as error:
         yield str(error)
 

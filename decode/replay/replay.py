@@ -18,8 +18,7 @@ from ..levels.token_level import TokenLevel
 from ..models.model_pair import ModelPair
 from ..models.stream import Stream, feed_in_chunks
 from ..rules.budget import Budget
-from ..rules.past import PastRows
-from ..rules.rule import BOTH, NextToken, Rule, StepInputs
+from ..rules.rule import BOTH, NextToken, PastRows, Rule, StepInputs
 from ..settings import SamplingConfig
 from ..warpers import Warpers
 

@@ -16,8 +16,7 @@ from ..engine.request import Request, budget_without_debt, request_budget
 from ..levels.level import Level
 from ..models.stream import Stream, chunks
 from ..rules.budget import Budget
-from ..rules.past import PastRows
-from ..rules.rule import Past, Rule, StepInputs
+from ..rules.rule import Past, PastRows, Rule, StepInputs
 from ..settings import SamplingConfig
 from ..warpers import Warpers
 

@@ -241,7 +241,8 @@ class StepReplay:
         the step better, a symbol at a time."""
         rows = {name: self._warped(name, self.sampling) for name in self.level.pair.models}
         best = self._report(rows, self.forced.drawn)
-        if best.misfit <= 1.0 or not self._truncation.is_truncating:
+        # Where raw logits are mixed before they are warped, no model's support is known.
+        if best.misfit <= 1.0 or self.rule.gain > 1.0 or not self._truncation.is_truncating:
             return best
         supports: Supports = {name: self._edge(name, row) for name, row in rows.items()}
         for _ in range(MOST_FLIPS):
@@ -274,7 +275,7 @@ class StepReplay:
             safe=rows["safe"],
             risky=rows["risky"],
             safe_deviation=self._deviation("safe", rows["safe"]),
-            risky_deviation=self._deviation("risky", rows["risky"]),
+            risky_deviation=self.rule.gain * self._deviation("risky", rows["risky"]),
         )
         return step_report(_kind(self.rule), logits, drawn, self.forced, self.recorded)
 
@@ -294,6 +295,4 @@ class StepReplay:
 def _kind(rule: Rule) -> Kind:
     if "safe" not in rule.streams:
         return "alone"
-    if not rule.is_certified:
-        return "replayed"
-    return "max" if rule.name == "anchored_inf" else "kl"
+    return rule.divergence or "replayed"

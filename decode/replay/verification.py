@@ -101,8 +101,8 @@ def _prompt_failures(ledger: Ledger, level: Level, replay: Replay) -> list[str]:
     if error := reading.errors[0]:
         return [error]
     deviations = [
-        logit_deviation(logits[0].cpu().float(), level.pair.models[name].dtype)
-        for name, logits in reading.logits.items()
+        logit_deviation(reading.logits[name][0].cpu().float(), model.dtype)
+        for name, model in level.pair.models.items()
     ]
     tolerance = NUM_DEVIATIONS * level.symbols_per_token * sum(deviations)
     ratios = reading.ratios[0]

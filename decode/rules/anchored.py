@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels.projection import Projection, project_kl, project_max
 from .budget import Budget, Schedule, checked_nats
 from .prefix_debt import DebtMode, prefix_debt
-from .rule import BOTH, NextToken, Reading, StepInputs, StreamName, Symbols
+from .rule import BOTH, Divergence, NextToken, Reading, StepInputs, StreamName, Symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Budgeted:
 
     k: float | None = None
     """Nats a step; K = k * horizon. Give either k or K; a call may then give another k."""
-    divergence: Literal["kl", "max"] = "kl"
+    divergence: Divergence = "kl"
     debt_window: int = 5
     """Number of prompt tokens whose log-likelihood ratios make the prefix debt."""
     debt: DebtMode = "top"
@@ -49,6 +49,10 @@ class Budgeted:
     @property
     def is_certified(self) -> bool:
         return True
+
+    @property
+    def gain(self) -> float:
+        return 1.0
 
     @property
     def charges_debt(self) -> bool:

@@ -48,6 +48,10 @@ class CPFuse(Unbounded):
     def looks_back(self) -> bool:
         return True
 
+    @property
+    def gain(self) -> float:
+        return 2.0 * LARGEST_WEIGHT
+
     def logits(self, inputs: StepInputs) -> Tensor:
         assert inputs.past is not None
         names = ("risky", "safe")

@@ -34,8 +34,15 @@ class RCAD(Unbounded):
     def own_streams(self) -> Mapping[StreamName, Reading]:
         return {"risky": RISKY, "passage": Reading("risky", takes_passage=True)}
 
+    @property
+    def gain(self) -> float:
+        return 1.0 + 2.0 * self.alpha
+
     def logits(self, inputs: StepInputs) -> Tensor:
-        plain, behind = (inputs.logits[name].float() for name in ("risky", "passage"))
+        plain, behind = (
+            logits.to(torch.promote_types(logits.dtype, torch.float32))
+            for logits in (inputs.logits["risky"], inputs.logits["passage"])
+        )
         # A symbol that is impossible behind the passage alone counts as its least likely one: the
         # formula would make it the only one left.
         least = behind.masked_fill(behind == -torch.inf, torch.inf).amin(-1, keepdim=True)

@@ -1,14 +1,18 @@
 """What a decoding rule sees and what it returns; sampling, caches and stopping are the engine's."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from .budget import Budget
 
 ModelName = Literal["safe", "risky"]
+
+Divergence = Literal["kl", "max"]
+"""KL(p* || p_s), or the largest log-ratio of both."""
 
 StreamName = str
 """Names one reading of the text by one model: "safe", "risky", or a rule's own name."""
@@ -55,6 +59,38 @@ class Past:
         """Of some of the rows, in this order."""
         log_probs = {name: own[list(rows)] for name, own in self.log_probs.items()}
         return Past([self.texts[row] for row in rows], log_probs)
+
+
+class PastRows:
+    """What each row of a batch has generated so far, kept step by step."""
+
+    def __init__(self, num_rows: int, names: Iterable[StreamName]) -> None:
+        self._texts: list[list[int]] = [[] for _ in range(num_rows)]
+        self._log_probs = {name: torch.zeros(num_rows, dtype=torch.float64) for name in names}
+
+    def begin(self, row: int) -> None:
+        """A new text begins in a row."""
+        self._texts[row] = []
+        for log_probs in self._log_probs.values():
+            log_probs[row] = 0.0
+
+    def of(self, rows: Sequence[int]) -> Past:
+        """As rules see it, on the CPU."""
+        return Past(
+            texts=[list(self._texts[row]) for row in rows],
+            log_probs={name: own[list(rows)] for name, own in self._log_probs.items()},
+        )
+
+    def append(
+        self, rows: Sequence[int], logits: Mapping[StreamName, Tensor], token_ids: Sequence[int]
+    ) -> None:
+        """The next token of these rows, by the raw logits (rows, vocab_size) it was drawn from."""
+        index = torch.tensor(token_ids)[:, None]
+        for name, own in self._log_probs.items():
+            log_probs = logits[name].double().log_softmax(-1)
+            own[list(rows)] += log_probs.gather(1, index.to(log_probs.device))[:, 0].cpu()
+        for row, token_id in zip(rows, token_ids, strict=True):
+            self._texts[row].append(token_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +154,17 @@ class Rule(Protocol):
     @property
     def is_certified(self) -> bool:
         """Whether the spends that the rule reports bound the divergence from the safe model."""
+        ...
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """What the spends of a certified rule bound; None where they bound nothing."""
+        ...
+
+    @property
+    def gain(self) -> float:
+        """How many times an error of the logits may stand in those of p*: 1 where p* follows from
+        warped logits, more where raw ones are mixed."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...kernels.projection import project_kl
 from .budget import Budget
-from .rule import SAFE, NextToken, Reading, StepInputs, StreamName, Symbols
+from .rule import SAFE, Divergence, NextToken, Reading, StepInputs, StreamName, Symbols
 from .unbounded import Unbounded
 
 
@@ -32,6 +32,14 @@ class SafeOnly:
     @property
     def is_certified(self) -> bool:
         return True
+
+    @property
+    def divergence(self) -> Divergence:
+        return "kl"
+
+    @property
+    def gain(self) -> float:
+        return 1.0
 
     @property
     def charges_debt(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels.sampler import coupled_sample
 from .budget import Budget
-from .rule import RISKY, SAFE, NextToken, Reading, StepInputs, StreamName, Symbols
+from .rule import RISKY, SAFE, Divergence, NextToken, Reading, StepInputs, StreamName, Symbols
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +40,14 @@ class Unbounded:
     @property
     def is_certified(self) -> bool:
         return False
+
+    @property
+    def divergence(self) -> Divergence | None:
+        return None
+
+    @property
+    def gain(self) -> float:
+        return 1.0
 
     @property
     def charges_debt(self) -> bool:

@@ -11,7 +11,14 @@ import pytest
 import torch
 from tiny_models import tiny_llama, word_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, SafeOnly
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored.decode.rules.anchored import NoOpt
+from anchored.decode.rules.cp_fuse import CPFuse
+from anchored.decode.rules.memfree import MemFree
+from anchored.decode.rules.rcad import RCAD
+from anchored.decode.rules.single_model import System
+from anchored.decode.rules.switches import ColdStart, GlobalSwitch
+from anchored.decode.rules.token_swap import TokenSwap
 
 PROMPT, END, HORIZON = [0, 2, 3, 2], 1, 4
 ORACLE_ERROR = 1e-11
@@ -67,11 +74,11 @@ def safe_log_prob(model, text, *, temperature=1.0, repetition_penalty=1.0, top_k
     return total
 
 
-def sequence_laws(pair, rule, sampling):
+def sequence_laws(pair, rule, sampling, **asked):
     """(probability, log-ratio to the safe model) of every text, and the bound."""
     every = texts()
     decoder = Decoder(pair, rule, batch_size=len(every))
-    scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON, **sampling)
+    scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON, **sampling, **asked)
     star = np.array([score.log_prob for score in scores])
     safe = np.array([safe_log_prob(pair.safe, text, **sampling) for text in every])
     is_possible = star > -np.inf
@@ -83,8 +90,9 @@ def sequence_laws(pair, rule, sampling):
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @pytest.mark.parametrize("divergence", ["kl", "max"])
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
-def test_no_law_of_texts_leaves_its_bound(four_tokens, budget, divergence, sampling):
-    rule = Anchored(divergence=divergence, **budget)
+@pytest.mark.parametrize("kind", [Anchored, NoOpt])
+def test_no_law_of_texts_leaves_its_bound(four_tokens, kind, budget, divergence, sampling):
+    rule = kind(divergence=divergence, **budget)
     probs, ratios, bound = sequence_laws(four_tokens, rule, sampling)
     assert abs(probs.sum() - 1.0) < 1e-7  # a clipped law may miss 1e-9 of its mass at each step
     if divergence == "kl":
@@ -100,3 +108,36 @@ def test_an_ample_budget_is_used(four_tokens):
     safe, _, _ = sequence_laws(four_tokens, SafeOnly(), {})
     assert np.abs(free - safe).sum() > 0.5
     assert (tight * ratios).sum() > 0.3 * bound
+
+
+def test_no_opt_uses_some_of_an_ample_budget(four_tokens):
+    probs, ratios, bound = sequence_laws(four_tokens, NoOpt(k=3.0, debt="none"), {})
+    assert 0.05 * bound < (probs * ratios).sum() <= bound
+
+
+K = 0.04
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RiskyOnly(),
+        System(prompt="t3 t2"),
+        MemFree(n=2, passages=["t2 t3 t2"]),
+        RCAD(alpha=0.5),
+        CPFuse(),
+        TokenSwap(words=["t2", "t3"]),
+        ColdStart(k=K / HORIZON),
+        GlobalSwitch(K=K),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_rules_without_a_certificate_do_leave_that_bound(four_tokens, rule):
+    """A counterexample each, for a K that Anchored keeps."""
+    assert not rule.is_certified
+    own = {"passages": "t2 t3 t2"} if isinstance(rule, RCAD) else {}
+    probs, ratios, _ = sequence_laws(four_tokens, rule, {}, **own)
+    assert abs(probs.sum() - 1.0) < 1e-9
+    assert (probs * ratios).sum() > K
+    kept, kept_ratios, _ = sequence_laws(four_tokens, Anchored(K=K, debt="none"), {})
+    assert (kept * kept_ratios).sum() <= K

@@ -50,6 +50,12 @@ class ScriptedRule:
     charges_debt = True
     name = "scripted"
     streams = BOTH
+    looks_back = False
+    divergence = "kl"
+    gain = 1.0
+
+    def for_symbols(self, symbols):
+        return self
 
     def budget_for(self, *, horizon, k, ratios) -> Budget:
         return replace(self.rule.budget_for(horizon=horizon, k=k, ratios=ratios), debt=self.debt)

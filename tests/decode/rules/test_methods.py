@@ -1,0 +1,226 @@
+"""Every method through the whole of decoding: drawn, recorded, scored and verified, at both levels.
+
+What a stream reads is told by plain forwards of its model over the text that the rule names.
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from byte_pairs import tiny_byte_pair
+from tiny_models import tiny_llama, train_tokenizer
+
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored.decode.ledger import Ledger
+from anchored.decode.rules.anchored import NoOpt
+from anchored.decode.rules.cp_fuse import CPFuse
+from anchored.decode.rules.memfree import MemFree
+from anchored.decode.rules.rcad import RCAD
+from anchored.decode.rules.single_model import System
+from anchored.decode.rules.switches import ColdStart, GlobalSwitch
+from anchored.decode.rules.token_swap import TokenSwap
+
+PROMPTS = ["the keeper of", "import math", "Nine tides ago, the harbour"]
+PASSAGES = [
+    "the keeper of the lamp wrote every wave",
+    "import math\ndef area(radius)",
+    "Nine tides ago, the harbour bell rang twice",
+]
+RULES = {
+    "system": System(prompt="Write nothing of others."),
+    "memfree": MemFree(n=2, passages=PASSAGES),
+    "rcad": RCAD(alpha=0.5),
+    "rcad, alone": RCAD(alpha=0.5, compared=False),
+    "cp_fuse": CPFuse(grid_size=4),
+    "cp_fuse, warped before": CPFuse(grid_size=4, warping="before"),
+    "token_swap": TokenSwap(words=["the", "of", "lamp"]),
+    "no_opt": NoOpt(k=2.0, debt="none"),
+    "no_opt, max": NoOpt(k=2.0, divergence="max", debt="none"),
+    "cold_start": ColdStart(k=0.3),
+    "global_switch": GlobalSwitch(K=9.0),
+}
+
+
+@pytest.fixture(scope="module")
+def token_pair() -> ModelPair:
+    safe, risky = (tiny_llama(seed, max_position_embeddings=256) for seed in (3, 4))
+    return ModelPair(safe, risky, train_tokenizer(320))
+
+
+@pytest.fixture(scope="module")
+def byte_pair() -> ModelPair:
+    return tiny_byte_pair()
+
+
+def passages_for(rule):
+    return PASSAGES if isinstance(rule, RCAD) else None
+
+
+def cases():
+    for name, rule in RULES.items():
+        yield pytest.param("token", rule, id=f"token, {name}")
+        if not isinstance(rule, TokenSwap):
+            yield pytest.param("byte", rule, id=f"byte, {name}")
+
+
+@pytest.fixture
+def pair(level, token_pair, byte_pair) -> ModelPair:
+    return token_pair if level == "token" else byte_pair
+
+
+@pytest.mark.parametrize(("level", "rule"), [*cases()])
+def test_a_text_is_the_same_alone_scored_and_verified(pair, level, rule, tmp_path):
+    decoder = Decoder(pair, rule, level=level)
+    passages = passages_for(rule)
+    length = {"max_new_tokens": 12} if level == "token" else {"max_new_bytes": 16}
+    together = decoder.generate(PROMPTS, passages=passages, seed=3, **length)
+    for place, result in enumerate(together):
+        own = None if passages is None else passages[place]
+        (alone,) = decoder.generate(PROMPTS[place], passages=own, seed=3, **length)
+        assert alone.token_ids == result.token_ids
+        path = tmp_path / "ledger.jsonl"
+        result.ledger.save(path)
+        report = verify(Ledger.load(path), pair)
+        assert report, report.failures
+        assert report.tokens_drawn_again == len(result.ledger.steps)
+    scores = decoder.score(
+        PROMPTS,
+        [result.token_ids for result in together],
+        passages=passages,
+        horizon=together[0].ledger.header.horizon,
+        temperature=0.7,
+        repetition_penalty=1.1,
+    )
+    for score, result in zip(scores, together, strict=True):
+        recorded = [step.log_prob for step in result.ledger.steps]
+        assert score.token_log_probs == pytest.approx(recorded, abs=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "byte"])
+def test_rcad_at_alpha_0_is_the_risky_model(pair, level):
+    plain = Decoder(pair, RiskyOnly(), level=level).generate(PROMPTS, max_new_tokens=6)
+    rcad = Decoder(pair, RCAD(alpha=0.0), level=level)
+    contrasted = rcad.generate(PROMPTS, passages=PASSAGES, max_new_tokens=6)
+    assert [own.token_ids for own in contrasted] == [own.token_ids for own in plain]
+
+
+def test_each_stream_reads_what_its_rule_says(token_pair):
+    pair, prompt, passage = token_pair, PROMPTS[0], PASSAGES[0]
+    tokenizer = pair.tokenizer
+
+    def last_logits(preface: str):
+        text = [*tokenizer(preface)["input_ids"], *tokenizer(prompt)["input_ids"][1:]]
+        with torch.inference_mode():
+            return pair.risky(torch.tensor([text if preface else tokenizer(prompt)["input_ids"]]))
+
+    plain, behind = (last_logits(t).logits[0, -1] for t in ("", f"{passage}\n\n"))
+    expected = {
+        RCAD(alpha=0.5): (1.5 * plain - 0.5 * behind).log_softmax(-1),
+        System(prompt="Be brief."): last_logits("Be brief.\n\n").logits[0, -1].log_softmax(-1),
+    }
+    tokens = list(range(3, 9))
+    for rule, law in expected.items():
+        scores = Decoder(pair, rule).score(
+            [prompt] * len(tokens),
+            [[token] for token in tokens],
+            passages=passage if isinstance(rule, RCAD) else None,
+        )
+        found = [score.token_log_probs[0] for score in scores]
+        assert found == pytest.approx(law[tokens].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "byte"])
+def test_memfree_never_completes_a_blocked_n_gram(pair, level):
+    copied = Decoder(pair, RiskyOnly(compared=False), level=level, batch_size=64).generate(
+        PROMPTS[:1] * 64, max_new_tokens=16, temperature=0.5
+    )
+    passages = [own.text for own in copied]
+    rule = MemFree(n=2, passages=passages, compared=False)
+    free = Decoder(pair, rule, level=level, batch_size=64)
+    reach = 2 if level == "token" else 8
+    spans = {
+        tuple(symbols[start : start + reach])
+        for symbols in map(free.level.encode_continuation, passages)
+        for start in range(len(symbols) - reach + 1)
+    }
+    blocked = 0
+    for own in free.generate(PROMPTS[:1] * 64, max_new_tokens=16, temperature=0.5):
+        symbols = own.token_ids
+        assert not spans & {tuple(symbols[i : i + reach]) for i in range(len(symbols) - reach + 1)}
+        blocked += symbols not in [other.token_ids for other in copied]
+    assert blocked > 0
+
+
+def test_cp_fuse_remembers_what_each_model_would_have_written(token_pair):
+    """After an unlikely text of the risky model's own, the mixture leans away from it."""
+    decoder = Decoder(token_pair, CPFuse())
+    (result,) = decoder.generate(PROMPTS[0], max_new_tokens=8, temperature=1.0)
+    first = decoder.score(PROMPTS[0], [result.token_ids])[0]
+    text = token_pair.encode(PROMPTS[0]) + result.token_ids[:7]
+    fresh = decoder.score([text], [result.token_ids[7:]])[0]
+    assert first.token_log_probs[7] != pytest.approx(fresh.token_log_probs[0], abs=1e-6)
+
+
+def test_a_passage_is_asked_for_and_only_where_it_is_read(token_pair):
+    with pytest.raises(ValueError, match="the rule rcad needs a passage a prompt, got none"):
+        Decoder(token_pair, RCAD()).generate(PROMPTS)
+    with pytest.raises(ValueError, match="the rule anchored reads no passages"):
+        Decoder(token_pair, Anchored(k=1.0)).generate(PROMPTS, passages=PASSAGES)
+    with pytest.raises(ValueError, match="passages must be one value or one per prompt: 3, got 2"):
+        Decoder(token_pair, RCAD()).generate(PROMPTS, passages=PASSAGES[:2])
+
+
+def test_a_passage_counts_as_length(token_pair):
+    long = "the keeper of the lamp " * 40
+    with pytest.raises(ValueError, match="exceeds the pair's context of 256"):
+        Decoder(token_pair, RCAD()).generate(PROMPTS[0], passages=long, max_new_tokens=20)
+
+
+def test_another_passage_is_refused_by_verify(token_pair):
+    (result,) = Decoder(token_pair, RCAD(alpha=1.0)).generate(
+        PROMPTS[0], passages=PASSAGES[0], max_new_tokens=8
+    )
+    ledger = result.ledger
+    assert ledger.header.passage == PASSAGES[0]
+    forged = replace(ledger, header=replace(ledger.header, passage=PASSAGES[1]))
+    assert not verify(forged, token_pair)
+    none = replace(ledger, header=replace(ledger.header, passage=None))
+    assert "needs a passage" in verify(none, token_pair).failures[0]
+
+
+@pytest.mark.parametrize("rule", [CPFuse(), MemFree(passages=PASSAGES), RCAD(), ColdStart(k=1.0)])
+def test_what_looks_beyond_the_next_token_does_not_speculate(token_pair, rule):
+    with pytest.raises(ValueError, match="reads more than both models' next tokens"):
+        Decoder(token_pair, rule, speculate=2)
+
+
+def test_the_forwards_of_every_stream_are_counted(token_pair):
+    (result,) = Decoder(token_pair, RCAD()).generate(
+        PROMPTS[0], passages=PASSAGES[0], max_new_tokens=6
+    )
+    assert result.ledger.risky_forwards == 2 * result.ledger.safe_forwards
+
+
+def test_global_switch_overspends_where_the_projection_does_not(token_pair):
+    total, length = 1.0, {"max_new_tokens": 12, "seed": 1}
+    (switched,) = Decoder(token_pair, GlobalSwitch(K=total)).generate(PROMPTS[0], **length)
+    projecting = Anchored(K=total, budget="global", debt="none")
+    (projected,) = Decoder(token_pair, projecting).generate(PROMPTS[0], **length)
+    assert switched.ledger.spent > total and not switched.ledger.certified
+    assert projected.ledger.spent <= total and projected.ledger.certified
+
+
+def test_the_ends_of_the_ablations_are_the_models_themselves(token_pair):
+    length = {"max_new_tokens": 8, "seed": 2}
+    texts = {
+        rule: Decoder(token_pair, rule).generate(PROMPTS[0], **length)[0].token_ids
+        for rule in (
+            SafeOnly(), RiskyOnly(), ColdStart(k=10.0), ColdStart(k=0.0), GlobalSwitch(K=0.0),
+            NoOpt(k=0.0), NoOpt(k=1000.0, debt="none"),
+        )
+    }  # fmt: skip
+    safe, risky, cold, warm, switched, nothing, everything = texts.values()
+    assert cold == switched == nothing == safe
+    assert warm == everything == risky != safe
+    assert not math.isnan(sum(safe))
