@@ -12,9 +12,15 @@ if TYPE_CHECKING:
     from .decode.models.loading import LoadOptions
     from .decode.models.model_pair import ModelPair
     from .decode.replay.verification import Verification, verify
-    from .decode.rules.anchored import Anchored
+    from .decode.rules.anchored import Anchored, NoOpt
+    from .decode.rules.cp_fuse import CPFuse
+    from .decode.rules.event_bound import event_bound
+    from .decode.rules.memfree import MemFree
     from .decode.rules.prefix_debt import PromptRatios
-    from .decode.rules.single_model import RiskyOnly, SafeOnly
+    from .decode.rules.rcad import RCAD
+    from .decode.rules.single_model import RiskyOnly, SafeOnly, System
+    from .decode.rules.switches import ColdStart, GlobalSwitch
+    from .decode.rules.token_swap import TokenSwap
 
 __version__ = "0.1.0"
 
@@ -35,30 +41,48 @@ _HOME = {
     "LoadOptions": "decode.models.loading",
     "ModelPair": "decode.models.model_pair",
     "Anchored": "decode.rules.anchored",
+    "CPFuse": "decode.rules.cp_fuse",
+    "ColdStart": "decode.rules.switches",
+    "GlobalSwitch": "decode.rules.switches",
+    "MemFree": "decode.rules.memfree",
+    "NoOpt": "decode.rules.anchored",
     "PromptCache": "decode.byte.prompt",
     "PromptRatios": "decode.rules.prefix_debt",
+    "RCAD": "decode.rules.rcad",
     "RiskyOnly": "decode.rules.single_model",
     "SafeOnly": "decode.rules.single_model",
+    "System": "decode.rules.single_model",
+    "TokenSwap": "decode.rules.token_swap",
     "Verification": "decode.replay.verification",
+    "event_bound": "decode.rules.event_bound",
     "verify": "decode.replay.verification",
     "with_divergences": "decode.replay.verification",
 }
 
 __all__ = [
+    "RCAD",
     "Anchored",
     "AnchoredError",
     "ByteSettings",
+    "CPFuse",
+    "ColdStart",
     "Decoder",
     "Generation",
+    "GlobalSwitch",
     "Ledger",
     "LedgerError",
     "LoadOptions",
+    "MemFree",
     "ModelPair",
+    "NoOpt",
     "PromptCache",
     "PromptRatios",
     "RiskyOnly",
     "SafeOnly",
+    "System",
+    "TokenSwap",
     "Verification",
+    "event_bound",
     "verify",
     "with_divergences",
 ]

@@ -1,0 +1,68 @@
+"""The largest probability of an event within a budget, against many-digit arithmetic."""
+
+import math
+
+import mpmath
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anchored import event_bound
+
+nats = st.one_of(st.just(0.0), st.floats(1e-9, 900.0))
+log_probs = st.floats(-2000.0, -1e-6)
+
+
+def divergence(prob, log_safe):
+    """Of two coins, to 60 digits."""
+    with mpmath.workdps(60):
+        q, p = mpmath.mpf(prob), mpmath.exp(mpmath.mpf(log_safe))
+        own = q * mpmath.log(q / p) if q > 0 else mpmath.mpf(0)
+        return own + ((1 - q) * mpmath.log((1 - q) / (1 - p)) if q < 1 else 0)
+
+
+@given(nats, log_probs)
+def test_nothing_above_it_is_within_the_budget_and_little_below_it_is_not(K, log_safe):
+    bound = event_bound(K, log_safe)
+    assert math.exp(log_safe) <= bound <= 1.0
+    if bound < 1.0:
+        assert divergence(bound, log_safe) >= K
+    below = bound * (1.0 - 1e-9)
+    if below > math.exp(log_safe):
+        assert divergence(below, log_safe) <= K + 1e-9 * (1.0 - log_safe)
+
+
+@given(nats, log_probs)
+def test_of_the_largest_ratio_it_is_that_ratio(K, log_safe):
+    with mpmath.workdps(60):
+        exact = min(mpmath.mpf(1), mpmath.exp(mpmath.mpf(K) + mpmath.mpf(log_safe)))
+    bound = event_bound(K, log_safe, divergence="max")
+    assert exact <= bound and bound <= float(exact) * (1.0 + 1e-11) + 1e-322
+
+
+@given(log_probs, st.floats(0.0, 50.0), st.floats(0.0, 50.0))
+def test_more_nats_never_bound_an_event_tighter(log_safe, K, more):
+    for kind in ("kl", "max"):
+        smaller = event_bound(K, log_safe, divergence=kind)
+        assert smaller <= event_bound(K + more, log_safe, divergence=kind)
+
+
+def test_the_ends():
+    assert event_bound(5.0, -math.inf) == 0.0
+    assert event_bound(math.inf, -700.0) == event_bound(0.0, 0.0) == 1.0
+    assert event_bound(0.0, math.log(0.25)) == pytest.approx(0.25, rel=1e-6)
+    assert event_bound(1.0, -1e6) < 2e-6  # of an event that no float64 probability can hold
+
+
+@pytest.mark.parametrize(
+    ("K", "log_safe", "kind", "message"),
+    [
+        (-1.0, -1.0, "kl", "K must be >= 0 nats, got -1.0"),
+        (math.nan, -1.0, "kl", "K must be >= 0 nats, got nan"),
+        (1.0, 0.5, "kl", "safe_log_prob must be a log-probability <= 0, got 0.5"),
+        (1.0, -1.0, "renyi", "divergence must be kl or max, got 'renyi'"),
+    ],
+)
+def test_bad_values_are_named(K, log_safe, kind, message):
+    with pytest.raises(ValueError, match=message):
+        event_bound(K, log_safe, divergence=kind)
