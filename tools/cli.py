@@ -47,6 +47,11 @@ GROUPS = {
             "commands.ratios.RatiosConfig",
             "what prompts owe, kept in a file for generate",
         ),
+        "retrieve": Command(
+            "commands.retrieve",
+            "commands.retrieve.RetrieveConfig",
+            "a passage for each prompt, by BM25",
+        ),
         "verify": Command(
             "commands.verify", "commands.verify.VerifyConfig", "replay a ledger against its models"
         ),

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ PROMPT_KINDS: dict[str, tuple[type, ...]] = {
     "id": (str, int),
     "seed": (int,),
     "k": (int, float),
+    "passage": (str,),
+    "passage_id": (str, int),
+    "score": (int, float),
 }
 
 
@@ -96,6 +99,16 @@ class PromptLine:
     """The caller's name for it, which its results bear."""
     seed: int | None = None
     k: float | None = None
+    passage: str | None = None
+    """What some streams of a rule read before the prompt, as `anchored retrieve` found it."""
+    passage_id: str | int | None = None
+    """Its name in the corpus."""
+    score: float | None = None
+    """How well it matched the prompt."""
+
+    def record(self) -> dict[str, Any]:
+        """What was given, as JSON values."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def read_prompts(file: Path) -> list[PromptLine]:

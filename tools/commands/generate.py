@@ -36,7 +36,8 @@ class GenerateConfig(PairOptions):
     prompt: UseAppendAction[tuple[str, ...]] = ()
     """Text to continue; give it again for more."""
     prompt_file: Path | None = None
-    """JSON lines, {"prompt": ..., optional "id", "seed", "k"}, or - for stdin; implies --json."""
+    """JSON lines, {"prompt": ..., optional "id", "seed", "k", "passage"}, or - for stdin; implies
+    --json."""
     continue_from: Path | None = None
     """Ledger of a generation that reached its length, to go on from in place of a prompt."""
     chat: bool = False
@@ -131,8 +132,11 @@ def _results(
         prompts = [_chat_prompt(decoder, ln.prompt) if config.chat else ln.prompt for ln in lines]
         asked["seed"] = [config.seed if line.seed is None else line.seed for line in lines]
         asked["k"] = [line.k for line in lines]
+        if any(reading.takes_passage for reading in decoder.rule.streams.values()):
+            asked["passages"] = [line.passage for line in lines]
     if config.is_streamed:
         asked |= {name: asked[name][0] for name in ("seed", "k")}
+        asked["passage"] = asked.pop("passages", [None])[0]
         return [(0, _printed(decoder.stream(prompts[0], **asked)))]
     return decoder.generate_each(
         prompts[0] if len(prompts) == 1 else prompts,

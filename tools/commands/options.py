@@ -1,18 +1,19 @@
 """Options of commands that load a pair of models; torch is imported when one is."""
 
+import json
 import os
 import re
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, arg
+from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
 
 import anchored
 from anchored.decode.byte.settings import ByteSettings
 from anchored.decode.settings import EngineName, LevelName, Speculate
 
-from .files import check_input
+from .files import check_input, read_prompts
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 _DEVICES = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
@@ -139,14 +140,39 @@ if TYPE_CHECKING:
     from anchored.decode.rules.rule import Rule
 
 DEFAULT_K = 1.0
+RuleName = Literal[
+    "anchored",
+    "safe_only",
+    "risky_only",
+    "system",
+    "memfree",
+    "rcad",
+    "cp_fuse",
+    "token_swap",
+    "no_opt",
+    "cold_start",
+    "global_switch",
+]
+BUDGETED = {
+    "anchored": ("k", "K", "divergence", "debt", "debt_window", "budget"),
+    "no_opt": ("k", "K", "divergence", "debt", "debt_window", "budget"),
+    "cold_start": ("k",),
+    "global_switch": ("K",),
+}
+"""By rule: the options of a budget that it takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleOptions:
     """How the next token is chosen."""
 
-    name: Annotated[Literal["anchored", "safe_only", "risky_only"], arg(name="rule")] = "anchored"
-    """anchored stays within a budget of the safe model; the others use one model alone."""
+    name: Annotated[RuleName, arg(name="rule")] = "anchored"
+    """anchored stays within a budget of the safe model; safe_only and risky_only use one model
+    alone; the others are the paper's baselines and ablations."""
+    setting: UseAppendAction[tuple[str, ...]] = ()
+    """NAME=VALUE of a baseline, again for more: alpha=0.5 of rcad, n=5 of memfree."""
+    passages: Path | None = None
+    """File of anchored retrieve: the texts whose n-grams memfree blocks."""
     k: float | None = None
     """Nats a token (a byte at byte level), K = k * horizon; 1 unless K is given."""
     K: float | None = None
@@ -161,23 +187,46 @@ class RuleOptions:
     """Whether unspent nats carry over, are free from the start, or are lost."""
 
     def __post_init__(self) -> None:
-        if self.name != "anchored" and astuple(self)[1:] != astuple(RuleOptions())[1:]:
-            raise ValueError(f"--rule {self.name} has no budget: leave out --k and its like")
+        allowed = BUDGETED.get(self.name, ())
+        if any(name not in allowed for name in self._budget()):
+            kept = f": only --{', --'.join(allowed)}" if allowed else ": leave out --k and its like"
+            raise ValueError(f"--rule {self.name} has no budget{kept}")
+        if (self.passages is not None) != (self.name == "memfree"):
+            raise ValueError("--passages and --rule memfree need each other")
+        check_input(self.passages)
 
     def make(self) -> "Rule":
         """The rule; ValueError for values that are out of range."""
-        if self.name == "safe_only":
-            return anchored.SafeOnly()
-        if self.name == "risky_only":
-            return anchored.RiskyOnly()
-        return anchored.Anchored(
-            k=DEFAULT_K if self.k is None and self.K is None else self.k,
-            K=self.K,
-            divergence=self.divergence,
-            debt_window=self.debt_window,
-            debt=self.debt,
-            budget=self.budget,
-        )
+        from anchored.decode.rules.registry import make_rule
+
+        settings = {**self._budget(), **dict(map(_setting, self.setting))}
+        if "k" in BUDGETED.get(self.name, ()) and self.k is None and self.K is None:
+            settings["k"] = DEFAULT_K
+        if self.passages is not None:
+            found = [line.passage for line in read_prompts(self.passages)]
+            if missing := found.count(None):
+                raise ValueError(f"{self.passages}: {missing} of {len(found)} lines lack a passage")
+            settings["passages"] = found
+        return make_rule(self.name, settings)
+
+    def _budget(self) -> dict[str, Any]:
+        """What was asked for of the budget, by name."""
+        return {
+            name: getattr(self, name)
+            for name in BUDGETED["anchored"]
+            if getattr(self, name) != RuleOptions.__dataclass_fields__[name].default
+        }
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE; the value as JSON, else as it stands."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"--setting must be NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

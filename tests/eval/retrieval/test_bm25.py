@@ -1,0 +1,110 @@
+"""Passages by BM25: scores by the definition, an index that is made once, and the command."""
+
+import json
+import math
+
+import pytest
+from command_line import run
+
+from anchored.eval.retrieval import bm25
+from anchored.eval.retrieval.bm25 import PassageIndex
+
+TEXTS = [
+    "the keeper of the lamp wrote every wave into a ledger",
+    "nine tides ago the harbour bell rang twice",
+    "import math and area of a radius, a ledger of salt",
+    "nobody had pulled the rope of the bell",
+]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    records = [{"text": text} for text in TEXTS]
+    records[1]["id"] = "tides"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def bm25_score(query: str, place: int) -> float:
+    """Lucene's: idf log(1 + (N - n + 0.5)/(n + 0.5)), k1 1.5, b 0.75; the stop words left out."""
+    stop = {"the", "of", "into", "and", "had", "every", "a"} - {"every", "had"}
+    documents = [[w.strip(",") for w in text.split() if w not in stop] for text in TEXTS]
+    documents = [[word for word in words if len(word) > 1] for words in documents]
+    mean = sum(map(len, documents)) / len(documents)
+    own, score = documents[place], 0.0
+    for word in set(query.split()) - stop:
+        count = sum(word in words for words in documents)
+        idf = math.log(1 + (len(documents) - count + 0.5) / (count + 0.5))
+        tf = own.count(word)
+        score += idf * tf / (tf + 1.5 * (1 - 0.75 + 0.75 * len(own) / mean))
+    return score
+
+
+def test_the_best_passage_and_its_score(corpus, tmp_path):
+    index = PassageIndex.build(corpus, tmp_path / "index")
+    queries = ["harbour bell", "lamp ledger", "pulled rope"]
+    found = index.search(queries)
+    assert [own.id for own in found] == ["tides", 0, 3]
+    assert [own.text for own in found] == [TEXTS[1], TEXTS[0], TEXTS[3]]
+    expected = [bm25_score(query, place) for query, place in zip(queries, (1, 0, 3), strict=True)]
+    assert [own.score for own in found] == pytest.approx(expected, rel=1e-5)
+    assert index.search(["zzz"])[0].score == 0.0
+
+
+def test_an_index_is_made_once_and_for_one_corpus(corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "index"
+    first = PassageIndex.build(corpus, folder).search(["harbour"])
+    with monkeypatch.context() as patched:
+        patched.setattr(bm25.bm25s.BM25, "index", None)  # it would be called
+        assert PassageIndex.build(corpus, folder).search(["harbour"]) == first
+    corpus.write_text(corpus.read_text() + '{"text": "one more line"}\n')
+    with pytest.raises(ValueError, match="indexes another corpus"):
+        PassageIndex.build(corpus, folder)
+
+
+def test_a_build_that_is_cut_off_leaves_nothing_that_passes_for_an_index(corpus, tmp_path):
+    folder = tmp_path / "index"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bm25, "write_durably", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            PassageIndex.build(corpus, folder)
+    assert not folder.exists()
+    assert PassageIndex.build(corpus, folder).search(["lamp"])[0].id == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no passages"),
+        ('{"text": "a b"}\nnone\n', 'line 2 is no JSON object with a "text"'),
+        ('{"text": 3}\n', 'line 1 is no JSON object with a "text"'),
+    ],
+)
+def test_a_bad_corpus_is_named(tmp_path, text, message):
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        PassageIndex.build(tmp_path / "bad.jsonl", tmp_path / "index")
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is no index of passages"):
+        PassageIndex(tmp_path)
+
+
+def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "found.jsonl"
+    prompts.write_text('{"prompt": "the harbour bell", "id": 7}\n{"prompt": "lamp", "seed": 3}\n')
+    words = ["retrieve", "--corpus", str(corpus), "--prompt-file", str(prompts)]
+    status, out, _ = run(capsys, *words)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert [(row["passage"], row["passage_id"]) for row in rows] == [
+        (TEXTS[1], "tides"),
+        (TEXTS[0], 0),
+    ]
+    assert rows[0]["id"] == 7 and rows[1]["seed"] == 3 and rows[0]["score"] > 0.0
+    assert run(capsys, *words, "--output", str(output))[0] == 0
+    assert [json.loads(line) for line in output.read_text().splitlines()] == rows
+    status, _, err = run(capsys, *words, "--output", str(output))
+    assert status == 2 and "give --overwrite" in err
