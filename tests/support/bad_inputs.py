@@ -57,7 +57,22 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--byte.tau": ("-0.1", "1", "nan", "much"),
         "--byte.prefetch": ("-1", "1.5", "many"),
         "--byte.mode": ("odd",),
-        "--rule": ("nonsense", "safe_only --k 2", "risky_only --budget fixed"),
+        "--rule": (
+            "nonsense",
+            "safe_only --k 2",
+            "risky_only --budget fixed",
+            "cold_start --K 2",
+            "global_switch",
+            "memfree",
+            "memfree --passages {missing}",
+            "memfree --passages {garbage}",
+            "rcad",
+            "rcad --setting alpha",
+            "rcad --setting alpha=-1",
+            "cp_fuse --setting grid_size=1",
+            "token_swap --setting words=[]",
+            "token_swap --level byte",
+        ),
         "--divergence": ("tv",),
         "--debt": ("some",),
         "--budget": ("none",),
@@ -111,6 +126,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--k": ("-1", "nan"),
     },
     "ratios {pair}": {"": ("--prompt a", "--output {new}")},
+    "retrieve": {"": ("--corpus {texts}", "--corpus {missing} --prompt-file {empty}")},
     VERIFY: {
         "--ledger": words(
             "{missing} {folder} {empty} {garbage} {prompts} {other} {cut_ledger} {line_missing} "

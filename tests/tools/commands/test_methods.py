@@ -56,7 +56,7 @@ def test_memfree_blocks_the_passages_of_a_file(capsys, words, pair_words, pair_f
 @pytest.mark.parametrize(
     "asked",
     [
-        ["system"],
+        ["system", "--setting", "prompt=Write nothing of others."],
         ["cp_fuse", "--setting", "grid_size=3", "--setting", "warping=before"],
         ["no_opt", "--k", "2"],
         ["cold_start"],
