@@ -5,10 +5,14 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anchored.durable_files import new_file
 
 from .files import check_input, check_outputs, read_prompts
+
+if TYPE_CHECKING:
+    from anchored.eval.retrieval.passages import PassageIndex
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,24 +30,27 @@ class RetrieveConfig:
     """JSON lines, {"prompt": ..., ...}, or - for stdin."""
     output: Path | None = None
     """File for the lines; stdout unless given."""
+    encoder: str | None = None
+    """sentence-transformers folder or Hub id, as Alibaba-NLP/gte-Qwen2-1.5B-instruct, to compare
+    embeddings in place of words."""
+    instruction: str | None = None
+    """What stands before a query there; the paper's unless given."""
     index: Path | None = None
-    """Folder of the index, made once; CORPUS.bm25 unless given."""
+    """Folder of the index, made once; CORPUS.bm25 or CORPUS.dense unless given."""
     overwrite: bool = False
     """Replace an output that exists."""
 
     def __post_init__(self) -> None:
         check_input(self.corpus)
+        if self.instruction is not None and self.encoder is None:
+            raise ValueError("--instruction needs an --encoder")
         check_outputs(self.output, overwrite=self.overwrite)
 
 
 def run(config: RetrieveConfig) -> int:
     """Find, write; returns the exit status."""
-    from anchored.eval.retrieval.bm25 import PassageIndex
-
     lines = read_prompts(config.prompt_file)
-    folder = config.index or config.corpus.with_name(f"{config.corpus.name}.bm25")
-    index = PassageIndex.build(config.corpus, folder, progress=sys.stderr.isatty())
-    found = index.search([line.prompt for line in lines])
+    found = _index(config).search([line.prompt for line in lines])
     with ExitStack() as files:
         output = sys.stdout
         if config.output is not None:
@@ -53,3 +60,17 @@ def run(config: RetrieveConfig) -> int:
             passage = {"passage": own.text, "passage_id": own.id, "score": own.score}
             print(json.dumps({**line.record(), **passage}), file=output)
     return 0
+
+
+def _index(config: RetrieveConfig) -> "PassageIndex":
+    kind = "bm25" if config.encoder is None else "dense"
+    folder = config.index or config.corpus.with_name(f"{config.corpus.name}.{kind}")
+    progress = sys.stderr.isatty()
+    if config.encoder is None:
+        from anchored.eval.retrieval.bm25 import WordIndex
+
+        return WordIndex(config.corpus, folder, progress=progress)
+    from anchored.eval.retrieval.dense import INSTRUCTION, DenseIndex
+
+    own = INSTRUCTION if config.instruction is None else config.instruction
+    return DenseIndex(config.corpus, folder, config.encoder, instruction=own, progress=progress)

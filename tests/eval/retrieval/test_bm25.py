@@ -7,7 +7,7 @@ import pytest
 from command_line import run
 
 from anchored.eval.retrieval import bm25
-from anchored.eval.retrieval.bm25 import PassageIndex
+from anchored.eval.retrieval.bm25 import WordIndex
 
 TEXTS = [
     "the keeper of the lamp wrote every wave into a ledger",
@@ -42,7 +42,7 @@ def bm25_score(query: str, place: int) -> float:
 
 
 def test_the_best_passage_and_its_score(corpus, tmp_path):
-    index = PassageIndex.build(corpus, tmp_path / "index")
+    index = WordIndex(corpus, tmp_path / "index")
     queries = ["harbour bell", "lamp ledger", "pulled rope"]
     found = index.search(queries)
     assert [own.id for own in found] == ["tides", 0, 3]
@@ -54,23 +54,23 @@ def test_the_best_passage_and_its_score(corpus, tmp_path):
 
 def test_an_index_is_made_once_and_for_one_corpus(corpus, tmp_path, monkeypatch):
     folder = tmp_path / "index"
-    first = PassageIndex.build(corpus, folder).search(["harbour"])
+    first = WordIndex(corpus, folder).search(["harbour"])
     with monkeypatch.context() as patched:
         patched.setattr(bm25.bm25s.BM25, "index", None)  # it would be called
-        assert PassageIndex.build(corpus, folder).search(["harbour"]) == first
+        assert WordIndex(corpus, folder).search(["harbour"]) == first
     corpus.write_text(corpus.read_text() + '{"text": "one more line"}\n')
-    with pytest.raises(ValueError, match="indexes another corpus"):
-        PassageIndex.build(corpus, folder)
+    with pytest.raises(ValueError, match="was made with another corpus"):
+        WordIndex(corpus, folder)
 
 
 def test_a_build_that_is_cut_off_leaves_nothing_that_passes_for_an_index(corpus, tmp_path):
     folder = tmp_path / "index"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(bm25, "write_durably", lambda *_: 1 / 0)
+        patched.setattr(bm25, "write_stamp", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            PassageIndex.build(corpus, folder)
+            WordIndex(corpus, folder)
     assert not folder.exists()
-    assert PassageIndex.build(corpus, folder).search(["lamp"])[0].id == 0
+    assert WordIndex(corpus, folder).search(["lamp"])[0].id == 0
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_a_build_that_is_cut_off_leaves_nothing_that_passes_for_an_index(corpus,
 def test_a_bad_corpus_is_named(tmp_path, text, message):
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
-        PassageIndex.build(tmp_path / "bad.jsonl", tmp_path / "index")
+        WordIndex(tmp_path / "bad.jsonl", tmp_path / "index")
 
 
-def test_a_folder_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is no index of passages"):
-        PassageIndex(tmp_path)
+def test_a_folder_of_another_kind_is_refused(corpus, tmp_path):
+    with pytest.raises(ValueError, match="exists and is no index of passages"):
+        WordIndex(corpus, tmp_path)
 
 
 def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
