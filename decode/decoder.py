@@ -17,8 +17,7 @@ from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, ratio_source
 from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
 from .generation import Generation, PieceStream, request_ledger
-from .levels.level import Level
-from .levels.token_level import TokenLevel
+from .levels.level import Level, TokenLevel
 from .models.model_pair import ModelPair
 from .replay.score import Score, refused_score, score_batch
 from .rules.prefix_debt import PromptRatios

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from ..levels.level import Level
 from ..levels.text import ByteText, TextStream
 from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
@@ -28,7 +29,7 @@ BYTES_PER_TOKEN = 4
 UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
 
 
-class ByteLevel:
+class ByteLevel(Level):
     """Symbols are the 256 bytes and the end of the text, into which all stop tokens merge.
 
     Special tokens of a prompt's text are not recognised: all of it is bytes.
@@ -37,8 +38,6 @@ class ByteLevel:
     name: LevelName = "byte"
     vocab_size = NUM_SYMBOLS
     symbols_per_token = BYTES_PER_TOKEN
-    special_token_ids: Sequence[int] = ()
-    context_length: int | None = None
 
     def __init__(
         self,
@@ -136,12 +135,6 @@ class ByteLevel:
 
     def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
         return TextStream(ByteText(), stop)
-
-    def rows_can_join(self, max_length: int) -> bool:
-        return True
-
-    def rows_can_share(self, max_length: int) -> bool:
-        return True
 
     def open_streams(
         self,

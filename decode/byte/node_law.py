@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..tokenizer.trie import ROOT, ByteTrie
@@ -156,19 +156,6 @@ def node_laws(
     rows = scores.numpy(force=True)[:, : vocabulary.vocab_size]
     for standing, row in zip(standings, rows, strict=True):
         yield _node_law(vocabulary, standing, row, mode)
-
-
-def node_law(
-    vocabulary: ByteVocabulary, standing: Standing, log_probs: ArrayLike, mode: Mode = "masked"
-) -> NodeLaw:
-    """The law of one node in float64, from `log_probs` (at least vocab_size,), as `node_laws`.
-
-    Raises ValueError for NaN or a wrong length.
-    """
-    scores = np.asarray(log_probs, np.float64)
-    if scores.ndim != 1 or len(scores) < vocabulary.vocab_size or np.isnan(scores).any():
-        raise ValueError(f"log_probs must be ({vocabulary.vocab_size},) numbers without NaN")
-    return _node_law(vocabulary, standing, scores[: vocabulary.vocab_size], mode)
 
 
 def allowed_rows(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..models.stream import UNSCORED
 from ..tokenizer.vocabulary import ByteVocabulary
 from .byte_row import NODES_PER_FORWARD, ByteRow
-from .path_sums import PathSums, score_tree
+from .path_sums import PathSums
 from .settings import ByteCounts, ByteEvaluation
 from .token_tree import ROOT_NODE, TokenTree
 from .tree_cache import TreeCache, TreeForward
@@ -31,8 +31,8 @@ class BytePrompt:
             self.tree = TokenTree(vocabulary)
             self.tree.extend(text)
         else:
-            self.sums = PathSums(score_tree(vocabulary, text), evaluation.mode)
-            self.tree = self.sums.grown.tree
+            self.sums = PathSums(vocabulary, text, evaluation.mode)
+            self.tree = self.sums.tree
         self.cache = TreeCache(self.tree)
         self.trunk = [ROOT_NODE, *self.cache.add_trunk()]
         self.counts = ByteCounts(num_forwards=1, num_nodes=len(self.trunk_token_ids))

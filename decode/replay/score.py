@@ -9,85 +9,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from ..engine.prompts import PromptReading, asks_for_ratios, read_prompts
+from ..engine.prompts import asks_for_ratios, read_prompts
 from ..engine.request import Request, budget_without_debt, request_budget
 from ..levels.level import Level
-from ..models.stream import Stream, chunks
 from ..rules.budget import Budget
 from ..rules.rule import Rule, StepInputs
 from ..settings import SamplingConfig
 from ..warpers import Warpers
-
-# B continuations, C columns and N positions of one block, V symbols.
+from .replay import GivenBlock, given_blocks
 
 NEAR_NATS = 1e-9
 """Where more than this is left of an allowance, p* needed no bound; spends are rounded up by less
 (`spend.SPEND_QUANTUM`). Nearer to it the rule itself decides."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GivenBlock:
-    """Some columns of the continuations: the tokens given there, and what the models say."""
-
-    positions: list[range]
-    """By continuation: its positions in this block, in order."""
-    token_ids: Tensor
-    """(N,) int64."""
-    logits: dict[str, Tensor]
-    """By stream (N, V), raw, before each token."""
-    seen: Tensor
-    """(N, V) bool: tokens of the prompt and of the continuation before."""
-
-
-def given_blocks(
-    streams: Mapping[str, Stream], reading: PromptReading, continuations: Sequence[Sequence[int]]
-) -> Iterator[GivenBlock]:
-    """Continuations of prompts that the streams have just read, some columns at a time."""
-    lengths = [len(tokens) for tokens in continuations]
-    token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    for row, tokens in zip(token_ids, continuations, strict=True):
-        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-    is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    seen = reading.seen
-    for columns in chunks(seen.shape[1], *token_ids.shape):
-        here = is_given[:, columns]
-        before = _seen_before(seen, token_ids[:, columns].to(seen.device))
-        logits = {
-            name: _logits(stream, reading.logits[name], columns, token_ids, is_given)
-            for name, stream in streams.items()
-        }
-        logits = {name: own[here.to(own.device)].to(seen.device) for name, own in logits.items()}
-        ends = here.sum(1).cumsum(0).tolist()
-        yield GivenBlock(
-            positions=[range(*span) for span in zip([0, *ends], ends, strict=False)],
-            token_ids=token_ids[:, columns][here].to(seen.device),
-            logits=logits,
-            seen=before[:, :-1][here.to(seen.device)],
-        )
-        seen = before[:, -1]
-
-
-def _logits(
-    stream: Stream, first: Tensor, columns: slice, token_ids: Tensor, is_given: Tensor
-) -> Tensor:
-    """(B, C, V) before each token of these columns; `first` (B, V) before those of column 0."""
-    fed = slice(max(columns.start - 1, 0), columns.stop - 1)
-    parts = [first[:, None]] if columns.start == 0 else []
-    if fed.start < fed.stop:
-        # A token that none follows is not fed, nor is padding: the next column says which.
-        mask = is_given[:, fed.start + 1 : fed.stop + 1].long()
-        parts.append(stream.feed(token_ids[:, fed], mask))
-    return torch.cat(parts, dim=1)
-
-
-def _seen_before(seen: Tensor, token_ids: Tensor) -> Tensor:
-    """(B, C + 1, V) bool before each token (B, C), and behind the last; seen: (B, V) at first."""
-    before = [seen]
-    for tokens in token_ids.T:
-        before.append(before[-1].scatter(1, tokens[:, None], True))
-    return torch.stack(before, dim=1)
 
 
 class Judged(NamedTuple):

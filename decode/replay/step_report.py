@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from ..ledger import LedgerStep
-from ..levels.level import Level
 from ..rules.rule import NextToken, Rule
 from ..settings import SamplingConfig
 from . import oracle
 from .draw_deviation import Draw
-from .replay import ForcedStep
+from .replay import ForcedStep, Replay
 from .step_laws import (
     ARITHMETIC,
     NUM_DEVIATIONS,
@@ -224,22 +223,19 @@ FLIP_COST = 1.0
 100 needs one, measured with top_k 20, top_p 0.9 and min_p 0.05 in half precision."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class StepReplay:
-    """One step of a ledger, what the replay gives for it, and what warps its logits."""
+    """One step of a ledger, and what the replay gives for it."""
 
-    rule: Rule
-    level: Level
-    sampling: SamplingConfig
-    seen: Tensor
-    """(1, vocab_size) bool, as in `PromptReading`: symbols before this step."""
+    replay: Replay
     forced: ForcedStep
     recorded: LedgerStep
 
     def report(self) -> StepReport:
         """By the replayed support, or by the nearest one that rounding allows and that explains
         the step better, a symbol at a time."""
-        rows = {name: self._warped(name, self.sampling) for name in self.level.pair.models}
+        sampling, names = self.replay.sampling, self.replay.level.pair.models
+        rows = {name: self._warped(name, sampling) for name in names}
         best = self._report(rows, self.forced.drawn)
         if best.misfit <= 1.0 or not self._truncation.is_truncating:
             return best
@@ -255,19 +251,19 @@ class StepReplay:
     @property
     def _truncation(self) -> SamplingConfig:
         """What acts on symbols; at byte level it may have acted on tokens before."""
-        return self.level.warpers(self.sampling).config
+        return self.replay.level.warpers(self.replay.sampling).config
 
     def _warped(self, name: str, sampling: SamplingConfig) -> Tensor:
         """(V,) one model's logits, on the CPU."""
         logits = self.forced.inputs.logits[name]
-        return self.level.warpers(sampling).after(self.seen)(logits)[0].cpu()
+        return self.replay.level.warpers(sampling).after(self.forced.seen)(logits)[0].cpu()
 
     def _edge(self, name: str, row: Tensor) -> SupportEdge:
         deviation = self._deviation(name, row)
         return SupportEdge.of(lambda s: self._warped(name, s), self._truncation, deviation)
 
     def _deviation(self, name: str, row: Tensor) -> float:
-        return logit_deviation(row, self.level.pair.models[name].dtype)
+        return logit_deviation(row, self.replay.level.pair.models[name].dtype)
 
     def _report(self, rows: Mapping[str, Tensor], drawn: NextToken) -> StepReport:
         logits = Logits(
@@ -276,7 +272,7 @@ class StepReplay:
             safe_deviation=self._deviation("safe", rows["safe"]),
             risky_deviation=self._deviation("risky", rows["risky"]),
         )
-        return step_report(_kind(self.rule), logits, drawn, self.forced, self.recorded)
+        return step_report(_kind(self.replay.rule), logits, drawn, self.forced, self.recorded)
 
     def _flipped_report(self, supports: Supports) -> StepReport:
         """With what the rule gives for logits that are warped already."""
@@ -287,7 +283,7 @@ class StepReplay:
             logits={name: row[None].to(device) for name, row in rows.items()},
             warp=lambda warped: warped,
         )
-        report = self._report(rows, self.rule.next_token(inputs))
+        report = self._report(rows, self.replay.rule.next_token(inputs))
         return replace(report, is_flipped=True, cost=report.cost + FLIP_COST)
 
 

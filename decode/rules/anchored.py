@@ -1,19 +1,19 @@
 """Anchored Decoding: the risky model inside an information budget of the safe one."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
 from ...kernels.projection import project_kl, project_max
+from ..settings import check_choice
 from .budget import Budget, Schedule, checked_nats
 from .prefix_debt import DebtMode, prefix_debt
-from .rule import BOTH, NextToken, StepInputs, StreamName
+from .rule import NextToken, Rule, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
-class Anchored:
+class Anchored(Rule):
     """Anchored Decoding (divergence "kl") or Anchored_inf ("max"); certified.
 
     Source: paper, algorithm AnchoredDecode and section "Anchored Decoding with Renyi Divergence".
@@ -29,28 +29,22 @@ class Anchored:
     K: float | None = None
     """Nats for the whole sequence; k = K / horizon. A call cannot give a k beside it."""
 
+    is_certified = True
+
     def __post_init__(self) -> None:
         if (self.k is None) == (self.K is None):
             raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
         given = "k" if self.K is None else "K"  # as a float: ledgers cannot hold numpy's own
         object.__setattr__(self, given, checked_nats(given, getattr(self, given)))
-        _check_choice("divergence", self.divergence, ("kl", "max"))
-        _check_choice("debt", self.debt, ("top", "average", "none"))
-        _check_choice("budget", self.budget, ("adaptive", "global", "fixed"))
+        check_choice("divergence", self.divergence, ("kl", "max"))
+        check_choice("debt", self.debt, ("top", "average", "none"))
+        check_choice("budget", self.budget, ("adaptive", "global", "fixed"))
         if self.debt_window < 1:
             raise ValueError(f"debt_window must be >= 1, got {self.debt_window}")
 
     @property
     def name(self) -> str:
         return "anchored" if self.divergence == "kl" else "anchored_inf"
-
-    @property
-    def streams(self) -> Sequence[StreamName]:
-        return BOTH
-
-    @property
-    def is_certified(self) -> bool:
-        return True
 
     @property
     def charges_debt(self) -> bool:
@@ -65,7 +59,12 @@ class Anchored:
                 f"the rule has K={self.K:g} for a whole text, a call cannot give k={k:g} as well: "
                 "make the rule with k, or leave k out"
             )
-        per_step, total = self._nats(horizon, self.k if k is None else k)
+        if self.K is not None:
+            per_step, total = self.K / horizon, self.K
+        else:
+            assert self.k is not None  # as one of both is given
+            per_step = self.k if k is None else k
+            total = checked_nats(f"K = k * horizon = {per_step} * {horizon}", per_step * horizon)
         return Budget(
             per_step=per_step,
             total=total,
@@ -74,18 +73,7 @@ class Anchored:
             schedule=self.budget,
         )
 
-    def _nats(self, horizon: int, k: float | None) -> tuple[float, float]:
-        if k is not None:
-            return k, checked_nats(f"K = k * horizon = {k} * {horizon}", k * horizon)
-        assert self.K is not None
-        return self.K / horizon, self.K
-
     def next_token(self, inputs: StepInputs) -> NextToken:
         project = project_kl if self.divergence == "kl" else project_max
         risky, safe = inputs.warped("risky"), inputs.warped("safe")
         return project(risky, safe, inputs.budget, inputs.uniform)
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -54,7 +54,7 @@ class NextToken(Protocol):
 
 
 class Rule(Protocol):
-    """A decoding rule: a frozen object without state of its own."""
+    """A decoding rule: a frozen object without state of its own. Rules may derive from this."""
 
     @property
     def name(self) -> str: ...
@@ -62,21 +62,21 @@ class Rule(Protocol):
     @property
     def streams(self) -> Sequence[StreamName]:
         """What `next_token` reads; no other model runs."""
-        ...
+        return BOTH
 
     @property
     def is_certified(self) -> bool:
         """Whether the spends that the rule reports bound the divergence from the safe model."""
-        ...
+        return False
 
     @property
     def charges_debt(self) -> bool:
         """Whether `budget_for` asks for ratios; without them prompts cost less to read."""
-        ...
+        return False
 
     def settings(self) -> dict[str, Any]:
         """Plain JSON values from which `registry.make_rule` makes the rule again."""
-        ...
+        return {}
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
         """The budget of one request.

@@ -11,31 +11,16 @@ from torch import Tensor
 from ...kernels.projection import project_kl
 from ...kernels.sampler import coupled_sample
 from .budget import Budget
-from .rule import BOTH, NextToken, StepInputs, StreamName
+from .rule import BOTH, NextToken, Rule, StepInputs, StreamName
 
 
 @dataclass(frozen=True, slots=True)
-class SafeOnly:
+class SafeOnly(Rule):
     """p* = p_s at every step; certified, with a bound of 0 nats. The risky model does not run."""
 
-    @property
-    def name(self) -> str:
-        return "safe_only"
-
-    @property
-    def streams(self) -> Sequence[StreamName]:
-        return ("safe",)
-
-    @property
-    def is_certified(self) -> bool:
-        return True
-
-    @property
-    def charges_debt(self) -> bool:
-        return False
-
-    def settings(self) -> dict[str, Any]:
-        return {}
+    name = "safe_only"
+    streams = ("safe",)
+    is_certified = True
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
         return Budget(per_step=0.0, total=0.0, horizon=horizon)
@@ -46,28 +31,18 @@ class SafeOnly:
 
 
 @dataclass(frozen=True, slots=True)
-class RiskyOnly:
+class RiskyOnly(Rule):
     """p* = p_r at every step; not certified: the reported spend may be infinite."""
 
     compared: bool = True
     """Run the safe model beside it, to report what p_r would spend and to draw by the coupled
     sampler, as near to the safe model's text as p_r allows. Without it every spend is infinite."""
 
-    @property
-    def name(self) -> str:
-        return "risky_only"
+    name = "risky_only"
 
     @property
     def streams(self) -> Sequence[StreamName]:
         return BOTH if self.compared else ("risky",)
-
-    @property
-    def is_certified(self) -> bool:
-        return False
-
-    @property
-    def charges_debt(self) -> bool:
-        return False
 
     def settings(self) -> dict[str, Any]:
         return {} if self.compared else asdict(self)

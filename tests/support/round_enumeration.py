@@ -12,7 +12,7 @@ from anchored.decode.engine.draft_length import DraftLength
 from anchored.decode.engine.request import Request, RequestState
 from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.ledger import LedgerStep
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.rules.budget import Budget
 from anchored.decode.rules.rule import BOTH
 from anchored.decode.settings import SamplingConfig

@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 import torch
+from byte_marginals import node_law
 from byte_pairs import PROMPTS, log_probs_along, reference_of
 from byte_reference import ReferenceStream
 from scipy.stats import chi2
 from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
-from anchored.decode.byte.node_law import node_law
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels import reference
 
