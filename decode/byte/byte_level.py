@@ -21,7 +21,7 @@ from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
 from .byte_stream import ByteStream
 from .device_stream import DeviceByteStream, device_stream_refusal
-from .prompt import PromptCache
+from .prompt import PromptCache, PromptShelf
 from .settings import ByteSettings
 
 BYTES_PER_TOKEN = 4
@@ -167,10 +167,10 @@ class ByteLevel(Level):
         tokenizer = str(self._tokenizers[name])
         evaluation = self.byte_settings.evaluation(name)
         owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer)
-        prompts = self.prompt_cache.shelf(*owner, evaluation)
+        prompts = PromptShelf(self.prompt_cache, (*owner, evaluation))
         if not scores_prompts:
             evaluation = replace(evaluation, prompt_scores="none")
-            prompts = self.prompt_cache.shelf(*owner, evaluation, scored=prompts)
+            prompts = PromptShelf(self.prompt_cache, (*owner, evaluation), scored=prompts)
         # There the host would wait for every law that it reads.
         stays = model.device.type == "cuda" and not device_stream_refusal(evaluation)
         stream = DeviceByteStream if stays else ByteStream

@@ -67,7 +67,7 @@ class ByteStream:
         self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
         # Elsewhere masking before warping is masking after it, and costs more.
         self._truncates = isinstance(warp, Warpers) and warp.config.is_truncating
-        self._prompts = prompts or PromptCache(0).shelf()
+        self._prompts = prompts or PromptShelf(PromptCache(0))
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
@@ -100,7 +100,11 @@ class ByteStream:
         log_probs = self._read_new({row: texts[row] for row in new}, kept)
         for row, text in texts.items():
             if row not in log_probs:
-                log_probs[row] = self._restore(row, kept[text])
+                prompt = kept[text]
+                assert prompt is not None
+                self._rows[row] = prompt.row.copy()
+                self._backbone.cache.restore(row, prompt.states)
+                log_probs[row] = prompt.token_log_probs
         num_forwards = max(self._row(row).counts.num_forwards for row in rows)
         return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
 
@@ -168,15 +172,8 @@ class ByteStream:
                 states = self._backbone.cache.states(row)
                 kept[texts[row]] = whole = ReadPrompt(state.copy(), states, log_probs[row])
                 self._prompts.put(texts[row], whole)
-            state.take_logits(*prompt.logits())
+            state.take_logits(prompt.logits, prompt.logits.values())
         return log_probs
-
-    def _restore(self, row: int, prompt: ReadPrompt | None) -> Tensor:
-        """Let a row stand where a prompt that was read before ends; returns its log-probs."""
-        assert prompt is not None
-        self._rows[row] = prompt.row.copy()
-        self._backbone.cache.restore(row, prompt.states)
-        return prompt.token_log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
         if all(prompt.is_short for prompt in prompts):

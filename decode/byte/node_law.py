@@ -94,7 +94,11 @@ class NodeLaw:
         """
         if prefix == ROOT:
             return -math.inf if self.log_kept == -math.inf else 0.0
-        return self._log_sum(*self.trie.longer(prefix))
+        low, high = self.trie.longer(prefix)
+        if self.is_wide:
+            return log_sum(self._scores(low, high)) - self.log_total
+        total = float(np.add.reduce(self.weights[low:high], dtype=np.float64))
+        return math.log(total) + self.log_scale if total else -math.inf
 
     def log_children(self, prefix: int) -> Array:
         """The same by next byte: one entry for each child of the trie node, float64."""
@@ -126,12 +130,6 @@ class NodeLaw:
             is_likely = self.weights[low:high] >= math.exp(least - self.log_scale)
         rows: list[int] = (np.flatnonzero(is_likely) + low).tolist()
         return rows
-
-    def _log_sum(self, low: int, high: int) -> float:
-        if self.is_wide:
-            return log_sum(self._scores(low, high)) - self.log_total
-        total = float(np.add.reduce(self.weights[low:high], dtype=np.float64))
-        return math.log(total) + self.log_scale if total else -math.inf
 
     def _scores(self, low: int, high: int) -> Array:
         scores = self.logits[self.trie.tokens[low:high]]

@@ -126,8 +126,7 @@ class TokenTree:
         for node, prefix in heads:
             if (longer := trie.child(prefix, byte)) < 0:
                 continue
-            if trie.has_ends(longer):
-                found += self._ends(node, longer)
+            found += self._ends(node, longer)
             if trie.has_children(longer):
                 going_on.append(Head(node, longer))
         return going_on, found

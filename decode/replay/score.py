@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..engine.prompts import asks_for_ratios, read_prompts
-from ..engine.request import Request, budget_without_debt, request_budget
+from ..engine.request import Request, request_budget
 from ..levels.level import Level
 from ..rules.budget import Budget
 from ..rules.rule import Rule, StepInputs
@@ -108,6 +108,19 @@ class Score:
     """Every token is the most likely one under p*."""
     error: str = ""
 
+    @classmethod
+    def of(cls, budget: Budget, tokens: list[int], error: str = "") -> Score:
+        """That of no token yet."""
+        return cls(
+            k=budget.per_step,
+            K=budget.total,
+            horizon=budget.horizon,
+            bound=budget.bound,
+            debt=budget.debt,
+            token_ids=tokens,
+            error=error,
+        )
+
     @property
     def log_prob(self) -> float:
         """Sum of the token log-probabilities; NaN where scoring failed."""
@@ -155,9 +168,10 @@ def score_batch(
         for request, ratios in zip(requests, reading.ratios, strict=True)
     ]
     merged = [[warpers.end_merged(token) for token in tokens] for tokens in continuations]
-    scores = [_empty_score(budget, tokens) for budget, tokens in zip(budgets, merged, strict=True)]
-    for score, error in zip(scores, reading.errors, strict=True):
-        score.error = error
+    scores = [
+        Score.of(budget, tokens, error)
+        for budget, tokens, error in zip(budgets, merged, reading.errors, strict=True)
+    ]
     accounts = [_Account(score, budget) for score, budget in zip(scores, budgets, strict=True)]
     for block in given_blocks(streams, reading, merged):
         for account, positions in zip(accounts, block.positions, strict=True):
@@ -210,21 +224,3 @@ def _bank(judged: Judgement, accounts: Sequence[_Account]) -> None:
         for account in accounts:
             account.bank(judged)
         judged.judge(dict(x for account in accounts for x in account.expected(judged)))
-
-
-def refused_score(request: Request, rule: Rule, tokens: list[int], error: str) -> Score:
-    """The score of a request that was never read."""
-    score = _empty_score(budget_without_debt(request, rule), tokens)
-    score.error = error
-    return score
-
-
-def _empty_score(budget: Budget, tokens: list[int]) -> Score:
-    return Score(
-        k=budget.per_step,
-        K=budget.total,
-        horizon=budget.horizon,
-        bound=budget.bound,
-        debt=budget.debt,
-        token_ids=tokens,
-    )

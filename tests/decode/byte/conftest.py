@@ -10,7 +10,7 @@ The laws that byte level must keep, and the tests that hold them:
 6. a tree grown byte by byte is that of the whole, its trunk final: test_token_tree (spell, trunk)
 7. nodes are the beginnings of tokenisations: test_viability (beginnings); test_real_tokenizers
 8. bytes are sampled as tokens are, greedily too: test_byte_laws (viable_tokens),
-   test_byte_guarantee (draws), test_byte_generation (greedy)
+   test_byte_guarantee (draws), test_decoder (greedy)
 9. one pass over a prompt is a walk, its bounds hold: test_byte_marginals (one_pass),
    test_byte_stream (feeding), test_byte_evaluation (bounds)
 10. a tree's forward is that of its paths, whatever lies beside them: test_byte_stream (definition,
