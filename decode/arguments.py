@@ -97,24 +97,17 @@ def beginnings(
 ) -> list[Beginning]:
     """Where each continuation begins; ValueError unless prompts or ledgers are given, and for texts
     whose ratios the level does not know though it was given those of others."""
-    begun = _begun(level, prompts, continue_from)
+    if continue_from is None:
+        begun = [Beginning(level.encode(prompt)) for prompt in texts("prompt", prompts)]
+    elif len(prompts):
+        raise ValueError("give prompts or continue_from, not both")
+    else:
+        earlier = as_list(continue_from)
+        ledgers = [item if isinstance(item, Ledger) else item.ledger for item in earlier]
+        begun = [Beginning.of(level, ledger) for ledger in ledgers]
     if (ratios := level.prompt_ratios) is not None:
         ratios.check_prompts([beginning.token_ids for beginning in begun])
     return begun
-
-
-def _begun(
-    level: Level,
-    prompts: Prompt | Sequence[Prompt],
-    continue_from: Earlier | Sequence[Earlier] | None,
-) -> list[Beginning]:
-    if continue_from is None:
-        return [Beginning(level.encode(prompt)) for prompt in texts("prompt", prompts)]
-    if len(prompts):
-        raise ValueError("give prompts or continue_from, not both")
-    earlier = as_list(continue_from)
-    ledgers = [item if isinstance(item, Ledger) else item.ledger for item in earlier]
-    return [Beginning.of(level, ledger) for ledger in ledgers]
 
 
 def request_list(

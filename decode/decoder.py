@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Literal
@@ -18,10 +18,9 @@ from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, prefaced_prompt, ratio_source
 from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
 from .generation import Generation, PieceStream, request_ledger
-from .levels.level import Level
-from .levels.token_level import TokenLevel
+from .levels.level import Level, TokenLevel
 from .models.model_pair import ModelPair
-from .replay.score import Score, refused_score, score_batch
+from .replay.score import Score, score_batch
 from .rules.prefix_debt import PromptRatios
 from .rules.rule import Rule
 from .settings import EngineName, LevelName, SamplingConfig, Speculate
@@ -140,8 +139,7 @@ class Decoder:
         Arguments and errors as of `generate`; bad values are errors of the call itself. One such
         iterator of a decoder is used up, or dropped, before the next one is begun.
         """
-        config = self._sampling(SamplingConfig.of(sampling))
-        self.engine.check(config)
+        config = self._sampling(sampling)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         requests = self._requests(
             beginnings(self.level, prompts, continue_from),
@@ -174,8 +172,7 @@ class Decoder:
         there are no more pieces, `.generation` and `.ledger` of what is returned are those of
         `generate`. Raises AnchoredError when a model's logits are NaN.
         """
-        config = self._sampling(SamplingConfig.of(sampling))
-        self.engine.check(config)
+        config = self._sampling(sampling)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         begun = beginnings(self.level, [prompt])
         (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop, passages=passage)
@@ -225,9 +222,10 @@ class Decoder:
         scores: dict[int, Score] = {}
         fitting, refusals = self._split(requests)
         for request, error in refusals:
-            tokens = targets[request.index]
-            scores[request.index] = refused_score(request, self.rule, tokens, error)
-        for batch in _bar(self._batches(fitting), progress):
+            budget = budget_without_debt(request, self.rule)
+            scores[request.index] = Score.of(budget, targets[request.index], error)
+        title = progress if isinstance(progress, str) else "score"
+        for batch in tqdm(self._batches(fitting), title, unit="batch", disable=not progress):
             tokens_of_batch = [targets[request.index] for request in batch]
             scored = score_batch(self.level, self.rule, config, batch, tokens_of_batch)
             scores.update((r.index, score) for r, score in zip(batch, scored, strict=True))
@@ -255,9 +253,11 @@ class Decoder:
             requests.append(replace(request, prefaced=prefaced))
         return requests
 
-    def _sampling(self, config: SamplingConfig) -> SamplingConfig:
+    def _sampling(self, asked: dict[str, Any]) -> SamplingConfig:
+        config = SamplingConfig.of(asked)
         if config.is_greedy and self.rule.is_certified:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
+        self.engine.check(config)
         return config
 
     def _check_length(self, request: Request) -> None:
@@ -320,12 +320,6 @@ class Decoder:
             ledger=request_ledger(self.level, self.rule, config, state),
             error=f"request {state.request.index}: {state.error}" if state.error else "",
         )
-
-
-def _bar(batches: list[list[Request]], progress: bool | str) -> Iterable[list[Request]]:
-    title = progress if isinstance(progress, str) else "score"
-    bar: Iterable[list[Request]] = tqdm(batches, title, unit="batch", disable=not progress)
-    return bar
 
 
 def with_bar(

@@ -1,5 +1,6 @@
 """What a call gives back: generations, pieces of a stream, their ledgers."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -38,18 +39,14 @@ class Generation:
     def __str__(self) -> str:
         header = self.ledger.header
         certified = "certified" if self.ledger.certified else "NOT certified"
-        total = f" (in total {self.ledger.total_bound:.4g})" if self._is_one_of_several else ""
+        # Bounds add up where other samples or earlier text share the prompt.
+        is_one_of_several = header.num_return_sequences > 1 or header.prior_bound > 0.0
+        total = f" (in total {self.ledger.total_bound:.4g})" if is_one_of_several else ""
         return (
             f"K={header.K:.4g} (k={header.k:.4g} x {header.horizon}) debt={header.debt:.4g} "
             f"spent={self.ledger.spent:.4g} bound={header.bound:.4g}{total} nats, "
             f"{len(self.token_ids)} {header.level}s, {self.finish_reason}, {certified}"
         )
-
-    @property
-    def _is_one_of_several(self) -> bool:
-        """Whether other samples or earlier text share its prompt, so that bounds add up."""
-        header = self.ledger.header
-        return header.num_return_sequences > 1 or header.prior_bound > 0.0
 
 
 class PieceStream(Iterator[Piece]):
@@ -103,13 +100,14 @@ def request_ledger(
     level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
 ) -> Ledger:
     """The record of a request so far; a failed or greedy one is not certified."""
+    num_forwards = _num_forwards(rule, state)
     return Ledger(
         header=_header(level, rule, sampling, state),
         steps=list(state.steps),
         certified=rule.is_certified and not sampling.is_greedy and not state.error,
         finish_reason=state.finish_reason,
-        safe_forwards=_num_forwards(rule, state, "safe"),
-        risky_forwards=_num_forwards(rule, state, "risky"),
+        safe_forwards=int(num_forwards["safe"]),
+        risky_forwards=int(num_forwards["risky"]),
         work=state.work,
         skipped_risky=state.num_skipped,
         drafted=state.num_drafted,
@@ -117,11 +115,13 @@ def request_ledger(
     )
 
 
-def _num_forwards(rule: Rule, state: RequestState, model: str) -> int:
-    """Of all streams that read by this model."""
-    work = [own for name, own in state.work.items() if rule.streams[name].model == model]
-    counted = [own["num_forwards"] for own in work if "num_forwards" in own]
-    return int(sum(counted)) if counted else state.num_forwards[model]
+def _num_forwards(rule: Rule, state: RequestState) -> dict[str, float]:
+    """By model, over all its streams: as streams that count them tell, else as they were made."""
+    told: defaultdict[str, float] = defaultdict(float)
+    for name, own in state.work.items():
+        if "num_forwards" in own:
+            told[rule.streams[name].model] += own["num_forwards"]
+    return {"safe": 0, "risky": 0, **state.num_forwards, **told}
 
 
 def _header(

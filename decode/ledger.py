@@ -142,18 +142,8 @@ class Ledger:
     @property
     def footer(self) -> LedgerFooter:
         """The last line but for the hash."""
-        return LedgerFooter(
-            total_spend=self.spent,
-            num_steps=len(self.steps),
-            safe_forwards=self.safe_forwards,
-            risky_forwards=self.risky_forwards,
-            work=self.work,
-            skipped_risky=self.skipped_risky,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            certified=self.certified,
-            finish_reason=self.finish_reason,
-        )
+        own = {f.name: getattr(self, f.name) for f in fields(LedgerFooter) if f.name not in _SUMS}
+        return LedgerFooter(total_spend=self.spent, num_steps=len(self.steps), **own)
 
     def save(self, path: Path | str) -> None:
         """Write JSON lines to `path`, which holds all of them or what it held before."""
@@ -214,11 +204,9 @@ def _check_fields(
     header: dict[str, Any], steps: list[dict[str, Any]], footer: dict[str, Any], path: Path
 ) -> None:
     kinds = [LedgerHeader, *[LedgerStep] * len(steps), LedgerFooter]
-    for number, (kind, record) in enumerate(
-        zip(kinds, [header, *steps, footer], strict=True), start=1
-    ):
-        if error := field_error(kind, record):
-            raise LedgerError(f"{path}: line {number}: {error}")
+    for number, record in enumerate([header, *steps, footer]):
+        if error := field_error(kinds[number], record):
+            raise LedgerError(f"{path}: line {number + 1}: {error}")
 
 
 def _check_order(records: list[dict[str, Any]], path: Path) -> None:

@@ -15,6 +15,12 @@ Speculate = Literal["auto", "off"] | int
 """Tokens of a draft, as many as it is worth, or none."""
 
 
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError, in one line, for a value that is not among these."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingConfig:
     """Warpers, in the order in which they act; each acts on both models alike."""

@@ -1,13 +1,14 @@
 """A pair decoded byte by byte: what its models have in common when their tokenizers differ."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from ..levels.level import Level
 from ..levels.text import ByteText, TextStream
 from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
@@ -20,7 +21,7 @@ from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
 from .byte_stream import ByteStream
 from .device_stream import DeviceByteStream, device_stream_refusal
-from .prompt import PromptCache
+from .prompt import PromptCache, PromptShelf
 from .settings import ByteSettings
 
 BYTES_PER_TOKEN = 4
@@ -28,7 +29,7 @@ BYTES_PER_TOKEN = 4
 UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
 
 
-class ByteLevel:
+class ByteLevel(Level):
     """Symbols are the 256 bytes and the end of the text, into which all stop tokens merge.
 
     Special tokens of a prompt's text are not recognised: all of it is bytes.
@@ -37,8 +38,6 @@ class ByteLevel:
     name: LevelName = "byte"
     vocab_size = NUM_SYMBOLS
     symbols_per_token = BYTES_PER_TOKEN
-    special_token_ids: Sequence[int] = ()
-    context_length: int | None = None
 
     def __init__(
         self,
@@ -137,12 +136,6 @@ class ByteLevel:
     def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
         return TextStream(ByteText(), stop)
 
-    def rows_can_join(self, max_length: int) -> bool:
-        return True
-
-    def rows_can_share(self, max_length: int) -> bool:
-        return True
-
     def open_streams(
         self,
         num_rows: int,
@@ -177,10 +170,10 @@ class ByteLevel:
         tokenizer = str(self._tokenizers[name])
         evaluation = self.byte_settings.evaluation(name)
         owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer)
-        prompts = self.prompt_cache.shelf(*owner, evaluation)
+        prompts = PromptShelf(self.prompt_cache, (*owner, evaluation))
         if not scores_prompts:
             evaluation = replace(evaluation, prompt_scores="none")
-            prompts = self.prompt_cache.shelf(*owner, evaluation, scored=prompts)
+            prompts = PromptShelf(self.prompt_cache, (*owner, evaluation), scored=prompts)
         # There the host would wait for every law that it reads.
         stays = model.device.type == "cuda" and not device_stream_refusal(evaluation)
         stream = DeviceByteStream if stays else ByteStream

@@ -108,7 +108,7 @@ class ByteRow:
         self.hidden = self._alive(self.hidden) | new
         self.logits = self._alive(self.logits)
 
-    def take_logits(self, nodes: list[int], logits: Iterable[Tensor]) -> None:
+    def take_logits(self, nodes: Iterable[int], logits: Iterable[Tensor]) -> None:
         """Keep the next logits, (1, V) each, in place of hidden states."""
         for node, row in zip(nodes, logits, strict=False):
             del self.hidden[node]

@@ -67,7 +67,7 @@ class ByteStream:
         self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
         # Elsewhere masking before warping is masking after it, and costs more.
         self._truncates = isinstance(warp, Warpers) and warp.config.is_truncating
-        self._prompts = prompts or PromptCache(0).shelf()
+        self._prompts = prompts or PromptShelf(PromptCache(0))
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
@@ -100,7 +100,11 @@ class ByteStream:
         log_probs = self._read_new({row: texts[row] for row in new}, kept)
         for row, text in texts.items():
             if row not in log_probs:
-                log_probs[row] = self._restore(row, kept[text])
+                prompt = kept[text]
+                assert prompt is not None
+                self._rows[row] = prompt.row.copy()
+                self._backbone.cache.restore(row, prompt.states)
+                log_probs[row] = prompt.token_log_probs
         num_forwards = max(self._row(row).counts.num_forwards for row in rows)
         return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
 
@@ -146,7 +150,7 @@ class ByteStream:
     def free(self, row: int) -> None:
         """Empty a row for the next request."""
         self._rows[row] = None
-        self._backbone.free(row)
+        self._backbone.cache.free(row)
 
     def _read_new(
         self, texts: dict[int, bytes], kept: dict[bytes, ReadPrompt | None]
@@ -155,25 +159,21 @@ class ByteStream:
         rows = list(texts)
         read = [BytePrompt(self.vocabulary, texts[row], self.evaluation) for row in rows]
         for prompt in read:
-            self._check_length(prompt)
+            if (length := len(prompt.trunk_token_ids)) > self._reach:
+                raise ValueError(
+                    f"the prompt has {length} tokens, the model has {self._reach} positions"
+                )
         for group in prompt_groups([prompt.num_first for prompt in read]) if read else ():
             self._read_together(read[group], rows[group])
         log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, read, strict=True)}
         for row, prompt in zip(rows, read, strict=True):
             self._rows[row] = state = prompt.row(self._reach)
             if self._prompts.keeps:
-                states = self._backbone.states(row)
-                kept[texts[row]] = prompt_read = ReadPrompt(state.copy(), states, log_probs[row])
-                self._prompts.put(texts[row], prompt_read)
-            state.take_logits(*prompt.logits())
+                states = self._backbone.cache.states(row)
+                kept[texts[row]] = whole = ReadPrompt(state.copy(), states, log_probs[row])
+                self._prompts.put(texts[row], whole)
+            state.take_logits(prompt.logits, prompt.logits.values())
         return log_probs
-
-    def _restore(self, row: int, prompt: ReadPrompt | None) -> Tensor:
-        """Let a row stand where a prompt that was read before ends; returns its log-probs."""
-        assert prompt is not None
-        self._rows[row] = prompt.row.copy()
-        self._backbone.restore(row, prompt.states)
-        return prompt.token_log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
         if all(prompt.is_short for prompt in prompts):
@@ -191,7 +191,7 @@ class ByteStream:
             states = self._forward([(prompt.cache, row, f) for prompt, row, f in forwards])
             for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
                 self._take(prompt, forward.nodes, hidden)
-                self._backbone.keep(row, *prompt.compact())
+                self._backbone.cache.keep(row, *prompt.compact())
 
     def _read_whole(self, prompts: list[BytePrompt], rows: list[int]) -> None:
         forwards = [
@@ -202,7 +202,7 @@ class ByteStream:
         states = self._forward(forwards)
         for prompt, (_, row, forward), hidden in zip(prompts, forwards, states, strict=True):
             self._take(prompt, forward.nodes[num_before:], hidden[num_before:])
-            self._backbone.keep(row, *prompt.compact())
+            self._backbone.cache.keep(row, *prompt.compact())
 
     def _take(self, prompt: BytePrompt, nodes: list[int], hidden: Tensor) -> None:
         prompt.take(nodes, hidden)
@@ -242,16 +242,13 @@ class ByteStream:
         for (state, row, forward), hidden in zip(needed, states, strict=True):
             state.take(forward.nodes, hidden)
             if (kept := state.compact()) is not None:
-                self._backbone.keep(row, *kept)
+                self._backbone.cache.keep(row, *kept)
 
     def _forward(self, forwards: list[tuple[TreeCache, int, TreeForward]]) -> list[Tensor]:
-        places = [self._slot_positions(cache) for cache, _, _ in forwards]
-        return self._backbone.forward(
-            [row for _, row, _ in forwards], [forward for _, _, forward in forwards], places
-        )
-
-    def _slot_positions(self, cache: TreeCache) -> NDArray[np.int64]:
-        return cache.slot_positions() if self._has_windows else np.zeros(1, np.int64)
+        caches, rows, own = zip(*forwards, strict=True)
+        # Only layers with a window read the positions.
+        places = [c.slot_positions() if self._has_windows else np.zeros(1, int) for c in caches]
+        return self._backbone.forward([*rows], [*own], places)
 
     def _project(self, wanted: Mapping[int, list[int]]) -> None:
         """Logits of nodes whose laws are wanted, and of others whose turn may come."""
@@ -294,12 +291,6 @@ class ByteStream:
         state = self._rows[row]
         assert state is not None, f"row {row} holds no text"
         return state
-
-    def _check_length(self, prompt: BytePrompt) -> None:
-        if (length := len(prompt.trunk_token_ids)) > self._reach:
-            raise ValueError(
-                f"the prompt has {length} tokens, the model has {self._reach} positions"
-            )
 
 
 def _joined(rows: list[Tensor]) -> Tensor:

@@ -60,8 +60,8 @@ class DeviceLaws:
         viability = self.vocabulary.viability
         is_masked = self.mode == "masked"
         rule = viability.allowed if is_masked else viability.well_formed
-        allowed = self._sent([np.asarray(rule(standing)) for standing in standings])
-        may_end = self._sent([np.array([viability.may_end(standing)]) for standing in standings])
+        allowed = _sent(np.stack([rule(standing) for standing in standings]), self.device)
+        may_end = _sent(np.array([[viability.may_end(s)] for s in standings]), self.device)
         tokens = own.index_select(-1, self._tokens).masked_fill(~allowed, -torch.inf)
         end = own.index_select(-1, self._stops).double().logsumexp(-1, keepdim=True)
         scores = torch.cat([tokens, end.masked_fill(~may_end, -torch.inf).to(own.dtype)], dim=1)
@@ -72,9 +72,6 @@ class DeviceLaws:
         log_total = log_total.masked_fill(is_dead, 0.0)
         columns = (scores.unbind(), log_total.unbind(), masked_mass.unbind())
         return [DeviceLaw(self.vocabulary.trie, *law) for law in zip(*columns, strict=True)]
-
-    def _sent(self, rows: Sequence[NDArray[np.bool_]]) -> Tensor:
-        return uploaded(torch.from_numpy(np.stack(rows)), self.device)
 
 
 # R texts, H heads of the one with most, N heads of all, T rows of the trie.
@@ -195,14 +192,14 @@ class DeviceByteStream(ByteStream):
         log_probs, masses = log_probs_on_device(
             HeadTable(heads, self.vocabulary.trie),
             [cast(DeviceLaw, row.marginals.laws[node]) for row, node in owners],
-            [self._mass(row.marginals.log_mass[node]) for row, node in owners],
+            [self._filled(row.marginals.log_mass[node]) for row, node in owners],
         )
         for (row, node), mass in zip(owners, masses, strict=True):
             row.marginals.log_mass[node] = cast(float, mass)
         return log_probs
 
-    def _mass(self, value: float | Tensor) -> Tensor:
-        return value if isinstance(value, Tensor) else self._filled(value)
-
-    def _filled(self, value: float, *shape: int) -> Tensor:
+    def _filled(self, value: float | Tensor, *shape: int) -> Tensor:
+        """On the device; a mass may be there already."""
+        if isinstance(value, Tensor):
+            return value
         return torch.full(shape, value, dtype=torch.float64, device=self._device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..tokenizer.trie import ROOT, ByteTrie
@@ -94,7 +94,11 @@ class NodeLaw:
         """
         if prefix == ROOT:
             return -math.inf if self.log_kept == -math.inf else 0.0
-        return self._log_sum(*self.trie.longer(prefix))
+        low, high = self.trie.longer(prefix)
+        if self.is_wide:
+            return log_sum(self._scores(low, high)) - self.log_total
+        total = float(np.add.reduce(self.weights[low:high], dtype=np.float64))
+        return math.log(total) + self.log_scale if total else -math.inf
 
     def log_children(self, prefix: int) -> Array:
         """The same by next byte: one entry for each child of the trie node, float64."""
@@ -127,12 +131,6 @@ class NodeLaw:
         rows: list[int] = (np.flatnonzero(is_likely) + low).tolist()
         return rows
 
-    def _log_sum(self, low: int, high: int) -> float:
-        if self.is_wide:
-            return log_sum(self._scores(low, high)) - self.log_total
-        total = float(np.add.reduce(self.weights[low:high], dtype=np.float64))
-        return math.log(total) + self.log_scale if total else -math.inf
-
     def _scores(self, low: int, high: int) -> Array:
         scores = self.logits[self.trie.tokens[low:high]]
         return np.where(self.allowed[low:high], scores, -math.inf).astype(np.float64)
@@ -156,19 +154,6 @@ def node_laws(
     rows = scores.numpy(force=True)[:, : vocabulary.vocab_size]
     for standing, row in zip(standings, rows, strict=True):
         yield _node_law(vocabulary, standing, row, mode)
-
-
-def node_law(
-    vocabulary: ByteVocabulary, standing: Standing, log_probs: ArrayLike, mode: Mode = "masked"
-) -> NodeLaw:
-    """The law of one node in float64, from `log_probs` (at least vocab_size,), as `node_laws`.
-
-    Raises ValueError for NaN or a wrong length.
-    """
-    scores = np.asarray(log_probs, np.float64)
-    if scores.ndim != 1 or len(scores) < vocabulary.vocab_size or np.isnan(scores).any():
-        raise ValueError(f"log_probs must be ({vocabulary.vocab_size},) numbers without NaN")
-    return _node_law(vocabulary, standing, scores[: vocabulary.vocab_size], mode)
 
 
 def allowed_rows(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> NDArray[np.bool_]:

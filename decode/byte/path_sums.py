@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..tokenizer.trie import ROOT
-from ..tokenizer.viability import Standing
 from ..tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from .node_law import LEAST_WEIGHT, Array, allowed_in_order, segment_log_sums
 from .settings import Mode
@@ -95,40 +94,25 @@ def _wide(scores: Tensor, top: Tensor) -> list[int]:
     return np.flatnonzero(is_wide).tolist()
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreTree:
-    """The union of the trees of all prefixes of a text: about one node per byte.
-
-    heads[i] are those of the first i bytes. standing holds all nodes. Only sums along the text are
-    ever read from a node's distribution, about ten numbers, so distributions need not be kept.
-    """
-
-    tree: TokenTree
-    heads: list[list[Head]]
-    standing: list[Standing]
-
-
-def score_tree(vocabulary: ByteVocabulary, text: bytes) -> ScoreTree:
-    """Grow the tree over `text`. Raises ValueError at a byte that cannot follow."""
-    tree = TokenTree(vocabulary)
-    grown = ScoreTree(tree, [tree.heads], [tree.standing[ROOT_NODE]])
-    for byte in text:
-        grown.standing.extend(tree.standing[node] for node in tree.append(byte))
-        grown.heads.append(tree.heads)
-    return grown
-
-
 class PathSums:
-    """What is read of the laws of a score tree's nodes, and the log-probabilities that it gives.
+    """What is read of the laws of a text's nodes, and the log-probabilities that it gives.
 
-    Laws may come in any order, and some may never come: then only `bounds` are known. For them, the
-    nodes without a law are taken in *groups*, each below one node whose mass is known.
+    The nodes are those of the trees of all its prefixes, about one a byte. Only sums along the text
+    are ever read from a node's law, about ten numbers, so laws need not be kept. They may come in
+    any order, and some may never come: then only `bounds` are known. For them, the nodes without a
+    law are taken in *groups*, each below one node whose mass is known.
     """
 
-    def __init__(self, grown: ScoreTree, mode: Mode = "masked") -> None:
-        self.grown, self._mode = grown, mode
-        tree, num_nodes = grown.tree, len(grown.tree)
-        self._path = path = _head_path(grown)
+    def __init__(self, vocabulary: ByteVocabulary, text: bytes, mode: Mode = "masked") -> None:
+        """Raises ValueError at a byte that cannot follow."""
+        self.tree, self._mode = TokenTree(vocabulary), mode
+        tree, heads = self.tree, [self.tree.heads]
+        self._standing = [tree.standing[ROOT_NODE]]
+        for byte in text:
+            self._standing.extend(tree.standing[node] for node in tree.append(byte))
+            heads.append(tree.heads)
+        num_nodes = len(tree)
+        self._path = path = _head_path(tree, heads)
         self._parent = np.array(tree.parent)
         self._row = np.array([0, *(tree.vocabulary.trie.row_of[token] for token in tree.token[1:])])
         self._log_step = np.full(num_nodes, math.nan)
@@ -147,8 +131,8 @@ class PathSums:
         steps = np.flatnonzero(place[path.node] >= 0)
         children = 1 + np.flatnonzero(place[self._parent[1:]] >= 0)
         law, above = place[path.node[steps]], place[self._parent[children]]
-        standings = [self.grown.standing[node] for node in nodes]
-        allowed = allowed_in_order(self.grown.tree.vocabulary, standings, self._mode)
+        standings = [self._standing[node] for node in nodes]
+        allowed = allowed_in_order(self.tree.vocabulary, standings, self._mode)
         sums = LawSums(allowed, law, path.intervals[steps])
         for first, logits in tiles:
             self._choose(children, above, first, logits)
@@ -182,7 +166,7 @@ class PathSums:
         """
         log_mass = self._log_masses()
         node, place, goes_on = self._groups(log_mass)
-        is_new = np.array(self.grown.tree.end)[node] == place
+        is_new = np.array(self.tree.end)[node] == place
         counts = np.stack((goes_on & is_upper, goes_on | is_new | (not is_upper)), 1)
         groups = np.where(counts, log_mass[node, None], -math.inf)
         terms = np.concatenate((self._log_terms(log_mass), groups))
@@ -191,7 +175,7 @@ class PathSums:
     def _log_masses(self) -> Array:
         """By node; NaN where the law of an ancestor is not known."""
         log_mass = [0.0]
-        steps = zip(self.grown.tree.parent[1:], self._log_step[1:].tolist(), strict=True)
+        steps = zip(self.tree.parent[1:], self._log_step[1:].tolist(), strict=True)
         for parent, step in steps:
             log_mass.append(log_mass[parent] + step)
         return np.array(log_mass)
@@ -236,12 +220,13 @@ class _HeadPath:
     intervals: NDArray[np.int64]
 
 
-def _head_path(grown: ScoreTree) -> _HeadPath:
-    counts = np.array([len(heads) for heads in grown.heads])
-    every = chain.from_iterable(chain.from_iterable(grown.heads))
+def _head_path(tree: TokenTree, heads: list[list[Head]]) -> _HeadPath:
+    """heads[i]: those of the first i bytes."""
+    counts = np.array([len(own) for own in heads])
+    every = chain.from_iterable(chain.from_iterable(heads))
     node, prefix = np.fromiter(every, np.int64).reshape(-1, 2).T
-    symbols = np.repeat([*grown.tree.text, END_SYMBOL], counts)
-    intervals = _intervals(grown.tree.vocabulary, prefix, symbols)
+    symbols = np.repeat([*tree.text, END_SYMBOL], counts)
+    intervals = _intervals(tree.vocabulary, prefix, symbols)
     return _HeadPath(
         node=node,
         is_new=prefix == ROOT,

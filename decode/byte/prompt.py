@@ -10,7 +10,7 @@ from torch import Tensor
 from ..models.stream import UNSCORED
 from ..tokenizer.vocabulary import ByteVocabulary
 from .byte_row import NODES_PER_FORWARD, ByteRow
-from .path_sums import PathSums, score_tree
+from .path_sums import PathSums
 from .settings import ByteCounts, ByteEvaluation
 from .token_tree import ROOT_NODE, TokenTree
 from .tree_cache import TreeCache, TreeForward
@@ -31,14 +31,18 @@ class BytePrompt:
             self.tree = TokenTree(vocabulary)
             self.tree.extend(text)
         else:
-            self.sums = PathSums(score_tree(vocabulary, text), evaluation.mode)
-            self.tree = self.sums.grown.tree
+            self.sums = PathSums(vocabulary, text, evaluation.mode)
+            self.tree = self.sums.tree
         self.cache = TreeCache(self.tree)
         self.trunk = [ROOT_NODE, *self.cache.add_trunk()]
         self.counts = ByteCounts(num_forwards=1, num_nodes=len(self.trunk_token_ids))
-        self._remaining = self._beside_trunk()
+        self._settled = set(self.trunk)
+        self._remaining = self.cache.missing(head.node for head in self.tree.heads)
+        if evaluation.prompt_scores == "exact":
+            self._remaining = [n for n in range(len(self.tree)) if n not in self._settled]
         self._hidden: dict[int, Tensor] = {}
-        self._logits: dict[int, Tensor] = {}
+        self.logits: dict[int, Tensor] = {}
+        """(1, V) of nodes that later bytes may ask for, as far as they are known."""
 
     @property
     def trunk_token_ids(self) -> list[int]:
@@ -81,7 +85,7 @@ class BytePrompt:
         ordered = torch.cat(parts, 1)
         tokens = torch.from_numpy(self.tree.vocabulary.ordered_tokens).to(ordered.device)
         by_token = torch.empty_like(ordered).index_copy_(1, tokens, ordered)
-        self._logits.update(zip([nodes[place] for place in places], by_token[:, None], strict=True))
+        self.logits.update(zip([nodes[place] for place in places], by_token[:, None], strict=True))
 
     def next_forward(self) -> TreeForward | None:
         """The next nodes beside the trunk; None when all are computed."""
@@ -120,16 +124,6 @@ class BytePrompt:
         row.hidden = self._hidden
         return row
 
-    def logits(self) -> tuple[list[int], list[Tensor]]:
-        """Nodes that later bytes may ask for, and their logits (1, V) as far as they are known."""
-        return list(self._logits), list(self._logits.values())
-
-    def _beside_trunk(self) -> list[int]:
-        self._settled = set(self.trunk)
-        if self.evaluation.prompt_scores == "exact":
-            return [node for node in range(len(self.tree)) if node not in self._settled]
-        return self.cache.missing(head.node for head in self.tree.heads)
-
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
@@ -164,13 +158,6 @@ class PromptCache:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def shelf(self, *owner: Hashable, scored: "PromptShelf | None" = None) -> "PromptShelf":
-        """The prompts of one owner: what decides how a model reads, beside the prompt.
-
-        scored: where the same prompts lie with log-probabilities that this owner does not ask for.
-        """
-        return PromptShelf(self, owner, scored)
-
     def get(self, key: Hashable) -> ReadPrompt | None:
         """A prompt that is still kept."""
         if key in self._prompts:
@@ -191,8 +178,10 @@ class PromptShelf:
     """A cache as one stream uses it."""
 
     cache: PromptCache
-    owner: Hashable
+    owner: Hashable = ()
+    """What decides how a model reads, beside the prompt."""
     scored: "PromptShelf | None" = None
+    """Where the same prompts lie with log-probabilities that this owner does not ask for."""
 
     @property
     def keeps(self) -> bool:

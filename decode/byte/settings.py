@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from ..settings import check_choice
+
 Mode = Literal["masked", "raw"]
 """masked: only tokens that keep the sequence viable. raw: all that keep the text UTF-8."""
 
@@ -89,9 +91,9 @@ class ByteSettings:
     """bounded: an upper bound of the prefix debt, from a forward over the prompt's tokens alone."""
 
     def __post_init__(self) -> None:
-        _check_choice("mode", self.mode, get_args(Mode))
-        _check_choice("warped", self.warped, get_args(Warped))
-        _check_choice("debt", self.debt, get_args(DebtEvaluation))
+        check_choice("mode", self.mode, get_args(Mode))
+        check_choice("warped", self.warped, get_args(Warped))
+        check_choice("debt", self.debt, get_args(DebtEvaluation))
         self.evaluation("risky")
 
     def evaluation(self, name: str) -> ByteEvaluation:
@@ -107,8 +109,3 @@ class ByteSettings:
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain JSON values."""
         return asdict(self)
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

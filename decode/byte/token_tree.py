@@ -98,13 +98,6 @@ class TokenTree:
         del self.text[length:]
         return guesses
 
-    def closed_node(self) -> int | None:
-        """The node that is the tokenisation of the whole text, if the text may end here."""
-        for head in self.heads:
-            if head.prefix == ROOT and self.vocabulary.viability.may_end(self.standing[head.node]):
-                return head.node
-        return None
-
     def is_alive(self, node: int) -> bool:
         """Whether a head or a guess depends on the node."""
         return node in self.standing
@@ -113,27 +106,13 @@ class TokenTree:
         """The alive children of a node."""
         return self._children.get(node, set())
 
-    def alive(self) -> list[int]:
-        """The nodes that heads depend on, parents first."""
-        return sorted(self._children)
-
-    def path(self, node: int) -> list[int]:
-        """The tokens of a node, first to last."""
-        tokens = []
-        while node != ROOT_NODE:
-            tokens.append(self.token[node])
-            node = self.parent[node]
-        return tokens[::-1]
-
     def trunk(self) -> list[int]:
         """Nodes below the root that all alive sequences share; the list only ever grows."""
-        while len(self._children[self._trunk_end]) == 1 and not self._is_head(self._trunk_end):
+        heads = {head.node for head in self.heads}
+        while len(self._children[self._trunk_end]) == 1 and self._trunk_end not in heads:
             (self._trunk_end,) = self._children[self._trunk_end]
             self._trunk.append(self._trunk_end)
         return self._trunk
-
-    def _is_head(self, node: int) -> bool:
-        return any(head.node == node for head in self.heads)
 
     def _moved(
         self, heads: list[Head], byte: int
@@ -147,8 +126,7 @@ class TokenTree:
         for node, prefix in heads:
             if (longer := trie.child(prefix, byte)) < 0:
                 continue
-            if trie.has_ends(longer):
-                found += self._ends(node, longer)
+            found += self._ends(node, longer)
             if trie.has_children(longer):
                 going_on.append(Head(node, longer))
         return going_on, found

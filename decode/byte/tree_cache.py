@@ -1,6 +1,6 @@
 """Which keys and values of a token tree a model holds, and what a forward of more nodes attends."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,13 +176,13 @@ class TreeBackbone:
     def __init__(self, model: PreTrainedModel, attention: RowAttention, num_rows: int) -> None:
         self.model, self.attention = model, attention
         self._backbone = backbone_of(model, attention)
-        self._cache = RowCache(model.config.num_hidden_layers, num_rows, MAX_COLUMNS)
+        self.cache = RowCache(model.config.num_hidden_layers, num_rows, MAX_COLUMNS)
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> list[Tensor]:
         """Hidden states (length, D) of token sequences, read causally into empty rows."""
         token_ids, lengths = right_padded(prompts)
         token_ids = token_ids.to(self.model.device)
-        hidden = read_prompts(self._backbone, self._cache, rows, token_ids, lengths)
+        hidden = read_prompts(self._backbone, self.cache, rows, token_ids, lengths)
         return [states[:length] for states, length in zip(hidden, lengths, strict=True)]
 
     def forward(
@@ -193,7 +193,7 @@ class TreeBackbone:
         slot_positions: per row (slots,) int64, new ones included; read where layers have a window.
         """
         counts = [len(forward.nodes) for forward in forwards]
-        place = self._cache.place(rows, max(counts), self.model.device)
+        place = self.cache.place(rows, max(counts), self.model.device)
         token_ids, positions = (
             uploaded(_padded(values, max(counts)), self.model.device)
             for values in (
@@ -202,25 +202,9 @@ class TreeBackbone:
             )
         )
         masks = self._masks(place, forwards, positions, slot_positions)
-        hidden = self._backbone(token_ids, positions, masks, self._cache)
-        self._cache.advance(rows, counts)
+        hidden = self._backbone(token_ids, positions, masks, self.cache)
+        self.cache.advance(rows, counts)
         return [states[:count] for states, count in zip(hidden, counts, strict=True)]
-
-    def keep(self, row: int, first: int, columns: Sequence[int]) -> None:
-        """Compact a row: slots below `first` stay, those of `columns` follow them."""
-        self._cache.keep(row, first, columns)
-
-    def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
-        """A copy of a row, for `restore`."""
-        return self._cache.states(row)
-
-    def restore(self, row: int, states: list[tuple[Tensor, Tensor]]) -> None:
-        """Fill an empty row."""
-        self._cache.restore(row, states)
-
-    def free(self, row: int) -> None:
-        """Empty a row."""
-        self._cache.free(row)
 
     def _masks(
         self,

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from ..ledger import LedgerStep
-from ..levels.token_level import TokenLevel
+from ..levels.level import TokenLevel
 from ..models.model_pair import ModelPair
 from ..rules.anchored import Anchored
 from ..settings import SamplingConfig

@@ -1,97 +1,81 @@
-"""What the models of a pair are compared symbol by symbol in: tokens, or bytes."""
+"""What the models of a pair are compared symbol by symbol in; the tokens of one tokenizer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
-from ..models.stream import Stream
+from ..models.row_stream import RowStream
+from ..models.stream import BatchStream, LoneStream, Stream
 from ..rules.prefix_debt import PromptRatios
 from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..warpers import Warpers
-from .text import TextStream
+from .text import TextStream, TokenText
 
 
-class Level(Protocol):
+class Level(ABC):
     """A pair at one level: its symbols, how text becomes symbols, and streams that predict them.
 
     Batches, rules, scores and ledgers deal in symbols alone; where they say token, they mean one.
     """
 
-    @property
-    def pair(self) -> ModelPair: ...
+    pair: ModelPair
+    prompt_ratios: PromptRatios | None
+    """Ratios of all prompts that are decoded, where they are known before."""
+    name: LevelName
+    vocab_size: int
+    """Number of symbols."""
+    stop_token_ids: list[int]
+    """Symbols that end a text, ascending."""
+    special_token_ids: Sequence[int] = ()
+    """Symbols of a prompt that owe no prefix debt."""
+    symbols_per_token: int
+    """Scales the default horizon, and brings prefix debts to the nats of a token."""
+    context_length: int | None = None
+    """Most symbols of a text; None where the models have no limit or do not count symbols."""
 
-    @property
-    def prompt_ratios(self) -> PromptRatios | None:
-        """Ratios of all prompts that are decoded, where they are known before."""
-        ...
-
-    @property
-    def name(self) -> LevelName: ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of symbols."""
-        ...
-
-    @property
-    def stop_token_ids(self) -> list[int]:
-        """Symbols that end a text, ascending."""
-        ...
-
-    @property
-    def special_token_ids(self) -> Sequence[int]:
-        """Symbols of a prompt that owe no prefix debt."""
-        ...
-
-    @property
-    def symbols_per_token(self) -> int:
-        """Scales the default horizon, and brings prefix debts to the nats of a token."""
-        ...
-
-    @property
-    def context_length(self) -> int | None:
-        """Most symbols of a text; None where the models have no limit or do not count symbols."""
-        ...
-
+    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Plain JSON values: with the pair, they make the same level again."""
-        ...
 
     def ratio_settings(self) -> dict[str, Any]:
         """Those of the settings that decide the ratios of prompts."""
-        ...
+        return self.settings()
 
+    @abstractmethod
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Symbols of a prompt, its text or the symbols themselves; ValueError for bad ones."""
-        ...
 
+    @abstractmethod
     def encode_continuation(self, text: str | list[int]) -> list[int]:
         """Symbols of a text that follows a prompt; ValueError for bad ones."""
-        ...
 
+    @abstractmethod
     def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
         """Most symbols of a continuation."""
-        ...
 
+    @abstractmethod
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
         """Why a prompt and its continuation do not fit into the models, "" if they do."""
-        ...
 
+    @abstractmethod
     def warpers(self, sampling: SamplingConfig) -> Warpers:
         """What is left to be warped in the logits that the streams return."""
-        ...
 
+    @abstractmethod
     def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream: ...
 
     def rows_can_join(self, max_length: int) -> bool:
         """Whether rows of up to `max_length` symbols can join a batch that is being decoded."""
-        ...
+        return True
 
     def rows_can_share(self, max_length: int) -> bool:
         """Whether several rows of up to `max_length` symbols can be decoded at once."""
-        ...
+        return True
 
+    @abstractmethod
     def open_streams(
         self,
         num_rows: int,
@@ -105,13 +89,140 @@ class Level(Protocol):
 
         scores_prompts: whether reading gives log-probabilities of the prompts' own symbols.
         """
-        ...
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         """Which model has too few positions for the text of a row, "" while both have enough."""
-        ...
+        return ""
 
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         """By "safe" and "risky": what a row has cost, `num_forwards` among it; {} where each
         symbol is a forward."""
-        ...
+        return {}
+
+
+class TokenLevel(Level):
+    """Symbols are the tokens that both models share."""
+
+    name: LevelName = "token"
+    symbols_per_token = 1
+
+    def __init__(self, pair: ModelPair, prompt_ratios: PromptRatios | None = None) -> None:
+        """prompt_ratios: those of all prompts, where they are known before.
+
+        Raises ValueError for a pair whose tokenizers make different tokens of plain text.
+        """
+        if not pair.shares_tokens:
+            sizes = " and ".join(str(len(tokenizer)) for tokenizer in pair.tokenizers.values())
+            raise ValueError(
+                f"the models have different tokenizers ({sizes} tokens): {pair.shared.difference}; "
+                'such a pair needs level="byte"'
+            )
+        self.pair, self.prompt_ratios = pair, prompt_ratios
+        self.vocab_size, self.stop_token_ids = pair.vocab_size, pair.stop_token_ids
+        special = {t for tokenizer in pair.tokenizers.values() for t in tokenizer.all_special_ids}
+        self.special_token_ids = sorted(special)
+        self.context_length = pair.context_length
+
+    def settings(self) -> dict[str, Any]:
+        """What is left out of a model's own tokens; {} where both tokenizers have the same."""
+        shared = self.pair.shared
+        if shared.is_whole:
+            return {}
+        return {"vocab_size": shared.vocab_size, "banned_token_ids": list(shared.banned_token_ids)}
+
+    def encode(self, prompt: str | list[int]) -> list[int]:
+        return self.pair.encode(prompt)
+
+    def encode_continuation(self, text: str | list[int]) -> list[int]:
+        return self.pair.encode_continuation(text)
+
+    def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
+        if max_new_bytes is not None:
+            raise ValueError('max_new_bytes needs level="byte": this pair decodes tokens')
+        return max_new_tokens
+
+    def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
+        limit = self.context_length
+        if limit is None or len(prompt) + max_new_symbols <= limit:
+            return ""
+        return (
+            f"the prompt has {len(prompt)} tokens; with {max_new_symbols} new ones it exceeds "
+            f"the pair's context of {limit}"
+        )
+
+    def warpers(self, sampling: SamplingConfig) -> Warpers:
+        return Warpers(sampling, self.stop_token_ids, self.pair.shared.banned_token_ids)
+
+    def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
+        return TextStream(TokenText(self.pair.tokenizer), stop)
+
+    def rows_can_join(self, max_length: int) -> bool:
+        return all(_attention(self.pair, name, max_length) for name in self.pair.models)
+
+    def rows_can_share(self, max_length: int) -> bool:
+        return not any(_is_alone(self.pair, name, max_length) for name in self.pair.models)
+
+    def open_streams(
+        self,
+        num_rows: int,
+        max_length: int,
+        sampling: SamplingConfig,
+        *,
+        scores_prompts: bool,
+        readings: Mapping[StreamName, Reading] = BOTH,
+    ) -> dict[str, Stream]:
+        """Streams of raw logits: `warpers` does what `sampling` asks for."""
+        return open_streams(
+            self.pair, num_rows, max_length, scores_prompts=scores_prompts, readings=readings
+        )
+
+
+def open_streams(
+    pair: ModelPair,
+    num_rows: int,
+    max_length: int,
+    *,
+    scores_prompts: bool,
+    readings: Mapping[StreamName, Reading] = BOTH,
+) -> dict[str, Stream]:
+    """By name: memories of `num_rows` rows of up to `max_length` tokens.
+
+    scores_prompts: whether reading gives log-probabilities of the prompts' own tokens. Raises
+    ValueError for several rows of a model that decodes such texts one at a time.
+    """
+    return {
+        name: _open_stream(pair, own.model, num_rows, max_length, scores_prompts=scores_prompts)
+        for name, own in readings.items()
+    }
+
+
+def _open_stream(
+    pair: ModelPair, name: str, num_rows: int, max_length: int, *, scores_prompts: bool
+) -> Stream:
+    model, attention = pair.models[name], _attention(pair, name, max_length)
+    if _is_alone(pair, name, max_length):
+        if num_rows > 1:
+            raise ValueError(
+                f"the {name} model decodes texts of {max_length} tokens one at a time, "
+                f"got {num_rows} rows"
+            )
+        return LoneStream(model, pair.vocab_size, scores_prompts=scores_prompts)
+    if attention is None:
+        return BatchStream(model, num_rows, pair.vocab_size, scores_prompts=scores_prompts)
+    return RowStream(
+        model,
+        attention,
+        num_rows=num_rows,
+        max_length=max_length,
+        output=pair.output_layers[name],
+        scores_prompts=scores_prompts,
+    )
+
+
+def _attention(pair: ModelPair, name: str, max_length: int) -> RowAttention | None:
+    attention = pair.row_attention[name]
+    return attention if attention is not None and attention.covers(max_length) else None
+
+
+def _is_alone(pair: ModelPair, name: str, max_length: int) -> bool:
+    return pair.decodes_alone[name] and _attention(pair, name, max_length) is None

@@ -1,6 +1,6 @@
-"""Teacher forcing under a rule: given continuations walked step by step with their budgets."""
+"""Given texts under a rule: read by both models in blocks, and a ledger's own step by step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,117 +10,183 @@ from torch import Tensor
 from ...kernels.uniforms import uniforms
 from ..byte.byte_level import ByteLevel
 from ..byte.settings import ByteSettings
-from ..engine.prompts import PromptReading, prefaced_prompt, read_prompts
+from ..engine.prompts import PromptReading, asks_for_ratios, prefaced_prompt, read_prompts
 from ..engine.request import recorded_key
 from ..ledger import Ledger, LedgerHeader, field_error
-from ..levels.level import Level
-from ..levels.token_level import TokenLevel
+from ..levels.level import Level, TokenLevel
 from ..models.model_pair import ModelPair
-from ..models.stream import Stream, feed_in_chunks
+from ..models.stream import Stream, chunks
 from ..rules.budget import Budget
-from ..rules.rule import BOTH, NextToken, PastRows, Rule, StepInputs
+from ..rules.registry import make_rule
+from ..rules.rule import BOTH, NextToken, Past, PastRows, StepInputs
 from ..settings import SamplingConfig
-from ..warpers import Warpers
+
+# B continuations, C columns and N positions of one block, V symbols.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenBlock:
+    """Some columns of the continuations: the tokens given there, and what the models say."""
+
+    positions: list[range]
+    """By continuation: its positions in this block, in order."""
+    token_ids: Tensor
+    """(N,) int64."""
+    logits: dict[str, Tensor]
+    """By stream (N, V), raw, before each token."""
+    seen: Tensor
+    """(N, V) bool: tokens of the prompt and of the continuation before."""
+    past: Past | None
+    """Of N rows, the continuations before; where asked for."""
+
+
+def given_blocks(
+    streams: Mapping[str, Stream],
+    reading: PromptReading,
+    continuations: Sequence[Sequence[int]],
+    *,
+    looks_back: bool,
+) -> Iterator[GivenBlock]:
+    """Continuations of prompts that the streams have just read, some columns at a time.
+
+    looks_back: with the past of every position.
+    """
+    lengths = [len(tokens) for tokens in continuations]
+    token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    for row, tokens in zip(token_ids, continuations, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+    is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    seen = reading.seen
+    past_rows = PastRows(len(lengths), streams)
+    for columns in chunks(seen.shape[1], *token_ids.shape):
+        here = is_given[:, columns]
+        before = _seen_before(seen, token_ids[:, columns].to(seen.device))
+        logits = {
+            name: _logits(stream, reading.logits[name], columns, token_ids, is_given)
+            for name, stream in streams.items()
+        }
+        logits = {name: own[here.to(own.device)].to(seen.device) for name, own in logits.items()}
+        ends = here.sum(1).cumsum(0).tolist()
+        past = _past(past_rows, continuations, columns, logits) if looks_back else None
+        yield GivenBlock(
+            positions=[range(*span) for span in zip([0, *ends], ends, strict=False)],
+            token_ids=token_ids[:, columns][here].to(seen.device),
+            logits=logits,
+            seen=before[:, :-1][here.to(seen.device)],
+            past=past,
+        )
+        seen = before[:, -1]
+
+
+def _past(
+    rows: PastRows,
+    continuations: Sequence[Sequence[int]],
+    columns: slice,
+    logits: Mapping[str, Tensor],
+) -> Past:
+    """Of the positions of a block, whose tokens the rows hold then."""
+    found, place = [], 0
+    for row, tokens in enumerate(continuations):
+        for token_id in tokens[columns]:
+            found.append(rows.of([row]))
+            own = {name: of_all[place : place + 1] for name, of_all in logits.items()}
+            rows.append([row], own, [token_id])
+            place += 1
+    names = found[0].log_probs
+    return Past(
+        texts=[text for past in found for text in past.texts],
+        log_probs={name: torch.cat([past.log_probs[name] for past in found]) for name in names},
+    )
+
+
+def _logits(
+    stream: Stream, first: Tensor, columns: slice, token_ids: Tensor, is_given: Tensor
+) -> Tensor:
+    """(B, C, V) before each token of these columns; `first` (B, V) before those of column 0."""
+    fed = slice(max(columns.start - 1, 0), columns.stop - 1)
+    parts = [first[:, None]] if columns.start == 0 else []
+    if fed.start < fed.stop:
+        # A token that none follows is not fed, nor is padding: the next column says which.
+        mask = is_given[:, fed.start + 1 : fed.stop + 1].long()
+        parts.append(stream.feed(token_ids[:, fed], mask))
+    return torch.cat(parts, dim=1)
+
+
+def _seen_before(seen: Tensor, token_ids: Tensor) -> Tensor:
+    """(B, C + 1, V) bool before each token (B, C), and behind the last; seen: (B, V) at first."""
+    before = [seen]
+    for tokens in token_ids.T:
+        before.append(before[-1].scatter(1, tokens[:, None], True))
+    return torch.stack(before, dim=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedStep:
-    """p* of one step over the batch, beside the tokens that were forced."""
+    """p* of one recorded step, whose token is given."""
 
     step: int
     inputs: StepInputs
     drawn: NextToken
-    token_ids: Tensor
-    """(batch,) int64; token 0 in rows whose continuation has ended."""
-    rows: list[int]
-    """Rows that still have a token at this step."""
+    seen: Tensor
+    """(1, V) bool: symbols before this step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """Continuations of prompts that both streams have just read; a reading serves one replay."""
+    """A ledger whose prompt both models have just read, to be walked once."""
 
-    rule: Rule
-    warpers: Warpers
-    streams: Mapping[str, Stream]
-    reading: PromptReading
-    continuations: list[list[int]]
-    uniforms: Tensor | None = None
-    """(batch, steps, 3) float64 to draw tokens beside the forced ones; None draws nothing."""
+    def __init__(self, ledger: Ledger, pair: ModelPair, *, scores_prompt: bool = False) -> None:
+        """scores_prompt: with the prompt's ratios though neither rule nor ledger asks for them.
+
+        Raises ValueError for a level, a rule, a sampler or a stream that the header cannot have.
+        """
+        header = ledger.header
+        self.ledger, self.sampling = ledger, SamplingConfig.of(header.sampling)
+        self.level = recorded_level(pair, header.level, header.level_settings)
+        self.rule = make_rule(header.rule, header.rule_settings).for_symbols(self.level)
+        prompt = header.prompt_token_ids
+        prefaced = prefaced_prompt(self.level, self.rule, prompt, header.passage)
+        self._streams = self.level.open_streams(
+            1,
+            max(map(len, [prompt, *prefaced.values()])) + len(ledger.steps),
+            self.sampling,
+            scores_prompts=scores_prompt
+            or header.prompt_ratios is not None
+            or asks_for_ratios(self.level, self.rule),
+            readings={**BOTH, **self.rule.streams},
+        )
+        self.reading = read_prompts(self.level, self._streams, [prompt], [0], [prefaced])
 
     @torch.inference_mode()
-    def steps(self, allowances: Callable[[int], list[float]]) -> Iterator[ForcedStep]:
-        """p* at every step; `allowances(step)` is asked for each row's budget in nats, in order."""
-        token_ids, mask = _right_padded(self.continuations)
-        if not mask.numel():
-            return
-        seen = self.reading.seen
-        token_ids = token_ids.to(seen.device)
-        past = PastRows(len(token_ids), self.rule.streams)
-        every = range(len(token_ids))
-        for step, logits in enumerate(self._logits(token_ids, mask)):
-            inputs = StepInputs(
-                logits={name: own.to(seen.device) for name, own in logits.items()},
-                warp=self.warpers.after(seen),
-                budget=torch.tensor(allowances(step), dtype=torch.float64, device=seen.device),
-                uniform=None if self.uniforms is None else self.uniforms[:, step],
-                past=past.of(every) if self.rule.looks_back else None,
-            )
-            rows = [row for row, tokens in enumerate(self.continuations) if step < len(tokens)]
-            drawn = self.rule.next_token(inputs)
-            yield ForcedStep(step, inputs, drawn, token_ids[:, step], rows)
-            seen.scatter_(1, token_ids[:, step : step + 1], True)
-            if self.rule.looks_back:
-                past.append(every, inputs.logits, token_ids[:, step].tolist())
+    def steps(self) -> Iterator[ForcedStep]:
+        """p* at every step under the budget that the ledger records for it."""
+        uniform, warpers = self._uniforms(), self.level.warpers(self.sampling)
+        number = 0
+        for block in given_blocks(
+            self._streams,
+            self.reading,
+            [self.ledger.token_ids],
+            looks_back=self.rule.looks_back,
+        ):
+            for row in range(len(block.token_ids)):
+                seen = block.seen[row : row + 1]
+                budget = [self.ledger.steps[number].budget]
+                inputs = StepInputs(
+                    logits={name: own[row : row + 1] for name, own in block.logits.items()},
+                    warp=warpers.after(seen),
+                    budget=torch.tensor(budget, dtype=torch.float64, device=seen.device),
+                    uniform=None if uniform is None else uniform[:, number],
+                    past=None if block.past is None else block.past.of([row]),
+                )
+                yield ForcedStep(number, inputs, self.rule.next_token(inputs), seen)
+                number += 1
 
-    def recorded_steps(self, ledger: Ledger) -> Iterator[ForcedStep]:
-        """The same under the budgets that the only continuation's ledger records."""
-        return self.steps(lambda step: [ledger.steps[step].budget])
-
-    def _logits(self, token_ids: Tensor, mask: Tensor) -> Iterator[dict[str, Tensor]]:
-        """By stream, logits (batch, vocab_size) before each token; the last one is never fed."""
-        yield self.reading.logits
-        fed = {
-            name: feed_in_chunks(stream, token_ids[:, :-1], mask[:, :-1])
-            for name, stream in self.streams.items()
-        }
-        for logits in zip(*fed.values(), strict=True):
-            yield dict(zip(fed, logits, strict=True))
-
-
-def _right_padded(continuations: list[list[int]]) -> tuple[Tensor, Tensor]:
-    width = max(len(tokens) for tokens in continuations)
-    token_ids = torch.zeros(len(continuations), width, dtype=torch.long)
-    mask = torch.zeros_like(token_ids)
-    for row, tokens in enumerate(continuations):
-        token_ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
-        mask[row, : len(tokens)] = 1
-    return token_ids, mask
-
-
-def open_replay(ledger: Ledger, level: Level, rule: Rule, *, scores_prompt: bool) -> Replay:
-    """A replay of one continuation, its prompt read; scores_prompt: with the prompt's ratios.
-
-    Raises ValueError for a sampler or a stream that the header cannot have, see `recorded_key`.
-    """
-    header = ledger.header
-    sampling = SamplingConfig.of(header.sampling)
-    prompt = header.prompt_token_ids
-    prefaced = prefaced_prompt(level, rule, prompt, header.passage)
-    num_tokens = max(map(len, [prompt, *prefaced.values()])) + len(ledger.steps)
-    readings = {**BOTH, **rule.streams}
-    streams = level.open_streams(
-        1, num_tokens, sampling, scores_prompts=scores_prompt, readings=readings
-    )
-    reading = read_prompts(level, streams, [prompt], [0], [prefaced])
-    return Replay(
-        rule=rule.for_symbols(level),
-        warpers=level.warpers(sampling),
-        streams=streams,
-        reading=reading,
-        continuations=[ledger.token_ids],
-        uniforms=_uniforms(ledger, sampling, reading.seen.device),
-    )
+    def _uniforms(self) -> Tensor | None:
+        """(1, steps, 3) float64 to draw tokens beside the recorded ones; None draws nothing."""
+        if self.sampling.is_greedy:
+            return None
+        steps = torch.arange(len(self.ledger.steps))[None]
+        key = torch.tensor([recorded_key(self.ledger.header)])
+        return uniforms(key, steps).to(self.reading.seen.device)
 
 
 def recorded_budget(header: LedgerHeader) -> Budget:
@@ -132,13 +198,6 @@ def recorded_budget(header: LedgerHeader) -> Budget:
         debt=header.debt,
         schedule=header.rule_settings.get("budget", "adaptive"),
     )
-
-
-def _uniforms(ledger: Ledger, sampling: SamplingConfig, device: torch.device) -> Tensor | None:
-    if sampling.is_greedy:
-        return None
-    steps = torch.arange(len(ledger.steps))[None]
-    return uniforms(torch.tensor([recorded_key(ledger.header)]), steps).to(device)
 
 
 def recorded_level(pair: ModelPair, name: str, settings: dict[str, Any]) -> Level:

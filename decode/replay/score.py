@@ -9,118 +9,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from ..engine.prompts import PromptReading, asks_for_ratios, read_prompts
-from ..engine.request import Request, budget_without_debt, request_budget
+from ..engine.prompts import asks_for_ratios, read_prompts
+from ..engine.request import Request, request_budget
 from ..levels.level import Level
-from ..models.stream import Stream, chunks
 from ..rules.budget import Budget
-from ..rules.rule import Past, PastRows, Rule, StepInputs
+from ..rules.rule import Rule, StepInputs
 from ..settings import SamplingConfig
 from ..warpers import Warpers
-
-# B continuations, C columns and N positions of one block, V symbols.
+from .replay import GivenBlock, given_blocks
 
 NEAR_NATS = 1e-9
 """Where more than this is left of an allowance, p* needed no bound; spends are rounded up by less
 (`spend.SPEND_QUANTUM`). Nearer to it the rule itself decides."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GivenBlock:
-    """Some columns of the continuations: the tokens given there, and what the models say."""
-
-    positions: list[range]
-    """By continuation: its positions in this block, in order."""
-    token_ids: Tensor
-    """(N,) int64."""
-    logits: dict[str, Tensor]
-    """By stream (N, V), raw, before each token."""
-    seen: Tensor
-    """(N, V) bool: tokens of the prompt and of the continuation before."""
-    past: Past | None
-    """Of N rows, the continuations before; where asked for."""
-
-
-def given_blocks(
-    streams: Mapping[str, Stream],
-    reading: PromptReading,
-    continuations: Sequence[Sequence[int]],
-    *,
-    looks_back: bool = False,
-) -> Iterator[GivenBlock]:
-    """Continuations of prompts that the streams have just read, some columns at a time.
-
-    looks_back: with the past of every position.
-    """
-    lengths = [len(tokens) for tokens in continuations]
-    token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    for row, tokens in zip(token_ids, continuations, strict=True):
-        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-    is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    seen = reading.seen
-    past_rows = PastRows(len(lengths), streams)
-    for columns in chunks(seen.shape[1], *token_ids.shape):
-        here = is_given[:, columns]
-        before = _seen_before(seen, token_ids[:, columns].to(seen.device))
-        logits = {
-            name: _logits(stream, reading.logits[name], columns, token_ids, is_given)
-            for name, stream in streams.items()
-        }
-        logits = {name: own[here.to(own.device)].to(seen.device) for name, own in logits.items()}
-        ends = here.sum(1).cumsum(0).tolist()
-        past = _past(past_rows, continuations, columns, logits) if looks_back else None
-        yield GivenBlock(
-            positions=[range(*span) for span in zip([0, *ends], ends, strict=False)],
-            token_ids=token_ids[:, columns][here].to(seen.device),
-            logits=logits,
-            seen=before[:, :-1][here.to(seen.device)],
-            past=past,
-        )
-        seen = before[:, -1]
-
-
-def _past(
-    rows: PastRows,
-    continuations: Sequence[Sequence[int]],
-    columns: slice,
-    logits: Mapping[str, Tensor],
-) -> Past:
-    """Of the positions of a block, whose tokens the rows hold then."""
-    found, place = [], 0
-    for row, tokens in enumerate(continuations):
-        for token_id in tokens[columns]:
-            found.append(rows.of([row]))
-            own = {name: of_all[place : place + 1] for name, of_all in logits.items()}
-            rows.append([row], own, [token_id])
-            place += 1
-    names = found[0].log_probs
-    return Past(
-        texts=[text for past in found for text in past.texts],
-        log_probs={name: torch.cat([past.log_probs[name] for past in found]) for name in names},
-    )
-
-
-def _logits(
-    stream: Stream, first: Tensor, columns: slice, token_ids: Tensor, is_given: Tensor
-) -> Tensor:
-    """(B, C, V) before each token of these columns; `first` (B, V) before those of column 0."""
-    fed = slice(max(columns.start - 1, 0), columns.stop - 1)
-    parts = [first[:, None]] if columns.start == 0 else []
-    if fed.start < fed.stop:
-        # A token that none follows is not fed, nor is padding: the next column says which.
-        mask = is_given[:, fed.start + 1 : fed.stop + 1].long()
-        parts.append(stream.feed(token_ids[:, fed], mask))
-    return torch.cat(parts, dim=1)
-
-
-def _seen_before(seen: Tensor, token_ids: Tensor) -> Tensor:
-    """(B, C + 1, V) bool before each token (B, C), and behind the last; seen: (B, V) at first."""
-    before = [seen]
-    for tokens in token_ids.T:
-        before.append(before[-1].scatter(1, tokens[:, None], True))
-    return torch.stack(before, dim=1)
 
 
 class Judged(NamedTuple):
@@ -208,6 +109,19 @@ class Score:
     """Every token is the most likely one under p*."""
     error: str = ""
 
+    @classmethod
+    def of(cls, budget: Budget, tokens: list[int], error: str = "") -> Score:
+        """That of no token yet."""
+        return cls(
+            k=budget.per_step,
+            K=budget.total,
+            horizon=budget.horizon,
+            bound=budget.bound,
+            debt=budget.debt,
+            token_ids=tokens,
+            error=error,
+        )
+
     @property
     def log_prob(self) -> float:
         """Sum of the token log-probabilities; NaN where scoring failed."""
@@ -256,9 +170,10 @@ def score_batch(
         for request, ratios in zip(requests, reading.ratios, strict=True)
     ]
     merged = [[warpers.end_merged(token) for token in tokens] for tokens in continuations]
-    scores = [_empty_score(budget, tokens) for budget, tokens in zip(budgets, merged, strict=True)]
-    for score, error in zip(scores, reading.errors, strict=True):
-        score.error = error
+    scores = [
+        Score.of(budget, tokens, error)
+        for budget, tokens, error in zip(budgets, merged, reading.errors, strict=True)
+    ]
     accounts = [_Account(score, budget) for score, budget in zip(scores, budgets, strict=True)]
     for block in given_blocks(streams, reading, merged, looks_back=rule.looks_back):
         for account, positions in zip(accounts, block.positions, strict=True):
@@ -311,21 +226,3 @@ def _bank(judged: Judgement, accounts: Sequence[_Account]) -> None:
         for account in accounts:
             account.bank(judged)
         judged.judge(dict(x for account in accounts for x in account.expected(judged)))
-
-
-def refused_score(request: Request, rule: Rule, tokens: list[int], error: str) -> Score:
-    """The score of a request that was never read."""
-    score = _empty_score(budget_without_debt(request, rule), tokens)
-    score.error = error
-    return score
-
-
-def _empty_score(budget: Budget, tokens: list[int]) -> Score:
-    return Score(
-        k=budget.per_step,
-        K=budget.total,
-        horizon=budget.horizon,
-        bound=budget.bound,
-        debt=budget.debt,
-        token_ids=tokens,
-    )

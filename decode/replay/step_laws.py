@@ -12,12 +12,7 @@ from . import oracle
 
 # V symbols. A deviation is a standard deviation.
 
-LOGIT_DEVIATION = {
-    torch.float64: 1.5,
-    torch.float32: 8.0,
-    torch.float16: 1.0,
-    torch.bfloat16: 1.0,
-}
+LOGIT_DEVIATION = {torch.float64: 1.5, torch.float32: 8.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 """Of a logit between two batch shapes, in units of the dtype's epsilon times the largest logit.
 
 Measured on the CPU: 16 prompts of mixed lengths decoded together and replayed alone, tiny Llamas of
@@ -47,8 +42,6 @@ def logit_deviation(logits: Tensor, dtype: torch.dtype) -> float:
     largest = carrying.abs().max().item()
     return ARITHMETIC + LOGIT_DEVIATION[dtype] * torch.finfo(dtype).eps * largest
 
-
-# V symbols.
 
 Kind = Literal["kl", "max", "replayed", "alone"]
 """What p* is: a tilted law, a clipped law, whatever the rule gives, or that without a safe model
@@ -97,35 +90,29 @@ def step_laws(kind: Kind, logits: Logits, step: LedgerStep, replayed: Tensor) ->
     """
     safe, risky = oracle.law_of(logits.safe), oracle.law_of(logits.risky)
     if kind == "replayed":
-        return _replayed(logits, safe, replayed.double())
+        either = logits.safe_deviation + logits.risky_deviation
+        deviations = 0.0, logits.risky_deviation
+        return _smooth(logits, safe, replayed.double(), deviations, either, either)
     if kind == "alone":
         return _alone(logits, replayed.double())
     if step.spend == 0.0 and step.weight == 0.0:
-        return _safe_only(logits, safe)
+        deviations = logits.safe_deviation, 0.0
+        return _smooth(logits, safe, safe, deviations, logits.safe_deviation, ARITHMETIC)
     if kind == "max":
         return _clipped(logits, safe, risky, step.spend)
     return _tilted(logits, safe, risky, step.weight)
 
 
-def _safe_only(logits: Logits, safe: Tensor) -> StepLaws:
-    return StepLaws(
-        safe=safe,
-        star=safe,
-        divergence=0.0,
-        divergence_deviation=ARITHMETIC,
-        spend_deviation=ARITHMETIC,
-        safe_deviation=logits.safe_deviation,
-        star_deviation=torch.full_like(safe, logits.safe_deviation),
-        star_deviations=(logits.safe_deviation, 0.0),
-        ratio_deviation=torch.full_like(safe, ARITHMETIC),
-    )
-
-
-def _tilted(logits: Logits, safe: Tensor, risky: Tensor, weight: float) -> StepLaws:
-    star = oracle.tilted(safe, risky, weight)
-    deviations = (1.0 - weight) * logits.safe_deviation, weight * logits.risky_deviation
-    deviation = kl_deviation(star, safe, deviations, logits.safe_deviation)
-    apart = math.hypot(logits.safe_deviation, logits.risky_deviation)
+def _smooth(
+    logits: Logits,
+    safe: Tensor,
+    star: Tensor,
+    star_deviations: tuple[float, float],
+    star_deviation: float,
+    ratio_deviation: float,
+) -> StepLaws:
+    """Of a p* whose divergence is a KL; the same deviation for all symbols."""
+    deviation = kl_deviation(star, safe, star_deviations, logits.safe_deviation)
     return StepLaws(
         safe=safe,
         star=star,
@@ -133,10 +120,19 @@ def _tilted(logits: Logits, safe: Tensor, risky: Tensor, weight: float) -> StepL
         divergence_deviation=deviation,
         spend_deviation=deviation,
         safe_deviation=logits.safe_deviation,
-        star_deviation=torch.full_like(safe, math.hypot(*deviations)),
-        star_deviations=deviations,
-        ratio_deviation=torch.full_like(safe, ARITHMETIC + weight * apart),
+        star_deviation=torch.full_like(safe, star_deviation),
+        star_deviations=star_deviations,
+        ratio_deviation=torch.full_like(safe, ratio_deviation),
     )
+
+
+def _tilted(logits: Logits, safe: Tensor, risky: Tensor, weight: float) -> StepLaws:
+    star = oracle.tilted(safe, risky, weight)
+    deviations = (1.0 - weight) * logits.safe_deviation, weight * logits.risky_deviation
+    ratio_deviation = ARITHMETIC + weight * math.hypot(
+        logits.safe_deviation, logits.risky_deviation
+    )
+    return _smooth(logits, safe, star, deviations, math.hypot(*deviations), ratio_deviation)
 
 
 def kl_deviation(
@@ -182,22 +178,6 @@ def _clipped(logits: Logits, safe: Tensor, risky: Tensor, nats: float) -> StepLa
         star_deviations=(logits.safe_deviation, logits.risky_deviation),
         ratio_deviation=star_deviation,
         log_scales=(lowest, highest),
-    )
-
-
-def _replayed(logits: Logits, safe: Tensor, star: Tensor) -> StepLaws:
-    either = logits.safe_deviation + logits.risky_deviation
-    deviation = kl_deviation(star, safe, (0.0, logits.risky_deviation), logits.safe_deviation)
-    return StepLaws(
-        safe=safe,
-        star=star,
-        divergence=oracle.kl(star, safe),
-        divergence_deviation=deviation,
-        spend_deviation=deviation,
-        safe_deviation=logits.safe_deviation,
-        star_deviation=torch.full_like(safe, either),
-        star_deviations=(0.0, logits.risky_deviation),
-        ratio_deviation=torch.full_like(safe, either),
     )
 
 

@@ -1,19 +1,20 @@
 """One recorded step against a replay: its figures by the oracle, its token by its uniforms."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from ..ledger import LedgerStep
-from ..levels.level import Level
 from ..rules.rule import NextToken, Rule
 from ..settings import SamplingConfig
 from . import oracle
 from .draw_deviation import Draw
-from .replay import ForcedStep
+from .replay import ForcedStep, Replay
 from .step_laws import (
     ARITHMETIC,
     NUM_DEVIATIONS,
@@ -24,7 +25,8 @@ from .step_laws import (
     logit_deviation,
     step_laws,
 )
-from .step_supports import SupportEdge, Supports, flipped_supports
+
+# V symbols.
 
 SOLVER_FRACTION = 1e-5
 SOLVER_NATS = 1e-7
@@ -111,31 +113,23 @@ def difference(left: float, right: float) -> float:
 def _figures(
     laws: StepLaws, logits: Logits, drawn: NextToken, recorded: LedgerStep
 ) -> list[Figure]:
-    token_id, weight, spend = recorded.token_id, recorded.weight, recorded.spend
-    slack = solver_slack(spend)
+    token_id, spend, slack = recorded.token_id, recorded.spend, solver_slack(recorded.spend)
     by_rule = difference(drawn.spend[0].item(), spend)
-    by_rule_nats = NUM_DEVIATIONS * laws.spend_deviation + slack
-    if by_rule > by_rule_nats and _is_at_floor(laws, logits, recorded.budget):
+    is_off = by_rule > NUM_DEVIATIONS * laws.spend_deviation + slack
+    if is_off and _is_at_floor(laws, logits, recorded.budget):
         by_rule = 0.0
-    star, star_deviation = laws.star[token_id].item(), laws.star_deviation[token_id].item()
-    return [
-        Figure(
-            "spend",
-            difference(laws.divergence, spend),
-            NUM_DEVIATIONS * laws.divergence_deviation + slack,
-        ),
-        Figure("spend by the rule", by_rule, by_rule_nats),
-        Figure("weight", _weight_error(laws, weight), 0.0),
-        Figure("log_prob", difference(star, recorded.log_prob), NUM_DEVIATIONS * star_deviation),
-        Figure("safe_log_prob", _safe_error(laws, recorded), NUM_DEVIATIONS * laws.safe_deviation),
+    star, safe = laws.star[token_id].item(), laws.safe[token_id].item()
+    # Nothing is recorded where the rule did not read the safe model.
+    recorded_safe = safe if recorded.safe_log_prob is None else recorded.safe_log_prob
+    star_deviation = laws.star_deviation[token_id].item()
+    compared = [
+        ("spend", difference(laws.divergence, spend), laws.divergence_deviation, slack),
+        ("spend by the rule", by_rule, laws.spend_deviation, slack),
+        ("weight", _weight_error(laws, recorded.weight), 0.0, 0.0),
+        ("log_prob", difference(star, recorded.log_prob), star_deviation, 0.0),
+        ("safe_log_prob", difference(safe, recorded_safe), laws.safe_deviation, 0.0),
     ]
-
-
-def _safe_error(laws: StepLaws, recorded: LedgerStep) -> float:
-    """0 where the rule did not read the safe model: nothing is recorded then."""
-    if recorded.safe_log_prob is None:
-        return 0.0
-    return difference(laws.safe[recorded.token_id].item(), recorded.safe_log_prob)
+    return [Figure(name, error, NUM_DEVIATIONS * d + nats) for name, error, d, nats in compared]
 
 
 def _is_at_floor(laws: StepLaws, logits: Logits, budget: float) -> bool:
@@ -171,14 +165,9 @@ def _divergences(laws: StepLaws, logits: Logits, recorded: LedgerStep) -> list[F
     }
     return [
         Figure(name, difference(found[name][0], nats), NUM_DEVIATIONS * found[name][1])
-        for name, nats in _recorded_divergences(recorded).items()
+        for name in found
+        if (nats := getattr(recorded, name)) is not None
     ]
-
-
-def _recorded_divergences(step: LedgerStep) -> dict[str, float]:
-    """Those that a step holds."""
-    figures = {"kl_risky_safe": step.kl_risky_safe, "kl_star_risky": step.kl_star_risky}
-    return {name: nats for name, nats in figures.items() if nats is not None}
 
 
 def _costs(laws: StepLaws, forced: ForcedStep, recorded: LedgerStep) -> tuple[float, float]:
@@ -216,6 +205,74 @@ def _or_inf(share: float) -> float:
     return math.inf if math.isnan(share) else share
 
 
+Warp = Callable[[SamplingConfig], Tensor]
+"""One model's logits (V,) warped by other settings."""
+
+LARGEST_MIN_P = 1.0 - 2.0**-24
+"""min_p stays below 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupportEdge:
+    """One model's warped logits at a step, and the symbols whose place in them is uncertain."""
+
+    kept: Tensor
+    """(V,) -inf where truncated."""
+    open: Tensor
+    """(V,) the same without truncation."""
+    uncertain: list[int]
+
+    @classmethod
+    def of(cls, warp: Warp, sampling: SamplingConfig, deviation: float) -> "SupportEdge":
+        """deviation: of a logit; logits apart, as the ends of a gap, move by sqrt(2) of it."""
+        kept = warp(sampling)
+        reach = NUM_DEVIATIONS * math.sqrt(2.0) * deviation
+        untruncated = warp(replace(sampling, top_k=0, top_p=1.0, min_p=0.0))
+        is_uncertain = _is_kept(warp, sampling, reach) & ~_is_kept(warp, sampling, -reach)
+        if sampling.top_k:
+            is_uncertain |= _is_at_top_k(untruncated, sampling.top_k, reach)
+        return cls(kept, untruncated, is_uncertain.nonzero()[:, 0].tolist())
+
+    def flipped(self, symbol: int) -> "SupportEdge":
+        """With a kept symbol dropped, or a dropped one kept."""
+        kept = self.kept.clone()
+        kept[symbol] = -math.inf if kept[symbol] > -math.inf else self.open[symbol]
+        return replace(self, kept=kept)
+
+
+Supports = Mapping[str, SupportEdge]
+"""By "safe" and "risky"."""
+
+
+def flipped_supports(supports: Supports) -> Iterator[Supports]:
+    """Each uncertain symbol flipped in one model, or in both."""
+    symbols = sorted(set(chain(*(edge.uncertain for edge in supports.values()))))
+    for symbol in symbols:
+        names = [name for name, edge in supports.items() if symbol in edge.uncertain]
+        for chosen in [[name] for name in names] + ([names] if len(names) > 1 else []):
+            yield {**supports, **{name: supports[name].flipped(symbol) for name in chosen}}
+
+
+def _is_kept(warp: Warp, sampling: SamplingConfig, reach: float) -> Tensor:
+    """(V,) bool under settings that are looser by `reach` nats, or tighter where it is negative.
+
+    Top-p drops a tail of mass 1 - top_p, which moves like a logit; so does min_p of the largest.
+    """
+    min_p = min(sampling.min_p * math.exp(-reach), LARGEST_MIN_P)
+    tail = min((1.0 - sampling.top_p) * math.exp(-reach), LARGEST_MIN_P)
+    return warp(replace(sampling, top_p=1.0 - tail, min_p=min_p)) > -math.inf
+
+
+def _is_at_top_k(logits: Tensor, top_k: int, reach: float) -> Tensor:
+    """(V,) bool: within reach of the first symbol on the other side."""
+    if top_k >= len(logits):
+        return torch.zeros_like(logits, dtype=torch.bool)
+    ordered = logits.sort(descending=True).values
+    last, first_dropped = ordered[top_k - 1], ordered[top_k]
+    gap = torch.where(logits >= last, logits - first_dropped, last - logits)
+    return gap <= reach
+
+
 MOST_FLIPS = 3
 """Symbols of one step that may stand on another side of a truncation's edge than in the replay."""
 
@@ -224,27 +281,29 @@ FLIP_COST = 1.0
 100 needs one, measured with top_k 20, top_p 0.9 and min_p 0.05 in half precision."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class StepReplay:
-    """One step of a ledger, what the replay gives for it, and what warps its logits."""
+    """One step of a ledger, and what the replay gives for it."""
 
-    rule: Rule
-    level: Level
-    sampling: SamplingConfig
-    seen: Tensor
-    """(1, vocab_size) bool, as in `PromptReading`: symbols before this step."""
+    replay: Replay
     forced: ForcedStep
     recorded: LedgerStep
 
     def report(self) -> StepReport:
         """By the replayed support, or by the nearest one that rounding allows and that explains
         the step better, a symbol at a time."""
-        rows = {name: self._warped(name, self.sampling) for name in self.level.pair.models}
+        sampling, names = self.replay.sampling, self.replay.level.pair.models
+        rows = {name: self._warped(name, sampling) for name in names}
         best = self._report(rows, self.forced.drawn)
         # Where raw logits are mixed before they are warped, no model's support is known.
-        if best.misfit <= 1.0 or self.rule.gain > 1.0 or not self._truncation.is_truncating:
+        if best.misfit <= 1.0 or self.replay.rule.gain > 1.0 or not self._truncation.is_truncating:
             return best
-        supports: Supports = {name: self._edge(name, row) for name, row in rows.items()}
+        supports: Supports = {
+            name: SupportEdge.of(
+                partial(self._warped, name), self._truncation, self._deviation(name, row)
+            )
+            for name, row in rows.items()
+        }
         for _ in range(MOST_FLIPS):
             found = [(self._flipped_report(other), other) for other in flipped_supports(supports)]
             report, supports = min(found, key=lambda pair: pair[0].misfit, default=(best, supports))
@@ -256,28 +315,24 @@ class StepReplay:
     @property
     def _truncation(self) -> SamplingConfig:
         """What acts on symbols; at byte level it may have acted on tokens before."""
-        return self.level.warpers(self.sampling).config
+        return self.replay.level.warpers(self.replay.sampling).config
 
     def _warped(self, name: str, sampling: SamplingConfig) -> Tensor:
         """(V,) one model's logits, on the CPU."""
         logits = self.forced.inputs.logits[name]
-        return self.level.warpers(sampling).after(self.seen)(logits)[0].cpu()
-
-    def _edge(self, name: str, row: Tensor) -> SupportEdge:
-        deviation = self._deviation(name, row)
-        return SupportEdge.of(lambda s: self._warped(name, s), self._truncation, deviation)
+        return self.replay.level.warpers(sampling).after(self.forced.seen)(logits)[0].cpu()
 
     def _deviation(self, name: str, row: Tensor) -> float:
-        return logit_deviation(row, self.level.pair.models[name].dtype)
+        return logit_deviation(row, self.replay.level.pair.models[name].dtype)
 
     def _report(self, rows: Mapping[str, Tensor], drawn: NextToken) -> StepReport:
         logits = Logits(
             safe=rows["safe"],
             risky=rows["risky"],
             safe_deviation=self._deviation("safe", rows["safe"]),
-            risky_deviation=self.rule.gain * self._deviation("risky", rows["risky"]),
+            risky_deviation=self.replay.rule.gain * self._deviation("risky", rows["risky"]),
         )
-        return step_report(_kind(self.rule), logits, drawn, self.forced, self.recorded)
+        return step_report(_kind(self.replay.rule), logits, drawn, self.forced, self.recorded)
 
     def _flipped_report(self, supports: Supports) -> StepReport:
         """With what the rule gives for logits that are warped already."""
@@ -288,7 +343,7 @@ class StepReplay:
             logits={name: row[None].to(device) for name, row in rows.items()},
             warp=lambda warped: warped,
         )
-        report = self._report(rows, self.rule.next_token(inputs))
+        report = self._report(rows, self.replay.rule.next_token(inputs))
         return replace(report, is_flipped=True, cost=report.cost + FLIP_COST)
 
 

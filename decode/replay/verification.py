@@ -5,16 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.prompts import asks_for_ratios
 from ..ledger import Ledger, LedgerError
-from ..levels.level import Level
 from ..models.model_pair import ModelPair
-from ..rules.registry import make_rule
 from ..rules.rule import Rule
-from ..settings import SamplingConfig
 from . import oracle
 from .consistency import inconsistencies
-from .replay import ForcedStep, Replay, open_replay, recorded_level
+from .replay import ForcedStep, Replay
 from .step_laws import NUM_DEVIATIONS, logit_deviation
 from .step_report import MOST_COST, StepReplay, StepReport, difference, solver_slack
 
@@ -80,24 +76,15 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     report = Verification(num_steps=len(ledger.steps), bound=bound)
     report.failures += inconsistencies(ledger, pair)
     if report.is_ok and ledger.steps:
-        _replay(ledger, pair, report)
+        replay = Replay(ledger, pair)
+        report.failures += _prompt_failures(replay)
+        if report.is_ok:
+            _check_steps(replay, report)
     return report
 
 
-def _replay(ledger: Ledger, pair: ModelPair, report: Verification) -> None:
-    """ledger: consistent, with at least one step."""
-    header = ledger.header
-    level = recorded_level(pair, header.level, header.level_settings)
-    rule = make_rule(header.rule, header.rule_settings)
-    scores_prompt = asks_for_ratios(level, rule) or header.prompt_ratios is not None
-    replay = open_replay(ledger, level, rule, scores_prompt=scores_prompt)
-    report.failures += _prompt_failures(ledger, level, replay)
-    if report.is_ok:
-        _check_steps(ledger, level, replay, report)
-
-
-def _prompt_failures(ledger: Ledger, level: Level, replay: Replay) -> list[str]:
-    header, reading = ledger.header, replay.reading
+def _prompt_failures(replay: Replay) -> list[str]:
+    header, reading, level = replay.ledger.header, replay.reading, replay.level
     if error := reading.errors[0]:
         return [error]
     deviations = [
@@ -123,23 +110,15 @@ def _ratio_failures(replayed: list[float], recorded: list[float], tolerance: flo
     return [] if error <= tolerance else [f"prompt ratios differ by {error:.3g} nats"]
 
 
-def _check_steps(ledger: Ledger, level: Level, replay: Replay, report: Verification) -> None:
+def _check_steps(replay: Replay, report: Verification) -> None:
     steps = []
-    for forced, recorded in zip(replay.recorded_steps(ledger), ledger.steps, strict=True):
+    for forced, recorded in zip(replay.steps(), replay.ledger.steps, strict=True):
         if not forced.drawn.is_valid.item():
             report.failures.append(f"step {forced.step}: the replayed logits are no distribution")
             return
-        step = StepReplay(
-            rule=replay.rule,
-            level=level,
-            sampling=SamplingConfig(**ledger.header.sampling),
-            seen=replay.reading.seen,
-            forced=forced,
-            recorded=recorded,
-        )
-        steps.append(step.report())
+        steps.append(StepReplay(replay, forced, recorded).report())
         _count(steps[-1], recorded.step, report)
-    _sum_up(ledger, replay.rule, steps, report)
+    _sum_up(replay.ledger, replay.rule, steps, report)
 
 
 def _count(step: StepReport, number: int, report: Verification) -> None:
@@ -189,16 +168,13 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
         ledger = Ledger.load(ledger)
     if failures := inconsistencies(ledger, pair):
         raise LedgerError(failures[0])
-    header = ledger.header
-    level = recorded_level(pair, header.level, header.level_settings)
-    rule = make_rule(header.rule, header.rule_settings)
-    replay = open_replay(ledger, level, rule, scores_prompt=True)
+    replay = Replay(ledger, pair, scores_prompt=True)
     steps = [
         replace(recorded, **step_divergences(forced))
-        for forced, recorded in zip(replay.recorded_steps(ledger), ledger.steps, strict=True)
+        for forced, recorded in zip(replay.steps(), ledger.steps, strict=True)
     ]
     ratios = replay.reading.ratios[0].tolist()
-    return replace(ledger, header=replace(header, prompt_ratios=ratios), steps=steps)
+    return replace(ledger, header=replace(ledger.header, prompt_ratios=ratios), steps=steps)
 
 
 def step_divergences(forced: ForcedStep) -> dict[str, Any]:

@@ -1,20 +1,20 @@
 """Anchored Decoding: the risky model inside an information budget of the safe one."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels.projection import Projection, project_kl, project_max
+from ..settings import check_choice
 from .budget import Budget, Schedule, checked_nats
 from .prefix_debt import DebtMode, prefix_debt
-from .rule import BOTH, Divergence, NextToken, Reading, StepInputs, StreamName, Symbols
+from .rule import Divergence, NextToken, Rule, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
-class Budgeted:
+class Budgeted(Rule):
     """A rule whose spends stay within a budget, and bound the divergence from the safe model."""
 
     k: float | None = None
@@ -27,39 +27,22 @@ class Budgeted:
     K: float | None = None
     """Nats for the whole sequence; k = K / horizon. A call cannot give a k beside it."""
 
+    is_certified = True
+
     def __post_init__(self) -> None:
         if (self.k is None) == (self.K is None):
             raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
         given = "k" if self.K is None else "K"  # as a float: ledgers cannot hold numpy's own
         object.__setattr__(self, given, checked_nats(given, getattr(self, given)))
-        _check_choice("divergence", self.divergence, ("kl", "max"))
-        _check_choice("debt", self.debt, ("top", "average", "none"))
-        _check_choice("budget", self.budget, ("adaptive", "global", "fixed"))
+        check_choice("divergence", self.divergence, ("kl", "max"))
+        check_choice("debt", self.debt, ("top", "average", "none"))
+        check_choice("budget", self.budget, ("adaptive", "global", "fixed"))
         if self.debt_window < 1:
             raise ValueError(f"debt_window must be >= 1, got {self.debt_window}")
 
     @property
-    def streams(self) -> Mapping[StreamName, Reading]:
-        return BOTH
-
-    @property
-    def looks_back(self) -> bool:
-        return False
-
-    @property
-    def is_certified(self) -> bool:
-        return True
-
-    @property
-    def gain(self) -> float:
-        return 1.0
-
-    @property
     def charges_debt(self) -> bool:
         return self.debt != "none"
-
-    def for_symbols(self, symbols: Symbols) -> Self:
-        return self
 
     def settings(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,7 +53,12 @@ class Budgeted:
                 f"the rule has K={self.K:g} for a whole text, a call cannot give k={k:g} as well: "
                 "make the rule with k, or leave k out"
             )
-        per_step, total = self._nats(horizon, self.k if k is None else k)
+        if self.K is not None:
+            per_step, total = self.K / horizon, self.K
+        else:
+            assert self.k is not None  # as one of both is given
+            per_step = self.k if k is None else k
+            total = checked_nats(f"K = k * horizon = {per_step} * {horizon}", per_step * horizon)
         return Budget(
             per_step=per_step,
             total=total,
@@ -78,12 +66,6 @@ class Budgeted:
             debt=prefix_debt(ratios, mode=self.debt, window=self.debt_window),
             schedule=self.budget,
         )
-
-    def _nats(self, horizon: int, k: float | None) -> tuple[float, float]:
-        if k is not None:
-            return k, checked_nats(f"K = k * horizon = {k} * {horizon}", k * horizon)
-        assert self.K is not None
-        return self.K / horizon, self.K
 
     def _project(self, inputs: StepInputs) -> Projection:
         project = project_kl if self.divergence == "kl" else project_max
@@ -114,16 +96,9 @@ class NoOpt(Budgeted):
     costs its divergence there. Source: paper, section "Ablations".
     """
 
-    @property
-    def name(self) -> str:
-        return "no_opt"
+    name = "no_opt"
 
     def next_token(self, inputs: StepInputs) -> NextToken:
         weight = self._project(replace(inputs, uniform=None)).weight
         budget = torch.where(weight == 1.0, inputs.budget, 0.0)
         return self._project(replace(inputs, budget=budget))
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

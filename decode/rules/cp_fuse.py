@@ -1,13 +1,12 @@
 """CP-Fuse: the geometric mixture of both models that stays nearest to whichever wrote less."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .rule import BOTH, Reading, StepInputs, StreamName
+from .rule import BOTH, StepInputs
 from .unbounded import Unbounded
 
 # B rows, V vocabulary, P pairs of weights, C of them at once.
@@ -30,23 +29,15 @@ class CPFuse(Unbounded):
     warping: Literal["after", "before"] = "after"
     """Whether warpers act on the mixture, as in the authors' code, or on both models before."""
 
+    name = "cp_fuse"
+    own_streams = BOTH
+    looks_back = True
+
     def __post_init__(self) -> None:
         if type(self.grid_size) is not int or self.grid_size < 2:
             raise ValueError(f"grid_size must be a whole number >= 2, got {self.grid_size!r}")
         if self.warping not in ("after", "before"):
             raise ValueError(f"warping must be after or before, got {self.warping!r}")
-
-    @property
-    def name(self) -> str:
-        return "cp_fuse"
-
-    @property
-    def own_streams(self) -> Mapping[StreamName, Reading]:
-        return BOTH
-
-    @property
-    def looks_back(self) -> bool:
-        return True
 
     @property
     def gain(self) -> float:

@@ -29,20 +29,15 @@ class MemFree(Unbounded):
     """Tokens of an n-gram, at least 1; at byte level 4 n bytes (`Level.symbols_per_token`)."""
     _ngrams: NGrams | None = field(default=None, init=False, repr=False, compare=False)
 
+    name = "memfree"
+    looks_back = True
+
     def __post_init__(self) -> None:
         if isinstance(self.passages, str):
             raise ValueError("passages must be a list of texts, got one text")
         if type(self.n) is not int or self.n < 1:
             raise ValueError(f"n must be a whole number >= 1, got {self.n!r}")
         object.__setattr__(self, "passages", list(self.passages))
-
-    @property
-    def name(self) -> str:
-        return "memfree"
-
-    @property
-    def looks_back(self) -> bool:
-        return True
 
     def for_symbols(self, symbols: Symbols) -> Self:
         texts = (symbols.encode_continuation(passage) for passage in self.passages)

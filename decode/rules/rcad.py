@@ -22,13 +22,11 @@ class RCAD(Unbounded):
     alpha: float = 0.5
     """At least 0; the paper has 0.1 to 1. 0 is the risky model alone."""
 
+    name = "rcad"
+
     def __post_init__(self) -> None:
         if not 0.0 <= self.alpha < float("inf"):
             raise ValueError(f"alpha must be finite and >= 0, got {self.alpha}")
-
-    @property
-    def name(self) -> str:
-        return "rcad"
 
     @property
     def own_streams(self) -> Mapping[StreamName, Reading]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -135,7 +135,7 @@ class NextToken(Protocol):
 
 
 class Rule(Protocol):
-    """A decoding rule: a frozen object without state of its own."""
+    """A decoding rule: a frozen object without state of its own. Rules may derive from this."""
 
     @property
     def name(self) -> str: ...
@@ -143,45 +143,45 @@ class Rule(Protocol):
     @property
     def streams(self) -> Mapping[StreamName, Reading]:
         """What `next_token` reads; no other model runs."""
-        ...
+        return BOTH
 
     @property
     def looks_back(self) -> bool:
         """Whether `next_token` reads `inputs.past`: p* then depends on more than logits and budget,
         so nothing is drafted and no step stays on a device."""
-        ...
+        return False
 
     @property
     def is_certified(self) -> bool:
         """Whether the spends that the rule reports bound the divergence from the safe model."""
-        ...
+        return False
 
     @property
     def divergence(self) -> Divergence | None:
         """What the spends of a certified rule bound; None where they bound nothing."""
-        ...
+        return None
 
     @property
     def gain(self) -> float:
         """How many times an error of the logits may stand in those of p*: 1 where p* follows from
         warped logits, more where raw ones are mixed."""
-        ...
+        return 1.0
 
     @property
     def charges_debt(self) -> bool:
         """Whether `budget_for` asks for ratios; without them prompts cost less to read."""
-        ...
+        return False
 
-    def for_symbols(self, symbols: Symbols) -> "Rule":
+    def for_symbols(self, symbols: Symbols) -> Self:
         """The rule for texts of these symbols; itself, unless it knows words.
 
         Raises ValueError for a level at which it cannot decode.
         """
-        ...
+        return self
 
     def settings(self) -> dict[str, Any]:
         """Plain JSON values from which `registry.make_rule` makes the rule again."""
-        ...
+        return {}
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
         """The budget of one request.

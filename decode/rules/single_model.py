@@ -2,54 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ...kernels.projection import project_kl
 from .budget import Budget
-from .rule import SAFE, Divergence, NextToken, Reading, StepInputs, StreamName, Symbols
+from .rule import SAFE, NextToken, Reading, Rule, StepInputs, StreamName
 from .unbounded import Unbounded
 
 
 @dataclass(frozen=True, slots=True)
-class SafeOnly:
+class SafeOnly(Rule):
     """p* = p_s at every step; certified, with a bound of 0 nats. The risky model does not run."""
 
-    @property
-    def name(self) -> str:
-        return "safe_only"
-
-    @property
-    def streams(self) -> Mapping[StreamName, Reading]:
-        return {"safe": SAFE}
-
-    @property
-    def looks_back(self) -> bool:
-        return False
-
-    @property
-    def is_certified(self) -> bool:
-        return True
-
-    @property
-    def divergence(self) -> Divergence:
-        return "kl"
-
-    @property
-    def gain(self) -> float:
-        return 1.0
-
-    @property
-    def charges_debt(self) -> bool:
-        return False
-
-    def for_symbols(self, symbols: Symbols) -> Self:
-        return self
-
-    def settings(self) -> dict[str, Any]:
-        return {}
+    name = "safe_only"
+    streams: ClassVar = {"safe": SAFE}
+    is_certified = True
+    divergence = "kl"
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
         return Budget(per_step=0.0, total=0.0, horizon=horizon)
@@ -63,9 +34,7 @@ class SafeOnly:
 class RiskyOnly(Unbounded):
     """p* = p_r at every step; not certified: the reported spend may be infinite."""
 
-    @property
-    def name(self) -> str:
-        return "risky_only"
+    name = "risky_only"
 
     def logits(self, inputs: StepInputs) -> Tensor:
         return inputs.warped("risky")
@@ -90,9 +59,7 @@ class System(Unbounded):
 
     prompt: str = DBRX_PROMPT
 
-    @property
-    def name(self) -> str:
-        return "system"
+    name = "system"
 
     @property
     def own_streams(self) -> Mapping[StreamName, Reading]:

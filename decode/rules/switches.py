@@ -1,13 +1,12 @@
 """Ablations that switch between both models by a count, of steps or of nats; they bound nothing."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .budget import Budget, checked_nats
-from .rule import BOTH, Reading, StepInputs, StreamName
+from .rule import BOTH, StepInputs
 from .unbounded import Unbounded
 
 COLD_STEPS_PER_NAT = 10
@@ -24,20 +23,12 @@ class ColdStart(Unbounded):
     k: float
     """Nats a step of the Anchored rule that it stands beside."""
 
+    name = "cold_start"
+    own_streams = BOTH
+    looks_back = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", checked_nats("k", self.k))
-
-    @property
-    def name(self) -> str:
-        return "cold_start"
-
-    @property
-    def own_streams(self) -> Mapping[StreamName, Reading]:
-        return BOTH
-
-    @property
-    def looks_back(self) -> bool:
-        return True
 
     @property
     def num_cold_steps(self) -> int:
@@ -61,16 +52,11 @@ class GlobalSwitch(Unbounded):
     K: float
     """Nats."""
 
+    name = "global_switch"
+    own_streams = BOTH
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "K", checked_nats("K", self.K))
-
-    @property
-    def name(self) -> str:
-        return "global_switch"
-
-    @property
-    def own_streams(self) -> Mapping[StreamName, Reading]:
-        return BOTH
 
     def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
         """K for the whole text, or k * horizon where a call gives k."""

@@ -1,14 +1,13 @@
 """TokenSwap: the risky model, its common function words in the safe model's proportions."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from .rule import BOTH, Reading, StepInputs, StreamName, Symbols
+from .rule import BOTH, StepInputs, Symbols
 from .unbounded import Unbounded
 
 logger = logging.getLogger(__name__)
@@ -35,14 +34,13 @@ class TokenSwap(Unbounded):
     """Each counts with a space before it, where that is one token of the pair."""
     _token_ids: list[int] | None = field(default=None, init=False, repr=False, compare=False)
 
+    name = "token_swap"
+    own_streams = BOTH
+
     def __post_init__(self) -> None:
         if isinstance(self.words, str) or not self.words:
             raise ValueError("words must be a list of at least one word")
         object.__setattr__(self, "words", list(self.words))
-
-    @property
-    def name(self) -> str:
-        return "token_swap"
 
     def for_symbols(self, symbols: Symbols) -> Self:
         if symbols.name != "token":
@@ -61,10 +59,6 @@ class TokenSwap(Unbounded):
         rule = replace(self)
         object.__setattr__(rule, "_token_ids", sorted(swapped))
         return rule
-
-    @property
-    def own_streams(self) -> Mapping[StreamName, Reading]:
-        return BOTH
 
     def settings(self) -> dict[str, Any]:
         return {"words": self.words}

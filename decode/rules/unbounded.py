@@ -3,18 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels.sampler import coupled_sample
 from .budget import Budget
-from .rule import RISKY, SAFE, Divergence, NextToken, Reading, StepInputs, StreamName, Symbols
+from .rule import RISKY, SAFE, NextToken, Reading, Rule, StepInputs, StreamName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unbounded:
+class Unbounded(Rule):
     """A rule without a budget: p* proportional to exp(logits), whatever that spends; not certified.
 
     Subclasses say what they read beside p_s (`own_streams`) and give `logits`.
@@ -32,29 +32,6 @@ class Unbounded:
     @property
     def streams(self) -> Mapping[StreamName, Reading]:
         return {"safe": SAFE, **self.own_streams} if self.compared else self.own_streams
-
-    @property
-    def looks_back(self) -> bool:
-        return False
-
-    @property
-    def is_certified(self) -> bool:
-        return False
-
-    @property
-    def divergence(self) -> Divergence | None:
-        return None
-
-    @property
-    def gain(self) -> float:
-        return 1.0
-
-    @property
-    def charges_debt(self) -> bool:
-        return False
-
-    def for_symbols(self, symbols: Symbols) -> Self:
-        return self
 
     def settings(self) -> dict[str, Any]:
         """Without `compared` where that is so: older ledgers do not name it."""

@@ -8,12 +8,11 @@ o200k   words cut by case, with an optional contraction behind them (Llama 4 use
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from .o200k import o200k
 from .pretokenizer import (
     APOSTROPHE,
-    BEGIN,
     NEWLINE,
     NUMBER,
     OTHER,
@@ -21,14 +20,8 @@ from .pretokenizer import (
     SPACE,
     WHITE,
     WHITE_SPACE,
-    CharacterClasses,
     PretokenizerAutomaton,
     TransitionRules,
-    add_contraction,
-    add_digits,
-    add_newlines,
-    add_white_space,
-    finish,
 )
 
 LETTERS = ("letter", "stmd", "rv", "e", "l")
@@ -40,7 +33,6 @@ WHITE_ENDS = ("single_space", "single_gap", "white_run")
 
 def gpt2() -> PretokenizerAutomaton:
     """GPT-2 and GPT-NeoX (OLMo 1)."""
-    white = (SPACE, WHITE)
     rules = TransitionRules(
         {
             **dict.fromkeys(LETTERS, ("word",)),
@@ -52,21 +44,19 @@ def gpt2() -> PretokenizerAutomaton:
         }
     )
     _add_words(rules)
-    add_digits(rules, None)
-    add_contraction(rules, ROLE_CLASSES)
+    rules.add_digits(None)
+    rules.add_contraction(ROLE_CLASSES)
     rules.join("symbols", SYMBOLS, "symbols")
     rules.split_rest("symbols")
     _add_gpt2_apostrophe(rules)
     kept = {**dict.fromkeys(LETTERS, ("word",)), NUMBER: ("digits_1",)}
     kept |= dict.fromkeys(SYMBOLS, ("symbols",))
-    add_white_space(rules, white, {("space", name): targets for name, targets in kept.items()})
-    classes = CharacterClasses(_class_with_case)
-    return PretokenizerAutomaton(classes, *finish(rules), {BEGIN, *ENDS, *WHITE_ENDS})
+    rules.add_white_space({("space", name): targets for name, targets in kept.items()})
+    return rules.automaton(_class_with_case, {*ENDS, *WHITE_ENDS})
 
 
 def cl100k(longest_number: int = 3) -> PretokenizerAutomaton:
     """cl100k, Llama 3 and OLMo 2; Qwen 2 and 2.5 with longest_number=1."""
-    white = (SPACE, WHITE)
     rules = TransitionRules(
         {
             **dict.fromkeys(LETTERS, ("word",)),
@@ -79,26 +69,21 @@ def cl100k(longest_number: int = 3) -> PretokenizerAutomaton:
         }
     )
     _add_words(rules)
-    add_digits(rules, longest_number)
-    add_contraction(rules, ROLE_CLASSES)
+    rules.add_digits(longest_number)
+    rules.add_contraction(ROLE_CLASSES)
     _add_cl100k_symbols(rules)
     keeps = {(kind, name): ("word",) for kind in ("space", "gap") for name in LETTERS}
-    add_white_space(rules, white, {**keeps, **{("space", name): ("symbols",) for name in SYMBOLS}})
-    add_newlines(rules, white)
+    rules.add_white_space({**keeps, **{("space", name): ("symbols",) for name in SYMBOLS}})
+    rules.add_newlines()
     digits = {f"digits_{count}" for count in range(1, longest_number + 1)}
-    ends = {BEGIN, *ENDS, *WHITE_ENDS, *digits, "symbol", "closing_newlines", "last_newline"}
-    return PretokenizerAutomaton(CharacterClasses(_class_without_case), *finish(rules), ends)
-
-
-def qwen() -> PretokenizerAutomaton:
-    """Qwen 2 and 2.5."""
-    return cl100k(longest_number=1)
+    ends = {*ENDS, *WHITE_ENDS, *digits, "symbol", "closing_newlines", "last_newline"}
+    return rules.automaton(_class_without_case, ends)
 
 
 FAMILIES: dict[str, Callable[[], PretokenizerAutomaton]] = {
     "GPT-2": gpt2,
     "cl100k": cl100k,
-    "Qwen": qwen,
+    "Qwen": partial(cl100k, longest_number=1),
     "o200k": o200k,
 }
 

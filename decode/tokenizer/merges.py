@@ -71,8 +71,12 @@ class MergeTable:
 
     def encode(self, text: bytes) -> list[int]:
         """BPE by definition: apply the most urgent merge, leftmost first, until none applies."""
+        return self._merge(text)
+
+    def _merge(self, text: bytes, least: int = 1) -> list[int]:
+        """As `encode`, until `least` tokens are left."""
         tokens = [self.byte_token[byte] for byte in text]
-        while len(tokens) > 1:
+        while len(tokens) > least:
             pairs = pairwise(tokens)
             ranks = [self.merged[pair][0] if pair in self.merged else RANK_LIMIT for pair in pairs]
             at = min(range(len(ranks)), key=ranks.__getitem__)
@@ -133,25 +137,13 @@ class MergeTable:
 
     def _find_irregular(self) -> frozenset[int]:
         """Tokens that BPE makes although ranks do not increase along their split."""
-        missed = sorted(self.bytes_of.keys() - self.rank.keys(), key=self._num_bytes)
-        irregular = [token for token in missed if self.encode(self.bytes_of[token]) == [token]]
+        missed = self.bytes_of.keys() - self.rank.keys()
+        shortest_first = sorted(missed, key=lambda token: len(self.bytes_of[token]))
+        irregular = [t for t in shortest_first if self.encode(self.bytes_of[t]) == [t]]
         for token in irregular:
-            self._set_split(token, *self._last_merge(token))
+            left, right = self._merge(self.bytes_of[token], least=2)
+            self._set_split(token, left, right, self.merged[left, right][0])
         return frozenset(irregular)
-
-    def _num_bytes(self, token: int) -> int:
-        return len(self.bytes_of[token])
-
-    def _last_merge(self, token: int) -> tuple[int, int, int]:
-        """(left, right, rank) of the merge that BPE applies last on the bytes of `token`."""
-        tokens = [self.byte_token[byte] for byte in self.bytes_of[token]]
-        while len(tokens) > 2:
-            pairs = list(pairwise(tokens))
-            ranks = [self.merged.get(pair, (RANK_LIMIT, -1))[0] for pair in pairs]
-            at = min(range(len(ranks)), key=ranks.__getitem__)
-            tokens[at : at + 2] = [self.merged[pairs[at]][1]]
-        left, right = tokens
-        return left, right, self.merged[left, right][0]
 
 
 MAX_CACHED_ROWS = 2048
@@ -242,8 +234,15 @@ def _bans_by_left_token(
     merges: MergeTable, first: dict[int, int], end: dict[int, int]
 ) -> dict[int, NDArray[np.int64]]:
     """For each left piece u: rows (rank, stop of w, first spoilt stop, end), ascending by rank."""
-    left, right, rank = _reachable_merges(merges)
-    parent, child_rank, child = _children(merges)
+    rows = [
+        (*pair, rank)
+        for pair, (rank, _) in merges.merged.items()
+        if pair[0] in merges.rank and pair[1] in merges.rank
+    ]
+    left, right, rank = np.array(rows, np.int64).reshape(-1, 3).T
+    # The forest, sorted by parent and rank.
+    edges = sorted((pair[0], merges.rank[token], token) for token, pair in merges.split.items())
+    parent, child_rank, child = np.array(edges, np.int64).reshape(-1, 3).T
     scale = max(len(merges.merged), 1) + 1
     keys = parent * scale + child_rank
     at = np.searchsorted(keys, right * scale + rank)
@@ -257,24 +256,3 @@ def _bans_by_left_token(
     table = np.stack((rank, stop, spoilt, last), 1)[order]
     owners, starts = np.unique(left[order], return_index=True)
     return dict(zip(owners.tolist(), np.split(table, starts[1:]), strict=True))
-
-
-def _reachable_merges(
-    merges: MergeTable,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    rows = [
-        (left, right, rank)
-        for (left, right), (rank, _) in merges.merged.items()
-        if left in merges.rank and right in merges.rank
-    ]
-    left, right, rank = np.array(rows, np.int64).reshape(-1, 3).T
-    return left, right, rank
-
-
-def _children(
-    merges: MergeTable,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(parent, rank, child) of the forest, sorted by parent and rank."""
-    rows = sorted((pair[0], merges.rank[token], token) for token, pair in merges.split.items())
-    parent, rank, child = np.array(rows, np.int64).reshape(-1, 3).T
-    return parent, rank, child

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from .pretokenizer import (
     APOSTROPHE,
-    BEGIN,
     MARK,
     NEWLINE,
     NUMBER,
@@ -22,14 +21,8 @@ from .pretokenizer import (
     SPACE,
     WHITE,
     WHITE_SPACE,
-    CharacterClasses,
     PretokenizerAutomaton,
     TransitionRules,
-    add_contraction,
-    add_digits,
-    add_newlines,
-    add_white_space,
-    finish,
 )
 
 LOWER = ("lower", "lower_stmd", "lower_rv", "lower_e", "lower_l")
@@ -45,7 +38,6 @@ WHITE_ENDS = ("single_space", "single_gap", "white_run")
 
 def o200k() -> PretokenizerAutomaton:
     """o200k and Llama 4."""
-    white = (SPACE, WHITE)
     rules = TransitionRules(
         {
             **_word_starts(),
@@ -58,16 +50,15 @@ def o200k() -> PretokenizerAutomaton:
     )
     _add_words(rules)
     roles = ("stmd", "rv", "e", "l")
-    add_contraction(rules, {role: (f"lower_{role}", f"upper_{role}") for role in roles})
-    add_digits(rules, 3)
+    rules.add_contraction({role: (f"lower_{role}", f"upper_{role}") for role in roles})
+    rules.add_digits(3)
     _add_symbols(rules)
     _add_suffix_apostrophe(rules)
     keeps = {(kind, name): to for kind in ("space", "gap") for name, to in _word_starts().items()}
     keeps |= {("space", name): ("symbols",) for name in SYMBOLS}
-    add_white_space(rules, white, keeps)
-    add_newlines(rules, white)
-    ends = {BEGIN, *ENDS, *OWING_ENDS, *SYMBOL_ENDS, *WHITE_ENDS}
-    return PretokenizerAutomaton(CharacterClasses(_class), *finish(rules), ends)
+    rules.add_white_space(keeps)
+    rules.add_newlines()
+    return rules.automaton(_class, {*ENDS, *OWING_ENDS, *SYMBOL_ENDS, *WHITE_ENDS})
 
 
 def _word_starts() -> dict[str, tuple[str, ...]]:
@@ -142,14 +133,11 @@ def _class(character: str, category: str) -> str:
     if ord(character) in WHITE_SPACE:
         return SPACE if character == " " else WHITE
     if category in ("Lu", "Lt", "Ll"):
-        return _cased_class(character, "lower" if category == "Ll" else "upper")
+        case = "lower" if category == "Ll" else "upper"
+        folded = "s" if character == "\u017f" else character.lower()
+        return f"{case}_{ROLES[folded]}" if folded in ROLES else case
     if category in ("Lm", "Lo", "M"):
         return MARK if category == "M" else "both"
     if category == "N":
         return NUMBER
     return {"'": APOSTROPHE, "/": SLASH}.get(character, OTHER)
-
-
-def _cased_class(character: str, case: str) -> str:
-    folded = "s" if character == "\u017f" else character.lower()
-    return f"{case}_{ROLES[folded]}" if folded in ROLES else case

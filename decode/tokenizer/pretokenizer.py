@@ -106,24 +106,19 @@ class PretokenizerAutomaton:
         self.classes = classes
         targets = {name for table in (joins, splits) for names in table.values() for name in names}
         self.names = [BEGIN, *sorted(targets - {BEGIN})]
+        """States in order, at most 64."""
         self._bit = {name: 1 << place for place, name in enumerate(self.names)}
         self.begin = self._bit[BEGIN]
         self.accepting = self._set(accepting)
         self.joins = self._table(joins)
         self.splits = self._table(splits)
 
-    @property
-    def num_states(self) -> int:
-        """Number of states, at most 64."""
-        return len(self.names)
-
     def _set(self, names: Iterable[str]) -> int:
         return sum(self._bit[name] for name in set(names))
 
     def _table(self, rules: Mapping[tuple[str, str], Iterable[str]]) -> list[list[int]]:
-        empty = frozenset[str]()
         return [
-            [self._set(rules.get((state, name), empty)) for state in self.names]
+            [self._set(rules.get((state, name), ())) for state in self.names]
             for name in self.classes.names
         ]
 
@@ -169,6 +164,7 @@ Table = dict[tuple[str, str], tuple[str, ...]]
 
 APOSTROPHE, SPACE, WHITE, NEWLINE = "apostrophe", "space", "white", "newline"
 NUMBER, OTHER, SLASH, MARK = "number", "other", "slash", "mark"
+WHITES = (SPACE, WHITE)
 ROLES = {**dict.fromkeys("stmd", "stmd"), **dict.fromkeys("rv", "rv"), "e": "e", "l": "l"}
 """Letters by their part in contractions."""
 
@@ -184,6 +180,15 @@ class TransitionRules:
         self.joins: Table = {}
         self.splits: Table = {}
 
+    def automaton(
+        self, classify: Callable[[str, str], str], accepting: Iterable[str]
+    ) -> PretokenizerAutomaton:
+        """That of all transitions, with those of the state before any text."""
+        self.split(BEGIN, list(self.start))
+        return PretokenizerAutomaton(
+            CharacterClasses(classify), self.joins, self.splits, {BEGIN, *accepting}
+        )
+
     def join(self, state: str, classes: Collection[str], *targets: str) -> None:
         """Characters of `classes` belong to the open pretoken."""
         self.joins.update({(state, name): targets for name in classes})
@@ -196,63 +201,50 @@ class TransitionRules:
         """Every class that does not join in `state` begins a pretoken."""
         self.split(state, [name for name in self.start if (state, name) not in self.joins])
 
+    def add_white_space(self, keeps: Table) -> None:
+        r"""`\s+(?!\S)|\s+` over WHITES: a run gives back its last character before others.
 
-def add_white_space(rules: TransitionRules, white: Collection[str], keeps: Table) -> None:
-    r"""`\s+(?!\S)|\s+` over the classes `white`: a run gives back its last character before others.
+        keeps: which first characters of the next pretoken join a single white space, as (kind,
+        class) -> targets; the kinds are "space" and "gap" (any other white space).
+        """
+        visible = [name for name in self.start if name not in (*WHITES, NEWLINE)]
+        for kind in ("space", "gap"):
+            for state in (f"single_{kind}", f"last_{kind}"):
+                for (owner, name), targets in keeps.items():
+                    if owner == kind:
+                        self.join(state, [name], *targets)
+                self.split(state, [name for name in visible if (state, name) not in self.joins])
+        for state in ("single_space", "single_gap", "white_run"):
+            self.join(state, WHITES, "white_run")
+            self.split(state, [SPACE], "last_space")
+            self.split(state, [WHITE], "last_gap")
 
-    keeps: which first characters of the next pretoken join a single white space, as (kind, class)
-    -> targets; the kinds are "space" and "gap" (any other white space).
-    """
-    for kind in ("space", "gap"):
-        single, last = f"single_{kind}", f"last_{kind}"
-        for state in (single, last):
-            for (owner, name), targets in keeps.items():
-                if owner == kind:
-                    rules.join(state, [name], *targets)
-        visible = [name for name in rules.start if name not in (*white, NEWLINE)]
-        for state in (single, last):
-            rules.split(state, [name for name in visible if (state, name) not in rules.joins])
-    for state in ("single_space", "single_gap", "white_run"):
-        rules.join(state, white, "white_run")
-        for name in white:
-            rules.split(state, [name], "last_space" if name == SPACE else "last_gap")
+    def add_newlines(self) -> None:
+        r"""`\s*[\r\n]+`: white space up to the last newline of the run is one pretoken.
 
+        "before_newline" owes a newline, "last_newline" claims to be the last of its run.
+        """
+        self.join("before_newline", WHITES, "before_newline")
+        self.join("before_newline", [NEWLINE], "before_newline", "last_newline")
+        visible = [name for name in self.start if name not in (*WHITES, NEWLINE)]
+        self.split("last_newline", visible)
+        self.split("last_newline", [SPACE], "single_space")
+        self.split("last_newline", [WHITE], "single_gap")
 
-def add_newlines(rules: TransitionRules, white: Collection[str]) -> None:
-    r"""`\s*[\r\n]+`: white space up to the last newline of the run is one pretoken.
+    def add_contraction(self, letters: Mapping[str, Collection[str]]) -> None:
+        """`'s|'t|'re|'ve|'m|'ll|'d` behind its apostrophe; letters: classes by role, see ROLES."""
+        self.join("contraction", letters["stmd"], "contracted")
+        self.join("contraction", letters["rv"], "contraction_e")
+        self.join("contraction", letters["l"], "contraction_l")
+        self.join("contraction_e", letters["e"], "contracted")
+        self.join("contraction_l", letters["l"], "contracted")
+        self.split_rest("contracted")
 
-    "before_newline" owes a newline, "last_newline" claims to be the last of its run.
-    """
-    rules.join("before_newline", white, "before_newline")
-    rules.join("before_newline", [NEWLINE], "before_newline", "last_newline")
-    rules.split("last_newline", [name for name in rules.start if name not in (*white, NEWLINE)])
-    for name in white:
-        rules.split("last_newline", [name], "single_space" if name == SPACE else "single_gap")
-
-
-def add_contraction(rules: TransitionRules, letters: Mapping[str, Collection[str]]) -> None:
-    """`'s|'t|'re|'ve|'m|'ll|'d` behind its apostrophe; `letters`: classes by role (see LETTERS)."""
-    rules.join("contraction", letters["stmd"], "contracted")
-    rules.join("contraction", letters["rv"], "contraction_e")
-    rules.join("contraction", letters["l"], "contraction_l")
-    rules.join("contraction_e", letters["e"], "contracted")
-    rules.join("contraction_l", letters["l"], "contracted")
-    rules.split_rest("contracted")
-
-
-def add_digits(rules: TransitionRules, longest: int | None) -> None:
-    r"""`\p{N}{1,longest}`, or `\p{N}+` without a limit; the first digit is in "digits_1"."""
-    if longest is None:
-        rules.join("digits_1", [NUMBER], "digits_1")
-        rules.split_rest("digits_1")
-        return
-    for count in range(1, longest + 1):
-        if count < longest:
-            rules.join(f"digits_{count}", [NUMBER], f"digits_{count + 1}")
-        rules.split_rest(f"digits_{count}")
-
-
-def finish(rules: TransitionRules) -> tuple[Table, Table]:
-    """All transitions, with those of the state before any text."""
-    rules.split(BEGIN, list(rules.start))
-    return rules.joins, rules.splits
+    def add_digits(self, longest: int | None) -> None:
+        r"""`\p{N}{1,longest}`, or `\p{N}+` without a limit; the first digit is in "digits_1"."""
+        for count in range(1, (longest or 1) + 1):
+            if longest is None:
+                self.join("digits_1", [NUMBER], "digits_1")
+            elif count < longest:
+                self.join(f"digits_{count}", [NUMBER], f"digits_{count + 1}")
+            self.split_rest(f"digits_{count}")

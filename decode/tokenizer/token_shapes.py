@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,16 +95,15 @@ class TokenShapes:
     def __init__(self, automaton: PretokenizerAutomaton, texts: Sequence[bytes]) -> None:
         """texts: bytes of each row."""
         self.automaton = automaton
-        num_states = automaton.num_states
+        num_states = len(automaton.names)
         identity = tuple(1 << state for state in range(num_states))
-        nothing = (0,) * num_states
-        self.joins: list[tuple[int, ...]] = [identity, identity]
-        self.splits: list[tuple[int, ...]] = [nothing, nothing]
+        self.joins: list[tuple[int, ...]] = [identity] * 2
+        self.splits: list[tuple[int, ...]] = [(0,) * num_states] * 2
         self._number: dict[Relation, int] = {}
         self._next: dict[tuple[int, int], int] = {}
         self._rules = list(zip(automaton.joins, automaton.splits, strict=True))
         self._tail_classes: dict[frozenset[int], int] = {}
-        cuts = [cut_token(text) for text in texts]
+        cuts = [_cut(text) for text in texts]
         self.is_ill_formed = np.array([cut is None for cut in cuts])
         self.cuts = [cut or TokenCut(b"", "", b"") for cut in cuts]
         self.num_lead = np.array([len(cut.lead) for cut in self.cuts])
@@ -133,22 +134,18 @@ class TokenShapes:
     def _shape_after(self, shape: int, name: int) -> int:
         if (shape, name) not in self._next:
             joins, splits = self._rules[name]
-            if shape == EMPTY:
-                relation = (tuple(joins), tuple(splits))
-            else:
+            relation = tuple(joins), tuple(splits)
+            if shape != EMPTY:
                 relation = (
                     tuple(image(joins, to) for to in self.joins[shape]),
                     tuple(image(joins, to) for to in self.splits[shape]),
                 )
-            self._next[shape, name] = self._shape(relation)
+            if relation not in self._number:
+                self._number[relation] = len(self.joins)
+                self.joins.append(relation[0])
+                self.splits.append(relation[1])
+            self._next[shape, name] = self._number[relation]
         return self._next[shape, name]
-
-    def _shape(self, relation: Relation) -> int:
-        if relation not in self._number:
-            self._number[relation] = len(self.joins)
-            self.joins.append(relation[0])
-            self.splits.append(relation[1])
-        return self._number[relation]
 
     def classes_of_tail(self, row: int) -> frozenset[int]:
         """Classes of the characters that start with the tail of a token."""
@@ -166,18 +163,17 @@ class TokenShapes:
         """A class of its own for "any character of these", known to this object only."""
         if names not in self._tail_classes:
             self._tail_classes[names] = len(self._rules)
-            joins, splits = self.automaton.joins, self.automaton.splits
-            self._rules.append((self._union(joins, names), self._union(splits, names)))
+            tables = self.automaton.joins, self.automaton.splits
+            joins, splits = (self._union(table, names) for table in tables)
+            self._rules.append((joins, splits))
         return self._tail_classes[names]
 
     def _union(self, table: Sequence[list[int]], names: frozenset[int]) -> list[int]:
-        union = [0] * self.automaton.num_states
-        for name in names:
-            union = [held | more for held, more in zip(union, table[name], strict=True)]
-        return union
+        own = zip(*(table[name] for name in names), strict=True)
+        return [reduce(or_, states) for states in own] if names else [0] * len(table[0])
 
 
-def cut_token(text: bytes) -> TokenCut | None:
+def _cut(text: bytes) -> TokenCut | None:
     """The token's characters and the pieces around them; None if no UTF-8 text contains it."""
     num_lead = num_leading_continuations(text)
     cut = cut_partial(text[num_lead:])

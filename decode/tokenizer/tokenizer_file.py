@@ -65,13 +65,17 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     model, added = content["model"], content["added_tokens"]
     _check_model(model)
     _check_pre_tokenizer(content["pre_tokenizer"])
-    added_ids = {entry["id"] for entry in added}
-    base = {id: token_bytes(text) for text, id in model["vocab"].items() if id not in added_ids}
-    _check_alphabet(base)
+    vocab, added_ids = model["vocab"], {entry["id"] for entry in added}
+    base = {id: token_bytes(text) for text, id in vocab.items() if id not in added_ids}
+    needed = {byte for byte in range(256) if form_length(byte) or is_continuation(byte)}
+    if missing := needed - {text[0] for text in base.values() if len(text) == 1}:
+        raise ValueError(f"the vocabulary has no token for byte 0x{min(missing):02x}")
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+    added_bytes = _added_bytes(added)
     return TokenizerFile(
-        token_bytes={**base, **_added_bytes(added)},
-        merges=_merge_ids(model),
-        added_token_ids=frozenset(_added_bytes(added)),
+        token_bytes={**base, **added_bytes},
+        merges=[(vocab[left], vocab[right], vocab[left + right]) for left, right in pairs],
+        added_token_ids=frozenset(added_bytes),
         special_token_ids=frozenset(entry["id"] for entry in added if entry["special"]),
         leading_token_ids=_leading_token_ids(tokenizer),
         has_whole_pretokens=bool(model.get("ignore_merges")),
@@ -122,12 +126,6 @@ def _is_nfc(normalizer: Mapping[str, Any] | None) -> bool:
     return bool(steps)
 
 
-def _check_alphabet(base: Mapping[int, bytes]) -> None:
-    needed = {byte for byte in range(256) if form_length(byte) or is_continuation(byte)}
-    if missing := needed - {text[0] for text in base.values() if len(text) == 1}:
-        raise ValueError(f"the vocabulary has no token for byte 0x{min(missing):02x}")
-
-
 def _added_bytes(added: list[Mapping[str, Any]]) -> dict[int, bytes]:
     texts = [entry for entry in added if not entry["special"]]
     for entry in texts:
@@ -135,12 +133,6 @@ def _added_bytes(added: list[Mapping[str, Any]]) -> dict[int, bytes]:
             if entry[option]:
                 raise ValueError(f"added token {entry['content']!r} has unsupported {option}=true")
     return {entry["id"]: entry["content"].encode() for entry in texts}
-
-
-def _merge_ids(model: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-    vocab = model["vocab"]
-    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
-    return [(vocab[left], vocab[right], vocab[left + right]) for left, right in pairs]
 
 
 def _leading_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

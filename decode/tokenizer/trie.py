@@ -75,10 +75,6 @@ class ByteTrie:
         """Whether some token goes on."""
         return self._num_children[node] > 0
 
-    def has_ends(self, node: int) -> bool:
-        """Whether some token is exactly the node's prefix."""
-        return self._num_ends[node] > 0
-
     def ends(self, node: int) -> list[int]:
         """The tokens whose bytes are exactly the node's prefix."""
         low = self._low[node]
@@ -119,9 +115,5 @@ def _levels(texts: Sequence[bytes]) -> list[NDArray[np.int64]]:
 
 def _num_shared(first: bytes, second: bytes) -> int:
     """Length of the longest common prefix."""
-    count = 0
-    for left, right in zip(first, second, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+    is_equal = [left == right for left, right in zip(first, second, strict=False)]
+    return is_equal.index(False) if False in is_equal else len(is_equal)

@@ -36,13 +36,9 @@ def completions(partial: bytes) -> list[range]:
     free_bits = 6 * (length - len(partial))
     shortest = (0, 0, 0x80, 0x800, 0x10000)[length]
     low, high = value << free_bits, value + 1 << free_bits
-    span = range(max(low, shortest), min(high, 0x110000))
-    return [part for part in _without_surrogates(span) if part]
-
-
-def _without_surrogates(span: range) -> tuple[range, range]:
-    below = range(span.start, min(span.stop, 0xD800))
-    return below, range(max(span.start, below.stop, 0xE000 if span.stop > 0xD800 else 0), span.stop)
+    low, high = max(low, shortest), min(high, 0x110000)
+    around_surrogates = range(low, min(high, 0xD800)), range(max(low, 0xE000), high)
+    return [part for part in around_surrogates if part]
 
 
 def cut_partial(text: bytes) -> tuple[str, bytes] | None:

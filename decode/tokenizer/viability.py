@@ -36,10 +36,6 @@ class AddedTokens:
     def __contains__(self, token: object) -> bool:
         return token in self.literals
 
-    def occurs_in(self, text: bytes) -> bool:
-        """Whether `text` contains a literal."""
-        return any(literal in text for literal in self.literals.values())
-
     def banned_after(self, token: int, text: bytes) -> Remainders:
         """What the next token must not start with, behind `token` with bytes `text`."""
         if token in self.literals:
@@ -99,9 +95,12 @@ class Viability:
         self.shapes = TokenShapes(automaton, trie.texts)
         self._tokens: list[int] = trie.tokens.tolist()
         self._added_rows = np.array([r for r, t in enumerate(self._tokens) if t in added], np.int64)
-        is_plain = ~self.shapes.is_ill_formed & self._has_no_literal()
+        literals = added.literals.values()
+        has_literal = np.array([any(word in text for word in literals) for text in trie.texts])
+        is_plain = ~self.shapes.is_ill_formed & ~has_literal
         self._is_joinable = is_plain & np.array([merges.is_reachable(t) for t in self._tokens])
-        whole = is_plain & ~self._is_joinable & has_whole_pretokens & self._is_whole_text()
+        is_whole = np.array([not cut.lead and not cut.tail for cut in self.shapes.cuts])
+        whole = is_plain & ~self._is_joinable & has_whole_pretokens & is_whole
         self._is_startable = self._is_joinable | whole
         self._whole = WholePretokens([trie.texts[row] for row in np.flatnonzero(whole)], trie)
         self._lead_rows = np.flatnonzero(self._is_joinable & (self.shapes.num_lead > 0)).tolist()
@@ -110,14 +109,6 @@ class Viability:
         self._rows = RowCache(MAX_CACHED_ROWS)
         self._extensions: dict[tuple[Standing, int], Standing | None] = {}
         self._has_end: dict[Standing, bool] = {}
-
-    def _has_no_literal(self) -> NDArray[np.bool_]:
-        if not self.added.literals:
-            return np.ones(len(self.trie.texts), np.bool_)
-        return np.array([not self.added.occurs_in(text) for text in self.trie.texts])
-
-    def _is_whole_text(self) -> NDArray[np.bool_]:
-        return np.array([not cut.lead and not cut.tail for cut in self.shapes.cuts])
 
     def _tokens_inside_characters(self) -> dict[int, list[int]]:
         """Rows of tokens that are nothing but last bytes of a character, by how many."""
@@ -232,9 +223,8 @@ class Viability:
         if self.trie.texts[row].startswith(self._banned(standing)):
             return None
         if token in self.added:
-            return (
-                Standing(0, self.automaton.begin, token=token) if self.may_end(standing) else None
-            )
+            may_stand = self.may_end(standing)
+            return Standing(0, self.automaton.begin, token=token) if may_stand else None
         entering = self._entering(standing, row)
         cut = self.shapes.cuts[row]
         if entering is None or bool(cut.lead) != bool(standing.partial):
@@ -342,15 +332,16 @@ class Viability:
         return row, is_end
 
     def _partial_row(self, standing: Standing) -> NDArray[np.bool_]:
-        key = (standing.joins, standing.splits, standing.partial)
-        return self._rows.get(key, lambda: self._compute_partial_row(Standing(*key)))
-
-    def _compute_partial_row(self, standing: Standing) -> NDArray[np.bool_]:
         """Tokens that go on with the unfinished character and meet no dead end."""
-        row = np.zeros(len(self._tokens), np.bool_)
-        for place in self._lead_rows:
-            row[place] = self._extend(standing, self._tokens[place]) is not None
-        return row
+        states = Standing(standing.joins, standing.splits, standing.partial)
+
+        def computed() -> NDArray[np.bool_]:
+            row = np.zeros(len(self._tokens), np.bool_)
+            for place in self._lead_rows:
+                row[place] = self._extend(states, self._tokens[place]) is not None
+            return row
+
+        return self._rows.get(("partial", states), computed)
 
     def _well_formed(self, partial: bytes) -> NDArray[np.bool_]:
         has_start = (self.shapes.num_lead == 0) & (not partial)

@@ -29,11 +29,11 @@ def detect_pretokenizer(tokenizer: Tokenizer) -> PretokenizerAutomaton:
 
     Raises ValueError when none of the families does, on a few hundred strings from a fixed seed.
     """
-    strings = _hard_strings(tokenizer)
-    expected = [_pretoken_lengths(tokenizer, text) for text in strings]
-    for name in FAMILIES:
-        automaton = family(name)
-        if _agrees(automaton, strings, expected):
+    cut = tokenizer.pre_tokenizer.pre_tokenize_str
+    pieces = {text: cut(text) for text in _hard_strings(tokenizer)}
+    expected = {text: [end - start for _, (start, end) in own] for text, own in pieces.items()}
+    for automaton in map(family, FAMILIES):
+        if all([*map(len, automaton.pretokens(text))] == own for text, own in expected.items()):
             return automaton
     raise ValueError(
         f"unsupported pre-tokenizer: it cuts like none of {', '.join(FAMILIES)}; "
@@ -52,18 +52,6 @@ def normalized(tokenizer: Tokenizer, text: str) -> str:
     """The text as the tokenizer's normalizer writes it."""
     normalizer = tokenizer.normalizer
     return text if normalizer is None else str(normalizer.normalize_str(text))
-
-
-def _pretoken_lengths(tokenizer: Tokenizer, text: str) -> list[int]:
-    pieces = tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    return [end - start for _, (start, end) in pieces]
-
-
-def _agrees(
-    automaton: PretokenizerAutomaton, strings: Sequence[str], expected: Sequence[list[int]]
-) -> bool:
-    pairs = zip(strings, expected, strict=True)
-    return all(lengths == list(map(len, automaton.pretokens(text))) for text, lengths in pairs)
 
 
 END_SYMBOL = 256
@@ -90,7 +78,9 @@ class ByteVocabulary:
         for missing start tokens.
         """
         file = read_tokenizer(tokenizer)
-        _check_stop_tokens(stop_token_ids, file)
+        plain = file.token_bytes.keys() - file.added_token_ids
+        if stands_for_text := plain & set(stop_token_ids):
+            raise ValueError(f"stop token {min(stands_for_text)} stands for text")
         self._tokenizer = tokenizer
         self.stop_token_ids = np.array(sorted(set(stop_token_ids)), np.int64)
         self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
@@ -119,12 +109,6 @@ def _trie_and_viability(
         has_whole_pretokens=file.has_whole_pretokens,
     )
     return trie, viability
-
-
-def _check_stop_tokens(stop_token_ids: Sequence[int], file: TokenizerFile) -> None:
-    plain = file.token_bytes.keys() - file.added_token_ids
-    if stands_for_text := plain & set(stop_token_ids):
-        raise ValueError(f"stop token {min(stands_for_text)} stands for text")
 
 
 def _start_token_ids(

@@ -1,11 +1,17 @@
-"""Generation and scoring on tiny float64 pairs: laws that hold whatever the models say."""
+"""Generation and scoring on tiny float64 pairs: laws that hold whatever the models say.
+
+Those of a `case` hold at token and at byte level.
+"""
 
 import logging
 import math
+from dataclasses import dataclass
 
+import byte_pairs
 import numpy as np
 import pytest
 import torch
+from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_gpt2, tiny_llama
 
 from anchored import Anchored, AnchoredError, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly
@@ -28,31 +34,95 @@ RULES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def gpt2_pair(tokenizer):
-    return ModelPair(tiny_gpt2(5), tiny_gpt2(6), tokenizer)
+@dataclass(frozen=True)
+class Case:
+    """What is decoded, and how much of it."""
+
+    pair: ModelPair
+    prompts: list[str]
+    length: dict[str, int]
 
 
-@pytest.mark.parametrize("family", ["pair", "gpt2_pair"])
-def test_tokens_and_debt_are_the_same_alone_and_in_any_batch(family, request):
-    pair = request.getfixturevalue(family)
-    decoder = Decoder(pair, Anchored(k=1.0), batch_size=3)
+@pytest.fixture(params=["token", "byte"])
+def case(request, pair) -> Case:
+    if request.param == "token":
+        return Case(pair, PROMPTS, {"max_new_tokens": 15})
+    return Case(tiny_byte_pair(), byte_pairs.PROMPTS, {"max_new_bytes": 12})
+
+
+def assert_a_batch_changes_nothing(case: Case) -> None:
+    decoder = Decoder(case.pair, Anchored(k=0.5), batch_size=3)
     seeds = [3, 1, 4, 1, 5]
-    together = decoder.generate(PROMPTS, max_new_tokens=20, seed=seeds)
-    for prompt, seed, result in zip(PROMPTS, seeds, together, strict=True):
-        (alone,) = decoder.generate(prompt, max_new_tokens=20, seed=seed)
-        assert alone.token_ids == result.token_ids
-        assert alone.text == result.text
+    together = decoder.generate(case.prompts, seed=seeds, **case.length)
+    for prompt, seed, result in zip(case.prompts, seeds, together, strict=True):
+        (alone,) = decoder.generate(prompt, seed=seed, **case.length)
+        assert alone.token_ids == result.token_ids and alone.text == result.text
         assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_every_certified_ledger_stays_within_its_bound(pair, rule):
-    for result in Decoder(pair, rule).generate(PROMPTS, max_new_tokens=20, temperature=1.0):
-        ledger = result.ledger
-        assert ledger.certified and ledger.is_within_bound
-        assert all(step.spend <= step.budget for step in ledger.steps)
-        assert ledger.header.bound <= ledger.header.K
+def test_symbols_and_debt_are_the_same_alone_and_in_any_batch(case):
+    assert_a_batch_changes_nothing(case)
+
+
+def test_a_batch_changes_nothing_for_other_families(tokenizer):
+    pair = ModelPair(tiny_gpt2(5), tiny_gpt2(6), tokenizer)
+    assert_a_batch_changes_nothing(Case(pair, PROMPTS, {"max_new_tokens": 15}))
+
+
+@pytest.mark.parametrize(("k", "rule"), [(0.0, SafeOnly()), (1000.0, RiskyOnly())], ids=str)
+def test_no_budget_gives_the_safe_models_symbols_and_an_ample_one_the_risky_models(case, k, rule):
+    anchored = Decoder(case.pair, Anchored(k=k)).generate(case.prompts, **case.length)
+    alone = Decoder(case.pair, rule).generate(case.prompts, **case.length)
+    assert [result.token_ids for result in anchored] == [result.token_ids for result in alone]
+    accepted = [step.accepted for result in anchored for step in result.ledger.steps]
+    assert all(accepted) == (k == 0.0)
+    assert {result.ledger.certified for result in alone} == {rule.is_certified}
+
+
+def test_greedy_decoding_ignores_seeds_certifies_nothing_and_warns_once(case, caplog):
+    decoder = Decoder(case.pair, Anchored(k=0.5))
+    with caplog.at_level(logging.WARNING):
+        results = decoder.generate(case.prompts, temperature=0.0, **case.length)
+    assert not any(result.ledger.certified for result in results)
+    assert sum("temperature 0" in message for message in caplog.messages) == 1
+    again = decoder.generate(case.prompts, temperature=0.0, seed=99, **case.length)
+    assert [result.token_ids for result in results] == [result.token_ids for result in again]
+
+
+def assert_scores_are_those_of_the_ledgers(case: Case, rule) -> None:
+    decoder = Decoder(case.pair, rule)
+    warpers = {"temperature": 0.9, "repetition_penalty": 1.2, "top_p": 0.95}
+    results = decoder.generate(case.prompts, **case.length, **warpers)
+    (horizon,), symbols = case.length.values(), [result.token_ids for result in results]
+    scores = decoder.score(case.prompts, symbols, horizon=horizon, **warpers)
+    for result, score in zip(results, scores, strict=True):
+        steps = result.ledger.steps
+        assert score.token_log_probs == pytest.approx([step.log_prob for step in steps], abs=1e-6)
+        assert score.spends == pytest.approx([step.spend for step in steps], abs=1e-6)
+        assert score.bound == pytest.approx(result.ledger.header.bound, abs=1e-9)
+
+
+def test_scoring_a_generation_gives_the_ledgers_figures(case):
+    assert_scores_are_those_of_the_ledgers(case, RULES[0])
+
+
+@pytest.mark.parametrize("rule", RULES[1:], ids=str)
+def test_scores_under_any_rule_are_those_of_the_ledgers(pair, rule):
+    assert_scores_are_those_of_the_ledgers(Case(pair, PROMPTS, {"max_new_tokens": 16}), rule)
+
+
+def test_a_stop_string_cuts_the_text_given_in_a_list_or_by_itself(case):
+    decoder = Decoder(case.pair, RiskyOnly())
+    settings = {**case.length, "temperature": 1.0}
+    (whole,) = decoder.generate(case.prompts[0], stop=None, **settings)
+    stop = whole.text[3:5]
+    (listed,) = decoder.generate(case.prompts[0], stop=[stop], **settings)
+    (single,) = decoder.generate(case.prompts[0], stop=stop, **settings)
+    assert single.text == listed.text == whole.text[: whole.text.index(stop)]
+    assert single.finish_reason == "stop_string" and len(single.token_ids) < len(whole.token_ids)
+    streamed = decoder.stream(case.prompts[0], stop=stop, **settings)
+    assert "".join(piece.text for piece in streamed) == single.text
+    assert [*decoder.stream(case.prompts[0], stop=None, **settings)]
 
 
 @pytest.mark.parametrize(
@@ -64,20 +134,6 @@ def test_truncation_keeps_the_bound_and_the_safe_support(pair, warpers):
         assert all(step.safe_log_prob > -math.inf for step in result.ledger.steps)
 
 
-def test_no_budget_gives_the_safe_models_tokens(pair):
-    anchored = Decoder(pair, Anchored(k=0.0)).generate(PROMPTS, max_new_tokens=15)
-    safe = Decoder(pair, SafeOnly()).generate(PROMPTS, max_new_tokens=15)
-    assert [result.token_ids for result in anchored] == [result.token_ids for result in safe]
-    assert all(step.accepted for result in anchored for step in result.ledger.steps)
-
-
-def test_an_ample_budget_gives_the_risky_models_tokens(pair):
-    anchored = Decoder(pair, Anchored(k=1000.0)).generate(PROMPTS, max_new_tokens=15)
-    risky = Decoder(pair, RiskyOnly()).generate(PROMPTS, max_new_tokens=15)
-    assert [result.token_ids for result in anchored] == [result.token_ids for result in risky]
-    assert not any(result.ledger.certified for result in risky)
-
-
 def test_one_k_per_prompt_equals_one_call_each(pair):
     ks = [0.0, 0.5, 1.0, 2.0, 50.0]
     together = Decoder(pair, Anchored(k=9.0)).generate(PROMPTS, max_new_tokens=12, k=ks)
@@ -85,15 +141,6 @@ def test_one_k_per_prompt_equals_one_call_each(pair):
         (alone,) = Decoder(pair, Anchored(k=k)).generate(prompt, max_new_tokens=12)
         assert alone.token_ids == result.token_ids
         assert k * 12 == result.ledger.header.K
-
-
-def test_streamed_pieces_join_to_the_generated_text(pair):
-    decoder = Decoder(pair, Anchored(k=1.0))
-    for seed in range(5):
-        (whole,) = decoder.generate(PROMPTS[0], max_new_tokens=30, seed=seed, temperature=1.5)
-        pieces = list(decoder.stream(PROMPTS[0], max_new_tokens=30, seed=seed, temperature=1.5))
-        assert "".join(piece.text for piece in pieces) == whole.text
-        assert math.fsum(piece.spend for piece in pieces) == whole.ledger.spent
 
 
 def test_each_generation_comes_as_soon_as_it_has_ended(pair):
@@ -121,16 +168,6 @@ def test_bad_values_are_errors_of_the_call_that_has_them(pair):
         Decoder(pair, Anchored(k=1.0)).generate_each(PROMPTS, seed=-1)
 
 
-def test_a_stop_string_cuts_the_text(pair):
-    decoder = Decoder(pair, RiskyOnly())
-    (whole,) = decoder.generate(PROMPTS[0], max_new_tokens=30, temperature=1.0)
-    stop = whole.text[10:13]
-    (cut,) = decoder.generate(PROMPTS[0], max_new_tokens=30, temperature=1.0, stop=[stop])
-    assert cut.text == whole.text[: whole.text.index(stop)]
-    assert cut.finish_reason == "stop_string"
-    assert len(cut.token_ids) < len(whole.token_ids)
-
-
 def test_a_stop_token_ends_the_request_and_is_not_text(tokenizer):
     eager = tiny_llama(1)
     eager.lm_head.weight.data[1] += 0.3 * eager.lm_head.weight.data.abs().mean() * 40
@@ -141,17 +178,10 @@ def test_a_stop_token_ends_the_request_and_is_not_text(tokenizer):
     assert all(result.token_ids[-1] == 1 and "<|end|>" not in result.text for result in ended)
 
 
-def test_greedy_is_uncertified_and_warns_once(pair, caplog):
-    with caplog.at_level(logging.WARNING):
-        results = Decoder(pair, Anchored(k=1.0)).generate(
-            PROMPTS, max_new_tokens=8, temperature=0.0
-        )
-    assert not any(result.ledger.certified for result in results)
-    assert sum("temperature 0" in message for message in caplog.messages) == 1
-    again = Decoder(pair, Anchored(k=1.0)).generate(
-        PROMPTS, max_new_tokens=8, temperature=0.0, seed=99
-    )
-    assert [result.token_ids for result in results] == [result.token_ids for result in again]
+def test_results_print_as_one_line(pair):
+    (result,) = Decoder(pair, Anchored(k=1.5)).generate(PROMPTS[0], max_new_tokens=4)
+    assert str(result).startswith("K=6 (k=1.5 x 4) debt=") and "\n" not in str(result)
+    assert all(x in str(result) for x in ("spent=", "bound=", "4 tokens", "length", "certified"))
 
 
 def test_a_debt_above_k_means_safe_only_and_warns(pair, caplog):
@@ -196,19 +226,6 @@ def test_a_row_with_nan_logits_fails_alone(tokenizer):
         list(Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_scoring_a_generation_gives_the_ledgers_figures(pair, rule):
-    decoder = Decoder(pair, rule)
-    warpers = {"temperature": 0.9, "repetition_penalty": 1.2, "top_p": 0.95}
-    results = decoder.generate(PROMPTS, max_new_tokens=16, **warpers)
-    scores = decoder.score(PROMPTS, [result.token_ids for result in results], horizon=16, **warpers)
-    for result, score in zip(results, scores, strict=True):
-        steps = result.ledger.steps
-        assert score.token_log_probs == pytest.approx([step.log_prob for step in steps], abs=1e-6)
-        assert score.spends == pytest.approx([step.spend for step in steps], abs=1e-6)
-        assert score.bound == pytest.approx(result.ledger.header.bound, abs=1e-9)
-
-
 def test_scores_are_the_same_alone_and_in_any_batch(pair):
     decoder = Decoder(pair, Anchored(k=0.7), batch_size=3)
     continuations = [" of salt and rain", " wrote", " radius ** 2\n", " x", " ledger of waves"]
@@ -228,13 +245,6 @@ def test_safe_and_risky_scores_are_the_models_own_log_likelihoods(pair):
         expected = logits[len(tokens) - 1 : -1].gather(-1, torch.tensor(target)[:, None]).sum()
         (score,) = Decoder(pair, rule).score(prompt, text)
         assert score.log_prob == pytest.approx(expected.item(), abs=1e-5)
-
-
-def test_results_print_as_one_line(pair):
-    (result,) = Decoder(pair, Anchored(k=1.5)).generate(PROMPTS[0], max_new_tokens=4)
-    assert str(result).startswith("K=6 (k=1.5 x 4) debt=") and "\n" not in str(result)
-    for word in ("spent=", "bound=", "4 tokens", "length", "certified"):
-        assert word in str(result)
 
 
 @pytest.mark.parametrize(
@@ -328,19 +338,6 @@ def test_numbers_of_numpy_are_numbers(pair, tmp_path):
         assert Ledger.load(tmp_path / "ledger.jsonl") == result.ledger
     (one,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[0], max_new_tokens=6, seed=np.int64(3))
     assert one.ledger.header.seed == 3
-
-
-def test_no_stop_string_and_one_by_itself_are_what_they_say(pair):
-    decoder = Decoder(pair, RiskyOnly())
-    settings = {"max_new_tokens": 30, "temperature": 1.0}
-    (whole,) = decoder.generate(PROMPTS[0], stop=None, **settings)
-    stop = whole.text[10:13]
-    (listed,) = decoder.generate(PROMPTS[0], stop=[stop], **settings)
-    (single,) = decoder.generate(PROMPTS[0], stop=stop, **settings)
-    assert single.text == listed.text == whole.text[: whole.text.index(stop)]
-    streamed = decoder.stream(PROMPTS[0], stop=stop, **settings)
-    assert "".join(piece.text for piece in streamed) == single.text
-    assert [*decoder.stream(PROMPTS[0], stop=None, **settings)]
 
 
 @pytest.mark.parametrize("level", ["token", "byte"])

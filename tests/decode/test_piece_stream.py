@@ -19,6 +19,7 @@ def test_an_exhausted_stream_has_the_ledger_of_generate(pair, changes):
     ledger = pieces.ledger
     assert ledger == generated.ledger
     assert [piece.spend for piece in drawn] == [step.spend for step in ledger.steps]
+    assert "".join(piece.text for piece in drawn) == generated.text
     assert verify(ledger, pair).is_ok
     assert list(pieces) == []
 

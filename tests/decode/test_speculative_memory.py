@@ -11,7 +11,7 @@ from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.draft_length import DraftLength
 from anchored.decode.engine.request import Request
 from anchored.decode.engine.speculative_batch import SpeculativeBatch
-from anchored.decode.levels.token_level import TokenLevel, open_streams
+from anchored.decode.levels.level import TokenLevel, open_streams
 from anchored.decode.models.attention import row_attention
 from anchored.decode.models.output_layer import OutputLayer
 from anchored.decode.models.row_stream import RowStream

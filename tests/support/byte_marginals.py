@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
+from byte_streams import path_of
 from numpy.typing import ArrayLike
 
-from anchored.decode.byte.node_law import Array, log_sum, node_law
-from anchored.decode.byte.path_sums import PathSums, score_tree
+from anchored.decode.byte.node_law import Array, NodeLaw, log_sum, node_laws
+from anchored.decode.byte.path_sums import PathSums
 from anchored.decode.byte.settings import Mode
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.byte.tree_marginals import TreeMarginals
+from anchored.decode.tokenizer.viability import Standing
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 TokenLogProbs = Callable[[Sequence[Sequence[int]]], ArrayLike]
@@ -79,11 +81,19 @@ class ByteMarginals:
         if not missing:
             return
         start = self.vocabulary.start_token_ids
-        paths = [(*start, *self.tree.path(node)) for node in missing]
+        paths = [(*start, *path_of(self.tree, node)) for node in missing]
         scores = np.asarray(self._token_log_probs(paths), np.float64)
         for node, row in zip(missing, scores, strict=True):
             law = node_law(self.vocabulary, self.tree.standing[node], row, self._mode)
             self._marginals.add_law(node, law)
+
+
+def node_law(
+    vocabulary: ByteVocabulary, standing: Standing, row: ArrayLike, mode: Mode = "masked"
+) -> NodeLaw:
+    """The law of one node, in float64."""
+    logits = torch.from_numpy(np.asarray(row, np.float64))
+    return next(node_laws(vocabulary, [standing], logits[None], mode))
 
 
 def byte_log_probs(
@@ -100,11 +110,11 @@ def byte_log_probs(
     (len(text) + 1,) float64, equal to that of `ByteMarginals` byte by byte. Raises ValueError at a
     byte that cannot follow.
     """
-    sums = PathSums(score_tree(vocabulary, text), mode)
-    tree = sums.grown.tree
+    sums = PathSums(vocabulary, text, mode)
+    tree = sums.tree
     for start in range(0, len(tree), chunk_size):
         nodes = range(start, min(start + chunk_size, len(tree)))
-        paths = [(*vocabulary.start_token_ids, *tree.path(node)) for node in nodes]
+        paths = [(*vocabulary.start_token_ids, *path_of(tree, node)) for node in nodes]
         rows = np.asarray(token_log_probs(paths), np.float64)
         sums.add(nodes, [(0, torch.from_numpy(rows[:, vocabulary.ordered_tokens]))])
     return sums.log_probs()

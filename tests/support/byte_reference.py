@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import torch
-from byte_marginals import byte_log_probs
+from byte_marginals import byte_log_probs, node_law
+from byte_streams import path_of
 from torch import Tensor
 
-from anchored.decode.byte.node_law import allowed_in_order, log_sum, node_law
+from anchored.decode.byte.node_law import allowed_in_order, log_sum
 from anchored.decode.byte.settings import Mode
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
 from anchored.decode.models.stream import PromptLogits
@@ -91,7 +92,7 @@ class ReferenceStream:
 
         def law(node: int):
             if node not in laws:
-                path = (*self.vocabulary.start_token_ids, *tree.path(node))
+                path = (*self.vocabulary.start_token_ids, *path_of(tree, node))
                 logits = self.warped_logits(path, tree.standing[node])
                 laws[node] = node_law(self.vocabulary, tree.standing[node], logits, self.mode)
             return laws[node]

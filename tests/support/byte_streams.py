@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.settings import ByteEvaluation
+from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
 from anchored.decode.models.attention import row_attention
+from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 PROMPT = "the harbour's  12345 \n\n\t caf\u00e9 "
@@ -40,6 +42,26 @@ def stream_of(model, vocabulary: ByteVocabulary, **changes) -> ByteStream:
 
 def bytes_of(vocabulary: ByteVocabulary, text: str) -> list[int]:
     return list(vocabulary.normalize(text))
+
+
+def path_of(tree: TokenTree, node: int) -> list[int]:
+    """The tokens of a node, first to last."""
+    tokens = []
+    while node != ROOT_NODE:
+        tokens.append(tree.token[node])
+        node = tree.parent[node]
+    return tokens[::-1]
+
+
+def closed_path(tree: TokenTree) -> list[int] | None:
+    """The tokenisation of the whole text, if the text may end here."""
+    may_end = tree.vocabulary.viability.may_end
+    ends = (h.node for h in tree.heads if h.prefix == ROOT and may_end(tree.standing[h.node]))
+    return next((path_of(tree, node) for node in ends), None)
+
+
+def alive(tree: TokenTree) -> list[int]:
+    return [node for node in range(len(tree)) if tree.is_alive(node)]
 
 
 def feed(stream: ByteStream, texts: dict[int, list[int]]) -> dict[int, Tensor]:

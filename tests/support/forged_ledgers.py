@@ -36,6 +36,23 @@ def changed(ledger: Ledger, change: Callable[[dict, list[dict], dict], Any]) -> 
     return [header, *steps, footer]
 
 
+H, F = "header", "footer"
+
+
+def put(place: str | int, **fields: Any) -> Callable[[dict, list[dict], dict], None]:
+    """Change fields of the header, a step (by number) or the footer."""
+    return lambda header, steps, footer: _record(place, header, steps, footer).update(fields)
+
+
+def take(place: str | int, name: str) -> Callable[[dict, list[dict], dict], None]:
+    """Leave out a field."""
+    return lambda header, steps, footer: _record(place, header, steps, footer).pop(name)
+
+
+def _record(place: str | int, header: dict, steps: list[dict], footer: dict) -> dict:
+    return {H: header, F: footer}.get(place) or steps[place]
+
+
 def summed_up(steps: list[dict], footer: dict) -> None:
     footer["num_steps"] = len(steps)
     footer["total_spend"] = math.fsum(step["spend"] for step in steps)

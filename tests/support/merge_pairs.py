@@ -1,6 +1,7 @@
 """Pairs of tokens that are hard to tell canonical from not, and the library's word on them."""
 
 import random
+from functools import cache
 
 from tokenizers import Tokenizer
 
@@ -11,6 +12,7 @@ NUM_PAIRS = 50_000
 CHARACTERS = byte_characters()
 
 
+@cache
 def merge_table(tokenizer: Tokenizer) -> MergeTable:
     file = read_tokenizer(tokenizer)
     return MergeTable(file.token_bytes, file.merges)

@@ -12,7 +12,7 @@ from anchored.decode.engine.draft_length import DraftLength
 from anchored.decode.engine.request import Request, RequestState
 from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.ledger import LedgerStep
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.rules.budget import Budget
 from anchored.decode.rules.rule import BOTH
 from anchored.decode.settings import SamplingConfig
@@ -50,12 +50,6 @@ class ScriptedRule:
     charges_debt = True
     name = "scripted"
     streams = BOTH
-    looks_back = False
-    divergence = "kl"
-    gain = 1.0
-
-    def for_symbols(self, symbols):
-        return self
 
     def budget_for(self, *, horizon, k, ratios) -> Budget:
         return replace(self.rule.budget_for(horizon=horizon, k=k, ratios=ratios), debt=self.debt)

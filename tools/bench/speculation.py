@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anchored import Anchored, Decoder, Generation, ModelPair
-from anchored.decode.levels.token_level import open_streams
+from anchored.decode.levels.level import open_streams
 from anchored.decode.models.row_stream import RowStream
 from anchored.decode.rules.rule import NextToken, StepInputs
 

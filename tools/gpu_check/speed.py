@@ -11,7 +11,7 @@ from anchored import Anchored, ModelPair
 from anchored.decode.engine.device_batch import DeviceBatch
 from anchored.decode.engine.draft_length import LENGTHS
 from anchored.decode.engine.request import Request
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels.accounts import new_accounts
 from anchored.kernels.gpu.launch import project_into, resident_splits, workspace

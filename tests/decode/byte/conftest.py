@@ -1,4 +1,4 @@
-"""Small byte-level BPEs with the pretokenizers of the four families, trained on hard text.
+"""What tests of bytes share: a tokenizer of each family, a tiny model, a pair.
 
 The laws that byte level must keep, and the tests that hold them:
 
@@ -10,7 +10,7 @@ The laws that byte level must keep, and the tests that hold them:
 6. a tree grown byte by byte is that of the whole, its trunk final: test_token_tree (spell, trunk)
 7. nodes are the beginnings of tokenisations: test_viability (beginnings); test_real_tokenizers
 8. bytes are sampled as tokens are, greedily too: test_byte_laws (viable_tokens),
-   test_byte_guarantee (draws), test_byte_generation (greedy)
+   test_byte_guarantee (draws), test_decoder (greedy)
 9. one pass over a prompt is a walk, its bounds hold: test_byte_marginals (one_pass),
    test_byte_stream (feeding), test_byte_evaluation (bounds)
 10. a tree's forward is that of its paths, whatever lies beside them: test_byte_stream (definition,
@@ -24,56 +24,17 @@ The laws that byte level must keep, and the tests that hold them:
     (true_divergence)
 """
 
-from functools import cache
-from pathlib import Path
-
 import pytest
 from byte_pairs import tiny_byte_pair
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from byte_streams import CONTINUATION, PROMPT, bytes_of, model_of, vocabulary_of
+from byte_tokenizers import REGEXES, trained
+from merge_pairs import merge_table
+from tokenizers import Tokenizer
 
 from anchored import ModelPair
-from anchored.tools.bench.byte_work import draw_hard_strings
-
-WORKS = Path(__file__).parents[3] / "tools" / "quickstart" / "works"
-CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-CL100K = CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
-REGEXES = {
-    "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "cl100k": CL100K,
-    "Qwen": CL100K.replace("{1,3}", ""),
-    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    + CONTRACTION
-    + r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    + CONTRACTION
-    + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
-    + SPACES,
-}
-
-
-def regex_split(regex: str) -> pre_tokenizers.PreTokenizer:
-    steps = [
-        pre_tokenizers.Split(Regex(regex), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-    return pre_tokenizers.Sequence(steps)
-
-
-@cache
-def trained(family: str, num_merges: int = 700) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = regex_split(REGEXES[family])
-    if family == "Qwen":
-        tokenizer.normalizer = normalizers.NFC()
-    trainer = trainers.BpeTrainer(
-        vocab_size=257 + num_merges,
-        special_tokens=["<|end|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    works = [path.read_text()[:20_000] for path in sorted(WORKS.glob("*.txt"))[:2]]
-    tokenizer.train_from_iterator([*works, *draw_hard_strings(1500, seed=0)], trainer)
-    return tokenizer
+from anchored.decode.byte.token_tree import TokenTree
+from anchored.decode.tokenizer.merges import MergeTable
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 
 @pytest.fixture(scope="session")
@@ -93,20 +54,30 @@ def tokenizer(family) -> Tokenizer:
 
 
 @pytest.fixture
-def train():
-    return trained
+def vocabulary(tokenizer) -> ByteVocabulary:
+    return vocabulary_of(tokenizer)
 
 
 @pytest.fixture
-def regexes() -> dict[str, str]:
-    return REGEXES
+def table(tokenizer) -> MergeTable:
+    return merge_table(tokenizer)
 
 
 @pytest.fixture
-def hard_strings():
-    return draw_hard_strings
+def tree(vocabulary) -> TokenTree:
+    return TokenTree(vocabulary)
 
 
 @pytest.fixture
-def split_by():
-    return regex_split
+def model(vocabulary):
+    return model_of(vocabulary)
+
+
+@pytest.fixture
+def prompt(vocabulary) -> list[int]:
+    return bytes_of(vocabulary, PROMPT)
+
+
+@pytest.fixture
+def text(vocabulary) -> list[int]:
+    return bytes_of(vocabulary, CONTINUATION)

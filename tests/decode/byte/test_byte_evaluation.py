@@ -10,7 +10,6 @@ from byte_streams import (
     feed_byte_by_byte,
     model_of,
     stream_of,
-    vocabulary_of,
 )
 from torch import Tensor
 
@@ -20,10 +19,9 @@ one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])
-def test_prefetching_changes_nothing_but_the_number_of_forwards(tokenizer, prefetch):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+def test_prefetching_changes_nothing_but_the_number_of_forwards(
+    prefetch, vocabulary, model, prompt, text
+):
     counts, fed = [], []
     for number in (0, prefetch):
         stream = stream_of(model, vocabulary, prefetch=number)
@@ -39,10 +37,7 @@ def total_variation(first: Tensor, second: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("tau", [1e-3, 0.05, 0.3])
-def test_left_out_nodes_lose_no_more_than_the_logged_bound(tokenizer, tau):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+def test_left_out_nodes_lose_no_more_than_the_logged_bound(tau, vocabulary, model, prompt, text):
     exact, lazy = stream_of(model, vocabulary), stream_of(model, vocabulary, tau=tau, prefetch=2)
     for stream in (exact, lazy):
         stream.read([prompt], [0])
@@ -56,10 +51,9 @@ def test_left_out_nodes_lose_no_more_than_the_logged_bound(tokenizer, tau):
 
 
 @one_tokenizer
-def test_what_is_left_out_does_not_depend_on_what_was_computed_ahead(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+def test_what_is_left_out_does_not_depend_on_what_was_computed_ahead(
+    vocabulary, model, prompt, text
+):
     fed = []
     for prefetch in (0, 3):
         stream = stream_of(model, vocabulary, tau=0.1, prefetch=prefetch)
@@ -70,8 +64,7 @@ def test_what_is_left_out_does_not_depend_on_what_was_computed_ahead(tokenizer):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_bounds_on_prompt_scores_hold_and_cost_a_few_nodes(tokenizer, name):
-    vocabulary = vocabulary_of(tokenizer)
+def test_bounds_on_prompt_scores_hold_and_cost_a_few_nodes(name, vocabulary):
     model = model_of(vocabulary, name)
     text = bytes_of(vocabulary, 3 * (PROMPT + CONTINUATION))
     scores, nodes = {}, {}
@@ -89,9 +82,7 @@ def test_bounds_on_prompt_scores_hold_and_cost_a_few_nodes(tokenizer, name):
 
 
 @one_tokenizer
-def test_without_prompt_scores_only_the_next_byte_is_computed(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
+def test_without_prompt_scores_only_the_next_byte_is_computed(vocabulary, model):
     text = bytes_of(vocabulary, PROMPT)
     exact, none = stream_of(model, vocabulary), stream_of(model, vocabulary, prompt_scores="none")
     assert_same(none.read([text], [0]).logits, exact.read([text], [0]).logits)
@@ -99,9 +90,8 @@ def test_without_prompt_scores_only_the_next_byte_is_computed(tokenizer):
 
 
 @one_tokenizer
-def test_the_first_byte_asks_for_no_logits_that_the_scores_had(tokenizer, monkeypatch):
-    vocabulary = vocabulary_of(tokenizer)
-    stream, asked = stream_of(model_of(vocabulary), vocabulary), []
+def test_the_first_byte_asks_for_no_logits_that_the_scores_had(monkeypatch, vocabulary, model):
+    stream, asked = stream_of(model, vocabulary), []
     logits = OutputLayer.logits
     monkeypatch.setattr(
         OutputLayer,

@@ -1,6 +1,5 @@
 """Texts of pairs with two tokenizers: batches, streams, ends, scores, and rows that fail alone."""
 
-import logging
 import math
 
 import pytest
@@ -9,16 +8,6 @@ from tiny_models import tiny_gpt2, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
-
-
-def test_symbols_and_debt_are_the_same_alone_and_in_any_batch(pair):
-    decoder = Decoder(pair, Anchored(k=0.5), batch_size=3)
-    seeds = [3, 1, 4, 1, 5]
-    together = decoder.generate(PROMPTS, max_new_bytes=12, seed=seeds)
-    for prompt, seed, result in zip(PROMPTS, seeds, together, strict=True):
-        (alone,) = decoder.generate(prompt, max_new_bytes=12, seed=seed)
-        assert alone.token_ids == result.token_ids and alone.text == result.text
-        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
 
 
 def test_streamed_pieces_hold_whole_characters_and_join_to_the_text(pair):
@@ -32,15 +21,6 @@ def test_streamed_pieces_hold_whole_characters_and_join_to_the_text(pair):
         assert not any("\ufffd" in piece.text for piece in pieces[:-1])
 
 
-def test_a_stop_string_cuts_the_text(pair):
-    decoder = Decoder(pair, SafeOnly())
-    (whole,) = decoder.generate(PROMPTS[0], max_new_bytes=30)
-    stop = whole.text[3:5]
-    (cut,) = decoder.generate(PROMPTS[0], max_new_bytes=30, stop=[stop])
-    assert cut.text == whole.text[: whole.text.index(stop)]
-    assert cut.finish_reason == "stop_string"
-
-
 def test_the_end_of_either_model_ends_the_text(pair):
     eager = tiny_llama(1, max_position_embeddings=256)
     eager.lm_head.weight.data[1] *= 12
@@ -50,19 +30,6 @@ def test_the_end_of_either_model_ends_the_text(pair):
     assert ended and all(result.token_ids[-1] == END_SYMBOL for result in ended)
     assert all(result.text == bytes(result.token_ids[:-1]).decode() for result in ended)
     assert verify(ended[0].ledger, ending).is_ok
-
-
-def test_scoring_a_generation_gives_the_ledgers_figures(pair):
-    decoder = Decoder(pair, Anchored(k=0.5))
-    results = decoder.generate(PROMPTS, max_new_bytes=12, top_p=0.9)
-    symbols = [result.token_ids for result in results]
-    warpers = {"temperature": 0.7, "repetition_penalty": 1.1, "top_p": 0.9}
-    scores = decoder.score(PROMPTS, symbols, horizon=12, **warpers)
-    for result, score in zip(results, scores, strict=True):
-        steps = result.ledger.steps
-        assert score.token_log_probs == pytest.approx([step.log_prob for step in steps], abs=1e-6)
-        assert score.spends == pytest.approx([step.spend for step in steps], abs=1e-6)
-        assert score.bound == pytest.approx(result.ledger.header.bound, abs=1e-9)
 
 
 def test_text_and_bytes_score_alike(pair):
@@ -112,17 +79,6 @@ def test_a_truncation_always_leaves_a_token_that_may_follow(pair, setting):
     results = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_bytes=8, **setting)
     assert [result.error for result in results] == [""] * len(PROMPTS)
     assert verify(results[0].ledger, pair).is_ok
-
-
-def test_greedy_decoding_takes_the_likeliest_byte_and_certifies_nothing(pair, caplog):
-    with caplog.at_level(logging.WARNING):
-        (result,) = Decoder(pair, Anchored(k=0.5)).generate("s", max_new_bytes=6, temperature=0.0)
-    assert not result.ledger.certified and "temperature 0" in caplog.text
-    assert verify(result.ledger, pair).is_ok
-    (again,) = Decoder(pair, Anchored(k=0.5)).generate(
-        "s", max_new_bytes=6, temperature=0.0, seed=9
-    )
-    assert again.token_ids == result.token_ids
 
 
 def test_the_level_and_the_horizon(pair):

@@ -5,27 +5,7 @@ import dataclasses
 import pytest
 from byte_pairs import PROMPTS, llama3_tokenizer
 
-from anchored import Anchored, ByteSettings, Decoder, Ledger, ModelPair, RiskyOnly, verify
-
-RULES = [
-    Anchored(k=0.3),
-    Anchored(k=0.3, divergence="max"),
-    Anchored(k=0.3, budget="global"),
-    Anchored(k=0.3, budget="fixed"),
-    Anchored(K=5.0, debt="average"),
-    Anchored(k=2.0, debt="none"),
-]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_ledgers_stay_within_their_bound_and_are_verified(pair, rule, tmp_path):
-    results = Decoder(pair, rule).generate(PROMPTS[:2], max_new_bytes=8, temperature=1.0)
-    for result in results:
-        assert result.ledger.certified and result.ledger.is_within_bound
-        result.ledger.save(tmp_path / "ledger.jsonl")
-        report = verify(Ledger.load(tmp_path / "ledger.jsonl"), pair)
-        assert report.is_ok, report
-        assert report.tokens_drawn_again == len(result.token_ids)
+from anchored import Anchored, ByteSettings, Decoder, ModelPair, RiskyOnly, verify
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from byte_marginals import ByteMarginals, byte_log_probs
+from byte_streams import vocabulary_of
 from tokenizers import Tokenizer
 
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
@@ -14,10 +15,6 @@ ALPHABET = ("t", " ", "'", "\u00e9")
 # What may come behind decides what is viable, and need not be likely.
 BEHIND = ("", *ALPHABET, "\n", "r", "Q", "1", "!", "\u4e2d", "\u00e8", "\u00f7")
 NUM_CHARACTERS, LONGEST_TOKEN = 3, 2
-
-
-def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
-    return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
 
 
 class RandomModel:
@@ -94,8 +91,7 @@ class AllSequences:
         return masses
 
 
-def test_marginals_equal_sums_over_all_token_sequences(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
+def test_marginals_equal_sums_over_all_token_sequences(tokenizer, vocabulary):
     model = RandomModel(vocabulary, ALPHABET)
     every = AllSequences(tokenizer, vocabulary, model)
     texts = {"".join(letters) for letters in product(ALPHABET, repeat=NUM_CHARACTERS)}
@@ -145,8 +141,7 @@ def test_raw_mode_loses_the_mass_that_masking_removes(tokenizer):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_complete_text_has_the_probability_of_its_one_tokenisation(tokenizer, text):
-    vocabulary = vocabulary_of(tokenizer)
+def test_a_complete_text_has_the_probability_of_its_one_tokenisation(tokenizer, text, vocabulary):
     model = RandomModel(vocabulary)
     total = 0.0
     for marginals in grown(tokenizer, text):
@@ -176,8 +171,7 @@ def masked_log_prob(tokenizer, vocabulary, model, text) -> float:
 
 @pytest.mark.parametrize("mode", ["masked", "raw"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_one_pass_scores_equal_those_byte_by_byte(tokenizer, text, mode):
-    vocabulary = vocabulary_of(tokenizer)
+def test_one_pass_scores_equal_those_byte_by_byte(tokenizer, text, mode, vocabulary):
     symbols = [*vocabulary.normalize(text), END_SYMBOL]
     steps = grown(tokenizer, text, mode)
     expected = [float(m.log_probs()[x]) for m, x in zip(steps, symbols, strict=True)]
@@ -210,15 +204,7 @@ def test_a_prompt_that_ends_in_a_space_expects_the_words_that_begin_with_one(tok
     assert np.exp(marginals.log_probs()[ord("t")]) > 0.99
 
 
-def test_nothing_can_follow_when_the_model_bans_everything(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
+def test_nothing_can_follow_when_the_model_bans_everything(vocabulary):
     banned = np.full((1, vocabulary.vocab_size), -math.inf)
     with pytest.raises(ValueError, match="no token can follow b''"):
         ByteMarginals(vocabulary, lambda paths: banned).log_probs()
-
-
-@pytest.mark.parametrize("row", [np.zeros(3), np.full(5000, math.nan)])
-def test_nan_and_short_rows_are_refused(tokenizer, row):
-    vocabulary = vocabulary_of(tokenizer)
-    with pytest.raises(ValueError, match="numbers without NaN"):
-        ByteMarginals(vocabulary, lambda paths: row[None]).log_probs()

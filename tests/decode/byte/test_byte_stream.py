@@ -13,7 +13,6 @@ from byte_streams import (
     feed_byte_by_byte,
     model_of,
     stream_of,
-    vocabulary_of,
 )
 from tiny_models import FAMILIES
 
@@ -62,22 +61,18 @@ def check_against_definition(model, vocabulary: ByteVocabulary) -> None:
     assert_same(read.token_log_probs[0], torch.from_numpy(scores[1:-1]))
 
 
-def test_logits_and_prompt_scores_are_those_of_the_definition(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    check_against_definition(model_of(vocabulary), vocabulary)
+def test_logits_and_prompt_scores_are_those_of_the_definition(vocabulary, model):
+    check_against_definition(model, vocabulary)
 
 
 @one_tokenizer
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_model_family_reads_its_token_tree(tokenizer, name):
-    vocabulary = vocabulary_of(tokenizer)
+def test_every_model_family_reads_its_token_tree(name, vocabulary):
     check_against_definition(model_of(vocabulary, name), vocabulary)
 
 
-def test_reading_is_feeding_byte_by_byte_and_feeding_at_once(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    stream = stream_of(model_of(vocabulary), vocabulary)
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
+def test_reading_is_feeding_byte_by_byte_and_feeding_at_once(vocabulary, model, prompt, text):
+    stream = stream_of(model, vocabulary)
     stream.read([prompt, prompt], [0, 1])
     one_by_one = feed_byte_by_byte(stream, 0, text)
     at_once = feed(stream, {1: text})[1]
@@ -89,9 +84,7 @@ def test_reading_is_feeding_byte_by_byte_and_feeding_at_once(tokenizer):
 
 
 @one_tokenizer
-def test_rows_do_not_depend_on_each_other(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
+def test_rows_do_not_depend_on_each_other(vocabulary, model):
     prompts = [bytes_of(vocabulary, text) for text in (PROMPT, "a", "12 \n caf\u00e9s" * 5)]
     texts = [bytes_of(vocabulary, text) for text in (CONTINUATION, "bc  d", " 7")]
     together = stream_of(model, vocabulary)
@@ -106,11 +99,8 @@ def test_rows_do_not_depend_on_each_other(tokenizer):
 
 
 @one_tokenizer
-def test_a_freed_row_serves_the_next_text_while_others_go_on(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
+def test_a_freed_row_serves_the_next_text_while_others_go_on(vocabulary, model, prompt, text):
     stream, other = stream_of(model, vocabulary), stream_of(model, vocabulary)
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
     stream.read([prompt, text], [0, 1])
     other.read([prompt], [0])
     feed(stream, {0: text[:4], 1: text[:7]})
@@ -123,9 +113,8 @@ def test_a_freed_row_serves_the_next_text_while_others_go_on(tokenizer):
 
 
 @one_tokenizer
-def test_nothing_follows_the_end(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    stream = stream_of(model_of(vocabulary), vocabulary)
+def test_nothing_follows_the_end(vocabulary, model):
+    stream = stream_of(model, vocabulary)
     stream.read([bytes_of(vocabulary, PROMPT)], [0])
     logits = feed(stream, {0: [ord("a"), END_SYMBOL, ord("b")]})[0]
     assert logits[0].exp().sum() == pytest.approx(1, abs=1e-12)
@@ -134,15 +123,14 @@ def test_nothing_follows_the_end(tokenizer):
 
 @one_tokenizer
 @pytest.mark.parametrize("tau", [0.0, 0.2])
-def test_a_text_that_warping_excludes_stands_for_its_own_tokenisation(tokenizer, tau):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
+def test_a_text_that_warping_excludes_stands_for_its_own_tokenisation(
+    tau, vocabulary, model, prompt, text
+):
     warp = Warpers(SamplingConfig(top_k=100), vocabulary.stop_token_ids.tolist())
     evaluation = ByteEvaluation(tau=tau)
     stream = ByteStream(
         model, row_attention(model), vocabulary, num_rows=3, warp=warp, evaluation=evaluation
     )
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
     read = stream.read([prompt], [0])
     logits = torch.cat([read.logits, feed_byte_by_byte(stream, 0, text)])
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones(len(text) + 1).double())
@@ -151,9 +139,8 @@ def test_a_text_that_warping_excludes_stands_for_its_own_tokenisation(tokenizer,
 
 
 @one_tokenizer
-def test_prompts_that_no_text_begins_with_and_too_long_ones_are_refused(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
-    stream = stream_of(model_of(vocabulary), vocabulary)
+def test_prompts_that_no_text_begins_with_and_too_long_ones_are_refused(vocabulary, model):
+    stream = stream_of(model, vocabulary)
     with pytest.raises(ValueError, match="byte 0xff cannot follow b'a'"):
         stream.read([[ord("a"), 0xFF]], [0])
     with pytest.raises(ValueError, match=r"the prompt has 15\d\d tokens, the model has 1024"):
@@ -161,10 +148,8 @@ def test_prompts_that_no_text_begins_with_and_too_long_ones_are_refused(tokenize
 
 
 @one_tokenizer
-def test_dropping_dead_slots_changes_nothing(tokenizer, monkeypatch):
-    vocabulary = vocabulary_of(tokenizer)
+def test_dropping_dead_slots_changes_nothing(monkeypatch, vocabulary, prompt, text):
     model = model_of(vocabulary, "qwen2, sliding")
-    prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
     fed = []
     for limit in (0, 64):
         monkeypatch.setattr(byte_row, "MAX_DEAD_SLOTS", limit)
@@ -175,9 +160,7 @@ def test_dropping_dead_slots_changes_nothing(tokenizer, monkeypatch):
 
 
 @one_tokenizer
-def test_prompts_of_several_forwards_are_read_exactly(tokenizer, monkeypatch):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
+def test_prompts_of_several_forwards_are_read_exactly(monkeypatch, vocabulary, model):
     text = bytes_of(vocabulary, PROMPT + CONTINUATION + " the keepers' things")
     whole, pieces = stream_of(model, vocabulary), stream_of(model, vocabulary)
     expected = whole.read([text], [0])
@@ -190,8 +173,7 @@ def test_prompts_of_several_forwards_are_read_exactly(tokenizer, monkeypatch):
 
 
 @one_tokenizer
-def test_a_text_that_outgrows_the_positions_is_over(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
+def test_a_text_that_outgrows_the_positions_is_over(vocabulary):
     model = model_of(vocabulary, "gpt2")
     stream = stream_of(model, vocabulary)
     prompt = list(b"1!" * 500)
@@ -206,9 +188,7 @@ def test_a_text_that_outgrows_the_positions_is_over(tokenizer):
 @pytest.mark.slow
 @one_tokenizer
 @pytest.mark.parametrize(("num_tokens", "scores"), [(1500, "exact"), (8000, "none")])
-def test_long_contexts_are_read_and_gone_on_from(tokenizer, num_tokens, scores):
-    vocabulary = vocabulary_of(tokenizer)
-    model = model_of(vocabulary)
+def test_long_contexts_are_read_and_gone_on_from(tokenizer, num_tokens, scores, vocabulary, model):
     model.config.max_position_embeddings = 10_000
     once = bytes_of(vocabulary, PROMPT + CONTINUATION)
     text = once * (num_tokens // len(tokenizer.encode(PROMPT + CONTINUATION).ids) + 1)

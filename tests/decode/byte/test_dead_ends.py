@@ -8,6 +8,7 @@ import random
 
 import pytest
 from byte_streams import model_of, stream_of, vocabulary_of
+from byte_tokenizers import REGEXES, regex_split, trained
 from text_oracle import OracleLaws, TextOracle, byte_alphabet, worst_error
 from tokenizers import Tokenizer, models
 
@@ -42,10 +43,10 @@ def crowded_tokenizer(split, seed: int) -> Tokenizer:
 
 
 @pytest.fixture(params=["trained", "random"])
-def hard_tokenizer(request, family, train, split_by, regexes) -> Tokenizer:
+def hard_tokenizer(request, family) -> Tokenizer:
     if request.param == "trained":
-        return train(family, 300)
-    return crowded_tokenizer(split_by(regexes[family]), SEEDS[family])
+        return trained(family, 300)
+    return crowded_tokenizer(regex_split(REGEXES[family]), SEEDS[family])
 
 
 def beginnings() -> list[bytes]:

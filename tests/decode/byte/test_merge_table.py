@@ -5,21 +5,19 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from merge_pairs import encoded, hard_pairs, library_says, merge_table
+from merge_pairs import encoded, hard_pairs, library_says
 
 from anchored.decode.tokenizer.merges import MergeTable, PairRows
 
 
-def test_pairs_agree_with_the_library(tokenizer):
-    table = merge_table(tokenizer)
+def test_pairs_agree_with_the_library(tokenizer, table):
     pairs = hard_pairs(table)
     expected = library_says(tokenizer, table, pairs)
     assert [table.is_valid_pair(*pair) for pair in pairs] == expected
     assert 0.1 < np.mean(expected) < 0.99
 
 
-def test_rows_agree_with_pairs(tokenizer):
-    table = merge_table(tokenizer)
+def test_rows_agree_with_pairs(table):
     tokens = np.array(sorted(table.bytes_of), np.int32)
     rows = PairRows(table, tokens)
     for left in random.Random(3).sample(sorted(table.rank), 60):
@@ -27,14 +25,12 @@ def test_rows_agree_with_pairs(tokenizer):
         assert rows.invalid(left).tolist() == expected
 
 
-def test_bpe_by_definition_agrees_with_the_library(tokenizer):
-    table = merge_table(tokenizer)
+def test_bpe_by_definition_agrees_with_the_library(tokenizer, table):
     texts = [bytes(random.Random(seed).choices(b" the'nrsao", k=9)) for seed in range(2000)]
     assert [table.encode(text) for text in texts] == encoded(tokenizer, texts)
 
 
-def test_sequences_are_canonical_exactly_when_all_their_pairs_are(tokenizer):
-    table = merge_table(tokenizer)
+def test_sequences_are_canonical_exactly_when_all_their_pairs_are(table):
     source = random.Random(4)
     tokens = sorted(table.rank)
     num_canonical = 0

@@ -1,14 +1,12 @@
 """What is asked of the law of one node, against sums over its single tokens."""
 
 import math
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from anchored.decode.byte.node_law import NodeLaw, log_sum_of, node_laws
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
@@ -18,11 +16,6 @@ from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 pytestmark = pytest.mark.parametrize("family", ["cl100k"])
 PREFIXES = (b"", b" ", b" t", b"t", b"'")
-
-
-@cache
-def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
-    return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
 
 
 def law_after_nothing(vocabulary: ByteVocabulary, logits: torch.Tensor) -> NodeLaw:
@@ -41,10 +34,10 @@ def node_of(vocabulary: ByteVocabulary, prefix: bytes) -> int:
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_reach_likely_tokens_and_children_are_those_of_the_single_tokens(
-    tokenizer, seed, scale, data
+    vocabulary, seed, scale, data
 ):
     """Scale 300 makes laws too wide for sums on one scale."""
-    vocabulary, trie = vocabulary_of(tokenizer), vocabulary_of(tokenizer).trie
+    trie = vocabulary.trie
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(vocabulary.vocab_size, generator=generator, dtype=torch.float64)
     law = law_after_nothing(vocabulary, logits)
@@ -66,8 +59,7 @@ def test_reach_likely_tokens_and_children_are_those_of_the_single_tokens(
 
 
 @pytest.mark.parametrize("banned", [1e4, -math.inf])
-def test_a_dead_end_adds_no_mass_whatever_is_banned(tokenizer, banned):
-    vocabulary = vocabulary_of(tokenizer)
+def test_a_dead_end_adds_no_mass_whatever_is_banned(banned, vocabulary):
     allowed = vocabulary.viability.allowed(vocabulary.viability.start())
     logits = torch.full((vocabulary.vocab_size,), -math.inf)
     logits[vocabulary.trie.tokens[~allowed][0]] = banned

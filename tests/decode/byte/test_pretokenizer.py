@@ -1,11 +1,13 @@
 """The automata of the four families against the library's regexes, and their detection."""
 
 import pytest
+from byte_tokenizers import REGEXES, regex_split
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from anchored.decode.tokenizer.families import family as automaton_of
 from anchored.decode.tokenizer.pretokenizer import CharacterClasses
 from anchored.decode.tokenizer.vocabulary import detect_pretokenizer
+from anchored.tools.bench.byte_work import draw_hard_strings
 
 UNKNOWN = {
     "two digits": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -14,10 +16,10 @@ UNKNOWN = {
 }
 
 
-def test_automata_cut_as_the_regexes_do(family, regexes, hard_strings):
+def test_automata_cut_as_the_regexes_do(family):
     automaton = automaton_of(family)
-    split = pre_tokenizers.Split(Regex(regexes[family]), behavior="isolated")
-    for text in hard_strings(4000, seed=5):
+    split = pre_tokenizers.Split(Regex(REGEXES[family]), behavior="isolated")
+    for text in draw_hard_strings(4000, seed=5):
         expected = [piece for piece, _ in split.pre_tokenize_str(text)]
         assert automaton.pretokens(text) == expected, text
 
@@ -33,9 +35,9 @@ def test_gpt2s_own_byte_level_regex_is_recognised():
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_other_regexes_are_refused_in_one_line(name, split_by):
+def test_other_regexes_are_refused_in_one_line(name):
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = split_by(UNKNOWN[name])
+    tokenizer.pre_tokenizer = regex_split(UNKNOWN[name])
     with pytest.raises(ValueError, match="unsupported pre-tokenizer: it cuts like none of GPT-2, "):
         detect_pretokenizer(tokenizer)
 

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from byte_marginals import ByteMarginals
+from byte_streams import closed_path
 from merge_pairs import hard_pairs, library_says
 from tokenizers import Tokenizer
 
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
+from anchored.tools.bench.byte_work import draw_hard_strings
 
 FOLDER = Path(__file__).parents[4] / "shared" / "tokenizers"
 STOP_TOKENS = {"gpt2": 50256, "olmo1": 50279, "olmo2": 100257, "llama3": 128001}
@@ -33,15 +35,13 @@ def published(name) -> tuple[Tokenizer, ByteVocabulary]:
     return tokenizer, ByteVocabulary(tokenizer, [STOP_TOKENS[name]])
 
 
-def test_trees_hold_the_librarys_tokenisation_of_every_string(published, hard_strings):
+def test_trees_hold_the_librarys_tokenisation_of_every_string(published):
     tokenizer, vocabulary = published
-    for text in (*hard_strings(1500, seed=10, longest=30), *LLAMA3_ODDITIES):
+    for text in (*draw_hard_strings(1500, seed=10, longest=30), *LLAMA3_ODDITIES):
         tree = TokenTree(vocabulary)
         tree.extend(vocabulary.normalize(text))
-        closed = tree.closed_node()
-        assert closed is not None
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        assert tree.path(closed) == ids, text
+        assert closed_path(tree) == ids, text
         trunk = [tree.token[node] for node in tree.trunk()]
         assert trunk == ids[: len(trunk)]
 

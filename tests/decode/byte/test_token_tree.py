@@ -2,18 +2,14 @@
 
 import numpy as np
 import pytest
+from byte_streams import alive, closed_path, path_of, vocabulary_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from anchored.decode.byte.token_tree import NO_NODE, ROOT_NODE, TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
 from anchored.decode.tokenizer.tokenizer_file import token_bytes
-from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 PROSE = "The harbour bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 3
-
-
-def tree_of(tokenizer: Tokenizer) -> TokenTree:
-    return TokenTree(ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")]))
 
 
 def missing(cache: TreeCache) -> list[int]:
@@ -27,36 +23,32 @@ def ancestors(tree: TokenTree, node: int) -> list[int]:
     return chain[::-1]
 
 
-def test_nodes_spell_the_text_up_to_their_end(tokenizer):
-    tree = tree_of(tokenizer)
+def test_nodes_spell_the_text_up_to_their_end(tree):
     tree.extend(PROSE.encode())
     bytes_of = tree.vocabulary.viability.merges.bytes_of
     for node in range(1, len(tree)):
-        spelt = b"".join(bytes_of[token] for token in tree.path(node))
+        spelt = b"".join(bytes_of[token] for token in path_of(tree, node))
         assert spelt == bytes(tree.text[: tree.end[node]])
-        assert tree.depth[node] == len(tree.path(node))
+        assert tree.depth[node] == len(path_of(tree, node))
         assert tree.parent[node] < node
     assert tree.parent[ROOT_NODE] == NO_NODE
 
 
-def test_about_one_node_appears_for_each_byte(tokenizer):
-    tree = tree_of(tokenizer)
+def test_about_one_node_appears_for_each_byte(tree):
     counts = [len(tree.append(byte)) for byte in PROSE.encode()]
     assert min(counts) == 1
     assert max(counts) <= 2
     assert np.mean(counts) < 1.2
 
 
-def test_the_alive_are_the_heads_and_their_ancestors(tokenizer):
-    tree = tree_of(tokenizer)
+def test_the_alive_are_the_heads_and_their_ancestors(tree):
     for byte in PROSE.encode():
         tree.append(byte)
         needed = {ancestor for head in tree.heads for ancestor in ancestors(tree, head.node)}
-        assert set(tree.alive()) == needed | {ROOT_NODE}
+        assert set(alive(tree)) == needed | {ROOT_NODE}
 
 
-def test_the_trunk_only_grows_and_begins_the_final_tokenisation(tokenizer):
-    tree = tree_of(tokenizer)
+def test_the_trunk_only_grows_and_begins_the_final_tokenisation(tokenizer, tree):
     final = tokenizer.encode(PROSE).ids
     before: list[int] = []
     for byte in tree.vocabulary.normalize(PROSE):
@@ -68,23 +60,20 @@ def test_the_trunk_only_grows_and_begins_the_final_tokenisation(tokenizer):
     assert len(before) > 0.9 * len(final)
 
 
-def test_a_byte_that_cannot_follow_changes_nothing(tokenizer):
-    tree = tree_of(tokenizer)
+def test_a_byte_that_cannot_follow_changes_nothing(tree):
     tree.extend("caf\u00e9".encode())
-    before = (len(tree), list(tree.heads), bytes(tree.text), tree.alive())
+    before = (len(tree), list(tree.heads), bytes(tree.text), alive(tree))
     with pytest.raises(ValueError, match="byte 0xa9 cannot follow"):
         tree.append(0xA9)
-    assert (len(tree), list(tree.heads), bytes(tree.text), tree.alive()) == before
+    assert (len(tree), list(tree.heads), bytes(tree.text), alive(tree)) == before
 
 
-def test_long_texts_need_no_recursion(tokenizer):
-    tree = tree_of(tokenizer)
+def test_long_texts_need_no_recursion(tree):
     tree.extend(b"ab" * 3000)
     assert len(tree.trunk()) > 500
 
 
-def test_forwards_attend_to_exactly_their_ancestors(tokenizer):
-    tree = tree_of(tokenizer)
+def test_forwards_attend_to_exactly_their_ancestors(tree):
     cache = TreeCache(tree)
     held = [ROOT_NODE]
     for place, byte in enumerate(PROSE.encode()):
@@ -99,17 +88,16 @@ def test_forwards_attend_to_exactly_their_ancestors(tokenizer):
         if place % 9 == 0:
             first, kept = cache.compact()
             held = [*held[:first], *(held[slot] for slot in kept)]
-            assert sorted(held) == tree.alive()
+            assert sorted(held) == alive(tree)
     assert cache.num_settled > len(tree.trunk()) - 8
 
 
-def test_slots_of_dead_nodes_are_counted_and_dropped(tokenizer):
-    tree = tree_of(tokenizer)
+def test_slots_of_dead_nodes_are_counted_and_dropped(tree):
     cache = TreeCache(tree)
     for byte in PROSE.encode():
         tree.append(byte)
         cache.add(missing(cache))
-    num_alive = len(tree.alive())
+    num_alive = len(alive(tree))
     assert cache.num_slots - cache.num_dead == num_alive
     assert cache.num_dead > 50
     first, kept = cache.compact()
@@ -117,8 +105,7 @@ def test_slots_of_dead_nodes_are_counted_and_dropped(tokenizer):
     assert cache.num_dead == 0
 
 
-def test_a_node_needs_its_parent_first(tokenizer):
-    tree = tree_of(tokenizer)
+def test_a_node_needs_its_parent_first(tree):
     cache = TreeCache(tree)
     tree.extend(b"the sea")
     last = max(range(len(tree)), key=tree.depth.__getitem__)
@@ -126,8 +113,7 @@ def test_a_node_needs_its_parent_first(tokenizer):
         cache.add([last])
 
 
-def test_the_trunk_of_a_prompt_is_computed_causally_and_the_rest_as_a_tree(tokenizer):
-    tree = tree_of(tokenizer)
+def test_the_trunk_of_a_prompt_is_computed_causally_and_the_rest_as_a_tree(tree):
     tree.extend(PROSE.encode())
     cache = TreeCache(tree)
     assert cache.add_trunk() == tree.trunk()
@@ -149,10 +135,10 @@ def test_a_byte_that_only_begins_longer_tokens_ends_no_node():
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, pairs))
     tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tree = tree_of(tokenizer)
+    tree = TokenTree(vocabulary_of(tokenizer))
     counts = [len(tree.append(byte)) for byte in "!\u00a0x".encode()]
     assert counts == [1, 0, 1, 1]
-    assert tree.path(tree.closed_node()) == tokenizer.encode("!\u00a0x").ids
+    assert closed_path(tree) == tokenizer.encode("!\u00a0x").ids
     tree.append(0xC2)
     with pytest.raises(ValueError, match="byte 0x41 cannot follow"):
         tree.append(0x41)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import tiny_llama
 
-from anchored.decode.byte.path_sums import score_tree
+from anchored.decode.byte.path_sums import PathSums
 from anchored.decode.byte.tree_cache import TreeBackbone, TreeCache
 from anchored.decode.models.attention import row_attention
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
@@ -17,7 +17,7 @@ def test_the_order_of_siblings_changes_nothing(tokenizer):
     """Nodes beside the trunk computed backwards, as far as parents allow, have the same states."""
     vocabulary = ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
     model = tiny_llama(1, vocab_size=vocabulary.vocab_size).eval()
-    tree = score_tree(vocabulary, TEXT.encode()).tree
+    tree = PathSums(vocabulary, TEXT.encode()).tree
     first, second = (states_beside_the_trunk(model, tree, sign) for sign in (1, -1))
     assert len(first) > 10 and list(first) != list(second)
     for node, state in first.items():

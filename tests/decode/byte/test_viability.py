@@ -4,6 +4,8 @@ from collections import defaultdict
 from itertools import chain, product
 
 import pytest
+from byte_streams import alive, closed_path, path_of, vocabulary_of
+from byte_tokenizers import REGEXES, regex_split
 from tokenizers import AddedToken, Tokenizer, models
 
 from anchored.decode.byte.token_tree import TokenTree
@@ -11,7 +13,7 @@ from anchored.decode.tokenizer.tokenizer_file import byte_characters
 from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.utf8 import completions, cut_partial
 from anchored.decode.tokenizer.viability import Standing, Viability
-from anchored.decode.tokenizer.vocabulary import ByteVocabulary
+from anchored.tools.bench.byte_work import draw_hard_strings
 
 ALPHABETS = {
     "GPT-2": (" ", "\n", "'", "r", "e", "1", "!", "\u00e9"),
@@ -21,10 +23,6 @@ ALPHABETS = {
 }
 # Two characters behind a beginning show what it may turn into.
 NUM_SHOWN, NUM_BEHIND = 3, 2
-
-
-def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
-    return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
 
 
 def beginnings(tokenizer: Tokenizer, alphabet: tuple[str, ...]) -> dict[bytes, set]:
@@ -44,14 +42,13 @@ def beginnings(tokenizer: Tokenizer, alphabet: tuple[str, ...]) -> dict[bytes, s
     return found
 
 
-def test_nodes_are_exactly_the_beginnings_of_tokenisations(family, tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
+def test_nodes_are_exactly_the_beginnings_of_tokenisations(family, tokenizer, vocabulary):
     found = beginnings(tokenizer, ALPHABETS[family])
     grown = defaultdict(set)
     for letters in product(ALPHABETS[family], repeat=NUM_SHOWN):
         tree = TokenTree(vocabulary)
         for byte in "".join(letters).encode():
-            paths = {tuple(tree.path(node)) for node in tree.append(byte)}
+            paths = {tuple(path_of(tree, node)) for node in tree.append(byte)}
             grown[bytes(tree.text)] = paths
     assert len(grown) > 400
     for text, paths in grown.items():
@@ -73,11 +70,10 @@ def has_witness(tokenizer: Tokenizer, text: bytes, path: tuple[int, ...]) -> boo
     return False
 
 
-def test_rows_and_single_tokens_agree(family, tokenizer, hard_strings):
-    vocabulary = vocabulary_of(tokenizer)
+def test_rows_and_single_tokens_agree(family, vocabulary):
     viability = vocabulary.viability
     compared: set[tuple[object, ...]] = set()
-    for text in hard_strings(60, seed=7, longest=6):
+    for text in draw_hard_strings(60, seed=7, longest=6):
         tree = TokenTree(vocabulary)
         for byte in vocabulary.normalize(text):
             for node in tree.append(byte):
@@ -95,21 +91,18 @@ def assert_row_is_right(viability: Viability, standing: Standing) -> None:
     assert viability.allowed(standing).tolist() == expected
 
 
-def test_texts_may_end_where_their_tokenisation_does(tokenizer, hard_strings):
-    vocabulary = vocabulary_of(tokenizer)
-    for text in hard_strings(800, seed=8):
+def test_texts_may_end_where_their_tokenisation_does(tokenizer, vocabulary):
+    for text in draw_hard_strings(800, seed=8):
         normal = vocabulary.normalize(text)
         tree = TokenTree(vocabulary)
         tree.extend(normal)
-        closed = tree.closed_node()
-        assert closed is not None
-        assert tree.path(closed) == tokenizer.encode(text).ids
+        assert closed_path(tree) == tokenizer.encode(text).ids
 
 
 def test_no_text_ends_inside_a_character(tokenizer):
     tree = TokenTree(vocabulary_of(tokenizer))
     tree.extend(b"a\xe4\xb8")
-    assert tree.closed_node() is None
+    assert closed_path(tree) is None
 
 
 @pytest.mark.parametrize(
@@ -122,8 +115,7 @@ def test_ill_formed_utf8_cannot_follow(tokenizer, wrong):
     assert bytes(tree.text) == wrong[:-1]
 
 
-def test_well_formed_rows_keep_the_text_utf8(tokenizer):
-    vocabulary = vocabulary_of(tokenizer)
+def test_well_formed_rows_keep_the_text_utf8(vocabulary):
     for text in (b"", b"\xc3", b"\xe4", b"\xe4\xb8", b"\xf0\x9f", b"\xed"):
         tree = TokenTree(vocabulary)
         tree.extend(text)
@@ -146,15 +138,13 @@ def with_added_spaces(tokenizer: Tokenizer) -> Tokenizer:
     return copy
 
 
-def test_added_tokens_are_matched_leftmost_longest(tokenizer, hard_strings):
+def test_added_tokens_are_matched_leftmost_longest(tokenizer):
     added = with_added_spaces(tokenizer)
     vocabulary = vocabulary_of(added)
-    for text in hard_strings(500, seed=9):
+    for text in draw_hard_strings(500, seed=9):
         tree = TokenTree(vocabulary)
         tree.extend(vocabulary.normalize(text))
-        closed = tree.closed_node()
-        assert closed is not None
-        assert tree.path(closed) == added.encode(text).ids
+        assert closed_path(tree) == added.encode(text).ids
         if len(text) < 4:
             for head in tree.heads:
                 if head.prefix == ROOT:
@@ -172,15 +162,15 @@ def with_whole_pretokens() -> tuple[Tokenizer, int]:
     return tokenizer, vocab["\u0120abc"]
 
 
-def test_whole_pretokens_stand_only_for_themselves(split_by, regexes):
+def test_whole_pretokens_stand_only_for_themselves():
     tokenizer, whole = with_whole_pretokens()
-    tokenizer.pre_tokenizer = split_by(regexes["cl100k"])
+    tokenizer.pre_tokenizer = regex_split(REGEXES["cl100k"])
     vocabulary = vocabulary_of(tokenizer)
     for text in (" abc", " abcd", "x abc", "x abc abc1", " abc  abc", "  abc", "abc", "abc abcabc"):
         tree = TokenTree(vocabulary)
         tree.extend(text.encode())
-        ends = [node for node in tree.alive() if tree.end[node] == len(text)]
+        ends = [node for node in alive(tree) if tree.end[node] == len(text)]
         closed = [node for node in ends if vocabulary.viability.may_end(tree.standing[node])]
-        assert [tree.path(node) for node in closed] == [tokenizer.encode(text).ids]
+        assert [path_of(tree, node) for node in closed] == [tokenizer.encode(text).ids]
         row = vocabulary.viability.allowed(tree.standing[closed[0]])
         assert row[vocabulary.trie.row_of[whole]]

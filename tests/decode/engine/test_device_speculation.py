@@ -13,7 +13,7 @@ from anchored.decode.engine.draft_length import LENGTHS
 from anchored.decode.engine.engine import FAMILIES
 from anchored.decode.engine.paired_batch import PairedBatch, decode_all
 from anchored.decode.engine.request import Request, RequestState
-from anchored.decode.levels.token_level import TokenLevel, open_streams
+from anchored.decode.levels.level import TokenLevel, open_streams
 from anchored.decode.models.row_stream import RowStream
 from anchored.decode.settings import SamplingConfig
 

@@ -10,7 +10,7 @@ from anchored import ModelPair
 from anchored.decode.engine.device_batch import CAPACITY_STEP, DeviceBatch, capacity_for
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels import walk, warping
 

@@ -9,7 +9,7 @@ from tiny_models import tiny_llama
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.paired_batch import PairedBatch, decode_all
 from anchored.decode.engine.request import Request
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.settings import SamplingConfig
 
 WORDS = [

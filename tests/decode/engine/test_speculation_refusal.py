@@ -9,7 +9,7 @@ from transformers import BitsAndBytesConfig
 
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.speculation import speculation_refusal
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models.attention import row_attention
 from anchored.decode.models.capabilities import largest_leak
 

@@ -9,7 +9,7 @@ from plain_forward import plain_log_probs
 from tiny_models import tiny_family, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, verify
-from anchored.decode.levels.token_level import open_streams
+from anchored.decode.levels.level import open_streams
 from anchored.decode.models.stream import LoneStream
 
 PROMPTS = [[0, 5, 9, 33, 7, 8, 41, 22, 17], [0, 12, 60], [0, 7]]

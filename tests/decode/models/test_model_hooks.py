@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.levels.token_level import open_streams
+from anchored.decode.levels.level import open_streams
 
 PROMPTS = ["the keeper of the lamp", "salt"]
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, Ledger, ModelPair, SafeOnly, verify
 from anchored.decode.engine.engine import pair_refusal
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models.shared_tokens import shared_tokens
 
 REAL = Path(__file__).parents[3] / "shared" / "tokenizers"

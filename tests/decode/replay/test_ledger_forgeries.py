@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from forged_ledgers import changed, refusal, summed_up, with_budgets, write
+from forged_ledgers import F, H, changed, put, refusal, summed_up, take, with_budgets, write
 
 from anchored import Anchored, Decoder, Ledger, RiskyOnly, verify, with_divergences
 
@@ -27,16 +27,6 @@ def ledgers(pair) -> dict[str, Ledger]:
         "risky": decoded(RiskyOnly()),
         "longer": with_divergences(decoded(Anchored(k=1.0)), pair),
     }
-
-
-def setting(place, name, value):
-    """Change of one field: of the header, a step (by number) or the footer."""
-
-    def change(header, steps, footer):
-        record = {"header": header, "footer": footer}.get(place) or steps[place]
-        record[name] = value
-
-    return change
 
 
 def budget_times_ten(header, steps, footer):
@@ -82,82 +72,145 @@ def step_after_the_end(header, steps, footer):
     steps[3]["token_id"] = header["stop_token_ids"][0]
 
 
-H, F = "header", "footer"
+def debt_forgiven(header, steps, footer):
+    header.update(debt=0.0, bound=header["K"])
+    with_budgets(header, steps)
+
+
 FORGERIES = {
+    # fields
+    "unknown in the header": ("kl", put(H, colour="red"), "line 1: unknown field 'colour'"),
+    "unknown in a step": ("kl", put(2, colour="red"), "line 4: unknown field 'colour'"),
+    "unknown in the footer": ("kl", put(F, colour="red"), "line 14: unknown field 'colour'"),
+    "missing in the header": ("kl", take(H, "debt"), "line 1: field 'debt' is missing"),
+    "missing in a step": ("kl", take(2, "weight"), "line 4: field 'weight' is missing"),
+    "missing in the footer": ("kl", take(F, "certified"), "line 14: field 'certified' is missing"),
+    "null in the header": ("kl", put(H, k=None), "line 1: k must be float, got None"),
+    "null in a step": ("kl", put(0, log_prob=None), "line 2: log_prob must be float, got None"),
+    "null in the footer": ("kl", put(F, safe_forwards=None), "safe_forwards must be int, got None"),
+    "text for a number": ("kl", put(0, spend="much"), "line 2: spend must be float, got 'much'"),
+    "a number for a text": ("kl", put(H, rule=7), "line 1: rule must be str, got 7"),
+    "a flag for a number": ("kl", put(H, horizon=True), "horizon must be int, got True"),
+    "a fraction for a token": ("kl", put(1, token_id=1.5), "line 3: token_id must be int, got 1.5"),
+    "a token of many digits": ("kl", put(1, token_id=10**30), "line 3: token_id must be int"),
+    "a horizon of many digits": ("kl", put(H, horizon=10**400), "line 1: horizon must be int"),
+    "prompt of texts": ("kl", put(H, prompt_token_ids=["a"]), "prompt_token_ids must be list[int]"),
+    "ratios of texts": (
+        "kl",
+        put(H, prompt_ratios=["a"]),
+        "prompt_ratios must be list[float] | None",
+    ),
+    "work of texts": ("kl", put(F, work={"safe": "much"}), "work must be dict"),
+    "a token below": ("kl", put(1, token_id=-1), "step 1: token -1 is not in [0, 320)"),
+    "a token beyond": ("kl", put(1, token_id=320), "step 1: token 320 is not in [0, 320)"),
+    "a prompt beyond": (
+        "kl",
+        put(H, prompt_token_ids=[0, 999]),
+        "prompt: token ids must be in [0, 320)",
+    ),
+    "no prompt": ("kl", put(H, prompt_token_ids=[]), "prompt: the prompt is empty"),
+    "a seed below": ("kl", put(H, seed=-1), "seed must be in [0, 2**63), got -1"),
+    "bytes": (
+        "kl",
+        put(H, level="byte"),
+        "tokenizers, or their stop tokens, are not the recorded ones",
+    ),
+    "bytes with settings": (
+        "kl",
+        put(H, level="byte", level_settings={"mode": 3}),
+        "level_settings: mode must be",
+    ),
+    "settings of no level": ("kl", put(H, level_settings={"mode": "raw"}), "level settings are {}"),
+    "rule without settings": ("kl", put(H, rule_settings={}), "give either k or K"),
+    "rule with others": ("kl", put(H, rule_settings={"q": 1}), "rule_settings: unknown field 'q'"),
+    "rule with a text": ("kl", put(H, rule_settings={"k": "1"}), "rule_settings: k must be"),
+    "a sampling without": ("kl", put(H, sampling={}), "sampling: field 'min_p' is missing"),
+    "top_k a fraction": (
+        "kl",
+        lambda h, s, f: h["sampling"].update(top_k=2.5),
+        "sampling: top_k must be int, got 2.5",
+    ),
+    "a temperature below": (
+        "kl",
+        lambda h, s, f: h["sampling"].update(temperature=-1.0),
+        "sampling: temperature must be finite and >= 0",
+    ),
     # certified, for what is not, and what is no answer at all
-    "greedy certified": ("greedy", setting(F, "certified", True), "certified must be False"),
-    "risky certified": ("risky", setting(F, "certified", True), "certified must be False"),
-    "certified yes": ("kl", setting(F, "certified", "yes"), "certified must be bool"),
-    "certified denied": ("kl", setting(F, "certified", False), "certified must be True"),
+    "greedy certified": ("greedy", put(F, certified=True), "certified must be False"),
+    "risky certified": ("risky", put(F, certified=True), "certified must be False"),
+    "certified yes": ("kl", put(F, certified="yes"), "certified must be bool"),
+    "certified denied": ("kl", put(F, certified=False), "certified must be True"),
     # models
-    "no fingerprints": ("kl", setting(H, "fingerprints", {}), "fingerprints must name"),
-    "one fingerprint": ("kl", setting(H, "fingerprints", {"safe": "0"}), "fingerprints must name"),
-    "dtype": ("kl", setting(H, "dtype", "float32"), "dtype is float64, recorded float32"),
-    "quantized": ("kl", setting(H, "quantization", {"safe": "int8"}), "quantised are"),
+    "no fingerprints": ("kl", put(H, fingerprints={}), "fingerprints must name"),
+    "one fingerprint": ("kl", put(H, fingerprints={"safe": "0"}), "fingerprints must name"),
+    "dtype": ("kl", put(H, dtype="float32"), "dtype is float64, recorded float32"),
+    "quantized": ("kl", put(H, quantization={"safe": "int8"}), "quantised are"),
     # NaN, with which every comparison is false
-    "log p NaN": ("kl", setting(2, "log_prob", NAN), "not JSON"),
-    "log p_s NaN": ("kl", setting(2, "safe_log_prob", NAN), "not JSON"),
-    "spend NaN": ("kl", setting(2, "spend", NAN), "not JSON"),
-    "weight NaN": ("kl", setting(2, "weight", NAN), "not JSON"),
-    "KL NaN": ("longer", setting(2, "kl_risky_safe", NAN), "not JSON"),
+    "log p NaN": ("kl", put(2, log_prob=NAN), "not JSON"),
+    "log p_s NaN": ("kl", put(2, safe_log_prob=NAN), "not JSON"),
+    "spend NaN": ("kl", put(2, spend=NAN), "not JSON"),
+    "weight NaN": ("kl", put(2, weight=NAN), "not JSON"),
+    "KL NaN": ("longer", put(2, kl_risky_safe=NAN), "not JSON"),
     "ratio NaN": ("longer", ratio_nan, "not JSON"),
-    "prior bound NaN": ("kl", setting(H, "prior_bound", NAN), "not JSON"),
+    "prior bound NaN": ("kl", put(H, prior_bound=NAN), "not JSON"),
     # weights
     "weight halved": ("kl", halved_weight, "step 4: spend differs"),
     "weight of max halved": ("max", halved_weight, "step 4: weight differs"),
-    "weight 7": ("kl", setting(3, "weight", 7.0), "weight 7.0 is not in"),
-    "weight of max 7": ("max", setting(3, "weight", 7.0), "weight 7.0 is not in"),
-    "weight -1": ("kl", setting(3, "weight", -1.0), "weight -1.0 is not in"),
+    "weight 7": ("kl", put(3, weight=7.0), "weight 7.0 is not in"),
+    "weight of max 7": ("max", put(3, weight=7.0), "weight 7.0 is not in"),
+    "weight -1": ("kl", put(3, weight=-1.0), "weight -1.0 is not in"),
     # several samples, earlier text
-    "no sequences": ("kl", setting(H, "num_return_sequences", 0), "must be >= 1, got 0"),
-    "minus sequences": ("kl", setting(H, "num_return_sequences", -3), "must be >= 1, got -3"),
-    "prior bound -5": ("kl", setting(H, "prior_bound", -5.0), "prior_bound must be >= 0"),
+    "no sequences": ("kl", put(H, num_return_sequences=0), "must be >= 1, got 0"),
+    "minus sequences": ("kl", put(H, num_return_sequences=-3), "must be >= 1, got -3"),
+    "prior bound -5": ("kl", put(H, prior_bound=-5.0), "prior_bound must be >= 0"),
     # budget
     "K times 10": ("kl", budget_times_ten, "are not those of anchored"),
-    "K alone": ("kl", setting(H, "K", 99.0), "are not those of anchored"),
-    "k alone": ("kl", setting(H, "k", 0.5), "are not those of anchored"),
-    "bound": ("kl", setting(H, "bound", 99.0), "bound 99.0 does not follow"),
-    "horizon 0": ("kl", setting(H, "horizon", 0), "horizon must be >= 1"),
+    "K alone": ("kl", put(H, K=99.0), "are not those of anchored"),
+    "k alone": ("kl", put(H, k=0.5), "are not those of anchored"),
+    "bound": ("kl", put(H, bound=99.0), "bound 99.0 does not follow"),
+    "horizon 0": ("kl", put(H, horizon=0), "horizon must be >= 1"),
     "horizon 1": ("kl", horizon(1), "after 12 steps, the horizon 1"),
     "horizon 1e6": ("kl", horizon(10**6), "after 12 steps, the horizon 1000000"),
-    "horizon 1e6 of risky": ("risky", setting(H, "horizon", 10**6), "the horizon 1000000"),
+    "horizon 1e6 of risky": ("risky", put(H, horizon=10**6), "the horizon 1000000"),
     "negative spend": (
         "kl",
         spent(11, -(2.0**-32)),
         "step 11: spend -2.328",
     ),
+    "budget": ("kl", put(3, budget=99.0), "step 3: the budget does not follow"),
     # the end
-    "stop token": ("kl", setting(F, "finish_reason", "stop_token"), "is 'stop_token', the last"),
-    "no reason": ("kl", setting(F, "finish_reason", ""), "finish_reason must be one of"),
-    "own reason": ("kl", setting(F, "finish_reason", "done"), "finish_reason must be one of"),
-    "error": ("kl", setting(F, "finish_reason", "error"), "certified must be False"),
+    "stop token": ("kl", put(F, finish_reason="stop_token"), "is 'stop_token', the last"),
+    "no reason": ("kl", put(F, finish_reason=""), "finish_reason must be one of"),
+    "own reason": ("kl", put(F, finish_reason="done"), "finish_reason must be one of"),
+    "error": ("kl", put(F, finish_reason="error"), "certified must be False"),
     "last step dropped": ("kl", dropped(-1), "after 11 steps, the horizon 12"),
     "all steps dropped": ("kl", dropped(0), "after 0 steps, the horizon 12"),
     "goes on after the end": ("kl", step_after_the_end, "step 3 is the end symbol"),
     # sums and counts
-    "total": ("kl", setting(F, "total_spend", 0.0), "the footer counts 0.0 nats"),
-    "no safe forwards": ("kl", setting(F, "safe_forwards", 0), "0 safe forwards for 12 tokens"),
-    "no risky forwards": ("kl", setting(F, "risky_forwards", 0), "0 risky forwards for 12"),
-    "minus forwards": ("kl", setting(F, "risky_forwards", -1), "risky_forwards must be >= 0"),
-    "skipped": ("kl", setting(F, "skipped_risky", 13), "13 steps without the risky model"),
-    "accepted": ("kl", setting(F, "accepted", 1), "1 drafts accepted of 0"),
-    "minus drafted": ("kl", setting(F, "drafted", -1), "drafted must be >= 0"),
+    "total": ("kl", put(F, total_spend=0.0), "the footer counts 0.0 nats"),
+    "no safe forwards": ("kl", put(F, safe_forwards=0), "0 safe forwards for 12 tokens"),
+    "no risky forwards": ("kl", put(F, risky_forwards=0), "0 risky forwards for 12"),
+    "minus forwards": ("kl", put(F, risky_forwards=-1), "risky_forwards must be >= 0"),
+    "skipped": ("kl", put(F, skipped_risky=13), "13 steps without the risky model"),
+    "accepted": ("kl", put(F, accepted=1), "1 drafts accepted of 0"),
+    "minus drafted": ("kl", put(F, drafted=-1), "drafted must be >= 0"),
     # names
-    "rule name": ("kl", setting(H, "rule", "anchored_inf"), "rule must be anchored with these"),
-    "unknown rule": ("kl", setting(H, "rule", "free"), "rule must be one of"),
-    "sampler": ("kl", setting(H, "sampler", "coupled/9"), "sampler must be"),
-    "level": ("kl", setting(H, "level", "word"), 'level must be "token" or "byte"'),
-    "stop tokens": ("kl", setting(H, "stop_token_ids", [5]), "stop tokens are"),
+    "rule name": ("kl", put(H, rule="anchored_inf"), "rule must be anchored with these"),
+    "unknown rule": ("kl", put(H, rule="free"), "rule must be one of"),
+    "sampler": ("kl", put(H, sampler="coupled/9"), "sampler must be"),
+    "level": ("kl", put(H, level="word"), 'level must be "token" or "byte"'),
+    "stop tokens": ("kl", put(H, stop_token_ids=[5]), "stop tokens are"),
     # what a replay finds
-    "token": ("kl", setting(5, "token_id", 17), "step 5: log_prob differs"),
+    "debt": ("kl", debt_forgiven, "debt 0.0, replayed"),
+    "token": ("kl", put(5, token_id=17), "step 5: log_prob differs"),
     "accepted flag": ("kl", lambda h, s, f: s[5].update(accepted=not s[5]["accepted"]), "the seed"),
-    "log p": ("kl", setting(5, "log_prob", -0.5), "step 5: log_prob differs"),
-    "log p_s": ("kl", setting(5, "safe_log_prob", -0.5), "step 5: safe_log_prob differs"),
-    "log p of greedy": ("greedy", setting(5, "log_prob", -0.5), "step 5: log_prob differs"),
+    "log p": ("kl", put(5, log_prob=-0.5), "step 5: log_prob differs"),
+    "log p_s": ("kl", put(5, safe_log_prob=-0.5), "step 5: safe_log_prob differs"),
+    "log p of greedy": ("greedy", put(5, log_prob=-0.5), "step 5: log_prob differs"),
     "last spend": ("kl", spent(11, 0.0), "step 11: spend differs"),
     "spend of risky": ("risky", spent(5, 0.0), "step 5: spend differs"),
-    "seed": ("kl", setting(H, "seed", 8), "the seed gives another token"),
-    "KL": ("longer", setting(4, "kl_star_risky", 0.5), "step 4: kl_star_risky differs"),
+    "seed": ("kl", put(H, seed=8), "the seed gives another token"),
+    "KL": ("longer", put(4, kl_star_risky=0.5), "step 4: kl_star_risky differs"),
 }
 
 
@@ -165,7 +218,8 @@ FORGERIES = {
 def test_a_forgery_is_refused(ledgers, pair, tmp_path, name):
     kind, change, message = FORGERIES[name]
     path = write(changed(ledgers[kind], change), tmp_path / "forged.jsonl")
-    assert message in refusal(path, pair)
+    found = refusal(path, pair)
+    assert message in found and "\n" not in found
 
 
 @pytest.mark.parametrize("kind", ["kl", "max", "greedy", "risky", "longer"])
@@ -180,9 +234,9 @@ def many_steps_left(header, steps, footer):
 
 
 UNKNOWABLE = {
-    "sequences": setting(H, "num_return_sequences", 50),
-    "prior bound": setting(H, "prior_bound", 5.0),
-    "forwards": setting(F, "safe_forwards", 1000),
+    "sequences": put(H, num_return_sequences=50),
+    "prior bound": put(H, prior_bound=5.0),
+    "forwards": put(F, safe_forwards=1000),
     "a stop string, and so the horizon": many_steps_left,
 }
 

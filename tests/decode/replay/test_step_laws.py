@@ -93,7 +93,7 @@ def replayed(safe: list[float], budget: float, recorded: LedgerStep) -> StepRepo
         uniform=uniform,
     )
     drawn = project_kl(rows[1:], rows[:1], budgets, uniform)
-    forced = ForcedStep(0, inputs, drawn, torch.tensor([0]), [0])
+    forced = ForcedStep(0, inputs, drawn, torch.zeros(1, 2, dtype=torch.bool))
     return step_report("kl", logits_of(*rows), drawn, forced, recorded)
 
 

@@ -14,8 +14,8 @@ from anchored.decode.rules import anchored as anchored_rule
 from anchored.decode.rules.rule import NextToken, StepInputs
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"
-PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in range(16)]
-"""Of 3 to 63 characters: a batch of them is ragged, and a replay alone rounds differently."""
+PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in range(8)]
+"""Of 3 to 61 characters: a batch of them is ragged, and a replay alone rounds differently."""
 DTYPES = list(LOGIT_DEVIATION)
 HALVES = [torch.float16, torch.bfloat16]
 
