@@ -33,15 +33,11 @@ def tokenizer_file(place: str) -> Path:
         if not (path / TOKENIZER_NAME).is_file():
             raise ValueError(f"tokenizer folder {path} has no {TOKENIZER_NAME}")
         return path / TOKENIZER_NAME
-    name, has_revision, revision = place.partition("@")
-    if name.count("/") != 1 or not (has_revision and revision):
+    name, _, revision = place.partition("@")
+    if name.count("/") != 1 or not revision:
         raise ValueError(
             f"tokenizer {place} is neither a file, nor a folder, nor OWNER/NAME@REVISION"
         )
-    return _downloaded(name, revision)
-
-
-def _downloaded(name: str, revision: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -59,6 +55,13 @@ class EncodedDocument:
     document: Document
     verdict: Verdict
     token_ids: np.ndarray | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes of text and tokens; none of what is not kept."""
+        if self.token_ids is None:
+            return 0, 0
+        return len(self.document.text or b""), len(self.token_ids)
 
 
 class DocumentEncoder:
