@@ -23,7 +23,7 @@ from ..plan.loader import document_ids
 from .checkpointer import RunCheckpointer
 from .heldout import HeldoutLoss
 from .metrics import StepLog
-from .spikes import SpikeGuard, spike_line
+from .spikes import SpikeGuard, guard_steps, spike_line
 from .train_spec import open_plan
 
 # Slurm sends SIGTERM before it preempts a job or its time is up, torchrun passes it to its workers.
@@ -85,7 +85,7 @@ class PretrainTrainer(Trainer):
         self._spike_log = StepLog(Path(job_config.job.dump_folder) / SPIKES_NAME)
         self._round_losses: list[Tensor] = []
         if job_config.spike_guard.action != "off":
-            self.optimizers.permits_step = self._permits_step
+            guard_steps(self.optimizers, self._permits_step)
         if self.device.type == "cpu":
             reduce_gradients_by_sum(self.model_parts)
 

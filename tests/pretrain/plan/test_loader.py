@@ -2,14 +2,14 @@
 
 import threading
 import time
-from itertools import count, islice
+from itertools import islice
 
 import pytest
 import torch
 
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.plan.loader import SequenceLoader, prefetched
+from anchored.pretrain.plan.loader import SequenceLoader
 from anchored.pretrain.plan.order import KeyedPermutation
 
 GLOBAL_BATCH = 8
@@ -105,11 +105,13 @@ def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, p
     loader.load_state_dict({"plan_hash": plan.hash, "next_sequence": position})
     batches = iter(loader)
     next(batches)
+    deadline = time.monotonic() + 5
+    while len(reads) < 8 and time.monotonic() < deadline:  # 1 batch handed out, 3 ready
+        time.sleep(0.001)
+    time.sleep(0.02)
     batches.close()
-    # The batch handed out, 3 in the queue and one in the hands of the thread; each window costs
-    # one place in a permutation, wherever the run stands.
-    assert 2 <= len(reads) <= 2 * (1 + 3 + 1)
-    assert reads == list(range(position, position + len(reads)))
+    # Each window costs one place in a permutation, wherever the run stands.
+    assert reads == list(range(position, position + 8))
     assert len(places) == len(reads)
 
 
@@ -143,41 +145,22 @@ def test_a_state_of_another_plan_is_refused(plan):
         loader.load_state_dict({"plan_hash": "0000", "next_sequence": 0})
 
 
-def num_prefetch_threads():
-    return sum(thread.name == "prefetch" for thread in threading.enumerate())
+def test_an_error_is_raised_where_its_batch_would_come(plan, monkeypatch):
+    tokens = DataPlan.tokens
+
+    def failing(plan, sequence):
+        if sequence == 2:
+            raise ValueError("corrupt token shard")
+        return tokens(plan, sequence)
+
+    monkeypatch.setattr(DataPlan, "tokens", failing)
+    (loader,) = loaders(plan, 1, 1)
+    batches = iter(loader)
+    assert len([next(batches), next(batches)]) == 2
+    with pytest.raises(ValueError, match="corrupt token shard"):
+        next(batches)
 
 
-@pytest.mark.parametrize("num_items", [1, 3, 50])
-def test_items_come_in_order_and_end(num_items):
-    with prefetched(iter(range(20)), num_items) as items:
-        assert list(items) == list(range(20))
-    assert num_prefetch_threads() == 0
-
-
-def test_only_so_many_items_are_read_ahead():
-    read = []
-    source = (read.append(number) or number for number in count())
-    with prefetched(source, 3) as items:
-        assert list(islice(items, 5)) == [0, 1, 2, 3, 4]
-        deadline = time.monotonic() + 5
-        while len(read) < 9 and time.monotonic() < deadline:  # 5 taken, 3 ready, 1 in hand
-            time.sleep(0.001)
-        time.sleep(0.02)
-        assert len(read) == 9
-    assert num_prefetch_threads() == 0
-
-
-def test_an_error_is_raised_where_its_item_would_come():
-    def failing():
-        yield 1
-        raise ValueError("corrupt token shard")
-
-    with prefetched(failing(), 4) as items:
-        assert next(items) == 1
-        with pytest.raises(ValueError, match="corrupt token shard"):
-            next(items)
-
-
-def test_nothing_to_read_ahead_is_refused():
-    with pytest.raises(ValueError, match="at least 1, got 0"), prefetched(iter([]), 0):
-        pass
+def test_nothing_to_read_ahead_is_refused(plan):
+    with pytest.raises(ValueError, match="num_prefetched must be at least 1, got 0"):
+        SequenceLoader(plan, dp_rank=0, dp_world_size=1, local_batch_size=1, num_prefetched=0)
