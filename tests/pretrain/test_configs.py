@@ -9,10 +9,10 @@ import pytest
 from forked_program import ForkedProgram
 
 from anchored.pretrain.job_config import load_job_config
-from anchored.pretrain.model.tinycomma import flavors
+from anchored.pretrain.model.tinycomma import model_args
 from anchored.pretrain.plan.data_config import load_mixture
-from anchored.pretrain.run.machine import Machine, check_memory
 from anchored.pretrain.run.memory import estimate_memory
+from anchored.pretrain.run.preflight import Machine, check_memory
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
 
@@ -100,10 +100,8 @@ def test_the_two_stages_train_alike_but_for_their_schedule(stages):
 )
 def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes):
     config = load(name)
-    args = flavors()[config.model.flavor]
-    args.update_from_config(config)
     num_shards = num_gpus // config.parallelism.data_parallel_replicate_degree
-    estimate = estimate_memory(config, args, num_shards=num_shards)
+    estimate = estimate_memory(config, model_args(config), num_shards=num_shards)
     gpu = Machine(
         num_processes=1, num_gpus=1, gpu_name="", gpu_memory_bytes=gibibytes << 30,
         free_disk_bytes=0,

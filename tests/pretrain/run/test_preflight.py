@@ -8,8 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from anchored.pretrain.job_config import load_job_config
-from anchored.pretrain.run.machine import Machine
-from anchored.pretrain.run.preflight import check_run
+from anchored.pretrain.run.preflight import Machine, check_run
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
 
@@ -177,7 +176,7 @@ def test_a_vocabulary_larger_than_the_models_is_refused(check, monkeypatch):
 
     flavors = model.flavors
     small = dict(flavors(), smoke=model.TinyCommaArgs(dim=32, n_layers=1, n_heads=2, vocab_size=99))
-    monkeypatch.setattr("anchored.pretrain.run.start.flavors", lambda: small)
+    monkeypatch.setattr(model, "flavors", lambda: small)
     assert "has 300 tokens, more than the 99" in refusal(check)
 
 
