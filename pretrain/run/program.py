@@ -31,7 +31,6 @@ def run(config: JobConfig) -> int:
     Needs torchrun's environment variables, and `prepare` to have run in the first process.
     """
     stop_signal = StopSignal()
-    stop_signal.install()
     _start_log(config)
     register_train_spec("tinycomma", train_spec())
     trainer = PretrainTrainer(config, stop_signal)
