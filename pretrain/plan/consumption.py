@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
 
@@ -51,18 +51,15 @@ def consumed_documents(
     """
     if step < 1:
         raise ValueError(f"step must be at least 1, got {step}")
-    first = (step - 1) * sequences_per_step
-    for sequence in range(first, first + sequences_per_step):
-        yield from _of_sequence(plan, sequence)
-
-
-def _of_sequence(plan: DataPlan, sequence: int) -> Iterator[ConsumedDocument]:
-    window = plan.locate(sequence)
-    shards = plan.shards[window.source]
-    before_end = min(plan.seq_len + 1, shards.num_tokens - window.start)
-    position = 0
-    for start, count in ((window.start, before_end), (0, plan.seq_len + 1 - before_end)):
-        for span in document_spans(shards, start, count):
+    for sequence in range((step - 1) * sequences_per_step, step * sequences_per_step):
+        window = plan.locate(sequence)
+        shards = plan.shards[window.source]
+        before_end = min(plan.seq_len + 1, shards.num_tokens - window.start)
+        position = 0
+        for span in chain(
+            document_spans(shards, window.start, before_end),
+            document_spans(shards, 0, plan.seq_len + 1 - before_end),
+        ):
             yield ConsumedDocument(
                 sequence=sequence,
                 position=position,
