@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards
 
@@ -27,6 +28,14 @@ class TinyCorpus:
 
     def source(self, name: str) -> Path:
         return self.folder / name
+
+    def data_config(self, weights: dict[str, float], **changes: object) -> DataConfig:
+        """A mixture of some of the sources."""
+        sources = tuple(
+            DataSource(name=name, path=str(self.source(name)), weight=weight)
+            for name, weight in weights.items()
+        )
+        return DataConfig(sources=sources, **changes)
 
 
 def tiny_texts(seed: int, count: int) -> list[str]:

@@ -7,7 +7,6 @@ import torch
 
 from anchored.pretrain.job_config import SpikeGuardConfig
 from anchored.pretrain.plan.consumption import document_spans, sequence_documents
-from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.run.spikes import Spike, SpikeGuard, guard_steps, spike_line
 
@@ -76,11 +75,8 @@ def test_a_step_that_is_not_permitted_leaves_weights_and_moments():
 
 @pytest.fixture
 def plan(corpus):
-    sources = tuple(
-        DataSource(name=name, path=str(corpus.source(name)), weight=1.0)
-        for name in ("harbour", "quarry")
-    )
-    return DataPlan.open(DataConfig(sources=sources), seq_len=32, verify=True)
+    data = corpus.data_config({"harbour": 1.0, "quarry": 1.0})
+    return DataPlan.open(data, seq_len=32, verify=True)
 
 
 def test_a_sequence_is_named_by_its_first_and_last_document(plan):

@@ -5,7 +5,6 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 
 from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
-from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.run.start import MAY_DIFFER, record_of
 
@@ -34,8 +33,7 @@ def another(value):
 
 @pytest.fixture(scope="module")
 def plan(corpus):
-    sources = (DataSource(name="quarry", path=str(corpus.source("quarry")), weight=1.0),)
-    return DataPlan.open(DataConfig(sources=sources), seq_len=32, verify=False)
+    return DataPlan.open(corpus.data_config({"quarry": 1.0}), seq_len=32, verify=False)
 
 
 def run_config(plan):
