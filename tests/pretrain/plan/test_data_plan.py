@@ -35,9 +35,11 @@ def test_a_sequence_is_its_window_and_one_token_more(corpus):
 
 
 def starts_by_epoch(plan, num_epochs):
-    starts = defaultdict(list)
+    starts, epochs = defaultdict(list), Counter()
     for sequence in range((num_epochs + 1) * sum(plan.num_windows)):
         window = plan.locate(sequence)
+        assert epochs[window.source] <= window.epoch  # they follow one another
+        epochs[window.source] = window.epoch
         starts[window.source, window.epoch].append(window.start)
     return starts
 
@@ -48,6 +50,7 @@ def test_every_epoch_reads_each_token_at_most_once_and_almost_all(corpus):
     for source, shards in enumerate(plan.shards):
         first, second = starts[source, 0], starts[source, 1]
         read = Counter((start + i) % shards.num_tokens for start in first for i in range(SEQ_LEN))
+        assert len(first) == len(set(second)) == plan.num_windows[source]
         assert max(read.values()) == 1 and shards.num_tokens - len(read) <= SEQ_LEN
         assert len(read) == plan.num_windows[source] * SEQ_LEN
         # The next one cuts its windows elsewhere, and has another order of them.
@@ -63,14 +66,12 @@ def test_shares_of_tokens_follow_the_weights(corpus):
 
 def test_document_weights_count_long_documents_more(corpus, tmp_path):
     tokenizer_file = corpus.tokenizer_folder / "tokenizer.json"
-    sources = []
     for name, text in (("short", "a"), ("long", "a b c d e f g h " * 10)):
         write_token_shards(
             tmp_path / name, [text] * 100, tokenizer_file, source=name, licence="x", revision="1"
         )
-        sources.append(DataSource(name=name, path=str(tmp_path / name), weight=0.5))
-    config = DataConfig(sources=tuple(sources), weight_unit="documents")
-    plan = DataPlan.open(config, seq_len=16, verify=True)
+    weights = {str(tmp_path / name): 0.5 for name in ("short", "long")}
+    plan = plan_of(corpus, weights, seq_len=16, weight_unit="documents")
     lengths = [shards.num_tokens / 100 for shards in plan.shards]
     share = plan.mixture.counts(1000)[1] / 1000
     assert share == pytest.approx(lengths[1] / sum(lengths), abs=2e-3)
