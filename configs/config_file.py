@@ -37,8 +37,7 @@ def _read(
     base = table.pop(BASE_KEY)
     if not isinstance(base, str):
         raise ValueError(f"{BASE_KEY} of config file {path} must be the name of a file, got {base}")
-    own_base = _read(path.parent / base, expanded, (*readers, path.resolve()))
-    return _merged(own_base, table)
+    return _merged(_read(path.parent / base, expanded, (*readers, path.resolve())), table)
 
 
 def _merged(base: Tables, table: Tables) -> Tables:
@@ -70,7 +69,9 @@ def from_table(cls: type, table: Tables, prefix: str = "") -> Any:
     values = {}
     for key, value in table.items():
         if key not in types:
-            raise ValueError(f"unknown config key {prefix}{key}{_suggestion(key, list(types))}")
+            close = difflib.get_close_matches(key, types, n=1)
+            suggestion = f" (did you mean {close[0]}?)" if close else ""
+            raise ValueError(f"unknown config key {prefix}{key}{suggestion}")
         values[key] = _convert(types[key], value, prefix + key)
     try:
         return cls(**values)
@@ -105,7 +106,10 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         _require(isinstance(value, dict), name, "a table", value)
         item = get_args(kind)[1]
         return {key: _convert(item, entry, f"{name}.{key}") for key, entry in value.items()}
-    _require(_fits(kind, value), name, _describe(kind), value)
+    rule = getattr(kind, "__name__", str(kind))
+    if get_origin(kind) is Literal:
+        rule = "one of " + ", ".join(map(repr, get_args(kind)))
+    _require(_fits(kind, value), name, rule, value)
     return value
 
 
@@ -121,17 +125,6 @@ def _fits(kind: Any, value: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _describe(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(repr, get_args(kind)))
-    return getattr(kind, "__name__", str(kind))
-
-
 def _require(condition: bool, name: str, rule: str, value: Any) -> None:
     if not condition:
         raise ValueError(f"config key {name} must be {rule}, got {value!r}")
-
-
-def _suggestion(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""

@@ -24,11 +24,12 @@ def main() -> None:
     use_cpu_without_accelerator()
     # Not before: these import torchtitan, which binds its device at that moment.
     from .job_config import load_job_config
-    from .run.program import prepare, run
 
     is_first = os.environ["RANK"] == "0"
     try:
         config = load_job_config(sys.argv[1:])
+        from .run.program import prepare, run  # takes seconds, so a wrong config is refused before
+
         if is_first:
             prepare(config)
     except (ValueError, FileNotFoundError) as error:

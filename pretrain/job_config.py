@@ -1,4 +1,4 @@
-"""Held-out loss: cross entropy on token shards that are never trained on, source by source."""
+"""The config of a run: torchtitan's sections with our defaults, and sections of our own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -14,7 +14,7 @@ from ... import text_tables
 from ...durable_files import file_sha256, new_folder
 from ..plan.data_plan import epochs_read, tokens_read
 from ..run.record import RunRecord, checkpoint_step, last_complete
-from ..tokens.encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_NAME
+from ..tokens.encoder import EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME
 from .llama_weights import averaged_llama_weights
 
 _MAX_LICENCES = 4
@@ -27,7 +27,7 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str) -> str:
     """
     stages = record.stages(steps[-1])
     sections = [
-        _FRONT_MATTER,
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n",
         f"# {title}\n",
         _introduction(record, steps, num_stages=len(stages)),
         _table(("shape", "value"), sorted(record.model.items())),
@@ -37,12 +37,6 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str) -> str:
         sections += [_table(("setting", "value"), sorted(stage.identity.items()))]
     return "\n".join([*sections, _limits([stage for stage, _ in stages])])
 
-
-_FRONT_MATTER = """---
-library_name: transformers
-pipeline_tag: text-generation
----
-"""
 
 _LIMITS = """## Limits
 
@@ -145,7 +139,9 @@ def export_checkpoint(
     steps = [checkpoint_step(path) for path in checkpoints]
     with new_folder(output) as folder:
         config.save_pretrained(folder)
-        _generation_config(record).save_pretrained(folder)
+        GenerationConfig(
+            bos_token_id=record.bos_id, eos_token_id=record.eos_id, pad_token_id=record.eos_id
+        ).save_pretrained(folder)
         _copy_tokenizer(tokenizer_folder, folder, config.max_position_embeddings)
         (folder / "README.md").write_text(model_card(record, steps=steps, title=output.name))
         weights = averaged_llama_weights(checkpoints, record.model, getattr(torch, dtype))
@@ -183,25 +179,11 @@ def _llama_config(record: RunRecord, max_position_embeddings: int, dtype: Dtype)
     )
 
 
-def _generation_config(record: RunRecord) -> GenerationConfig:
-    return GenerationConfig(
-        bos_token_id=record.bos_id, eos_token_id=record.eos_id, pad_token_id=record.eos_id
-    )
-
-
 def _copy_tokenizer(tokenizer_folder: Path, output: Path, max_length: int) -> None:
     for name in (TOKENIZER_NAME, *_TOKENIZER_EXTRAS):
         if (tokenizer_folder / name).is_file():
             shutil.copy(tokenizer_folder / name, output)
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS_TOKEN,
-        "eos_token": EOS_TOKEN,
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-    }
     given = tokenizer_folder / _TOKENIZER_CONFIG_NAME
-    if given.is_file():
-        settings |= json.loads(given.read_text())
+    settings = TOKENIZER_CONFIG | (json.loads(given.read_text()) if given.is_file() else {})
     settings |= {"pad_token": EOS_TOKEN, "model_max_length": max_length}
     (output / _TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")

@@ -36,12 +36,12 @@ def llama_weights(checkpoint: Path, model: dict[str, Any], dtype: torch.dtype) -
     Returns: contiguous CPU tensors of `dtype`.
     Raises: ValueError if the checkpoint lacks a weight of this model.
     """
-    names = _hugging_face_names(model["num_hidden_layers"])
+    names = dict(_NAMES)
+    for layer in range(model["num_hidden_layers"]):
+        for name, exported_name in _LAYER_NAMES.items():
+            names[f"layers.{layer}.{name}"] = f"model.layers.{layer}.{exported_name}"
     weights = _read_tensors(checkpoint, list(names))
-    num_heads = {
-        "q_proj": model["num_attention_heads"],
-        "k_proj": model["num_key_value_heads"],
-    }
+    num_heads = {"q_proj": model["num_attention_heads"], "k_proj": model["num_key_value_heads"]}
     exported = {}
     for name, exported_name in names.items():
         weight = weights[name]
@@ -76,14 +76,6 @@ def half_split_rotary(weight: Tensor, num_heads: int) -> Tensor:
     """
     pairs = weight.unflatten(0, (num_heads, -1, 2))
     return pairs.transpose(1, 2).flatten(0, 2)
-
-
-def _hugging_face_names(num_layers: int) -> dict[str, str]:
-    names = dict(_NAMES)
-    for layer in range(num_layers):
-        for name, exported_name in _LAYER_NAMES.items():
-            names[f"layers.{layer}.{name}"] = f"model.layers.{layer}.{exported_name}"
-    return names
 
 
 def _read_tensors(checkpoint: Path, names: list[str]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,14 @@ _CUTOFF = 3.0
 _WRAPPER_PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
-def _no_rope_scaling() -> RoPEScalingArgs:
-    # torchtitan's default factor of 8 changes the angles; 1 leaves them as plain Llama has them.
-    return RoPEScalingArgs(scaling_factor=1.0)
-
-
 @dataclass
 class TinyCommaArgs(TransformerModelArgs):
     """Shape of a model. Heads of 64, untied embeddings, no grouped queries, no biases."""
 
-    rope_scaling_args: RoPEScalingArgs = field(default_factory=_no_rope_scaling)
+    # torchtitan's default factor of 8 changes the angles; 1 leaves them as plain Llama has them.
+    rope_scaling_args: RoPEScalingArgs = field(
+        default_factory=partial(RoPEScalingArgs, scaling_factor=1.0)
+    )
     use_tokenizer_vocab: bool = False
     """Take vocab_size from the tokenizer of the token shards."""
     init_seed: int = 0
@@ -136,24 +135,15 @@ class TinyComma(Transformer):
 
 def flavors() -> dict[str, TinyCommaArgs]:
     """The models that `model.flavor` can name."""
+    small = partial(TinyCommaArgs, multiple_of=32, use_tokenizer_vocab=True)
     return {
-        "smoke": TinyCommaArgs(
-            dim=32, n_layers=2, n_heads=2, multiple_of=32, use_tokenizer_vocab=True
-        ),
+        "smoke": small(dim=32, n_layers=2, n_heads=2),
         # For trials of the pipeline: 4.9 million parameters with 8,192 tokens; and so narrow that
         # even the Llama 3 vocabulary leaves a model that a CPU can train.
-        "trial": TinyCommaArgs(
-            dim=192, n_layers=4, n_heads=3, multiple_of=64, use_tokenizer_vocab=True
-        ),
-        "narrow": TinyCommaArgs(
-            dim=64, n_layers=2, n_heads=1, multiple_of=32, use_tokenizer_vocab=True
-        ),
-        "quickstart-safe": TinyCommaArgs(
-            dim=128, n_layers=3, n_heads=4, multiple_of=32, use_tokenizer_vocab=True
-        ),
-        "quickstart-risky": TinyCommaArgs(
-            dim=256, n_layers=4, n_heads=4, multiple_of=32, use_tokenizer_vocab=True
-        ),
+        "trial": small(dim=192, n_layers=4, n_heads=3, multiple_of=64),
+        "narrow": small(dim=64, n_layers=2, n_heads=1),
+        "quickstart-safe": small(dim=128, n_layers=3, n_heads=4),
+        "quickstart-risky": small(dim=256, n_layers=4, n_heads=4),
         # Widths: paper. Vocabulary: Llama 3 tokenizer. Feed-forward 5632 and untied embeddings
         # follow from the paper's parameter count; theta, eps: lingua defaults.
         "tinycomma-1.8b": TinyCommaArgs(
@@ -161,6 +151,13 @@ def flavors() -> dict[str, TinyCommaArgs]:
             norm_eps=1e-5, rope_theta=10000.0,
         ),
     }  # fmt: skip
+
+
+def model_args(config: JobConfig) -> TinyCommaArgs:
+    """The model of a run: its flavor, updated from the other settings."""
+    args = flavors()[config.model.flavor]
+    args.update_from_config(config)
+    return args
 
 
 def initialize_weights(model: nn.Module, *, dim: int, hidden_dim: int, seed: int) -> None:

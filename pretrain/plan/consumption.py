@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from ..tokens.manifest import Shard
 from ..tokens.shards import TokenShards
 from .data_plan import DataPlan
 
@@ -52,18 +51,15 @@ def consumed_documents(
     """
     if step < 1:
         raise ValueError(f"step must be at least 1, got {step}")
-    first = (step - 1) * sequences_per_step
-    for sequence in range(first, first + sequences_per_step):
-        yield from _of_sequence(plan, sequence)
-
-
-def _of_sequence(plan: DataPlan, sequence: int) -> Iterator[ConsumedDocument]:
-    window = plan.locate(sequence)
-    shards = plan.shards[window.source]
-    before_end = min(plan.seq_len + 1, shards.num_tokens - window.start)
-    position = 0
-    for start, count in ((window.start, before_end), (0, plan.seq_len + 1 - before_end)):
-        for span in document_spans(shards, start, count):
+    for sequence in range((step - 1) * sequences_per_step, step * sequences_per_step):
+        window = plan.locate(sequence)
+        shards = plan.shards[window.source]
+        before_end = min(plan.seq_len + 1, shards.num_tokens - window.start)
+        position = 0
+        for span in chain(
+            document_spans(shards, window.start, before_end),
+            document_spans(shards, 0, plan.seq_len + 1 - before_end),
+        ):
             yield ConsumedDocument(
                 sequence=sequence,
                 position=position,
@@ -78,28 +74,22 @@ def _of_sequence(plan: DataPlan, sequence: int) -> Iterator[ConsumedDocument]:
 def document_spans(shards: TokenShards, start: int, count: int) -> Iterator[DocumentSpan]:
     """The documents behind tokens start .. start + count - 1 of the stream, in order."""
     for shard, offset, length in shards.pieces(start, count):
-        yield from _spans_of_shard(shards, shard, offset, length)
-
-
-def _spans_of_shard(
-    shards: TokenShards, shard: Shard, offset: int, length: int
-) -> Iterator[DocumentSpan]:
-    offsets = np.memmap(shards.folder / shard.documents_file, dtype="<i8", mode="r")
-    provenance = np.memmap(shards.folder / shard.provenance_file, dtype="<u4", mode="r")
-    document = int(np.searchsorted(offsets, offset, side="right")) - 1
-    end = offset + length
-    while offset < end:
-        start, stop = int(offsets[document]), min(int(offsets[document + 1]), end)
-        record, licence = provenance[2 * document : 2 * document + 2].tolist()
-        yield DocumentSpan(
-            shard=shard.tokens_file,
-            input_file=shard.input_file,
-            record=record,
-            licence=shard.licences[licence],
-            first_token=offset - start,
-            num_tokens=stop - offset,
-        )
-        offset, document = stop, document + 1
+        offsets = np.memmap(shards.folder / shard.documents_file, dtype="<i8", mode="r")
+        provenance = np.memmap(shards.folder / shard.provenance_file, dtype="<u4", mode="r")
+        document = int(np.searchsorted(offsets, offset, side="right")) - 1
+        end = offset + length
+        while offset < end:
+            stop = min(int(offsets[document + 1]), end)
+            record, licence = provenance[2 * document : 2 * document + 2].tolist()
+            yield DocumentSpan(
+                shard=shard.tokens_file,
+                input_file=shard.input_file,
+                record=record,
+                licence=shard.licences[licence],
+                first_token=offset - int(offsets[document]),
+                num_tokens=stop - offset,
+            )
+            offset, document = stop, document + 1
 
 
 def sequence_documents(plan: DataPlan, step: int, batch_size: int) -> list[dict[str, Any]]:

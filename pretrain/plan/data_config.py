@@ -1,12 +1,14 @@
 """What training reads: the [data] section of a run, and a mixture of sources for stages."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from ...configs.config_file import Tables, from_table, read_config_file, read_toml
-from ..tokens.manifest import MANIFEST_NAME
+
+WeightUnit = Literal["tokens", "documents"]
+"""A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,17 +23,8 @@ class DataSource:
     """Positive; only the ratios between sources matter."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
+        if not 0 < self.weight < inf:
             raise ValueError(f"weight of source {self.name} must be positive, got {self.weight}")
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.path)
-
-    @property
-    def has_shards(self) -> bool:
-        """Whether the folder has a manifest; its shards are not looked at."""
-        return (self.folder / MANIFEST_NAME).is_file()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +33,7 @@ class DataConfig:
 
     sources: tuple[DataSource, ...] = ()
     """At least one; all tokenised by the same tokenizer."""
-    weight_unit: Literal["tokens", "documents"] = "tokens"
-    """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
+    weight_unit: WeightUnit = "tokens"
     seed: int = 0
     """Keys the order of windows in every source and epoch."""
     max_epochs: float = inf
@@ -153,11 +145,10 @@ class MixtureConfig:
     hardware: Hardware
     stages: tuple[MixtureStage, ...]
     sources: tuple[MixtureSource, ...]
-    weight_unit: Literal["tokens", "documents"] = "tokens"
-    """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
+    weight_unit: WeightUnit = "tokens"
     llama3_heldout_tokens: int = 0
     """What whoever counted llama3_train_tokens had held out of every source."""
-    licences: tuple[str, ...] = field(default=())
+    licences: tuple[str, ...] = ()
     """Allow-list for tokenising; shell patterns."""
 
     def __post_init__(self) -> None:
@@ -168,7 +159,13 @@ class MixtureConfig:
             )
         if not self.max_epochs > 0:
             raise ValueError(f"max_epochs must be positive, got {self.max_epochs}")
-        self._check_names()
+        stages = [stage.name for stage in self.stages]
+        for kind, names in (("stages", stages), ("sources", [one.name for one in self.sources])):
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"{kind} must be at least one, with different names, got {names}")
+        for source in self.sources:
+            if unknown := sorted(set(source.weights) - set(stages)):
+                raise ValueError(f"source {source.name} has a weight for no stage: {unknown[0]}")
 
     def source(self, name: str) -> MixtureSource:
         """The source of that name. Raises ValueError if there is none."""
@@ -196,28 +193,15 @@ class MixtureConfig:
             max_epochs=self.max_epochs,
         )
 
-    def _check_names(self) -> None:
-        for kind, names in (
-            ("stages", [stage.name for stage in self.stages]),
-            ("sources", [source.name for source in self.sources]),
-        ):
-            if not names or len(set(names)) != len(names):
-                raise ValueError(f"{kind} must be at least one, with different names, got {names}")
-        stages = {stage.name for stage in self.stages}
-        for source in self.sources:
-            if unknown := sorted(set(source.weights) - stages):
-                raise ValueError(f"source {source.name} has a weight for no stage: {unknown[0]}")
-
 
 Part = TypeVar("Part", MixtureSource, MixtureStage)
 
 
 def _named(name: str, parts: tuple[Part, ...], kind: str) -> Part:
-    for part in parts:
-        if part.name == name:
-            return part
-    known = ", ".join(part.name for part in parts)
-    raise ValueError(f"the mixture has no {kind} {name}; known: {known}")
+    by_name = {part.name: part for part in parts}
+    if name not in by_name:
+        raise ValueError(f"the mixture has no {kind} {name}; known: {', '.join(by_name)}")
+    return by_name[name]
 
 
 def load_mixture(path: Path) -> MixtureConfig:

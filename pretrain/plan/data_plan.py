@@ -27,14 +27,6 @@ class Window:
     """First token's place in the source; the window runs on at token 0 after the last one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """One pass over a source as a circle of tokens, cut into windows from `phase` on."""
-
-    phase: int
-    order: KeyedPermutation
-
-
 class DataPlan:
     """Sequence i of a run, for any i: its source, epoch and window.
 
@@ -82,8 +74,8 @@ class DataPlan:
         """The window that sequence number `sequence` reads."""
         source, occurrence = self.mixture.locate(sequence)
         epoch, index = divmod(occurrence, self.num_windows[source])
-        cut = self._epoch(source, epoch)
-        return Window(source, epoch, cut.phase + cut.order[index] * self.seq_len)
+        phase, order = self._epoch(source, epoch)
+        return Window(source, epoch, phase + order[index] * self.seq_len)
 
     def tokens(self, sequence: int) -> np.ndarray:
         """The tokens of one sequence, (seq_len + 1,) uint32."""
@@ -99,10 +91,6 @@ class DataPlan:
     @property
     def hash(self) -> str:
         """sha256 over all that decides the order: sources, weights, contents, seed, seq_len."""
-        text = json.dumps(self._identity(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _identity(self) -> dict[str, object]:
         sources = [
             {
                 "name": source.name,
@@ -112,19 +100,21 @@ class DataPlan:
             }
             for source, shards in zip(self.config.sources, self.shards, strict=True)
         ]
-        return {
+        identity = {
             "schema": SCHEMA,
             "seq_len": self.seq_len,
             "seed": self.config.seed,
             "weight_unit": self.config.weight_unit,
             "sources": sources,
         }
+        text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
-    def _new_epoch(self, source: int, epoch: int) -> _Epoch:
+    def _new_epoch(self, source: int, epoch: int) -> tuple[int, KeyedPermutation]:
+        """A pass over a source as a circle of tokens: the first token of a window, their order."""
         key = f"{self.config.seed}/{self.config.sources[source].name}/{epoch}"
         phase = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
-        order = KeyedPermutation(self.num_windows[source], key)
-        return _Epoch(phase=phase % self.seq_len, order=order)
+        return phase % self.seq_len, KeyedPermutation(self.num_windows[source], key)
 
     def _window_count(self, index: int) -> int:
         num_tokens = self.shards[index].num_tokens
@@ -149,13 +139,9 @@ class DataPlan:
             if shards.manifest.tokenizer_sha256 != self.tokenizer_sha256:
                 raise ValueError(
                     f"sources {first.name} and {source.name} were tokenised by different "
-                    f"tokenizers: sha256 {_short(self.tokenizer_sha256)} and "
-                    f"{_short(shards.manifest.tokenizer_sha256)}"
+                    f"tokenizers: sha256 {self.tokenizer_sha256[:12]} and "
+                    f"{shards.manifest.tokenizer_sha256[:12]}"
                 )
-
-
-def _short(sha256: str) -> str:
-    return sha256[:12]
 
 
 def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:

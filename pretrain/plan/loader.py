@@ -1,11 +1,10 @@
 """The training loader: the same global batches for any number of processes, read ahead."""
 
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
-from queue import Full, Queue
-from threading import Event, Thread
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +13,7 @@ from torchtitan.components.dataloader import BaseDataLoader
 
 from .data_plan import DataPlan
 
-DEFAULT_NUM_PREFETCHED = 4
-
 Batch = tuple[dict[str, Tensor], Tensor]
-Item = TypeVar("Item")
-_POLL_SECONDS = 0.1
-_JOIN_SECONDS = 5.0
 
 
 class SequenceLoader(BaseDataLoader):
@@ -39,11 +33,14 @@ class SequenceLoader(BaseDataLoader):
         dp_world_size: int,
         local_batch_size: int,
         with_document_ids: bool = False,
-        num_prefetched: int = DEFAULT_NUM_PREFETCHED,
+        num_prefetched: int = 4,
     ) -> None:
         """with_document_ids: add "document_ids" to the inputs, from which the mask is made that
         keeps documents apart. num_prefetched: batches read ahead of the training loop.
+        Raises: ValueError if num_prefetched is less than 1.
         """
+        if num_prefetched < 1:
+            raise ValueError(f"num_prefetched must be at least 1, got {num_prefetched}")
         self._plan = plan
         self._plan_hash = plan.hash
         self._rank_offset = dp_rank * local_batch_size
@@ -56,22 +53,30 @@ class SequenceLoader(BaseDataLoader):
     def __iter__(self) -> Iterator[Batch]:
         """Endless batches: {"input": (local_batch_size, seq_len) int64} and labels alike.
 
-        "document_ids", where asked for, is as `document_ids` gives it.
+        "document_ids", where asked for, is as `document_ids` gives it. A thread reads ahead, and
+        ends with the iteration; its error is raised where its batch would have come.
         """
-        with prefetched(self._batches(self.next_sequence), self._num_prefetched) as batches:
-            for batch in batches:
+        rounds = count(self.next_sequence + self._rank_offset, self._round_size)
+        reader = ThreadPoolExecutor(1)
+        batches = (reader.submit(self._batch, first) for first in rounds)
+        try:
+            ahead = deque(islice(batches, self._num_prefetched))
+            while True:
+                ahead.append(next(batches))
+                batch = ahead.popleft().result()
                 # The state is that of the batches handed out, not of those read ahead.
                 self.next_sequence += self._round_size
                 yield batch
+        finally:
+            reader.shutdown(cancel_futures=True)
 
-    def _batches(self, next_sequence: int) -> Iterator[Batch]:
-        for first in count(next_sequence + self._rank_offset, self._round_size):
-            rows = [self._plan.tokens(first + row) for row in range(self._local_batch_size)]
-            tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
-            inputs = {"input": tokens[:, :-1].contiguous()}
-            if self._with_document_ids:
-                inputs["document_ids"] = document_ids(inputs["input"], bos_id=self._plan.bos_id)
-            yield inputs, tokens[:, 1:].contiguous()
+    def _batch(self, first: int) -> Batch:
+        rows = [self._plan.tokens(first + row) for row in range(self._local_batch_size)]
+        tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
+        inputs = {"input": tokens[:, :-1].contiguous()}
+        if self._with_document_ids:
+            inputs["document_ids"] = document_ids(inputs["input"], bos_id=self._plan.bos_id)
+        return inputs, tokens[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
         return {"plan_hash": self._plan_hash, "next_sequence": self.next_sequence}
@@ -95,69 +100,3 @@ def document_ids(token_ids: Tensor, *, bos_id: int) -> Tensor:
     is_start = token_ids == bos_id
     is_start[:, 0] = False
     return is_start.cumsum(dim=1)
-
-
-class _Failure:
-    """What the iterator raised, on its way to the thread that reads it."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-class _End:
-    """The iterator is exhausted."""
-
-
-@contextmanager
-def prefetched(items: Iterator[Item], num_items: int) -> Iterator[Iterator[Item]]:
-    """The same items in the same order, up to `num_items` of them read ahead.
-
-    The thread ends with the context. An exception of the iterator is raised where its item would
-    have come.
-    Raises: ValueError if num_items is less than 1.
-    """
-    if num_items < 1:
-        raise ValueError(f"num_items to prefetch must be at least 1, got {num_items}")
-    queue: Queue[Item | _Failure | _End] = Queue(num_items)
-    stopped = Event()
-    thread = Thread(target=_fill, args=(queue, items, stopped), name="prefetch", daemon=True)
-    thread.start()
-    try:
-        yield _drained(queue)
-    finally:
-        stopped.set()
-        thread.join(_JOIN_SECONDS)  # not for ever: storage may hang, the interpreter be ending
-
-
-def _fill(queue: "Queue[Item | _Failure | _End]", items: Iterator[Item], stopped: Event) -> None:
-    try:
-        for item in items:
-            if not _put(queue, item, stopped):
-                return
-    except BaseException as error:
-        # Not swallowed: the reader raises it again. A thread has nobody to raise it to.
-        _put(queue, _Failure(error), stopped)
-    else:
-        _put(queue, _End(), stopped)
-
-
-def _put(
-    queue: "Queue[Item | _Failure | _End]", item: Item | _Failure | _End, stopped: Event
-) -> bool:
-    while not stopped.is_set():
-        try:
-            queue.put(item, timeout=_POLL_SECONDS)
-            return True
-        except Full:
-            continue
-    return False
-
-
-def _drained(queue: "Queue[Item | _Failure | _End]") -> Iterator[Item]:
-    while True:
-        item = queue.get()
-        if isinstance(item, _End):
-            return
-        if isinstance(item, _Failure):
-            raise item.error
-        yield item

@@ -5,7 +5,6 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from math import lcm
 from typing import Any
 
@@ -27,7 +26,7 @@ class Mixture:
     """A fixed interleaving in which every prefix holds each source in proportion to its weight.
 
     With k_s(i) the number of the first i positions that belong to source s, and w_s its share,
-    |k_s(i) - w_s i| <= deviation_bounds[s] < 1.68 for every s and i. The sources are the leaves
+    |k_s(i) - w_s i| < 1.68 for every s and i. The sources are the leaves
     of a Huffman tree, and each node deals its positions to its two children by rounding, which is
     off by at most 1/2; an error made at an ancestor of weight W reaches the leaf scaled by
     w_s / W. In a Huffman tree the weights on the way up grow at least like the Fibonacci numbers,
@@ -69,23 +68,6 @@ class Mixture:
             else:
                 counts[node] = count
         return counts
-
-    @cached_property
-    def deviation_bounds(self) -> list[float]:
-        """For each source, the largest |k_s(i) - w_s i| that any prefix can have."""
-        bounds = [0.0] * len(self.weights)
-        pending: list[tuple[_Split | int, int, float]] = [(self._root, sum(self.weights), 0.0)]
-        while pending:
-            node, weight, reciprocals = pending.pop()
-            if isinstance(node, _Split):
-                for child, share in (
-                    (node.left, node.left_weight),
-                    (node.right, weight - node.left_weight),
-                ):
-                    pending.append((child, share, reciprocals + 1 / share))
-            else:
-                bounds[node] = weight * reciprocals / 2
-        return bounds
 
 
 def _huffman_tree(weights: Sequence[int]) -> _Split | int:

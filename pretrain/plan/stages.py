@@ -7,15 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from ...configs.config_file import from_table, read_toml
-from ..tokens.manifest import Manifest
-from .data_config import (
-    DataConfig,
-    Hardware,
-    MixtureConfig,
-    MixtureSource,
-    ModelSize,
-    read_run_config,
-)
+from ..tokens.manifest import MANIFEST_NAME, Manifest
+from .data_config import DataConfig, Hardware, MixtureConfig, ModelSize, read_run_config
 from .data_plan import DataPlan
 from .order import Mixture
 
@@ -27,7 +20,7 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 _STATE_BYTES_PER_PARAMETER = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceSize:
     """How much text a source has."""
 
@@ -91,53 +84,23 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
     missing: names of the sources without shards.
     Raises: ValueError if a size that is needed is not known, or shards do not fit together.
     """
-    if not missing:
-        return _from_shards(spec)
-    _check_sizes(spec, missing)
-    sizes = {
-        source.name: spec.sizes[source.name]
-        if source.name in missing
-        else SourceSize(num_tokens=Manifest.read(source.folder).num_tokens, origin="shards")
-        for source in spec.data.sources
-    }
-    weights = [Fraction(repr(source.weight)) for source in spec.data.sources]
-    windows = [max(1, (size.num_tokens - 1) // spec.seq_len) for size in sizes.values()]
-    return _stage(spec, list(sizes.values()), Mixture(weights), windows, plan_hash="")
-
-
-def missing_sources(data: DataConfig) -> list[str]:
-    """Names of the sources whose folder has no token shards."""
-    return [source.name for source in data.sources if not source.has_shards]
-
-
-def _from_shards(spec: StageSpec) -> StagePlan:
-    plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
-    sizes = [SourceSize(num_tokens=shards.num_tokens, origin="shards") for shards in plan.shards]
-    return _stage(spec, sizes, plan.mixture, plan.num_windows, plan_hash=plan.hash)
-
-
-def _stage(
-    spec: StageSpec,
-    sizes: Sequence[SourceSize],
-    mixture: Mixture,
-    windows: Sequence[int],
-    *,
-    plan_hash: str,
-) -> StagePlan:
+    sources = spec.data.sources
+    if missing:
+        _check_sizes(spec, missing)
+        sizes = [
+            spec.sizes[source.name]
+            if source.name in missing
+            else SourceSize(Manifest.read(Path(source.path)).num_tokens, "shards")
+            for source in sources
+        ]
+        mixture = Mixture([Fraction(repr(source.weight)) for source in sources])
+        windows = [max(1, (size.num_tokens - 1) // spec.seq_len) for size in sizes]
+        plan_hash = ""
+    else:
+        plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+        sizes = [SourceSize(shards.num_tokens, "shards") for shards in plan.shards]
+        mixture, windows, plan_hash = plan.mixture, plan.num_windows, plan.hash
     counts = mixture.counts(spec.num_steps * spec.sequences_per_step)
-    sources = tuple(
-        SourcePlan(
-            name=source.name,
-            size=size,
-            share=weight / sum(mixture.weights),
-            num_sequences=count,
-            num_tokens=count * spec.seq_len,
-            epochs=count / num_windows,
-        )
-        for source, size, weight, count, num_windows in zip(
-            spec.data.sources, sizes, mixture.weights, counts, windows, strict=True
-        )
-    )
     return StagePlan(
         name=spec.name,
         num_steps=spec.num_steps,
@@ -145,8 +108,27 @@ def _stage(
         seq_len=spec.seq_len,
         weight_unit=spec.data.weight_unit,
         plan_hash=plan_hash,
-        sources=sources,
+        sources=tuple(
+            SourcePlan(
+                name=source.name,
+                size=size,
+                share=weight / sum(mixture.weights),
+                num_sequences=count,
+                num_tokens=count * spec.seq_len,
+                epochs=count / num_windows,
+            )
+            for source, size, weight, count, num_windows in zip(
+                sources, sizes, mixture.weights, counts, windows, strict=True
+            )
+        ),
     )
+
+
+def missing_sources(data: DataConfig) -> list[str]:
+    """Names of the sources whose folder has no manifest; shards themselves are not looked at."""
+    return [
+        source.name for source in data.sources if not (Path(source.path) / MANIFEST_NAME).is_file()
+    ]
 
 
 def _check_sizes(spec: StageSpec, missing: Sequence[str]) -> None:
@@ -190,13 +172,12 @@ def source_sizes(mixture: MixtureConfig) -> dict[str, SourceSize]:
     llama3 = sum(source.llama3_train_tokens + heldout for source in both)
     comma = sum(source.comma_tokens for source in both)
     ratio = llama3 / comma if both else 1.0
-    return {source.name: _size(source, heldout, ratio) for source in mixture.sources}
-
-
-def _size(source: MixtureSource, heldout: int, ratio: float) -> SourceSize:
-    if source.llama3_train_tokens:
-        return SourceSize(num_tokens=source.llama3_train_tokens + heldout, origin="counted")
-    return SourceSize(num_tokens=round(source.comma_tokens * ratio), origin="estimated")
+    return {
+        source.name: SourceSize(source.llama3_train_tokens + heldout, "counted")
+        if source.llama3_train_tokens
+        else SourceSize(round(source.comma_tokens * ratio), "estimated")
+        for source in mixture.sources
+    }
 
 
 def run_spec(path: Path) -> StageSpec:

@@ -10,8 +10,6 @@ from torchtitan.components.checkpoint import CheckpointManager
 from ..job_config import Checkpoint
 from .record import checkpoint_steps
 
-_SECONDS_PER_MINUTE = 60
-
 
 class RunCheckpointer(CheckpointManager):
     """torchtitan's checkpoints, with saves by wall-clock minutes and milestones that stay.
@@ -24,7 +22,7 @@ class RunCheckpointer(CheckpointManager):
     def __init__(self, checkpoint_config: Checkpoint, **components: Any) -> None:
         super().__init__(checkpoint_config=checkpoint_config, **components)
         self._milestone_interval = checkpoint_config.milestone_interval
-        self._interval_seconds = checkpoint_config.interval_minutes * _SECONDS_PER_MINUTE
+        self._interval_seconds = checkpoint_config.interval_minutes * 60
         self._last_save_time = time.monotonic()
         self._is_due = False
 

@@ -68,21 +68,17 @@ class HeldoutLoss:
         }
 
     def _num_windows(self, shards: TokenShards) -> int:
-        return min(self._config.num_sequences, max(0, shards.num_tokens - 1) // self._seq_len)
+        return min(self._config.num_sequences, (shards.num_tokens - 1) // self._seq_len)
 
     def _batches(self, shards: TokenShards) -> Iterator[tuple[Tensor, Tensor]]:
         num_windows = self._num_windows(shards)
         round_size = dist.get_world_size() * self._batch_size
         first_row = dist.get_rank() * self._batch_size
         for start in range(first_row, first_row + num_windows, round_size):
-            rows = range(start, start + self._batch_size)
-            tokens = torch.stack([self._window(shards, row, num_windows) for row in rows])
-            labels = tokens[:, 1:].contiguous()
-            labels[max(0, num_windows - start) :] = IGNORE_INDEX
-            yield tokens[:, :-1].contiguous(), labels
-
-    def _window(self, shards: TokenShards, row: int, num_windows: int) -> Tensor:
-        if row >= num_windows:
-            return torch.zeros(self._seq_len + 1, dtype=torch.int64)
-        tokens = shards.tokens(row * self._seq_len, self._seq_len + 1)
-        return torch.from_numpy(tokens.astype(np.int64))
+            inputs = torch.zeros(self._batch_size, self._seq_len, dtype=torch.int64)
+            labels = torch.full_like(inputs, IGNORE_INDEX)
+            for row in range(min(self._batch_size, num_windows - start)):
+                window = shards.tokens((start + row) * self._seq_len, self._seq_len + 1)
+                tokens = torch.from_numpy(window.astype(np.int64))
+                inputs[row], labels[row] = tokens[:-1], tokens[1:]
+            yield inputs, labels

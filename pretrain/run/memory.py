@@ -60,7 +60,7 @@ def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) 
         weights=shard_bytes,
         gradients=shard_bytes,
         optimizer=_ADAM_MOMENTS * shard_bytes,
-        gathered=_gathered_bytes(config, args, num_shards=num_shards),
+        gathered=_gathered_bytes(config, args, width, num_shards=num_shards),
         activations=num_tokens * _activation_bytes_per_token(config, args, width),
         logits=_logits_bytes(args, num_tokens, width),
     )
@@ -97,8 +97,7 @@ def _layer_parameters(args: TinyCommaArgs) -> int:
     return attention + 3 * args.dim * args.hidden_dim + 2 * args.dim
 
 
-def _gathered_bytes(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) -> int:
-    width = TORCH_DTYPE_MAP[config.training.mixed_precision_param].itemsize
+def _gathered_bytes(config: JobConfig, args: TinyCommaArgs, width: int, *, num_shards: int) -> int:
     if num_shards == 1:  # whole already; autocast keeps a copy of each weight in its dtype
         return 0 if width == _FLOAT32_BYTES else width * parameter_count(args)
     embedding = args.vocab_size * args.dim

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torchtitan.components.metrics import (
-    BaseLogger,
-    LoggerContainer,
-    MetricsProcessor,
-    WandBLogger,
-)
+from torchtitan.components.metrics import LoggerContainer, MetricsProcessor, WandBLogger
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import get_peak_flops
 from tqdm import tqdm
@@ -22,8 +17,6 @@ from ...durable_files import write_durably
 from ..job_config import JobConfig
 from ..plan.data_plan import epochs_read, tokens_read
 
-METRICS_NAME = "metrics.jsonl"
-HELDOUT_NAME = "heldout.jsonl"
 # torchtitan takes any other name for an A100.
 _KNOWN_GPUS = ("A100", "H100", "H200", "H20", "B200", "MI355X", "MI300X", "MI325X", "l40s")
 
@@ -38,19 +31,16 @@ class StepLog:
         """Drop what is said of later steps: they are about to be trained again."""
         if not self.path.exists():
             return
-        lines = _complete_lines(self.path.read_text())
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        lines = self.path.read_text().splitlines(keepends=True)
+        # A process killed while writing leaves a last line without its end.
+        whole = [line for line in lines if line.endswith("\n")]
+        kept = [line for line in whole if json.loads(line)["step"] <= step]
         write_durably(self.path, "".join(kept))
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which holds a "step"."""
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def _complete_lines(text: str) -> list[str]:
-    # A process killed while writing leaves a last line without its end.
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class RunMetrics(MetricsProcessor):
@@ -65,15 +55,18 @@ class RunMetrics(MetricsProcessor):
     ) -> None:
         super().__init__(job_config, parallel_dims)
         folder = Path(job_config.job.dump_folder)
-        self._log, self._heldout_log = (
-            StepLog(folder / METRICS_NAME),
-            StepLog(folder / HELDOUT_NAME),
-        )
+        self._log = StepLog(folder / "metrics.jsonl")
+        self._heldout_log = StepLog(folder / "heldout.jsonl")
         self._is_writer = dist.get_rank() == 0
         self._bar: tqdm | None = None
         self._peak_flops = peak_flops_per_s(self.device_memory_monitor.device_name)
-        if self._is_writer and job_config.metrics.enable_wandb:
-            require_wandb(self.logger)
+        if self._is_writer and job_config.metrics.enable_wandb:  # torchtitan would go on
+            is_container = isinstance(self.logger, LoggerContainer)
+            loggers = self.logger._loggers if is_container else [self.logger]
+            if not any(isinstance(one, WandBLogger) for one in loggers):
+                raise RuntimeError(
+                    "metrics.enable_wandb is true and Weights & Biases did not start: see train.log"
+                )
 
     def start(self, step: int, data: dict[str, Any]) -> None:
         """Begin after `step`; data: what `data_record` says of the run."""
@@ -107,9 +100,8 @@ class RunMetrics(MetricsProcessor):
             "source_tokens": tokens_read(self._data, step),
             "source_epochs": epochs_read(self._data, step),
         }
-        extra = dict(extra_metrics or {})
-        for kind, values in read.items():
-            extra |= {f"{kind}/{name}": value for name, value in values.items()}
+        curves = {f"{kind}/{name}": one for kind in read for name, one in read[kind].items()}
+        extra = {**(extra_metrics or {}), **curves}
         peak_memory_gib = self.device_memory_monitor.get_peak_stats().max_reserved_gib
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
         if self._bar is None:
@@ -142,10 +134,7 @@ class RunMetrics(MetricsProcessor):
         speed = {"tokens": step * tokens_per_step, "tokens_per_s": tokens_per_s}
         if self._peak_flops is not None:
             speed["mfu"] = flops_utilization(
-                tokens_per_s,
-                flops_per_token=self.num_flops_per_token,
-                num_gpus=dist.get_world_size(),
-                peak=self._peak_flops,
+                tokens_per_s / dist.get_world_size(), self.num_flops_per_token, self._peak_flops
             )
         return speed | {"seconds": now - self._start_time}
 
@@ -155,15 +144,6 @@ class RunMetrics(MetricsProcessor):
         super().close()
 
 
-def require_wandb(logger: BaseLogger) -> None:
-    """Raises RuntimeError if Weights & Biases is not among the loggers; torchtitan goes on."""
-    loggers = logger._loggers if isinstance(logger, LoggerContainer) else [logger]
-    if not any(isinstance(one, WandBLogger) for one in loggers):
-        raise RuntimeError(
-            "metrics.enable_wandb is true and Weights & Biases did not start: see train.log"
-        )
-
-
 def peak_flops_per_s(device_name: str) -> float | None:
     """Dense bfloat16 operations a second of a GPU by its name; None if it is not known."""
     if not any(name in device_name for name in _KNOWN_GPUS):
@@ -171,14 +151,11 @@ def peak_flops_per_s(device_name: str) -> float | None:
     return float(get_peak_flops(device_name))
 
 
-def flops_utilization(
-    tokens_per_s: float, *, flops_per_token: float, num_gpus: int, peak: float
-) -> float:
-    """tokens_per_s / num_gpus * flops_per_token / peak, a fraction.
+def flops_utilization(tokens_per_s: float, flops_per_token: float, peak: float) -> float:
+    """The MFU of one GPU: a fraction of its peak in bfloat16, also where float8 is used.
 
     flops_per_token is torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them in the embedding
     table, L layers of width d, T tokens in a sequence; attention counted without its causal mask.
-    For TinyComma 1.8B that is 1.0183e10. peak: in bfloat16, also where float8 is used.
     Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
-    return tokens_per_s / num_gpus * flops_per_token / peak
+    return tokens_per_s * flops_per_token / peak

@@ -1,22 +1,57 @@
 """Checks before training: everything that would fail later, or train the wrong thing, fails now."""
 
+import os
+import shutil
 import tempfile
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
+
 from ...durable_files import file_sha256
-from ..job_config import JobConfig
-from ..model.tinycomma import flavors
+from ..job_config import Checkpoint, JobConfig
+from ..model.tinycomma import flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
-from ..plan.stages import check_epochs
+from ..plan.stages import CHECKPOINT_BYTES_PER_PARAMETER, check_epochs
 from .heldout import check_heldout
-from .machine import Machine, check_disk, check_gpus, check_memory
-from .memory import estimate_memory, parameter_count
+from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
 from .record import RunRecord, checkpoint_steps
 from .start import find_starting_point, record_of
 from .trainer import global_batch_size
 
 FLOAT8_CONVERTER = "quantize.linear.float8"
+# The allocator's fragments, NCCL and the CUDA context take the rest.
+_USABLE_MEMORY_FRACTION = 0.92
+_GB = 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """One machine as its first process sees it."""
+
+    num_processes: int
+    """Of the run, on this machine."""
+    num_gpus: int
+    gpu_name: str
+    """Empty without a GPU."""
+    gpu_memory_bytes: int
+    """Of one GPU; 0 without one."""
+    free_disk_bytes: int
+    """Where the run's folder is."""
+
+    @classmethod
+    def here(cls, folder: Path) -> "Machine":
+        """This machine, for a run that writes to an existing folder."""
+        num_gpus = torch.cuda.device_count()
+        properties = torch.cuda.get_device_properties(0) if num_gpus else None
+        return cls(
+            num_processes=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            num_gpus=num_gpus,
+            gpu_name=properties.name if properties else "",
+            gpu_memory_bytes=properties.total_memory if properties else 0,
+            free_disk_bytes=shutil.disk_usage(folder).free,
+        )
 
 
 def check_run(
@@ -35,100 +70,25 @@ def check_run(
     dump_folder = Path(config.job.dump_folder)
     _check_writable(dump_folder)
     machine = machine or Machine.here(dump_folder)
-    check_gpus(config, machine)
+    _check_gpus(config, machine)
     plan = DataPlan.open(config.data, seq_len=config.training.seq_len, verify=False)
     record = record_of(config, plan, num_processes=num_processes)
-    _check_vocabulary(record, plan)
-    _check_tokenizer(config, plan)
+    _check_tokenizer(config, plan, num_model_tokens=record.model["vocab_size"])
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
     start = find_starting_point(config, record)
     _check_epochs(config, start.record)
-    _check_capacity(config, machine, num_processes)
+    args = model_args(config)
+    num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
+    check_memory(config, machine, estimate_memory(config, args, num_shards=num_shards))
+    _check_disk(config, machine, num_parameters=parameter_count(args))
     if config.data.verify_checksums and start.step == 0:
         DataPlan.open(config.data, seq_len=config.training.seq_len, verify=True)
     start.record.write(dump_folder)
     return [start.remark] if start.remark else []
 
 
-def check_batch(config: JobConfig, num_processes: int) -> None:
-    """Raises ValueError if a step cannot be shared equally among that many processes."""
-    num_replicas = config.parallelism.data_parallel_replicate_degree
-    num_shards = config.parallelism.data_parallel_shard_degree
-    if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
-        raise ValueError(
-            f"parallelism: {num_replicas} replicas of {num_shards} shards (-1: the rest) do not "
-            f"make {num_processes} processes"
-        )
-    batch_size = global_batch_size(config, num_processes)
-    round_size = config.training.local_batch_size * num_processes
-    if batch_size % round_size:
-        raise ValueError(
-            f"training.global_batch_size must be a multiple of local_batch_size times the number "
-            f"of processes, got {batch_size} and {config.training.local_batch_size} * "
-            f"{num_processes}"
-        )
-
-
-def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"job.dump_folder {folder} is not writable: {error.strerror}") from error
-
-
-def _check_vocabulary(record: RunRecord, plan: DataPlan) -> None:
-    if plan.vocab_size > record.model["vocab_size"]:
-        raise ValueError(
-            f"the tokenizer of the data has {plan.vocab_size} tokens, more than the "
-            f"{record.model['vocab_size']} of the model"
-        )
-
-
-def _check_tokenizer(config: JobConfig, plan: DataPlan) -> None:
-    if not config.model.tokenizer:
-        return
-    path = Path(config.model.tokenizer) / "tokenizer.json"
-    if not path.is_file():
-        raise ValueError(f"model.tokenizer: {path} does not exist")
-    if (actual := file_sha256(path)) != plan.tokenizer_sha256:
-        raise ValueError(
-            f"model.tokenizer {path} has sha256 {actual[:12]}, and the token shards were made by "
-            f"{plan.tokenizer_sha256[:12]}"
-        )
-
-
-def _check_epochs(config: JobConfig, record: RunRecord) -> None:
-    stages = [epochs_read(run.data, step) for run, step in record.stages(config.training.steps)]
-    check_epochs(stages, config.data.max_epochs)
-
-
-def _check_capacity(config: JobConfig, machine: Machine, num_processes: int) -> None:
-    args = flavors()[config.model.flavor]
-    args.update_from_config(config)
-    num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
-    check_memory(config, machine, estimate_memory(config, args, num_shards=num_shards))
-    folder = Path(config.job.dump_folder) / config.checkpoint.folder
-    check_disk(
-        config,
-        machine,
-        num_parameters=parameter_count(args),
-        num_existing=len(checkpoint_steps(folder)),
-    )
-
-
 def check_settings(config: JobConfig) -> None:
     """Raises ValueError with one line about the first setting that cannot work."""
-    _check_model(config)
-    _check_parallelism(config)
-    _check_checkpoint(config)
-    _check_packages(config)
-    if config.validation.enable:
-        raise ValueError("validation.enable is not supported: there is no validation data")
-
-
-def _check_model(config: JobConfig) -> None:
     if config.model.name != "tinycomma" or config.model.flavor not in flavors():
         raise ValueError(
             f"model.flavor must be one of {', '.join(flavors())} of model.name tinycomma, "
@@ -136,26 +96,27 @@ def _check_model(config: JobConfig) -> None:
         )
     if config.debug.seed is None:
         raise ValueError("debug.seed is not set: the initial weights are drawn from it")
-
-
-def _check_parallelism(config: JobConfig) -> None:
     for kind in ("tensor", "pipeline", "context", "expert"):
         if (degree := getattr(config.parallelism, f"{kind}_parallel_degree")) != 1:
             raise ValueError(
                 f"parallelism.{kind}_parallel_degree must be 1, got {degree}: a model of this size "
                 "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)"
             )
+    _check_checkpoint(config.checkpoint)
+    _check_packages(config)
+    if config.validation.enable:
+        raise ValueError("validation.enable is not supported: there is no validation data")
 
 
-def _check_checkpoint(config: JobConfig) -> None:
-    if not config.checkpoint.enable:
+def _check_checkpoint(config: Checkpoint) -> None:
+    if not config.enable:
         raise ValueError("checkpoint.enable is false: the run would leave nothing behind")
-    if config.checkpoint.last_save_model_only or config.checkpoint.last_save_in_hf:
+    if config.last_save_model_only or config.last_save_in_hf:
         raise ValueError(
             "checkpoint.last_save_model_only and last_save_in_hf must be false: a run that ends "
             "so cannot be started again; use `anchored export` on its checkpoint"
         )
-    if config.checkpoint.keep_latest_k == 1:
+    if config.keep_latest_k == 1:
         raise ValueError(
             "checkpoint.keep_latest_k must be 0 (all) or at least 2, got 1: the last one may be "
             "torn by a kill"
@@ -176,3 +137,97 @@ def _check_packages(config: JobConfig) -> None:
         raise ValueError(
             f"model.converters {FLOAT8_CONVERTER} needs a package: pip install torchao"
         )
+
+
+def check_batch(config: JobConfig, num_processes: int) -> None:
+    """Raises ValueError if a step cannot be shared equally among that many processes."""
+    num_replicas = config.parallelism.data_parallel_replicate_degree
+    num_shards = config.parallelism.data_parallel_shard_degree
+    if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
+        raise ValueError(
+            f"parallelism: {num_replicas} replicas of {num_shards} shards (-1: the rest) do not "
+            f"make {num_processes} processes"
+        )
+    batch_size = global_batch_size(config, num_processes)
+    if batch_size % (config.training.local_batch_size * num_processes):
+        raise ValueError(
+            f"training.global_batch_size must be a multiple of local_batch_size times the number "
+            f"of processes, got {batch_size} and {config.training.local_batch_size} * "
+            f"{num_processes}"
+        )
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"job.dump_folder {folder} is not writable: {error.strerror}") from error
+
+
+def _check_gpus(config: JobConfig, machine: Machine) -> None:
+    if config.job.needs_gpu and machine.num_gpus == 0:
+        raise ValueError("job.needs_gpu is true, and torch sees no GPU on this machine")
+    if 0 < machine.num_gpus < machine.num_processes:
+        raise ValueError(
+            f"{machine.num_processes} processes were started on a machine of {machine.num_gpus} "
+            "GPUs: each needs one of its own (torchrun --nproc-per-node)"
+        )
+
+
+def _check_tokenizer(config: JobConfig, plan: DataPlan, *, num_model_tokens: int) -> None:
+    if plan.vocab_size > num_model_tokens:
+        raise ValueError(
+            f"the tokenizer of the data has {plan.vocab_size} tokens, more than the "
+            f"{num_model_tokens} of the model"
+        )
+    if not config.model.tokenizer:
+        return
+    path = Path(config.model.tokenizer) / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"model.tokenizer: {path} does not exist")
+    if (actual := file_sha256(path)) != plan.tokenizer_sha256:
+        raise ValueError(
+            f"model.tokenizer {path} has sha256 {actual[:12]}, and the token shards were made by "
+            f"{plan.tokenizer_sha256[:12]}"
+        )
+
+
+def _check_epochs(config: JobConfig, record: RunRecord) -> None:
+    stages = [epochs_read(run.data, step) for run, step in record.stages(config.training.steps)]
+    check_epochs(stages, config.data.max_epochs)
+
+
+def check_memory(config: JobConfig, machine: Machine, estimate: MemoryEstimate) -> None:
+    """Raises ValueError if a step would not fit; nothing is checked without a GPU."""
+    usable = _USABLE_MEMORY_FRACTION * machine.gpu_memory_bytes
+    if config.job.check_memory and 0 < usable < estimate.total:
+        raise ValueError(
+            f"a step needs about {estimate} on a GPU, and {machine.gpu_name} has "
+            f"{machine.gpu_memory_bytes / GIB:.1f} GiB: lower training.local_batch_size or "
+            "loss.chunk_tokens (job.check_memory = false overrules this estimate)"
+        )
+
+
+def _check_disk(config: JobConfig, machine: Machine, *, num_parameters: int) -> None:
+    """The checkpoints that the run will keep must fit beside those that are there already."""
+    folder = Path(config.job.dump_folder) / config.checkpoint.folder
+    checkpoint_bytes = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters
+    num_kept = _num_kept_checkpoints(config.checkpoint, num_steps=config.training.steps)
+    needed = max(0, num_kept - len(checkpoint_steps(folder))) * checkpoint_bytes
+    if needed > machine.free_disk_bytes:
+        raise ValueError(
+            f"{num_kept} checkpoints of {checkpoint_bytes / _GB:.1f} GB will be kept, which takes "
+            f"{needed / _GB:.1f} GB more in job.dump_folder {config.job.dump_folder}, and "
+            f"{machine.free_disk_bytes / _GB:.1f} GB are free: lower checkpoint.keep_latest_k"
+        )
+
+
+def _num_kept_checkpoints(config: Checkpoint, *, num_steps: int) -> int:
+    """Most that lie on disk at a time: the last ones, one in flight, milestones."""
+    num_saves = -(-num_steps // config.interval)
+    num_latest = config.keep_latest_k + 1 if config.keep_latest_k else num_saves
+    if not config.interval_minutes:
+        num_latest = min(num_latest, num_saves)
+    return num_latest + (num_steps // config.milestone_interval if config.milestone_interval else 0)

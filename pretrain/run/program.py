@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
+from torchtitan.protocols.train_spec import register_train_spec
 
 from ..job_config import JobConfig
 from .preflight import check_run
-from .train_spec import register
+from .train_spec import train_spec
 from .trainer import PretrainTrainer, StopSignal
 
 LOG_NAME = "train.log"
@@ -30,9 +31,8 @@ def run(config: JobConfig) -> int:
     Needs torchrun's environment variables, and `prepare` to have run in the first process.
     """
     stop_signal = StopSignal()
-    stop_signal.install()
     _start_log(config)
-    register()
+    register_train_spec("tinycomma", train_spec())
     trainer = PretrainTrainer(config, stop_signal)
     try:
         trainer.train()

@@ -124,8 +124,5 @@ def is_complete(checkpoint: Path) -> bool:
     for item in metadata.storage_data.values():
         end = item.offset + item.length
         sizes[item.relative_path] = max(end, sizes.get(item.relative_path, 0))
-    return all(_has_size(checkpoint / name, size) for name, size in sizes.items())
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size >= size
+    files = {checkpoint / name: size for name, size in sizes.items()}
+    return all(path.is_file() and path.stat().st_size >= size for path, size in files.items())

@@ -2,12 +2,11 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch.optim import Optimizer
-from torchtitan.components.optimizer import OptimizersContainer
 
 from ..job_config import SpikeGuardConfig
 from ..plan.consumption import sequence_documents
@@ -74,39 +73,15 @@ class SpikeGuard:
         return mean + max(rise, self._config.min_rise_nats)
 
 
-class GuardedOptimizers:
-    """torchtitan's optimizers, of which `step` does nothing where `permits_step` says no."""
+def guard_steps(optimizers: Optimizer, permits_step: Callable[[], bool]) -> None:
+    """From now on `optimizers.step` does nothing where `permits_step` says no."""
+    take_step = optimizers.step
 
-    def __init__(self, optimizers: OptimizersContainer) -> None:
-        self._optimizers = optimizers
-        self.permits_step: Callable[[], bool] = _always
+    def step() -> None:
+        if permits_step():
+            take_step()
 
-    def step(self) -> None:
-        if self.permits_step():
-            self._optimizers.step()
-
-    def zero_grad(self) -> None:
-        self._optimizers.zero_grad()
-
-    def register_step_post_hook(self, hook: Callable[..., None]) -> Any:
-        return self._optimizers.register_step_post_hook(hook)
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._optimizers.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._optimizers.load_state_dict(state_dict)
-
-    def __iter__(self) -> Iterator[Optimizer]:
-        return iter(self._optimizers)
-
-    def __len__(self) -> int:
-        return len(self._optimizers)
-
-
-def _always() -> bool:
-    return True
+    optimizers.step = step  # type: ignore[assignment]
 
 
 def spike_line(spike: Spike, plan: DataPlan, *, step: int, batch_size: int) -> dict[str, Any]:
@@ -114,14 +89,13 @@ def spike_line(spike: Spike, plan: DataPlan, *, step: int, batch_size: int) -> d
 
     JSON has no infinity: a loss or limit that is not finite is written as text.
     """
+    loss, limit = (
+        value if math.isfinite(value) else str(value) for value in (spike.loss, spike.limit)
+    )
     return {
         "step": step,
-        "loss": _json_number(spike.loss),
-        "limit": _json_number(spike.limit),
+        "loss": loss,
+        "limit": limit,
         "action": "skipped" if spike.is_skipped else "logged",
         "sequences": sequence_documents(plan, step, batch_size),
     }
-
-
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

@@ -1,13 +1,13 @@
 """What identifies a run, and where it starts: its checkpoint, another's weights, or nothing."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ..job_config import JobConfig
-from ..model.tinycomma import TinyCommaArgs, flavors
+from ..model.tinycomma import TinyCommaArgs, model_args
 from ..plan.data_plan import DataPlan, data_record
 from .record import RECORD_NAME, RunRecord, checkpoint_step, checkpoint_steps, is_complete
 from .trainer import global_batch_size
@@ -58,11 +58,9 @@ Everything else must be equal, settings that torchtitan may add included.
 
 def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRecord:
     """The record of a run about to start on `num_processes` data-parallel processes."""
-    args = flavors()[config.model.flavor]
-    args.update_from_config(config)
     manifest = plan.shards[0].manifest
     return RunRecord(
-        model=_model_shape(args),
+        model=_model_shape(model_args(config)),
         tokenizer_sha256=plan.tokenizer_sha256,
         bos_id=manifest.bos_id,
         eos_id=manifest.eos_id,
@@ -90,8 +88,19 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
     settings = dict(_settings(asdict(config)))
     settings["training.global_batch_size"] = global_batch_size(config, num_processes)
     settings["lr_scheduler.total_steps"] = config.lr_scheduler.total_steps or config.training.steps
-    left_out = [name for names in MAY_DIFFER.values() for name in names] + _idle_sections(config)
-    return {key: value for key, value in settings.items() if not _is_in(key, left_out)}
+    # Nothing reads these where another setting, which is compared, is off.
+    is_at_work = {
+        "spike_guard": config.spike_guard.action == "skip",  # else it only watches
+        "quantize": bool(config.model.converters),
+        "fault_tolerance": config.fault_tolerance.enable,
+    }
+    left_out = [name for names in MAY_DIFFER.values() for name in names]
+    left_out += [section for section, is_on in is_at_work.items() if not is_on]
+    return {
+        key: value
+        for key, value in settings.items()
+        if not any(key == name or key.startswith(f"{name}.") for name in left_out)
+    }
 
 
 def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -100,20 +109,6 @@ def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _settings(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _idle_sections(config: JobConfig) -> list[str]:
-    """Sections that nothing reads where another setting, which is compared, is off."""
-    is_at_work = {
-        "spike_guard": config.spike_guard.action == "skip",  # else it only watches
-        "quantize": bool(config.model.converters),
-        "fault_tolerance": config.fault_tolerance.enable,
-    }
-    return [section for section, is_on in is_at_work.items() if not is_on]
-
-
-def _is_in(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +132,10 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     if not folder.exists():
         return StartingPoint(_with_earlier(config, record))
     _check_same_run(config, record)
-    prefix = _remove_torn(folder)
+    torn = [path for path in checkpoint_steps(folder).values() if not is_complete(path)]
+    for path in torn:
+        shutil.rmtree(path)
+    prefix = f"removed incomplete {', '.join(path.name for path in torn)}: " if torn else ""
     if whole := list(checkpoint_steps(folder)):
         record = replace(record, earlier=RunRecord.read(folder.parent).earlier)
         remark = f"{prefix}resuming from {folder}/step-{whole[-1]}"
@@ -148,25 +146,14 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     return StartingPoint(_with_earlier(config, record), 0, remark)
 
 
-def _remove_torn(folder: Path) -> str:
-    torn = [path for path in checkpoint_steps(folder).values() if not is_complete(path)]
-    for path in torn:
-        shutil.rmtree(path)
-    return f"removed incomplete {', '.join(path.name for path in torn)}: " if torn else ""
-
-
 def _check_same_run(config: JobConfig, record: RunRecord) -> None:
     dump_folder = Path(config.job.dump_folder)
     folder = dump_folder / config.checkpoint.folder
     if not (dump_folder / RECORD_NAME).exists():
         shadowed = config.checkpoint.initial_load_path
-        effect = (
-            f"would shadow checkpoint.initial_load_path {shadowed}"
-            if shadowed
-            else ("would be resumed")
-        )
+        effect = f"shadow checkpoint.initial_load_path {shadowed}" if shadowed else "be resumed"
         raise ValueError(
-            f"{folder} exists without the record of a run and {effect}: "
+            f"{folder} exists without the record of a run and would {effect}: "
             "remove it or choose another job.dump_folder"
         )
     if difference := RunRecord.read(dump_folder).difference(record):

@@ -3,13 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 from torchtitan.components.loss import LossFunction, build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3 import parallelize_llama
-from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
+from torchtitan.protocols.train_spec import TrainSpec
 
 from ..job_config import JobConfig
 from ..model.loss import logit_loss_and_gradient
@@ -17,14 +16,6 @@ from ..model.tinycomma import TinyComma, flavors
 from ..plan.data_plan import DataPlan
 from ..plan.loader import SequenceLoader
 from .metrics import RunMetrics
-from .spikes import GuardedOptimizers
-
-NAME = "tinycomma"
-
-
-def register() -> None:
-    """Make torchtitan know the model; once in a process."""
-    register_train_spec(NAME, train_spec())
 
 
 def train_spec() -> TrainSpec:
@@ -38,7 +29,7 @@ def train_spec() -> TrainSpec:
         model_args=flavors(),
         parallelize_fn=_parallelize,
         pipelining_fn=None,
-        build_optimizers_fn=_build_optimizers,
+        build_optimizers_fn=build_optimizers,
         build_lr_schedulers_fn=build_lr_schedulers,
         build_dataloader_fn=_build_loader,
         build_tokenizer_fn=None,
@@ -50,10 +41,6 @@ def train_spec() -> TrainSpec:
 def open_plan(job_config: JobConfig) -> DataPlan:
     """The plan of a run that has passed its preflight, which has compared the checksums."""
     return DataPlan.open(job_config.data, seq_len=job_config.training.seq_len, verify=False)
-
-
-def _build_optimizers(*arguments: Any) -> GuardedOptimizers:
-    return GuardedOptimizers(build_optimizers(*arguments))
 
 
 def _parallelize(
@@ -68,14 +55,9 @@ def _parallelize(
 
 
 def _build_loss(job_config: JobConfig, **options: Any) -> LossFunction:
-    if job_config.loss.chunk_tokens:
-        return _loss_of_forward
+    if job_config.loss.chunk_tokens:  # the model was given the labels and has computed its loss
+        return lambda loss, labels: loss
     return build_cross_entropy_loss(job_config, **options)
-
-
-def _loss_of_forward(loss: Tensor, labels: Tensor) -> Tensor:
-    # The model was given the labels and has computed its loss.
-    return loss
 
 
 def _build_loader(

@@ -23,28 +23,22 @@ from ..plan.loader import document_ids
 from .checkpointer import RunCheckpointer
 from .heldout import HeldoutLoss
 from .metrics import StepLog
-from .spikes import SpikeGuard, spike_line
+from .spikes import SpikeGuard, guard_steps, spike_line
 from .train_spec import open_plan
 
-# Slurm sends SIGTERM before it preempts a job or its time is up, torchrun passes it to its workers.
-STOP_SIGNALS = (signal.SIGTERM,)
-SPIKES_NAME = "spikes.jsonl"
 logger = logging.getLogger(__name__)
 
 
 class StopSignal:
-    """Remembers that a stop signal has come to this process; nothing else happens on arrival.
+    """Remembers that SIGTERM has come to this process, from now on; main thread only.
 
-    While it is installed the signal kills nothing, so whoever installs it must look at `arrived`.
+    Slurm sends it before it preempts a job or its time is up, torchrun passes it to its workers.
+    It kills nothing then, so whoever makes one of these must look at `arrived`.
     """
 
     def __init__(self) -> None:
         self.arrived = False
-
-    def install(self) -> None:
-        """Listen from now on; main thread only."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._remember)
+        signal.signal(signal.SIGTERM, self._remember)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.arrived = True
@@ -82,12 +76,15 @@ class PretrainTrainer(Trainer):
             device=self.device,
         )
         self._guard = SpikeGuard(job_config.spike_guard)
-        self._spike_log = StepLog(Path(job_config.job.dump_folder) / SPIKES_NAME)
+        self._spike_log = StepLog(Path(job_config.job.dump_folder) / "spikes.jsonl")
         self._round_losses: list[Tensor] = []
         if job_config.spike_guard.action != "off":
-            self.optimizers.permits_step = self._permits_step
+            guard_steps(self.optimizers, self._permits_step)
         if self.device.type == "cpu":
-            reduce_gradients_by_sum(self.model_parts)
+            # The loss is a mean already: torchtitan asks for a division of the gradients by 1, for
+            # which FSDP2 uses a reduction that gloo does not have.
+            for module in fsdp_modules(self.model_parts):
+                module.set_force_sum_reduction_for_comms(True)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"spike_guard": self._guard.state_dict()}
@@ -131,17 +128,14 @@ class PretrainTrainer(Trainer):
                 self.gc_handler.run(self.step)
                 self.train_step(data_iterator)
                 if self.step == first_step:  # the preflight and compilation lie behind it
-                    self._limit_waiting()
+                    limit = timedelta(seconds=config.comm.train_timeout_seconds)
+                    set_pg_timeouts(limit, self.parallel_dims)
                 self._measure_heldout_if_due()
                 is_stopping = self._save_if_due()
                 for observer in (profiler, snapshot):
                     if observer:
                         observer.step()
         dist.barrier()  # no process leaves while another still needs it
-
-    def _limit_waiting(self) -> None:
-        seconds = self.job_config.comm.train_timeout_seconds
-        set_pg_timeouts(timedelta(seconds=seconds), self.parallel_dims)
 
     def _save_if_due(self) -> bool:
         """Save what the step, the clock or a signal asks for; returns whether to stop now."""
@@ -199,15 +193,6 @@ def global_batch_size(config: JobConfig, num_processes: int) -> int:
     if config.training.global_batch_size > 0:
         return config.training.global_batch_size
     return config.training.local_batch_size * num_processes
-
-
-def reduce_gradients_by_sum(model_parts: list[torch.nn.Module]) -> None:
-    """Make sharded modules sum their gradients, as the trainer's loss is already a mean.
-
-    torchtitan asks for a division by 1, for which FSDP2 uses a reduction that gloo does not have.
-    """
-    for module in fsdp_modules(model_parts):
-        module.set_force_sum_reduction_for_comms(True)
 
 
 def fsdp_modules(model_parts: list[torch.nn.Module]) -> list[FSDPModule]:

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
-from .encoder import BOS_TOKEN, EOS_TOKEN
+from .encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_CONFIG
 
 NUM_BYTES = 256
 SplitRule = Literal["llama3", "gpt2"]
@@ -58,12 +58,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, rule: SplitRule = "ll
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([BOS_TOKEN, EOS_TOKEN])
-    if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(
-            f"vocab_size must be at most {tokenizer.get_vocab_size()} for these texts, "
-            f"got {vocab_size}"
-        )
-    tokenizer.post_processor = _begin_of_text_processor(tokenizer)
+    if (most := tokenizer.get_vocab_size()) != vocab_size:
+        raise ValueError(f"vocab_size must be at most {most} for these texts, got {vocab_size}")
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{BOS_TOKEN} $A",
+        pair=f"{BOS_TOKEN} $A {BOS_TOKEN}:1 $B:1",
+        special_tokens=[(BOS_TOKEN, tokenizer.token_to_id(BOS_TOKEN))],
+    )
     return tokenizer
 
 
@@ -74,21 +75,5 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, model_max_length: int)
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": BOS_TOKEN,
-        "eos_token": EOS_TOKEN,
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": model_max_length,
-    }
-    text = json.dumps(config, indent=2) + "\n"
+    text = json.dumps(TOKENIZER_CONFIG | {"model_max_length": model_max_length}, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-
-
-def _begin_of_text_processor(tokenizer: Tokenizer) -> TemplateProcessing:
-    return TemplateProcessing(
-        single=f"{BOS_TOKEN} $A",
-        pair=f"{BOS_TOKEN} $A {BOS_TOKEN}:1 $B:1",
-        special_tokens=[(BOS_TOKEN, tokenizer.token_to_id(BOS_TOKEN))],
-    )

@@ -4,10 +4,11 @@ import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 import zstandard
@@ -22,8 +23,6 @@ DEFAULT_SHARD_TOKENS = 1 << 28  # 1 GiB of uint32
 _HASH_RANGE = 1 << 64
 _PARQUET_ROWS = 256
 logger = logging.getLogger(__name__)
-DAMAGE: Final = (EOFError, zlib.error, zstandard.ZstdError)
-"""Errors of contents; those of reading, which may pass, are OSErrors."""
 # A damaged block gives nothing, so blocks are small: 64 KiB lose some hundred documents at most.
 _READ_BYTES: Final = 1 << 16
 _GZIP_FORMAT: Final = 31  # zlib's word for a gzip header and its checksum, with any window
@@ -98,24 +97,19 @@ class DocumentRules:
             return Verdict.EMPTY
         if len(document.text) > self.max_document_bytes:
             return Verdict.OVERSIZED
-        if not self._allows(document):
+        if self.licences and not (document.licences and all(map(self._lists, document.licences))):
             return Verdict.REFUSED
         return Verdict.HELDOUT if self._holds_out(document.text) else Verdict.TRAIN
-
-    def _allows(self, document: Document) -> bool:
-        if not self.licences:
-            return True
-        return bool(document.licences) and all(map(self._is_listed, document.licences))
-
-    def _is_listed(self, licence: str) -> bool:
-        name = licence.lower()
-        return any(fnmatchcase(name, pattern.lower()) for pattern in self.licences)
 
     def _holds_out(self, text: bytes) -> bool:
         if not self.heldout_fraction:
             return False
         digest = hashlib.blake2b(text, digest_size=8).digest()
         return int.from_bytes(digest, "little") < self.heldout_fraction * _HASH_RANGE
+
+    def _lists(self, licence: str) -> bool:
+        name = licence.lower()
+        return any(fnmatchcase(name, pattern.lower()) for pattern in self.licences)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +123,10 @@ class RecordFields:
     """The licence of every document, where records do not state it."""
 
 
+class DamagedFile(Exception):
+    """What a file holds cannot be read; errors of reading, which may pass, are OSErrors."""
+
+
 def input_documents(
     file: InputFile, fields: RecordFields, *, first_record: int = 0
 ) -> Iterator[Document]:
@@ -138,34 +136,33 @@ def input_documents(
     Raises: ValueError if the file cannot be opened or read, or if a parquet file has no column of
     texts of that name.
     """
-    read = _parquet_documents if file.is_parquet else _json_documents
+    rows = _parquet_rows(file, fields) if file.is_parquet else _json_lines(file)
+    document: Callable[[Any, int, RecordFields], Document]
+    document = _parquet_document if file.is_parquet else _json_document
+    record = 0
     try:
-        yield from read(file, fields, first_record)
+        for row in rows:
+            if record >= first_record:
+                yield document(row, record, fields)
+            record += 1
+    except DamagedFile as error:
+        record = max(first_record, record)
+        logger.warning("%s is damaged from record %d on: %s", file.name, record, error)
+        yield Document(record, None, problem=Problem.DAMAGED)
     except OSError as error:
         raise ValueError(f"input file {file.name} cannot be read: {error}") from error
 
 
-def _json_documents(file: InputFile, fields: RecordFields, first: int) -> Iterator[Document]:
+def _json_lines(file: InputFile) -> Iterator[Any]:
     # Not the JSON reader of datasets: it gives up 10 MB for one invalid byte, and a file where
     # metadata differ from row to row. fsspec is what datasets opens files with, hf:// included.
     import fsspec
 
-    record = 0
-    try:
-        with fsspec.open(file.url, "rb") as stream:
-            for line in _lines(decompressed_blocks(stream, file.name)):
-                if record >= first:
-                    yield _json_document(line, record, fields)
-                record += 1
-    except DAMAGE as error:
-        yield _rest(file, max(first, record), error)
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
-    for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
+    with fsspec.open(file.url, "rb") as stream:
+        for block in _decompressed_blocks(stream, file.name):
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
     if rest:
         yield rest
 
@@ -185,24 +182,28 @@ def _json_document(line: bytes, record: int, fields: RecordFields) -> Document:
         return Document(record, None, problem=Problem.NOT_JSON)
 
 
-def _parquet_documents(file: InputFile, fields: RecordFields, first: int) -> Iterator[Document]:
+def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
     import pyarrow
 
-    record = 0
     try:
         for table in _parquet_tables(file, fields):
-            for row in _decoded_rows(table, fields.text, file):
-                if record >= first:
-                    yield _parquet_document(row, record, fields)
-                record += 1
+            index = table.schema.get_field_index(fields.text)
+            texts = table.column(index)
+            try:  # as bytes: one invalid string would fail the conversion of the whole batch
+                raw = texts.cast(pyarrow.large_binary())
+            except pyarrow.ArrowNotImplementedError as error:
+                raise ValueError(
+                    f"column {fields.text!r} of input file {file.name} is {texts.type}, not text"
+                ) from error
+            yield from table.set_column(index, fields.text, raw).to_pylist()
     except pyarrow.ArrowInvalid as error:
-        yield _rest(file, max(first, record), error)
+        raise DamagedFile(error) from error
     except OSError as error:
         # Arrow's own word for damaged contents is an OSError of no kind and without a number;
         # what the system or the Hub could not read is there when the file is read again.
         if type(error) is not OSError or error.errno is not None:
             raise
-        yield _rest(file, max(first, record), error)
+        raise DamagedFile(error) from error
 
 
 def _parquet_tables(file: InputFile, fields: RecordFields) -> Iterator[Any]:
@@ -228,21 +229,6 @@ def _parquet_tables(file: InputFile, fields: RecordFields) -> Iterator[Any]:
     yield from rows.iter(batch_size=_PARQUET_ROWS)
 
 
-def _decoded_rows(table: Any, text_column: str, file: InputFile) -> list[dict[str, Any]]:
-    import pyarrow
-
-    index = table.schema.get_field_index(text_column)
-    texts = table.column(index)
-    try:  # as bytes: one invalid string would fail the conversion of the whole batch
-        raw = texts.cast(pyarrow.large_binary())
-    except pyarrow.ArrowNotImplementedError as error:
-        raise ValueError(
-            f"column {text_column!r} of input file {file.name} is {texts.type}, not text"
-        ) from error
-    rows: list[dict[str, Any]] = table.set_column(index, text_column, raw).to_pylist()
-    return rows
-
-
 def _parquet_document(row: dict[str, Any], record: int, fields: RecordFields) -> Document:
     text = row[fields.text]
     if text is None:
@@ -252,12 +238,6 @@ def _parquet_document(row: dict[str, Any], record: int, fields: RecordFields) ->
     except UnicodeDecodeError:
         return Document(record, None, problem=Problem.NOT_UTF8)
     return Document(record, text, _licences(row, fields))
-
-
-def _rest(file: InputFile, record: int, error: Exception) -> Document:
-    """Stands for all records of a damaged file that cannot be read."""
-    logger.warning("%s is damaged from record %d on: %s", file.name, record, error)
-    return Document(record, None, problem=Problem.DAMAGED)
 
 
 def _licences(table: dict[str, Any], fields: RecordFields) -> tuple[str, ...]:
@@ -277,31 +257,30 @@ def _field(table: Any, dotted: str) -> Any:
     return table
 
 
-def decompressed_blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
+def _decompressed_blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
     """The bytes of a file, decompressed if its name ends in .gz, .zst or .zstd.
 
     All members of a file of several are read. Unlike the readers of gzip and zstandard this gives
     everything before a cut, and tells one in either format.
-    Raises: one of `DAMAGE` where the contents end early or are not what the name says.
+    Raises: DamagedFile where the contents end early or are not what the name says.
     """
-    new_frame = _frame_reader(name)
-    frame: Any = None
-    while block := stream.read(_READ_BYTES):
-        while block and new_frame:
-            frame = frame or new_frame()
-            yield frame.decompress(block)
-            block = frame.unused_data
-            if frame.eof:
-                frame = None
-        if block:
-            yield block
-    if frame:
-        raise EOFError("it ends inside of its compressed data")
-
-
-def _frame_reader(name: str) -> Callable[[], Any] | None:
+    new_frame: Callable[[], Any] | None = None
     if name.endswith(".gz"):
-        return lambda: zlib.decompressobj(_GZIP_FORMAT)
-    if name.endswith((".zst", ".zstd")):
-        return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj
-    return None
+        new_frame = partial(zlib.decompressobj, _GZIP_FORMAT)
+    elif name.endswith((".zst", ".zstd")):
+        new_frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj
+    frame: Any = None
+    try:
+        while block := stream.read(_READ_BYTES):
+            while block and new_frame:
+                frame = frame or new_frame()
+                yield frame.decompress(block)
+                block = frame.unused_data
+                if frame.eof:
+                    frame = None
+            if block:
+                yield block
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise DamagedFile(error) from error
+    if frame:
+        raise DamagedFile("it ends inside of its compressed data")

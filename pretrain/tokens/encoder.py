@@ -14,6 +14,14 @@ from .documents import Document, DocumentRules, Verdict
 TOKENIZER_NAME = "tokenizer.json"
 BOS_TOKEN = "<|begin_of_text|>"
 EOS_TOKEN = "<|end_of_text|>"
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": BOS_TOKEN,
+    "eos_token": EOS_TOKEN,
+    "clean_up_tokenization_spaces": False,
+    "model_input_names": ["input_ids", "attention_mask"],
+}
+"""Of a tokenizer_config.json that says no more."""
 # encode_batch_fast spreads a batch over the cores; beyond some hundred documents nothing is
 # gained, and a batch of books must not fill the memory.
 _BATCH_DOCUMENTS = 256
@@ -33,15 +41,11 @@ def tokenizer_file(place: str) -> Path:
         if not (path / TOKENIZER_NAME).is_file():
             raise ValueError(f"tokenizer folder {path} has no {TOKENIZER_NAME}")
         return path / TOKENIZER_NAME
-    name, has_revision, revision = place.partition("@")
-    if name.count("/") != 1 or not (has_revision and revision):
+    name, _, revision = place.partition("@")
+    if name.count("/") != 1 or not revision:
         raise ValueError(
             f"tokenizer {place} is neither a file, nor a folder, nor OWNER/NAME@REVISION"
         )
-    return _downloaded(name, revision)
-
-
-def _downloaded(name: str, revision: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -59,6 +63,13 @@ class EncodedDocument:
     document: Document
     verdict: Verdict
     token_ids: np.ndarray | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes of text and tokens; none of what is not kept."""
+        if self.token_ids is None:
+            return 0, 0
+        return len(self.document.text or b""), len(self.token_ids)
 
 
 class DocumentEncoder:
@@ -80,8 +91,11 @@ class DocumentEncoder:
         self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self._tokenizer.encode_special_tokens = True
         self.vocab_size = self._tokenizer.get_vocab_size()
-        self.bos_id = self._special_id(BOS_TOKEN, tokenizer_file)
-        self.eos_id = self._special_id(EOS_TOKEN, tokenizer_file)
+        vocabulary = self._tokenizer.get_vocab()
+        for token in (BOS_TOKEN, EOS_TOKEN):
+            if token not in vocabulary:
+                raise ValueError(f"tokenizer {tokenizer_file} has no token {token}")
+        self.bos_id, self.eos_id = vocabulary[BOS_TOKEN], vocabulary[EOS_TOKEN]
 
     def encode(
         self, documents: Iterable[Document], rules: DocumentRules
@@ -96,19 +110,11 @@ class DocumentEncoder:
             ]
             encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
             for document, verdict in zip(batch, verdicts, strict=True):
-                token_ids = self._marked(next(encodings).ids) if verdict.is_kept else None
+                token_ids = None
+                if verdict.is_kept:
+                    marked = [self.bos_id, *next(encodings).ids, self.eos_id]
+                    token_ids = np.array(marked, dtype="<u4")
                 yield EncodedDocument(document, verdict, token_ids)
-
-    def _marked(self, ids: list[int]) -> np.ndarray:
-        token_ids = np.empty(len(ids) + 2, dtype="<u4")
-        token_ids[0], token_ids[1:-1], token_ids[-1] = self.bos_id, ids, self.eos_id
-        return token_ids
-
-    def _special_id(self, token: str, tokenizer_file: Path) -> int:
-        token_id = self._tokenizer.token_to_id(token)
-        if token_id is None:
-            raise ValueError(f"tokenizer {tokenizer_file} has no token {token}")
-        return token_id
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

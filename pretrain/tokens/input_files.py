@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
-JSON_LINES_SUFFIXES = (".jsonl", ".json", ".ndjson")
-COMPRESSION_SUFFIXES = ("", ".gz", ".zst", ".zstd")
-PARQUET_SUFFIX = ".parquet"
-_HUB_PREFIX = "hf://datasets/"
+_PARQUET = ".parquet"
+_JSON_LINES = (".jsonl", ".json", ".ndjson")
+_COMPRESSIONS = ("", ".gz", ".zst", ".zstd")
+_SUPPORTED = (_PARQUET, *map("".join, product(_JSON_LINES, _COMPRESSIONS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class InputFile:
 
     @property
     def is_parquet(self) -> bool:
-        return self.name.endswith(PARQUET_SUFFIX)
+        return self.name.endswith(_PARQUET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,12 @@ class SourceFiles:
 
     def __post_init__(self) -> None:
         for file in self.files:
-            _check_format(file.name)
+            if not file.name.endswith(_SUPPORTED):
+                raise ValueError(
+                    f"input file {file.name} is of no supported format: "
+                    f"{', '.join((*_JSON_LINES, _PARQUET))} "
+                    "(JSON lines also compressed: .gz, .zst)"
+                )
 
 
 def local_files(inputs: Sequence[Path], *, revision: str) -> SourceFiles:
@@ -74,15 +80,12 @@ def hub_files(dataset: str, *, revision: str) -> SourceFiles:
     urls = sorted(str(url) for url in (data_files or {}).get("train", []))
     if not urls:
         raise ValueError(f"dataset {dataset} at revision {revision} has no training files")
-    return _pinned(urls)
-
-
-def _pinned(urls: Sequence[str]) -> SourceFiles:
     # hf://datasets/OWNER/NAME@COMMIT/PATH, as datasets resolves them
-    commits = {url.removeprefix(_HUB_PREFIX).partition("@")[2].partition("/")[0] for url in urls}
+    places = [url.partition("@")[2].partition("/") for url in urls]
+    commits = {commit for commit, _, _ in places}
     if len(commits) != 1:
         raise ValueError(f"{urls[0]} and the other files are not of one commit: {sorted(commits)}")
-    files = (InputFile(url.partition("@")[2].partition("/")[2], url, 0) for url in urls)
+    files = (InputFile(path, url, 0) for url, (_, _, path) in zip(urls, places, strict=True))
     return SourceFiles(commits.pop(), tuple(files))
 
 
@@ -91,26 +94,10 @@ def _expand(path: Path) -> list[InputFile]:
         return [InputFile(path.name, str(path), path.stat().st_size)]
     if not path.is_dir():
         raise ValueError(f"input {path} does not exist")
-    found = [file for file in path.rglob("*") if file.is_file() and _is_supported(file.name)]
+    found = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(_SUPPORTED)]
     if not found:
         raise ValueError(f"input folder {path} holds no file of a supported format")
     return [
         InputFile(file.relative_to(path).as_posix(), str(file), file.stat().st_size)
         for file in found
     ]
-
-
-def _is_supported(name: str) -> bool:
-    json_lines = (
-        lines + compression for lines in JSON_LINES_SUFFIXES for compression in COMPRESSION_SUFFIXES
-    )
-    return name.endswith((PARQUET_SUFFIX, *json_lines))
-
-
-def _check_format(name: str) -> None:
-    if not _is_supported(name):
-        allowed = ", ".join((*JSON_LINES_SUFFIXES, PARQUET_SUFFIX))
-        raise ValueError(
-            f"input file {name} is of no supported format: {allowed} "
-            "(JSON lines also compressed: .gz, .zst)"
-        )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ...durable_files import file_sha256, partial_path, write_durably
 from .documents import DEFAULT_MAX_INVALID_DOCUMENTS, DocumentRules, RecordFields, input_documents
@@ -15,7 +15,7 @@ from .encoder import DocumentEncoder, EncodedDocument
 from .input_files import SourceFiles
 from .manifest import MANIFEST_NAME, DocumentTally
 from .segments import Segment, SegmentLayout, write_segments
-from .writer import Origin, write_manifests
+from .writer import write_manifests
 
 SCHEMA = "anchored-tokenize/2"
 _PROGRESS_FOLDER = "progress"
@@ -102,10 +102,17 @@ class TokenizeJob:
             if self.is_complete or (done and done[-1].is_last):
                 return
             first = done[-1].next_record if done else 0
-            documents = input_documents(self.inputs.files[index], self.fields, first_record=first)
+            file = self.inputs.files[index]
+            documents = input_documents(file, self.fields, first_record=first)
             tally = DocumentTally.total(segment.tally for segment in done)
             encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
-            layout = self._layout(index, num_done=len(done))
+            layout = SegmentLayout(
+                folder=self.partial,
+                input_file=file.name,
+                prefix=f"{index:05d}-",
+                max_tokens=self.max_tokens_per_shard,
+                first_index=len(done),
+            )
             for number, segment in enumerate(write_segments(encoded, layout), start=len(done)):
                 segment.write(self._segment_path(index, number))
 
@@ -122,9 +129,13 @@ class TokenizeJob:
                 return False
             segments = [segment for group in by_file for segment in group]
             self._check_problems(DocumentTally.total(one.tally for one in segments).problems)
-            origin = Origin(source=self.source, revision=self.inputs.revision)
             write_manifests(
-                self.partial, segments, origin=origin, encoder=encoder, rules=self.rules
+                self.partial,
+                segments,
+                source=self.source,
+                revision=self.inputs.revision,
+                encoder=encoder,
+                rules=self.rules,
             )
             self.partial.rename(self.output)
             return True
@@ -150,15 +161,6 @@ class TokenizeJob:
                 "input, or allow more with max_invalid_documents and go on"
             )
 
-    def _layout(self, index: int, *, num_done: int) -> SegmentLayout:
-        return SegmentLayout(
-            folder=self.partial,
-            input_file=self.inputs.files[index].name,
-            prefix=f"{index:05d}-",
-            max_tokens=self.max_tokens_per_shard,
-            first_index=num_done,
-        )
-
     def _segments(self, index: int) -> list[Segment]:
         segments: list[Segment] = []
         while (path := self._segment_path(index, len(segments))).exists():
@@ -171,27 +173,24 @@ class TokenizeJob:
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
         # Held by the system: it goes with the process, however that ends.
-        with self._lock_file(name) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _lock_file(self, name: str) -> TextIO:
         path = Path(_PROGRESS_FOLDER) / f"{name}.lock"
         try:
-            return (self.partial / path).open("w")
+            file = (self.partial / path).open("w")
         except FileNotFoundError:  # completed by another process, and renamed
-            return (self.output / path).open("w")
+            file = (self.output / path).open("w")
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def _check_same(recorded: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
     for key, value in ours.items():
         if recorded.get(key) != value:
-            raise ValueError(
-                f"{folder} was begun with other settings ({key} was {_brief(recorded.get(key))} "
-                f"and is now {_brief(value)}): restore it or choose another output"
+            before, now = (
+                text if len(text) <= 200 else text[:197] + "..."
+                for text in (json.dumps(recorded.get(key)), json.dumps(value))
             )
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else text[:197] + "..."
+            raise ValueError(
+                f"{folder} was begun with other settings ({key} was {before} and is now {now}): "
+                "restore it or choose another output"
+            )

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...configs.config_file import from_table
 from .documents import Document, Verdict
 
 SCHEMA = "anchored-tokens/2"
 MANIFEST_NAME = "manifest.json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Shard:
     """Three files: uint32 tokens, int64 offsets of their documents, and where each came from.
 
@@ -33,11 +34,6 @@ class Shard:
     """Name of the file the documents were read from, within the source."""
     licences: tuple[str, ...]
     """Licences of the shard's documents, in order of first appearance."""
-
-    @classmethod
-    def from_table(cls, table: dict[str, Any]) -> "Shard":
-        """A shard from its JSON object. Raises TypeError if a field is missing or unknown."""
-        return cls(**table | {"licences": tuple(table.get("licences", ()))})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,11 +76,11 @@ class Manifest:
         if not path.is_file():
             raise ValueError(f"no token shards in {folder}: {MANIFEST_NAME} is missing")
         try:
-            fields = json.loads(path.read_text())
-            if fields.pop("schema") != SCHEMA:
+            table = json.loads(path.read_text())
+            if table.pop("schema") != SCHEMA:
                 raise ValueError(f"its schema is not {SCHEMA}")
-            shards = tuple(Shard.from_table(shard) for shard in fields.pop("shards"))
-            return cls(shards=shards, **fields)
+            manifest: Manifest = from_table(cls, table)
+            return manifest
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a token shard manifest: {error}") from error
 
@@ -93,7 +89,7 @@ class Manifest:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n"
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True)
 class DocumentTally:
     """Counts over documents; tallies of pieces add up to the tally of the whole."""
 
@@ -107,14 +103,10 @@ class DocumentTally:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> "DocumentTally":
-        """The tally whose `to_table` gave `table`."""
-        licences = {verdict: Counter(counts) for verdict, counts in table["licences"].items()}
-        return cls(
-            verdicts=Counter(table["verdicts"]),
-            num_bytes=Counter(table["num_bytes"]),
-            licences=licences,
-            problems=Counter(table["problems"]),
-        )
+        """The tally of a JSON object of its fields."""
+        licences = {verdict: Counter(of) for verdict, of in table["licences"].items()}
+        others: Any = {name: Counter(of) for name, of in table.items() if name != "licences"}
+        return cls(licences=licences, **others)
 
     @classmethod
     def total(cls, tallies: Iterable["DocumentTally"]) -> "DocumentTally":
@@ -123,15 +115,6 @@ class DocumentTally:
         for tally in tallies:
             whole += tally
         return whole
-
-    def to_table(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "verdicts": dict(self.verdicts),
-            "num_bytes": dict(self.num_bytes),
-            "licences": {verdict: dict(counts) for verdict, counts in self.licences.items()},
-            "problems": dict(self.problems),
-        }
 
     def add(self, document: Document, verdict: Verdict) -> None:
         self.verdicts[verdict.value] += 1
@@ -152,5 +135,5 @@ class DocumentTally:
 
     def histogram(self, verdict: Verdict) -> dict[str, int]:
         """Documents by licence, the most frequent first, then by name."""
-        counts = self.licences.get(verdict.value, Counter())
+        counts = self.licences.get(verdict, Counter())
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

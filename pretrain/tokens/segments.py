@@ -3,19 +3,19 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from ...configs.config_file import from_table
 from ...durable_files import sync, write_durably
 from .documents import Verdict
 from .encoder import EncodedDocument
 from .manifest import DocumentTally, Shard
 
 HELDOUT_FOLDER = "heldout"
-_SPLITS = (Verdict.TRAIN, Verdict.HELDOUT)
 
 
 class ShardFiles:
@@ -78,7 +78,7 @@ class ShardFiles:
         return hashlib.sha256(data).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Segment:
     """Consecutive records of one input file: at most one shard of each split, and their tally.
 
@@ -97,24 +97,12 @@ class Segment:
     def read(cls, path: Path) -> "Segment":
         """The segment that `write` recorded."""
         table = json.loads(path.read_text())
-        shards = {split: Shard.from_table(shard) for split, shard in table["shards"].items()}
-        tally = DocumentTally.from_table(table["tally"])
-        return cls(
-            next_record=table["next_record"],
-            is_last=table["is_last"],
-            shards=shards,
-            tally=tally,
-        )
+        shards = {split: from_table(Shard, shard) for split, shard in table.pop("shards").items()}
+        return cls(shards=shards, tally=DocumentTally.from_table(table.pop("tally")), **table)
 
     def write(self, path: Path) -> None:
         """Record the segment; its shards must be complete on disk."""
-        table = {
-            "next_record": self.next_record,
-            "is_last": self.is_last,
-            "shards": {split: asdict(shard) for split, shard in self.shards.items()},
-            "tally": self.tally.to_table(),
-        }
-        write_durably(path, json.dumps(table, indent=2) + "\n")
+        write_durably(path, json.dumps(self, default=vars, indent=2) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,13 +117,6 @@ class SegmentLayout:
     """A document that would pass it ends the segment; a longer document has its own."""
     first_index: int = 0
 
-    def open(self, split: Verdict, index: int) -> ShardFiles:
-        """A new shard of a segment."""
-        folder = self.folder if split is Verdict.TRAIN else self.folder / HELDOUT_FOLDER
-        folder.mkdir(exist_ok=True)
-        name = f"{self.prefix}{self.first_index + index:05d}"
-        return ShardFiles(folder, name, input_file=self.input_file)
-
 
 def write_segments(
     documents: Iterable[EncodedDocument], layout: SegmentLayout
@@ -146,7 +127,7 @@ def write_segments(
     """
     if layout.max_tokens < 1:
         raise ValueError(f"max_tokens_per_shard must be at least 1, got {layout.max_tokens}")
-    index = 0
+    index = layout.first_index
     current = _OpenSegment(layout, index)
     try:
         for encoded in documents:
@@ -165,16 +146,16 @@ class _OpenSegment:
 
     def __init__(self, layout: SegmentLayout, index: int) -> None:
         self._layout = layout
-        self._index = index
-        self._files: dict[Verdict, ShardFiles] = {}
+        self._name = f"{layout.prefix}{index:05d}"
+        self._shards: dict[Verdict, ShardFiles] = {}
         self._tally = DocumentTally()
         self.next_record = 0
 
     def is_full_for(self, encoded: EncodedDocument) -> bool:
-        files = self._files.get(encoded.verdict)
-        if files is None or encoded.token_ids is None:
+        shard = self._shards.get(encoded.verdict)
+        if shard is None or encoded.token_ids is None:
             return False
-        return files.num_tokens + len(encoded.token_ids) > self._layout.max_tokens
+        return shard.num_tokens + len(encoded.token_ids) > self._layout.max_tokens
 
     def add(self, encoded: EncodedDocument) -> None:
         document = encoded.document
@@ -182,18 +163,21 @@ class _OpenSegment:
         self._tally.add(document, encoded.verdict)
         if encoded.token_ids is None:
             return
-        if encoded.verdict not in self._files:
-            self._files[encoded.verdict] = self._layout.open(encoded.verdict, self._index)
-        self._files[encoded.verdict].add(
+        if encoded.verdict not in self._shards:
+            self._shards[encoded.verdict] = self._new_shard(encoded.verdict)
+        self._shards[encoded.verdict].add(
             encoded.token_ids, record=document.record, licence=document.licence
         )
 
+    def _new_shard(self, split: Verdict) -> ShardFiles:
+        folder = self._layout.folder / ("" if split is Verdict.TRAIN else HELDOUT_FOLDER)
+        folder.mkdir(exist_ok=True)
+        return ShardFiles(folder, self._name, input_file=self._layout.input_file)
+
     def close(self, *, next_record: int, is_last: bool) -> Segment:
-        shards = {
-            split.value: self._files.pop(split).close() for split in _SPLITS if split in self._files
-        }
+        shards = {split.value: shard.close() for split, shard in self._shards.items()}
         return Segment(next_record=next_record, is_last=is_last, shards=shards, tally=self._tally)
 
     def abandon(self) -> None:
-        for files in self._files.values():
-            files.abandon()
+        for shard in self._shards.values():
+            shard.abandon()

@@ -41,22 +41,20 @@ class FileShare:
 
         Raises: ValueError if a variable is not a number or the rank is out of range.
         """
+
+        def number(name: str, default: str = "") -> int:
+            text = environment.get(name, default)
+            if not text.isdecimal():
+                raise ValueError(f"environment variable {name} must be a number, got {text!r}")
+            return int(text)
+
         if "RANK" in environment:
-            local = _number(environment, "LOCAL_WORLD_SIZE", 1)
-            return cls(_number(environment, "RANK"), _number(environment, "WORLD_SIZE"), local)
+            return cls(number("RANK"), number("WORLD_SIZE"), number("LOCAL_WORLD_SIZE", "1"))
         if "SLURM_ARRAY_TASK_ID" in environment:
-            first = _number(environment, "SLURM_ARRAY_TASK_MIN")
-            step = _number(environment, "SLURM_ARRAY_TASK_STEP", 1)
-            place = (_number(environment, "SLURM_ARRAY_TASK_ID") - first) // step
-            return cls(place, _number(environment, "SLURM_ARRAY_TASK_COUNT"), 1)
+            offset = number("SLURM_ARRAY_TASK_ID") - number("SLURM_ARRAY_TASK_MIN")
+            index = offset // number("SLURM_ARRAY_TASK_STEP", "1")
+            return cls(index, number("SLURM_ARRAY_TASK_COUNT"), 1)
         return cls(0, 1, 1)
-
-
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environment.get(name, "" if default is None else str(default))
-    if not text.isdecimal():
-        raise ValueError(f"environment variable {name} must be a number, got {text!r}")
-    return int(text)
 
 
 class Throughput:
@@ -78,9 +76,8 @@ class Throughput:
 
     def add(self, encoded: EncodedDocument) -> None:
         """Count a document."""
-        if encoded.token_ids is not None:
-            num_bytes = self.num_bytes + len(encoded.document.text or b"")
-            self.advance_to(num_bytes, self.num_tokens + len(encoded.token_ids))
+        num_bytes, num_tokens = encoded.size
+        self.advance_to(self.num_bytes + num_bytes, self.num_tokens + num_tokens)
 
     def advance_to(self, num_bytes: int, num_tokens: int) -> None:
         """Set the totals."""
@@ -97,20 +94,21 @@ class Throughput:
         """End the bar; returns the average rates in words."""
         self._refresh()
         self._bar.close()
-        seconds = max(time.perf_counter() - self._start, 1e-9)
-        return (
-            f"{self.num_bytes / seconds / 1e6:.2f} MB/s, {self.num_tokens / seconds:,.0f} tokens/s"
-        )
+        return f"{self.num_bytes / self._seconds / 1e6:.2f} MB/s, {self._tokens_per_s}"
 
     def _refresh(self) -> None:
         self._next_refresh = time.perf_counter() + _REFRESH_SECONDS
-        self._bar.set_postfix_str(self._rate(), refresh=False)
+        files = f"{self._num_finished}/{self._num_files} files"
+        self._bar.set_postfix_str(f"{self._tokens_per_s}, {files}", refresh=False)
         self._bar.update(self.num_bytes - self._bar.n)
 
-    def _rate(self) -> str:
-        seconds = max(time.perf_counter() - self._start, 1e-9)
-        rate = f"{self.num_tokens / seconds:,.0f} tokens/s"
-        return f"{rate}, {self._num_finished}/{self._num_files} files"
+    @property
+    def _seconds(self) -> float:
+        return max(time.perf_counter() - self._start, 1e-9)
+
+    @property
+    def _tokens_per_s(self) -> str:
+        return f"{self.num_tokens / self._seconds:,.0f} tokens/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,32 +169,15 @@ def _follow(futures: Sequence[Future[None]], totals: Any, throughput: Throughput
             throughput.finish_file()
 
 
-class _Worker:
-    """A process's tokenizer, and its part in the totals of all."""
-
-    def __init__(self, job: TokenizeJob, totals: Any) -> None:
-        self._job = job
-        self._totals = totals
-        self._encoder = DocumentEncoder(job.tokenizer_file)
-
-    def tokenize(self, index: int) -> None:
-        self._job.tokenize_file(index, self._encoder, self._observe)
-
-    def _observe(self, encoded: EncodedDocument) -> None:
-        if encoded.token_ids is not None:
-            with self._totals.get_lock():
-                self._totals[0] += len(encoded.document.text or b"")
-                self._totals[1] += len(encoded.token_ids)
-
-
-_worker: _Worker | None = None
+_worker: tuple[TokenizeJob, DocumentEncoder, Any]
+"""Of a process of the pool: its job, its tokenizer and the totals of all processes."""
 
 
 def _start_worker(job: TokenizeJob, num_threads: int, totals: Any) -> None:
     global _worker
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)  # read when the tokenizer first encodes
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = _Worker(job, totals)
+    _worker = job, DocumentEncoder(job.tokenizer_file), totals
 
 
 def _end_with_parent() -> None:
@@ -208,5 +189,10 @@ def _end_with_parent() -> None:
 
 
 def _tokenize_file(index: int) -> None:
-    assert _worker is not None
-    _worker.tokenize(index)
+    job, encoder, totals = _worker
+
+    def observe(encoded: EncodedDocument) -> None:
+        with totals.get_lock():
+            totals[:] = [total + size for total, size in zip(totals, encoded.size, strict=True)]
+
+    job.tokenize_file(index, encoder, observe)

@@ -1,13 +1,12 @@
 """Texts to a folder of token shards with its manifests, which appears only when it is complete."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ...durable_files import new_folder, write_durably
 from .documents import DEFAULT_SHARD_TOKENS, Document, DocumentRules, Verdict
 from .encoder import DocumentEncoder
-from .manifest import MANIFEST_NAME, DocumentTally, Manifest, Shard
+from .manifest import MANIFEST_NAME, DocumentTally, Manifest
 from .segments import HELDOUT_FOLDER, Segment, SegmentLayout, write_segments
 from .shards import TokenShards
 
@@ -41,30 +40,22 @@ def write_token_shards(
         layout = SegmentLayout(
             folder=partial, input_file="", prefix="", max_tokens=max_tokens_per_shard
         )
-        segments = list(write_segments(encoder.encode(_records(documents, licence), rules), layout))
-        origin = Origin(source=source, revision=revision)
-        write_manifests(partial, segments, origin=origin, encoder=encoder, rules=rules)
+        records = (
+            Document(record, text.encode(), (licence,)) for record, text in enumerate(documents)
+        )
+        segments = list(write_segments(encoder.encode(records, rules), layout))
+        write_manifests(
+            partial, segments, source=source, revision=revision, encoder=encoder, rules=rules
+        )
     return TokenShards.open(folder, verify=False)
-
-
-def _records(texts: Iterable[str], licence: str) -> Iterator[Document]:
-    for record, text in enumerate(texts):
-        yield Document(record, text.encode(), (licence,))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """What a manifest says of where its documents came from."""
-
-    source: str
-    revision: str
 
 
 def write_manifests(
     folder: Path,
     segments: Sequence[Segment],
     *,
-    origin: Origin,
+    source: str,
+    revision: str,
     encoder: DocumentEncoder,
     rules: DocumentRules,
 ) -> None:
@@ -73,50 +64,34 @@ def write_manifests(
     Raises: ValueError if there is no document to train on.
     """
     tally = DocumentTally.total(segment.tally for segment in segments)
-    if not tally.verdicts[Verdict.TRAIN.value]:
-        raise ValueError(f"source {origin.source} has no text to write: {_reasons(tally)}")
+    if not tally.verdicts[Verdict.TRAIN]:
+        raise ValueError(f"source {source} has no text to write: {_reasons(tally)}")
     for split, target in ((Verdict.HELDOUT, folder / HELDOUT_FOLDER), (Verdict.TRAIN, folder)):
-        if shards := _shards(segments, split):
-            manifest = _manifest(shards, tally, split, origin=origin, encoder=encoder, rules=rules)
-            write_durably(target / MANIFEST_NAME, manifest.to_json())
-
-
-def _manifest(
-    shards: tuple[Shard, ...],
-    tally: DocumentTally,
-    split: Verdict,
-    *,
-    origin: Origin,
-    encoder: DocumentEncoder,
-    rules: DocumentRules,
-) -> Manifest:
-    return Manifest(
-        source=origin.source,
-        revision=origin.revision,
-        split=split.value,
-        heldout_fraction=rules.heldout_fraction,
-        licences=tally.histogram(split),
-        refused_licences=tally.histogram(Verdict.REFUSED),
-        tokenizer_sha256=encoder.sha256,
-        vocab_size=encoder.vocab_size,
-        bos_id=encoder.bos_id,
-        eos_id=encoder.eos_id,
-        num_documents=tally.verdicts[split.value],
-        num_empty_documents=tally.verdicts[Verdict.EMPTY.value],
-        num_invalid_documents=tally.verdicts[Verdict.INVALID.value],
-        invalid_documents=dict(tally.problems),
-        num_oversized_documents=tally.verdicts[Verdict.OVERSIZED.value],
-        max_document_bytes=rules.max_document_bytes,
-        num_bytes=tally.num_bytes[split.value],
-        num_tokens=sum(shard.num_tokens for shard in shards),
-        shards=shards,
-    )
-
-
-def _shards(segments: Iterable[Segment], split: Verdict) -> tuple[Shard, ...]:
-    return tuple(
-        segment.shards[split.value] for segment in segments if split.value in segment.shards
-    )
+        shards = tuple(segment.shards[split] for segment in segments if split in segment.shards)
+        if not shards:
+            continue
+        manifest = Manifest(
+            source=source,
+            revision=revision,
+            split=split.value,
+            heldout_fraction=rules.heldout_fraction,
+            licences=tally.histogram(split),
+            refused_licences=tally.histogram(Verdict.REFUSED),
+            tokenizer_sha256=encoder.sha256,
+            vocab_size=encoder.vocab_size,
+            bos_id=encoder.bos_id,
+            eos_id=encoder.eos_id,
+            num_documents=tally.verdicts[split],
+            num_empty_documents=tally.verdicts[Verdict.EMPTY],
+            num_invalid_documents=tally.verdicts[Verdict.INVALID],
+            invalid_documents=dict(tally.problems),
+            num_oversized_documents=tally.verdicts[Verdict.OVERSIZED],
+            max_document_bytes=rules.max_document_bytes,
+            num_bytes=tally.num_bytes[split],
+            num_tokens=sum(shard.num_tokens for shard in shards),
+            shards=shards,
+        )
+        write_durably(target / MANIFEST_NAME, manifest.to_json())
 
 
 def _reasons(tally: DocumentTally) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from anchored.pretrain.plan.data_config import DataConfig, DataSource
+from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards
 
 TEXT = "the keeper of lamp wrote every wave into a ledger salt and rain while bells rang"
@@ -28,6 +29,14 @@ class TinyCorpus:
     def source(self, name: str) -> Path:
         return self.folder / name
 
+    def data_config(self, weights: dict[str, float], **changes: object) -> DataConfig:
+        """A mixture of some of the sources."""
+        sources = tuple(
+            DataSource(name=name, path=str(self.source(name)), weight=weight)
+            for name, weight in weights.items()
+        )
+        return DataConfig(sources=sources, **changes)
+
 
 def tiny_texts(seed: int, count: int) -> list[str]:
     generator = np.random.default_rng(seed)
@@ -35,20 +44,6 @@ def tiny_texts(seed: int, count: int) -> list[str]:
         " ".join(generator.choice(TEXT.split(), size=generator.integers(20, 90)))
         for _ in range(count)
     ]
-
-
-def tiny_tokenizer(texts: list[str], vocab_size: int = 300) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|begin_of_text|>", "<|end_of_text|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,14 +55,13 @@ def one_thread_in_child_processes() -> None:
 def corpus(tmp_path_factory) -> TinyCorpus:
     corpus = TinyCorpus(tmp_path_factory.mktemp("corpus"))
     texts = {name: tiny_texts(seed, count) for seed, (name, count) in enumerate(SOURCES.items())}
-    corpus.tokenizer_folder.mkdir()
-    tokenizer_file = corpus.tokenizer_folder / "tokenizer.json"
-    tiny_tokenizer([text for group in texts.values() for text in group]).save(str(tokenizer_file))
+    tokenizer = train_tokenizer([text for group in texts.values() for text in group], 300)
+    save_tokenizer(tokenizer, corpus.tokenizer_folder, model_max_length=512)
     for name, documents in texts.items():
         write_token_shards(
             corpus.source(name),
             documents,
-            tokenizer_file,
+            corpus.tokenizer_folder / "tokenizer.json",
             source=name,
             licence="CC0-1.0",
             revision="1",

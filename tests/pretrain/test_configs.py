@@ -9,10 +9,10 @@ import pytest
 from forked_program import ForkedProgram
 
 from anchored.pretrain.job_config import load_job_config
-from anchored.pretrain.model.tinycomma import flavors
+from anchored.pretrain.model.tinycomma import model_args
 from anchored.pretrain.plan.data_config import load_mixture
-from anchored.pretrain.run.machine import Machine, check_memory
 from anchored.pretrain.run.memory import estimate_memory
+from anchored.pretrain.run.preflight import Machine, check_memory
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
 
@@ -26,47 +26,35 @@ def stages():
     return load("tinycomma-1.8b-stage1"), load("tinycomma-1.8b-stage2")
 
 
-def test_both_stages_take_four_million_tokens_a_step(stages):
-    for stage in stages:
-        assert stage.training.global_batch_size * stage.training.seq_len == 2**22
-        assert stage.training.global_batch_size % (8 * stage.training.local_batch_size) == 0
-
-
-def test_stage_one_is_a_cosine_with_warmup_over_156_billion_tokens(stages):
-    stage, _ = stages
-    assert stage.training.steps * 2**22 == pytest.approx(156e9, rel=1e-4)
-    assert (stage.lr_scheduler.decay_type, stage.lr_scheduler.warmup_steps) == ("cosine", 1000)
-    optimizer = stage.optimizer
-    assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (3e-3, 0.9, 0.95)
-    assert optimizer.weight_decay == 0.033
-
-
-def test_stage_two_is_a_linear_cooldown_from_the_last_step_of_stage_one(stages):
+def test_both_stages_are_those_of_the_paper(stages):
+    schedules = (("cosine", 1000, 156e9, 3e-3), ("linear", 0, 13.5e9, 1e-3))
+    for stage, (decay, warmup, num_tokens, rate) in zip(stages, schedules, strict=True):
+        training, optimizer, schedule = stage.training, stage.optimizer, stage.lr_scheduler
+        assert training.global_batch_size * training.seq_len == 2**22
+        assert training.global_batch_size % (8 * training.local_batch_size) == 0
+        assert training.steps * 2**22 == pytest.approx(num_tokens, rel=1e-3)
+        assert (schedule.decay_type, schedule.warmup_steps) == (decay, warmup)
+        assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (rate, 0.9, 0.95)
     first, second = stages
-    assert second.training.steps * 2**22 == pytest.approx(13.5e9, rel=1e-3)
-    assert (second.lr_scheduler.decay_type, second.lr_scheduler.warmup_steps) == ("linear", 0)
-    assert second.optimizer.lr == 1e-3
+    assert first.optimizer.weight_decay == 0.033
     last = Path(first.job.dump_folder) / "checkpoint" / f"step-{first.training.steps}"
     assert Path(second.checkpoint.initial_load_path) == last
     assert second.job.dump_folder != first.job.dump_folder
+    for section in ("parallelism", "compile", "loss", "metrics", "spike_guard"):
+        assert getattr(first, section) == getattr(second, section)
 
 
 NAMES = sorted(path.stem for path in CONFIGS.glob("tinycomma*.toml"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_value_says_where_it_comes_from(name):
+def test_every_value_says_where_it_comes_from_and_every_file_exists_or_is_explained(name):
     text = (CONFIGS / f"{name}.toml").read_text()
     for table in re.split(r"^(?=\[)", text, flags=re.MULTILINE):
         if table.startswith("[["):  # sources: the head of their list says it for all of them
             continue
         for line in re.findall(r"^\w+ *=.*", table, flags=re.MULTILINE):
             assert line.startswith("base") or re.search(r"# .*\((paper|lingua|ours)\)", line), line
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_file_that_a_config_names_exists_or_is_explained(name):
-    text = (CONFIGS / f"{name}.toml").read_text()
     for path in re.findall(r"configs/[\w./-]+", text):
         assert (CONFIGS.parents[1] / path).is_file(), path
     head = (CONFIGS / "tinycomma-1.8b-stage1.toml").read_text().split("[job]")[0]
@@ -84,11 +72,6 @@ def test_variants_are_the_first_stage_but_for_speed(stages):
         assert variant.training.global_batch_size == 2048
 
 
-def test_the_two_stages_train_alike_but_for_their_schedule(stages):
-    for section in ("parallelism", "compile", "loss", "metrics", "spike_guard"):
-        assert getattr(stages[0], section) == getattr(stages[1], section)
-
-
 @pytest.mark.parametrize(
     ("name", "num_gpus", "gibibytes"),
     [
@@ -100,16 +83,12 @@ def test_the_two_stages_train_alike_but_for_their_schedule(stages):
 )
 def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes):
     config = load(name)
-    args = flavors()[config.model.flavor]
-    args.update_from_config(config)
     num_shards = num_gpus // config.parallelism.data_parallel_replicate_degree
-    estimate = estimate_memory(config, args, num_shards=num_shards)
-    gpu = Machine(
-        num_processes=1, num_gpus=1, gpu_name="", gpu_memory_bytes=gibibytes << 30,
-        free_disk_bytes=0,
-    )  # fmt: skip
-    check_memory(config, gpu, estimate)
-    assert 0.4 * gpu.gpu_memory_bytes < estimate.total
+    estimate = estimate_memory(config, model_args(config), num_shards=num_shards)
+    size = gibibytes << 30
+    gpu = {"num_processes": 1, "num_gpus": 1, "gpu_name": "", "gpu_memory_bytes": size}
+    check_memory(config, Machine(**gpu, free_disk_bytes=0), estimate)
+    assert 0.4 * size < estimate.total
 
 
 @pytest.mark.parametrize(
@@ -136,15 +115,11 @@ def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp
     assert end == "nothing of this was measured"
 
 
-def test_the_slurm_script_is_valid_and_starts_what_it_says(tmp_path):
-    script = CONFIGS / "slurm" / "pretrain.sbatch"
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    text = script.read_text()
+def test_the_slurm_scripts_are_valid_and_tokenise_every_source_of_the_mixture(tmp_path):
+    training = CONFIGS / "slurm" / "pretrain.sbatch"
+    subprocess.run(["bash", "-n", str(training)], check=True)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
-        assert f"{name}=" in text
-
-
-def test_the_slurm_array_tokenises_every_source_of_the_mixture(tmp_path):
+        assert f"{name}=" in training.read_text()
     program = tmp_path / "anchored"
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)

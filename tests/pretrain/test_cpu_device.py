@@ -17,13 +17,6 @@ def torch_utils(monkeypatch):
     return torch._utils
 
 
-def test_nothing_is_touched_where_an_accelerator_is_present(torch_utils, monkeypatch):
-    monkeypatch.setattr(torch_utils, "_get_available_device_type", lambda: "cuda")
-    functions = (torch_utils._get_available_device_type, torch_utils._get_device_module)
-    assert use_cpu_without_accelerator() is False
-    assert functions == (torch_utils._get_available_device_type, torch_utils._get_device_module)
-
-
 def test_the_cpu_answers_all_that_torchtitan_asks(torch_utils, monkeypatch):
     monkeypatch.setattr(torch_utils, "_get_available_device_type", lambda: None)
     monkeypatch.delitem(sys.modules, "torchtitan.tools.utils")
@@ -40,7 +33,13 @@ def test_the_cpu_answers_all_that_torchtitan_asks(torch_utils, monkeypatch):
     assert device.memory_stats() == {}
 
 
-def test_it_comes_too_late_once_torchtitan_has_chosen(torch_utils, monkeypatch):
+def test_it_leaves_an_accelerator_alone_and_comes_too_late_after_torchtitan(
+    torch_utils, monkeypatch
+):
+    monkeypatch.setattr(torch_utils, "_get_available_device_type", lambda: "cuda")
+    functions = (torch_utils._get_available_device_type, torch_utils._get_device_module)
+    assert use_cpu_without_accelerator() is False
+    assert functions == (torch_utils._get_available_device_type, torch_utils._get_device_module)
     monkeypatch.setattr(torch_utils, "_get_available_device_type", lambda: None)
     with pytest.raises(RuntimeError, match="torchtitan was imported before"):
         use_cpu_without_accelerator()

@@ -13,20 +13,14 @@ def load(tmp_path, text, *arguments):
 
 
 def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
-    text = "[training]\nsteps = 7\nseq_len = 128\n"
+    text = "[training]\nsteps = 7\nseq_len = 128\n[data]\nseed = 4\n[[data.sources]]\n"
+    text += 'name = "a"\npath = "x/a"\nweight = 2\n'
     config = load(tmp_path, text, "--training.steps", "9")
     assert (config.training.steps, config.training.seq_len) == (9, 128)
-    assert config.model.name == "tinycomma"
-    assert config.checkpoint.enable
-    assert not config.checkpoint.last_save_model_only
-    assert config.activation_checkpoint.mode == "none"
-
-
-def test_sources_are_read_from_the_file(tmp_path):
-    text = '[data]\nseed = 4\n[[data.sources]]\nname = "a"\npath = "x/a"\nweight = 2\n'
-    config = load(tmp_path, text)
     assert config.data.sources == (DataSource(name="a", path="x/a", weight=2),)
     assert (config.data.seed, config.data.weight_unit) == (4, "tokens")
+    assert (config.model.name, config.activation_checkpoint.mode) == ("tinycomma", "none")
+    assert config.checkpoint.enable and not config.checkpoint.last_save_model_only
 
 
 @pytest.mark.parametrize(
@@ -61,9 +55,6 @@ def test_a_file_takes_what_it_does_not_say_from_its_base(tmp_path):
     config = load(tmp_path, 'base = "middle.toml"\n[training]\nsteps = 9\n')
     assert (config.training.steps, config.training.seq_len) == (9, 128)
     assert config.data.sources[0].name == "a"
-
-
-def test_a_file_that_is_its_own_base_is_refused(tmp_path):
     (tmp_path / "other.toml").write_text('base = "run.toml"\n')
     with pytest.raises(ValueError, match=r"run\.toml is its own base$"):
         load(tmp_path, 'base = "other.toml"\n')
@@ -98,12 +89,9 @@ def test_a_run_may_name_a_stage_of_a_mixture_beside_its_file(tmp_path):
         load(tmp_path, '[data]\nmixture = "mixture.toml"\nstage = "three"\n')
 
 
-def test_a_missing_file_is_named():
+def test_a_missing_file_is_named_and_an_unknown_argument_exits_with_status_2(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match=r"config file no/such\.toml does not exist"):
         load_job_config(["--job.config_file=no/such.toml"])
-
-
-def test_an_unknown_argument_exits_with_status_2(tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
         load(tmp_path, "", "--training.stps", "3")
     assert exit_.value.code == 2

@@ -13,36 +13,21 @@ BAR = (
 )
 
 
-class Screen(io.StringIO):
-    def __init__(self, is_terminal):
-        super().__init__()
-        self.is_terminal = is_terminal
-
-    def isatty(self):
-        return self.is_terminal
-
-
-def forward(monkeypatch, *, is_terminal):
-    screen = Screen(is_terminal)
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_sees_the_bar_move_and_a_log_file_gets_finished_lines_only(
+    monkeypatch, is_terminal
+):
+    screen = io.StringIO()
+    screen.isatty = lambda: is_terminal
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr("anchored.pretrain.launch._READ_BYTES", 7)  # cuts characters in two
     source, sink = os.pipe()
     os.write(sink, BAR.encode())
     os.close(sink)
     with os.fdopen(source, "rb") as output:
-        return _forward(output), screen.getvalue()
-
-
-def test_a_terminal_sees_the_bar_move(monkeypatch):
-    tail, shown = forward(monkeypatch, is_terminal=True)
-    assert shown == BAR
+        tail = _forward(output)
     assert tail == "run: 100%|\u2588\u2588|\nanchored.pretrain: done"
-
-
-def test_a_log_file_gets_finished_lines_only(monkeypatch):
-    tail, shown = forward(monkeypatch, is_terminal=False)
-    assert shown == f"{tail}\n"
-    assert tail == "run: 100%|\u2588\u2588|\nanchored.pretrain: done"
+    assert screen.getvalue() == (BAR if is_terminal else f"{tail}\n")
 
 
 def test_no_processes_are_refused(tmp_path):

@@ -1,7 +1,9 @@
-"""Training runs as processes of their own, forked."""
+"""Training runs as processes of their own, forked, and checkpoints without a run."""
 
+import warnings
 from pathlib import Path
 
+import torch.distributed.checkpoint as dcp
 from forked_program import ForkedProgram, start_ranks
 
 
@@ -15,3 +17,10 @@ def train(config_file: Path, *, num_processes: int = 1) -> None:
     """Run to the end; AssertionError with the output of a process that fails."""
     for program in start_run(config_file, num_processes=num_processes):
         program.wait_for_success()
+
+
+def save_weights(state: dict[str, object], checkpoint: Path) -> None:
+    """A checkpoint as a run leaves it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it saves from a single process
+        dcp.save(state, checkpoint_id=checkpoint, no_dist=True)

@@ -1,18 +1,17 @@
 """Export: transformers loads the folder, and its logits are those of the trained model."""
 
 import shutil
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from training_runs import save_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchored.pretrain.export.folder import export_checkpoint, model_card
 from anchored.pretrain.export.llama_weights import half_split_rotary
 from anchored.pretrain.job_config import load_job_config
-from anchored.pretrain.model.tinycomma import TinyComma, flavors
+from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord
 from anchored.tools.commands.export import run
@@ -28,22 +27,14 @@ def trained(write_config, tmp_path_factory):
     path = write_config(folder, model={"flavor": "quickstart-safe"}, training={"seq_len": 48})
     config = load_job_config(["--job.config_file", str(path)])
     check_run(config, num_processes=1)
-    args = flavors()["quickstart-safe"]
-    args.update_from_config(config)
-    model = TinyComma(args)
+    model = TinyComma(model_args(config))
     model.init_weights()
     with torch.no_grad():
         for parameter in model.parameters():  # norms away from 1, so that swapping them shows
             parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
     checkpoint = folder / "checkpoint" / "step-24"
-    save(model.state_dict(), checkpoint)
+    save_weights(model.state_dict(), checkpoint)
     return model, checkpoint
-
-
-def save(weights, checkpoint):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it saves from a single process
-        dcp.save(weights, checkpoint_id=checkpoint, no_dist=True)
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +56,21 @@ def test_logits_agree_with_the_trained_model(trained, exported):
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-def test_config_and_tokenizer_say_what_decoding_needs(exported, corpus):
-    config = AutoModelForCausalLM.from_pretrained(exported).config
-    tokenizer = AutoTokenizer.from_pretrained(exported)
+def test_config_and_tokenizer_say_what_decoding_needs(exported):
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    config, tokenizer = model.config, AutoTokenizer.from_pretrained(exported)
     assert config.max_position_embeddings == tokenizer.model_max_length == 512
-    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (0, 1, 1)
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1, 1)
+    for one in (config, tokenizer, model.generation_config):
+        assert (one.bos_token_id, one.eos_token_id, one.pad_token_id) == (298, 299, 299)
     assert not config.tie_word_embeddings
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
     assert len(tokenizer) == config.vocab_size
-    generation = AutoModelForCausalLM.from_pretrained(exported).generation_config
-    assert (generation.eos_token_id, generation.pad_token_id) == (1, 1)
 
 
 def test_the_command_prints_the_folder_and_stores_the_asked_type(trained, corpus, tmp_path, capsys):
+    tokenizer, output = corpus.tokenizer_folder, tmp_path / "m"
     config = ExportConfig(
-        checkpoint=trained[1],
-        tokenizer=corpus.tokenizer_folder,
-        output=tmp_path / "m",
-        dtype="bfloat16",
+        checkpoint=trained[1], tokenizer=tokenizer, output=output, dtype="bfloat16"
     )
     assert run(config) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'm'}\n"
@@ -94,19 +81,18 @@ def test_the_command_prints_the_folder_and_stores_the_asked_type(trained, corpus
 
 def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported, tmp_path):
     _, checkpoint = trained
-    tokenizer = corpus.tokenizer_folder
-    with pytest.raises(ValueError, match=r"and .* exists"):
-        export_checkpoint(checkpoint, tokenizer, exported)
-    with pytest.raises(ValueError, match="step-9 is not a complete checkpoint"):
-        export_checkpoint(checkpoint.parent / "step-9", tokenizer, tmp_path / "m")
-    with pytest.raises(ValueError, match="at least the training length 48, got 40"):
-        export_checkpoint(checkpoint, tokenizer, tmp_path / "m", max_position_embeddings=40)
-    other = shutil.copytree(tokenizer, tmp_path / "tokenizer")
+    other = shutil.copytree(corpus.tokenizer_folder, tmp_path / "tokenizer")
     (other / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not the tokenizer of the run"):
-        export_checkpoint(checkpoint, other, tmp_path / "m")
-    with pytest.raises(ValueError, match=r"tokenizer file .* does not exist"):
-        export_checkpoint(checkpoint, tmp_path, tmp_path / "m")
+    for change, message in (
+        ({"output": exported}, r"and .* exists"),
+        ({"checkpoint": checkpoint.parent / "step-9"}, "step-9 is not a complete checkpoint"),
+        ({"max_position_embeddings": 40}, "at least the training length 48, got 40"),
+        ({"tokenizer_folder": other}, "is not the tokenizer of the run"),
+        ({"tokenizer_folder": tmp_path}, r"tokenizer file .* does not exist"),
+    ):
+        sound = {"checkpoint": checkpoint, "tokenizer_folder": corpus.tokenizer_folder}
+        with pytest.raises(ValueError, match=message):
+            export_checkpoint(**{**sound, "output": tmp_path / "m", **change})
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
 
 
@@ -116,15 +102,14 @@ def test_the_last_checkpoints_are_averaged(trained, corpus, tmp_path):
     shutil.copytree(checkpoint.parents[1], run_folder)
     for step, factor in ((30, 2.0), (36, 6.0)):
         scaled = {name: factor * weight for name, weight in model.state_dict().items()}
-        save(scaled, run_folder / "checkpoint" / f"step-{step}")
+        save_weights(scaled, run_folder / "checkpoint" / f"step-{step}")
     last = run_folder / "checkpoint" / "step-36"
     export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "mean", average_last=3)
     weights = AutoModelForCausalLM.from_pretrained(tmp_path / "mean").state_dict()
     expected = 3.0 * model.state_dict()["output.weight"]  # of 1, 2 and 6
     torch.testing.assert_close(weights["lm_head.weight"], expected)
-    assert (
-        "mean of 3 checkpoints, of steps 24, 30, 36." in (tmp_path / "mean/README.md").read_text()
-    )
+    card = (tmp_path / "mean/README.md").read_text()
+    assert "mean of 3 checkpoints, of steps 24, 30, 36." in card
     with pytest.raises(ValueError, match="has 3 complete checkpoints up to step-36, and 4 were"):
         export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "m", average_last=4)
 

@@ -46,20 +46,11 @@ def test_documents_are_numbered_from_their_beginnings():
     assert document_ids(token_ids, bos_id=0).tolist() == expected
 
 
-def test_the_logits_of_a_document_do_not_depend_on_the_one_before_it(models):
-    masked, plain = models
-    second = documents(17, seed=1)
-    rows = torch.cat([torch.cat([documents(23, seed=s), second], dim=1) for s in (2, 3)])
-    one, other = masked_logits(masked, rows)[:, 23:]
-    assert torch.equal(one, other)
-    one, other = plain(rows)[:, 23:]
-    assert (one - other).abs().max() > 0.1
-
-
 def test_the_logits_of_a_document_are_those_it_has_alone(models):
     masked, plain = models
     row = documents(9, 1, 30, 12, seed=4)
     logits = masked_logits(masked, row)
+    assert (logits - plain(row))[:, 9:].abs().max() > 0.1
     for first, last in ((0, 9), (9, 10), (10, 40), (40, 52)):
         alone = plain(row[:, first:last])
         torch.testing.assert_close(logits[:, first:last], alone, rtol=0, atol=2e-5)
@@ -85,7 +76,7 @@ def attention_inputs(num_rows, num_tokens, dtype, seed):
     starts=st.lists(st.lists(st.booleans(), min_size=20, max_size=20), min_size=1, max_size=3),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_attention_is_causal_attention_in_each_document_by_itself(starts, seed):
     token_ids = torch.where(torch.tensor(starts), BOS, 1)
     query, key, value = attention_inputs(*token_ids.shape, torch.float64, seed)

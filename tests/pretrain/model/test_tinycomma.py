@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from anchored.pretrain.model.tinycomma import TinyComma, flavors, initialize_weights
+from anchored.pretrain.run.memory import parameter_count
 
 
 def build(flavor="quickstart-safe", *, seed=0, device="cpu", **changes):
@@ -24,33 +25,22 @@ def num_parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_tinycomma_has_the_parameter_count_of_the_paper():
+def test_the_models_have_the_sizes_of_the_paper_and_of_the_plan():
     model = build("tinycomma-1.8b", device="meta")
     assert num_parameters(model) == 1_758_562_304
     args = model.model_args
     assert (args.dim, args.n_layers, args.n_heads, args.hidden_dim) == (2048, 24, 32, 5632)
     assert (args.vocab_size, args.rope_theta, args.norm_eps) == (128256, 10000, 1e-5)
-
-
-def test_tinycomma_costs_the_known_flops_per_token():
-    model = build("tinycomma-1.8b", device="meta")
-    _, flops = model.model_args.get_nparams_and_flops(model, 2048)
-    assert flops == pytest.approx(1.0183e10, rel=1e-4)
-
-
-def test_quickstart_models_have_the_planned_sizes():
-    sizes = {
-        name: num_parameters(build(name, device="meta"))
-        for name in ("quickstart-safe", "quickstart-risky")
-    }
-    assert 0.7e6 < sizes["quickstart-safe"] < 1.2e6
-    assert 3.5e6 < sizes["quickstart-risky"] < 4.5e6
+    assert args.get_nparams_and_flops(model, 2048)[1] == pytest.approx(1.0183e10, rel=1e-4)
+    assert 0.7e6 < num_parameters(build("quickstart-safe", device="meta")) < 1.2e6
+    assert 3.5e6 < num_parameters(build("quickstart-risky", device="meta")) < 4.5e6
 
 
 @pytest.mark.parametrize("flavor", list(flavors()))
-def test_feed_forward_width_is_the_one_torchtitan_builds(flavor):
+def test_width_and_number_of_parameters_are_known_without_building_the_model(flavor):
     model = build(flavor, device="meta")
     assert model.layers["0"].feed_forward.w1.out_features == model.model_args.hidden_dim
+    assert parameter_count(model.model_args) == num_parameters(model)
 
 
 def test_initial_weights_are_those_of_lingua():
@@ -68,13 +58,6 @@ def test_initial_weights_are_those_of_lingua():
         assert 2.8 * std < weight.abs().max().item() <= 3 * std, name
 
 
-def test_initial_weights_depend_on_the_seed_and_differ_between_parameters():
-    one, same, other = (dict(build(seed=seed).named_parameters()) for seed in (0, 0, 1))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert not torch.equal(one["output.weight"], other["output.weight"])
-    assert not torch.equal(one["layers.0.attention.wq.weight"], one["layers.1.attention.wq.weight"])
-
-
 def test_given_labels_the_forward_returns_the_loss_of_its_logits():
     model, plain = build(loss_chunk_tokens=7), build()
     tokens = torch.randint(2048, (2, 33), generator=torch.Generator().manual_seed(1))
@@ -86,14 +69,17 @@ def test_given_labels_the_forward_returns_the_loss_of_its_logits():
     torch.testing.assert_close(model(tokens[:, :-1], labels=tokens[:, 1:]), expected)
 
 
-def test_wrapped_layers_get_the_same_initial_weights():
-    plain, wrapped = build(), build()
+def test_initial_weights_depend_on_seed_and_name_and_not_on_wrappers():
+    plain, wrapped, other = build(), build(seed=1), dict(build(seed=1).named_parameters())
     wrapped.layers["0"] = torch.compile(wrapped.layers["0"], backend="eager")
     args = wrapped.model_args
     initialize_weights(wrapped, dim=args.dim, hidden_dim=args.hidden_dim, seed=0)
     assert any("_orig_mod" in name for name, _ in wrapped.named_parameters())
-    for one, other in zip(plain.parameters(), wrapped.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for one, same in zip(plain.parameters(), wrapped.parameters(), strict=True):
+        assert torch.equal(one, same)
+    assert not torch.equal(plain.output.weight, other["output.weight"])
+    one, next_one = (plain.layers[layer].attention.wq.weight for layer in "01")
+    assert not torch.equal(one, next_one)
 
 
 def test_rotary_angles_are_not_scaled():

@@ -1,7 +1,6 @@
 """The ledger of what a step reads is what the loader gives, document by document."""
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,13 +14,13 @@ from anchored.tools.commands.training_options import TokenizeConfig
 
 SEQ_LEN = 24
 STEP_SEQUENCES = 6
-SIZES = {"bay": 400, "cove": 150, "dune": 60, "fen": 33, "glen": 12}
+SIZES = {"bay": 400, "cove": 150, "dune": 33}
 WORDS = ["salt", "rain", "wave", "bell", "lamp", "ledger", "keeper", "harbour"]
 
 
 @pytest.fixture(scope="module")
 def rows():
-    """Documents of five sources of different sizes, each under one of three licences."""
+    """Documents of three sources of different sizes, each under one of three licences."""
     generator = np.random.default_rng(5)
     return {
         name: [
@@ -37,9 +36,9 @@ def rows():
 
 @pytest.fixture(scope="module")
 def plan(rows, corpus, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("five")
+    folder = tmp_path_factory.mktemp("three")
     sources = []
-    for place, (name, records) in enumerate(rows.items()):
+    for name, records in rows.items():
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
         config = TokenizeConfig(
             source=name,
@@ -51,8 +50,7 @@ def plan(rows, corpus, tmp_path_factory):
             workers=1,
         )
         assert run(config) == 0
-        weight = (0.4, 0.25, 0.2, 0.1, 0.05)[place]
-        sources.append(DataSource(name=name, path=str(config.output), weight=weight))
+        sources.append(DataSource(name=name, path=str(config.output), weight=len(records)))
     return DataPlan.open(DataConfig(sources=tuple(sources), seed=3), seq_len=SEQ_LEN, verify=True)
 
 
@@ -77,32 +75,6 @@ def test_the_documents_of_a_step_are_the_tokens_of_its_sequences(plan, rows, tok
     first = (step - 1) * STEP_SEQUENCES
     assert list(read) == list(range(first, first + STEP_SEQUENCES))
     assert all(plan.tokens(number).tolist() == tokens for number, tokens in read.items())
-
-
-def test_shares_of_five_sources_hold_at_every_step(plan):
-    shares = [weight / sum(plan.mixture.weights) for weight in plan.mixture.weights]
-    tally: Counter[int] = Counter()
-    for step in range(400):
-        for row in range(STEP_SEQUENCES):
-            tally[plan.locate(step * STEP_SEQUENCES + row).source] += 1
-        read = (step + 1) * STEP_SEQUENCES
-        for source, share in enumerate(shares):
-            assert abs(tally[source] - share * read) <= 3
-
-
-def test_epochs_follow_one_another_and_every_window_is_read_once_in_each(plan):
-    windows: dict[tuple[int, int], list[int]] = {}
-    epochs: dict[int, list[int]] = {}
-    for sequence in range(5000):
-        window = plan.locate(sequence)
-        windows.setdefault((window.source, window.epoch), []).append(window.start)
-        epochs.setdefault(window.source, []).append(window.epoch)
-    assert max(epoch for _, epoch in windows) > 3
-    for source, numbers in epochs.items():
-        assert numbers == sorted(numbers)
-        for epoch in range(numbers[-1]):  # the last one is not finished
-            starts = windows[source, epoch]
-            assert len(starts) == len(set(starts)) == plan.num_windows[source]
 
 
 def test_spans_across_shards_keep_their_order(plan):

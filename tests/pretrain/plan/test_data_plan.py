@@ -2,29 +2,23 @@
 
 import shutil
 from collections import Counter, defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.tokens.manifest import Manifest, Shard
+from anchored.pretrain.tokens.manifest import Manifest
 from anchored.pretrain.tokens.writer import write_token_shards
 
 SEQ_LEN = 32
 WEIGHTS = {"harbour": 0.5, "orchard": 0.3, "quarry": 0.2}
 
 
-def config_of(corpus, weights=WEIGHTS, **changes):
-    sources = tuple(
-        DataSource(name=name, path=str(corpus.source(name)), weight=weight)
-        for name, weight in weights.items()
-    )
-    return DataConfig(sources=sources, **changes)
-
-
 def plan_of(corpus, weights=WEIGHTS, *, seq_len=SEQ_LEN, **changes):
-    return DataPlan.open(config_of(corpus, weights, **changes), seq_len=seq_len, verify=True)
+    data = corpus.data_config(weights, **changes)
+    return DataPlan.open(data, seq_len=seq_len, verify=True)
 
 
 def test_a_sequence_is_its_window_and_one_token_more(corpus):
@@ -41,9 +35,11 @@ def test_a_sequence_is_its_window_and_one_token_more(corpus):
 
 
 def starts_by_epoch(plan, num_epochs):
-    starts = defaultdict(list)
+    starts, epochs = defaultdict(list), Counter()
     for sequence in range((num_epochs + 1) * sum(plan.num_windows)):
         window = plan.locate(sequence)
+        assert epochs[window.source] <= window.epoch  # they follow one another
+        epochs[window.source] = window.epoch
         starts[window.source, window.epoch].append(window.start)
     return starts
 
@@ -52,21 +48,14 @@ def test_every_epoch_reads_each_token_at_most_once_and_almost_all(corpus):
     plan = plan_of(corpus)
     starts = starts_by_epoch(plan, num_epochs=2)
     for source, shards in enumerate(plan.shards):
-        read = Counter(
-            (start + i) % shards.num_tokens for start in starts[source, 0] for i in range(SEQ_LEN)
-        )
+        first, second = starts[source, 0], starts[source, 1]
+        read = Counter((start + i) % shards.num_tokens for start in first for i in range(SEQ_LEN))
+        assert len(first) == len(set(second)) == plan.num_windows[source]
         assert max(read.values()) == 1 and shards.num_tokens - len(read) <= SEQ_LEN
         assert len(read) == plan.num_windows[source] * SEQ_LEN
-
-
-def test_epochs_differ_in_where_windows_are_cut_and_in_their_order(corpus):
-    plan = plan_of(corpus)
-    starts = starts_by_epoch(plan, num_epochs=2)
-    for source in range(len(plan.shards)):
-        phases = [min(starts[source, epoch]) for epoch in (0, 1)]
-        order = [[start // SEQ_LEN for start in starts[source, epoch]] for epoch in (0, 1)]
-        assert phases[0] != phases[1] and max(phases) < SEQ_LEN
-        assert order[0] != order[1]
+        # The next one cuts its windows elsewhere, and has another order of them.
+        assert min(first) != min(second) and max(min(first), min(second)) < SEQ_LEN
+        assert [one // SEQ_LEN for one in first] != [one // SEQ_LEN for one in second]
 
 
 def test_shares_of_tokens_follow_the_weights(corpus):
@@ -77,53 +66,24 @@ def test_shares_of_tokens_follow_the_weights(corpus):
 
 def test_document_weights_count_long_documents_more(corpus, tmp_path):
     tokenizer_file = corpus.tokenizer_folder / "tokenizer.json"
-    sources = []
     for name, text in (("short", "a"), ("long", "a b c d e f g h " * 10)):
         write_token_shards(
             tmp_path / name, [text] * 100, tokenizer_file, source=name, licence="x", revision="1"
         )
-        sources.append(DataSource(name=name, path=str(tmp_path / name), weight=0.5))
-    config = DataConfig(sources=tuple(sources), weight_unit="documents")
-    plan = DataPlan.open(config, seq_len=16, verify=True)
+    weights = {str(tmp_path / name): 0.5 for name in ("short", "long")}
+    plan = plan_of(corpus, weights, seq_len=16, weight_unit="documents")
     lengths = [shards.num_tokens / 100 for shards in plan.shards]
     share = plan.mixture.counts(1000)[1] / 1000
     assert share == pytest.approx(lengths[1] / sum(lengths), abs=2e-3)
     assert share > 0.9
 
 
-def invented_shards(name, num_tokens):
-    shard = Shard(
-        tokens_file="t",
-        tokens_sha256=name,
-        num_tokens=num_tokens,
-        documents_file="d",
-        documents_sha256="",
-        num_documents=1,
-        provenance_file="p",
-        provenance_sha256="",
-        input_file="",
-        licences=(),
-    )
-    manifest = Manifest(
-        source=name,
-        revision="1",
-        split="train",
-        heldout_fraction=0.0,
-        licences={},
-        refused_licences={},
-        tokenizer_sha256="tokenizer",
-        vocab_size=300,
-        bos_id=0,
-        eos_id=1,
-        num_documents=1,
-        num_empty_documents=0,
-        num_invalid_documents=0,
-        num_oversized_documents=0,
-        max_document_bytes=1,
-        num_bytes=1,
-        num_tokens=num_tokens,
-        shards=(shard,),
-    )
+def invented_shards(corpus, name, num_tokens):
+    """All that a plan asks of the shards of a source."""
+    sizes = {"num_tokens": num_tokens, "num_documents": 1}
+    manifest = Manifest.read(corpus.source("harbour"))
+    shard = replace(manifest.shards[0], tokens_sha256=name, **sizes)
+    manifest = replace(manifest, tokenizer_sha256="tokenizer", shards=(shard,), **sizes)
     return SimpleNamespace(num_tokens=num_tokens, manifest=manifest)
 
 
@@ -131,18 +91,12 @@ def test_order_and_hash_never_change(corpus):
     # Golden: printed from the two expressions below. A run that was started must read the same
     # data, and be known as the same run, after an upgrade.
     sizes = {"harbour": 2000, "orchard": 900, "quarry": 150}
-    shards = [invented_shards(name, size) for name, size in sizes.items()]
-    plan = DataPlan(config_of(corpus, seed=7), shards, seq_len=SEQ_LEN)
+    shards = [invented_shards(corpus, name, size) for name, size in sizes.items()]
+    plan = DataPlan(corpus.data_config(WEIGHTS, seed=7), shards, seq_len=SEQ_LEN)
     windows = [plan.locate(sequence) for sequence in (0, 1, 2, 3, 20, 21, 22, 1_000_000)]
     assert [(window.source, window.epoch, window.start) for window in windows] == [
-        (0, 0, 868),
-        (1, 0, 23),
-        (0, 0, 388),
-        (2, 0, 19),
-        (0, 0, 1380),
-        (1, 0, 343),
-        (0, 0, 1764),
-        (0, 8064, 269),
+        *((0, 0, 868), (1, 0, 23), (0, 0, 388), (2, 0, 19)),
+        *((0, 0, 1380), (1, 0, 343), (0, 0, 1764), (0, 8064, 269)),
     ]
     assert plan.hash == "ffd69355491605a08e726821aff05c855cc93af652174d26d6c71874f060ae53"
 
@@ -176,28 +130,17 @@ def test_the_hash_depends_on_content_and_not_on_place(corpus, tmp_path):
     assert plan_hash(copy) != plan_hash(corpus.source("harbour"))
 
 
-def test_sources_of_different_tokenizers_are_refused(corpus, tmp_path):
+def test_sources_that_cannot_be_mixed_are_refused(corpus, tmp_path):
     text = (corpus.tokenizer_folder / "tokenizer.json").read_text()
     other = tmp_path / "tokenizer.json"
     other.write_text(text + "\n")
     write_token_shards(tmp_path / "s", ["salt"] * 50, other, source="s", licence="x", revision="1")
-    config = config_of(corpus)
-    stranger = DataSource(name="stranger", path=str(tmp_path / "s"), weight=1.0)
-    with pytest.raises(ValueError, match="harbour and stranger were tokenised by different"):
-        DataPlan.open(DataConfig(sources=(*config.sources, stranger)), seq_len=SEQ_LEN, verify=True)
-
-
-def test_a_source_too_small_for_one_sequence_is_refused(corpus):
+    with pytest.raises(ValueError, match=r"harbour and .* were tokenised by different tokenizers"):
+        plan_of(corpus, WEIGHTS | {str(tmp_path / "s"): 1.0})
     with pytest.raises(ValueError, match=r"source harbour has \d+ tokens, too few"):
         plan_of(corpus, seq_len=100_000)
-
-
-def test_a_plan_without_sources_is_refused():
     with pytest.raises(ValueError, match=r"data\.sources is empty"):
-        DataPlan.open(DataConfig(), seq_len=SEQ_LEN, verify=True)
-
-
-def test_source_names_must_differ_and_weights_be_positive(corpus):
+        plan_of(corpus, {})
     source = DataSource(name="a", path="x", weight=1.0)
     with pytest.raises(ValueError, match="must differ, got twice: a"):
         DataConfig(sources=(source, source))

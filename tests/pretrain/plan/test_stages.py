@@ -35,10 +35,9 @@ def stages(mixture):
 @pytest.mark.parametrize("stage", [0, 1])
 def test_every_source_is_within_three_sequences_of_its_share_at_every_step(mixture, stage):
     spec = mixture_specs(mixture)[stage]
-    weights = [Fraction(repr(source.weight)) for source in spec.data.sources]
-    interleaving = Mixture(weights)
+    interleaving = Mixture([Fraction(repr(source.weight)) for source in spec.data.sources])
     # Python's integers: sequences times weights of 17 digits do not fit in 64 bits.
-    num_sequences = spec.sequences_per_step * np.arange(1, 60_001).astype(object)
+    num_sequences = spec.sequences_per_step * np.arange(1, spec.num_steps + 1).astype(object)
     counts = interleaving.counts(num_sequences)
     assert (sum(counts) == num_sequences).all()
     total = sum(interleaving.weights)
@@ -48,32 +47,24 @@ def test_every_source_is_within_three_sequences_of_its_share_at_every_step(mixtu
 
 
 def test_there_are_31_sources_with_pinned_revisions(mixture):
-    assert len(mixture.sources) == 31
+    assert len(mixture.sources) == len(missing_sources(mixture_specs(mixture)[0].data)) == 31
     for source in mixture.sources:
         assert source.dataset == f"common-pile/{source.name}_filtered"
         assert len(source.revision) == 7 and int(source.revision, 16) >= 0
     assert sum(source.weights["stage1"] for source in mixture.sources) == pytest.approx(1)
 
 
-def test_the_plan_is_the_papers_number_of_steps_and_tokens(stages):
+def test_the_plan_is_the_papers_and_says_which_sizes_are_estimated(stages):
     assert [stage.num_steps for stage in stages] == [37_193, 3_219]
     assert [round(stage.num_tokens / 1e9, 1) for stage in stages] == [156.0, 13.5]
-    assert {source.name: round(source.share, 12) for source in stages[1].sources} == {
-        "wikimedia": 0.7,
-        "doab": 0.15,
-        "data_provenance_initiative": 0.15,
-    }
-
-
-def test_eight_sources_are_estimated_and_say_so(stages):
+    shares = {source.name: round(source.share, 12) for source in stages[1].sources}
+    assert shares == {"wikimedia": 0.7, "doab": 0.15, "data_provenance_initiative": 0.15}
     origins = [source.size.origin for source in stages[0].sources]
     assert (origins.count("estimated"), origins.count("counted")) == (8, 23)
-    (stackexchange,) = [source for source in stages[0].sources if source.name == "stackexchange"]
-    assert stackexchange.size.num_tokens == pytest.approx(23.9e9, rel=0.12)
-
-
-def test_stage_one_hardly_repeats_anything_and_stage_two_repeats_the_smallest(stages):
-    first, second = ({s.name: s.epochs for s in stage.sources} for stage in stages)
+    sizes = {source.name: source.size.num_tokens for source in stages[0].sources}
+    assert sizes["stackexchange"] == pytest.approx(23.9e9, rel=0.12)
+    # Stage 1 hardly repeats anything, stage 2 its smallest source.
+    first, second = (stage.epochs for stage in stages)
     assert first["wikimedia"] == pytest.approx(0.955, abs=0.001)
     assert max(first.values()) < 1.13
     assert second["data_provenance_initiative"] == pytest.approx(2.478, abs=0.001)
@@ -94,9 +85,6 @@ def test_five_days_on_eight_gpus(mixture, stages):
     assert mixture.model.flops_per_token(2048) == pytest.approx(1.0183e10, rel=1e-4)
     assert estimate.checkpoint_bytes == 12 * 1_758_562_304
     assert estimate.state_bytes_per_gpu == 2 * 1_758_562_304
-
-
-def test_the_model_is_the_one_that_is_trained(mixture):
     args, model = flavors()["tinycomma-1.8b"], mixture.model
     assert (model.num_layers, model.hidden_size) == (args.n_layers, args.dim)
     assert model.num_embedding_parameters == args.vocab_size * args.dim
@@ -107,14 +95,8 @@ def test_the_runs_read_what_the_mixture_says(mixture, stage):
     name = f"tinycomma-1.8b-stage{stage + 1}"
     job = load_job_config(["--job.config_file", str(CONFIGS / f"{name}.toml")])
     spec = mixture_specs(mixture)[stage]
-    ours, theirs = spec.data, job.data
-    assert ours.sources == theirs.sources
-    for setting in ("seed", "weight_unit", "max_epochs"):
-        assert getattr(ours, setting) == getattr(theirs, setting)
+    for setting in ("sources", "seed", "weight_unit", "max_epochs"):
+        assert getattr(spec.data, setting) == getattr(job.data, setting)
     training = job.training
     assert spec.num_steps == training.steps
     assert (spec.seq_len, spec.sequences_per_step) == (training.seq_len, training.global_batch_size)
-
-
-def test_missing_shards_are_named(mixture):
-    assert len(missing_sources(mixture_specs(mixture)[0].data)) == 31

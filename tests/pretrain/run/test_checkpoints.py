@@ -1,13 +1,12 @@
 """Checkpoints: when one is saved, which are deleted, and which are whole."""
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
+from training_runs import save_weights
 
 from anchored.pretrain.job_config import Checkpoint
 from anchored.pretrain.run.checkpointer import RunCheckpointer, stale_steps
@@ -15,8 +14,7 @@ from anchored.pretrain.run.record import checkpoint_steps, is_complete
 
 
 class Counter(Stateful):
-    def __init__(self):
-        self.value = 0
+    value = 0
 
     def state_dict(self):
         return {"value": self.value}
@@ -28,16 +26,14 @@ class Counter(Stateful):
 @pytest.fixture
 def checkpointer(tmp_path):
     """Builds a checkpointer of one process over a small model, in tmp_path/checkpoint."""
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     built = []
 
     def build(**settings):
         parts = {name: Counter() for name in ("optimizers", "lr_schedulers", "dataloader")}
-        config = Checkpoint(**{"keep_latest_k": 2, **settings})
         built.append(
             RunCheckpointer(
-                config,
+                Checkpoint(**{"keep_latest_k": 2, **settings}),
                 model_parts=[torch.nn.Linear(3, 3)],
                 states={"train_state": Counter()},
                 sd_adapter=None,
@@ -57,12 +53,16 @@ def saved_steps(tmp_path):
     return list(checkpoint_steps(tmp_path / "checkpoint"))
 
 
-def test_the_last_ones_and_the_milestones_stay():
-    assert stale_steps(range(5, 60, 5), keep_latest=2, milestone_interval=20) == [
-        *(5, 10, 15, 25, 30, 35, 45)
-    ]
-    assert stale_steps([30, 10, 20], keep_latest=2, milestone_interval=0) == [10]
-    assert stale_steps([10], keep_latest=2, milestone_interval=0) == []
+@pytest.mark.parametrize(
+    ("steps", "milestone_interval", "expected"),
+    [
+        (range(5, 60, 5), 20, [5, 10, 15, 25, 30, 35, 45]),
+        ([30, 10, 20], 0, [10]),
+        ([10], 0, []),
+    ],
+)
+def test_the_last_ones_and_the_milestones_stay(steps, milestone_interval, expected):
+    assert stale_steps(steps, keep_latest=2, milestone_interval=milestone_interval) == expected
 
 
 def test_steps_are_saved_by_interval_and_milestones_survive_the_purge(checkpointer, tmp_path):
@@ -71,18 +71,14 @@ def test_steps_are_saved_by_interval_and_milestones_survive_the_purge(checkpoint
         run.save(step)
     run.close()
     assert saved_steps(tmp_path) == [4, 8, 10, 12]
+    assert not run.is_time_up  # without minutes no time is ever up
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Seconds that pass only when a test says so: a save may take longer than any interval."""
+def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, monkeypatch):
+    # Seconds that pass only when the test says so: a save may take longer than any interval.
     clock = SimpleNamespace(seconds=100.0)
     clock.monotonic = lambda: clock.seconds
     monkeypatch.setattr("anchored.pretrain.run.checkpointer.time", clock)
-    return clock
-
-
-def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, clock):
     run = checkpointer(interval=1000, interval_minutes=5)
     clock.seconds += 299
     assert not run.is_time_up
@@ -97,11 +93,6 @@ def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, clock):
     assert run.is_time_up
 
 
-def test_without_minutes_no_time_is_ever_up(checkpointer):
-    run = checkpointer(interval=1000)
-    assert not run.is_time_up
-
-
 def test_the_save_of_the_last_step_waits_for_an_asynchronous_one(checkpointer, tmp_path):
     run = checkpointer(interval=2, async_mode="async")
     run.save(2)
@@ -111,36 +102,15 @@ def test_the_save_of_the_last_step_waits_for_an_asynchronous_one(checkpointer, t
     assert all(is_complete(folder) for folder in folders.values())
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    path = tmp_path / "step-10"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it saves from a single process
-        dcp.save({"a": torch.arange(50.0), "b": "text"}, checkpoint_id=path, no_dist=True)
-    return path
-
-
-def test_a_finished_save_is_complete(checkpoint):
-    assert is_complete(checkpoint)
-
-
-def test_a_save_killed_before_its_metadata_is_incomplete(checkpoint):
-    (checkpoint / ".metadata").unlink()
-    assert not is_complete(checkpoint)
-
-
-def test_a_shortened_or_lost_file_makes_it_incomplete(checkpoint):
-    (data,) = checkpoint.glob("*.distcp")
-    data.write_bytes(data.read_bytes()[:-1])
-    assert not is_complete(checkpoint)
-    data.unlink()
-    assert not is_complete(checkpoint)
-
-
-def test_metadata_cut_short_makes_it_incomplete(checkpoint):
-    metadata = checkpoint / ".metadata"
-    metadata.write_bytes(metadata.read_bytes()[:40])
-    assert not is_complete(checkpoint)
+@pytest.mark.parametrize("pattern", [".metadata", "*.distcp"])
+def test_a_shortened_or_lost_file_makes_a_checkpoint_incomplete(tmp_path, pattern):
+    save_weights({"a": torch.arange(50.0), "b": "text"}, tmp_path / "step-10")
+    (path,) = (tmp_path / "step-10").glob(pattern)
+    assert is_complete(tmp_path / "step-10")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not is_complete(tmp_path / "step-10")
+    path.unlink()  # the metadata are what a save that was killed leaves none of
+    assert not is_complete(tmp_path / "step-10")
 
 
 def test_steps_are_found_in_order_and_other_folders_ignored(tmp_path):

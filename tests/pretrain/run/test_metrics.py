@@ -7,38 +7,28 @@ import pytest
 from anchored.pretrain.run.metrics import StepLog, flops_utilization, peak_flops_per_s
 
 
-def write(path, steps, tail=""):
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in steps) + tail)
-
-
-def read(path):
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
-
-
-def test_steps_after_the_checkpoint_are_dropped(tmp_path):
+@pytest.mark.parametrize(
+    ("steps", "tail", "kept"),
+    [
+        (range(1, 14), "", range(1, 11)),  # later ones are about to be trained again
+        ([1, 2], '{"step": 3, "lo', [1, 2]),  # cut by a kill
+        ([], None, []),  # a run without metrics starts its file later
+    ],
+)
+def test_steps_up_to_the_checkpoint_are_kept(tmp_path, steps, tail, kept):
+    lines = [json.dumps({"step": step}) + "\n" for step in steps]
     path = tmp_path / "metrics.jsonl"
-    write(path, range(1, 14))
+    if tail is not None:
+        path.write_text("".join(lines) + tail)
     StepLog(path).keep_until(10)
-    assert read(path) == list(range(1, 11))
-
-
-def test_a_line_cut_by_a_kill_is_dropped(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    write(path, [1, 2], tail='{"step": 3, "lo')
-    StepLog(path).keep_until(10)
-    assert read(path) == [1, 2]
-
-
-def test_a_run_without_metrics_starts_its_file_later(tmp_path):
-    StepLog(tmp_path / "metrics.jsonl").keep_until(0)
-    assert list(tmp_path.iterdir()) == []
+    assert path.exists() == (tail is not None)
+    assert not kept or path.read_text() == "".join(lines[: len(kept)])
 
 
 def test_half_of_an_h200_is_48_560_tokens_a_second():
     peak = peak_flops_per_s("NVIDIA H200")
-    mfu = flops_utilization(8 * 48_560, flops_per_token=1.0183e10, num_gpus=8, peak=peak)
     assert peak == 989e12
-    assert mfu == pytest.approx(0.5, abs=1e-4)
+    assert flops_utilization(48_560, 1.0183e10, peak) == pytest.approx(0.5, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["cpu", "NVIDIA GeForce RTX 4090"])

@@ -7,9 +7,8 @@ import torch
 
 from anchored.pretrain.job_config import SpikeGuardConfig
 from anchored.pretrain.plan.consumption import document_spans, sequence_documents
-from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.run.spikes import GuardedOptimizers, Spike, SpikeGuard, spike_line
+from anchored.pretrain.run.spikes import Spike, SpikeGuard, guard_steps, spike_line
 
 
 def guard(losses=(), **settings):
@@ -18,50 +17,35 @@ def guard(losses=(), **settings):
     return one
 
 
-def test_a_loss_far_above_the_window_is_a_spike():
-    # Mean 3, deviation sqrt(0.5): the limit is 3 + 6 * 0.707.
-    watch = guard([2.0, 3.0, 3.0, 4.0])
-    assert watch.check(7.2) is None
-    spike = guard([2.0, 3.0, 3.0, 4.0]).check(7.3)
-    assert spike == Spike(7.3, pytest.approx(3 + 6 * math.sqrt(0.5)), is_skipped=True)
+@pytest.mark.parametrize(
+    ("losses", "limit"),
+    [
+        ([2.0, 3.0, 3.0, 4.0], 3 + 6 * math.sqrt(0.5)),  # six deviations above the mean
+        ([2.0] * 4, 2.2),  # over a flat curve at least 0.2
+        ([2.0] * 3, math.inf),  # nothing is a spike before the window is full
+    ],
+)
+def test_a_loss_far_above_the_window_is_a_spike(losses, limit):
+    assert guard(losses).check(min(limit - 0.01, 100.0)) is None
+    spike = guard(losses).check(limit + 0.01)
+    assert spike == Spike(limit + 0.01, pytest.approx(limit), is_skipped=True)
 
 
-def test_nothing_is_a_spike_before_the_window_is_full():
-    assert guard([2.0, 2.0, 2.0]).check(100.0) is None
-
-
-def test_a_small_rise_over_a_flat_curve_is_none():
-    assert guard([2.0] * 4).check(2.2) is None
-    assert guard([2.0] * 4).check(2.21) == Spike(2.21, 2.2, is_skipped=True)
-
-
-def test_a_spike_does_not_hide_the_next_one():
+def test_a_spike_does_not_hide_the_next_one_and_a_level_that_stays_is_accepted():
     watch = guard([2.0] * 4)
-    assert watch.check(50.0).loss == 50.0
-    assert watch.check(50.0).loss == 50.0
-
-
-def test_a_level_that_stays_higher_is_accepted():
+    assert [watch.check(50.0).loss for _ in range(2)] == [50.0, 50.0]
     watch = guard([2.0] * 4, action="log")
     spikes = [watch.check(2.5) for _ in range(12)]
-    assert spikes[0] is not None
-    assert spikes[-1] is None
+    assert spikes[0] is not None and spikes[-1] is None
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_is_always_a_spike(loss):
-    spike = guard().check(loss)
-    assert spike.is_skipped
-    assert not guard(action="log").check(loss).is_skipped
-
-
-def test_nine_skips_in_a_row_end_the_run():
+def test_a_loss_that_is_not_finite_is_always_a_spike_and_nine_skips_end_the_run():
+    assert not guard(action="log").check(math.inf).is_skipped
     watch = guard()
-    for _ in range(8):
-        watch.check(math.nan)
-    with pytest.raises(
-        RuntimeError, match="8 steps in a row were skipped and the loss is still nan"
-    ):
+    for loss in [math.nan, math.inf] * 4:
+        assert watch.check(loss).is_skipped
+    message = "8 steps in a row were skipped and the loss is still nan"
+    with pytest.raises(RuntimeError, match=message):
         watch.check(math.nan)
 
 
@@ -77,26 +61,22 @@ def test_settings_without_sense_are_refused(settings):
         SpikeGuardConfig(**settings)
 
 
-def test_a_step_that_is_not_permitted_leaves_weights_and_moments(tmp_path):
+def test_a_step_that_is_not_permitted_leaves_weights_and_moments():
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
     adam = torch.optim.AdamW([weight])
-    optimizers = GuardedOptimizers(adam)
-    optimizers.permits_step = lambda: False
-    optimizers.step()
+    permitted = iter([False, True])
+    guard_steps(adam, lambda: next(permitted))
+    adam.step()
     assert torch.equal(weight, torch.ones(3)) and not adam.state
-    optimizers.permits_step = lambda: True
-    optimizers.step()
+    adam.step()
     assert not torch.equal(weight, torch.ones(3)) and adam.state
 
 
 @pytest.fixture
 def plan(corpus):
-    sources = tuple(
-        DataSource(name=name, path=str(corpus.source(name)), weight=1.0)
-        for name in ("harbour", "quarry")
-    )
-    return DataPlan.open(DataConfig(sources=sources), seq_len=32, verify=True)
+    data = corpus.data_config({"harbour": 1.0, "quarry": 1.0})
+    return DataPlan.open(data, seq_len=32, verify=True)
 
 
 def test_a_sequence_is_named_by_its_first_and_last_document(plan):

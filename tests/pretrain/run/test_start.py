@@ -5,7 +5,6 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 
 from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
-from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.run.start import MAY_DIFFER, record_of
 
@@ -34,8 +33,7 @@ def another(value):
 
 @pytest.fixture(scope="module")
 def plan(corpus):
-    sources = (DataSource(name="quarry", path=str(corpus.source("quarry")), weight=1.0),)
-    return DataPlan.open(DataConfig(sources=sources), seq_len=32, verify=False)
+    return DataPlan.open(corpus.data_config({"quarry": 1.0}), seq_len=32, verify=False)
 
 
 def run_config(plan):
@@ -114,16 +112,16 @@ def test_a_section_that_nothing_reads_may_differ(record):
     assert record(idle).difference(record(idle | other)) is None
 
 
-def test_a_run_may_be_made_longer_but_its_schedule_not(record):
-    half = {"training.steps": 5_000}
-    assert record().difference(record(half)) is None
-    difference = "lr_scheduler.total_steps was 10000 and is now 5000"
-    by_steps = {"lr_scheduler.total_steps": None}
-    assert record().difference(record(half | by_steps)) == difference
-
-
-def test_the_batch_may_be_cut_otherwise_but_not_be_another(record):
-    assert record().difference(record({"training.local_batch_size": 4})) is None
-    by_process = {"training.global_batch_size": -1, "training.local_batch_size": 4}
-    difference = "training.global_batch_size was 8 and is now 4"
-    assert record().difference(record(by_process)) == difference
+@pytest.mark.parametrize(
+    ("harmless", "harmful", "difference"),
+    [
+        # A run may be made longer, but not its schedule; its batch cut otherwise, but not another.
+        ("training.steps", "lr_scheduler.total_steps", "10000 and is now 5000"),
+        ("training.local_batch_size", "training.global_batch_size", "8 and is now 4"),
+    ],
+)
+def test_a_setting_is_compared_as_what_it_stands_for(record, harmless, harmful, difference):
+    value = int(difference.split()[-1])
+    assert record().difference(record({harmless: value})) is None
+    stands_for = {harmless: value, harmful: None if "steps" in harmful else -1}
+    assert record().difference(record(stands_for)) == f"{harmful} was {difference}"

@@ -1,9 +1,10 @@
 """Whole runs as processes of their own: one curve however they are started, killed and resumed."""
 
 import json
+import math
 import os
-import shutil
 import signal
+import subprocess
 import time
 from itertools import pairwise
 
@@ -11,12 +12,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_runs import start_run, train
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchored.pretrain.export.folder import export_checkpoint
 from anchored.pretrain.export.llama_weights import llama_weights
 from anchored.pretrain.job_config import load_job_config
-from anchored.pretrain.launch import launch
+from anchored.pretrain.launch import _command, launch
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.run.record import RunRecord, checkpoint_steps, is_complete
 from anchored.pretrain.tokens.shards import TokenShards
@@ -27,7 +28,10 @@ HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["quarry", "orchard"]}
 
 
 def curve(dump_folder, name="metrics.jsonl"):
-    return [json.loads(line) for line in (dump_folder / name).read_text().splitlines()]
+    """Its lines; none before there is one, or one that is still being written."""
+    path = dump_folder / name
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def losses(dump_folder):
@@ -39,10 +43,6 @@ def final_weights(dump_folder):
     return llama_weights(dump_folder / "checkpoint" / f"step-{STEPS}", model, torch.float32)
 
 
-def same_weights(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.fixture(scope="module")
 def finished(write_config, tmp_path_factory):
     """The uninterrupted run on one process that all others are compared with."""
@@ -51,57 +51,40 @@ def finished(write_config, tmp_path_factory):
     return dump_folder
 
 
-def end_in_the_middle(config_file, dump_folder, after_steps, number):
-    """Start the run and send it a signal once it has logged `after_steps` steps; its status.
-
-    A step takes milliseconds: where the machine is busy the run may be over first, and starts anew
-    from what was there.
-    """
-    before = dump_folder.with_name("before")
-    if dump_folder.exists():
-        shutil.copytree(dump_folder, before)
-    for _ in range(5):
-        status = signalled(config_file, dump_folder / "metrics.jsonl", after_steps, number)
-        if len(losses(dump_folder)) < load(config_file).training.steps:
-            return status
-        shutil.rmtree(dump_folder)
-        if before.exists():
-            shutil.copytree(before, dump_folder)
-    pytest.fail("the run was over before it could be ended, five times")
-
-
-def signalled(config_file, metrics, after_steps, number):
-    """The exit status of a run that gets a signal after so many steps, unless it is over."""
+def signalled(config_file, dump_folder, after_steps, number):
+    """The exit status of a run that gets a signal once it has logged so many steps."""
     (process,) = start_run(config_file)
-    while not metrics.exists() or metrics.read_text().count("\n") < after_steps:
-        assert process.poll() is None, process.output.read_text()
-        time.sleep(0.002)
-    if process.poll() is None:
-        os.killpg(process.pid, number)
+    wait_for(process, dump_folder, after_steps)
+    os.killpg(process.pid, number)
     return process.wait()
+
+
+def wait_for(process, dump_folder, num_steps):
+    while len(curve(dump_folder)) < num_steps:
+        assert process.poll() is None, "the run ended before it could be ended"
+        time.sleep(0.002)
 
 
 def load(config_file):
     return load_job_config(["--job.config_file", str(config_file)])
 
 
-def test_a_run_learns_and_records_every_step(finished):
+def test_a_run_learns_and_records_every_step(finished, corpus):
     lines = curve(finished)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
-    assert lines[-1]["tokens"] == STEPS * 4 * 32
+    # Weights of 3 sigma 32**-0.5 on normed inputs: logits of deviation near 1, so the first loss
+    # lies about half a nat above the uniform one.
+    assert lines[0]["loss"] == pytest.approx(math.log(300) + 0.5, abs=0.35)
     assert all(line["tokens_per_s"] > 0 and line["grad_norm"] > 0 for line in lines)
     assert [line["lr"] for line in lines[:4]] == pytest.approx([0.00075, 0.0015, 0.00225, 0.003])
     assert lines[-1]["lr"] < 3e-4
-
-
-def test_every_line_says_what_was_read_of_each_source(finished, corpus):
-    last = curve(finished)[-1]
-    assert sum(last["source_tokens"].values()) == last["tokens"]
-    windows = {name: TokenShards.open(corpus.source(name)).num_tokens // 32 for name in SOURCES}
-    for name, epochs in last["source_epochs"].items():
-        assert last["source_tokens"][name] == 32 * 32  # three equal weights, 96 sequences
-        assert epochs == pytest.approx(32 / windows[name], rel=0.02)
+    read, epochs = lines[-1]["source_tokens"], lines[-1]["source_epochs"]
+    assert sum(read.values()) == lines[-1]["tokens"] == STEPS * 4 * 32
+    for name in SOURCES:
+        assert read[name] == 32 * 32  # three equal weights, 96 sequences
+        windows = TokenShards.open(corpus.source(name)).num_tokens // 32
+        assert epochs[name] == pytest.approx(32 / windows, rel=0.02)
 
 
 def test_tensorboard_has_the_same_curves(finished):
@@ -126,23 +109,18 @@ def test_held_out_loss_is_that_of_the_exported_model(finished, corpus, tmp_path)
             assert loss == pytest.approx(model(rows, labels=rows).loss.item(), abs=1e-4)
 
 
-def test_the_first_loss_is_that_of_the_initial_weights(finished):
-    # Weights of 3 sigma 32**-0.5 on normed inputs: logits of deviation near 1, so the loss lies
-    # about half a nat above the uniform one.
-    assert losses(finished)[0] == pytest.approx(torch.tensor(300.0).log().item() + 0.5, abs=0.35)
-
-
 def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weights(
     finished, write_config, tmp_path
 ):
+    # Measured after every step, so that the steps take long enough to be interrupted.
+    slow = {"steps": 18, "heldout": {"interval": 1, "sources": ["harbour", "orchard"]}}
     run, saves = tmp_path / "run", {"interval": 5}
-    config_file = write_config(run, steps=18, checkpoint={"interval": STEPS})
-    assert end_in_the_middle(config_file, run, 4, signal.SIGTERM) == 0
+    config_file = write_config(run, checkpoint={"interval": STEPS}, **slow)
+    assert signalled(config_file, run, 4, signal.SIGTERM) == 0
     ((step, folder),) = checkpoint_steps(run / "checkpoint").items()
     assert step == len(losses(run)) < 18 and is_complete(folder)
-    config_file = write_config(run, steps=18, checkpoint=saves)
-    status = end_in_the_middle(config_file, run, max(step + 1, 12), signal.SIGKILL)
-    assert status == -signal.SIGKILL
+    config_file = write_config(run, checkpoint=saves, **slow)
+    assert signalled(config_file, run, max(step + 1, 12), signal.SIGKILL) == -signal.SIGKILL
     assert 18 not in checkpoint_steps(run / "checkpoint")
     before = curve(run)[:step]
     train(config_file)
@@ -152,24 +130,30 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     # The same timings too: steps before the checkpoint were not trained again.
     assert curve(run)[:step] == before
     assert losses(run) == losses(finished)
-    assert same_weights(final_weights(run), final_weights(finished))
+    torch.testing.assert_close(final_weights(run), final_weights(finished), rtol=0, atol=0)
 
 
 def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path):
-    # On two processes, which hold half of the vocabulary's weights each: test_two_stages.py.
+    # On two processes, which hold half of the vocabulary's weights each: see below.
     train(write_config(tmp_path / "run", loss={"chunk_tokens": 24}, heldout=HELDOUT))
-    measured = [curve(run, "heldout.jsonl")[-1]["losses"] for run in (tmp_path / "run", finished)]
-    assert measured[0] == pytest.approx(measured[1], abs=2e-5)
-    assert losses(tmp_path / "run") == pytest.approx(losses(finished), abs=2e-5)
+    assert_same_curves(tmp_path / "run", finished)
     norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
     assert norms[0] == pytest.approx(norms[1], abs=1e-4)
+
+
+def assert_same_curves(one, other):
+    assert losses(one) == pytest.approx(losses(other), abs=2e-5)
+    measured = [curve(run, "heldout.jsonl") for run in (one, other)]
+    assert [line["step"] for line in measured[0]] == [line["step"] for line in measured[1]]
+    for mine, theirs in zip(*measured, strict=True):
+        assert mine["losses"] == pytest.approx(theirs["losses"], abs=2e-5)
 
 
 @pytest.mark.slow
 def test_a_mask_between_documents_is_trained_and_measured_with(write_config, corpus, tmp_path):
     settings = {"data": {"mask_documents": True}, "loss": {"chunk_tokens": 24}}
-    train(write_config(tmp_path / "run", heldout=HELDOUT, **settings), num_processes=2)
-    checkpoint = tmp_path / "run" / "checkpoint" / f"step-{STEPS}"
+    train(write_config(tmp_path / "run", steps=5, heldout=HELDOUT, **settings), num_processes=2)
+    checkpoint = tmp_path / "run" / "checkpoint" / "step-5"
     export_checkpoint(checkpoint, corpus.tokenizer_folder, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     for name, loss in curve(tmp_path / "run", "heldout.jsonl")[-1]["losses"].items():
@@ -203,8 +187,8 @@ def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
     assert all(line["action"] == "skipped" for line in spikes)
     first = 4 * (spikes[0]["step"] - 1)
     assert [row["sequence"] for row in spikes[0]["sequences"]] == list(range(first, first + 4))
-    train(write_config(tmp_path / "run", spike_guard=guard, steps=12), num_processes=2)
-    train(write_config(tmp_path / "run", spike_guard=guard))
+    train(write_config(tmp_path / "run", spike_guard=guard, steps=12))
+    train(write_config(tmp_path / "run", spike_guard=guard), num_processes=2)
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
     resumed = curve(tmp_path / "run", "spikes.jsonl")
     assert [line["step"] for line in resumed] == [line["step"] for line in spikes]
@@ -216,30 +200,74 @@ def test_a_finished_run_started_again_does_nothing(finished, write_config):
     assert losses(finished) == before
 
 
-def test_stage_two_starts_from_the_weights_of_stage_one(finished, write_config, corpus, tmp_path):
-    stage_one = finished / "checkpoint" / f"step-{STEPS}"
-    config_file = write_config(
-        tmp_path / "stage2",
+def second_stage(write_config, dump_folder, stage_one, **sections):
+    """The config of a run of 6 steps that starts from the last checkpoint of another."""
+    first = {"initial_load_path": str(stage_one / "checkpoint" / f"step-{STEPS}")}
+    return write_config(
+        dump_folder,
         steps=6,
         optimizer={"lr": 1e-3},
         lr_scheduler={"warmup_steps": 0, "decay_type": "linear", "total_steps": 6},
-        data={"seed": 8, "sources": {"quarry": 1.0}},
-        checkpoint={"initial_load_path": str(stage_one)},
+        data={"seed": 8, "sources": {"quarry": 0.7, "orchard": 0.3}},
+        heldout=HELDOUT,
+        checkpoint=first | sections.pop("checkpoint", {}),
+        **sections,
     )
+
+
+@pytest.fixture(scope="module")
+def second(finished, write_config):
+    """The dump folder of an uninterrupted second stage, and its config."""
+    dump_folder = finished.with_name("second")
+    config_file = second_stage(write_config, dump_folder, finished)
     train(config_file)
-    lines = curve(tmp_path / "stage2")
+    return dump_folder, config_file
+
+
+def test_stage_two_starts_from_the_weights_of_stage_one(finished, second, corpus, tmp_path):
+    dump_folder, config_file = second
+    lines = curve(dump_folder)
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert lines[0]["lr"] == pytest.approx(1e-3)
     assert lines[-1]["lr"] == pytest.approx(1e-3 / 6)
+    stage_one = finished / "checkpoint" / f"step-{STEPS}"
     export_checkpoint(stage_one, corpus.tokenizer_folder, tmp_path / "model")
     plan = DataPlan.open(load(config_file).data, seq_len=32, verify=True)
-    token_ids = torch.stack(
-        [torch.from_numpy(plan.tokens(row).astype("int64")) for row in range(4)]
-    )
+    rows = [torch.from_numpy(plan.tokens(row).astype("int64")) for row in range(4)]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     with torch.no_grad():
-        loss = model(token_ids, labels=token_ids).loss.item()
+        loss = model(torch.stack(rows), labels=torch.stack(rows)).loss.item()
     assert lines[0]["loss"] == pytest.approx(loss, abs=1e-4)
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "model")("the keeper", return_tensors="pt")
+    assert model.generate(**inputs, max_new_tokens=8, min_new_tokens=8).shape[1] > 8
+
+
+@pytest.mark.slow
+def test_two_stages_on_other_numbers_of_processes_are_the_same_curves(
+    finished, second, write_config, tmp_path
+):
+    settings = {
+        "loss": {"chunk_tokens": 32},
+        # Saves after every step, so that the steps take long enough to be interrupted.
+        "checkpoint": {"interval": 1, "async_mode": "async", "milestone_interval": 6},
+    }
+    config_file = write_config(tmp_path / "first", heldout=HELDOUT, **settings)
+    checkpoints = tmp_path / "first" / "checkpoint"
+    command = _command(config_file, 2)  # under torchrun, which sends the signal on
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(process, tmp_path / "first", 2)
+        process.terminate()
+        errors = process.communicate()[1]
+    step = max(checkpoint_steps(checkpoints))
+    assert f"stopped by a signal after step {step} of {STEPS}" in errors
+    assert is_complete(checkpoints / f"step-{step}")
+    (process,) = start_run(config_file)
+    assert f"resuming from {checkpoints}/step-{step}" in process.wait_for_success()
+    assert {6, 12, 18, 24} <= checkpoint_steps(checkpoints).keys()
+    assert_same_curves(tmp_path / "first", finished)
+    config_file = second_stage(write_config, tmp_path / "second", tmp_path / "first", **settings)
+    train(config_file, num_processes=2)
+    assert_same_curves(tmp_path / "second", second[0])
 
 
 def test_a_refused_run_is_one_line_and_status_1(write_config, tmp_path, capfd):

@@ -9,13 +9,8 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from anchored.pretrain.tokens.bpe import (
-    BOS_TOKEN,
-    EOS_TOKEN,
-    pre_tokenizer,
-    save_tokenizer,
-    train_tokenizer,
-)
+from anchored.pretrain.tokens.bpe import pre_tokenizer, save_tokenizer, train_tokenizer
+from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
 
 LLAMA3 = Path(__file__).parents[4] / "shared" / "tokenizers" / "llama3" / "tokenizer.json"
 TEXTS = ["the cat sat on the mat, the rat ran", "def f(x):\n    return x + 1234567\n"] * 3
@@ -50,14 +45,19 @@ def loaded(tokenizer, tmp_path_factory):
 
 
 @given(text=st.text())
-def test_any_text_survives_the_round_trip(tokenizer, text):
+def test_any_text_survives_the_round_trip(tokenizer, loaded, text):
+    assert_round_trip(tokenizer, loaded, text)
+
+
+def test_nasty_text_survives_the_round_trip(tokenizer, loaded):
+    for text in NASTY:
+        assert_round_trip(tokenizer, loaded, text)
+
+
+def assert_round_trip(tokenizer, loaded, text):
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == text
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_nasty_text_survives_the_round_trip_through_transformers(loaded, text):
-    token_ids = loaded(text, add_special_tokens=False)["input_ids"]
+    assert loaded(text, add_special_tokens=False)["input_ids"] == token_ids
     assert loaded.decode(token_ids) == text
 
 
@@ -83,6 +83,8 @@ def test_any_text_is_cut_as_llama3_cuts_it(llama3_pre_tokenizer, text):
 def test_words_are_cut_at_known_places():
     pieces = [piece for piece, _ in pre_tokenizer().pre_tokenize_str("It's 12345  ok!\n")]
     assert pieces == ["It", "'s", "\u0120", "123", "45", "\u0120", "\u0120ok", "!\u010a"]
+    cuts = train_tokenizer(TEXTS, 290, "gpt2").pre_tokenizer.pre_tokenize_str("it's 1234567 x")
+    assert [end - start for _, (start, end) in cuts] == [2, 2, 8, 2]
 
 
 def test_the_begin_token_is_added_once(loaded):
@@ -90,9 +92,6 @@ def test_the_begin_token_is_added_once(loaded):
     assert token_ids[0] == loaded.bos_token_id
     assert token_ids.count(loaded.bos_token_id) == 1
     assert loaded("the cat", add_special_tokens=False)["input_ids"] == token_ids[1:]
-
-
-def test_the_empty_text_is_the_begin_token_alone(loaded):
     assert loaded("")["input_ids"] == [loaded.bos_token_id]
 
 
@@ -106,15 +105,7 @@ def test_bytes_come_first_and_special_tokens_last(tokenizer):
 def test_transformers_knows_the_special_tokens_and_the_length(loaded):
     assert (loaded.bos_token, loaded.eos_token) == (BOS_TOKEN, EOS_TOKEN)
     assert loaded.all_special_ids == [VOCAB_SIZE - 2, VOCAB_SIZE - 1]
-    assert loaded.is_fast
-    assert loaded.model_max_length == 512
-    assert len(loaded) == VOCAB_SIZE
-
-
-def test_gpt2_words_are_cut_as_gpt2_cuts_them():
-    tokenizer = train_tokenizer(TEXTS, 290, "gpt2")
-    cuts = tokenizer.pre_tokenizer.pre_tokenize_str("it's 1234567 x")
-    assert [end - start for _, (start, end) in cuts] == [2, 2, 8, 2]
+    assert (loaded.is_fast, loaded.model_max_length, len(loaded)) == (True, 512, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize(

@@ -22,37 +22,27 @@ from anchored.pretrain.tokens.documents import (
 )
 from anchored.pretrain.tokens.input_files import InputFile, hub_files, local_files
 
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (b"salt", Verdict.TRAIN),
-        (b"", Verdict.EMPTY),
-        (None, Verdict.INVALID),
-        (b"ten bytes!", Verdict.TRAIN),
-        (b"ten bytes!!", Verdict.OVERSIZED),
-    ],
-)
-def test_documents_that_cannot_be_used_are_told_apart(text, expected):
-    rules = DocumentRules(max_document_bytes=10)
-    assert rules.verdict(Document(0, text, ("CC0",))) is expected
+ALLOWED = {"licences": ("CC0", "Public Domain*"), "max_document_bytes": 10}
 
 
 @pytest.mark.parametrize(
-    ("licences", "expected"),
+    ("text", "licences", "expected"),
     [
-        (("CC0",), Verdict.TRAIN),
-        (("Public Domain - USA",), Verdict.TRAIN),
-        (("public domain",), Verdict.TRAIN),
-        (("CC BY-NC",), Verdict.REFUSED),
-        (("CC0", "CC BY-NC"), Verdict.REFUSED),
-        (("CC0", "Public Domain"), Verdict.TRAIN),
-        ((), Verdict.REFUSED),
+        (b"salt", ("CC0",), Verdict.TRAIN),
+        (b"", ("CC0",), Verdict.EMPTY),
+        (None, ("CC0",), Verdict.INVALID),
+        (b"ten bytes!", ("CC0",), Verdict.TRAIN),
+        (b"ten bytes!!", ("CC0",), Verdict.OVERSIZED),
+        (b"salt", ("Public Domain - USA",), Verdict.TRAIN),
+        (b"salt", ("public domain",), Verdict.TRAIN),
+        (b"salt", ("CC BY-NC",), Verdict.REFUSED),
+        (b"salt", ("CC0", "CC BY-NC"), Verdict.REFUSED),
+        (b"salt", ("CC0", "Public Domain"), Verdict.TRAIN),
+        (b"salt", (), Verdict.REFUSED),
     ],
 )
-def test_every_licence_of_a_document_must_be_on_the_list(licences, expected):
-    rules = DocumentRules(licences=("CC0", "Public Domain*"))
-    assert rules.verdict(Document(0, b"salt", licences)) is expected
+def test_documents_are_judged_by_their_text_and_by_all_of_their_licences(text, licences, expected):
+    assert DocumentRules(**ALLOWED).verdict(Document(0, text, licences)) is expected
 
 
 def test_without_a_list_every_licence_passes_and_none_has_a_name():
@@ -89,19 +79,19 @@ ROWS = [
     {"id": str(number), "text": text, "metadata": {"license": "CC0" if number else None}}
     for number, text in enumerate(TEXTS)
 ]
-LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
-def write_parquet(path, rows=ROWS):
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+def write(path, rows):
+    """Rows in the format that the name of the file says."""
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    compress = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    path.write_bytes(compress(lines))
 
 
-WRITERS = {
-    "a.jsonl": lambda path, lines=LINES: path.write_bytes(lines),
-    "a.jsonl.gz": lambda path, lines=LINES: path.write_bytes(gzip.compress(lines)),
-    "a.json.zst": lambda path, lines=LINES: path.write_bytes(zstandard.compress(lines)),
-    "a.parquet": write_parquet,
-}
+NAMES = ("a.jsonl", "a.jsonl.gz", "a.json.zst", "a.parquet")
 
 
 def documents(path, first_record=0, **fields):
@@ -109,18 +99,14 @@ def documents(path, first_record=0, **fields):
     return list(input_documents(file, RecordFields(**fields), first_record=first_record))
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("first", [0, 2, 4])
 def test_every_format_gives_the_same_documents_from_any_record_on(tmp_path, name, first):
-    WRITERS[name](tmp_path / name)
+    write(tmp_path / name, ROWS)
     found = documents(tmp_path / name, first)
     assert [document.record for document in found] == list(range(first, 4))
     assert [document.text for document in found] == [text.encode() for text in TEXTS[first:]]
     assert [document.licences for document in found] == [(), ("CC0",), ("CC0",), ("CC0",)][first:]
-
-
-def problems(found):
-    return [document.problem for document in found]
 
 
 def test_lines_without_text_that_can_be_read_are_single_invalid_documents(tmp_path):
@@ -139,19 +125,18 @@ def test_lines_without_text_that_can_be_read_are_single_invalid_documents(tmp_pa
     }
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     found = documents(tmp_path / "a.jsonl")
-    assert problems(found) == list(lines.values())
+    assert [document.problem for document in found] == list(lines.values())
     texts = [document.text for document in found]
     assert texts == [b"salt", *[None] * 8, b"", b"x"]
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_record_whose_text_is_null_is_invalid_in_every_format(tmp_path, name):
     rows = [{"text": text, "metadata": {"license": "CC0"}} for text in ("salt", None, "rain")]
-    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    WRITERS[name](tmp_path / name, rows if name.endswith("parquet") else lines)
-    found = documents(tmp_path / name)
-    assert [document.text for document in found] == [b"salt", None, b"rain"]
-    assert problems(found) == [None, Problem.NO_TEXT, None]
+    write(tmp_path / name, rows)
+    salt, null, rain = documents(tmp_path / name)
+    assert (salt.text, null.text, rain.text) == (b"salt", None, b"rain")
+    assert (salt.problem, null.problem, rain.problem) == (None, Problem.NO_TEXT, None)
 
 
 def test_a_parquet_string_that_is_not_utf8_is_a_single_invalid_document(tmp_path):
@@ -169,7 +154,7 @@ def test_metadata_may_differ_in_type_and_licences_may_be_a_list(tmp_path):
         {"text": "b", "metadata": {"license": "CC0", "stars": "three"}},
         {"text": "c", "metadata": "none"},
     ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write(tmp_path / "a.jsonl", rows)
     licences = [document.licences for document in documents(tmp_path / "a.jsonl")]
     assert licences == [("MIT", "BSD"), ("CC0",), ()]
 
@@ -183,7 +168,7 @@ def many_rows(count):
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst"])
 def test_a_file_cut_short_ends_with_one_invalid_document(tmp_path, caplog, name):
     rows = many_rows(6000)
-    WRITERS[name](tmp_path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write(tmp_path / name, rows)
     data = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(data[: len(data) // 2])
     *whole, rest = documents(tmp_path / name)
@@ -215,7 +200,7 @@ def test_a_damaged_parquet_file_ends_with_one_invalid_document(tmp_path, cut):
     assert again == [*whole[250:], replace(rest, record=max(250, rest.record))]
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "a.jsonl"])
+@pytest.mark.parametrize("name", NAMES[1:])
 def test_a_file_that_is_not_what_its_name_says_is_one_invalid_document(tmp_path, name):
     (tmp_path / name).write_bytes(b"<html>404</html>")
     assert documents(tmp_path / name) == [Document(0, None, problem=Problem.DAMAGED)]
@@ -223,13 +208,13 @@ def test_a_file_that_is_not_what_its_name_says_is_one_invalid_document(tmp_path,
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst"])
 def test_all_members_of_a_compressed_file_are_read(tmp_path, name):
-    WRITERS[name](tmp_path / name)
+    write(tmp_path / name, ROWS)
     (tmp_path / name).write_bytes(3 * (tmp_path / name).read_bytes())
     texts = [document.text for document in documents(tmp_path / name)]
     assert texts == 3 * [text.encode() for text in TEXTS]
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_file_that_cannot_be_opened_is_an_error_and_no_document(tmp_path, name):
     file = InputFile(name, str(tmp_path / name), 1)
     with pytest.raises(ValueError, match=f"input file {name} cannot be read: .*No such file"):
@@ -240,32 +225,31 @@ def test_a_connection_that_breaks_is_an_error_and_no_damage(tmp_path, monkeypatc
     def broken(*arguments):
         raise ConnectionError("server disconnected")
 
-    WRITERS["a.parquet"](tmp_path / "a.parquet")
+    write(tmp_path / "a.parquet", ROWS)
     monkeypatch.setattr("anchored.pretrain.tokens.documents._parquet_tables", broken)
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read: server disconnected"):
         documents(tmp_path / "a.parquet")
 
 
-def test_fields_may_be_named(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"body": {"raw": "salt"}, "license": "CC0"}')
+def test_fields_may_be_named_and_licences_be_missing(tmp_path):
+    write(tmp_path / "a.jsonl", [{"body": {"raw": "salt"}, "license": "CC0"}])
     (document,) = documents(tmp_path / "a.jsonl", text="body.raw", licence="license")
     assert (document.text, document.licences) == (b"salt", ("CC0",))
-
-
-def test_a_parquet_file_without_a_column_of_texts_is_refused(tmp_path):
-    write_parquet(tmp_path / "a.parquet", [{"body": "salt", "metadata": {"license": "x"}}])
-    with pytest.raises(
-        ValueError, match=r"a\.parquet has no column 'text': \['body', 'metadata'\]"
-    ):
-        documents(tmp_path / "a.parquet")
-    write_parquet(tmp_path / "b.parquet", [{"text": 3, "metadata": {"license": "x"}}])
-    with pytest.raises(ValueError, match=r"column 'text' of input file b\.parquet is int64"):
-        documents(tmp_path / "b.parquet")
-
-
-def test_a_parquet_file_without_licences_has_documents_without_one(tmp_path):
-    write_parquet(tmp_path / "a.parquet", [{"text": "salt"}])
+    write(tmp_path / "a.parquet", [{"text": "salt"}])
     assert documents(tmp_path / "a.parquet") == [Document(0, b"salt")]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"body": "salt", "metadata": 1}, r"a\.parquet has no column 'text': \['body', 'metadata'"),
+        ({"text": 3}, r"column 'text' of input file a\.parquet is int64"),
+    ],
+)
+def test_a_parquet_file_without_a_column_of_texts_is_refused(tmp_path, row, message):
+    write(tmp_path / "a.parquet", [row])
+    with pytest.raises(ValueError, match=message):
+        documents(tmp_path / "a.parquet")
 
 
 def test_folders_are_read_in_the_order_of_names_wherever_they_are(tmp_path):
@@ -273,11 +257,8 @@ def test_folders_are_read_in_the_order_of_names_wherever_they_are(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"12345")
     files = local_files([tmp_path], revision="v1")
-    assert [(file.name, file.num_bytes) for file in files.files] == [
-        ("a/9.parquet", 5),
-        ("b/10.jsonl", 5),
-        ("b/2.jsonl", 5),
-    ]
+    named = [(file.name, file.num_bytes) for file in files.files]
+    assert named == [("a/9.parquet", 5), ("b/10.jsonl", 5), ("b/2.jsonl", 5)]
     assert files.revision == "v1"
 
 

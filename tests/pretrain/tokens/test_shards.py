@@ -1,6 +1,5 @@
 """Token shards: what is written is read back, and a changed file is refused."""
 
-import json
 import shutil
 from itertools import accumulate
 
@@ -32,7 +31,8 @@ def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     expected = []
     for text in documents:
-        expected += [shards.manifest.bos_id, *tokenizer.encode(text).ids, shards.manifest.eos_id]
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        expected += [shards.manifest.bos_id, *ids, shards.manifest.eos_id]
     assert shards.tokens(0, shards.num_tokens).tolist() == expected
     spans = list(document_spans(shards, 0, len(expected)))
     assert [span.record for span in spans] == [0, 1, 2]
@@ -41,19 +41,15 @@ def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
     assert [expected[end - 1] for end in ends] == [shards.manifest.eos_id] * 3
 
 
-def test_files_are_little_endian_uint32_and_int64(tmp_path, tokenizer_file):
-    shards = write(tmp_path / "s", ["ab", "cd"], tokenizer_file)
+def test_files_are_little_endian_and_counted_in_the_manifest(tmp_path, tokenizer_file):
+    shards = write(tmp_path / "s", ["h\u00e9", "", "rain"], tokenizer_file)
     tokens = np.fromfile(tmp_path / "s" / "tokens-00000.bin", dtype="<u4")
     offsets = np.fromfile(tmp_path / "s" / "documents-00000.bin", dtype="<i8")
     assert tokens.tolist() == shards.tokens(0, shards.num_tokens).tolist()
     assert offsets[0] == 0 and offsets[-1] == len(tokens) and len(offsets) == 3
-
-
-def test_manifest_counts_what_was_read(tmp_path, tokenizer_file):
-    manifest = write(tmp_path / "s", ["h\u00e9", "", "rain"], tokenizer_file).manifest
+    manifest = shards.manifest
     assert (manifest.num_documents, manifest.num_empty_documents) == (2, 1)
-    assert manifest.num_bytes == 3 + 4
-    assert manifest.licences == {"CC0-1.0": 2}
+    assert (manifest.num_bytes, manifest.licences) == (3 + 4, {"CC0-1.0": 2})
     assert manifest.tokenizer_sha256 == file_sha256(tokenizer_file)
     assert (manifest.source, manifest.revision) == ("letters", "abc")
 
@@ -61,8 +57,8 @@ def test_manifest_counts_what_was_read(tmp_path, tokenizer_file):
 def test_text_that_spells_a_special_token_does_not_become_one(tmp_path, tokenizer_file):
     shards = write(tmp_path / "s", ["salt <|end_of_text|><|begin_of_text|> rain"], tokenizer_file)
     tokens = shards.tokens(0, shards.num_tokens).tolist()
-    assert tokens.count(shards.manifest.eos_id) == 1
-    assert tokens.count(shards.manifest.bos_id) == 1
+    manifest = shards.manifest
+    assert tokens.count(manifest.eos_id) == tokens.count(manifest.bos_id) == 1
 
 
 @given(
@@ -70,7 +66,7 @@ def test_text_that_spells_a_special_token_does_not_become_one(tmp_path, tokenize
     limit=st.integers(1, 30),
     data=st.data(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_slice_reads_across_shards(tmp_path_factory, tokenizer_file, lengths, limit, data):
     documents = ["z" * length for length in lengths]
     folder = tmp_path_factory.mktemp("slices")
@@ -79,22 +75,15 @@ def test_any_slice_reads_across_shards(tmp_path_factory, tokenizer_file, lengths
     start = data.draw(st.integers(0, whole.num_tokens))
     count = data.draw(st.integers(0, whole.num_tokens - start))
     assert split.tokens(start, count).tolist() == whole.tokens(start, count).tolist()
-    assert _records(split, start, count) == _records(whole, start, count)
+    records = [
+        [(span.record, span.first_token, span.num_tokens) for span in spans]
+        for spans in (document_spans(one, start, count) for one in (split, whole))
+    ]
+    assert records[0] == records[1]
     longest = max(lengths) + 2
     assert all(shard.num_tokens <= max(limit, longest) for shard in split.manifest.shards)
-
-
-def _records(shards, start, count):
-    return [
-        (span.record, span.first_token, span.num_tokens)
-        for span in document_spans(shards, start, count)
-    ]
-
-
-def test_reading_past_the_end_is_refused(tmp_path, tokenizer_file):
-    shards = write(tmp_path / "s", ["salt"], tokenizer_file)
     with pytest.raises(ValueError, match="are outside"):
-        shards.tokens(shards.num_tokens - 1, 2)
+        whole.tokens(whole.num_tokens - 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +111,12 @@ def test_a_truncated_or_missing_shard_is_refused_without_reading_it(corpus, tmp_
         TokenShards.open(folder, verify=False)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"schema": "other/1"})])
-def test_a_damaged_manifest_is_refused(tmp_path, text):
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema": "other/1"}'])
+def test_a_damaged_or_missing_manifest_is_refused(tmp_path, text):
+    with pytest.raises(ValueError, match="no token shards in"):
+        TokenShards.open(tmp_path)
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=r"manifest.json is not a token shard manifest"):
-        TokenShards.open(tmp_path)
-
-
-def test_a_folder_without_manifest_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no token shards in"):
         TokenShards.open(tmp_path)
 
 
@@ -146,17 +132,11 @@ def test_the_folder_appears_only_when_complete(tmp_path, tokenizer_file):
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
-def test_an_existing_folder_is_never_written_over(corpus, tokenizer_file):
+def test_what_cannot_be_written_is_refused(corpus, tmp_path, tokenizer_file):
     with pytest.raises(ValueError, match="harbour exists"):
         write(corpus.source("harbour"), ["salt"], tokenizer_file)
-
-
-def test_a_source_without_text_is_refused(tmp_path, tokenizer_file):
     with pytest.raises(ValueError, match="source letters has no text"):
         write(tmp_path / "s", ["", ""], tokenizer_file)
-
-
-def test_a_tokenizer_without_the_document_marks_is_refused(tmp_path, tokenizer_file):
     text = tokenizer_file.read_text().replace("<|end_of_text|>", "<|other|>")
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match=r"has no token <\|end_of_text\|>"):
