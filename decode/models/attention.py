@@ -50,6 +50,8 @@ class RowAttention:
     reach: int | None
     """Longest sequence for which a forward over rows of different lengths is right; longer ones are
     decoded alone."""
+    keeps_modules: bool = False
+    """The model computes by the modules of transformers though its family has lean layers."""
 
     def covers(self, length: int) -> bool:
         """Whether sequences of this many tokens can be decoded."""

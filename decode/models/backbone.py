@@ -1,7 +1,7 @@
 """A model without its output layer: tokens to hidden states over a row cache."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -9,58 +9,85 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from .attention import Masks, RowAttention, is_hooked
+from ...kernels.layers import HeadSplit, add_and_norm, gated, rotated_heads, store_heads
+from .attention import MASK_BY_TYPE, Masks, RowAttention, is_hooked
 from .kv_cache import RowCache
 
-# R rows, T columns, H heads, E head size.
-
-
-class RotaryTable:
-    """Cosines and sines by position, from the model's own module; they double when they end."""
-
-    def __init__(self, rotary: nn.Module) -> None:
-        """rotary: one whose angles depend on the position alone (see `attention.ROTARY`)."""
-        self._rotary = rotary
-        self._cos = self._sin = torch.empty(0, 0)
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, (R, T, 1, E) float32, for `rotated`; positions: (R, T) int64 on the CPU."""
-        needed = int(positions.max()) + 1
-        if needed > len(self._cos):
-            self._extend(max(needed, 2 * len(self._cos)))
-        return self._cos[positions], self._sin[positions]
-
-    def _extend(self, length: int) -> None:
-        angles = self._rotary(torch.empty(0), torch.arange(length)[None])
-        cos, sin = (part[0, :, None] for part in angles)
-        sin[..., : sin.shape[-1] // 2].neg_()
-        self._cos, self._sin = cos, sin
-
-
-def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads (R, T, H, E) turned by the angles of their positions: halves of E are coordinates."""
-    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
-
-
-# R rows of one forward, T new columns, H query heads, G key heads, C columns of the cache, D hidden
-# size.
+# R rows of one forward, T new columns, N = R T tokens, H query heads, G key heads, C columns of
+# the cache, D hidden size, E head size.
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Norm, attention, norm, gated layer; rotary positions; biases and norms of heads or none."""
 
+DTYPES = {
+    "cpu": (torch.float32,),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+"""By device, those that the lean layers are tested in."""
+
+
+class Backbone(Protocol):
+    """What computes hidden states of new columns."""
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
+    ) -> Tensor:
+        """(R, T, D) of token_ids, positions (R, T) int64, after `RowCache.place`.
+
+        masks: of `RowAttention`; None where new columns see all before them, and each other
+        causally.
+        """
+
+    def at(self, token_ids: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        """The same in all rows of the cache, at columns that only the device knows.
+
+        Each query sees what its row holds up to its own column. Nothing waits for the device, and
+        no tensor's size depends on values: a CUDA graph may capture it. The cache must be reserved
+        and have stored something.
+        """
+
+
+class ModuleBackbone:
+    """The modules of transformers as they are."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # get_decoder() of Llama 4 is the whole model.
+        is_gpt2 = model.config.model_type == "gpt2"
+        self._modules = model.get_submodule("transformer" if is_gpt2 else "model")
+        self._config = model.config
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
+    ) -> Tensor:
+        hidden: Tensor = self._modules(
+            input_ids=token_ids,
+            attention_mask=masks,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        return hidden
+
+    def at(self, token_ids: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        from .column_attention import attends_by_column, places  # needs Triton
+
+        cache.place_at(positions)
+        mask = places(positions)
+        # A learned position behind the context would be out of range.
+        within = positions.clamp(max=self._config.max_position_embeddings - 1)
+        with attends_by_column(self._config):
+            masks = {"full_attention": mask} if self._config.model_type in MASK_BY_TYPE else mask
+            return self(token_ids, within, masks, cache)
+
 
 class _Norm(NamedTuple):
-    """A root mean square norm x w / sqrt(mean(x^2) + eps), with sqrt(D) taken out of the root."""
-
     weight: Tensor
-    """(D,), w sqrt(D)."""
-    floor: Tensor
-    """(), sqrt(eps D)."""
+    """(D,)."""
+    eps: float
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """(..., D) of (..., D)."""
-        norm = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        return (hidden / torch.hypot(norm, self.floor)).mul_(self.weight)
+    def __call__(self, hidden: Tensor, update: Tensor | None) -> Tensor:
+        """(N, D) of hidden (N, D), to which the update is added in place."""
+        return add_and_norm(hidden, update, self.weight, self.eps)
 
 
 class _Linear(NamedTuple):
@@ -78,61 +105,85 @@ class _Layer(NamedTuple):
     """What one layer is made of; the tensors are the model's own."""
 
     attention_norm: _Norm
-    query: _Linear
-    key: _Linear
-    value: _Linear
-    query_norm: _Norm | None
-    key_norm: _Norm | None
+    heads: _Linear
+    """Queries, keys and values."""
+    split: HeadSplit
     output: _Linear
     gated_norm: _Norm
-    gate: _Linear
-    up: _Linear
+    gate_up: _Linear
     down: _Linear
 
 
-class LeanBackbone:
-    """A `Backbone` for small models, in which the host's work takes as long as the products.
+Attend = Callable[[int, HeadSplit, Tensor], Tensor]
+"""(N, H E) of a layer's number and its product of heads, which are stored on the way."""
 
-    Computes with the model's own weights by few operations of torch and no calls of modules.
-    Results differ from those of the modules by rounding. What is done to the model later, hooks and
-    other modules in place of its own, is seen when the next backbone is asked for (`backbone_of`):
-    by the next stream that is opened.
+
+class LeanBackbone:
+    """A `Backbone` of few operations: the host's work takes as long as small products.
+
+    Computes with the model's own weights. Those of one input are views of one tensor from here on
+    (see `_fused`): the modules compute what they did, and nothing stands twice. Results differ from
+    those of the modules by rounding. What is done to the model later, hooks and other modules in
+    place of its own, is seen when the next backbone is asked for (`backbone_of`): by the next
+    stream that is opened.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """model: one that `lean_refusal` has nothing against; its tensors are taken as they are."""
+        """model: one that `lean_refusal` has nothing against."""
         base: Any = model.get_submodule("model")
         self._embeddings, self._norm = base.embed_tokens.weight, _norm(base.norm)
-        self._layers = [_layer(module) for module in base.layers]
-        self._rotary = RotaryTable(base.rotary_emb)
-        self._head_size = base.layers[0].self_attn.head_dim
+        self._layers = [_layer(module, model.config) for module in base.layers]
+        frequencies = base.rotary_emb.inv_freq.float()
+        # The sines of the first half, and they alone, have the other sign in a rotation.
+        self._frequencies = torch.cat([-frequencies, frequencies])
+        self._scale: float = base.rotary_emb.attention_scaling
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
     ) -> Tensor:
-        shape = token_ids.shape
-        cos, sin = self._rotary(positions)
         mask = masks["full_attention"] if isinstance(masks, dict) else masks
-        hidden = functional.embedding(token_ids.flatten(), self._embeddings)
-        for index, layer in enumerate(self._layers):
-            normed = layer.attention_norm(hidden)
-            query = rotated(self._heads(layer.query, layer.query_norm, normed, shape), cos, sin)
-            key = rotated(self._heads(layer.key, layer.key_norm, normed, shape), cos, sin)
-            value = self._heads(layer.value, None, normed, shape)
-            keys, values = cache.update(key.transpose(1, 2), value.transpose(1, 2), index)
-            heads = _attended(query.transpose(1, 2), keys, values, mask)
-            hidden = hidden + layer.output(heads.transpose(1, 2).reshape(len(hidden), -1))
-            normed = layer.gated_norm(hidden)
-            gated = functional.silu(layer.gate(normed)).mul_(layer.up(normed))
-            hidden = hidden + layer.down(gated)
-        return self._norm(hidden).view(*shape, -1)
+        shape, (cos, sin) = token_ids.shape, self._rotation(positions)
 
-    def _heads(
-        self, linear: _Linear, norm: _Norm | None, hidden: Tensor, shape: torch.Size
-    ) -> Tensor:
-        """(R, T, heads, head size) of (R * T, D)."""
-        heads = linear(hidden).view(*shape, -1, self._head_size)
-        return heads if norm is None else norm(heads)
+        def attend(index: int, split: HeadSplit, product: Tensor) -> Tensor:
+            new = rotated_heads(product, cos, sin, split)
+            query, key, value = (
+                heads.view(*shape, -1, split.size).transpose(1, 2) for heads in new
+            )
+            keys, values = cache.update(key, value, index)
+            return _attended(query, keys, values, mask).transpose(1, 2).reshape(len(product), -1)
+
+        return self._hidden(token_ids, attend)
+
+    def at(self, token_ids: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        from .column_attention import attended  # needs Triton
+
+        shape, (cos, sin) = token_ids.shape, self._rotation(positions)
+        rows = torch.arange(len(positions), device=positions.device)
+
+        def attend(index: int, split: HeadSplit, product: Tensor) -> Tensor:
+            storage = cache.storage(index)
+            query = store_heads(product, cos, sin, split, storage, positions)
+            by_head = query.view(*shape, -1, split.size).transpose(1, 2)
+            return attended(by_head, *storage, positions, rows).reshape(len(product), -1)
+
+        return self._hidden(token_ids, attend)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, (N, E) float32 each, for all layers; positions: (R, T)."""
+        angles = positions.reshape(-1, 1) * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return (cos, sin) if self._scale == 1.0 else (cos * self._scale, sin * self._scale)
+
+    def _hidden(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """(R, T, D) of token_ids (R, T)."""
+        hidden = functional.embedding(token_ids.flatten(), self._embeddings)
+        update = None
+        for index, layer in enumerate(self._layers):
+            product = layer.heads(layer.attention_norm(hidden, update))
+            update = layer.output(attend(index, layer.split, product))
+            gate_up = layer.gate_up(layer.gated_norm(hidden, update))
+            update = layer.down(gated(gate_up))
+        return self._norm(hidden, update).view(*token_ids.shape, -1)
 
 
 def lean_refusal(model: PreTrainedModel, attention: RowAttention) -> str:
@@ -140,16 +191,24 @@ def lean_refusal(model: PreTrainedModel, attention: RowAttention) -> str:
     config = model.config
     if config.model_type not in FAMILIES:
         return f"the family {config.model_type} is none of {', '.join(FAMILIES)}"
+    if attention.keeps_modules:
+        return "its lean layers differed from its modules"
     if attention.layer_types != ("full_attention",):
         return "its attention is not full in all layers"
     if (config._attn_implementation, config.hidden_act) != ("sdpa", "silu"):
         return f"it uses {config._attn_implementation} and {config.hidden_act}, not sdpa and silu"
-    weights = model.parameters()
-    if not all(type(w) is nn.Parameter and w.dtype == torch.float32 and w.is_cpu for w in weights):
-        return "its weights are not all float32 on the CPU"
+    weights = list(model.parameters())
+    (dtype, device), *others = {(weight.dtype, weight.device) for weight in weights}
+    is_tested = dtype in DTYPES.get(device.type, ()) and not others
+    if not is_tested or any(type(weight) is not nn.Parameter for weight in weights):
+        return "its weights are not all of a tested dtype on one device"
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "triton is not installed"
     if changed := [name for name, module in model.named_modules() if _is_changed(name, module)]:
         return f"its module {changed[0]} is not what the family has"
-    return ""
+    named = model.named_parameters(remove_duplicate=False)
+    products = [weight for name, weight in named if "_proj." in name]
+    return "its layers share weights" if len({*products}) < len(products) else ""
 
 
 def _is_changed(name: str, module: nn.Module) -> bool:
@@ -160,32 +219,69 @@ def _is_changed(name: str, module: nn.Module) -> bool:
     return is_other or is_foreign or is_hooked(module)
 
 
-def _layer(module: Any) -> _Layer:
-    attention, gated = module.self_attn, module.mlp
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    query_norm, key_norm = (None if norm is None else _norm(norm) for norm in norms)
+def _layer(module: Any, config: Any) -> _Layer:
+    attention, mlp = module.self_attn, module.mlp
+    has_norms = hasattr(attention, "q_norm")
+    split = HeadSplit(
+        num_heads=config.num_attention_heads,
+        num_key_heads=config.num_key_value_heads,
+        size=attention.head_dim,
+        norms=(attention.q_norm.weight, attention.k_norm.weight) if has_norms else None,
+        eps=attention.q_norm.variance_epsilon if has_norms else 0.0,
+    )
     return _Layer(
         attention_norm=_norm(module.input_layernorm),
-        query=_linear(attention.q_proj),
-        key=_linear(attention.k_proj),
-        value=_linear(attention.v_proj),
-        query_norm=query_norm,
-        key_norm=key_norm,
-        output=_linear(attention.o_proj),
+        heads=_fused(attention.q_proj, attention.k_proj, attention.v_proj),
+        split=split,
+        output=_fused(attention.o_proj),
         gated_norm=_norm(module.post_attention_layernorm),
-        gate=_linear(gated.gate_proj),
-        up=_linear(gated.up_proj),
-        down=_linear(gated.down_proj),
+        gate_up=_fused(mlp.gate_proj, mlp.up_proj),
+        down=_fused(mlp.down_proj),
     )
 
 
-def _linear(module: nn.Linear) -> _Linear:
-    return _Linear(module.weight, module.bias)
-
-
 def _norm(module: Any) -> _Norm:
-    weight, size = module.weight, module.weight.numel()
-    return _Norm(weight * math.sqrt(size), torch.tensor(math.sqrt(module.variance_epsilon * size)))
+    return _Norm(module.weight, module.variance_epsilon)
+
+
+def _fused(*modules: nn.Linear) -> _Linear:
+    """One product in place of several that have the same input.
+
+    The modules' weights are views of its rows from here on: nothing stands twice.
+    """
+    weight = _whole_of([module.weight for module in modules])
+    if weight is None:
+        weight = _moved(modules)
+    if all(module.bias is None for module in modules):
+        return _Linear(weight, None)
+    biases = (weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in modules)
+    return _Linear(weight, torch.cat([*biases]).detach())
+
+
+def _whole_of(parts: Sequence[Tensor]) -> Tensor | None:
+    """The tensor whose rows are those of the parts, in order; None unless they lie like that."""
+    storage, place = parts[0].untyped_storage(), parts[0].storage_offset()
+    for part in parts:
+        is_beside = part.untyped_storage().data_ptr() == storage.data_ptr()
+        if not (is_beside and part.storage_offset() == place and part.is_contiguous()):
+            return None
+        place += part.numel()
+    size = (sum(map(len, parts)), parts[0].shape[1])
+    return parts[0].detach().as_strided(size, parts[0].stride())
+
+
+@torch.no_grad()
+def _moved(modules: Sequence[nn.Linear]) -> Tensor:
+    """The weights of the modules, moved into one tensor."""
+    with torch.inference_mode(False):  # nobody could write to its tensors later
+        whole = torch.cat([module.weight for module in modules])
+        parts = torch.split(whole, [len(module.weight) for module in modules])
+        for module, rows in zip(modules, parts, strict=True):
+            if module.weight.is_inference():
+                module.weight = nn.Parameter(rows, requires_grad=False)
+            else:
+                module.weight.data = rows  # the same parameter, which others may hold
+    return whole
 
 
 def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -194,6 +290,9 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     is_causal = mask is None and num_new == num_columns
     if mask is None and 1 < num_new < num_columns:
         mask = query.new_ones(num_new, num_columns, dtype=torch.bool).tril(num_columns - num_new)
+    group = query.shape[1] // keys.shape[1]
+    if mask is not None and query.is_cuda:  # whose fused kernels take a mask or groups, not both
+        keys, values = (states.repeat_interleave(group, 1) for states in (keys, values))
     return functional.scaled_dot_product_attention(
         query,
         keys,
@@ -202,43 +301,6 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
         is_causal=is_causal,
         enable_gqa=query.shape[1] != keys.shape[1],
     )
-
-
-# R rows of one forward, T new columns, D hidden size.
-
-
-class Backbone(Protocol):
-    """What computes hidden states of new columns after `RowCache.place` or `place_at`."""
-
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
-    ) -> Tensor:
-        """(R, T, D) of token_ids, positions (R, T) int64.
-
-        masks: of `RowAttention`; None where new columns see all before them, and each other
-        causally.
-        """
-
-
-class ModuleBackbone:
-    """The modules of transformers as they are."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        # get_decoder() of Llama 4 is the whole model.
-        is_gpt2 = model.config.model_type == "gpt2"
-        self._modules = model.get_submodule("transformer" if is_gpt2 else "model")
-
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
-    ) -> Tensor:
-        hidden: Tensor = self._modules(
-            input_ids=token_ids,
-            attention_mask=masks,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        return hidden
 
 
 def read_prompts(

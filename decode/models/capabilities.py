@@ -5,7 +5,8 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .attention import RowAttention, row_attention
+from .backbone import lean_refusal
 from .output_layer import OutputLayer
 from .row_stream import RowStream, right_padded
 from .stream import BatchStream, LoneStream, Stream
@@ -110,14 +112,25 @@ class RowCheck:
     def support(self) -> tuple[RowSupport, str]:
         """(the best way, how and why it is slower than rows that join, "" if it is not)."""
         try:
-            attention = row_attention(self.model)
-            self.compare_rows(attention)
+            attention, slower = self._checked_attention()
         except ValueError as refusal:
             return self._support_without_rows(str(refusal))
-        if attention.reach is None:
-            return RowSupport(attention, is_alone=False), ""
-        self.compare_alone()
-        return RowSupport(attention, is_alone=True), ""
+        if attention.reach is not None:
+            self.compare_alone()
+        return RowSupport(attention, is_alone=attention.reach is not None), slower
+
+    def _checked_attention(self) -> tuple[RowAttention, str]:
+        """That of rows by lean layers, or where these differ, by the modules of transformers."""
+        attention = row_attention(self.model)
+        try:
+            self.compare_rows(attention)
+        except ValueError as difference:
+            if lean_refusal(self.model, attention):
+                raise
+            attention = replace(attention, keeps_modules=True)
+            self.compare_rows(attention)
+            return attention, f"by the modules of transformers: {difference}"
+        return attention, ""
 
     def _support_without_rows(self, reason: str) -> tuple[RowSupport, str]:
         try:
@@ -231,9 +244,17 @@ def _refused_crashes(way: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except CRASHES as crash:
+    except _crashes() as crash:
         what = f"{type(crash).__name__}: {textwrap.shorten(str(crash), 200)}"
         raise ValueError(f"{way} it fails with {what}") from crash
+
+
+def _crashes() -> tuple[type[Exception], ...]:
+    if find_spec("triton") is None:
+        return CRASHES
+    from triton.errors import TritonError
+
+    return (*CRASHES, TritonError)
 
 
 PROBED_TOKENS = (1, 7, 3, 5, 2, 6)

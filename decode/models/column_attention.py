@@ -55,5 +55,17 @@ def column_attention(
     query: (B, H, T, D). key, value: (B, G, C, D), whole storage. attention_mask: of `places`.
     """
     rows, positions = attention_mask[0, :, 0, 0], attention_mask[1, :, :, 0]
-    attended = decode_attention(query, key, value, positions, rows=rows, scale=scaling)
-    return attended.transpose(1, 2), None
+    return attended(query, key, value, positions, rows, scaling), None
+
+
+def attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    scaling: float | None = None,
+) -> Tensor:
+    """(B, T, H, D) of query (B, H, T, D) over what each row stores up to `positions` (B, T)."""
+    heads = decode_attention(query, key, value, positions, rows=rows, scale=scaling)
+    return heads.transpose(1, 2)

@@ -91,6 +91,10 @@ class RowCache(Cache):
         for layer in self._layers:
             layer.placement = placement
 
+    def storage(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer, (B, H, capacity, D) each; there once some were stored."""
+        return self._layers[layer].keys, self._layers[layer].values
+
     def reserve(self) -> None:
         """Let the first forward take all `max_length` columns, so that storage never moves."""
         for layer in self._layers:

@@ -86,11 +86,10 @@ def load_model(
     settings = options.settings()
     if quantization is not None:
         settings["quantization_config"] = quantization
-    if is_quantized:  # such weights are made on their device: most of them cannot be moved
-        settings.setdefault("device_map", {"": device})
+    if device is not None:
+        # Read onto it: a model may not fit the host's memory, nor quantised weights be moved.
+        settings["device_map"] = {"": torch.device(device)}
     model = _from_pretrained(folder.base, dtype, **settings)
-    if device is not None and not is_quantized:
-        model.to(torch.device(device))  # type: ignore[arg-type]
     return model if folder.adapter is None else merged(model, folder.adapter)
 
 

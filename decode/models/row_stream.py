@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attention import Masks, RowAttention
-from .backbone import ModuleBackbone, backbone_of, read_prompts
+from .backbone import backbone_of, read_prompts
 from .kv_cache import Placement, RowCache, uploaded
 from .output_layer import OutputLayer
 from .stream import UNSCORED, PromptLogits
@@ -82,21 +82,10 @@ class RowStream:
 
         token_ids, positions: (B, T) int64 on the model's device, positions ascending by one in each
         row; those behind the model's context are of no use, but allowed. Nothing waits for the
-        device, so a CUDA graph may capture it. Needs `reserve` and full attention in all layers;
-        the lengths on the host stay as they are.
+        device, so a CUDA graph may capture it. Needs `reserve` before a first prompt, and full
+        attention in all layers; the lengths on the host stay as they are.
         """
-        from .column_attention import attends_by_column, places  # needs Triton
-
-        self._cache.place_at(positions)
-        mask = places(positions)
-        with attends_by_column(self.model.config):
-            hidden = ModuleBackbone(self.model)(
-                token_ids,
-                positions.clamp(max=self.model.config.max_position_embeddings - 1),
-                {"full_attention": mask} if self.attention.takes_mapping else mask,
-                self._cache,
-            )
-        return self._output.logits(hidden)
+        return self._output.logits(self._backbone.at(token_ids, positions, self._cache))
 
     def reserve(self) -> None:
         """Take all memory with the first prompt, so that it never moves afterwards."""

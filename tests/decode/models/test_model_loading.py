@@ -11,6 +11,7 @@ import torch
 from accelerate import dispatch_model
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_llama
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from anchored import Anchored, Decoder, LoadOptions, ModelPair
 from anchored.decode.models.folder import ModelFolder
@@ -145,6 +146,20 @@ def test_each_model_takes_the_attention_that_is_asked_for(pair_folders):
     pair = ModelPair.from_pretrained(*pair_folders, device="cpu", safe_options=eager)
     kinds = [model.config._attn_implementation for model in pair.models.values()]
     assert kinds == ["eager", "sdpa"]
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_weights_are_read_straight_onto_one_device(folder, device, monkeypatch):
+    given = {}
+
+    def from_pretrained(path, **settings):
+        given.update(settings)
+        return tiny_llama(1), {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(LlamaForCausalLM, "to", None)  # nothing passes through host memory
+    load_model(ModelFolder(folder), "bfloat16", device)
+    assert given["device_map"] == {"": torch.device(device)} and given["dtype"] == "bfloat16"
 
 
 def test_a_device_map_decides_where_the_weights_are(folder):
