@@ -86,6 +86,8 @@ def _split(
     span: int,
     num_splits: int,
 ) -> Tensor:
+    from .gpu.launch import launching_on
+
     num_rows, num_heads, num_columns, head_size = query.shape
     group = num_heads // key.shape[1]
     shape = (num_rows * num_heads * num_columns, num_splits)
@@ -94,41 +96,42 @@ def _split(
     output = query.new_empty(query.shape)
     head_block = triton.next_power_of_2(max(head_size, LEAST_QUERY_BLOCK))
     query = query if query.stride(-1) == 1 else query.contiguous()
-    split_kernel[(num_rows * key.shape[1], num_splits)](
-        query,
-        key,
-        value,
-        rows,
-        positions.contiguous(),
-        partial,
-        peak,
-        mass,
-        *query.stride()[:3],
-        *key.stride()[:3],
-        *value.stride()[:3],
-        scale / math.log(2.0),
-        span,
-        NUM_KV_HEADS=key.shape[1],
-        GROUP_SIZE=group,
-        NUM_COLUMNS=num_columns,
-        HEAD_SIZE=head_size,
-        HEAD_BLOCK=head_block,
-        QUERY_BLOCK=triton.next_power_of_2(max(group * num_columns, LEAST_QUERY_BLOCK)),
-        KEY_BLOCK=KEY_BLOCK,
-        NUM_SPLITS=num_splits,
-        IS_WIDE=not isinstance(split_kernel, triton.JITFunction),
-        num_warps=NUM_WARPS,
-    )
-    sum_kernel[(shape[0],)](
-        partial,
-        peak,
-        mass,
-        output,
-        HEAD_SIZE=head_size,
-        HEAD_BLOCK=head_block,
-        NUM_SPLITS=num_splits,
-        SPLIT_BLOCK=triton.next_power_of_2(num_splits),
-    )
+    with launching_on(query.device):
+        split_kernel[(num_rows * key.shape[1], num_splits)](
+            query,
+            key,
+            value,
+            rows,
+            positions.contiguous(),
+            partial,
+            peak,
+            mass,
+            *query.stride()[:3],
+            *key.stride()[:3],
+            *value.stride()[:3],
+            scale / math.log(2.0),
+            span,
+            NUM_KV_HEADS=key.shape[1],
+            GROUP_SIZE=group,
+            NUM_COLUMNS=num_columns,
+            HEAD_SIZE=head_size,
+            HEAD_BLOCK=head_block,
+            QUERY_BLOCK=triton.next_power_of_2(max(group * num_columns, LEAST_QUERY_BLOCK)),
+            KEY_BLOCK=KEY_BLOCK,
+            NUM_SPLITS=num_splits,
+            IS_WIDE=not isinstance(split_kernel, triton.JITFunction),
+            num_warps=NUM_WARPS,
+        )
+        sum_kernel[(shape[0],)](
+            partial,
+            peak,
+            mass,
+            output,
+            HEAD_SIZE=head_size,
+            HEAD_BLOCK=head_block,
+            NUM_SPLITS=num_splits,
+            SPLIT_BLOCK=triton.next_power_of_2(num_splits),
+        )
     return output
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import check_device
+from .launch import check_device, launching_on
 
 BLOCK_SIZE = 1024
 
@@ -20,10 +20,11 @@ def launched_sums(
     check_device(scores.device)
     num_sums, num_terms, num_symbols = low.shape
     sums = torch.empty(num_sums, num_symbols, dtype=torch.float64, device=scores.device)
-    interval_log_sums_kernel[(num_sums, num_symbols)](
-        scores, rows, shifts, low, high, sums, scores.stride(0), num_terms, num_symbols,
-        BLOCK_SIZE=BLOCK_SIZE,
-    )  # fmt: skip
+    with launching_on(scores.device):
+        interval_log_sums_kernel[(num_sums, num_symbols)](
+            scores, rows, shifts, low, high, sums, scores.stride(0), num_terms, num_symbols,
+            BLOCK_SIZE=BLOCK_SIZE,
+        )  # fmt: skip
     return sums
 
 

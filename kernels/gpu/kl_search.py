@@ -109,13 +109,13 @@ def _curve(beta, psi, mean, variance):
 
 
 @triton.jit
-def measure_points(row, column, beta, BLOCK_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr):
+def measure_points(row, column, beta, BLOCK_SIZE: tl.constexpr):
     """Power sums of the tilt, float64, in every block of this split; beta: (NUM_POINTS,).
 
     column: of `step_sums`.
     """
     columns = column + tl.arange(0, NUM_POINTS)
-    for block in range(row.split, row.num_blocks, NUM_SPLITS):
+    for block in range(row.split, row.num_blocks, row.num_splits):
         risky = risky_bits(row, block, BLOCK_SIZE)
         safe = safe_bits(row, block, BLOCK_SIZE)
         is_shared, tilt = shared_bits(safe, risky)

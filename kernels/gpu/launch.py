@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -126,6 +127,11 @@ def resident_splits(num_requests: int, vocab_size: int, device: torch.device) ->
     if device.type != "cuda":
         return 1
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return splits_of(num_requests, vocab_size, num_processors)
+
+
+def splits_of(num_requests: int, vocab_size: int, num_processors: int) -> int:
+    """The same on a device of so many multiprocessors."""
     num_blocks = -(-vocab_size // block_size(vocab_size))
     return min(num_blocks, max(1, num_processors // num_requests))
 
@@ -144,6 +150,14 @@ def check_device(device: torch.device) -> None:
         )
 
 
+def launching_on(device: torch.device) -> AbstractContextManager[None]:
+    """The context of a launch: Triton runs kernels on the current device, wherever the tensors are.
+
+    device: that of the tensors.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def launch(
     risky_logits: Tensor,
     safe_logits: Tensor,
@@ -156,8 +170,8 @@ def launch(
     Raises: ValueError for CPU tensors outside the interpreter.
     """
     check_device(risky_logits.device)
-    # Where programs run one after another, none may wait for a later one.
-    if memory.num_splits > 1 and risky_logits.device.type != "cuda":
+    # The interpreter runs programs one after another, so none may wait for a later one.
+    if memory.num_splits > 1 and is_interpreted():
         for position in range(memory.num_positions):
             _launch_phases(risky_logits, safe_logits, memory, inputs, constants, position)
     else:
@@ -198,33 +212,34 @@ def _launch(
     span: tuple[int, int, int],
 ) -> None:
     first_position, last_position, first_step = span
-    kernel.walk_kernel[(memory.num_splits, memory.num_requests)](
-        risky_logits,
-        safe_logits,
-        *risky_logits.stride(),
-        *safe_logits.stride(),
-        **inputs,
-        facts_ptr=memory.facts,
-        flags_ptr=memory.flags.view(torch.uint8),
-        tokens_ptr=memory.token_ids,
-        walks_ptr=memory.walks,
-        records_ptr=memory.records,
-        table_ptr=memory.tables,
-        counters_ptr=memory.counters,
-        vocab_size=memory.vocab_size,
-        num_blocks=memory.num_blocks,
-        num_positions=memory.num_positions,
-        first_position=first_position,
-        last_position=last_position,
-        first_step=first_step,
-        **constants,
-        PHASE=phase,
-        BLOCK_SIZE=memory.block_size,
-        NUM_SLOTS=memory.num_slots,
-        NUM_SPLITS=memory.num_splits,
-        num_warps=memory.num_warps,
-        launch_cooperative_grid=memory.num_splits > 1,
-    )
+    with launching_on(risky_logits.device):
+        kernel.walk_kernel[(memory.num_requests, memory.num_splits)](
+            risky_logits,
+            safe_logits,
+            *risky_logits.stride(),
+            *safe_logits.stride(),
+            **inputs,
+            facts_ptr=memory.facts,
+            flags_ptr=memory.flags.view(torch.uint8),
+            tokens_ptr=memory.token_ids,
+            walks_ptr=memory.walks,
+            records_ptr=memory.records,
+            table_ptr=memory.tables,
+            counters_ptr=memory.counters,
+            vocab_size=memory.vocab_size,
+            num_blocks=memory.num_blocks,
+            num_splits=memory.num_splits,
+            num_positions=memory.num_positions,
+            first_position=first_position,
+            last_position=last_position,
+            first_step=first_step,
+            **constants,
+            PHASE=phase,
+            BLOCK_SIZE=memory.block_size,
+            NUM_SLOTS=memory.num_slots,
+            num_warps=memory.num_warps,
+            launch_cooperative_grid=memory.num_splits > 1,
+        )
 
 
 def launch_walk(

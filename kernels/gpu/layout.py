@@ -28,6 +28,7 @@ class Row(NamedTuple):
     table: Any
     split: Any
     """Which of the programs that share the row this one is."""
+    num_splits: Any
     vocab_size: Any
     num_blocks: Any
 
@@ -161,16 +162,16 @@ def load_records(row, columns, other, NUM_SLOTS: tl.constexpr):
 
 
 @triton.jit
-def request_barrier(counter_ptr, NUM_SPLITS: tl.constexpr):
-    """Wait until all NUM_SPLITS programs of the request have come here.
+def request_barrier(counter_ptr, num_splits):
+    """Wait until all programs of the request have come here.
 
     counter_ptr: int64, counts arrivals for ever (2**63 are out of reach), so that replaying a CUDA
     graph needs no reset. The launch must be cooperative: every program must be resident.
     """
     tl.debug_barrier()  # all threads' stores precede the arrival of the program
-    if NUM_SPLITS > 1:
+    if num_splits > 1:
         arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
-        target = (arrived // NUM_SPLITS + 1) * NUM_SPLITS
+        target = (arrived // num_splits + 1) * num_splits
         while tl.atomic_add(counter_ptr, 0, sem="acquire") < target:
             pass
         tl.debug_barrier()  # no thread goes on before the one that waited

@@ -123,9 +123,9 @@ def log2_ratio(row, tilt):
 
 
 @triton.jit
-def measure_residual(row, BLOCK_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr):
+def measure_residual(row, BLOCK_SIZE: tl.constexpr):
     """Mass of (p* - p_s)+ in every block of this split, in units of the largest safe weight."""
-    for block in range(row.split, row.num_blocks, NUM_SPLITS):
+    for block in range(row.split, row.num_blocks, row.num_splits):
         weights = _weights(row, block, RESIDUAL, BLOCK_SIZE)
         store_record(row, RESIDUAL_MASS, block, tl.sum(weights, 0))
 
@@ -161,9 +161,7 @@ def row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS: tl.
 
 
 @triton.jit
-def draft(
-    row, first, second, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr, NUM_SPLITS: tl.constexpr
-):
+def draft(row, first, second, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
     """Draw the safe model's token by u1 and see by u2 whether it stands; returns whether it does.
 
     Nothing is drawn in a row that is not valid; it counts as kept.
@@ -177,7 +175,7 @@ def draft(
     tl.store(row.facts + DRAFT, token.to(tl.float64))
     tl.store(row.facts + IS_KEPT, is_kept.to(tl.float64))
     if not is_kept:
-        measure_residual(row, BLOCK_SIZE, NUM_SPLITS)
+        measure_residual(row, BLOCK_SIZE)
     tl.debug_barrier()  # DRAFT, IS_KEPT and the residual, before drawn_token reads them
     return is_kept
 

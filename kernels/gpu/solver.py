@@ -95,12 +95,12 @@ def begin_scale(row):
 
 
 @triton.jit
-def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr):
+def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr):
     """Safe weight where the tilt is at least `cut`, and the risky weight elsewhere with its peak.
 
     The peak is the block's own: what is left of the risky model may lie far below its favourites.
     """
-    for block in range(row.split, row.num_blocks, NUM_SPLITS):
+    for block in range(row.split, row.num_blocks, row.num_splits):
         risky = risky_bits(row, block, BLOCK_SIZE)
         safe = safe_bits(row, block, BLOCK_SIZE)
         is_shared, tilt = shared_bits(safe, risky)
@@ -211,9 +211,7 @@ def open_row(row, NUM_SLOTS: tl.constexpr, IS_MAX: tl.constexpr):
 
 
 @triton.jit
-def search_beta(
-    row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr, NUM_SPLITS: tl.constexpr
-):
+def search_beta(row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
     """Enter the last step's points, then measure the next ones; returns whether none are needed."""
     slot = NUM_ESTIMATES + step * NUM_POINTS
     slots = row.table + BETA * TABLE_SIZE + tl.arange(0, NUM_POINTS)
@@ -228,15 +226,13 @@ def search_beta(
         tl.store(row.facts + NUM_STEPS, step.to(tl.float64))
     else:
         tl.store(slots + slot, beta)
-        measure_points(row, step_sums(step), beta, BLOCK_SIZE, NUM_SPLITS)
+        measure_points(row, step_sums(step), beta, BLOCK_SIZE)
     tl.debug_barrier()  # the betas, before the next step reads them
     return is_over
 
 
 @triton.jit
-def search_scale(
-    row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr, NUM_SPLITS: tl.constexpr
-):
+def search_scale(row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
     """As `search_beta`, for the offset of the clipped law."""
     is_over = step < 0
     if step > 0:
@@ -247,7 +243,7 @@ def search_scale(
         tl.store(row.facts + NUM_STEPS, step.to(tl.float64))
     else:
         cut = clip_ceiling(row) - tl.load(row.table + step)
-        measure_cut(row, step_sums(step), cut, BLOCK_SIZE, NUM_SPLITS)
+        measure_cut(row, step_sums(step), cut, BLOCK_SIZE)
     tl.debug_barrier()  # NUM_STEPS, before a launch of the next phase reads it
     return is_over
 
@@ -258,14 +254,13 @@ def search_step(
     step,
     BLOCK_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     IS_MAX: tl.constexpr,
 ):
     """One step of the solver of this divergence; returns whether another one is needed."""
     if IS_MAX:
-        is_over = search_scale(row, step, BLOCK_SIZE, NUM_SLOTS, NUM_SPLITS)
+        is_over = search_scale(row, step, BLOCK_SIZE, NUM_SLOTS)
     else:
-        is_over = search_beta(row, step, BLOCK_SIZE, NUM_SLOTS, NUM_SPLITS)
+        is_over = search_beta(row, step, BLOCK_SIZE, NUM_SLOTS)
     return ~is_over
 
 

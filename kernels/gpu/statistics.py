@@ -48,7 +48,6 @@ def measure_statistics(
     risky_peak,
     safe_peak,
     BLOCK_SIZE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     IS_MAX: tl.constexpr,
 ):
     """Peaks and masses of every block of this split, relative to the block's own largest logits.
@@ -56,7 +55,7 @@ def measure_statistics(
     risky_peak, safe_peak: -inf at first. If `finite_masks` then finds any, the row is measured
     again with its peaks, below which masks are known by their distance.
     """
-    for block in range(row.split, row.num_blocks, NUM_SPLITS):
+    for block in range(row.split, row.num_blocks, row.num_splits):
         risky = read_logits(row.risky, row.risky_stride, block, row.vocab_size, BLOCK_SIZE)
         safe = read_logits(row.safe, row.safe_stride, block, row.vocab_size, BLOCK_SIZE)
         is_bad = (risky != risky) | (safe != safe) | (risky == INF) | (safe == INF)

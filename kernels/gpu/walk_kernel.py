@@ -116,7 +116,12 @@ DRAW = tl.constexpr(1)
 SCORE = tl.constexpr(2)
 
 
-@triton.jit
+# Loops and barriers alone ask for these: every value of them shares one compilation, but for a
+# single split, which needs no barrier.
+@triton.jit(
+    do_not_specialize=("num_positions", "first_position", "last_position", "first_step"),
+    do_not_specialize_on_alignment=("num_splits",),
+)
 def walk_kernel(
     risky_ptr,
     safe_ptr,
@@ -140,6 +145,7 @@ def walk_kernel(
     counters_ptr,
     vocab_size,
     num_blocks,
+    num_splits,
     num_positions,
     first_position,
     last_position,
@@ -151,11 +157,10 @@ def walk_kernel(
     HAS_SEEDS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
 ):
-    """Grid (NUM_SPLITS, requests). Every program of a request computes the same scalars and writes
+    """Grid (requests, num_splits). Every program of a request computes the same scalars and writes
     the same bits, so that no program waits for another's decision; only sums cross programs."""
-    split, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    request, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     counter_ptr = counters_ptr + request
     walk_ptr = walks_ptr + request * 2 * (num_positions + 1)
     for index in range(first_position, last_position):
@@ -172,6 +177,7 @@ def walk_kernel(
             records_ptr + row_index * NUM_RECORDS * num_blocks,
             table_ptr + row_index * NUM_COLUMNS * TABLE_SIZE,
             split,
+            num_splits,
             vocab_size,
             num_blocks,
         )
@@ -192,15 +198,15 @@ def walk_kernel(
                 else:
                     budget = rounded_down(tl.load(budget_ptr + row_index).to(tl.float64))
                 tl.store(row.facts + BUDGET, budget)
-                measure_statistics(row, -INF, -INF, BLOCK_SIZE, NUM_SPLITS, IS_MAX)
+                measure_statistics(row, -INF, -INF, BLOCK_SIZE, IS_MAX)
             if PHASE == ALL:
-                request_barrier(counter_ptr, NUM_SPLITS)
+                request_barrier(counter_ptr, num_splits)
             if (PHASE == ALL) | (PHASE == MASKS):
                 has_masks, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
                 if has_masks:
-                    measure_statistics(row, risky_peak, safe_peak, BLOCK_SIZE, NUM_SPLITS, IS_MAX)
+                    measure_statistics(row, risky_peak, safe_peak, BLOCK_SIZE, IS_MAX)
                     if PHASE == ALL:
-                        request_barrier(counter_ptr, NUM_SPLITS)
+                        request_barrier(counter_ptr, num_splits)
 
             # 3. The search, one pass over the vocabulary a step.
             step = first_step
@@ -208,13 +214,13 @@ def walk_kernel(
                 if step == 0:
                     open_row(row, NUM_SLOTS, IS_MAX)
                 if tl.load(row.facts + NUM_STEPS) == SEARCHING:
-                    search_step(row, step, BLOCK_SIZE, NUM_SLOTS, NUM_SPLITS, IS_MAX)
+                    search_step(row, step, BLOCK_SIZE, NUM_SLOTS, IS_MAX)
             if PHASE == ALL:
                 is_searching = open_row(row, NUM_SLOTS, IS_MAX)
                 while is_searching:
-                    is_searching = search_step(row, step, BLOCK_SIZE, NUM_SLOTS, NUM_SPLITS, IS_MAX)
+                    is_searching = search_step(row, step, BLOCK_SIZE, NUM_SLOTS, IS_MAX)
                     if is_searching:
-                        request_barrier(counter_ptr, NUM_SPLITS)
+                        request_barrier(counter_ptr, num_splits)
                         step += 1
 
             # 4. The law, the draft, and the masses of the residual if the draft is not kept.
@@ -226,10 +232,10 @@ def walk_kernel(
                     first, second, _ = row_uniforms(
                         row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS
                     )
-                    is_kept = draft(row, first, second, BLOCK_SIZE, NUM_SLOTS, NUM_SPLITS)
+                    is_kept = draft(row, first, second, BLOCK_SIZE, NUM_SLOTS)
                     if PHASE == ALL:
                         if not is_kept:
-                            request_barrier(counter_ptr, NUM_SPLITS)
+                            request_barrier(counter_ptr, num_splits)
 
             # 5. The token, its log-probabilities, and whether the next row is reached.
             if (PHASE == ALL) | (PHASE == FINISH):
@@ -244,7 +250,7 @@ def walk_kernel(
                 if MODE != SOLVE:
                     store_token(row, tokens_ptr + row_index, token)
                 is_going = tl.load(row.flags + IS_VALID) > 0
-                if MODE == DRAW:
+                if (MODE == DRAW) & (given_ptr is not None):
                     if position + 1 < num_positions:
                         drafts = given_ptr + request * (num_positions - 1)
                         is_going &= tl.load(drafts + position) == token

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import check_device
+from .launch import check_device, launching_on
 
 # B requests, V vocabulary.
 
@@ -26,20 +26,21 @@ def launched_warping(
     check_device(risky_logits.device)
     num_rows, vocab_size = risky_logits.shape
     warped = torch.empty(2, num_rows, vocab_size, dtype=torch.float32, device=risky_logits.device)
-    grid = (triton.cdiv(vocab_size, BLOCK_SIZE), num_rows)
-    _warp_kernel[grid](
-        risky_logits,
-        safe_logits,
-        *risky_logits.stride(),
-        *safe_logits.stride(),
-        seen.contiguous().view(torch.uint8),
-        penalty.contiguous(),
-        temperature.contiguous(),
-        warped[0],
-        warped[1],
-        vocab_size,
-        BLOCK_SIZE=BLOCK_SIZE,
-    )
+    grid = (num_rows, triton.cdiv(vocab_size, BLOCK_SIZE))
+    with launching_on(risky_logits.device):
+        _warp_kernel[grid](
+            risky_logits,
+            safe_logits,
+            *risky_logits.stride(),
+            *safe_logits.stride(),
+            seen.contiguous().view(torch.uint8),
+            penalty.contiguous(),
+            temperature.contiguous(),
+            warped[0],
+            warped[1],
+            vocab_size,
+            BLOCK_SIZE=BLOCK_SIZE,
+        )
     return warped[0], warped[1]
 
 
@@ -59,8 +60,8 @@ def _warp_kernel(
     vocab_size,
     BLOCK_SIZE: tl.constexpr,
 ):
-    row = tl.program_id(1).to(tl.int64)
-    tokens = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE).to(tl.int64)
     inside = tokens < vocab_size
     penalty, temperature = tl.load(penalty_ptr + row), tl.load(temperature_ptr + row)
     is_seen = tl.load(seen_ptr + row * vocab_size + tokens, mask=inside, other=0) > 0

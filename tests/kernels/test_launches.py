@@ -1,0 +1,119 @@
+"""How kernels are launched: on the device of their tensors, with grids that no batch outgrows."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from anchored.kernels import decode_attention as attention
+from anchored.kernels.accounts import NUM_FIELDS
+from anchored.kernels.gpu import interval_sums, launch, walk_kernel, warping
+from anchored.kernels.interval_sums import interval_log_sums
+from anchored.kernels.projection import project_kl
+from anchored.kernels.walk import score, walk
+from anchored.kernels.warping import warped_logits
+
+SECOND = torch.device("cuda:1")
+MAX_ROWS = 65_535
+"""The most that a grid may have along its second and third side."""
+
+
+class OnSecond(torch.Tensor):
+    """A CPU tensor that says it is on the second device."""
+
+    device, is_cuda = SECOND, True
+
+
+class SecondDevice(TorchFunctionMode):
+    """Makes what is made there on the CPU, and say that it is there."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        cpu = torch.device("cpu")
+        args = [cpu if isinstance(each, torch.device) else each for each in args]
+        kwargs = {k: cpu if k == "device" else v for k, v in (kwargs or {}).items()}
+        result = function(*args, **kwargs)
+        return result.as_subclass(OnSecond) if isinstance(result, torch.Tensor) else result
+
+
+class Recorder:
+    """A kernel that notes the grid and the current device of each launch."""
+
+    def __init__(self):
+        self.launches, self.current = [], torch.device("cuda:0")
+
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: self.launches.append((grid, self.current))
+
+    @contextmanager
+    def device(self, device):
+        before, self.current = self.current, device
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """In place of every kernel, on a machine with two devices of 132 multiprocessors."""
+    found = Recorder()
+    monkeypatch.setattr(torch.cuda, "device", found.device)
+    monkeypatch.setattr(launch, "is_interpreted", lambda: False)
+    monkeypatch.setattr(
+        launch, "resident_splits", lambda rows, size, device: launch.splits_of(rows, size, 132)
+    )
+    for module, name in (
+        (walk_kernel, "walk_kernel"),
+        (warping, "_warp_kernel"),
+        (interval_sums, "interval_log_sums_kernel"),
+        (attention, "split_kernel"),
+        (attention, "sum_kernel"),
+    ):
+        monkeypatch.setattr(module, name, found)
+    with SecondDevice():
+        yield found
+
+
+def ones(*shape, dtype=torch.float32):
+    return torch.ones(*shape, dtype=dtype, device=SECOND)
+
+
+def projected(num_rows):
+    project_kl(ones(num_rows, 40), ones(num_rows, 40), ones(num_rows), backend="triton")
+
+
+def walked(num_rows):
+    accounts = ones(num_rows, NUM_FIELDS, dtype=torch.float64)
+    logits, long = ones(num_rows, 2, 40), torch.int64
+    walk(
+        *(logits, logits),
+        accounts=accounts,
+        uniform=ones(num_rows, dtype=long),
+        drafts=ones(num_rows, 1, dtype=long),
+    )
+    score(logits, logits, ones(num_rows, 2, dtype=long), accounts=accounts)
+
+
+def warped(num_rows):
+    rows, seen = ones(num_rows, 40), ones(num_rows, 40, dtype=torch.bool)
+    warped_logits(rows, rows, seen, ones(num_rows), ones(num_rows))
+
+
+def summed(num_rows):
+    places = ones(num_rows, 1, 3, dtype=torch.int32)
+    interval_log_sums(ones(2, 40), places[..., 0], ones(num_rows, 1).double(), places, places)
+
+
+def attended(num_rows):
+    query, keys = ones(num_rows, 4, 1, 16), ones(num_rows, 2, 70, 16)
+    places = ones(num_rows, 1, dtype=torch.int64)
+    attention.decode_attention(query, keys, keys, places, num_splits=2)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, MAX_ROWS + 1])
+@pytest.mark.parametrize("use", [projected, walked, warped, summed, attended])
+def test_kernels_run_where_their_tensors_are_in_grids_for_any_batch(use, num_rows, recorder):
+    use(num_rows)
+    assert recorder.launches
+    for grid, device in recorder.launches:
+        assert device == SECOND
+        assert all(side <= MAX_ROWS for side in grid[1:])
