@@ -33,23 +33,15 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 import anchored
-from anchored.kernels.gpu import launch
 
 DEVICE = torch.device("cuda:0")
-PROPERTIES = SimpleNamespace(
-    name="NVIDIA H200 (fake)",
-    multi_processor_count=132,
-    total_memory=141 << 30,
-    major=9,
-    minor=0,
-    max_threads_per_multi_processor=2048,
-    warp_size=32,
-)
+TOTAL_MEMORY = 141 << 30
 MOST_GRID_ROWS = 65_535
 """CUDA's limit of a grid in y and z."""
 
 ROOT = Path(anchored.__file__).parent
 aten = torch.ops.aten
+READS = {aten._local_scalar_dense, aten.item, aten.is_nonzero}
 DEPENDENT_SHAPES = {
     aten.nonzero,
     aten.masked_select,
@@ -69,7 +61,14 @@ INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 class FakeDevice:
     """What happened on the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_processors: int) -> None:
+        self.properties = SimpleNamespace(
+            name="NVIDIA H200 (fake)",
+            multi_processor_count=num_processors,
+            total_memory=TOTAL_MEMORY,
+            major=9,
+            minor=0,
+        )
         self.waits: Counter[str] = Counter()
         """By what was asked and where: file:line of the innermost frames of the package."""
         self.launches: Counter[str] = Counter()
@@ -163,21 +162,19 @@ class _Operations(TorchDispatchMode):
         if not ours and not is_cuda(target):
             return func(*args, **kwargs)
         goes_away = func.overloadpacket is aten._to_copy and target and not is_cuda(target)
-        self._check(func.overloadpacket, args, tensors, len(ours), target)
+        self._check(func, args, tensors, len(ours), target)
         result = func(*args, **kwargs)
         if not goes_away:
             # What is written to host memory stays there.
             self._keep(func, args, kwargs, result)
         return result
 
-    def _check(
-        self, packet: Any, args: Any, tensors: list[Any], num_ours: int, target: Any
-    ) -> None:
-        device = self.device
-        if packet is aten._local_scalar_dense:
-            device.wait("item")
-        if packet in DEPENDENT_SHAPES:
-            device.wait(str(packet))
+    def _check(self, func: Any, args: Any, tensors: list[Any], num_ours: int, target: Any) -> None:
+        packet = func.overloadpacket
+        if packet in READS:
+            self.device.wait("item")
+        if packet in DEPENDENT_SHAPES or func is aten.where.default:
+            self.device.wait(str(packet))
         if packet in COPIES:
             self._check_copy(packet, args, target)
         elif packet in INDEXED:
@@ -357,6 +354,8 @@ def _grid_executor(device: FakeDevice) -> type[interpreter.GridExecutor]:
                 raise ValueError(f"pointer argument of {name} cannot be accessed: it is on the CPU")
             if max((1, *grid[1:])) > MOST_GRID_ROWS or min(grid) < 1:
                 raise RuntimeError(f"Triton Error [CUDA]: invalid argument: grid {grid} of {name}")
+            if kwargs.get("launch_cooperative_grid") and grid[0] > 1:
+                raise RuntimeError(f"{name}: programs that run in turn cannot wait for each other")
             run = super().__call__
 
             def launched(*given: Any, **named: Any) -> None:
@@ -441,10 +440,10 @@ def _cuda_names(device: FakeDevice) -> dict[str, Any]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda index: None,
-        "get_device_properties": lambda *_: PROPERTIES,
-        "get_device_name": lambda *_: PROPERTIES.name,
-        "get_device_capability": lambda *_: (PROPERTIES.major, PROPERTIES.minor),
-        "mem_get_info": lambda *_: (PROPERTIES.total_memory - (1 << 30), PROPERTIES.total_memory),
+        "get_device_properties": lambda *_: device.properties,
+        "get_device_name": lambda *_: device.properties.name,
+        "get_device_capability": lambda *_: (device.properties.major, device.properties.minor),
+        "mem_get_info": lambda *_: (TOTAL_MEMORY - (1 << 30), TOTAL_MEMORY),
         "max_memory_allocated": lambda *_: 0,
         "memory_allocated": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None,
@@ -463,9 +462,12 @@ def _cuda_names(device: FakeDevice) -> dict[str, Any]:
 
 
 @contextmanager
-def fake_cuda() -> Iterator[FakeDevice]:
-    """One device for the block; tensors that say they are on it are not to be used behind it."""
-    device = FakeDevice()
+def fake_cuda(num_processors: int = 132) -> Iterator[FakeDevice]:
+    """One device for the block; tensors that say they are on it are not to be used behind it.
+
+    num_processors: with one, kernels share no row among programs, which takes the least time.
+    """
+    device = FakeDevice(num_processors)
     attributes = {
         "device": lambda t: DEVICE if is_on_device(t) else torch._C.TensorBase.device.__get__(t),
         "is_cuda": is_on_device,
@@ -477,8 +479,6 @@ def fake_cuda() -> Iterator[FakeDevice]:
         for name, getter in attributes.items():
             stack.enter_context(patch.object(Tensor, name, property(getter), create=True))
         stack.enter_context(patch.object(interpreter, "GridExecutor", _grid_executor(device)))
-        # A program of the interpreter cannot wait for a later one.
-        stack.enter_context(patch.object(launch, "resident_splits", lambda *_: 1))
         stack.enter_context(_Methods(device))
         stack.enter_context(_Operations(device))
         yield device

@@ -14,7 +14,7 @@ KEPT_BY_NOBODY = "a replay touches memory that was freed after the capture"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor by its address: a storage, kept alive only if it is the graph's own or the host's."""
+    """A tensor by its address; its storage is kept only if it is the graph's own or the host's."""
 
     storage: Callable[[], Any]
     dtype: torch.dtype

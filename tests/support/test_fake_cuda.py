@@ -81,6 +81,7 @@ WAITS = {
     "nonzero": lambda x: x.nonzero(),
     "where": lambda x: torch.where(x > 0),
     "masked_select": lambda x: x.masked_select(x > 0),
+    "number of the device as an index": lambda x: torch.zeros(3)[x[0].long()],
     "boolean index": lambda x: x[x > 0],
     "boolean index written to": lambda x: x.__setitem__(x > 0, 1.0),
     "unique": lambda x: x.unique(),
@@ -94,7 +95,6 @@ WAITS = {
     "pageable upload": lambda x: torch.zeros(3).to("cuda"),
     "pageable upload, not blocking": lambda x: torch.zeros(3).to("cuda", non_blocking=True),
     "pinned upload, blocking": lambda x: torch.zeros(3).pin_memory().to("cuda"),
-    "module": lambda x: nn.Linear(1, 1, bias=False).to("cuda"),
     "copy from the host": lambda x: x.copy_(torch.zeros(3)),
     "part from the host": lambda x: x.__setitem__(slice(1), torch.zeros(1)),
     "index by a list": lambda x: x[[0, 1]],
@@ -102,8 +102,14 @@ WAITS = {
 }
 
 
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference"])
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-def test_a_wait_is_counted_and_refused_in_a_capture(device, wait):
+def test_a_wait_is_counted_and_refused_in_a_capture(device, wait, inference):
+    with torch.inference_mode(inference):
+        _assert_waits(device, wait)
+
+
+def _assert_waits(device, wait):
     values = torch.ones(3, device="cuda")
     with device.counted() as waits:
         wait(values)
@@ -183,6 +189,8 @@ def test_kernels_are_refused_what_they_cannot_reach(device):
         _doubled_kernel[(1,)](ours, host, 3, BLOCK=4)
     with pytest.raises(RuntimeError, match="invalid argument"):
         _doubled_kernel[(1, 65_536)](ours, ours, 3, BLOCK=4)
+    with pytest.raises(RuntimeError, match="cannot wait for each other"):
+        _doubled_kernel[(2,)](ours, ours, 3, BLOCK=4, launch_cooperative_grid=True)
 
 
 def test_branches_of_a_capture_begin_in_it_and_are_joined(device):
