@@ -16,6 +16,7 @@ It knows nothing of time, of other streams' races and of other numbers than the 
 
 import sys
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -96,6 +97,16 @@ class FakeDevice:
         if self.sync_debug_mode == "error":
             raise RuntimeError(f"called a synchronizing CUDA operation: {what} {here()}")
 
+    def as_kernel(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A definition in torch in place of a kernel that the interpreter takes long for."""
+
+        def computed(*args: Any, **kwargs: Any) -> Tensor:
+            self.launches[function.__name__] += 1
+            with self.passive():
+                return to_device(function(*args, **kwargs))
+
+        return computed
+
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
         """The waits of a block, full once it has ended."""
@@ -123,6 +134,10 @@ def here() -> str:
     return " < ".join(places)
 
 
+_storages: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Memory of the device."""
+
+
 def is_on_device(tensor: Tensor) -> bool:
     try:
         return getattr(tensor.untyped_storage(), "is_on_fake_cuda", False)
@@ -132,7 +147,9 @@ def is_on_device(tensor: Tensor) -> bool:
 
 def to_device(tensor: Tensor) -> Tensor:
     """The same tensor, from now on one of the device."""
-    tensor.untyped_storage().is_on_fake_cuda = True
+    storage = tensor.untyped_storage()
+    storage.is_on_fake_cuda = True
+    _storages.add(storage)
     return tensor
 
 
@@ -445,7 +462,8 @@ def _cuda_names(device: FakeDevice) -> dict[str, Any]:
         "get_device_capability": lambda *_: (device.properties.major, device.properties.minor),
         "mem_get_info": lambda *_: (TOTAL_MEMORY - (1 << 30), TOTAL_MEMORY),
         "max_memory_allocated": lambda *_: 0,
-        "memory_allocated": lambda *_: 0,
+        "memory_allocated": lambda *_: sum(storage.nbytes() for storage in set(_storages)),
+        "graph_pool_handle": lambda: (0, 0),
         "reset_peak_memory_stats": lambda *_: None,
         "manual_seed_all": lambda seed: None,
         "empty_cache": lambda: None,
