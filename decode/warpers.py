@@ -32,7 +32,8 @@ class Warpers:
         """banned_token_ids: get no probability, before anything is truncated."""
         self.config = config
         self.stop_token_ids = sorted(stop_token_ids)
-        self._banned = list(banned_token_ids)
+        self._token_ids = torch.tensor(self.stop_token_ids, dtype=torch.int64)
+        self._banned = torch.tensor(list(banned_token_ids), dtype=torch.int64)
         self._truncations = list(_truncations(config))
 
     def __call__(self, logits: Tensor, seen: Seen) -> Tensor:
@@ -65,8 +66,9 @@ class Warpers:
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 scores = torch.from_numpy(values / divisor)
                 scores.numpy()[seen] = self._penalised(values[seen], np.where) / divisor
-        if self._banned:
-            scores[:, self._banned] = float("-inf")
+        self._send(scores.device)
+        if len(self._banned) > 0:
+            scores.index_fill_(1, self._banned, float("-inf"))
         for truncate in self._truncations:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)
@@ -76,6 +78,11 @@ class Warpers:
         """The token itself, or the end symbol for any stop token."""
         return self.stop_token_ids[0] if token_id in self.stop_token_ids else token_id
 
+    def _send(self, device: torch.device) -> None:
+        # Once: indices that lie elsewhere make every step wait for the device.
+        if self._banned.device != device:
+            self._token_ids, self._banned = self._token_ids.to(device), self._banned.to(device)
+
     def _penalised(self, scores: Any, where: Callable[..., Any]) -> Any:
         """Scores of seen tokens, in torch or numpy."""
         penalty = self.config.repetition_penalty
@@ -84,8 +91,8 @@ class Warpers:
     def _merge_end_symbols(self, scores: Tensor) -> None:
         if len(self.stop_token_ids) < 2:
             return
-        merged = scores[:, self.stop_token_ids].logsumexp(-1)
-        scores[:, self.stop_token_ids] = float("-inf")
+        merged = scores.index_select(1, self._token_ids).logsumexp(-1)
+        scores.index_fill_(1, self._token_ids, float("-inf"))
         scores[:, self.stop_token_ids[0]] = merged
 
 

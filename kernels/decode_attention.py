@@ -101,7 +101,7 @@ def _split(
             query,
             key,
             value,
-            rows,
+            rows.contiguous(),
             positions.contiguous(),
             partial,
             peak,

@@ -88,6 +88,9 @@ class Projection:
     accepted: Tensor | None
     """(B,) bool: the token is the safe model's own draw; None if no uniforms were given."""
     law: Law
+    stored_log_probs: tuple[Tensor, Tensor] | None = None
+    """log p* and log p_s of `token_ids`, (B,) float64 nats each, NaN where not valid, if drawing
+    has found them: they cost nothing then."""
 
     def log_probs(self) -> Tensor:
         """log p* of every token.
@@ -120,6 +123,8 @@ def _check_token_ids(token_ids: Tensor, shape: torch.Size) -> None:
         raise ValueError(
             f"token_ids must be ({num_rows},) int64, got {tuple(token_ids.shape)} {token_ids.dtype}"
         )
+    if token_ids.device.type != "cpu":
+        return  # to look at them would be to wait for the device
     if num_rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
         raise ValueError(
             f"token_ids must be in [0, {vocab_size}), "

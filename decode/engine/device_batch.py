@@ -1,7 +1,8 @@
 """A batch that decodes on the device and is looked at by the host every few steps."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from ...kernels.accounts import new_accounts
 from ..ledger import LedgerStep
 from ..levels.level import Level
+from ..models.model_pair import ModelPair
 from ..models.row_stream import RowStream
 from ..rules.anchored import Anchored
 from ..settings import SamplingConfig
@@ -24,19 +26,29 @@ NUM_TIMED = 5
 """Replays by which graphs are compared."""
 
 
+WAYS = (False, True)
+"""Whether forwards overlap: each way is captured, and the faster one is kept."""
+
+
 class CapturedStep:
     """A call replays the kernels that one call of `step` launched: one launch from the host.
 
-    `step` runs a few times first, so no row may hold a request then. Its tensors must stay where
-    they are as long as this object lives.
+    `step` runs a few times first, so no row may hold a request then. A graph knows addresses alone:
+    `step` is kept, and has to keep every tensor that it reads or writes where it is.
     """
 
-    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self,
+        step: Callable[[], None],
+        device: torch.device,
+        pool: "torch.cuda._POOL_HANDLE | None" = None,
+    ) -> None:
+        """pool: memory that graphs share of which no two run at once, see `graph_pool_handle`."""
+        self._step, self._device = step, device
         with torch.cuda.device(device):
             _warm_up(step)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph, pool=pool):
                 step()
 
     def __call__(self) -> None:
@@ -69,7 +81,10 @@ def _warm_up(step: Callable[[], None]) -> None:
 
 
 CAPACITY_STEP = 256
-"""Columns by which capacities differ, so that batches of similar lengths can use one graph."""
+"""Columns by which capacities differ at least, so that batches of similar lengths can use one."""
+
+ROWS_STEP = 16
+"""Rows by which batches differ beyond this number; up to it they are powers of two."""
 
 
 class DeviceBatch(PairedBatch):
@@ -77,8 +92,9 @@ class DeviceBatch(PairedBatch):
 
     `step` makes a few steps, then reads what was drawn. Tokens drawn after the end of a request (a
     stop string, which only the host can see) are dropped: they are in no ledger. A graph for each
-    length of a draft is captured once, so a batch that is empty again is worth keeping. Requests
-    that may spend nothing yet are like the others: all their drafts are kept.
+    length of a draft is captured once, so a batch that is empty again is worth keeping, and it has
+    some rows and columns more than asked for, so that others can use it. Requests that may spend
+    nothing yet are like the others: all their drafts are kept.
     """
 
     rule: Anchored
@@ -100,22 +116,50 @@ class DeviceBatch(PairedBatch):
         """
         self._length = DraftLength(draft_lengths)
         columns = self._columns(max_length)
-        super().__init__(level, rule, sampling, num_rows=num_rows, max_length=columns)
+        super().__init__(level, rule, sampling, num_rows=rows_for(num_rows), max_length=columns)
         self._state_on_device = self._open()
+        self._weights = _weights(self.pair)
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         self._runs = {length: self._runnable(length) for length in draft_lengths}
-        self.warp_by(sampling)
+        self.serve(sampling, num_rows)
+
+    @property
+    def draft_lengths(self) -> tuple[int, ...]:
+        """Those that a step may have."""
+        return tuple(self._runs)
+
+    @property
+    def free_rows(self) -> list[int]:
+        """Rows without a request, ascending, of as many as are served."""
+        return [row for row in super().free_rows if row < self._num_served]
 
     def fits(self, num_rows: int, max_length: int) -> bool:
-        """Whether this batch, empty again, can serve one of these sizes."""
-        stream = self.streams["safe"]
-        sizes = (len(self._states), stream.max_length)
-        return self.is_empty and sizes == (num_rows, self._columns(max_length))
+        """Whether this batch, empty again, can serve one of these sizes.
 
-    def warp_by(self, sampling: SamplingConfig) -> None:
-        """Use this penalty and temperature from the next step on."""
+        Not once a weight was changed, from which a backbone may have made its own.
+        """
+        has_rows = len(self._states) == rows_for(num_rows)
+        has_columns = self._columns(max_length) <= self.streams["safe"].max_length
+        return self.is_empty and has_rows and has_columns and _weights(self.pair) == self._weights
+
+    def serve(self, sampling: SamplingConfig, num_rows: int) -> None:
+        """From now on decode this many requests together, with this penalty and temperature."""
+        self._num_served = num_rows
         self.sampling = sampling
         self.warpers = self.level.warpers(sampling)
         self._state_on_device.warp_by(sampling)
+
+    @contextmanager
+    def trial(self, level: Level, rule: Anchored, num_drafts: int) -> Iterator[None]:
+        """Decode at another level by another rule of the same divergence, by one draft length."""
+        own = self.level, self.rule, self._length, self.sampling, self._num_served
+        self.level, self.rule, self._length = level, rule, DraftLength((num_drafts,))
+        self.serve(SamplingConfig(temperature=1.0), len(self._states))
+        try:
+            yield
+        finally:
+            self.level, self.rule, self._length, sampling, num_served = own
+            self.serve(sampling, num_served)
 
     @torch.inference_mode()
     def admit(self, requests: list[Request]) -> list[RequestState]:
@@ -162,8 +206,10 @@ class DeviceBatch(PairedBatch):
         if self._device.type != "cuda":
             return self._device_step(num_drafts, is_forked=False)
         captured = [
-            CapturedStep(self._device_step(num_drafts, is_forked=is_forked), self._device)
-            for is_forked in (False, True)
+            CapturedStep(
+                self._device_step(num_drafts, is_forked=is_forked), self._device, self._pool
+            )
+            for is_forked in WAYS
         ]
         return min(captured, key=CapturedStep.measured_ms)
 
@@ -238,8 +284,23 @@ class DeviceBatch(PairedBatch):
 
 
 def capacity_for(max_length: int) -> int:
-    """Columns of the storage for rows of up to `max_length` tokens."""
-    return -(-max_length // CAPACITY_STEP) * CAPACITY_STEP
+    """Columns of the storage for rows of up to `max_length` tokens: at most an eighth more, beyond
+    the smallest."""
+    step = max(CAPACITY_STEP, 1 << max(0, (max_length - 1).bit_length() - 3))
+    return -(-max_length // step) * step
+
+
+def rows_for(num_rows: int) -> int:
+    """Rows of a batch that serves so many requests together."""
+    if num_rows > ROWS_STEP:
+        return -(-num_rows // ROWS_STEP) * ROWS_STEP
+    return 1 << (num_rows - 1).bit_length()
+
+
+def _weights(pair: ModelPair) -> list[tuple[int, int]]:
+    """Changes when a weight is replaced or written to; tensors of inference count no versions."""
+    weights = (weight for model in pair.models.values() for weight in model.parameters())
+    return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
 
 
 def _steps_left(state: RequestState) -> int:

@@ -1,14 +1,11 @@
 """A few steps on the device against the same steps from the host."""
 
 import math
-from functools import partial
-from typing import Literal
 
 import torch
 
 from ..ledger import LedgerStep
 from ..levels.level import TokenLevel
-from ..models.model_pair import ModelPair
 from ..rules.anchored import Anchored
 from ..settings import SamplingConfig
 from .device_batch import DeviceBatch
@@ -28,29 +25,25 @@ NATS_PER_STEP = 4.0
 """A budget that lets the risky model through, so that its errors would show."""
 
 
-def largest_difference(
-    pair: ModelPair, divergence: Literal["kl", "max"], *, num_drafts: int
-) -> tuple[float, float]:
+def largest_difference(batch: DeviceBatch) -> tuple[float, float]:
     """(largest difference of a spend or a log-probability, what rounding explains), in nats.
 
-    Two rows of different lengths, NUM_STEPS tokens, as far as both draw the same tokens: past a
-    token at a boundary of the sampler, which rounding can decide, the rows have nothing in common.
-    num_drafts: of a step on the device.
+    Two texts of different lengths, in two rows where the batch has them, NUM_STEPS tokens with each
+    of its draft lengths, as far as both engines draw the same tokens: past a token at a boundary of
+    the sampler, which rounding can decide, the texts have nothing in common.
+    batch: empty, and so again afterwards.
     """
-    rule = Anchored(k=NATS_PER_STEP, divergence=divergence, debt="none")
+    pair, level = batch.pair, TokenLevel(batch.pair)
+    rule = Anchored(k=NATS_PER_STEP, divergence=batch.rule.divergence, debt="none")
     sampling = SamplingConfig(temperature=1.0)
-    drafting = partial(DeviceBatch, draft_lengths=(num_drafts,))
-    by_host, by_device = (
-        _steps(open_batch(TokenLevel(pair), rule, sampling, num_rows=2, max_length=_max_length()))
-        for open_batch in (PairedBatch, drafting)
-    )
-    pairs = zip(by_host, by_device, strict=True)
-    error = max(_difference(host, device) for host, device in pairs)
+    length = max(PROMPT_LENGTHS) + NUM_STEPS
+    by_host = _steps(PairedBatch(level, rule, sampling, num_rows=2, max_length=length))
+    error = 0.0
+    for num_drafts in batch.draft_lengths:
+        with batch.trial(level, rule, num_drafts):
+            pairs = zip(by_host, _steps(batch), strict=True)
+            error = max(error, *(_difference(host, device) for host, device in pairs))
     return error, TOLERANCE_NATS[pair.dtype]
-
-
-def _max_length() -> int:
-    return max(PROMPT_LENGTHS) + NUM_STEPS
 
 
 def _steps(batch: PairedBatch) -> list[list[LedgerStep]]:

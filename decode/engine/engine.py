@@ -1,6 +1,8 @@
 """Which engine decodes a batch: steps on the device where they can run, eager ones elsewhere."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
@@ -28,8 +30,8 @@ class Engine:
 
     "eager" draws a token a row and looks at it; "device" keeps steps on the device and raises
     ValueError where it cannot; "auto" is "device" on CUDA where that can and agrees with "eager".
-    One batch on the device is kept with its graph, and its memory, for calls of the same size.
-    Either can speculate.
+    A batch on the device is compared with eager steps when it is made, and kept with its graphs for
+    calls of like sizes, see `KeptBatches`. Either can speculate.
     """
 
     def __init__(
@@ -39,8 +41,8 @@ class Engine:
             raise ValueError(f'engine must be "auto", "eager" or "device", got {name!r}')
         self._speculation = Speculation.of(level, rule, speculate)
         self.level, self.rule, self.name = level, rule, name
-        self._kept: DeviceBatch | None = None
-        self._disagreement: str | None = None
+        self._kept = KeptBatches()
+        self._disagreement = ""
         self._logged: set[str] = set()
         if name == "device":
             _raise_if(pair_refusal(level, rule))
@@ -59,49 +61,33 @@ class Engine:
 
         Raises ValueError if the engine was asked for by name and cannot run or differs.
         """
+        sizes = (sampling, num_rows, max_length)
         if self.name == "device":
             self.check(sampling)
-            _raise_if(self._found_disagreement())
-        elif self.name == "eager" or self._logged_refusal(sampling):
-            return self._eager_batch(sampling, num_rows, max_length)
-        return self._device_batch(sampling, num_rows, max_length)
+            batch: PairedBatch | None = self._device_batch(*sizes)
+            _raise_if(self._disagreement)
+        elif self.name == "auto" and _is_on_cuda(self.level.pair):
+            batch = self._device_batch_or_reason(*sizes)
+        else:
+            batch = None
+        return self._eager_batch(*sizes) if batch is None else batch
 
-    def _logged_refusal(self, sampling: SamplingConfig) -> str:
-        """Why "auto" decodes eagerly, "" if it does not; each reason is logged once."""
-        if not _is_on_cuda(self.level.pair):
-            return "there is no CUDA device"
-        refusal = pair_refusal(self.level, self.rule) or sampling_refusal(sampling)
-        refusal = refusal or self._found_fault()
+    def _device_batch_or_reason(
+        self, sampling: SamplingConfig, num_rows: int, max_length: int
+    ) -> PairedBatch | None:
+        """A batch for "auto"; None where it decodes eagerly: each reason is logged once."""
+        from triton.errors import TritonError
+
+        refusal, batch = pair_refusal(self.level, self.rule) or sampling_refusal(sampling), None
+        try:
+            batch = None if refusal else self._device_batch(sampling, num_rows, max_length)
+        except (RuntimeError, TritonError) as error:
+            self._disagreement = f"steps on the device fail: {error}"
+        refusal = refusal or self._disagreement
         if refusal and refusal not in self._logged:
             self._logged.add(refusal)
             logger.warning("decoding step by step from the host: %s", refusal)
-        return refusal
-
-    def _found_fault(self) -> str:
-        """As `_found_disagreement`; an error of the device or of a kernel is one too."""
-        from triton.errors import TritonError
-
-        try:
-            return self._found_disagreement()
-        except (RuntimeError, TritonError) as error:
-            self._disagreement = f"steps on the device fail: {error}"
-            return self._disagreement
-
-    def _found_disagreement(self) -> str:
-        """How a few steps differ from eager ones, "" if only by rounding; looked at once."""
-        from .device_check import largest_difference
-
-        if self._disagreement is None:
-            assert isinstance(self.rule, Anchored)
-            error, tolerance = largest_difference(
-                self.level.pair, self.rule.divergence, num_drafts=max(self._draft_lengths)
-            )
-            self._disagreement = (
-                ""
-                if error <= tolerance
-                else f"steps on the device differ by {error:.2g} nats ({tolerance:.2g} allowed)"
-            )
-        return self._disagreement
+        return batch
 
     @property
     def _draft_lengths(self) -> tuple[int, ...]:
@@ -116,16 +102,25 @@ class Engine:
 
     def _device_batch(
         self, sampling: SamplingConfig, num_rows: int, max_length: int
-    ) -> "DeviceBatch":
+    ) -> "DeviceBatch | None":
+        """A kept batch or a new one; None if steps differ from eager ones, now or before."""
+        if self._disagreement:
+            return None
+        if (kept := self._kept.fitting(num_rows, max_length)) is not None:
+            kept.serve(sampling, num_rows)
+            return kept
+        make = partial(self._new_batch, sampling, num_rows, max_length)
+        batch = self._kept.added(make, self.level.pair.safe.device)
+        if self._disagreement:
+            self._kept = KeptBatches()
+            return None
+        return batch
+
+    def _new_batch(self, sampling: SamplingConfig, num_rows: int, max_length: int) -> "DeviceBatch":
         from .device_batch import DeviceBatch
 
-        kept = self._kept
-        if kept is not None and kept.fits(num_rows, max_length):
-            kept.warp_by(sampling)
-            return kept
         assert isinstance(self.rule, Anchored)
-        self._kept = None  # its memory is free before the next one takes its own
-        self._kept = DeviceBatch(
+        batch = DeviceBatch(
             self.level,
             self.rule,
             sampling,
@@ -133,7 +128,69 @@ class Engine:
             max_length=max_length,
             draft_lengths=self._draft_lengths,
         )
-        return self._kept
+        self._disagreement = _disagreement(batch)
+        return batch
+
+
+MOST_KEPT = 8
+"""Batches with their graphs; a conversation that grows needs another one now and then."""
+
+KEPT_FRACTION = 0.125
+"""Of the device's memory that kept batches may hold beside the newest."""
+
+
+class KeptBatches:
+    """Batches on the device of an engine, the one that was used last at the end.
+
+    A graph is worth seconds of capturing, and holds keys and values of all its rows. So those that
+    were not used for longest make room for a new one: all of them where it does not fit otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[DeviceBatch, int]] = []
+        """With the bytes that each took."""
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def fitting(self, num_rows: int, max_length: int) -> "DeviceBatch | None":
+        """An empty batch for these sizes, if there is one."""
+        for place, (batch, _) in enumerate(self._batches):
+            if batch.fits(num_rows, max_length):
+                self._batches.append(self._batches.pop(place))
+                return batch
+        return None
+
+    def added(self, make: "Callable[[], DeviceBatch]", device: torch.device) -> "DeviceBatch":
+        """A new batch, for which there is room."""
+        is_cuda = device.type == "cuda"
+        total = torch.cuda.get_device_properties(device).total_memory if is_cuda else 0
+        while self._batches and not self._may_stay(KEPT_FRACTION * total):
+            self._batches.pop(0)
+        before = torch.cuda.memory_allocated(device) if is_cuda else 0
+        try:
+            batch = make()
+        except torch.OutOfMemoryError:
+            self._batches.clear()
+            batch = make()
+        num_bytes = torch.cuda.memory_allocated(device) - before if is_cuda else 0
+        self._batches.append((batch, num_bytes))
+        return batch
+
+    def _may_stay(self, most_bytes: float) -> bool:
+        """Whether all of them may, and a new one come."""
+        num_bytes = sum(num_bytes for _, num_bytes in self._batches)
+        return len(self._batches) < MOST_KEPT and num_bytes <= most_bytes
+
+
+def _disagreement(batch: "DeviceBatch") -> str:
+    """How its first steps differ from eager ones, "" if only by rounding."""
+    from .device_check import largest_difference
+
+    error, tolerance = largest_difference(batch)
+    if error <= tolerance:
+        return ""
+    return f"steps on the device differ by {error:.2g} nats ({tolerance:.2g} allowed)"
 
 
 def _is_on_cuda(pair: ModelPair) -> bool:

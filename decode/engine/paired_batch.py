@@ -76,7 +76,7 @@ class PairedBatch:
             self._states[row] = state
             self._past.begin(row)
         self._keep_logits(reading.logits, rows)
-        self._seen[rows] = reading.seen
+        self._seen.index_copy_(0, uploaded(torch.tensor(rows), self._device), reading.seen)
         self._release(rows)
         return states
 
@@ -117,7 +117,8 @@ class PairedBatch:
         is_drawn = torch.ones_like(token_ids, dtype=torch.bool)
         at = uploaded(torch.tensor(rows), self._device)
         self._seen.index_put_((at, token_ids.clamp(min=0)), is_drawn)
-        columns = torch.stack([column.double() for column in _found(inputs, drawn, token_ids)], 1)
+        found_columns = _found(inputs, drawn, token_ids, is_own=self.pair.num_processes == 1)
+        columns = torch.stack([column.double() for column in found_columns], 1)
         found = [Drawn(*figures) for figures in columns.tolist()]  # the one wait for the device
         if self.rule.looks_back:
             self._past.append(rows, inputs.logits, [max(int(own.token_id), 0) for own in found])
@@ -240,17 +241,23 @@ def _is_safe_choice(inputs: StepInputs, token_ids: Tensor) -> Tensor:
     return token_ids == inputs.warped("safe").argmax(-1)
 
 
-def _found(inputs: StepInputs, drawn: NextToken, token_ids: Tensor) -> Drawn[Tensor]:
+def _found(
+    inputs: StepInputs, drawn: NextToken, token_ids: Tensor, *, is_own: bool
+) -> Drawn[Tensor]:
+    """is_own: the tokens are those that were drawn here, not in another process."""
     accepted = drawn.accepted
-    given = token_ids.clamp(min=0)
+    log_probs = drawn.stored_log_probs if is_own else None
+    if log_probs is None:
+        given = token_ids.clamp(min=0)
+        log_probs = drawn.token_log_probs(given), drawn.safe_token_log_probs(given)
     return Drawn(
         token_id=token_ids,
         accepted=_is_safe_choice(inputs, token_ids) if accepted is None else accepted,
         budget=inputs.budget,
         spend=drawn.spend,
         weight=drawn.weight,
-        log_prob=drawn.token_log_probs(given),
-        safe_log_prob=drawn.safe_token_log_probs(given),
+        log_prob=log_probs[0],
+        safe_log_prob=log_probs[1],
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..levels.level import Level
+from ..models.kv_cache import uploaded
 from ..models.stream import UNSCORED, Stream
 from ..rules.prefix_debt import PromptRatios, log_likelihood_ratios, prompt_digest
 from ..rules.rule import BOTH, Rule, StreamName
@@ -88,7 +89,7 @@ def read_prompts(
         ratios=[ratios for ratios, _ in scored],
         errors=[error for _, error in scored],
         num_forwards={name: prompt.num_forwards for name, prompt in read.items()},
-        seen=_seen(prompts, level.vocab_size).to(level.pair.safe.device),
+        seen=uploaded(_seen(prompts, level.vocab_size), level.pair.safe.device),
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...kernels.sampler import inverse_cdf
 from ..levels.level import Level
+from ..models.kv_cache import uploaded
 from ..models.row_stream import RowStream
 from ..rules.rule import Rule, StepInputs
 from ..settings import SamplingConfig
@@ -102,7 +103,8 @@ class SpeculativeBatch(PairedBatch):
             known = [row for row in rows if self._is_law_known(row)]
             if known:
                 self._draw(known)
-                ahead[known] = self._seen[known]
+                at = uploaded(torch.tensor(known), self._device)
+                ahead.index_copy_(0, at, self._seen.index_select(0, at))
             if drafting := [row for row in rows if row not in known]:
                 self._draft(drafting, ahead)
 
@@ -115,6 +117,8 @@ class SpeculativeBatch(PairedBatch):
 
     def _agreed(self, length: int) -> int:
         """The same length in every process, as their clocks differ."""
+        if self.pair.num_processes == 1:
+            return length
         chosen = torch.tensor([length], dtype=torch.int64, device=self._device)
         return int(agreed(chosen, self.pair.num_processes).item())
 
@@ -145,7 +149,7 @@ class SpeculativeBatch(PairedBatch):
             places = [len(self._state(row).steps) + len(self._drafts[row]) for row in rows]
             drawn = [self._state(row).uniforms for row in rows]
             each = [u[place] for u, place in zip(drawn, places, strict=True) if u is not None]
-            uniform = torch.stack(each).to(self._device)
+            uniform = uploaded(torch.stack(each), self._device)
         return replace(inputs, uniform=uniform)
 
     def _guessed(self, inputs: StepInputs) -> Tensor:
@@ -154,8 +158,8 @@ class SpeculativeBatch(PairedBatch):
         best, token_ids = safe.max(-1)
         is_valid = best.isfinite()
         if inputs.uniform is not None:
-            probs = safe[is_valid].softmax(-1)
-            token_ids[is_valid] = inverse_cdf(probs, inputs.uniform[is_valid, 0])
+            probs = safe.masked_fill(~is_valid[:, None], 0.0).softmax(-1)
+            token_ids = inverse_cdf(probs, inputs.uniform[:, 0])
         return agreed(token_ids.masked_fill(~is_valid, -1), self.pair.num_processes)
 
     def _verify(self, rows: list[int]) -> int:

@@ -9,8 +9,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 def uploaded(values: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on the device; CUDA gets it through pinned memory, in the order of its work."""
-    if device.type != "cuda":
+    """A tensor on the device; CUDA gets it through pinned memory, in the order of its work."""
+    if device.type != "cuda" or values.device.type == "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 

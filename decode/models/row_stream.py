@@ -72,9 +72,12 @@ class RowStream:
         """
         token_ids, counts = right_padded(tokens)
         hidden = self._hidden(rows, token_ids, counts)
+        if min(counts) == num_last == hidden.shape[1]:
+            return self._output.logits(hidden)
         ends = torch.tensor(counts)[:, None]
-        last = (ends - num_last + torch.arange(num_last)).clamp(min=0).to(hidden.device)
-        return self._output.logits(hidden[torch.arange(len(rows))[:, None], last])
+        last = (ends - num_last + torch.arange(num_last)).clamp(min=0)
+        row = torch.arange(len(rows), device=hidden.device)[:, None]
+        return self._output.logits(hidden[row, uploaded(last, hidden.device)])
 
     @torch.inference_mode()
     def feed_at(self, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -104,7 +107,7 @@ class RowStream:
         """(R, T, D) after new columns (R, T), of which each row's first `counts` are tokens."""
         place = self._cache.place(rows, token_ids.shape[1], self.model.device)
         hidden = self._backbone(
-            token_ids.to(self.model.device),
+            uploaded(token_ids, self.model.device),
             self._positions(place, rows, counts),
             self._masks(place),
             self._cache,
@@ -132,9 +135,10 @@ class RowStream:
 
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_ids, lengths = right_padded(prompts)
-        token_ids = token_ids.to(self.model.device)
+        token_ids = uploaded(token_ids, self.model.device)
         hidden = read_prompts(self._backbone, self._cache, rows, token_ids, lengths)
-        last = hidden[torch.arange(len(rows)), torch.tensor(lengths) - 1]
+        ends = uploaded(torch.tensor(lengths) - 1, hidden.device)
+        last = hidden[torch.arange(len(rows), device=hidden.device), ends]
         log_probs = [UNSCORED] * len(rows)
         if self.scores_prompts:
             log_probs = self._token_log_probs(hidden, token_ids, lengths)

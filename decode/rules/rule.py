@@ -127,6 +127,11 @@ class NextToken(Protocol):
     def token_ids(self) -> Tensor | None: ...  # (batch,) int64
     @property
     def accepted(self) -> Tensor | None: ...  # (batch,) bool
+    @property
+    def stored_log_probs(self) -> tuple[Tensor, Tensor] | None:
+        """log p* and log p_s of `token_ids`, (batch,) float64 each, if drawing has found them."""
+        ...
+
     def log_probs(self) -> Tensor: ...  # (batch, vocab_size)
     def token_log_probs(self, token_ids: Tensor) -> Tensor: ...  # (batch,) float64
     def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ class Categorical:
     is_valid: Tensor
     token_ids: Tensor | None
     accepted: Tensor | None
+    stored_log_probs: None = None
 
     @classmethod
     def draw(

@@ -360,6 +360,7 @@ def _projection(
     facts, flags = memory.facts[:, 0], memory.flags[:, 0]
     is_valid = flags[:, layout.IS_VALID.value]
     is_safe_only = flags[:, layout.IS_SAFE_ONLY.value]
+    log_probs = (facts[:, layout.LOG_PROB.value], facts[:, layout.SAFE_LOG_PROB.value])
     law = Law(
         risky_logits=risky_logits,
         safe_logits=safe_logits,
@@ -379,6 +380,7 @@ def _projection(
         token_ids=memory.token_ids[:, 0] if has_draw else None,
         accepted=flags[:, layout.ACCEPTED.value] if has_draw else None,
         law=law,
+        stored_log_probs=log_probs if has_draw else None,
     )
 
 

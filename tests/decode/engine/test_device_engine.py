@@ -16,6 +16,7 @@ from anchored.decode.engine import device_check, engine
 from anchored.decode.engine.device_batch import DeviceBatch
 from anchored.decode.engine.device_check import largest_difference
 from anchored.decode.engine.paired_batch import PairedBatch
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models import column_attention
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels.gpu import launch
@@ -36,7 +37,9 @@ def blind(query, *_, value: float, **__):
 
 @pytest.mark.parametrize("value", [0.0, torch.nan])
 def test_an_attention_that_misreads_its_rows_is_found(llama_pair, value, monkeypatch, caplog):
-    error, tolerance = largest_difference(llama_pair, "kl", num_drafts=0)
+    batch = DeviceBatch(TokenLevel(llama_pair), KL, SamplingConfig(), num_rows=2, max_length=20)
+    error, tolerance = largest_difference(batch)
+    assert batch.is_empty and batch.rule is KL
     assert error < tolerance / 5
     monkeypatch.setattr(column_attention, "decode_attention", partial(blind, value=value))
     with pytest.raises(ValueError, match="steps on the device differ by"):

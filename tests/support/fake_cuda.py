@@ -1,0 +1,502 @@
+"""A CUDA device that is not there: tensors say they are on it, and what it would refuse raises.
+
+`with fake_cuda() as device:` gives the process one device, "cuda:0". Tensors are computed on the
+CPU; a mark on their storage says that they are on the device, so views, parameters and results of
+in-place operations share it. Triton kernels run in the interpreter, one program after another.
+
+- Operations that mix the device with the host raise RuntimeError, as on CUDA.
+- Every wait of the host is counted in `device.waits`: a value read (item, tolist, bool, cpu), a
+  result whose shape depends on values (nonzero, boolean indices), a copy of pageable memory.
+- Inside `torch.cuda.graph` these raise. What runs there is kept and run again by `replay`, on the
+  same memory: that which the capture took itself lives as long as the graph, all other memory has
+  to be kept by somebody else, and a replay after it was freed raises.
+
+It knows nothing of time, of other streams' races and of other numbers than the CPU's.
+"""
+
+import sys
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from fake_cuda_graph import Graph
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime import interpreter
+
+import anchored
+
+DEVICE = torch.device("cuda:0")
+TOTAL_MEMORY = 141 << 30
+MOST_GRID_ROWS = 65_535
+"""CUDA's limit of a grid in y and z."""
+
+ROOT = Path(anchored.__file__).parent
+aten = torch.ops.aten
+READS = {aten._local_scalar_dense, aten.item, aten.is_nonzero}
+DEPENDENT_SHAPES = {
+    aten.nonzero,
+    aten.masked_select,
+    aten.equal,
+    aten.allclose,
+    aten.bincount,
+    aten._unique2,
+    aten.unique_dim,
+    aten.unique_consecutive,
+    aten.repeat_interleave,
+}
+"""Operations for which torch waits: the host needs their result, or its size."""
+COPIES = {aten.copy_, aten._to_copy}
+INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+
+
+class FakeDevice:
+    """What happened on the device."""
+
+    def __init__(self, num_processors: int) -> None:
+        self.properties = SimpleNamespace(
+            name="NVIDIA H200 (fake)",
+            multi_processor_count=num_processors,
+            total_memory=TOTAL_MEMORY,
+            major=9,
+            minor=0,
+        )
+        self.waits: Counter[str] = Counter()
+        """By what was asked and where: file:line of the innermost frames of the package."""
+        self.launches: Counter[str] = Counter()
+        """Triton kernels by name, replays included."""
+        self.operations: Counter[str] = Counter()
+        """Operations of torch on the device, views and replays left out."""
+        self.capture: Graph | None = None
+        self.stream = Stream(self)
+        """The one that work is given to."""
+        self.sync_debug_mode = "default"
+        self.is_passive = False
+        """Set while the fake itself, or an interpreted kernel, computes."""
+
+    @property
+    def num_waits(self) -> int:
+        return self.waits.total()
+
+    def wait(self, what: str) -> None:
+        """The host waits for the device; RuntimeError while a graph is captured."""
+        if self.capture is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what} {here()}")
+        self.waits[f"{what} {here()}"] += 1
+        if self.sync_debug_mode == "warn":
+            warnings.warn(f"called a synchronizing CUDA operation: {what}", stacklevel=3)
+        if self.sync_debug_mode == "error":
+            raise RuntimeError(f"called a synchronizing CUDA operation: {what} {here()}")
+
+    def as_kernel(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A definition in torch in place of a kernel that the interpreter takes long for."""
+
+        def computed(*args: Any, **kwargs: Any) -> Tensor:
+            self.launches[function.__name__] += 1
+            with self.passive():
+                return to_device(function(*args, **kwargs))
+
+        return computed
+
+    @contextmanager
+    def counted(self) -> Iterator[Counter[str]]:
+        """The waits of a block, full once it has ended."""
+        before, waits = self.waits.copy(), Counter[str]()
+        yield waits
+        waits.update(self.waits - before)
+
+    @contextmanager
+    def passive(self) -> Iterator[None]:
+        was_passive, self.is_passive = self.is_passive, True
+        try:
+            yield
+        finally:
+            self.is_passive = was_passive
+
+
+def here() -> str:
+    """file:line of the innermost frames of the package."""
+    frame, places = sys._getframe(1), list[str]()
+    while frame is not None and len(places) < 3:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / "tests"):
+            places.append(f"{path.relative_to(ROOT)}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(places)
+
+
+_storages: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Memory of the device."""
+
+
+def is_on_device(tensor: Tensor) -> bool:
+    try:
+        return getattr(tensor.untyped_storage(), "is_on_fake_cuda", False)
+    except NotImplementedError:  # layouts of the CPU's own libraries
+        return False
+
+
+def to_device(tensor: Tensor) -> Tensor:
+    """The same tensor, from now on one of the device."""
+    storage = tensor.untyped_storage()
+    storage.is_on_fake_cuda = True
+    _storages.add(storage)
+    return tensor
+
+
+def is_cuda(device: object) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+# What torch does below Python.
+
+
+class _Operations(TorchDispatchMode):
+    """Sees every operation, whoever calls it."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if self.device.is_passive:
+            return func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        ours = [tensor for tensor in tensors if is_on_device(tensor)]
+        target = kwargs.get("device")
+        if is_cuda(target):
+            kwargs["device"] = torch.device("cpu")
+        if not ours and not is_cuda(target):
+            return func(*args, **kwargs)
+        goes_away = func.overloadpacket is aten._to_copy and target and not is_cuda(target)
+        self._check(func, args, tensors, len(ours), target)
+        result = func(*args, **kwargs)
+        if not goes_away:
+            # What is written to host memory stays there.
+            self._keep(func, args, kwargs, result)
+        return result
+
+    def _check(self, func: Any, args: Any, tensors: list[Any], num_ours: int, target: Any) -> None:
+        packet = func.overloadpacket
+        if packet in READS:
+            self.device.wait("item")
+        if packet in DEPENDENT_SHAPES or func is aten.where.default:
+            self.device.wait(str(packet))
+        if packet in COPIES:
+            self._check_copy(packet, args, target)
+        elif packet in INDEXED:
+            self._check_index(packet, args)
+        elif num_ours and any(t.dim() > 0 and not is_on_device(t) for t in tensors):
+            raise RuntimeError(_mixed(packet, tensors))
+
+    def _check_copy(self, packet: Any, args: Any, target: Any) -> None:
+        if packet is aten._to_copy:
+            from_device, to = is_on_device(args[0]), target and is_cuda(target)
+            if target is not None and from_device != bool(to):
+                self.device.wait("a copy from the device" if from_device else "an upload")
+            return
+        to_ours, from_ours = map(is_on_device, args[:2])
+        if to_ours != from_ours:
+            self.device.wait("an upload" if to_ours else "a copy from the device")
+
+    def _check_index(self, packet: Any, args: Any) -> None:
+        values, indices = args[0], [index for index in args[1] if index is not None]
+        if not is_on_device(values) or any(t.dim() and not is_on_device(t) for t in args[2:3]):
+            raise RuntimeError(_mixed(packet, [values, *indices, *args[2:3]]))
+        for index in indices:
+            if index.dtype in (torch.bool, torch.uint8):
+                self.device.wait("a boolean index")
+            if not is_on_device(index):
+                self.device.wait("an upload of indices")
+
+    def _keep(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func.overloadpacket is aten.copy_ and not is_on_device(args[0]):
+            return
+        taken = [
+            to_device(leaf)
+            for leaf in tree_leaves(result)
+            if isinstance(leaf, Tensor) and not is_on_device(leaf)
+        ]
+        if taken or func._schema.is_mutable:
+            self.device.operations[str(func)] += 1
+        if self.device.capture is not None:
+            self.device.capture.work_on(self.device.stream)
+            self.device.capture.add(func, args, kwargs, result)
+
+
+def _mixed(packet: Any, tensors: list[Tensor]) -> str:
+    places = ", ".join(f"{tuple(t.shape)} on {t.device}" for t in tensors)
+    return f"{packet}: expected all tensors on the same device, got {places} {here()}"
+
+
+# What torch does in Python, and in C++ above its operations, where it asks for the device.
+
+
+class _Methods(TorchFunctionMode):
+    """Methods and functions that would take the short way of the CPU."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self.device = device
+        self._own: dict[Callable[..., Any], Callable[..., Any]] = {
+            Tensor.to: self._to,
+            Tensor.cpu: lambda tensor, *_, **__: self._moved(tensor, torch.device("cpu")),
+            Tensor.cuda: lambda tensor, *_, **__: self._moved(tensor, DEVICE),
+            Tensor.tolist: self._read(Tensor.tolist),
+            Tensor.numpy: self._numpy,
+            Tensor.__array__: self._array,
+            Tensor.pin_memory: self._pinned,
+            Tensor.is_pinned: lambda tensor, *_: _is_pinned(tensor),
+            Tensor.new_tensor: lambda tensor, data, **kw: self._tensor(
+                data, **{"dtype": tensor.dtype, "device": tensor.device, **kw}
+            ),
+            Tensor.__deepcopy__: self._deepcopy,
+            Tensor.__setitem__: self._setitem,
+            Tensor.get_device: lambda tensor: 0 if is_on_device(tensor) else -1,
+            Tensor.record_stream: lambda *_: None,
+            torch.tensor: self._tensor,
+            torch.as_tensor: self._as_tensor,
+            torch.asarray: self._as_tensor,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = None if self.device.is_passive else self._own.get(func)
+        return (own or func)(*args, **(kwargs or {}))
+
+    def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        copies = kwargs.pop("copy", False)
+        if args and isinstance(args[0], Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        target, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        same = {"copy": copies}
+        if memory_format is not None:
+            same["memory_format"] = memory_format
+        cast = tensor.to(dtype or tensor.dtype, **same)
+        if target is None or is_cuda(target) == is_on_device(tensor):
+            return cast
+        is_sent = non_blocking and is_cuda(target) and _is_pinned(tensor)
+        if not is_sent or self.device.capture is not None:
+            self.device.wait("an upload" if is_cuda(target) else "a copy from the device")
+        with self.device.passive():
+            moved = cast.clone() if cast is tensor or is_on_device(cast) else cast
+            if moved.untyped_storage() is tensor.untyped_storage():
+                moved = moved.clone()
+        return to_device(moved) if is_cuda(target) else moved
+
+    def _moved(self, tensor: Tensor, target: torch.device) -> Tensor:
+        return self._to(tensor, target)
+
+    def _read(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(tensor: Tensor, *args: Any) -> Any:
+            if is_on_device(tensor):
+                self.device.wait(method.__name__)
+            with self.device.passive():
+                return method(tensor, *args)
+
+        return read
+
+    def _numpy(self, tensor: Tensor, *args: Any, force: bool = False) -> Any:
+        if not is_on_device(tensor):
+            return tensor.numpy(force=force)
+        if not force:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return self._moved(tensor, torch.device("cpu")).numpy()
+
+    def _array(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._numpy(tensor) if is_on_device(tensor) else tensor.__array__(*args, **kwargs)
+
+    def _pinned(self, tensor: Tensor, *_: Any) -> Tensor:
+        if is_on_device(tensor):
+            raise RuntimeError("cannot pin memory of cuda:0, only of the CPU")
+        with self.device.passive():
+            pinned = tensor.clone(memory_format=torch.contiguous_format)
+        pinned.untyped_storage().is_fake_pinned = True
+        return pinned
+
+    def _tensor(self, data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        made = torch.tensor(data, **kwargs)
+        if not is_cuda(device):
+            return made
+        self.device.wait("an upload")
+        return to_device(made)
+
+    def _as_tensor(self, data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        if isinstance(data, Tensor):
+            return data.to(device or data.device, kwargs.get("dtype") or data.dtype)
+        made = torch.as_tensor(data, **kwargs)
+        return self._moved(made, DEVICE) if is_cuda(device) else made
+
+    def _setitem(self, tensor: Tensor, index: Any, value: Any) -> None:
+        # CUDA is told a number with the kernel that writes it.
+        is_number = not isinstance(value, Tensor) or (value.dim() == 0 and not is_on_device(value))
+        if is_number and is_on_device(tensor):
+            with self.device.passive():
+                value = to_device(torch.as_tensor(value, dtype=tensor.dtype).clone())
+        tensor[index] = value
+
+    def _deepcopy(self, tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        if not is_on_device(tensor):
+            return tensor.__deepcopy__(memo)
+        return memo.setdefault(id(tensor), tensor.detach().clone())
+
+
+def _is_pinned(tensor: Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), "is_fake_pinned", False)
+
+
+# What Triton does.
+
+
+def _grid_executor(device: FakeDevice) -> type[interpreter.GridExecutor]:
+    class Executor(interpreter.GridExecutor):
+        """Refuses what CUDA would, then runs the programs in turn."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> None:
+            name = self.fn.__name__
+            grid = self.grid(kwargs) if callable(self.grid) else self.grid
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if not any(map(is_on_device, tensors)):
+                return super().__call__(*args, **kwargs)
+            if not all(map(is_on_device, tensors)):
+                raise ValueError(f"pointer argument of {name} cannot be accessed: it is on the CPU")
+            if max((1, *grid[1:])) > MOST_GRID_ROWS or min(grid) < 1:
+                raise RuntimeError(f"Triton Error [CUDA]: invalid argument: grid {grid} of {name}")
+            if kwargs.get("launch_cooperative_grid") and grid[0] > 1:
+                raise RuntimeError(f"{name}: programs that run in turn cannot wait for each other")
+            run = super().__call__
+
+            def launched(*given: Any, **named: Any) -> None:
+                device.launches[name] += 1
+                with device.passive():
+                    run(*given, **named)
+
+            launched(*args, **kwargs)
+            if device.capture is not None:
+                device.capture.work_on(device.stream)
+                device.capture.add_launch(launched, args, kwargs)
+
+    return Executor
+
+
+# What torch.cuda has.
+
+
+class Stream:
+    """A queue whose work is done at once; a capture asks who has waited for whom."""
+
+    def __init__(self, fake: FakeDevice) -> None:
+        self._fake, self.device = fake, DEVICE
+
+    def wait_stream(self, other: "Stream") -> None:
+        """What is given to this stream from here on runs behind the other's work."""
+        if self._fake.capture is not None:
+            self._fake.capture.join(self, other)
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        self._fake.wait("synchronize")
+
+
+class Event:
+    """A moment between two operations, of which a millisecond passes."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Nothing: everything is done."""
+
+    def synchronize(self) -> None:
+        """Nothing: everything is done."""
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 1.0
+
+
+def _cuda_names(device: FakeDevice) -> dict[str, Any]:
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        before, device.stream = device.stream, stream
+        try:
+            yield
+        finally:
+            device.stream = before
+
+    @contextmanager
+    def captured(graph: Graph, **_: Any) -> Iterator[None]:
+        assert device.capture is None, "a capture inside a capture"
+        device.capture = graph
+        try:
+            with on(Stream(device)):
+                graph.begin(device.stream)
+                yield
+                graph.end()
+        finally:
+            device.capture = None
+
+    def set_sync_debug_mode(mode: str) -> None:
+        device.sync_debug_mode = mode
+
+    return {
+        "_lazy_init": lambda: None,
+        "_exchange_device": lambda index: 0,
+        "_maybe_exchange_device": lambda index: 0,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda index: None,
+        "get_device_properties": lambda *_: device.properties,
+        "get_device_name": lambda *_: device.properties.name,
+        "get_device_capability": lambda *_: (device.properties.major, device.properties.minor),
+        "mem_get_info": lambda *_: (TOTAL_MEMORY - (1 << 30), TOTAL_MEMORY),
+        "max_memory_allocated": lambda *_: 0,
+        "memory_allocated": lambda *_: sum(storage.nbytes() for storage in set(_storages)),
+        "graph_pool_handle": lambda: (0, 0),
+        "reset_peak_memory_stats": lambda *_: None,
+        "manual_seed_all": lambda seed: None,
+        "empty_cache": lambda: None,
+        "synchronize": lambda *_: device.wait("synchronize"),
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "is_current_stream_capturing": lambda: device.capture is not None,
+        "Stream": lambda *_, **__: Stream(device),
+        "Event": Event,
+        "stream": on,
+        "current_stream": lambda *_: device.stream,
+        "CUDAGraph": lambda *_, **__: Graph(device),
+        "graph": captured,
+    }
+
+
+@contextmanager
+def fake_cuda(num_processors: int = 132) -> Iterator[FakeDevice]:
+    """One device for the block; tensors that say they are on it are not to be used behind it.
+
+    num_processors: with one, kernels share no row among programs, which takes the least time.
+    """
+    device = FakeDevice(num_processors)
+    attributes = {
+        "device": lambda t: DEVICE if is_on_device(t) else torch._C.TensorBase.device.__get__(t),
+        "is_cuda": is_on_device,
+        "is_cpu": lambda t: not is_on_device(t) and torch._C.TensorBase.is_cpu.__get__(t),
+    }
+    with ExitStack() as stack:
+        for name, value in _cuda_names(device).items():
+            stack.enter_context(patch.object(torch.cuda, name, value))
+        for name, getter in attributes.items():
+            stack.enter_context(patch.object(Tensor, name, property(getter), create=True))
+        stack.enter_context(patch.object(interpreter, "GridExecutor", _grid_executor(device)))
+        stack.enter_context(_Methods(device))
+        stack.enter_context(_Operations(device))
+        yield device
