@@ -10,7 +10,7 @@ from tiny_models import train_tokenizer
 from anchored.pretrain.tokens.documents import RecordFields
 from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN, DocumentEncoder
 from anchored.pretrain.tokens.input_files import local_files
-from anchored.tools.bench.tokenize import BASELINE, OURS, BenchTokenizeConfig, measure
+from anchored.tools.bench.tokenize import BASELINE, OURS, measure
 from anchored.tools.cli import main
 
 TEXTS = [f"the keeper of the lamp {number} wrote <|end|> salt" for number in range(600)]
@@ -55,8 +55,3 @@ def test_ids_that_differ_are_counted(tokenizer_folder, texts_file, monkeypatch):
     monkeypatch.setattr(DocumentEncoder, "_marked", lambda encoder, ids: np.uint32([9, *ids, 1]))
     eos_id = DocumentEncoder(file).eos_id
     assert measure(inputs, fields, file).num_other_ids == 600 + 600 * (eos_id != 1)
-
-
-def test_no_runs_are_refused():
-    with pytest.raises(ValueError, match="runs must be >= 1, got 0"):
-        BenchTokenizeConfig(input=(), tokenizer="t", runs=0)
