@@ -5,23 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from tiny_models import train_tokenizer
 
 from anchored.pretrain.tokens.documents import RecordFields
-from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN, DocumentEncoder
+from anchored.pretrain.tokens.encoder import DocumentEncoder
 from anchored.pretrain.tokens.input_files import local_files
 from anchored.tools.bench.tokenize import BASELINE, OURS, measure
 from anchored.tools.cli import main
 
 TEXTS = [f"the keeper of the lamp {number} wrote <|end|> salt" for number in range(600)]
-
-
-@pytest.fixture
-def tokenizer_folder(tmp_path):
-    text = train_tokenizer().backend_tokenizer.to_str()
-    text = text.replace("<|begin|>", BOS_TOKEN).replace("<|end|>", EOS_TOKEN)
-    (tmp_path / "tokenizer.json").write_text(text)
-    return tmp_path
 
 
 @pytest.fixture
