@@ -28,12 +28,12 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([first, rule, *others])
 
 
-def line(cells: Iterable[str], width: int, *, name_width: int = 0) -> str:
-    """One line of a table whose rows are printed as they are measured.
+def print_lines(rows: Iterable[Iterable[str]], width: int, *, name_width: int = 0) -> None:
+    """Print rows as they come, the titles being the first.
 
     width: of every cell, aligned to the right; where name_width is given, the first one has that,
     aligned to the left.
     """
-    name, *others = cells
-    first = f"{name:<{name_width}}" if name_width else f"{name:>{width}}"
-    return first + "".join(f"{cell:>{width}}" for cell in others)
+    for name, *others in rows:
+        first = f"{name:<{name_width}}" if name_width else f"{name:>{width}}"
+        print(first + "".join(f"{cell:>{width}}" for cell in others), flush=True)

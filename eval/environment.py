@@ -9,15 +9,8 @@ from pathlib import Path
 import torch
 
 _PACKAGES = (
-    "anchored",
-    "torchtitan",
-    "transformers",
-    "triton",
-    "tokenizers",
-    "numpy",
-    "rouge-score",
-    "datasketch",
-    "lm-eval",
+    *("anchored", "torchtitan", "transformers", "triton", "tokenizers", "numpy", "rouge-score"),
+    *("datasketch", "lm-eval"),
 )
 
 

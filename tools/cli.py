@@ -5,7 +5,6 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,10 @@ from anchored import AnchoredError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program: options, and a module with run(options) -> exit status.
+    """A program: a module with run(options) -> exit status, and the class of its options.
 
-    The options are MODULE.CLASS; that module imports neither torch nor transformers, so that --help
-    and a mistyped flag cost nothing. Without a class, `run` gets the words as they are.
+    That is MODULE.CLASS; the module imports neither torch nor transformers, so that --help and a
+    mistyped flag cost nothing. Without a class, `run` gets the words as they are.
     """
 
     module: str
@@ -26,97 +25,65 @@ class Command:
     summary: str
 
 
-TRAINING, BENCH = "commands.training_options", "bench.options"
+def _commands(module: str, options: str, summaries: dict[str, str]) -> dict[str, Command]:
+    """By name; {} in a module is the name's last word, and FooConfig are the options of foo."""
+    commands = {}
+    for name, summary in summaries.items():
+        word = name.split()[-1].replace("-", "_")
+        own_class = name.title().replace("-", "").replace(" ", "") + "Config"
+        path = options and f"{options.format(word)}.{own_class}"
+        commands[name] = Command(module.format(word), path, summary)
+    return commands
+
+
 GROUPS = {
-    "start here": {
-        "quickstart": Command(
-            "quickstart.program",
-            f"{TRAINING}.QuickstartConfig",
-            "train a pair, decode, measure: all in one go",
-        ),
-    },
-    "decode": {
-        "generate": Command(
-            "commands.generate", "commands.generate.GenerateConfig", "continue prompts with a pair"
-        ),
-        "score": Command(
-            "commands.score", "commands.score.ScoreConfig", "log p* of a given continuation"
-        ),
-        "ratios": Command(
-            "commands.ratios",
-            "commands.ratios.RatiosConfig",
-            "what prompts owe, kept in a file for generate",
-        ),
-        "retrieve": Command(
-            "commands.retrieve",
-            "commands.retrieve.RetrieveConfig",
-            "a passage for each prompt, by BM25",
-        ),
-        "verify": Command(
-            "commands.verify", "commands.verify.VerifyConfig", "replay a ledger against its models"
-        ),
-        "divergences": Command(
-            "commands.divergences",
-            "commands.divergences.DivergencesConfig",
-            "how far apart the models were along a ledger",
-        ),
-    },
-    "train": {
-        "tokenize": Command(
-            "commands.tokenize", f"{TRAINING}.TokenizeConfig", "text to token shards, resumable"
-        ),
-        "plan": Command(
-            "commands.plan",
-            f"{TRAINING}.PlanConfig",
-            "what training reads: epochs, days, documents of a step",
-        ),
-        "dry-run": Command(
-            "commands.dry_run",
-            f"{TRAINING}.DryRunConfig",
-            "a training run's model, memory and time",
-        ),
-        "export": Command(
-            "commands.export",
-            f"{TRAINING}.ExportConfig",
-            "a training checkpoint as a Hugging Face folder",
-        ),
-    },
-    "evaluate": {
-        "lm-eval": Command(
-            "commands.lm_eval", "", "lm-evaluation-harness with a pair as its model"
-        ),
-    },
+    "start here": _commands(
+        "quickstart.program",
+        "commands.training_options",
+        {"quickstart": "train a pair, decode, measure: all in one go"},
+    ),
+    "decode": _commands(
+        "commands.{}",
+        "commands.{}",
+        {
+            "generate": "continue prompts with a pair",
+            "score": "log p* of a given continuation",
+            "ratios": "what prompts owe, kept in a file for generate",
+            "retrieve": "a passage for each prompt, by words or by meaning",
+            "verify": "replay a ledger against its models",
+            "divergences": "how far apart the models were along a ledger",
+        },
+    ),
+    "train": _commands(
+        "commands.{}",
+        "commands.training_options",
+        {
+            "tokenize": "text to token shards, resumable",
+            "plan": "what training reads: epochs, days, documents of a step",
+            "dry-run": "a training run's model, memory and time",
+            "export": "a training checkpoint as a Hugging Face folder",
+        },
+    ),
+    "evaluate": _commands(
+        "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
+    ),
     "benchmark": {
         "gpu-check": Command(
             "gpu_check.__main__", "", "correctness and speed on this machine's GPU"
         ),
-        "bench kernel": Command(
-            "bench.kernel", f"{BENCH}.BenchKernelConfig", "time the projection on this CPU"
-        ),
-        "bench decode": Command(
-            "bench.decode", f"{BENCH}.BenchDecodeConfig", "time a pair of random weights"
-        ),
-        "bench byte": Command(
-            "bench.byte", f"{BENCH}.BenchByteConfig", "time byte level on a small pair"
-        ),
-        "bench speculate": Command(
-            "bench.speculate", f"{BENCH}.BenchSpeculateConfig", "speculative against plain decoding"
-        ),
-        "bench tokenize": Command(
-            "bench.tokenize",
-            f"{BENCH}.BenchTokenizeConfig",
-            "token shards beside the bare tokenizer",
-        ),
-        "bench loader": Command(
-            "bench.loader", f"{BENCH}.BenchLoaderConfig", "batches beside a plain copy"
-        ),
-        "bench pretrain": Command(
-            "bench.pretrain",
-            f"{BENCH}.BenchPretrainConfig",
-            "training, and what each lever of it is worth",
-        ),
-        "bench flops": Command(
-            "bench.flops", f"{BENCH}.BenchFlopsConfig", "the cost model beside the clock"
+        **_commands(
+            "bench.{}",
+            "bench.options",
+            {
+                "bench kernel": "time the projection on this CPU",
+                "bench decode": "time a pair of random weights",
+                "bench byte": "time byte level on a small pair",
+                "bench speculate": "speculative against plain decoding",
+                "bench tokenize": "token shards beside the bare tokenizer",
+                "bench loader": "batches beside a plain copy",
+                "bench pretrain": "training, and what each lever of it is worth",
+                "bench flops": "the cost model beside the clock",
+            },
         ),
     },
 }
@@ -166,7 +133,8 @@ def _status(name: str, arguments: list[str], *, has_traceback: bool) -> int:
         # ImportError: what was asked for needs a library that is not installed.
         if has_traceback:
             raise
-        print(f"anchored {name}: {_first_line(error)}", file=sys.stderr)
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"anchored {name}: {first_line}", file=sys.stderr)
         _drop_output()
         return FAILED_STATUS
 
@@ -175,26 +143,18 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     # Threads that spin while they wait cost two thirds of the speed where another process runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    options: Any = _parsed(name, command, arguments) if command.options else arguments
-    run: Callable[[Any], int] = _module(command.module).run
-    return run(options)
+    options: Any = arguments
+    if command.options:
+        import tyro  # a tenth of a second that the overview does not need
 
-
-def _parsed(name: str, command: Command, arguments: list[str]) -> Any:
-    import tyro  # a tenth of a second that the overview does not need
-
-    module_name, _, class_name = command.options.rpartition(".")
-    options = getattr(_module(module_name), class_name)
-    return tyro.cli(options, prog=f"anchored {name}", args=arguments)
+        module, _, own_class = command.options.rpartition(".")
+        kind = getattr(_module(module), own_class)
+        options = tyro.cli(kind, prog=f"anchored {name}", args=arguments)
+    return int(_module(command.module).run(options))
 
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"anchored.tools.{name}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _drop_output() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from .similarity import jaccard, minhash_jaccard, rouge_f1, shingles
 from .spans import (
     Span,
-    Symbols,
     Tokenizer,
     Word,
     disjoint_common_spans,
@@ -26,14 +25,7 @@ Raised (v1, v2, ...) with every change by which some text gets another figure or
 mean: a definition, a default of `CopyingConfig`, how words are cut, a metric mended, added or
 removed, a library that computes one. Not for speed.
 """
-METRICS: Final = (
-    "rouge1_ge_tau",
-    "rougeL_ge_tau",
-    "word_lcs",
-    "char_lcs",
-    "word_acs",
-    "minhash",
-)
+METRICS: Final = ("rouge1_ge_tau", "rougeL_ge_tau", "word_lcs", "char_lcs", "word_acs", "minhash")
 
 # An F1 of exactly 0.4 comes out below the float 0.4 for a third of all pairs of lengths; two
 # different F1 of 100 words differ by more than 1e-5.
@@ -132,9 +124,17 @@ def copying_score(
         words(text, tokenizer=config.tokenizer, max_words=config.max_words)
         for text in (hypothesis, reference)
     )
-    symbols = _word_symbols(hypothesis_words, reference_words)
+    numbers: dict[str, int] = {}
+    symbols = [
+        np.array([numbers.setdefault(word.text, len(numbers)) for word in text], dtype=np.int64)
+        for text in (hypothesis_words, reference_words)
+    ]
     word_lcs = longest_common_span(*symbols)
-    char_lcs = _longest_common_characters(hypothesis, reference, config.lowercase_characters)
+    characters = [
+        np.array([*map(ord, text.lower() if config.lowercase_characters else text)], dtype=np.int64)
+        for text in (hypothesis, reference)
+    ]
+    char_lcs = longest_common_span(*characters)
     acs = disjoint_common_spans(*symbols, min_length=config.min_span_words)
     minhash, exact = _shingle_similarities(hypothesis_words, reference_words, config)
     return CopyingScore(
@@ -191,15 +191,6 @@ def copying_summary(
     return {name: sum(numbers) / len(scores) for name, numbers in values.items()}
 
 
-def _word_symbols(hypothesis: list[Word], reference: list[Word]) -> tuple[Symbols, Symbols]:
-    numbers: dict[str, int] = {}
-    first, second = (
-        np.array([numbers.setdefault(word.text, len(numbers)) for word in text], dtype=np.int64)
-        for text in (hypothesis, reference)
-    )
-    return first, second
-
-
 def _shingle_similarities(
     hypothesis: list[Word], reference: list[Word], config: CopyingConfig
 ) -> tuple[float, float]:
@@ -212,16 +203,6 @@ def _shingle_similarities(
         first, second, num_permutations=config.num_permutations, seed=config.minhash_seed
     )
     return estimate, jaccard(first, second)
-
-
-def _longest_common_characters(hypothesis: str, reference: str, lowercase: bool) -> Span:
-    if lowercase:
-        hypothesis, reference = hypothesis.lower(), reference.lower()
-    return longest_common_span(_character_symbols(hypothesis), _character_symbols(reference))
-
-
-def _character_symbols(text: str) -> Symbols:
-    return np.array([ord(character) for character in text], dtype=np.int64)
 
 
 def _character_range(text: list[Word], span: Span) -> tuple[int, int]:

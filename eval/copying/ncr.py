@@ -71,7 +71,11 @@ def copying_reduction(
         for name in METRICS:
             if not math.isfinite(means.get(name, math.nan)):
                 raise ValueError(f"{role} needs a finite {name}, got {means.get(name)}")
-    per_metric = {name: _reduction(setting[name], risky[name], safe[name]) for name in METRICS}
+    gaps = {name: risky[name] - safe[name] for name in METRICS}
+    per_metric = {
+        name: (risky[name] - setting[name]) / gap if gap > 0 else math.nan
+        for name, gap in gaps.items()
+    }
     defined = [value for value in per_metric.values() if not math.isnan(value)]
     mean = math.fsum(defined) / len(defined) if defined else math.nan
     return CopyingReduction(per_metric=per_metric, mean=mean)
@@ -99,8 +103,3 @@ def ncr_over_seeds(
 def is_high_protection(ncr: float) -> bool:
     """True if `ncr` reaches the paper's high-protection operating point, 0.75."""
     return ncr >= HIGH_PROTECTION
-
-
-def _reduction(setting: float, risky: float, safe: float) -> float:
-    gap = risky - safe
-    return (risky - setting) / gap if gap > 0 else math.nan

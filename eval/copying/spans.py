@@ -3,7 +3,7 @@
 import itertools
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -34,19 +34,14 @@ def words(text: str, *, tokenizer: Tokenizer = "split", max_words: int | None = 
         for match in re.finditer(r"\S+", text)
     )
     if tokenizer == "strip_punctuation":
-        found = _without_punctuation(found)
+        bare = (word._replace(text=word.text.translate(_PUNCTUATION)) for word in found)
+        found = (word for word in bare if word.text)
     return list(itertools.islice(found, max_words))
 
 
 def has_non_ascii_words(text: str) -> bool:
     """True if a letter or digit lies outside ASCII; typographic quotes and dashes do not count."""
     return not text.isascii() and any(c.isalnum() and not c.isascii() for c in text)
-
-
-def _without_punctuation(found: Iterable[Word]) -> Iterator[Word]:
-    for word in found:
-        if stripped := word.text.translate(_PUNCTUATION):
-            yield word._replace(text=stripped)
 
 
 Symbols = NDArray[np.int64]

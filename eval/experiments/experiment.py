@@ -80,14 +80,9 @@ class Experiment:
         """The settings that have a budget."""
         return [setting for setting in self.settings if setting.k is not None]
 
-    def ledger(self, setting: Setting, prompt: Prompt, seed: int) -> Path:
-        """File of one generation's ledger."""
-        return self.folder / "ledgers" / setting.name / f"{prompt.id}-{seed}.jsonl"
-
     def read_rows(self, name: str) -> Rows:
         """The rows that a measure recorded under this name."""
-        rows: Rows = json.loads(self._rows_file(name).read_text(encoding="utf-8"))
-        return rows
+        return list(json.loads(self._rows_file(name).read_text(encoding="utf-8")))
 
     def write_rows(self, name: str, rows: Rows) -> None:
         """Record a measure's rows."""

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from .experiment import Experiment, Prompt, Rows, Setting
 
 def generate_all(experiment: Experiment, pair: ModelPair) -> None:
     """Generate every setting; one that is complete is not done again."""
-    prompts_read = prompt_cache(pair)
+    decoder_of = decoders(experiment, pair)
     for setting in experiment.settings:
         path = _file(experiment, setting)
         if not path.exists():
-            rows = _rows(experiment, setting, decoder(experiment, pair, setting, prompts_read))
+            rows = _rows(experiment, setting, decoder_of(setting))
             path.parent.mkdir(parents=True, exist_ok=True)
             write_durably(path, "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -27,16 +28,11 @@ def read_generations(experiment: Experiment, setting: Setting) -> Rows:
     return [json.loads(line) for line in lines]
 
 
-def decoder(
-    experiment: Experiment, pair: ModelPair, setting: Setting, prompts_read: PromptCache | None
-) -> Decoder:
-    """One setting's decoder."""
-    return Decoder(pair, setting.rule, batch_size=experiment.batch_size, prompt_cache=prompts_read)
-
-
-def prompt_cache(pair: ModelPair) -> PromptCache | None:
-    """For all decoders of a sweep at byte level: how a prompt is read depends on no budget."""
-    return None if pair.shares_tokens else PromptCache()
+def decoders(experiment: Experiment, pair: ModelPair) -> Callable[[Setting], Decoder]:
+    """A setting's decoder; at byte level prompts are read once for all: no budget decides how."""
+    cache = None if pair.shares_tokens else PromptCache()
+    size = experiment.batch_size
+    return lambda setting: Decoder(pair, setting.rule, batch_size=size, prompt_cache=cache)
 
 
 def _file(experiment: Experiment, setting: Setting) -> Path:
@@ -49,7 +45,8 @@ def _rows(experiment: Experiment, setting: Setting, decoder: Decoder) -> Rows:
         [prompt.prompt for prompt, _ in tasks],
         max_new_tokens=experiment.max_new_tokens,
         repetition_penalty=experiment.repetition_penalty,
-        seed=[_request_seed(prompt, seed) for prompt, seed in tasks],
+        # The same for every setting, another for every work and seed.
+        seed=[zlib.crc32(f"{prompt.id}/{seed}".encode()) for prompt, seed in tasks],
         progress=setting.name,
     )
     return [
@@ -58,35 +55,27 @@ def _rows(experiment: Experiment, setting: Setting, decoder: Decoder) -> Rows:
     ]
 
 
-def _request_seed(prompt: Prompt, seed: int) -> int:
-    """The same for every setting, another for every work and seed."""
-    return zlib.crc32(f"{prompt.id}/{seed}".encode())
-
-
 def _row(
     experiment: Experiment, setting: Setting, prompt: Prompt, seed: int, result: Generation
 ) -> dict[str, Any]:
     if result.error:
         raise ValueError(f"{setting.name}, {prompt.id}, seed {seed}: {result.error}")
-    path = experiment.ledger(setting, prompt, seed)
+    path = experiment.folder / "ledgers" / setting.name / f"{prompt.id}-{seed}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    result.ledger.save(path)
+    ledger = result.ledger
+    ledger.save(path)
+    finite = {"spent": ledger.spent, "bound": ledger.header.bound}
     return {
         "work": prompt.id,
         "seed": seed,
         "text": result.text,
         "pieces": result.pieces,
         "ledger": path.relative_to(experiment.folder).as_posix(),
-        "certified": result.ledger.certified,
-        "spent": _finite(result.ledger.spent),
-        "bound": _finite(result.ledger.header.bound),
-        "debt": result.ledger.header.debt,
-        "is_within_bound": result.ledger.is_within_bound,
+        "certified": ledger.certified,
+        **{name: nats if nats < float("inf") else None for name, nats in finite.items()},
+        "debt": ledger.header.debt,
+        "is_within_bound": ledger.is_within_bound,
         "finish_reason": result.finish_reason,
         "num_tokens": len(result.token_ids),
-        "risky_tokens": sum(not step.accepted for step in result.ledger.steps),
+        "risky_tokens": sum(not step.accepted for step in ledger.steps),
     }
-
-
-def _finite(nats: float) -> float | None:
-    return nats if nats < float("inf") else None

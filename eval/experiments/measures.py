@@ -5,6 +5,7 @@ one is a function here or in a file of its own, and a line in MEASURES.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from ..harness.model import AnchoredLM
 from ..harness.tasks import local_task_results
 from ..quality.bits_per_byte import Excerpt, excerpts, utility
 from .experiment import Experiment, Rows
-from .generations import decoder, prompt_cache, read_generations
+from .generations import decoders, read_generations
 from .summary import recommended, summarize
 
 
@@ -47,11 +48,10 @@ def _utility(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
     """Held-out bits of every setting on every held-out set."""
     rows = []
     for name, texts in experiment.held_out.items():
-        passages, prompts_read = _passages(experiment, pair, texts), prompt_cache(pair)
+        passages, decoder_of = _passages(experiment, pair, texts), decoders(experiment, pair)
         for setting in tqdm(experiment.settings, f"bits per byte, {name}"):
-            result = utility(decoder(experiment, pair, setting, prompts_read), passages)
-            figures = {"nats": result.nats, "num_bytes": result.num_bytes}
-            rows.append({"setting": setting.name, "held_out": name, **figures})
+            result = utility(decoder_of(setting), passages)
+            rows.append({"setting": setting.name, "held_out": name, **asdict(result)})
     return {"utility": rows}
 
 
@@ -67,10 +67,10 @@ def _passages(experiment: Experiment, pair: ModelPair, texts: Sequence[str]) -> 
 def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
     """Accuracy of both models alone and of the recommended budget on the tasks of lm-eval."""
     best = recommended(summarize(experiment)).setting
-    rows, prompts_read = [], prompt_cache(pair)
+    rows, decoder_of = [], decoders(experiment, pair)
     for setting in experiment.settings:
         if setting.k is None or setting == best:
-            model = AnchoredLM(decoder(experiment, pair, setting, prompts_read))
+            model = AnchoredLM(decoder_of(setting))
             answers = local_task_results(model, experiment.task_folder, experiment.tasks)
             rows += [{"setting": setting.name, "task": t, **f} for t, f in answers.items()]
     return {"questions": rows}

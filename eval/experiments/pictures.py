@@ -20,8 +20,6 @@ ALONE: dict[str, tuple[str, Role]] = {SAFE: ("safe", "safe"), RISKY: ("risky", "
 DIVERGENCES = "divergences.jsonl"
 """A ledger that anchored divergences wrote."""
 
-Draw = Callable[[Path], None]
-
 
 def draw_pictures(folder: Path, *, extra: str) -> list[Path]:
     """The pictures of what is recorded in `folder`, written beside it; their paths.
@@ -38,55 +36,41 @@ def draw_pictures(folder: Path, *, extra: str) -> list[Path]:
     return paths
 
 
-def _pictures(folder: Path, extra: str) -> dict[str, Draw]:
+def _pictures(folder: Path, extra: str) -> dict[str, Callable[[Path], None]]:
     """By name; without those whose figures the run did not record."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    pictures: dict[str, Draw] = {"trade_off": lambda path: _draw_trade_off(results, path, extra)}
+    symbol = "byte" if results["settings"].get("safe_vocab_size") else "token"
+    pictures: dict[str, Callable[[Path], None]] = {
+        "trade_off": lambda path: plot_trade_off(
+            [_point(row, extra) for row in results["rows"]],
+            path,
+            utility_name=f"held-out {extra}",
+            symbol=symbol,
+            num_seeds=len(results["settings"]["seeds"]),
+        )
+    }
     if "trajectories" in results:
-        pictures["budgets"] = lambda path: _draw_budgets(results, path)
+        trajectories = [BudgetTrajectory(**trajectory) for trajectory in results["trajectories"]]
+        pictures["budgets"] = lambda path: plot_budget_trajectories(
+            trajectories, path, symbol=symbol
+        )
     if "losses" in results:
-        pictures["losses"] = lambda path: _draw_losses(results, path)
+        curves = [LossCurve(**curve) for curve in results["losses"]]
+        pictures["losses"] = lambda path: plot_loss_curves(curves, path)
     if (folder / DIVERGENCES).exists():
         ledger = Ledger.load(folder / DIVERGENCES)
         pictures["divergences"] = lambda path: plot_divergences(ledger, path)
     return pictures
 
 
-def _draw_trade_off(results: dict[str, Any], path: Path, extra: str) -> None:
-    plot_trade_off(
-        [_point(row, extra) for row in results["rows"]],
-        path,
-        utility_name=f"held-out {extra}",
-        symbol=_symbol(results),
-        num_seeds=len(results["settings"]["seeds"]),
-    )
-
-
 def _point(row: dict[str, Any], extra: str) -> TradeOffPoint:
     label, role = ALONE.get(row["setting"], (row["setting"], "anchored"))
+    ncr = {name: math.nan if each is None else each for name, each in row["ncr"].items()}
     return TradeOffPoint(
         label=label,
         role=role,
-        ncr=_number(row["ncr"]["mean"]),
+        ncr=ncr["mean"],  # JSON has no nan: what is not defined is recorded as null
         num_metrics=row["ncr"].get("num_metrics", len(METRICS)),  # older results are over all
         bits_per_byte=row[f"bits_per_byte/{extra}"],
-        ncr_std=_number(row["ncr"]["std"]),
+        ncr_std=ncr["std"],
     )
-
-
-def _number(recorded: float | None) -> float:
-    """JSON has no nan: what is not defined is recorded as null."""
-    return math.nan if recorded is None else recorded
-
-
-def _draw_budgets(results: dict[str, Any], path: Path) -> None:
-    trajectories = [BudgetTrajectory(**trajectory) for trajectory in results["trajectories"]]
-    plot_budget_trajectories(trajectories, path, symbol=_symbol(results))
-
-
-def _draw_losses(results: dict[str, Any], path: Path) -> None:
-    plot_loss_curves([LossCurve(**curve) for curve in results["losses"]], path)
-
-
-def _symbol(results: dict[str, Any]) -> str:
-    return "byte" if results["settings"].get("safe_vocab_size") else "token"

@@ -1,7 +1,7 @@
 """What an experiment leaves behind: results.json, a table, pictures and a page of texts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..report.tables import (
     markdown_table,
     terminal_table,
 )
-from .experiment import RISKY, Experiment, Setting
+from .experiment import RISKY, Experiment
 from .generations import read_generations
 from .pictures import draw_pictures
 from .summary import recommended, summarize
@@ -72,26 +72,22 @@ def _columns(experiment: Experiment) -> list[Column]:
     ]
 
 
-def _trajectories(experiment: Experiment) -> list[BudgetTrajectory]:
+def _trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
     """One generation of the smallest, a middle and the largest budget."""
     sweep = experiment.budgets
-    shown = (sweep[0], sweep[len(sweep) // 2], sweep[-1])
-    return [_trajectory(experiment, setting) for setting in shown]
-
-
-def _trajectory(experiment: Experiment, setting: Setting) -> BudgetTrajectory:
-    """The setting's first generation that went on to its length, if there is one."""
-    rows = read_generations(experiment, setting)
-    row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
-    ledger = Ledger.load(experiment.folder / row["ledger"])
-    return BudgetTrajectory(
-        label=f"{setting.name}, {row['work']}",
-        k=ledger.header.k,
-        debt=ledger.header.debt,
-        bound=ledger.header.bound,
-        spends=[step.spend for step in ledger.steps],
-        accepted=[step.accepted for step in ledger.steps],
-    )
+    for setting in (sweep[0], sweep[len(sweep) // 2], sweep[-1]):
+        rows = read_generations(experiment, setting)
+        # The first that went on to its length, if there is one.
+        row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
+        ledger = Ledger.load(experiment.folder / row["ledger"])
+        yield BudgetTrajectory(
+            label=f"{setting.name}, {row['work']}",
+            k=ledger.header.k,
+            debt=ledger.header.debt,
+            bound=ledger.header.bound,
+            spends=[step.spend for step in ledger.steps],
+            accepted=[step.accepted for step in ledger.steps],
+        )
 
 
 def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
@@ -104,8 +100,16 @@ def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
     for setting in experiment.settings:
         for row in read_generations(experiment, setting):
             if row["seed"] == experiment.seeds[0]:
-                spans = copied[setting.name, row["work"], row["seed"]]
-                columns.setdefault(row["work"], []).append(_generation(setting, row, spans))
+                has_budget = setting.name != RISKY
+                generation = Generation(
+                    label=setting.name,
+                    pieces=row["pieces"],
+                    copied_spans=copied[setting.name, row["work"], row["seed"]],
+                    spent=row["spent"] if has_budget else None,
+                    bound=row["bound"] if has_budget else None,
+                    finish_reason=row["finish_reason"],
+                )
+                columns.setdefault(row["work"], []).append(generation)
     return [
         SideBySideRecord(
             title=prompt.title,
@@ -115,15 +119,3 @@ def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
         )
         for prompt in experiment.prompts
     ]
-
-
-def _generation(setting: Setting, row: dict[str, Any], spans: list[list[int]]) -> Generation:
-    has_budget = setting.name != RISKY
-    return Generation(
-        label=setting.name,
-        pieces=[(text, accepted) for text, accepted in row["pieces"]],
-        copied_spans=[(start, end) for start, end in spans],
-        spent=row["spent"] if has_budget else None,
-        bound=row["bound"] if has_budget else None,
-        finish_reason=row["finish_reason"],
-    )

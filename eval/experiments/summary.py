@@ -55,23 +55,30 @@ class SettingSummary:
 
 def summarize(experiment: Experiment) -> list[SettingSummary]:
     """Summaries in the order of the settings: p_s, ascending k, p_r."""
-    sweep, extra = experiment.settings, experiment.extra
-    copying = {setting.name: _copying_by_seed(experiment, setting) for setting in sweep}
-    utility = {setting.name: _utility(experiment, setting) for setting in sweep}
-    safe, risky = (utility[name][extra].bits_per_byte for name in (SAFE, RISKY))
+    # The six metrics' means, one mapping a seed in the order of the seeds.
+    copying = experiment.read_rows("copying_means")
+    by_seed = {
+        s.name: [row for row in copying if row["setting"] == s.name] for s in experiment.settings
+    }
+    utility: dict[str, dict[str, Utility]] = {}
+    for row in experiment.read_rows("utility"):
+        of_setting = utility.setdefault(row["setting"], {})
+        of_setting[row["held_out"]] = Utility(nats=row["nats"], num_bytes=row["num_bytes"])
+    bits = {name: sets[experiment.extra].bits_per_byte for name, sets in utility.items()}
+    gap = bits[SAFE] - bits[RISKY]
     return [
         SettingSummary(
             setting=setting,
             copying={
-                metric: over_seeds([means[metric] for means in copying[setting.name]])
+                metric: over_seeds([means[metric] for means in by_seed[setting.name]])
                 for metric in METRICS
             },
-            ncr=ncr_over_seeds(copying[setting.name], risky=copying[RISKY], safe=copying[SAFE]),
+            ncr=ncr_over_seeds(by_seed[setting.name], risky=by_seed[RISKY], safe=by_seed[SAFE]),
             utility=utility[setting.name],
-            gap_closed=_share(safe - utility[setting.name][extra].bits_per_byte, safe - risky),
+            gap_closed=(bits[SAFE] - bits[setting.name]) / gap if gap > 0 else math.nan,
             **_spends(experiment, setting),
         )
-        for setting in sweep
+        for setting in experiment.settings
     ]
 
 
@@ -82,21 +89,6 @@ def recommended(summaries: list[SettingSummary]) -> SettingSummary:
     if not protected:
         return max(anchored, key=lambda summary: _or_least(summary.ncr.mean))
     return max(protected, key=lambda summary: _or_least(summary.gap_closed))
-
-
-def _copying_by_seed(experiment: Experiment, setting: Setting) -> list[dict[str, float]]:
-    """The six metrics' means, one mapping a seed in the order of the seeds."""
-    rows = experiment.read_rows("copying_means")
-    return [row for row in rows if row["setting"] == setting.name]
-
-
-def _utility(experiment: Experiment, setting: Setting) -> dict[str, Utility]:
-    rows = experiment.read_rows("utility")
-    return {
-        row["held_out"]: Utility(nats=row["nats"], num_bytes=row["num_bytes"])
-        for row in rows
-        if row["setting"] == setting.name
-    }
 
 
 def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
@@ -116,10 +108,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     given = list(values)
     known = [value for value in given if value is not None]
     return sum(known) / len(known) if len(known) == len(given) else None
-
-
-def _share(part: float, gap: float) -> float:
-    return part / gap if gap > 0 else math.nan
 
 
 def _or_least(value: float) -> float:

@@ -5,21 +5,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.axes import Axes
 
-from .style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    ROLE_STYLE,
-    VERMILION,
-    Role,
-    figure_style,
-    new_figure,
-    save_figure,
-)
+from . import style
+from .style import Role, figure_style, new_figure, save_figure
 
 _BUDGET_CAPTION: Final = (
     "k nats accrue with every {symbol}. They first pay the debt of the prompt (shaded); then they "
@@ -85,35 +76,22 @@ def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
     accrued = [step * trajectory.k for step in steps]
     allowance = [max(0.0, nats - trajectory.debt) for nats in accrued]
     spent = list(itertools.accumulate(trajectory.spends))
-    axes.axhline(trajectory.bound, color=GREY, linestyle=":", linewidth=1.2, label="bound")
+    axes.axhline(trajectory.bound, color=style.GREY, linestyle=":", linewidth=1.2, label="bound")
     axes.fill_between(
-        steps, allowance, accrued, color=ORANGE, alpha=0.25, linewidth=0, label="debt"
+        steps, allowance, accrued, color=style.ORANGE, alpha=0.25, linewidth=0, label="debt"
     )
-    axes.plot(steps, spent, color=BLUE, linewidth=2.4, label="spent")
+    axes.plot(steps, spent, color=style.BLUE, linewidth=2.4, label="spent")
     # Over the line of what was spent, which often lies on it.
-    axes.plot(steps, allowance, "--", color=ORANGE, linewidth=1.2, label="allowance")
-    _draw_interventions(axes, trajectory)
+    axes.plot(steps, allowance, "--", color=style.ORANGE, linewidth=1.2, label="allowance")
+    rejected = [step for step, kept in enumerate(trajectory.accepted, start=1) if not kept]
+    look: dict[str, Any] = {"color": style.VERMILION, "markersize": 6}
+    look |= {"transform": axes.get_xaxis_transform(), "label": "risky model intervened"}
+    axes.plot(rejected, [0.02] * len(rejected), "|", **look)
     axes.set_title(
         f"{trajectory.label}\ndebt {trajectory.debt:.3g}, bound {trajectory.bound:.4g} nats"
     )
     top = max([trajectory.bound, *accrued, *spent]) or 1.0
     axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip of their own below 0
-
-
-def _draw_interventions(axes: Axes, trajectory: BudgetTrajectory) -> None:
-    rejected = [step for step, kept in enumerate(trajectory.accepted, start=1) if not kept]
-    axes.plot(
-        rejected,
-        [0.02] * len(rejected),
-        "|",
-        color=VERMILION,
-        markersize=6,
-        transform=axes.get_xaxis_transform(),
-        label="risky model intervened",
-    )
-
-
-_LINE_STYLES: Final = ("-", "--", "-.", ":")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,8 +122,8 @@ def plot_loss_curves(curves: Sequence[LossCurve], path: Path) -> None:
             f"{2 * half_width + 1} records.",
         )
         axes = figure.add_subplot()
-        for curve, dashes in zip(curves, itertools.cycle(_LINE_STYLES), strict=False):
-            colour = ROLE_STYLE[curve.role][0]
+        for curve, dashes in zip(curves, itertools.cycle(("-", "--", "-.", ":")), strict=False):
+            colour = style.ROLE_STYLE[curve.role][0]
             axes.plot(curve.steps, curve.losses_nats, color=colour, alpha=0.25, linewidth=0.8)
             smooth = _running_mean(curve.losses_nats, half_width)
             axes.plot(curve.steps, smooth, dashes, color=colour, linewidth=1.6, label=curve.label)

@@ -89,7 +89,6 @@ def label_points(
     labels: Sequence[str],
     *,
     lines: Sequence[Sequence[tuple[float, float]]] = (),
-    font_size: float = 9,
 ) -> list[Annotation]:
     """Write each label near its point, at the free place that is closest to it.
 
@@ -109,7 +108,7 @@ def label_points(
             xytext=(0, 0),
             textcoords="offset points",
             arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3},
-            fontsize=font_size,
+            fontsize=9,
         )
         annotation.set_in_layout(False)  # else each label would move the points
         others = [to_pixels(other) for other in positions if other != position]

@@ -62,8 +62,8 @@ def plot_trade_off(
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
         placed = [point for point in points if not math.isnan(point.ncr)]
         positions = [(point.ncr, point.bits_per_byte) for point in placed]
-        lines = [[(p.ncr, p.bits_per_byte) for p in placed if _is_joined(p)]]
-        lines += [*_error_bar_lines(placed), _high_protection_line(axes)]
+        lines = [[(p.ncr, p.bits_per_byte) for p in placed if p.role == "anchored"]]
+        lines += [*_error_bar_lines(placed), [(HIGH_PROTECTION, y) for y in axes.get_ylim()]]
         lines = [line for line in lines if line]
         label_points(axes, positions, [point.label for point in placed], lines=lines)
         save_figure(figure, path)
@@ -79,7 +79,7 @@ def _draw_role(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
     # Capped: a bar along the line through the points would not show without its ends. The caps are
     # narrower than a point, which hides those of a bar of next to no length.
     axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=colour, elinewidth=1, capsize=3)
-    line = "-" if _is_joined(points[0]) else "none"
+    line = "-" if points[0].role == "anchored" else "none"
     axes.plot(x, y, color=colour, marker=marker, markersize=7, linestyle=line, label=name, zorder=3)
 
 
@@ -89,10 +89,6 @@ def _scope(points: Sequence[TradeOffPoint]) -> str:
     if counts == [len(METRICS)]:
         return ""
     return f" over {' or '.join(map(str, counts))} of {len(METRICS)} metrics"
-
-
-def _is_joined(point: TradeOffPoint) -> bool:
-    return point.role == "anchored"
 
 
 def _error_bar(point: TradeOffPoint) -> tuple[float, float]:
@@ -119,10 +115,6 @@ def _trade_off_caption(points: Sequence[TradeOffPoint], num_seeds: int) -> str:
     if not any(sum(_error_bar(point)) for point in points):
         return caption
     return f"{caption}\nBars: one standard deviation over {num_seeds} seeds, to either side."
-
-
-def _high_protection_line(axes: Axes) -> list[tuple[float, float]]:
-    return [(HIGH_PROTECTION, y) for y in axes.get_ylim()]
 
 
 def _draw_high_protection(axes: Axes) -> None:

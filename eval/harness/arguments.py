@@ -1,7 +1,7 @@
 """The model arguments of lm-eval, values by name, as a decoder."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -48,9 +48,7 @@ class HarnessArguments:
         settings = {**_asked(defaults, num_processes=given.get("tp_size", 1)), **given}
         if missing := [name for name in ("safe", "risky") if not settings.get(name)]:
             raise ValueError(f"model arguments need {' and '.join(missing)}: a model folder each")
-        batch_size = _batch_size(
-            settings.pop("batch_size", "auto"), settings.pop("max_batch_size", None)
-        )
+        batch_size = _batch_size(settings)
         counts = {
             name: _whole_number(name, value)
             for name, value in _taken(settings, ("max_gen_toks", "seed")).items()
@@ -80,13 +78,14 @@ def _asked(defaults: Mapping[str, Any], *, num_processes: int) -> dict[str, Any]
     return asked
 
 
-def _taken(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Settings of these names, which are then no longer among the others."""
-    return {name: settings.pop(name) for name in names if name in settings}
+def _taken(settings: dict[str, Any], names: Iterable[str], prefix: str = "") -> dict[str, Any]:
+    """Settings of these names behind the prefix, which are then no longer among the others."""
+    return {name: settings.pop(prefix + name) for name in names if prefix + name in settings}
 
 
-def _batch_size(size: Any, largest: Any) -> int:
-    """size: a whole number, or "auto" or "auto:N" for BATCH_SIZE, at most `largest`."""
+def _batch_size(settings: dict[str, Any]) -> int:
+    """A whole number; for "auto" or "auto:N" BATCH_SIZE, at most max_batch_size."""
+    size, largest = settings.pop("batch_size", "auto"), settings.pop("max_batch_size", None)
     if not str(size).startswith("auto"):
         return _whole_number("batch_size", size)
     return BATCH_SIZE if largest is None else min(BATCH_SIZE, int(largest))
@@ -94,38 +93,30 @@ def _batch_size(size: Any, largest: Any) -> int:
 
 def _places(settings: dict[str, Any]) -> dict[str, Any]:
     """Where the models go, and how the risky one is quantised."""
-    given = _taken(settings, PLACES)
-    places: dict[str, Any] = {}
-    device, risky_device = given.get("device"), given.get("risky_device")
-    if risky_device is not None:
-        places["device"] = {"safe": device_of(device, "safe"), "risky": risky_device}
-    elif device is not None:
-        places["device"] = device
-    if (quantization := given.get("risky_quantization")) is not None:
-        places["risky_quantization"] = quantization_config(quantization)
+    places = {n: v for n, v in _taken(settings, PLACES).items() if v is not None}
+    if (risky_device := places.pop("risky_device", None)) is not None:
+        safe_device = device_of(places.get("device"), "safe")
+        places["device"] = {"safe": safe_device, "risky": risky_device}
+    if "risky_quantization" in places:
+        places["risky_quantization"] = quantization_config(places["risky_quantization"])
     return places
 
 
 def _options(settings: dict[str, Any]) -> dict[str, LoadOptions]:
     """safe_revision, risky_device_map and the like: every field of LoadOptions, by model."""
     names = [field.name for field in fields(LoadOptions)]
-    own = {model: _prefixed(settings, f"{model}_", names) for model in ("safe", "risky")}
+    own = {model: _taken(settings, names, f"{model}_") for model in ("safe", "risky")}
     return {f"{model}_options": LoadOptions(**values) for model, values in own.items() if values}
 
 
 def _decoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """level, engine, speculate; prompt_ratios, a file; byte_mode and the like of ByteSettings."""
     own = _taken(settings, DECODER)
-    if byte := _prefixed(settings, "byte_", [field.name for field in fields(ByteSettings)]):
+    if byte := _taken(settings, [field.name for field in fields(ByteSettings)], "byte_"):
         own["byte_settings"] = ByteSettings(**byte)
     if "prompt_ratios" in settings:
         own["prompt_ratios"] = PromptRatios.load(settings.pop("prompt_ratios"))
     return own
-
-
-def _prefixed(settings: dict[str, Any], prefix: str, names: list[str]) -> dict[str, Any]:
-    taken = _taken(settings, tuple(prefix + name for name in names))
-    return {name.removeprefix(prefix): value for name, value in taken.items()}
 
 
 def _whole_number(name: str, value: Any) -> int:

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
@@ -49,6 +50,7 @@ class AnchoredLM(TemplateLM):
         super().__init__()
         self.decoder = decoder
         self.tokenizer = decoder.pair.tokenizer
+        self._deals_in_bytes = decoder.level.name == "byte"
         self.max_gen_toks = max_gen_toks
         self.seed = seed
 
@@ -80,10 +82,6 @@ class AnchoredLM(TemplateLM):
         """
         arguments = HarnessArguments.of(arg_dict, additional_config or {})
         return cls(arguments.make_decoder(), **arguments.counts)
-
-    @property
-    def _deals_in_bytes(self) -> bool:
-        return self.decoder.level.name == "byte"
 
     @property
     def eot_token_id(self) -> int:
@@ -140,8 +138,7 @@ class AnchoredLM(TemplateLM):
         if add_special_tokens is None:
             bos_token = self.tokenizer.bos_token
             add_special_tokens = not (bos_token and string.startswith(bos_token))
-        token_ids = self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
-        return list(token_ids)
+        return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
 
     def _loglikelihood_tokens(
         self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **_: Any
@@ -173,18 +170,12 @@ class AnchoredLM(TemplateLM):
         A text longer than the models' context is cut into windows, each with a context (one token,
         the last window more) and a budget of its own.
         """
-        windows: list[TokenRequest] = []
-        owners: list[int] = []
-        for index, request in enumerate(requests):
-            cut = self._rolling_windows(request.args[0])
-            windows += cut
-            owners += [index] * len(cut)
-        totals = [0.0] * len(requests)
-        answers = self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm)
-        for owner, (log_prob, _) in zip(owners, answers, strict=True):
-            totals[owner] += log_prob
-        for request, total in zip(requests, totals, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        windows = [self._rolling_windows(request.args[0]) for request in requests]
+        answers = iter(self._loglikelihood_tokens(list(chain(*windows)), disable_tqdm=disable_tqdm))
+        totals = []
+        for request, own in zip(requests, windows, strict=True):
+            totals.append(sum((log_prob for log_prob, _ in islice(answers, len(own))), 0.0))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
         return totals
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
@@ -228,8 +219,8 @@ class AnchoredLM(TemplateLM):
                     f"the models read {limit} tokens"
                 )
             fitted.append(context if limit is None else context[-(limit - len(continuation)) :])
-        originals = [context for _, context, _ in requests]
-        _warn_of_cuts(sum(len(a) < len(b) for a, b in zip(fitted, originals, strict=True)))
+        pairs = zip(fitted, requests, strict=True)
+        _warn_of_cuts(sum(len(kept) < len(context) for kept, (_, context, _) in pairs))
         return fitted
 
     def _rolling_windows(self, text: str) -> list[TokenRequest]:
@@ -282,19 +273,15 @@ def _generation_settings(
     settings = dict(normalize_gen_kwargs(gen_kwargs, default_max_gen_toks))
     max_new_tokens = int(settings.pop("max_gen_toks"))
     stop = tuple(text for text in settings.pop("until") if text)
-    wants_sampling = settings.pop("do_sample")
-    temperature = settings.pop("temperature", 1.0) if wants_sampling else 0.0
-    settings.pop("temperature", None)
+    temperature = settings.pop("temperature", 1.0)
+    if not settings.pop("do_sample"):
+        temperature = 0.0
     if unknown := sorted(set(settings) - set(SAMPLING_SETTINGS)):
         raise ValueError(
             f"generation settings must be among {', '.join(SAMPLING_SETTINGS)}, got {unknown}"
         )
-    return max_new_tokens, {
-        "repetition_penalty": 1.0,
-        **settings,
-        "temperature": temperature,
-        "stop": stop,
-    }
+    fixed = {"temperature": temperature, "stop": stop}
+    return max_new_tokens, {"repetition_penalty": 1.0, **settings, **fixed}
 
 
 def _warn_of_cuts(num_cut: int) -> None:

@@ -1,7 +1,7 @@
 """Tasks of lm-evaluation-harness from a folder on this machine, without the network."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,15 +44,14 @@ def local_task_results(
         log_samples=False,
         bootstrap_iters=1000,  # for metrics without a closed-form standard error; acc has one
     )
-    return {task: _metrics(values) for task, values in evaluated["results"].items()}
-
-
-def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers, with lm-eval's filter name "none" left out of "acc,none"."""
+    # Numbers alone, and lm-eval's filter name "none" left out of "acc,none".
     return {
-        name.removesuffix(",none"): float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float)
+        task: {
+            name.removesuffix(",none"): float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
+        for task, values in evaluated["results"].items()
     }
 
 

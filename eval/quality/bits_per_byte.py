@@ -58,10 +58,8 @@ class Utility:
         """(bits per byte saved against `other` on the same excerpts, standard error of that)."""
         if self.num_bytes != other.num_bytes:
             raise ValueError("utilities can be compared on the same excerpts only")
-        saved = [
-            (theirs - ours) / math.log(2)
-            for theirs, ours in zip(other.nats, self.nats, strict=True)
-        ]
+        pairs = zip(other.nats, self.nats, strict=True)
+        saved = [(theirs - ours) / math.log(2) for theirs, ours in pairs]
         return math.fsum(saved) / sum(self.num_bytes), _ratio_standard_error(saved, self.num_bytes)
 
 
@@ -79,14 +77,8 @@ def excerpts(
     tokenizer: num_bytes are the UTF-8 bytes that the scored tokens add to the prompt's text.
     """
     limit = num_prompt_tokens + num_tokens
-    cut = (
-        _excerpt(
-            tokenizer,
-            tokenizer(text, truncation=True, max_length=limit)["input_ids"],
-            num_prompt_tokens=num_prompt_tokens,
-        )
-        for text in texts
-    )
+    encoded = (tokenizer(text, truncation=True, max_length=limit)["input_ids"] for text in texts)
+    cut = (_excerpt(tokenizer, token_ids, num_prompt_tokens) for token_ids in encoded)
     return [excerpt for excerpt in cut if excerpt.num_bytes > 0]
 
 
@@ -114,7 +106,7 @@ def utility(
 
 
 def _excerpt(
-    tokenizer: PreTrainedTokenizerFast, token_ids: list[int], *, num_prompt_tokens: int
+    tokenizer: PreTrainedTokenizerFast, token_ids: list[int], num_prompt_tokens: int
 ) -> Excerpt:
     """Without bytes where no whole character is left to score."""
 
@@ -127,11 +119,9 @@ def _excerpt(
     lengths = range(min(num_prompt_tokens, len(token_ids)), len(token_ids) + 1)
     start = next(filter(is_whole, lengths), len(token_ids))
     end = next(filter(is_whole, reversed(lengths)), start)
-    before, text = text_of(start), text_of(end)
+    num_bytes = len(text_of(end).encode()) - len(text_of(start).encode())
     return Excerpt(
-        prompt_token_ids=token_ids[:start],
-        token_ids=token_ids[start:end],
-        num_bytes=len(text.encode()) - len(before.encode()),
+        prompt_token_ids=token_ids[:start], token_ids=token_ids[start:end], num_bytes=num_bytes
     )
 
 

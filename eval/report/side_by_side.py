@@ -87,20 +87,15 @@ def _column(generation: Generation) -> str:
 
 def _runs(generation: Generation) -> Iterator[tuple[str, bool, bool]]:
     """Longest stretches of one look: text, whether it is copied, whether the risky model chose."""
-    length = sum(len(text) for text, _ in generation.pieces)
-    is_copied = [False] * length
-    for start, end in generation.copied_spans:
-        is_copied[start:end] = [True] * (end - start)
-    characters = (
-        (character, accepted) for text, accepted in generation.pieces for character in text
-    )
+    copied = {i for start, end in generation.copied_spans for i in range(start, end)}
+    characters = ((each, accepted) for text, accepted in generation.pieces for each in text)
     looks = (
         # An underlined space hangs on to the end of the line when the text wraps there.
-        (character, copied, not accepted and not character.isspace())
-        for (character, accepted), copied in zip(characters, is_copied, strict=True)
+        (character, place in copied, not accepted and not character.isspace())
+        for place, (character, accepted) in enumerate(characters)
     )
-    for (copied, chosen), run in itertools.groupby(looks, key=lambda look: look[1:]):
-        yield "".join(character for character, _, _ in run), copied, chosen
+    for (is_copied, is_risky), run in itertools.groupby(looks, key=lambda look: look[1:]):
+        yield "".join(character for character, _, _ in run), is_copied, is_risky
 
 
 def _marked(text: str, is_copied: bool, is_risky: bool) -> str:

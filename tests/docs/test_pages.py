@@ -128,15 +128,11 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_extras_exist(words)
     elif words[0] == "anchored":
         with monkeypatch.context() as patches:
-            if not_run(line):
+            if any(words in line for words in NOT_RUN):
                 read_options_only(words[1:], patches)
             assert status(words[1:]) == 0, line
     else:
         pytest.fail(f"nothing here can run {line!r}")
-
-
-def not_run(line: str) -> bool:
-    return any(words in line for words in NOT_RUN)
 
 
 def status(words: list[str]) -> object:

@@ -29,18 +29,9 @@ from .options import BenchByteConfig, Table
 from .timing import deviation, in_turns
 
 WIDTH = 17
-DECODE_TITLES = (
-    "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token",
-    "nodes/fwd", "max TV",
-)  # fmt: skip
-PROMPT_TITLES = ("prompt", "debt ms", "error", "x prefill", "first byte ms", "error", "x no debt")
-CONTEXT_TITLES = ("context", "tree us/byte", "error", "x first")
-LONG_CONTEXT_TITLES = (
-    "both models", "safe tokens", "risky tokens", "read s", "ms/byte", "error", "x first",
-    "peak MiB", "(L, V) MiB",
-)  # fmt: skip
-STRING_TITLES = ("hard strings", "number", "us/byte", "error", "x first", "worst ms/byte")
 NUM_STRINGS = 1500
+Rows = Iterator[tuple[str, ...]]
+"""Of a table, the titles first."""
 
 
 def run(config: BenchByteConfig) -> int:
@@ -57,28 +48,9 @@ def run(config: BenchByteConfig) -> int:
         f"of unseen text, best of {config.runs} runs, error: their standard deviation"
     )
     for name in config.tables:
-        for line in _table(name, pair, config):
-            print(text_tables.line(line, WIDTH), flush=True)
+        text_tables.print_lines(TABLES[name](pair, config), WIDTH)
         print()
     return 0
-
-
-def _table(name: Table, pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
-    if name == "tree":
-        return context_table(pair, config)
-    if name == "strings":
-        return string_table(pair, config)
-    if name == "context":
-        return long_context_table(pair, config)
-    unseen = unseen_texts(pair, config)
-    if name == "prompt":
-        return prompt_table(pair, config, unseen)
-    if name == "unseen":
-        return decode_table(pair, config, name, unseen)
-    drawn = drawn_texts(
-        pair, unseen, new_bytes=config.new_bytes, prefetch=config.prefetch, seed=config.seed
-    )
-    return decode_table(pair, config, name, drawn)
 
 
 def measured_pair(config: BenchByteConfig) -> BytePair:
@@ -106,9 +78,19 @@ def unseen_texts(pair: BytePair, config: BenchByteConfig) -> Texts:
     return Texts(text[: config.prompt_bytes], text[config.prompt_bytes :])
 
 
-def decode_table(
-    pair: BytePair, config: BenchByteConfig, kind: str, texts: Texts
-) -> Iterator[tuple[str, ...]]:
+def drawn_table(pair: BytePair, config: BenchByteConfig) -> Rows:
+    """`decode_table` over what the pair itself makes of the unseen prompt."""
+    unseen, length = unseen_texts(pair, config), config.new_bytes
+    texts = drawn_texts(pair, unseen, new_bytes=length, prefetch=config.prefetch, seed=config.seed)
+    return decode_table(pair, config, "drawn", texts)
+
+
+def unseen_table(pair: BytePair, config: BenchByteConfig) -> Rows:
+    """`decode_table` over the unseen text."""
+    return decode_table(pair, config, "unseen", unseen_texts(pair, config))
+
+
+def decode_table(pair: BytePair, config: BenchByteConfig, kind: str, texts: Texts) -> Rows:
     """A byte of both models against the plain forwards of the same text; the projection apart."""
     engines = {
         "exact": (ByteEvaluation(), ByteEvaluation()),
@@ -127,17 +109,19 @@ def decode_table(
         works["official"] = partial(official.walk_s, texts)
     seconds = in_turns(works, config.runs)
     tokens = {name: num_tokens(model, texts) for name, model in pair.models.items()}
-    yield (f"{kind} text", *DECODE_TITLES)
+    yield (
+        *(f"{kind} text", "ms/byte", "error", "x plain", "safe fwd/token", "risky fwd/token"),
+        *("nodes/fwd", "max TV"),
+    )
     for name, times in seconds.items():
         figures = _time_cells(times, seconds["plain"], len(texts.rest))
         cells = walks[name].cells(tokens) if name in walks else ("-",) * 4
         yield (name, *figures, *cells)
 
 
-def prompt_table(
-    pair: BytePair, config: BenchByteConfig, texts: Texts
-) -> Iterator[tuple[str, ...]]:
+def prompt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     """The debt of a prompt against two plain prefills; the first byte with debt and without."""
+    texts = unseen_texts(pair, config)
     ends: dict[str, tuple[PromptScores, PromptScores]] = {
         "no debt": ("none", "none"),
         "exact": ("exact", "exact"),
@@ -152,7 +136,7 @@ def prompt_table(
         works["official"] = partial(official.first_byte_s, texts, has_debt=True)
         works["official debt"] = partial(official.debt_s, texts)
     seconds = in_turns(works, config.runs)
-    yield PROMPT_TITLES
+    yield ("prompt", "debt ms", "error", "x prefill", "first byte ms", "error", "x no debt")
     yield ("prefill", *_time_cells(seconds["prefill"], seconds["prefill"], 1), "-", "-", "-")
     for name in [name for name in works if name not in ("prefill", "official debt")]:
         debt = ("-", "-", "-")
@@ -164,7 +148,7 @@ def prompt_table(
         yield (name, *debt, *_time_cells(seconds[name], seconds[without], 1))
 
 
-def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+def tree_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     """Work outside the risky model, a byte, behind contexts of some lengths."""
     vocabulary = pair.models["risky"].vocabulary
     works = {
@@ -174,17 +158,17 @@ def context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str
         for length in config.contexts
     }
     seconds = in_turns(works, config.runs)
-    yield CONTEXT_TITLES
+    yield ("context", "tree us/byte", "error", "x first")
     first = next(iter(seconds.values()))
     for name, times in seconds.items():
         cells = _time_cells(times, first, config.new_bytes / 1e3)
         yield (f"{name} tokens", *cells)
 
 
-def string_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+def string_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     """A byte of random strings that pretokenizers find hard: the trees alone, and the worst one."""
     strings = draw_hard_strings(NUM_STRINGS, seed=config.seed, longest=30)
-    yield STRING_TITLES
+    yield ("hard strings", "number", "us/byte", "error", "x first", "worst ms/byte")
     first = None
     for model in pair.models.values():
         texts = [model.vocabulary.normalize(text) for text in strings]
@@ -202,11 +186,14 @@ def string_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str,
         )
 
 
-def long_context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tuple[str, ...]]:
+def long_context_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     """A byte of both models behind contexts of some lengths, reading them, and the memory."""
     settings = ByteSettings(debt=config.context_debt, prefetch=config.prefetch)
     evaluations = [settings.evaluation(name) for name in pair.models]
-    yield LONG_CONTEXT_TITLES
+    yield (
+        *("both models", "safe tokens", "risky tokens", "read s", "ms/byte", "error", "x first"),
+        *("peak MiB", "(L, V) MiB"),
+    )
     first = None
     for length in config.contexts:
         work = context_work(pair, evaluations, num_tokens=length, num_bytes=config.new_bytes)
@@ -221,6 +208,16 @@ def long_context_table(pair: BytePair, config: BenchByteConfig) -> Iterator[tupl
             f"{work.peak_mib:.0f}",
             f"{work.stored_mib:.0f}",
         )
+
+
+TABLES: dict[Table, Callable[[BytePair, BenchByteConfig], Rows]] = {
+    "drawn": drawn_table,
+    "unseen": unseen_table,
+    "prompt": prompt_table,
+    "tree": tree_table,
+    "strings": string_table,
+    "context": long_context_table,
+}
 
 
 def _time_cells(seconds: list[float], baseline: list[float], num: float) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from anchored.pretrain.tokens.bpe import SplitRule, pre_tokenizer
 from .random_inputs import random_llama
 
 END = "<|endoftext|>"
-RULES: tuple[SplitRule, SplitRule] = ("gpt2", "llama3")
+RULES: dict[str, SplitRule] = {"safe": "gpt2", "risky": "llama3"}
 AREAS = ("decode", "kernels", "pretrain", "eval", "tools")
 SUFFIXES = (".py", ".txt", ".md")
 HELD_OUT_EVERY = 10
@@ -31,23 +31,21 @@ PUBLISHED = {
 LEARNING_RATE = 2e-3
 
 
-@dataclass(frozen=True, slots=True)
 class ByteModel:
     """A Llama and its tokenizer, as text and as bytes."""
 
-    model: LlamaForCausalLM
-    tokenizer: Tokenizer
-    vocabulary: ByteVocabulary
-    begin: str = END
-    """The token before a text, and"""
-    end: str = END
-    """the one behind it."""
+    def __init__(
+        self, model: LlamaForCausalLM, tokenizer: Tokenizer, begin: str = END, end: str = END
+    ) -> None:
+        """begin, end: the tokens before and behind a text; ValueError if there is no such token."""
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self._special = {"bos_token": begin, "eos_token": end}
+        begin_id, end_id = (_token_id(tokenizer, token) for token in (begin, end))
+        self.vocabulary = ByteVocabulary(tokenizer, [end_id], begin_id)
 
     def pretrained_tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer as transformers has it."""
-        return PreTrainedTokenizerFast(
-            tokenizer_object=self.tokenizer, bos_token=self.begin, eos_token=self.end
-        )
+        return PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, **self._special)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +61,15 @@ def trained_pair(
 ) -> BytePair:
     """Train both models for `train_steps` steps of 512 tokens."""
     files = sorted(_text_files())
-    train = [path.read_text() for place, path in enumerate(files) if place % HELD_OUT_EVERY]
-    models = {
-        name: _trained_model(rule, size, train, train_steps, context_length, seed + place)
-        for place, (name, rule, size) in enumerate(
-            zip(("safe", "risky"), RULES, vocab_sizes, strict=True)
-        )
-    }
+    texts = [path.read_text() for place, path in enumerate(files) if place % HELD_OUT_EVERY]
+    models = {}
+    for place, (name, rule) in enumerate(RULES.items()):
+        tokenizer = _trained_tokenizer(rule, vocab_sizes[place], texts)
+        end = _token_id(tokenizer, END)
+        token_ids = [token for text in texts for token in [end, *tokenizer.encode(text).ids]]
+        model = _small_llama(tokenizer.get_vocab_size(), context_length, seed + place)
+        _train(model, torch.tensor(token_ids), train_steps, seed + place)
+        models[name] = ByteModel(model, tokenizer)
     return BytePair(models, _held_out())
 
 
@@ -85,10 +85,7 @@ def published_pair(folder: Path, *, context_length: int, seed: int = 0) -> ByteP
             raise FileNotFoundError(f"there is no {path}")
         tokenizer = Tokenizer.from_file(str(path))
         model = _small_llama(tokenizer.get_vocab_size(), context_length, seed + place)
-        vocabulary = ByteVocabulary(
-            tokenizer, [_token_id(tokenizer, end)], _token_id(tokenizer, begin)
-        )
-        models[name] = ByteModel(model.eval(), tokenizer, vocabulary, begin, end)
+        models[name] = ByteModel(model, tokenizer, begin, end)
     return BytePair(models, _held_out())
 
 
@@ -109,18 +106,14 @@ def load_pair(folder: Path) -> BytePair:
     """What `save_pair` wrote. Raises ValueError for another folder."""
     if not (folder / HELD_OUT).is_file():
         raise ValueError(f"{folder} holds no trained pair: name a new folder")
-    models = {}
-    for name in ("safe", "risky"):
-        tokenizer = Tokenizer.from_file(str(folder / name / "tokenizer.json"))
-        model = LlamaForCausalLM.from_pretrained(folder / name)
-        models[name] = _byte_model(model, tokenizer)
+    models = {
+        name: ByteModel(
+            LlamaForCausalLM.from_pretrained(folder / name),
+            Tokenizer.from_file(str(folder / name / "tokenizer.json")),
+        )
+        for name in RULES
+    }
     return BytePair(models, (folder / HELD_OUT).read_bytes())
-
-
-def _byte_model(model: LlamaForCausalLM, tokenizer: Tokenizer) -> ByteModel:
-    return ByteModel(
-        model.eval(), tokenizer, ByteVocabulary(tokenizer, [_token_id(tokenizer, END)])
-    )
 
 
 def _token_id(tokenizer: Tokenizer, token: str) -> int:
@@ -136,14 +129,7 @@ def _text_files() -> list[Path]:
     return [path for path in found if path.suffix in SUFFIXES]
 
 
-def _trained_model(
-    rule: SplitRule,
-    vocab_size: int,
-    texts: list[str],
-    train_steps: int,
-    context_length: int,
-    seed: int,
-) -> ByteModel:
+def _trained_tokenizer(rule: SplitRule, vocab_size: int, texts: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizer(rule)
     trainer = BpeTrainer(
@@ -153,11 +139,7 @@ def _trained_model(
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    end = tokenizer.token_to_id(END)
-    token_ids = [token for text in texts for token in [end, *tokenizer.encode(text).ids]]
-    model = _small_llama(tokenizer.get_vocab_size(), context_length, seed)
-    _train(model, torch.tensor(token_ids), train_steps, seed)
-    return _byte_model(model, tokenizer)
+    return tokenizer
 
 
 def _small_llama(vocab_size: int, context_length: int, seed: int) -> LlamaForCausalLM:

@@ -73,37 +73,32 @@ class Walk:
     ) -> None:
         self.pair, self.texts = pair, texts
         self.evaluations = [replace(each, prompt_scores="none") for each in evaluations]
-        self.work: list[ByteCounts] = []
+        self._before: list[ByteCounts] = []
+        self._after: list[ByteCounts] = []
 
     def seconds(self) -> float:
         streams = byte_streams(self.pair, self.evaluations)
         for stream in streams:
             stream.read([self.texts.prompt], [0])
-        before = [replace(stream.counts(0)) for stream in streams]
+        self._before = [replace(stream.counts(0)) for stream in streams]
         with Stopwatch(THREAD) as watch:
             for byte in self.texts.rest:
                 for stream in streams:
                     stream.feed_rows([0], [[byte]])
-        seconds = watch.seconds
-        self.work = [_difference(s.counts(0), b) for s, b in zip(streams, before, strict=True)]
-        return seconds
+        self._after = [stream.counts(0) for stream in streams]
+        return watch.seconds
 
     def cells(self, tokens: dict[str, int]) -> tuple[str, ...]:
-        safe, risky = self.work
+        """Work behind the prompt, by tokens of each model."""
+        pairs = list(zip(self._before, self._after, strict=True))
+        safe, risky = (after.num_forwards - before.num_forwards for before, after in pairs)
+        before, after = pairs[1]
         return (
-            f"{safe.num_forwards / tokens['safe']:.2f}",
-            f"{risky.num_forwards / tokens['risky']:.2f}",
-            f"{risky.num_nodes / max(1, risky.num_forwards):.1f}",
-            f"{risky.max_total_variation:.1e}",
+            f"{safe / tokens['safe']:.2f}",
+            f"{risky / tokens['risky']:.2f}",
+            f"{(after.num_nodes - before.num_nodes) / max(1, risky):.1f}",
+            f"{after.max_total_variation:.1e}",
         )
-
-
-def _difference(after: ByteCounts, before: ByteCounts) -> ByteCounts:
-    return replace(
-        after,
-        num_forwards=after.num_forwards - before.num_forwards,
-        num_nodes=after.num_nodes - before.num_nodes,
-    )
 
 
 def byte_streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from statistics import median
 
 import torch
@@ -27,16 +28,9 @@ MALLOC_WARM_UP_BYTES = 30 * 2**20
 BUDGET_NATS = 0.5
 WIDTH = 15
 TITLES = (
-    "batch",
-    "paper solve ms",
-    "our solve ms",
-    "ratio",
-    "official step",  # of the authors' package, where it is installed
-    "our step ms",
-    "ratio",
-    "paper over",
-    "our over",
-    "our shortfall",
+    *("batch", "paper solve ms", "our solve ms", "ratio"),
+    *("official step", "our step ms", "ratio"),  # of the authors' package, where it is installed
+    *("paper over", "our over", "our shortfall"),
 )
 
 
@@ -52,9 +46,8 @@ def run(config: BenchKernelConfig) -> int:
             f"median of {NUM_RUNS} runs, {'CPU time' if config.threads == 1 else 'elapsed time'}"
         )
         print("solve: the projection alone; step: with a token drawn; over, shortfall: nats")
-        print(text_tables.line(TITLES, WIDTH))
-        for batch_size in config.batch_sizes:
-            print(_table_row(config, batch_size))
+        rows = (_cells(config, batch_size) for batch_size in config.batch_sizes)
+        text_tables.print_lines(chain([TITLES], rows), WIDTH)
     finally:
         torch.set_num_threads(threads_before)
     return 0
@@ -101,11 +94,10 @@ def _kl_and_slope(safe: Tensor, tilt: Tensor, weight: Tensor) -> tuple[Tensor, T
     return weight * mean - log_partition, weight * (mean_square - mean * mean)
 
 
-def _table_row(config: BenchKernelConfig, batch_size: int) -> str:
+def _cells(config: BenchKernelConfig, batch_size: int) -> tuple[str, ...]:
     risky, safe = sample_logits(config, batch_size)
     budget = torch.full((batch_size,), BUDGET_NATS)
-    rows = torch.arange(batch_size)
-    uniform = uniforms(rows, rows)
+    uniform = uniforms(torch.arange(batch_size), torch.arange(batch_size))
     official = official_step()
     # Freeing a large buffer raises malloc's threshold, after which the temporaries of the baselines
     # are recycled; in a fresh process they take twice as long. Hence this, and interleaved runs.
@@ -113,32 +105,29 @@ def _table_row(config: BenchKernelConfig, batch_size: int) -> str:
     del buffer
     # Of a single thread, the time it ran: what other processes do then disturbs it least.
     clock = THREAD if config.threads == 1 else WALL
-    works: tuple[Callable[[], object], ...] = (
-        lambda: project_kl(risky, safe, budget),
-        lambda: project_kl(risky, safe, budget, uniform),
-        lambda: paper_projection(risky, safe, budget),
-        lambda: official(risky, safe, budget) if official else None,
-    )
-    seconds = in_turns(
-        {str(place): partial(_seconds, work, clock) for place, work in enumerate(works)}, NUM_RUNS
-    )
-    solve_ms, step_ms, paper_ms, official_ms = (1e3 * median(each) for each in seconds.values())
+    works: dict[str, Callable[[], object]] = {
+        "solve": lambda: project_kl(risky, safe, budget),
+        "step": lambda: project_kl(risky, safe, budget, uniform),
+        "paper": lambda: paper_projection(risky, safe, budget),
+        "official": lambda: official(risky, safe, budget) if official else None,
+    }
+    seconds = in_turns({n: partial(_seconds, work, clock) for n, work in works.items()}, NUM_RUNS)
+    ms = {name: 1e3 * median(each) for name, each in seconds.items()}
     weight = project_kl(risky, safe, budget).weight
     ours = _excess_nats(risky, safe, weight)[weight < 1.0]
     paper = _excess_nats(risky, safe, paper_projection(risky, safe, budget)[0])
-    cells = (
+    return (
         str(batch_size),
-        f"{paper_ms:.2f}",
-        f"{solve_ms:.2f}",
-        f"{paper_ms / solve_ms:.1f}",
-        f"{official_ms:.2f}" if official else "not installed",
-        f"{step_ms:.2f}",
-        f"{official_ms / step_ms:.1f}" if official else "-",
+        f"{ms['paper']:.2f}",
+        f"{ms['solve']:.2f}",
+        f"{ms['paper'] / ms['solve']:.1f}",
+        f"{ms['official']:.2f}" if official else "not installed",
+        f"{ms['step']:.2f}",
+        f"{ms['official'] / ms['step']:.1f}" if official else "-",
         f"{paper.clamp_min(0.0).max().item():.1e}",
         f"{ours.clamp_min(0.0).max().item():.1e}",
         f"{(-ours).max().item():.1e}",
     )
-    return text_tables.line(cells, WIDTH)
 
 
 def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:

@@ -50,17 +50,17 @@ def run(config: BenchLoaderConfig) -> int:
         f"{config.sources} sources, numpy {np.__version__}, torch {torch.__version__}, "
         f"processor time, median of {config.runs} runs"
     )
-    print(_line("", *TITLES))
     num_tokens = config.batches * config.batch_size * config.seq_len
-    for name, measured in seconds.items():
-        print(
-            _line(
-                name,
-                f"{num_tokens / median(measured):,.0f}",
-                f"{median(seconds[COPY]) / median(measured):.3f}",
-                str(num_other_ids[name]) if name != COPY else "-",
-            )
+    rows = [
+        (
+            name,
+            f"{num_tokens / median(measured):,.0f}",
+            f"{median(seconds[COPY]) / median(measured):.3f}",
+            str(num_other_ids[name]) if name != COPY else "-",
         )
+        for name, measured in seconds.items()
+    ]
+    text_tables.print_lines([("", *TITLES), *rows], 18, name_width=20)
     return 0
 
 
@@ -68,17 +68,13 @@ def random_plan(folder: Path, config: BenchLoaderConfig) -> DataPlan:
     """A plan over new sources of random tokens, with weights that fall like 1/n."""
     generator = np.random.default_rng(0)
     names = [f"source{number}" for number in range(config.sources)]
-    shards = [
-        write_random_shards(
-            folder / name, config.source_tokens, vocab_size=VOCAB_SIZE, generator=generator
-        )
-        for name in names
-    ]
-    sources = tuple(
+    sources = [
         DataSource(name=name, path=str(folder / name), weight=1 / (1 + number))
         for number, name in enumerate(names)
-    )
-    return DataPlan(DataConfig(sources=sources), shards, seq_len=config.seq_len)
+    ]
+    write = partial(write_random_shards, vocab_size=VOCAB_SIZE, generator=generator)
+    shards = [write(folder / name, config.source_tokens) for name in names]
+    return DataPlan(DataConfig(sources=tuple(sources)), shards, seq_len=config.seq_len)
 
 
 class WindowDataset(Dataset[Batch]):
@@ -131,7 +127,3 @@ def _processor_seconds(read: Callable[[], Iterator[Batch]], num_batches: int) ->
 
 def _num_different(one: Batch, other: Batch) -> int:
     return sum(int((mine != theirs).sum()) for mine, theirs in zip(one, other, strict=True))
-
-
-def _line(name: str, *cells: str) -> str:
-    return text_tables.line((name, *cells), 18, name_width=20)

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -31,14 +31,10 @@ def run(config: BenchPretrainConfig) -> int:
     if unknown := [name for name in config.levers if name not in every_lever]:
         raise ValueError(f"no lever {unknown[0]!r}; known: {', '.join(every_lever)}")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_common(config, folder)
+        write_common(config, Path(name))
         print(f"{config.config.stem}, random tokens, {config.gpus} process(es)")
-        print(_line("", *TITLES), flush=True)
-        baseline = measure(config, folder, {})
-        print(_line(BASELINE, *_cells(config, baseline, baseline)), flush=True)
-        for lever in config.levers or every_lever:
-            print(_lever_line(config, folder, lever, every_lever[lever], baseline), flush=True)
+        chosen = {lever: every_lever[lever] for lever in config.levers or every_lever}
+        text_tables.print_lines(_rows(config, Path(name), chosen), 16, name_width=20)
     return 0
 
 
@@ -114,18 +110,18 @@ def measure(config: BenchPretrainConfig, folder: Path, settings: Settings) -> di
     return measured | {"loss": lines[-1]["loss"]}
 
 
-def _lever_line(
-    config: BenchPretrainConfig,
-    folder: Path,
-    name: str,
-    settings: Settings,
-    baseline: dict[str, float],
-) -> str:
-    try:
-        measured = measure(config, folder, settings)
-    except AnchoredError as error:  # as a rule it does not fit, which is a result too
-        return f"{name:<20}  {str(error).splitlines()[-1]}"
-    return _line(name, *_cells(config, measured, baseline))
+def _rows(
+    config: BenchPretrainConfig, folder: Path, chosen: dict[str, Settings]
+) -> Iterator[tuple[str, ...]]:
+    """As each run ends: the titles, the config as it is, the levers."""
+    yield ("", *TITLES)
+    baseline = measure(config, folder, {})
+    yield (BASELINE, *_cells(config, baseline, baseline))
+    for name, settings in chosen.items():
+        try:
+            yield (name, *_cells(config, measure(config, folder, settings), baseline))
+        except AnchoredError as error:  # as a rule it does not fit, which is a result too
+            yield (f"{name:<20}  {str(error).splitlines()[-1]}",)
 
 
 def _cells(
@@ -139,7 +135,3 @@ def _cells(
         f"{measured['loss']:.4f}",
         f"{measured['loss'] - baseline['loss']:.1e}",
     )
-
-
-def _line(name: str, *cells: str) -> str:
-    return text_tables.line((name, *cells), 16, name_width=20)

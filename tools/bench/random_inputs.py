@@ -6,9 +6,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
+from torch import Tensor
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -17,7 +19,7 @@ from anchored.pretrain.tokens.manifest import MANIFEST_NAME, Manifest
 from anchored.pretrain.tokens.segments import ShardFiles
 from anchored.pretrain.tokens.shards import TokenShards
 
-from .options import LLAMA_3_VOCAB_SIZE, SHAPES, Shape
+from .options import LLAMA_3_VOCAB_SIZE, SHAPES, RandomPairOptions, Shape
 
 
 def random_pair(
@@ -38,6 +40,24 @@ def random_pair(
     )
     prints = {"safe": f"random {safe}", "risky": f"random {risky}"}
     return ModelPair(safe_model, risky_model, _word_tokenizer(vocab_size), prints)
+
+
+def configured_pair(options: RandomPairOptions, context_length: int) -> ModelPair:
+    """The pair of these options."""
+    return random_pair(
+        options.safe,
+        options.risky,
+        vocab_size=options.vocab_size,
+        context_length=context_length,
+        dtype=getattr(torch, options.dtype),
+        device=options.device,
+    )
+
+
+def matrix_weights(model: PreTrainedModel) -> list[Tensor]:
+    """The weights that every token is multiplied with: all but the input embeddings' table."""
+    (table,) = model.get_input_embeddings().parameters()
+    return [weight for weight in model.parameters() if weight is not table]
 
 
 def random_llama(
@@ -93,9 +113,8 @@ def write_random_shards(
     """
     folder.mkdir(parents=True)
     files = ShardFiles(folder, "00000", input_file="random")
-    lengths = [DOCUMENT_TOKENS] * (num_tokens // DOCUMENT_TOKENS)
-    if rest := num_tokens % DOCUMENT_TOKENS:
-        lengths.append(rest)
+    whole, rest = divmod(num_tokens, DOCUMENT_TOKENS)
+    lengths = [DOCUMENT_TOKENS] * whole + [rest] * bool(rest)
     for record, length in enumerate(lengths):
         token_ids = generator.integers(2, vocab_size, size=length, dtype="<u4")
         token_ids[-1], token_ids[0] = EOS_ID, BOS_ID

@@ -43,6 +43,10 @@ class Tally:
     num_other_ids: int = 0
     """Places where the shards do not hold the id of the bare tokenizer."""
 
+    def rates(self, seconds: float) -> tuple[str, str]:
+        """MB and tokens a second."""
+        return f"{self.num_bytes / 1e6 / seconds:.3f}", f"{self.num_tokens / seconds:,.0f}"
+
 
 def run(config: BenchTokenizeConfig) -> int:
     """Print one table and return 0."""
@@ -60,10 +64,13 @@ def run(config: BenchTokenizeConfig) -> int:
     baseline = median(run.baseline_seconds for run in runs)
     ours = median(run.our_seconds for run in runs)
     ratio = median(run.baseline_seconds / run.our_seconds for run in runs)
-    print(_line("", *TITLES))
-    print(_line(BASELINE, *_rates(size, baseline), "1.000", "-"))
     num_other_ids = max(run.num_other_ids for run in runs)
-    print(_line(OURS, *_rates(size, ours), f"{ratio:.3f}", str(num_other_ids)))
+    rows = [
+        ("", *TITLES),
+        (BASELINE, *size.rates(baseline), "1.000", "-"),
+        (OURS, *size.rates(ours), f"{ratio:.3f}", str(num_other_ids)),
+    ]
+    text_tables.print_lines(rows, 18, name_width=20)
     return 0
 
 
@@ -131,11 +138,3 @@ def kept_texts(one: InputFile, fields: RecordFields) -> list[str]:
 def _num_different(one: np.ndarray, other: np.ndarray) -> int:
     length = min(len(one), len(other))
     return int((one[:length] != other[:length]).sum()) + max(len(one), len(other)) - length
-
-
-def _rates(size: Tally, seconds: float) -> tuple[str, str]:
-    return f"{size.num_bytes / 1e6 / seconds:.3f}", f"{size.num_tokens / seconds:,.0f}"
-
-
-def _line(name: str, *cells: str) -> str:
-    return text_tables.line((name, *cells), 18, name_width=20)

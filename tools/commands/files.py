@@ -6,7 +6,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 STDIN = Path("-")
 PROMPT_KINDS: dict[str, tuple[type, ...]] = {
@@ -20,20 +20,11 @@ PROMPT_KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_input(path: Path | None) -> None:
-    """Raise FileNotFoundError, in one line, for a path that is no file; None is no path."""
-    if path is not None and not path.is_file():
-        raise FileNotFoundError(_missing(path, "file"))
-
-
-def check_folder(path: Path) -> None:
-    """Raise FileNotFoundError, in one line, for a path that is no folder."""
-    if not path.is_dir():
-        raise FileNotFoundError(_missing(path, "folder"))
-
-
-def _missing(path: Path, kind: str) -> str:
-    return f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
+def check_input(path: Path | None, kind: Literal["file", "folder"] = "file") -> None:
+    """Raise FileNotFoundError, in one line, for a path that is none of these; None is no path."""
+    if path is not None and not (path.is_file() if kind == "file" else path.is_dir()):
+        where = f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
+        raise FileNotFoundError(where)
 
 
 def check_outputs(*paths: Path | None, overwrite: bool) -> None:
@@ -41,13 +32,10 @@ def check_outputs(*paths: Path | None, overwrite: bool) -> None:
 
     overwrite: regular files that exist may be replaced. Folders in front of a path need not exist.
     """
-    seen: set[Path] = set()
-    for path in paths:
-        if path is None:
-            continue
-        if path in seen:
+    given = [path for path in paths if path is not None]
+    for number, path in enumerate(given):
+        if path in given[:number]:
             raise ValueError(f"two outputs cannot both be written to {path}")
-        seen.add(path)
         try:
             _check(path, overwrite)
         except OSError as error:
@@ -136,16 +124,13 @@ def _parsed(line: str, place: str) -> PromptLine:
     if not isinstance(record, dict) or not record.get("prompt"):
         raise ValueError(f'{place} must be an object with a "prompt"')
     for key, value in record.items():
-        _check_value(key, value, place)
+        if key not in PROMPT_KINDS:
+            known = ", ".join(PROMPT_KINDS)
+            raise ValueError(f"{place} has an unknown key {key!r}; known: {known}")
+        if not isinstance(value, PROMPT_KINDS[key]) or isinstance(value, bool):
+            allowed = " or ".join(kind.__name__ for kind in PROMPT_KINDS[key])
+            raise ValueError(f"{place}: {key} must be of type {allowed}, got {value!r}")
     return PromptLine(**record)
-
-
-def _check_value(key: str, value: Any, place: str) -> None:
-    if key not in PROMPT_KINDS:
-        raise ValueError(f"{place} has an unknown key {key!r}; known: {', '.join(PROMPT_KINDS)}")
-    if not isinstance(value, PROMPT_KINDS[key]) or isinstance(value, bool):
-        allowed = " or ".join(kind.__name__ for kind in PROMPT_KINDS[key])
-        raise ValueError(f"{place}: {key} must be of type {allowed}, got {value!r}")
 
 
 def json_nats(nats: float) -> float | str:

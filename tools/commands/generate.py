@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 from tyro.conf import OmitArgPrefixes, UseAppendAction
@@ -16,9 +16,6 @@ from anchored.decode.settings import SamplingConfig
 
 from .files import PromptLine, check_outputs, json_nats, numbered, read_prompts
 from .options import PairOptions, is_first_process
-
-if TYPE_CHECKING:
-    from anchored.decode.generation import PieceStream
 
 MAX_TEXTS = 1_000_000
 """Of one call, which plans all of them before the first: about a GB of requests."""
@@ -85,7 +82,9 @@ class GenerateConfig(PairOptions):
 
 def run(config: GenerateConfig) -> int:
     """Generate, save and print each text as it ends; returns the exit status."""
-    lines = _lines(config)
+    lines = [PromptLine(prompt=prompt) for prompt in config.prompt]
+    if config.prompt_file is not None:
+        lines = read_prompts(config.prompt_file)
     num_texts = max(len(lines), 1) * config.num_return_sequences
     if num_texts > MAX_TEXTS:
         raise ValueError(f"at most {MAX_TEXTS:,} texts are generated in one call, got {num_texts}")
@@ -103,12 +102,6 @@ def run(config: GenerateConfig) -> int:
         count = f"{len(errors)} of {num_texts} texts failed: " if num_texts > 1 else ""
         raise AnchoredError(count + errors[0])
     return 0
-
-
-def _lines(config: GenerateConfig) -> list[PromptLine]:
-    if config.prompt_file is not None:
-        return read_prompts(config.prompt_file)
-    return [PromptLine(prompt=prompt) for prompt in config.prompt]
 
 
 def _results(
@@ -137,7 +130,10 @@ def _results(
     if config.is_streamed:
         asked |= {name: asked[name][0] for name in ("seed", "k")}
         asked["passage"] = asked.pop("passages", [None])[0]
-        return [(0, _printed(decoder.stream(prompts[0], **asked)))]
+        pieces = decoder.stream(prompts[0], **asked)
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+        return [(0, pieces.generation)]
     return decoder.generate_each(
         prompts[0] if len(prompts) == 1 else prompts,
         num_return_sequences=config.num_return_sequences,
@@ -163,13 +159,6 @@ def _chat_prompt(decoder: "anchored.Decoder", text: str) -> list[int]:
     except TemplateError as error:
         raise ValueError(f"--chat: the template refuses the prompt: {error}") from None
     return list(token_ids)
-
-
-def _printed(pieces: "PieceStream") -> "anchored.Generation":
-    """Print pieces as they are drawn; returns their generation."""
-    for piece in pieces:
-        print(piece.text, end="", flush=True)
-    return pieces.generation
 
 
 def _report(
@@ -200,13 +189,8 @@ def _record(
 ) -> dict[str, Any]:
     """A result as JSON values; infinite nats are strings, as in ledgers."""
     header = result.ledger.header
-    nats = {
-        "k": header.k,
-        "K": header.K,
-        "bound": header.bound,
-        "spent": result.ledger.spent,
-        "debt": header.debt,
-    }
+    nats = {"k": header.k, "K": header.K, "bound": header.bound}
+    nats |= {"spent": result.ledger.spent, "debt": header.debt}
     return {
         "id": line.id if line else None,
         "index": index,

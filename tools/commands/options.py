@@ -15,6 +15,9 @@ from anchored.decode.settings import EngineName, LevelName, Speculate
 
 from .files import check_input, read_prompts
 
+if TYPE_CHECKING:
+    from anchored.decode.rules.rule import Rule
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 _DEVICES = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 
@@ -52,7 +55,9 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         for model in (self.safe, self.risky):
-            _check_model(model)
+            # Neither a folder nor the OWNER/NAME of a Hub id.
+            if not model.exists() and (model.is_absolute() or len(model.parts) != 2):
+                raise FileNotFoundError(f"no model folder with a config.json at {model}")
         check_input(self.risky_quantization)
         for device in (self.device, self.risky_device):
             if device is not None:
@@ -73,47 +78,32 @@ class ModelOptions:
         for device in (self.device, self.risky_device):
             check_presence(device or "cpu")
         file = self.risky_quantization
-        quantization = None if file is None else quantization_config(file)
+        devices: str | dict[str, Any] | None = self.device
+        if self.device is not None and self.risky_device is not None:
+            devices = {"safe": self.device, "risky": self.risky_device}
         disable_progress_bar()
         return anchored.ModelPair.from_pretrained(
             self.safe,
             self.risky,
             dtype=self.dtype,
-            device=self._devices(),
-            risky_quantization=quantization,
+            device=devices,
+            risky_quantization=None if file is None else quantization_config(file),
             allow_quantized_safe=self.allow_quantized_safe,
             tp_size=self.tp_size,
-            safe_options=self._safe_options(),
-            risky_options=self._risky_options(),
+            safe_options=anchored.LoadOptions(
+                revision=self.safe_revision, attn_implementation=self.safe_attn_implementation
+            ),
+            risky_options=anchored.LoadOptions(
+                revision=self.risky_revision,
+                attn_implementation=self.risky_attn_implementation,
+                device_map=self.risky_device_map,
+            ),
         )
-
-    def _safe_options(self) -> "anchored.LoadOptions":
-        return anchored.LoadOptions(
-            revision=self.safe_revision, attn_implementation=self.safe_attn_implementation
-        )
-
-    def _risky_options(self) -> "anchored.LoadOptions":
-        return anchored.LoadOptions(
-            revision=self.risky_revision,
-            attn_implementation=self.risky_attn_implementation,
-            device_map=self.risky_device_map,
-        )
-
-    def _devices(self) -> str | dict[str, str] | None:
-        if self.device is None or self.risky_device is None:
-            return self.device
-        return {"safe": self.device, "risky": self.risky_device}
 
 
 def is_first_process() -> bool:
     """Whether this process prints and writes; of several that torchrun started, one does."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _check_model(model: Path) -> None:
-    """Raise FileNotFoundError for what is neither a folder nor the OWNER/NAME of a Hub id."""
-    if not model.exists() and (model.is_absolute() or len(model.parts) != 2):
-        raise FileNotFoundError(f"no model folder with a config.json at {model}")
 
 
 def check_device_name(device: str) -> None:
@@ -135,9 +125,6 @@ def check_presence(device: str) -> None:
         found = f"{count} of type {accelerator.type}" if accelerator else "none but the CPU"
         raise ValueError(f"there is no device {device} on this machine, which has {found}")
 
-
-if TYPE_CHECKING:
-    from anchored.decode.rules.rule import Rule
 
 DEFAULT_K = 1.0
 RuleName = Literal[
@@ -253,9 +240,8 @@ class PairOptions(ModelOptions):
 
     def decoder(self) -> "anchored.Decoder":
         """A decoder; the rule and the ratios' file are checked before the models are loaded."""
-        rule = self.rule.make()
-        path = self.prompt_ratios
-        ratios = anchored.PromptRatios.load(path) if path is not None else None
+        rule, path = self.rule.make(), self.prompt_ratios
+        ratios = None if path is None else anchored.PromptRatios.load(path)
         return anchored.Decoder(
             self.pair(),
             rule,

@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from anchored.durable_files import write_durably
 from anchored.pretrain.plan.consumption import consumed_documents
@@ -34,7 +33,10 @@ def run(config: PlanConfig) -> int:
     Raises: ValueError or FileNotFoundError with one line about what cannot be planned or saved.
     """
     check_outputs(config.output, overwrite=config.overwrite)
-    mixture, specs = _specs(config)
+    mixture = None
+    if len(config.config) == 1 and is_mixture(config.config[0]):
+        mixture = _overridden(load_mixture(config.config[0]), config)
+    specs = mixture_specs(mixture) if mixture else [run_spec(path) for path in config.config]
     if config.step:
         _print_step(_stage_of(specs, config.stage), config.step)
         return 0
@@ -50,15 +52,16 @@ def run(config: PlanConfig) -> int:
     allowed = config.max_epochs or min(spec.data.max_epochs for spec in specs)
     check_epochs([stage.epochs for stage in stages], allowed)
     if config.output is not None:
-        _save(config.output, stages, estimate, missing)
+        table = {
+            "schema": "anchored-plan-report/1",
+            "stages": [asdict(stage) | {"num_tokens": stage.num_tokens} for stage in stages],
+            "estimate": asdict(estimate) if estimate else None,
+            "missing_shards": missing,
+        }
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(config.output, json.dumps(table, indent=2) + "\n")
+        print(f"saved to {config.output}", file=sys.stderr)
     return 0
-
-
-def _specs(config: PlanConfig) -> tuple[MixtureConfig | None, list[StageSpec]]:
-    if len(config.config) == 1 and is_mixture(config.config[0]):
-        mixture = _overridden(load_mixture(config.config[0]), config)
-        return mixture, mixture_specs(mixture)
-    return None, [run_spec(path) for path in config.config]
 
 
 def _overridden(mixture: MixtureConfig, config: PlanConfig) -> MixtureConfig:
@@ -72,12 +75,12 @@ def _overridden(mixture: MixtureConfig, config: PlanConfig) -> MixtureConfig:
 
 
 def _stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
-    names = [spec.name for spec in specs]
+    by_name = {spec.name: spec for spec in specs}
     if not name and len(specs) == 1:
         return specs[0]
-    if name not in names:
-        raise ValueError(f"--stage must be one of {', '.join(names)}, got {name!r}")
-    return specs[names.index(name)]
+    if name not in by_name:
+        raise ValueError(f"--stage must be one of {', '.join(by_name)}, got {name!r}")
+    return by_name[name]
 
 
 def _print_step(spec: StageSpec, step: int) -> None:
@@ -130,17 +133,3 @@ def _estimate_lines(estimate: RunEstimate, mixture: MixtureConfig) -> list[str]:
 
 def _billions(num_tokens: int) -> str:
     return f"{num_tokens / 1e9:,.1f}B" if num_tokens >= 1e10 else f"{num_tokens / 1e9:.4f}B"
-
-
-def _save(
-    path: Path, stages: Sequence[StagePlan], estimate: RunEstimate | None, missing: Sequence[str]
-) -> None:
-    table = {
-        "schema": "anchored-plan-report/1",
-        "stages": [asdict(stage) | {"num_tokens": stage.num_tokens} for stage in stages],
-        "estimate": asdict(estimate) if estimate else None,
-        "missing_shards": list(missing),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, json.dumps(table, indent=2) + "\n")
-    print(f"saved to {path}", file=sys.stderr)

@@ -10,7 +10,7 @@ from anchored.pretrain.tokens.documents import (
     DEFAULT_SHARD_TOKENS,
 )
 
-from .files import check_folder, check_input
+from .files import check_input
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
 COMMON_PILE = CONFIGS / "common_pile.toml"
@@ -154,4 +154,4 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         for folder in (self.checkpoint, self.tokenizer):
-            check_folder(folder)
+            check_input(folder, "folder")

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from .documents import (
 
 EXTRA = "numerics"
 """The source that only the risky model learns from: in its held-out text is utility to win."""
-SOURCE_FACTS = ("name", "licence", "origin", "revision")
+SOURCE_FACTS, SPLITS = ("name", "licence", "origin", "revision"), ("documents", "heldout")
 EXTRA_PACKAGES = ("numpy", "pandas")
 TRAIN_OVERLAP = 0.5  # of a document's word spans: above it, the document is another one's copy
 HELDOUT_OVERLAP = 0.1  # stricter: what a model has read does not measure what it has learned
@@ -56,18 +56,12 @@ class CorpusConfig:
             raise ValueError(
                 f"min_chars must be below max_chars, got {self.min_chars} and {self.max_chars}"
             )
-        for name in (
-            "docstring_bytes",
-            "topic_bytes",
-            "code_bytes",
-            "extra_bytes",
-            "heldout_bytes",
-        ):
+        for name in (field.name for field in fields(self) if field.name.endswith("_bytes")):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Source:
     """Text of one origin under one licence; no held-out document is in train, nor nearly so."""
 
@@ -94,13 +88,20 @@ def gather(config: CorpusConfig) -> Corpus:
     """
     index = SpanIndex()
     modules = stdlib_modules()
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    stdlib = {
+        "docstrings": (docstrings(modules), config.docstring_bytes),
+        "topics": (help_topics(), config.topic_bytes),
+        "code": (code(modules), config.code_bytes),
+    }
+    plan = [
+        (Source(name, "PSF-2.0", f"{name} of the Python standard library", python), *texts)
+        for name, texts in stdlib.items()
+    ]
     extra_modules = [module for name in EXTRA_PACKAGES for module in package_modules(name)]
-    plan = (
-        (_stdlib_source("docstrings"), docstrings(modules), config.docstring_bytes),
-        (_stdlib_source("topics"), help_topics(), config.topic_bytes),
-        (_stdlib_source("code"), code(modules), config.code_bytes),
-        (_extra_source(), docstrings(extra_modules), config.extra_bytes),
-    )
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in EXTRA_PACKAGES)
+    extra = Source(EXTRA, "BSD-3-Clause", "docstrings of numpy and pandas", versions)
+    plan.append((extra, docstrings(extra_modules), config.extra_bytes))
     filled = [_filled(source, texts, size, config, index) for source, texts, size in plan]
     *sources, extra = (replace(s, heldout=_unseen(s.heldout, index)) for s in filled)
     return Corpus(sources=tuple(sources), extra=extra)
@@ -115,9 +116,11 @@ def write(corpus: Corpus, folder: Path) -> None:
     manifest = []
     for source in (*corpus.sources, corpus.extra):
         facts = {name: getattr(source, name) for name in SOURCE_FACTS}
-        for split in ("documents", "heldout"):
+        for split in SPLITS:
             path = _split_file(folder, source.name, split)
-            _write_rows(path, getattr(source, split))
+            with path.open("w", encoding="utf-8", newline="\n") as file:
+                for document in getattr(source, split):
+                    file.write(json.dumps(asdict(document)) + "\n")
             facts[f"{split}_sha256"] = file_sha256(path)
         manifest.append(facts)
     write_durably(folder / "manifest.json", json.dumps({"sources": manifest}, indent=2) + "\n")
@@ -131,24 +134,6 @@ def read(folder: Path) -> Corpus:
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     *sources, extra = (_read_source(folder, facts) for facts in manifest["sources"])
     return Corpus(sources=tuple(sources), extra=extra)
-
-
-def _stdlib_source(name: str) -> Source:
-    return Source(
-        name=name,
-        licence="PSF-2.0",
-        origin=f"{name} of the Python standard library",
-        revision=f"{platform.python_implementation()} {platform.python_version()}",
-    )
-
-
-def _extra_source() -> Source:
-    return Source(
-        name=EXTRA,
-        licence="BSD-3-Clause",
-        origin="docstrings of numpy and pandas",
-        revision=", ".join(f"{name} {metadata.version(name)}" for name in EXTRA_PACKAGES),
-    )
 
 
 def _filled(
@@ -206,22 +191,12 @@ def _split_file(folder: Path, name: str, split: str) -> Path:
     return folder / f"{name}.{'train' if split == 'documents' else split}.jsonl"
 
 
-def _write_rows(path: Path, documents: Iterable[Document]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        for document in documents:
-            file.write(json.dumps({"id": document.id, "text": document.text}) + "\n")
-
-
 def _read_source(folder: Path, facts: dict[str, Any]) -> Source:
-    splits: dict[str, tuple[Document, ...]] = {}
-    for split in ("documents", "heldout"):
+    splits: dict[str, Any] = {}
+    for split in SPLITS:
         path = _split_file(folder, facts["name"], split)
         if file_sha256(path) != facts[f"{split}_sha256"]:
             raise ValueError(f"{path} is not the file that manifest.json describes; gather again")
         with path.open(encoding="utf-8") as file:
             splits[split] = tuple(Document(**json.loads(line)) for line in file)
-    return Source(
-        **{name: facts[name] for name in SOURCE_FACTS},
-        documents=splits["documents"],
-        heldout=splits["heldout"],
-    )
+    return Source(**{name: facts[name] for name in SOURCE_FACTS}, **splits)

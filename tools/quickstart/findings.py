@@ -33,83 +33,61 @@ def findings(summaries: list[SettingSummary], *, shows_effects: bool) -> list[Fi
     shows_effects: the preset's. Without it only the bounds are judged, which hold for any models.
     """
     safe, *anchored, risky = summaries
+    strictest, loosest, best = anchored[0], anchored[-1], recommended(summaries)
+    original, recited = (each.copying["word_lcs"].mean for each in (safe, risky))
+    gain, error = risky.utility[EXTRA].gain_over(safe.utility[EXTRA])
+    margin, where = _least_margin([safe, *anchored])
     effects = [
-        _memorised(safe, risky),
-        _utility_to_win(safe, risky),
-        _strict_protects(anchored[0]),
-        _loose_copies(anchored[-1]),
-        _trade_off(recommended(summaries)),
-        _monotone([safe, *anchored]),
+        Finding(
+            claim="the risky model recites (word LCS at least 5x the safe model's)",
+            holds=recited >= 5 * original,
+            figures=f"{recited:.1f} against {original:.1f} words",
+        ),
+        Finding(
+            claim=f"the risky model predicts held-out {EXTRA} better",
+            holds=gain > NOISE * error,
+            figures=f"{gain:.3f} bits per byte saved (s.e. {error:.3f})",
+        ),
+        Finding(
+            claim="the smallest budget removes the copying (NCR at least 0.95)",
+            holds=strictest.ncr.mean >= 0.95,
+            figures=f"NCR {_ncr(strictest)} at {strictest.setting.name}",
+        ),
+        Finding(
+            claim="the largest budget lets it through (NCR at most 0.5)",
+            holds=loosest.ncr.mean <= 0.5,
+            figures=f"NCR {_ncr(loosest)} at {loosest.setting.name}",
+        ),
+        Finding(
+            claim="a budget in between protects (NCR >= 0.75) and closes 30 % of the utility gap",
+            holds=is_high_protection(best.ncr.mean) and best.gap_closed >= 0.3,
+            figures=f"{best.setting.name}: NCR {_ncr(best)}, {best.gap_closed:.0%} closed",
+        ),
+        Finding(
+            claim="bits per byte improve with every larger budget (within 2 standard errors)",
+            holds=margin >= 0,
+            figures=f"least margin {margin:.4f} ({where})",
+        ),
     ]
     if not shows_effects:
         effects = [replace(finding, holds=None) for finding in effects]
-    return [*effects, _bounds_hold(summaries)]
-
-
-def _memorised(safe: SettingSummary, risky: SettingSummary) -> Finding:
-    ours, theirs = safe.copying["word_lcs"].mean, risky.copying["word_lcs"].mean
-    return Finding(
-        claim="the risky model recites (word LCS at least 5x the safe model's)",
-        holds=theirs >= 5 * ours,
-        figures=f"{theirs:.1f} against {ours:.1f} words",
-    )
-
-
-def _utility_to_win(safe: SettingSummary, risky: SettingSummary) -> Finding:
-    gain, error = risky.utility[EXTRA].gain_over(safe.utility[EXTRA])
-    return Finding(
-        claim=f"the risky model predicts held-out {EXTRA} better",
-        holds=gain > NOISE * error,
-        figures=f"{gain:.3f} bits per byte saved (s.e. {error:.3f})",
-    )
-
-
-def _strict_protects(strictest: SettingSummary) -> Finding:
-    return Finding(
-        claim="the smallest budget removes the copying (NCR at least 0.95)",
-        holds=strictest.ncr.mean >= 0.95,
-        figures=f"NCR {_ncr(strictest)} at {strictest.setting.name}",
-    )
-
-
-def _loose_copies(loosest: SettingSummary) -> Finding:
-    return Finding(
-        claim="the largest budget lets it through (NCR at most 0.5)",
-        holds=loosest.ncr.mean <= 0.5,
-        figures=f"NCR {_ncr(loosest)} at {loosest.setting.name}",
-    )
-
-
-def _trade_off(best: SettingSummary) -> Finding:
-    return Finding(
-        claim="a budget in between protects (NCR >= 0.75) and closes 30 % of the utility gap",
-        holds=is_high_protection(best.ncr.mean) and best.gap_closed >= 0.3,
-        figures=f"{best.setting.name}: NCR {_ncr(best)}, {best.gap_closed:.0%} closed",
-    )
-
-
-def _monotone(ascending: list[SettingSummary]) -> Finding:
-    """A larger budget is never worse by more than the noise of the paired difference."""
-    worst, where = float("inf"), ""
-    for name in ascending[0].utility:
-        for small, large in itertools.pairwise(ascending):
-            gain, error = large.utility[name].gain_over(small.utility[name])
-            margin = gain + NOISE * error
-            if margin < worst:
-                worst, where = margin, f"{name}, {small.setting.name} to {large.setting.name}"
-    return Finding(
-        claim="bits per byte improve with every larger budget (within 2 standard errors)",
-        holds=worst >= 0,
-        figures=f"least margin {worst:.4f} ({where})",
-    )
-
-
-def _bounds_hold(summaries: list[SettingSummary]) -> Finding:
-    return Finding(
+    bounds = Finding(
         claim="every certified ledger satisfies its bound",
         holds=all(summary.is_within_bounds for summary in summaries),
         figures="sum of spends <= bound in float64, without tolerance",
     )
+    return [*effects, bounds]
+
+
+def _least_margin(ascending: list[SettingSummary]) -> tuple[float, str]:
+    """By how much the next larger budget beats the noise of the paired difference, and where."""
+    margins = {}
+    for small, large in itertools.pairwise(ascending):
+        for name in small.utility:
+            gain, error = large.utility[name].gain_over(small.utility[name])
+            where = f"{name}, {small.setting.name} to {large.setting.name}"
+            margins[where] = gain + NOISE * error
+    return min((margin, where) for where, margin in margins.items())
 
 
 def _ncr(summary: SettingSummary) -> str:

@@ -3,41 +3,22 @@
 import json
 import random
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .corpus import Corpus
 from .documents import Document
 
 MIXTURE_TASK = "quickstart_mixture"
 EXTRA_TASK = "quickstart_extra"
+CONTEXT_WORDS, CHOICE_WORDS = 60, 12
+NUM_CHOICES = 4
+MAX_CONTEXT_CHARS = 500
+"""Passages of long words are passed over: a tiny model's context is short."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MultipleChoiceConfig:
-    """Size of a task and of its items."""
-
-    max_items: int = 80
-    """Fewer if the held-out text does not hold as many passages without overlap."""
-    context_words: int = 60
-    max_context_chars: int = 500
-    """Passages of long words are passed over: a tiny model's context is short."""
-    choice_words: int = 12
-    num_choices: int = 4
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("max_items", "context_words", "max_context_chars", "choice_words"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.num_choices < 2:
-            raise ValueError(f"num_choices must be >= 2, got {self.num_choices}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One question: `choices[label]` follows `context` after one space."""
 
     document_id: str
@@ -46,14 +27,13 @@ class Item:
     label: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Passage:
+class _Passage(NamedTuple):
     document_id: str
     context: str
     continuation: str
 
 
-def write_tasks(corpus: Corpus, folder: Path, config: MultipleChoiceConfig) -> dict[str, int]:
+def write_tasks(corpus: Corpus, folder: Path, *, max_items: int) -> dict[str, int]:
     """Write the tasks MIXTURE_TASK and EXTRA_TASK from the corpus's held-out documents.
 
     `TaskManager(include_defaults=False, include_path=folder)` then finds both, offline.
@@ -63,31 +43,40 @@ def write_tasks(corpus: Corpus, folder: Path, config: MultipleChoiceConfig) -> d
         MIXTURE_TASK: [source.heldout for source in corpus.sources],
         EXTRA_TASK: [corpus.extra.heldout],
     }
-    tasks = {name: multiple_choice_items(group, config) for name, group in groups.items()}
+    tasks = {name: multiple_choice_items(g, max_items=max_items) for name, g in groups.items()}
     for name, items in tasks.items():
         write_task(name, items, folder)
     return {name: len(items) for name, items in tasks.items()}
 
 
 def multiple_choice_items(
-    groups: Iterable[Iterable[Document]], config: MultipleChoiceConfig
+    groups: Iterable[Iterable[Document]],
+    *,
+    max_items: int,
+    context_words: int = CONTEXT_WORDS,
+    choice_words: int = CHOICE_WORDS,
+    seed: int = 0,
 ) -> list[Item]:
     """Up to `max_items` questions, drawn by the seed from all groups together.
 
-    The false choices of an item come from other documents of its own group, so that the kind of
-    text does not give the answer away. Raises ValueError if the documents hold not even one item.
+    Fewer if the held-out text does not hold as many passages without overlap. The false choices of
+    an item come from other documents of its own group, so that the kind of text does not give the
+    answer away. Raises ValueError if the documents hold not even one item.
     """
-    generator = random.Random(config.seed)
+    generator = random.Random(seed)
     items = []
     for documents in groups:
-        passages = [passage for document in documents for passage in _passages(document, config)]
+        passages = [p for each in documents for p in _passages(each, context_words, choice_words)]
         for passage in passages:
-            others = [p for p in passages if _may_distract(p, passage)]
-            if len(others) >= config.num_choices - 1:
-                items.append(_item(passage, others, config, generator))
+            others = [p.continuation for p in passages if _may_distract(p, passage)]
+            if len(others) >= NUM_CHOICES - 1:
+                choices = generator.sample(others, NUM_CHOICES - 1)
+                label = generator.randrange(NUM_CHOICES)
+                choices.insert(label, passage.continuation)
+                items.append(Item(passage.document_id, passage.context, tuple(choices), label))
     if not items:
         raise ValueError("the documents must hold at least one passage and its false choices")
-    return generator.sample(items, min(len(items), config.max_items))
+    return generator.sample(items, min(len(items), max_items))
 
 
 def write_task(name: str, items: Iterable[Item], folder: Path) -> None:
@@ -128,46 +117,23 @@ def _task(name: str, data_file: Path) -> dict[str, Any]:
     }
 
 
-def _passages(document: Document, config: MultipleChoiceConfig) -> list[_Passage]:
+def _passages(document: Document, context_words: int, choice_words: int) -> Iterator[_Passage]:
     """Passages without overlap, each cut at a single space: lm-eval joins the halves by one."""
     words = list(re.finditer(r"\S+", document.text))
-    num_words = config.context_words + config.choice_words
-    passages = []
+    num_words = context_words + choice_words
     first = 0
     while first + num_words <= len(words):
-        last = words[first + config.context_words - 1]
+        last = words[first + context_words - 1]
         context = document.text[words[first].start() : last.end()]
         continuation = document.text[last.end() : words[first + num_words - 1].end()]
         is_cut_at_space = re.match(r" \S", continuation) is not None
-        if is_cut_at_space and len(context) <= config.max_context_chars:
-            passage = _Passage(
-                document_id=document.id, context=context, continuation=continuation[1:]
-            )
-            passages.append(passage)
+        if is_cut_at_space and len(context) <= MAX_CONTEXT_CHARS:
+            yield _Passage(document.id, context, continuation[1:])
             first += num_words
         else:
             first += 1
-    return passages
 
 
 def _may_distract(other: _Passage, passage: _Passage) -> bool:
     is_elsewhere = other.document_id != passage.document_id
     return is_elsewhere and other.continuation != passage.continuation
-
-
-def _item(
-    passage: _Passage,
-    others: list[_Passage],
-    config: MultipleChoiceConfig,
-    generator: random.Random,
-) -> Item:
-    false_choices = generator.sample(others, config.num_choices - 1)
-    choices = [other.continuation for other in false_choices]
-    label = generator.randrange(config.num_choices)
-    choices.insert(label, passage.continuation)
-    return Item(
-        document_id=passage.document_id,
-        context=passage.context,
-        choices=tuple(choices),
-        label=label,
-    )

@@ -10,10 +10,9 @@ from anchored.eval.experiments.experiment import Prompt
 from anchored.pretrain.tokens.bpe import SplitRule
 
 from .corpus import CorpusConfig
-from .protected_works import PromptConfig, Work, cut_prompts, read_works
+from .protected_works import Work, cut_prompts, read_works
 
 CONFIGS = Path(anchored.__file__).parent / "configs" / "quickstart"
-PROMPTS = PromptConfig(prompt_words=40, reference_words=100)
 RUNS = ("safe-stage1", "safe-stage2", "risky")
 
 
@@ -93,7 +92,7 @@ class Preset:
 
     def prompts(self) -> list[Prompt]:
         """One prompt a work."""
-        return cut_prompts(self.works(), PROMPTS)
+        return cut_prompts(self.works())
 
     def tokenizer_owner(self, model: str) -> str:
         """Whose tokenizer "safe" or "risky" has."""

@@ -20,8 +20,8 @@ from anchored.tools.commands.training_options import QuickstartConfig
 
 from . import training
 from .corpus import EXTRA, read
-from .findings import Finding, findings
-from .multiple_choice import EXTRA_TASK, MIXTURE_TASK, MultipleChoiceConfig, write_tasks
+from .findings import findings
+from .multiple_choice import EXTRA_TASK, MIXTURE_TASK, write_tasks
 from .preset import RUNS, Folders, Preset, load_preset, run_config
 
 RESULTS_SCHEMA = "anchored-quickstart/1"
@@ -32,24 +32,27 @@ def run(config: QuickstartConfig) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     logging.getLogger(experiment_steps.__name__).setLevel(logging.INFO)  # titles of the steps
     preset, folders = load_preset(config.preset), Folders(config.output)
-    steps = Steps(config.output, _settings(preset, folders), owner="quickstart")
+    # All that decides the results: a folder belongs to one of these.
+    runs = [run_config(preset, name, folders) for name in RUNS]
+    settings = json.dumps([asdict(preset), runs, CopyingConfig().metric_set])
+    steps = Steps(config.output, settings, owner="quickstart")
     _train(steps, folders, preset)
-    pair = ModelOptions(
-        safe=folders.model("safe"), risky=folders.model("risky"), device="cpu"
-    ).pair()
+    safe, risky = (folders.model(name) for name in ("safe", "risky"))
+    pair = ModelOptions(safe=safe, risky=risky, device="cpu").pair()
     experiment = _experiment(folders, preset)
     _measure(steps, experiment, folders, preset, pair)
     judged = findings(summarize(experiment), shows_effects=preset.shows_effects)
-    write_results(experiment, _about(folders, preset, steps, judged))
+    about = {
+        "schema": RESULTS_SCHEMA,
+        "settings": asdict(preset),
+        "seconds": steps.seconds,
+        "findings": [asdict(finding) for finding in judged],
+        "losses": [asdict(curve) for curve in training.loss_curves(folders)],
+    }
+    write_results(experiment, about)
     print(terminal_report(experiment, judged))
     print(_where_to_look(folders, _example_ledger(experiment), sum(steps.seconds.values())))
     return 0
-
-
-def _settings(preset: Preset, folders: Folders) -> str:
-    """All that decides the results, as text: a folder belongs to one of these."""
-    runs = [run_config(preset, name, folders) for name in RUNS]
-    return json.dumps([asdict(preset), runs, CopyingConfig().metric_set])
 
 
 def _train(steps: Steps, folders: Folders, preset: Preset) -> None:
@@ -84,8 +87,7 @@ def _measure(
     steps: Steps, experiment: Experiment, folders: Folders, preset: Preset, pair: ModelPair
 ) -> None:
     def answer_questions() -> None:
-        config = MultipleChoiceConfig(max_items=preset.num_questions)
-        write_tasks(read(folders.corpus), folders.tasks, config)
+        write_tasks(read(folders.corpus), folders.tasks, max_items=preset.num_questions)
         measure(experiment, "questions", pair)
 
     steps.run("generate", lambda: generate_all(experiment, pair))
@@ -93,19 +95,6 @@ def _measure(
     steps.run("measure utility", lambda: measure(experiment, "utility", pair))
     steps.run("answer questions", answer_questions)
     steps.run("verify a ledger", lambda: _verify_one(experiment, pair))
-
-
-def _about(
-    folders: Folders, preset: Preset, steps: Steps, judged: list[Finding]
-) -> dict[str, object]:
-    """What a quickstart adds to the results of its experiment."""
-    return {
-        "schema": RESULTS_SCHEMA,
-        "settings": asdict(preset),
-        "seconds": steps.seconds,
-        "findings": [asdict(finding) for finding in judged],
-        "losses": [asdict(curve) for curve in training.loss_curves(folders)],
-    }
 
 
 def _verify_one(experiment: Experiment, pair: ModelPair) -> None:

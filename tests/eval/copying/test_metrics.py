@@ -20,45 +20,18 @@ from anchored.eval.copying.metrics import (
 TEXTS = st.lists(st.sampled_from(["the", "owl", "Owl", "sat,", "sat", "by", "night"]), max_size=25)
 
 
-def longest_common_run(first, second):
-    """Length of the longest slice of `first` that `second` has, by trying all of them."""
-    slices = (first[i:j] for i in range(len(first)) for j in range(i + 1, len(first) + 1))
-    windows = {
-        tuple(second[i:j]) for i in range(len(second)) for j in range(i + 1, len(second) + 1)
-    }
-    return max((len(part) for part in slices if tuple(part) in windows), default=0)
-
-
-@given(TEXTS, TEXTS)
-@settings(deadline=None, max_examples=60)
-def test_longest_spans_equal_brute_force(first, second):
-    hypothesis, reference = " ".join(first), " ".join(second)
-    score = copying_score(hypothesis, reference)
-    assert score.word_lcs == longest_common_run(
-        hypothesis.lower().split(), reference.lower().split()
-    )
-    assert score.char_lcs == longest_common_run(hypothesis, reference)
-
-
 @given(TEXTS, TEXTS)
 @settings(deadline=None)
-def test_metrics_stay_in_their_ranges_and_agree_with_each_other(first, second):
+def test_metrics_stay_in_their_ranges_agree_with_each_other_and_are_symmetric(first, second):
     score = copying_score(" ".join(first), " ".join(second))
     for share in (score.rouge1_f1, score.rougeL_f1, score.minhash, score.jaccard):
         assert 0 <= share <= 1
     assert score.rougeL_f1 <= score.rouge1_f1 + 1e-12
-    assert score.word_lcs <= min(len(first), len(second))
-    assert score.word_acs <= min(len(first), len(second))
+    assert max(score.word_lcs, score.word_acs) <= min(len(first), len(second))
     assert (score.word_acs >= score.word_lcs) == (score.word_lcs >= 6 or score.word_lcs == 0)
-
-
-@given(TEXTS, TEXTS)
-@settings(deadline=None)
-def test_lengths_and_similarities_are_symmetric(first, second):
-    forward = copying_score(" ".join(first), " ".join(second))
     backward = copying_score(" ".join(second), " ".join(first))
     for name in ("word_lcs", "char_lcs", "jaccard", "minhash", "rouge1_f1", "rougeL_f1"):
-        assert getattr(forward, name) == pytest.approx(getattr(backward, name), abs=1e-12)
+        assert getattr(score, name) == pytest.approx(getattr(backward, name), abs=1e-12)
 
 
 @given(TEXTS.filter(lambda words: len(words) >= 6))
@@ -109,6 +82,8 @@ def test_summary_takes_shares_for_rouge_and_means_for_the_rest():
         ("one two six six six six", "one two ten ten ten"),  # 4/11: not counted
         (number_words(1, 8), number_words(1, 8)),
     ]
+    with pytest.raises(ValueError, match="at least one score, got none"):
+        copying_summary([])
     summary = copying_summary(copying_scores(pairs))
     assert set(summary) == {*METRICS, "jaccard"}
     assert summary["rouge1_ge_tau"] == summary["rougeL_ge_tau"] == 2 / 3
@@ -138,13 +113,10 @@ def test_letters_outside_ascii_are_scored_with_one_warning():
     assert [score.word_lcs for score in scores] == [2, 2, 2, 1]
 
 
-def test_ascii_and_typographic_text_is_scored_without_warning():
+def test_typographic_text_and_lone_surrogates_are_scored_without_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         copying_scores([("\u201cno\u201d \u2014 yes", "no yes")])
-
-
-def test_lone_surrogates_are_scored():
     assert copying_score("a b \ud800 c", "a b \ud800 c").char_lcs == 7
 
 
@@ -167,11 +139,6 @@ def test_rows_survive_json():
 def test_bad_options_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         CopyingConfig(**settings)
-
-
-def test_summary_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="at least one score, got none"):
-        copying_summary([])
 
 
 VECTORS = Path(__file__).parents[4] / "shared/reference/metric_vectors.json"

@@ -95,9 +95,6 @@ def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
     flat = RISKY | {"minhash": SAFE["minhash"], "word_acs": SAFE["word_acs"]}
     statistics = ncr_over_seeds([mixed(0.5), mixed(0.5)], risky=[RISKY, flat], safe=[SAFE, SAFE])
     assert (statistics.num_metrics, statistics.scope) == (4, " [4 of 6]")
-
-
-def test_different_numbers_of_seeds_are_refused():
     with pytest.raises(ValueError, match=r"must have the same seeds, got \(1, 2, 1\)"):
         ncr_over_seeds([SAFE], risky=[RISKY, RISKY], safe=[SAFE])
 

@@ -18,8 +18,9 @@ def test_finished_steps_are_not_run_again(tmp_path):
     assert ran == ["one", "two"] and list(again.seconds) == ["one", "two"]
 
 
-def test_an_interrupted_step_runs_again(tmp_path):
+def test_an_interrupted_step_runs_again_in_the_same_folder(tmp_path):
     def interrupted() -> None:
+        (tmp_path / "corpus").mkdir()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -27,16 +28,6 @@ def test_an_interrupted_step_runs_again(tmp_path):
     ran = []
     Steps(tmp_path, "a").run("one", lambda: ran.append("one"))
     assert ran == ["one"]
-
-
-def test_a_folder_whose_first_step_was_interrupted_is_gone_on_with(tmp_path):
-    def interrupted() -> None:
-        (tmp_path / "corpus").mkdir()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Steps(tmp_path, "a").run("one", interrupted)
-    assert Steps(tmp_path, "a").seconds == {}
 
 
 def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(tmp_path):

@@ -9,9 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from anchored import Anchored, Decoder, with_divergences
-from anchored.eval.figures import curves as losses
-from anchored.eval.figures import curves as trajectories
-from anchored.eval.figures import divergences, trade_off
+from anchored.eval.figures import curves, divergences, trade_off
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
     LossCurve,
@@ -24,14 +22,7 @@ from anchored.eval.figures.trade_off import TradeOffPoint, plot_trade_off
 
 POINTS = [
     TradeOffPoint(label="p_s", role="safe", ncr=1.0, bits_per_byte=2.4),
-    TradeOffPoint(
-        label="k=0.1",
-        role="anchored",
-        ncr=0.99,
-        bits_per_byte=2.38,
-        ncr_std=0.02,
-        bits_per_byte_std=0.01,
-    ),
+    TradeOffPoint(label="k=0.1", role="anchored", ncr=0.99, bits_per_byte=2.38, ncr_std=0.02),
     TradeOffPoint(label="k=2", role="anchored", ncr=0.6, bits_per_byte=2.1),
     TradeOffPoint(label="p_r", role="risky", ncr=0.0, bits_per_byte=2.0),
 ]
@@ -51,7 +42,7 @@ def drawn(monkeypatch):
         axes.extend(figure.axes)
         save(figure, path)
 
-    for module in (divergences, losses, trade_off, trajectories):
+    for module in (divergences, curves, trade_off):
         monkeypatch.setattr(module, "save_figure", keep_and_save)
     return axes
 
@@ -62,29 +53,27 @@ def line_of(axes, label):
 
 
 def test_trade_off_joins_the_points_of_k_and_puts_better_up_and_right(drawn, tmp_path):
-    plot_trade_off(POINTS, tmp_path / "trade_off.png")
+    plot_trade_off(POINTS, tmp_path / "trade_off.png", num_seeds=3)
     (axes,) = drawn
     assert line_of(axes, "Anchored Decoding").get_xydata().tolist() == [[0.99, 2.38], [0.6, 2.1]]
     assert line_of(axes, "risky model").get_linestyle() == "None"
-    bottom, top = axes.get_ylim()
-    assert bottom > top  # fewer bits per byte are higher up
-    left, right = axes.get_xlim()
-    assert left < right
+    (bottom, top), (left, right) = axes.get_ylim(), axes.get_xlim()
+    assert bottom > top and left < right  # fewer bits per byte are higher up
     assert {"p_s", "k=0.1", "k=2", "p_r"} <= {text.get_text() for text in axes.texts}
+    figure = axes.get_figure(root=True)
+    assert "k nats a token" in figure.get_suptitle()
+    assert "standard deviation over 3 seeds" in figure.get_supxlabel()
 
 
 @pytest.mark.parametrize(
-    ("counts", "label"),
-    [
-        ((6, 6), "normalized copying reduction (1 = safe model)"),
-        ((4, 4), "normalized copying reduction over 4 of 6 metrics (1 = safe model)"),
-        ((4, 6), "normalized copying reduction over 4 or 6 of 6 metrics (1 = safe model)"),
-    ],
+    ("counts", "scope"),
+    [((6, 6), ""), ((4, 4), " over 4 of 6 metrics"), ((4, 6), " over 4 or 6 of 6 metrics")],
 )
-def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, counts, label):
-    points = [replace(POINTS[i], num_metrics=count) for i, count in enumerate(counts)]
-    plot_trade_off(points, tmp_path / "trade_off.png")
-    assert drawn[0].get_xlabel() == label
+def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, counts, scope):
+    points = [replace(POINTS[-i], num_metrics=n) for i, n in enumerate(counts, 1)]  # without bars
+    plot_trade_off(points, tmp_path / "trade_off.png", num_seeds=3)
+    assert drawn[0].get_xlabel() == f"normalized copying reduction{scope} (1 = safe model)"
+    assert "standard deviation" not in drawn[0].get_figure(root=True).get_supxlabel()
 
 
 @pytest.mark.parametrize(
@@ -98,62 +87,40 @@ def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, suffix, mag
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_trade_off_explains_its_error_bars_where_it_has_some(drawn, tmp_path):
-    plot_trade_off(POINTS, tmp_path / "bars.png", num_seeds=3)
-    plot_trade_off(POINTS[-2:], tmp_path / "none.png", num_seeds=3)
-    captions = [axes.get_figure(root=True).get_supxlabel() for axes in drawn]
-    assert ["standard deviation over 3 seeds" in caption for caption in captions] == [True, False]
-
-
-@pytest.mark.parametrize("symbol", ["token", "byte"])
-def test_pictures_have_a_title_and_name_what_k_is_given_for(drawn, tmp_path, symbol):
-    plot_trade_off(POINTS, tmp_path / "trade_off.png", symbol=symbol)
-    plot_budget_trajectories([TRAJECTORY], tmp_path / "budgets.png", symbol=symbol)
+def test_pictures_have_a_title_and_name_what_k_is_given_for(drawn, tmp_path):
+    plot_trade_off(POINTS, tmp_path / "trade_off.png", symbol="byte")
+    plot_budget_trajectories([TRAJECTORY], tmp_path / "budgets.png", symbol="byte")
     trade_off, budgets = (axes.get_figure(root=True) for axes in drawn)
-    assert f"k nats a {symbol}" in trade_off.get_suptitle()
-    assert budgets.get_suptitle() and f"with every {symbol}" in budgets.get_supxlabel()
+    assert "k nats a byte" in trade_off.get_suptitle()
+    assert budgets.get_suptitle() and "with every byte" in budgets.get_supxlabel()
 
 
-def test_budget_panel_shows_the_debt_between_what_accrues_and_the_allowance(drawn, tmp_path):
+def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp_path):
     plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.png")
     (axes,) = drawn
-    (debt,) = axes.collections
+    (debt,) = axes.collections  # lies between what accrues and the allowance
     accrued, allowance = [(1, 0.5), (4, 2.0)], [(1, 0.0), (4, 1.2)]
     assert debt.get_label() == "debt" and "debt 0.8, bound 1.2 nats" in axes.get_title()
     vertices = debt.get_paths()[0].vertices.tolist()
     assert all([x, pytest.approx(y)] in vertices for x, y in accrued + allowance)
-
-
-def test_budget_panel_shows_spend_allowance_bound_and_rejections(drawn, tmp_path):
-    plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.png")
-    (axes,) = drawn
     assert line_of(axes, "spent").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.1])
     assert line_of(axes, "allowance").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.2])
     assert list(line_of(axes, "bound").get_ydata()) == [1.2, 1.2]
     assert list(line_of(axes, "risky model intervened").get_xdata()) == [2, 4]
 
 
-@pytest.mark.parametrize(("count", "num_panels"), [(1, 1), (3, 3), (4, 4), (5, 6)])
-def test_each_generation_has_a_panel(drawn, tmp_path, count, num_panels):
-    plot_budget_trajectories([TRAJECTORY] * count, tmp_path / "budget.svg")
+@pytest.mark.parametrize(("count", "num_panels"), [(1, 1), (4, 4), (5, 6)])
+def test_each_generation_has_a_panel_be_it_without_tokens(drawn, tmp_path, count, num_panels):
+    empty = BudgetTrajectory(label="k=0", k=0, debt=0, bound=0, spends=[], accepted=[])
+    plot_budget_trajectories([TRAJECTORY] * (count - 1) + [empty], tmp_path / "budget.svg")
     assert len(drawn) == num_panels
     assert sum(axes.axison for axes in drawn) == count
 
 
-def test_a_generation_without_tokens_or_bound_is_drawn(tmp_path):
-    empty = BudgetTrajectory(label="k=0", k=0, debt=0, bound=0, spends=[], accepted=[])
-    plot_budget_trajectories([empty], tmp_path / "budget.png")
-
-
-def test_loss_curve_is_drawn_raw_and_smooth(drawn, tmp_path):
-    plot_loss_curves([CURVE], tmp_path / "loss.png")
-    (axes,) = drawn
-    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[5.0, 3.0, 2.5]] * 2
-
-
-def test_losses_of_one_model_share_its_colour_and_differ_in_dashes(drawn, tmp_path):
-    curves = [CURVE, replace(CURVE, label="safe, later"), replace(CURVE, role="risky", label="r")]
-    plot_loss_curves(curves, tmp_path / "loss.png")
+def test_losses_are_drawn_raw_and_smooth_in_the_colour_of_their_model(drawn, tmp_path):
+    later = replace(CURVE, label="safe, later")
+    plot_loss_curves([CURVE, later, replace(CURVE, role="risky", label="r")], tmp_path / "loss.png")
+    assert [list(line.get_ydata()) for line in drawn[0].get_lines()] == [[5.0, 3.0, 2.5]] * 6
     first, later, risky = (line_of(drawn[0], label) for label in ("safe", "safe, later", "r"))
     assert first.get_color() == later.get_color() != risky.get_color()
     assert first.get_linestyle() != later.get_linestyle()
@@ -161,8 +128,8 @@ def test_losses_of_one_model_share_its_colour_and_differ_in_dashes(drawn, tmp_pa
 
 def test_running_mean_is_centred_and_keeps_a_straight_line():
     straight = [float(value) for value in range(20)]
-    assert losses._running_mean(straight, 3)[3:-3] == pytest.approx(straight[3:-3])
-    assert losses._running_mean([4.0, 0.0, 2.0], 1) == [2.0, 2.0, 1.0]
+    assert curves._running_mean(straight, 3)[3:-3] == pytest.approx(straight[3:-3])
+    assert curves._running_mean([4.0, 0.0, 2.0], 1) == [2.0, 2.0, 1.0]
 
 
 @pytest.fixture
@@ -209,44 +176,29 @@ def test_matplotlib_settings_are_left_as_they_were(tmp_path):
         assert matplotlib.rcParams["legend.frameon"]
 
 
-@pytest.mark.parametrize(
-    "plot", [plot_trade_off, plot_budget_trajectories, plot_loss_curves], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("plot", [plot_trade_off, plot_budget_trajectories, plot_loss_curves])
 def test_a_picture_of_nothing_is_refused(plot, tmp_path):
     with pytest.raises(ValueError, match="at least one"):
         plot([], tmp_path / "nothing.png")
 
 
-def test_unknown_file_types_are_refused(tmp_path):
+def test_unknown_file_types_and_unequal_steps_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got .*loss\.jpg"):
         plot_loss_curves([CURVE], tmp_path / "loss.jpg")
-
-
-def test_unequal_steps_are_refused():
     with pytest.raises(ValueError, match="one value per step, got 2 and 1"):
         BudgetTrajectory(label="", k=1, debt=0, bound=1, spends=[0, math.inf], accepted=[True])
 
 
-def test_divergences_of_a_ledger_are_drawn_step_by_step(monkeypatch, pair, tmp_path):
-    drawn = []
-    save = divergences.save_figure
-    monkeypatch.setattr(
-        divergences,
-        "save_figure",
-        lambda figure, path: (drawn.extend(figure.axes), save(figure, path)),
-    )
+def test_divergences_of_a_ledger_are_drawn_step_by_step(drawn, pair, tmp_path):
     (result,) = Decoder(pair, Anchored(k=0.5)).generate("the keeper of", max_new_tokens=5, top_k=9)
     with pytest.raises(ValueError, match="holds no divergences"):
         plot_divergences(result.ledger, tmp_path / "none.png")
     longer = with_divergences(result.ledger, pair)
     plot_divergences(longer, tmp_path / "one.svg")
     distances, axes = drawn
-    assert line_of(axes, "spend: KL(p* || p_s)").get_ydata() == pytest.approx(
-        [step.spend for step in longer.steps]
-    )
-    assert line_of(axes, "allowance").get_ydata() == pytest.approx(
-        [step.budget for step in longer.steps]
-    )
+    spends, budgets = (line_of(axes, name) for name in ("spend: KL(p* || p_s)", "allowance"))
+    assert spends.get_ydata() == pytest.approx([step.spend for step in longer.steps])
+    assert budgets.get_ydata() == pytest.approx([step.budget for step in longer.steps])
     finite = [math.nan if math.isinf(s.kl_risky_safe) else s.kl_risky_safe for s in longer.steps]
     risky_safe = line_of(distances, "models apart: KL(p_r || p_s)").get_ydata()
     assert risky_safe == pytest.approx(finite, nan_ok=True)

@@ -71,23 +71,24 @@ def test_cuda_that_nobody_chose_becomes_the_cpu_with_a_line(caplog):
     with caplog.at_level(logging.WARNING):
         arguments = HarnessArguments.of(NAMES, {"device": "cuda:0"})
     assert arguments.pair["device"] == "cpu"
-    assert caplog.messages == [
-        "there is no CUDA device here: the pair runs on the CPU, not on cuda:0"
-    ]
-    assert (
-        HarnessArguments.of(NAMES | {"device": "meta"}, {"device": "cpu"}).pair["device"] == "meta"
-    )
+    line = "there is no CUDA device here: the pair runs on the CPU, not on cuda:0"
+    assert caplog.messages == [line]
 
 
-@NO_CUDA
-def test_both_models_have_devices_where_the_risky_one_has_its_own():
-    arguments = HarnessArguments.of(NAMES | {"risky_device": "meta"}, {"device": "cuda:0"})
-    assert arguments.pair["device"] == {"safe": "cpu", "risky": "meta"}
+@pytest.mark.parametrize(
+    ("given", "default", "device"),
+    [
+        ({"device": "meta"}, "cpu", {"device": "meta"}),
+        ({"risky_device": "meta"}, "cpu", {"device": {"safe": "cpu", "risky": "meta"}}),
+        ({"tp_size": 2}, "cpu", {"tp_size": 2}),  # each process has a device of its own
+    ],
+)
+def test_devices_are_those_that_somebody_chose(given, default, device):
+    arguments = HarnessArguments.of(NAMES | given, {"device": default})
+    assert arguments.pair == {"safe": "a", "risky": "b", **device}
 
 
 def test_a_split_pair_is_given_no_device():
-    arguments = HarnessArguments.of(NAMES | {"tp_size": 2}, {"device": "cpu"})
-    assert arguments.pair == {"safe": "a", "risky": "b", "tp_size": 2}
     with pytest.raises(ValueError, match="tp_size gives each process its own device"):
         HarnessArguments.of(NAMES | {"tp_size": 2, "device": "cpu"}, {}).make_decoder()
 

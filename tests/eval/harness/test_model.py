@@ -57,22 +57,32 @@ def hand_projection(log_safe, log_risky, budget):
     return ((1 - low) * log_safe + low * log_risky).log_softmax(-1)
 
 
+@pytest.fixture
+def split(pair):
+    """Tokens of CONTEXT and CONTINUATION."""
+    context = pair.tokenizer(CONTEXT)["input_ids"]
+    return context, pair.tokenizer(CONTINUATION, add_special_tokens=False)["input_ids"]
+
+
+def likelihoods(lm, *requests):
+    return lm.loglikelihood([request(*one) for one in requests], disable_tqdm=True)
+
+
+def texts(lm, *requests):
+    return lm.generate_until([request(*one) for one in requests], disable_tqdm=True)
+
+
 @pytest.mark.parametrize(("rule", "name"), [(SafeOnly(), "safe"), (RiskyOnly(), "risky")])
-def test_one_model_alone_scores_as_its_softmax_does(pair, rule, name):
+def test_one_model_alone_scores_as_its_softmax_does(pair, split, rule, name):
+    expected, is_greedy = hand_log_likelihood(pair.models[name], *split)
     lm = AnchoredLM(Decoder(pair, rule))
-    context = pair.tokenizer(CONTEXT)["input_ids"]
-    continuation = pair.tokenizer(CONTINUATION, add_special_tokens=False)["input_ids"]
-    expected, is_greedy = hand_log_likelihood(pair.models[name], context, continuation)
-    ((log_prob, greedy),) = lm.loglikelihood([request(CONTEXT, CONTINUATION)], disable_tqdm=True)
-    assert log_prob == pytest.approx(expected, abs=1e-9)
-    assert greedy == is_greedy
+    assert likelihoods(lm, (CONTEXT, CONTINUATION)) == [
+        (pytest.approx(expected, abs=1e-9), is_greedy)
+    ]
 
 
-def test_anchored_scores_follow_the_adaptive_budget(pair):
-    k = 0.5
-    lm = AnchoredLM(Decoder(pair, Anchored(k=k, debt="none")))
-    context = pair.tokenizer(CONTEXT)["input_ids"]
-    continuation = pair.tokenizer(CONTINUATION, add_special_tokens=False)["input_ids"]
+def test_anchored_scores_follow_the_adaptive_budget(pair, split):
+    k, (context, continuation) = 0.5, split
     safe, risky = (
         log_probs_after_each_token(pair.models[name], context + continuation)[len(context) - 1 :]
         for name in ("safe", "risky")
@@ -82,7 +92,8 @@ def test_anchored_scores_follow_the_adaptive_budget(pair):
         projected = hand_projection(safe[step], risky[step], (step + 1) * k - spent)
         expected += projected[token].item()
         spent += kl(projected, safe[step])
-    ((log_prob, _),) = lm.loglikelihood([request(CONTEXT, CONTINUATION)], disable_tqdm=True)
+    lm = AnchoredLM(Decoder(pair, Anchored(k=k, debt="none")))
+    ((log_prob, _),) = likelihoods(lm, (CONTEXT, CONTINUATION))
     # The solver stays up to 1e-5 of the budget below it: 4 steps of weight off by as much.
     assert log_prob == pytest.approx(expected, abs=1e-3)
     assert spent > k  # the budget was used, so this is not the safe model's score
@@ -115,32 +126,27 @@ def test_the_boundary_decides_the_debt(anchored_lm):
 def test_an_answer_does_not_depend_on_the_other_requests(pair):
     lm = AnchoredLM(Decoder(pair, Anchored(k=0.5, budget="global"), batch_size=3))
     requests = [
-        request(CONTEXT, CONTINUATION),
-        request("Nine tides", " ago"),
-        request("", "the harbour bell rang twice; nobody had pulled its rope"),
-        request("the harbour bell", " rang"),
+        (CONTEXT, CONTINUATION),
+        ("Nine tides", " ago"),
+        ("", "the harbour bell rang twice; nobody had pulled its rope"),
+        ("the harbour bell", " rang"),
     ]
-    together = lm.loglikelihood(requests, disable_tqdm=True)
-    alone = [lm.loglikelihood([one], disable_tqdm=True)[0] for one in requests]
-    assert [a for a, _ in together] == pytest.approx([a for a, _ in alone], abs=1e-9)
-    assert [greedy for _, greedy in together] == [greedy for _, greedy in alone]
+    alone = [likelihoods(lm, one)[0] for one in requests]
+    assert likelihoods(lm, *requests) == [
+        (pytest.approx(a, abs=1e-9), greedy) for a, greedy in alone
+    ]
 
 
 def test_an_empty_context_is_begin_of_text(safe_lm, pair):
     tokens = pair.tokenizer("nine tides", add_special_tokens=False)["input_ids"]
     expected, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens)
-    ((log_prob, _),) = safe_lm.loglikelihood([request("", "nine tides")], disable_tqdm=True)
+    ((log_prob, _),) = likelihoods(safe_lm, ("", "nine tides"))
     assert log_prob == pytest.approx(expected, abs=1e-9)
 
 
 def test_begin_of_text_is_not_added_twice(safe_lm):
     with_token = safe_lm.tokenizer.bos_token + CONTEXT
     assert safe_lm.tok_encode(with_token) == safe_lm.tok_encode(CONTEXT)
-
-
-def test_a_continuation_that_merges_into_the_context_is_refused(safe_lm):
-    with pytest.raises(ValueError, match="has no token of its own"):
-        safe_lm._loglikelihood_tokens([(("la", "mp"), [0, 5], [])], disable_tqdm=True)
 
 
 def test_long_contexts_are_cut_at_the_left_with_one_warning(safe_lm, pair, caplog):
@@ -155,9 +161,30 @@ def test_long_contexts_are_cut_at_the_left_with_one_warning(safe_lm, pair, caplo
     assert [a for a, _ in answers] == pytest.approx([expected] * 2, abs=1e-9)
 
 
-def test_a_continuation_as_long_as_the_models_context_is_refused(safe_lm):
-    with pytest.raises(ValueError, match="128 tokens leaves no room for context"):
-        safe_lm._loglikelihood_tokens([(None, [0], [5] * 128)], disable_tqdm=True)
+@pytest.mark.parametrize(
+    ("strings", "context", "continuation", "message"),
+    [
+        (("la", "mp"), [0, 5], [], "has no token of its own"),  # it merges into the context
+        (None, [0], [5] * 128, "128 tokens leaves no room for context"),
+    ],
+)
+def test_continuations_that_cannot_be_scored_are_refused(
+    safe_lm, strings, context, continuation, message
+):
+    with pytest.raises(ValueError, match=message):
+        safe_lm._loglikelihood_tokens([(strings, context, continuation)], disable_tqdm=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 4}, r"generation settings must be among .*'num_beams'"),
+        ({"max_gen_toks": 128}, r"max_gen_toks must leave room.* got 128"),  # all of the context
+    ],
+)
+def test_generations_that_cannot_be_are_refused(safe_lm, settings, message):
+    with pytest.raises(ValueError, match=message):
+        texts(safe_lm, (CONTEXT, settings))
 
 
 def test_rolling_scores_a_short_text_after_begin_of_text(safe_lm, pair):
@@ -184,72 +211,58 @@ def test_failed_requests_are_refused_rather_than_averaged(safe_lm, monkeypatch):
     monkeypatch.setattr(safe_lm.decoder, "score", lambda *_, **__: [broken])
     monkeypatch.setattr(safe_lm.decoder, "generate", lambda *_, **__: [broken])
     with pytest.raises(ValueError, match="request 0 cannot be scored: the safe model's logits"):
-        safe_lm.loglikelihood([request("a", " b")], disable_tqdm=True)
+        likelihoods(safe_lm, ("a", " b"))
     with pytest.raises(ValueError, match="request 0 cannot be generated: the safe model's logits"):
-        safe_lm.generate_until([request("a", {})], disable_tqdm=True)
+        texts(safe_lm, ("a", {}))
 
 
 def test_every_answer_reaches_the_cache(safe_lm):
-    kept = []
+    kept, settings = [], {"max_gen_toks": 3}
     safe_lm.set_cache_hook(SimpleNamespace(add_partial=lambda *entry: kept.append(entry)))
-    likelihood = safe_lm.loglikelihood([request(CONTEXT, CONTINUATION)], disable_tqdm=True)
+    likelihood = likelihoods(safe_lm, (CONTEXT, CONTINUATION))
     rolling = safe_lm.loglikelihood_rolling([request(CONTEXT)], disable_tqdm=True)
-    settings = {"max_gen_toks": 3}
-    texts = safe_lm.generate_until([request(CONTEXT, settings)], disable_tqdm=True)
+    generated = texts(safe_lm, (CONTEXT, settings))
     assert kept == [
         ("loglikelihood", (CONTEXT, CONTINUATION), likelihood[0]),
         ("loglikelihood_rolling", (CONTEXT,), rolling[0]),
-        ("generate_until", (CONTEXT, settings), texts[0]),
+        ("generate_until", (CONTEXT, settings), generated[0]),
     ]
 
 
 def test_bytes_of_a_continuation_are_scored_at_byte_level(pair):
     decoder = Decoder(pair, Anchored(k=0.5), level="byte")
     lm = AnchoredLM(decoder, max_gen_toks=2)
-    answers = lm.loglikelihood([request("the keeper", " of\u2603")], disable_tqdm=True)
     (score,) = decoder.score("the keeper", " of\u2603", horizon=6)
-    assert answers == [(pytest.approx(score.log_prob, abs=1e-9), score.is_greedy)]
+    assert likelihoods(lm, ("the keeper", " of\u2603")) == [
+        (pytest.approx(score.log_prob, abs=1e-9), score.is_greedy)
+    ]
     (rolling,) = lm.loglikelihood_rolling([request("ab")], disable_tqdm=True)
     assert rolling == pytest.approx(decoder.score("\n", "ab")[0].log_prob, abs=1e-9)
-    (text,) = lm.generate_until([request("the", {"until": [], "do_sample": True})], True)
+    (text,) = texts(lm, ("the", {"until": [], "do_sample": True}))
     assert 0 < len(text.encode()) <= 8 or "\ufffd" in text
 
 
-def test_generation_is_greedy_unless_sampling_is_asked_for(safe_lm, pair):
+def test_generation_is_greedy_unless_sampling_is_asked_for_and_ends_at_a_stop(safe_lm, pair):
     tokens = safe_lm.tok_encode(CONTEXT)
     start = len(tokens)
     for _ in range(6):
         tokens.append(log_probs_after_each_token(pair.safe, tokens)[-1].argmax().item())
-    (text,) = safe_lm.generate_until(
-        [request(CONTEXT, {"until": [], "max_gen_toks": 6, "do_sample": False})], disable_tqdm=True
-    )
-    assert text == pair.tokenizer.decode(tokens[start:], skip_special_tokens=True)
+    settings = {"until": [], "max_gen_toks": 6, "do_sample": False}
+    (whole,) = texts(safe_lm, (CONTEXT, settings))
+    assert whole == pair.tokenizer.decode(tokens[start:], skip_special_tokens=True)
+    stop = whole[3:5]
+    (cut,) = texts(safe_lm, (CONTEXT, settings | {"until": [stop, ""]}))
+    assert cut == whole[: whole.index(stop)]
 
 
 def test_sampled_texts_depend_on_seed_context_and_repetition_alone(pair):
     decoder = Decoder(pair, Anchored(k=1.0))
     settings = {"until": [], "max_new_tokens": 12, "do_sample": True, "temperature": 0.9}
-    other = request("Nine tides", settings | {"max_new_tokens": 5})
-    twice = [request(CONTEXT, settings), other, request(CONTEXT, settings)]
-    first, _, again = AnchoredLM(decoder, seed=3).generate_until(twice, disable_tqdm=True)
-    (alone,) = AnchoredLM(decoder, seed=3).generate_until(
-        [request(CONTEXT, settings)], disable_tqdm=True
-    )
-    (reseeded,) = AnchoredLM(decoder, seed=4).generate_until(
-        [request(CONTEXT, settings)], disable_tqdm=True
-    )
-    assert first == alone
-    assert len({first, again, reseeded}) == 3
-
-
-def test_generation_ends_at_a_stop_text(safe_lm):
-    settings = {"max_gen_toks": 12, "do_sample": False}
-    (whole,) = safe_lm.generate_until([request(CONTEXT, settings)], disable_tqdm=True)
-    stop = whole[3:5]
-    (cut,) = safe_lm.generate_until(
-        [request(CONTEXT, settings | {"until": [stop, ""]})], disable_tqdm=True
-    )
-    assert cut == whole[: whole.index(stop)]
+    asked, other = (CONTEXT, settings), ("Nine tides", settings | {"max_new_tokens": 5})
+    first, _, again = texts(AnchoredLM(decoder, seed=3), asked, other, asked)
+    (alone,) = texts(AnchoredLM(decoder, seed=3), asked)
+    (reseeded,) = texts(AnchoredLM(decoder, seed=4), asked)
+    assert first == alone and len({first, again, reseeded}) == 3
 
 
 def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch):
@@ -265,7 +278,7 @@ def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch):
         {"do_sample": True},
         {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2},
     ):
-        safe_lm.generate_until([request(CONTEXT, gen_kwargs)], disable_tqdm=True)
+        texts(safe_lm, (CONTEXT, gen_kwargs))
     chosen = [{name: v for name, v in call.items() if name != "seed"} for call in calls]
     default = {"max_new_tokens": 64, "repetition_penalty": 1.0}
     assert chosen == [
@@ -273,16 +286,6 @@ def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch):
         default | {"temperature": 1.0, "stop": ()},
         default | {"temperature": 0.7, "stop": (), "top_p": 0.9, "repetition_penalty": 1.2},
     ]
-
-
-def test_unknown_generation_settings_are_refused(safe_lm):
-    with pytest.raises(ValueError, match=r"generation settings must be among .*'num_beams'"):
-        safe_lm.generate_until([request(CONTEXT, {"num_beams": 4})], disable_tqdm=True)
-
-
-def test_more_tokens_than_the_context_are_refused(safe_lm):
-    with pytest.raises(ValueError, match=r"max_gen_toks must leave room.* got 128"):
-        safe_lm.generate_until([request(CONTEXT, {"max_gen_toks": 128})], disable_tqdm=True)
 
 
 def test_chats_go_through_the_tokenizers_own_template(safe_lm, monkeypatch):
@@ -294,10 +297,3 @@ def test_chats_go_through_the_tokenizers_own_template(safe_lm, monkeypatch):
     assert safe_lm.apply_chat_template(chat) == "[user]hello>"
     assert safe_lm.chat_template(True) == safe_lm.tokenizer.chat_template
     assert isinstance(safe_lm.tokenizer_name, str)
-
-
-@pytest.mark.parametrize("level", ["byte", "token"])
-def test_the_level_is_an_argument(pair_folders, level):
-    safe, risky = pair_folders
-    lm = AnchoredLM.create_from_arg_string(f"safe={safe},risky={risky},k=1.0,level={level}")
-    assert lm.decoder.level.name == level

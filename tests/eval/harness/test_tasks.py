@@ -19,28 +19,29 @@ QUESTIONS = [
 ]
 
 
-def write_task(folder, name):
-    """A multiple-choice task over QUESTIONS; JSON is YAML too."""
-    documents = folder / f"{name}.json"
+@pytest.fixture
+def folder(tmp_path):
+    """Holds "bells", a multiple-choice task over QUESTIONS; JSON is YAML too."""
+    documents = tmp_path / "bells.json"
     documents.write_text(json.dumps(QUESTIONS))
+    files = {"data_files": {"test": str(documents)}, "cache_dir": str(tmp_path / ".cache")}
+    metrics = [
+        {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+        for metric in ("acc", "acc_norm")
+    ]
     task = {
-        "task": name,
+        "task": "bells",
         "dataset_path": "json",
-        "dataset_kwargs": {
-            "data_files": {"test": str(documents)},
-            "cache_dir": str(folder / ".cache"),
-        },
+        "dataset_kwargs": files,
         "output_type": "multiple_choice",
         "test_split": "test",
         "doc_to_text": "{{text}}",
         "doc_to_choice": "choices",
         "doc_to_target": "answer",
-        "metric_list": [
-            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-            for metric in ("acc", "acc_norm")
-        ],
+        "metric_list": metrics,
     }
-    (folder / f"{name}.yaml").write_text(json.dumps(task))
+    (tmp_path / "bells.yaml").write_text(json.dumps(task))
+    return tmp_path
 
 
 @pytest.fixture
@@ -50,12 +51,6 @@ def no_network(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    write_task(tmp_path, "bells")
-    return tmp_path
 
 
 def share_right(decoder, per_byte):
@@ -81,15 +76,23 @@ def test_accuracy_is_that_of_the_scores(pair, folder, rule, no_network):
     assert json.loads(json.dumps(results)) == results
 
 
-def test_limit_takes_the_first_documents(pair, folder, no_network):
-    lm = AnchoredLM(Decoder(pair, SafeOnly()))
-    assert local_task_results(lm, folder, ["bells"], limit=2)["bells"]["sample_len"] == 2
+def evaluated(model_args, folder, **settings):
+    """lm-eval's results of the task with the model that it finds by its name."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    register_model()
+    return simple_evaluate(
+        model="anchored",
+        model_args=model_args,
+        tasks=["bells"],
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        **settings,
+    )
 
 
 def test_the_model_is_found_by_name_after_registration(pair_folders, folder, no_network):
-    from lm_eval import simple_evaluate
     from lm_eval.api.registry import get_model
-    from lm_eval.tasks import TaskManager
 
     register_model()
     register_model()
@@ -97,43 +100,29 @@ def test_the_model_is_found_by_name_after_registration(pair_folders, folder, no_
     register_model()  # also once the class is loaded
     assert get_model("hf") is not None  # the built-in ones are still there
     safe, risky = pair_folders
-    evaluated = simple_evaluate(
-        model="anchored",
-        model_args=f"safe={safe},risky={risky},rule=anchored,k=1.0",
-        tasks=["bells"],
-        batch_size=2,
-        device="cpu",
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-    )
-    assert 0 <= evaluated["results"]["bells"]["acc,none"] <= 1
-    assert evaluated["config"]["batch_sizes"] == [2]
+    words = f"safe={safe},risky={risky},rule=anchored,k=1.0"
+    results = evaluated(words, folder, batch_size=2, device="cpu")
+    assert 0 <= results["results"]["bells"]["acc,none"] <= 1
+    assert results["config"]["batch_sizes"] == [2]
 
 
 def test_what_the_command_passes_unasked_runs_16_requests_at_once_on_any_machine(
     pair_folders, folder, no_network
 ):
     """A batch size of 1 and cuda:0."""
-    from lm_eval import simple_evaluate
     from lm_eval.config.evaluate_config import EvaluatorConfig
-    from lm_eval.tasks import TaskManager
 
-    register_model()
     unasked = EvaluatorConfig()
     assert (unasked.batch_size, unasked.device) == (1, "cuda:0")
-    evaluated = simple_evaluate(
-        model="anchored",
-        model_args=dict(zip(("safe", "risky"), pair_folders, strict=True)) | {"k": 1.0},
-        tasks=["bells"],
-        limit=1,
-        batch_size=unasked.batch_size,
-        device=unasked.device,
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-    )
-    assert evaluated["config"]["batch_sizes"] == [16]
+    pair = dict(zip(("safe", "risky"), pair_folders, strict=True))
+    defaults = {"batch_size": unasked.batch_size, "device": unasked.device}
+    results = evaluated(pair | {"k": 1.0}, folder, limit=1, **defaults)
+    assert results["config"]["batch_sizes"] == [16]
 
 
-def test_a_task_that_is_not_in_the_folder_is_refused(pair, folder):
+def test_limit_takes_the_first_documents_and_unknown_tasks_are_refused(pair, folder, no_network):
     lm = AnchoredLM(Decoder(pair, SafeOnly()))
+    assert local_task_results(lm, folder, ["bells"], limit=2)["bells"]["sample_len"] == 2
     with pytest.raises(ValueError, match=r"no task \['hellaswag'\] in .*'bells'"):
         local_task_results(lm, folder, ["bells", "hellaswag"])
 

@@ -77,6 +77,8 @@ def test_short_texts_are_left_out(pair):
 def test_gain_over_itself_is_zero_without_error(rows):
     result = Utility(nats=[nats for nats, _ in rows], num_bytes=[size for _, size in rows])
     assert result.gain_over(result) == (0.0, 0.0)
+    with pytest.raises(ValueError, match="same excerpts"):
+        result.gain_over(Utility(nats=[1.0], num_bytes=[2]))
 
 
 def test_standard_error_is_that_of_the_mean_for_equal_sizes():
@@ -84,20 +86,13 @@ def test_standard_error_is_that_of_the_mean_for_equal_sizes():
     assert result.standard_error == pytest.approx(1 / math.sqrt(3) / math.log(2))
 
 
-def test_different_excerpts_cannot_be_compared():
-    with pytest.raises(ValueError, match="same excerpts"):
-        Utility(nats=[1.0], num_bytes=[1]).gain_over(Utility(nats=[1.0], num_bytes=[2]))
-
-
 def test_excerpts_in_bytes_are_the_same_text(pair):
-    (passage,) = excerpts(pair.tokenizer, ["a\u2603b\u2603 c\u2603de"], num_prompt_tokens=3)
-    prompt, target = passage.prompt_token_ids, passage.token_ids
+    text = "a\u2603b\u2603 c\u2603de"
+    (passage,) = excerpts(pair.tokenizer, [text], num_prompt_tokens=3)
     in_bytes = passage.in_bytes(pair.tokenizer)
-    assert (
-        bytes(in_bytes.prompt_token_ids + in_bytes.token_ids) == "a\u2603b\u2603 c\u2603de".encode()
-    )
+    assert bytes(in_bytes.prompt_token_ids + in_bytes.token_ids) == text.encode()
     assert len(in_bytes.token_ids) == in_bytes.num_bytes
-    assert len(prompt) == 5 and len(target) > 0  # the third token begins a snowman
+    assert len(passage.prompt_token_ids) == 5 and passage.token_ids  # the third begins a snowman
     decoder = Decoder(pair, SafeOnly(), level="byte")
     (score,) = decoder.score([in_bytes.prompt_token_ids], [in_bytes.token_ids])
     assert utility(decoder, [in_bytes]).nats == [-score.log_prob]

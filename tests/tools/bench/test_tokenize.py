@@ -5,23 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from tiny_models import train_tokenizer
 
 from anchored.pretrain.tokens.documents import RecordFields
-from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN, DocumentEncoder
+from anchored.pretrain.tokens.encoder import DocumentEncoder
 from anchored.pretrain.tokens.input_files import local_files
-from anchored.tools.bench.tokenize import BASELINE, OURS, BenchTokenizeConfig, measure
+from anchored.tools.bench.tokenize import BASELINE, OURS, measure
 from anchored.tools.cli import main
 
 TEXTS = [f"the keeper of the lamp {number} wrote <|end|> salt" for number in range(600)]
-
-
-@pytest.fixture
-def tokenizer_folder(tmp_path):
-    text = train_tokenizer().backend_tokenizer.to_str()
-    text = text.replace("<|begin|>", BOS_TOKEN).replace("<|end|>", EOS_TOKEN)
-    (tmp_path / "tokenizer.json").write_text(text)
-    return tmp_path
 
 
 @pytest.fixture
@@ -55,8 +46,3 @@ def test_ids_that_differ_are_counted(tokenizer_folder, texts_file, monkeypatch):
     monkeypatch.setattr(DocumentEncoder, "_marked", lambda encoder, ids: np.uint32([9, *ids, 1]))
     eos_id = DocumentEncoder(file).eos_id
     assert measure(inputs, fields, file).num_other_ids == 600 + 600 * (eos_id != 1)
-
-
-def test_no_runs_are_refused():
-    with pytest.raises(ValueError, match="runs must be >= 1, got 0"):
-        BenchTokenizeConfig(input=(), tokenizer="t", runs=0)

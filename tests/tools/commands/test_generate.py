@@ -8,9 +8,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from command_line import run
+from command_line import refused, run
 from forked_program import ForkedProgram
 
 from anchored import Anchored, AnchoredError, Decoder, Generation, Ledger, ModelPair
@@ -87,8 +88,8 @@ def test_several_texts_are_told_apart(capsys, words, expected):
 def test_k_for_a_text_and_k_for_a_token_are_two_options(capsys, words):
     _, _, err = run(capsys, *words, "--prompt", "a", "--K", "2")
     assert "K=2 (k=0.4 x 5)" in err
-    status, _, err = run(capsys, *words, "--prompt", "a", "--K", "2", "--k", "1")
-    assert status == 1 and "give either k or K" in err
+    both = ["--prompt", "a", "--K", "2", "--k", "1"]
+    assert "give either k or K" in refused(capsys, *words, *both)
 
 
 class Terminal(io.StringIO):
@@ -106,8 +107,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_sees_a_text_grow(words, expected, monkeypatch, tmp_path):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     ledger = tmp_path / "one.jsonl"
     with pytest.raises(SystemExit) as end:
         main([*words, "--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)])
@@ -118,8 +118,7 @@ def test_a_terminal_sees_a_text_grow(words, expected, monkeypatch, tmp_path):
 
 
 def test_each_result_is_written_when_it_has_ended(words, prompt_file, monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     with pytest.raises(SystemExit):
         main([*words, "--prompt-file", str(prompt_file), "--batch-size", "1"])
     assert {seen.count("\n") for seen in terminal.seen} >= {1, 2, 3}
@@ -130,8 +129,8 @@ def test_a_chat_is_the_template_of_the_safe_tokenizer(capsys, words, pair_folder
     for file in pair_folders[0].iterdir():
         (tmp_path / "chat" / file.name).symlink_to(file)
     (tmp_path / "chat" / "chat_template.jinja").write_text(TEMPLATE)
-    status, _, err = run(capsys, *words, "--prompt", "a", "--chat")
-    assert status == 1 and "the safe model's tokenizer has no chat template" in err
+    chat = ["--prompt", "a", "--chat"]
+    assert "the safe model's tokenizer has no chat template" in refused(capsys, *words, *chat)
     words[2] = str(tmp_path / "chat")
     ledger = tmp_path / "one.jsonl"
     more = ["--prompt", "the keeper", "--chat", "--ledger", str(ledger)]
@@ -140,8 +139,7 @@ def test_a_chat_is_the_template_of_the_safe_tokenizer(capsys, words, pair_folder
     prompt = Ledger.load(ledger).header.prompt_token_ids
     assert pair.tokenizer.decode(prompt) == "<|begin|><|turn|>the keeper<|turn|>"
     (tmp_path / "chat" / "chat_template.jinja").write_text("{{ raise_exception('no users') }}")
-    status, _, err = run(capsys, *words, "--prompt", "a", "--chat")
-    assert status == 1 and err.count("\n") == 1 and "no users" in err
+    assert "no users" in refused(capsys, *words, *chat)
 
 
 def test_ledgers_are_replaced_only_where_that_is_asked_for(capsys, words, tmp_path):
@@ -149,8 +147,7 @@ def test_ledgers_are_replaced_only_where_that_is_asked_for(capsys, words, tmp_pa
     ledger.write_text("kept")
     several = ["--prompt", "a", "--num-return-sequences", "2", "--ledger", str(ledger)]
     assert run(capsys, *words, *several)[0] == 0  # one-0.jsonl and one-1.jsonl
-    status, out, err = run(capsys, *words, *several)
-    assert (status, out) == (1, "") and "one-0.jsonl exists: give --overwrite" in err
+    assert "one-0.jsonl exists: give --overwrite" in refused(capsys, *words, *several)
     assert run(capsys, *words, "--prompt", "a", "--ledger", str(ledger), "--overwrite")[0] == 0
     assert len(Ledger.load(ledger).steps) == 5
 
@@ -240,23 +237,13 @@ def test_infinite_nats_are_strings_in_json(capsys, words):
     assert row["K"] == "inf" and not row["certified"]
 
 
-def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(words, monkeypatch):
+def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(capsys, words, monkeypatch):
     with pytest.raises(FileNotFoundError):
         main(["--debug", *words, "--prompt-file", "nowhere"])
     with pytest.raises(FileNotFoundError):
         main([*words, "--prompt-file", "nowhere", "--debug"])
-
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("shapes do not match")
-
-    monkeypatch.setattr(Decoder, "generate_each", broken)
+    generate = Mock(side_effect=[RuntimeError("shapes do not match"), AnchoredError("one\ntwo")])
+    monkeypatch.setattr(Decoder, "generate_each", generate)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         main([*words, "--prompt", "a"])
-
-
-def test_a_failure_of_ours_is_one_line(capsys, words, monkeypatch):
-    def failed(*_: object, **__: object) -> None:
-        raise AnchoredError("first\nsecond")
-
-    monkeypatch.setattr(Decoder, "generate_each", failed)
-    assert run(capsys, *words, "--prompt", "a") == (1, "", "anchored generate: first\n")
+    assert refused(capsys, *words, "--prompt", "a") == "anchored generate: one\n"

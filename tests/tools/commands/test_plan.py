@@ -4,15 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_models import train_tokenizer
 
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
 from anchored.pretrain.tokens.writer import write_token_shards
 from anchored.tools.commands.plan import run
 from anchored.tools.commands.training_options import COMMON_PILE, PlanConfig
 
+WEIGHTS = {"bay": 0.75, "cove": 0.25}
 RUN = """
 [training]
 steps = 20
@@ -30,27 +29,23 @@ weight = {weight}
 
 
 @pytest.fixture(scope="module")
-def shards_folder(tmp_path_factory):
+def shards_folder(tmp_path_factory, tokenizer_folder):
     folder = tmp_path_factory.mktemp("shards")
-    text = train_tokenizer().backend_tokenizer.to_str()
-    text = text.replace("<|begin|>", BOS_TOKEN).replace("<|end|>", EOS_TOKEN)
-    (folder / "tokenizer.json").write_text(text)
     for name, count in (("bay", 120), ("cove", 60)):
         texts = [f"the keeper of {name} {number}" for number in range(count)]
         origin = {"source": name, "licence": f"{name} licence", "revision": "1"}
-        write_token_shards(folder / name, texts, folder / "tokenizer.json", **origin)
+        write_token_shards(folder / name, texts, tokenizer_folder / "tokenizer.json", **origin)
     return folder
 
 
 @pytest.fixture
 def run_file(tmp_path, shards_folder):
-    weights = {"bay": 0.75, "cove": 0.25}
-    text = RUN + "".join(
-        SOURCE.format(name=name, path=shards_folder / name, weight=weight)
-        for name, weight in weights.items()
-    )
     path = tmp_path / "harbour.toml"
-    path.write_text(text)
+    sources = [
+        SOURCE.format(name=name, path=shards_folder / name, weight=weight)
+        for name, weight in WEIGHTS.items()
+    ]
+    path.write_text("".join([RUN, *sources]))
     return path
 
 
@@ -81,7 +76,7 @@ def test_a_run_is_planned_from_its_shards(capsys, tmp_path, run_file, shards_fol
     out, saved = planned(capsys, tmp_path, config=(run_file,))
     sources = tuple(
         DataSource(name=name, path=str(shards_folder / name), weight=weight)
-        for name, weight in (("bay", 0.75), ("cove", 0.25))
+        for name, weight in WEIGHTS.items()
     )
     plan = DataPlan.open(DataConfig(sources=sources, seed=7), seq_len=16, verify=True)
     (stage,) = saved["stages"]
@@ -96,12 +91,6 @@ def test_a_run_that_is_another_one_but_for_some_values_is_planned_too(capsys, tm
     (whole, half) = (planned(capsys, tmp_path, config=(path,))[1] for path in (run_file, variant))
     assert half["stages"][0]["plan_hash"] == whole["stages"][0]["plan_hash"]
     assert [one["stages"][0]["num_steps"] for one in (whole, half)] == [20, 10]
-
-
-def test_the_limit_of_a_run_is_that_of_its_preflight(run_file, tmp_path):
-    run_file.write_text(run_file.read_text().replace("[data]", "[data]\nmax_epochs = 0.02"))
-    with pytest.raises(ValueError, match=r"read 0\.\d+ times, more than max_epochs 0\.02 allows"):
-        run(PlanConfig(config=(run_file,), output=tmp_path / "plan.json"))
 
 
 def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run_file):
@@ -137,24 +126,32 @@ def test_what_cannot_be_planned_is_refused(run_file, tmp_path, settings, message
     assert not Path(tmp_path / "plan.json").exists()
 
 
-def test_missing_shards_of_a_run_are_named(run_file, shards_folder):
-    run_file.write_text(run_file.read_text().replace(f"{shards_folder}/cove", "missing/cove"))
-    with pytest.raises(ValueError, match="stage harbour has no token shards of: cove"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("[data]", "[data]\nmax_epochs = 0.02"),
+            r"read 0\.\d+ times, more than max_epochs 0\.02 allows",
+        ),
+        (("/cove", "/missing"), "stage harbour has no token shards of: cove"),
+        (("steps = 20", ""), "must give training.steps as a positive number"),
+        (
+            (RUN, "base = 3\n"),
+            "base of config file .*harbour.toml must be the name of a file, got 3",
+        ),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_refused(run_file, change, message):
+    text = run_file.read_text()
+    assert change[0] in text
+    run_file.write_text(text.replace(*change))
+    with pytest.raises(ValueError, match=message):
         run(PlanConfig(config=(run_file,)))
-
-
-def test_a_run_without_its_steps_is_refused(run_file):
-    run_file.write_text(run_file.read_text().replace("steps = 20", ""))
-    with pytest.raises(ValueError, match=r"must give training.steps as a positive number"):
-        run(PlanConfig(config=(run_file,)))
-    with pytest.raises(FileNotFoundError, match=r"config file missing.toml does not exist"):
-        run(PlanConfig(config=(Path("missing.toml"),)))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("base = 3", "base of config file .*run.toml must be the name of a file, got 3"),
         ("training = 3", "training in .*run.toml must be a table, got 3"),
         ("data = [1]", r"data in .*run.toml must be a table, got \[1\]"),
     ],
@@ -163,6 +160,8 @@ def test_a_config_with_a_value_in_place_of_a_table_is_refused(tmp_path, text, me
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ValueError, match=message):
         run(PlanConfig(config=(tmp_path / "run.toml",)))
+    with pytest.raises(FileNotFoundError, match=r"config file missing.toml does not exist"):
+        run(PlanConfig(config=(Path("missing.toml"),)))
 
 
 @pytest.mark.parametrize(

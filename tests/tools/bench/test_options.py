@@ -1,0 +1,25 @@
+"""Settings of benchmarks that would measure nothing."""
+
+import pytest
+
+from anchored.tools.bench.options import (
+    BenchPretrainConfig,
+    BenchSpeculateConfig,
+    BenchTokenizeConfig,
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "message"),
+    [
+        (BenchSpeculateConfig, {"runs": 0}, "runs must be >= 1, got 0"),
+        (BenchSpeculateConfig, {"new_tokens": 1}, "new_tokens must be >= 2, got 1"),
+        (BenchSpeculateConfig, {"safe": "x"}, "give both folders"),
+        (BenchTokenizeConfig, {"input": (), "tokenizer": "t", "runs": 0}, "runs must be >= 1"),
+        (BenchPretrainConfig, {"steps": 4, "skipped_steps": 4}, "less than steps, got 4 of 4"),
+        (BenchPretrainConfig, {"rounds": 3}, "rounds must be even, got 3"),
+    ],
+)
+def test_settings_that_measure_nothing_are_refused(make, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
