@@ -79,7 +79,7 @@ def main() -> int:
         f"The walk kernel for sm_90, V = {VOCAB_SIZE}, Triton {triton.__version__}; compiled, not"
     )
     print("run. Registers, bytes of stack and of spills of a thread; instructions of the program.")
-    print(text_tables.line(("variant", *COLUMNS), WIDTH, name_width=NAME_WIDTH))
+    text_tables.print_lines([("variant", *COLUMNS)], WIDTH, name_width=NAME_WIDTH)
     num_failed = 0
     for variant in chosen:
         try:
@@ -87,7 +87,7 @@ def main() -> int:
         except Exception as error:  # a compiler fails in ways of its own: all are told
             num_failed += 1
             cells = (f"fails: {type(error).__name__}: {str(error).strip().splitlines()[-1]}",)
-        print(text_tables.line((variant.name, *cells), WIDTH, name_width=NAME_WIDTH), flush=True)
+        text_tables.print_lines([(variant.name, *cells)], WIDTH, name_width=NAME_WIDTH)
     return int(num_failed > 0)
 
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 STDIN = Path("-")
 PROMPT_KINDS: dict[str, tuple[type, ...]] = {
