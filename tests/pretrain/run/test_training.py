@@ -14,8 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training_runs import start_run, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.pretrain.export.folder import export_checkpoint
-from anchored.pretrain.export.llama_weights import llama_weights
+from anchored.pretrain.export.folder import export_checkpoint, llama_weights
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.launch import _command, launch
 from anchored.pretrain.plan.data_plan import DataPlan
