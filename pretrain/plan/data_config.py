@@ -11,6 +11,11 @@ WeightUnit = Literal["tokens", "documents"]
 """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
 
 
+def _check_positive(name: str, value: float, *, is_finite: bool = False) -> None:
+    if not value > 0 or (is_finite and value == inf):
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSource:
     """One source of the mixture."""
@@ -23,8 +28,7 @@ class DataSource:
     """Positive; only the ratios between sources matter."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight < inf:
-            raise ValueError(f"weight of source {self.name} must be positive, got {self.weight}")
+        _check_positive(f"weight of source {self.name}", self.weight, is_finite=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +48,7 @@ class DataConfig:
     """Read every shard once before training and compare its sha256."""
 
     def __post_init__(self) -> None:
-        if not self.max_epochs > 0:
-            raise ValueError(f"data.max_epochs must be positive, got {self.max_epochs}")
+        _check_positive("data.max_epochs", self.max_epochs)
         names = [source.name for source in self.sources]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"data.sources names must differ, got twice: {', '.join(duplicates)}")
@@ -69,10 +72,7 @@ class MixtureSource:
     """Tokens of the Comma tokenizer; with them the number of Llama 3 tokens is estimated."""
 
     def __post_init__(self) -> None:
-        if not self.comma_tokens > 0:
-            raise ValueError(
-                f"comma_tokens of source {self.name} must be positive, got {self.comma_tokens}"
-            )
+        _check_positive(f"comma_tokens of source {self.name}", self.comma_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +86,7 @@ class MixtureStage:
     """Keys the order of windows."""
 
     def __post_init__(self) -> None:
-        if not self.tokens > 0:
-            raise ValueError(f"tokens of stage {self.name} must be positive, got {self.tokens}")
+        _check_positive(f"tokens of stage {self.name}", self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +122,7 @@ class Hardware:
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
             raise ValueError(f"num_gpus must be at least 1, got {self.num_gpus}")
-        if not self.peak_flops > 0:
-            raise ValueError(f"peak_flops must be positive, got {self.peak_flops}")
+        _check_positive("peak_flops", self.peak_flops)
         if not 0 < self.mfu <= 1:
             raise ValueError(f"mfu must be in (0, 1], got {self.mfu}")
 
@@ -157,8 +155,7 @@ class MixtureConfig:
                 f"tokens_per_step must be a multiple of seq_len, got {self.tokens_per_step} "
                 f"and {self.seq_len}"
             )
-        if not self.max_epochs > 0:
-            raise ValueError(f"max_epochs must be positive, got {self.max_epochs}")
+        _check_positive("max_epochs", self.max_epochs)
         stages = [stage.name for stage in self.stages]
         for kind, names in (("stages", stages), ("sources", [one.name for one in self.sources])):
             if not names or len(set(names)) != len(names):

@@ -44,6 +44,10 @@ class DataPlan:
         self.config = config
         self.shards = list(shards)
         self.seq_len = seq_len
+        # Of the tokenizer that all sources were tokenised by.
+        first = self.shards[0].manifest
+        self.tokenizer_sha256, self.vocab_size = first.tokenizer_sha256, first.vocab_size
+        self.bos_id, self.eos_id = first.bos_id, first.eos_id
         self._check_tokenizers()
         self.num_windows = [self._window_count(index) for index in range(len(self.shards))]
         self.mixture = Mixture([self._token_weight(index) for index in range(len(self.shards))])
@@ -54,21 +58,6 @@ class DataPlan:
         """Open the shards of every source; `verify` also compares their checksums."""
         shards = [TokenShards.open(source.path, verify=verify) for source in config.sources]
         return cls(config, shards, seq_len=seq_len)
-
-    @property
-    def tokenizer_sha256(self) -> str:
-        """Of the tokenizer.json that all sources were tokenised by."""
-        return self.shards[0].manifest.tokenizer_sha256
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens in that tokenizer."""
-        return self.shards[0].manifest.vocab_size
-
-    @property
-    def bos_id(self) -> int:
-        """The token that every document begins with."""
-        return self.shards[0].manifest.bos_id
 
     def locate(self, sequence: int) -> Window:
         """The window that sequence number `sequence` reads."""

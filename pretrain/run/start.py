@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..job_config import JobConfig
-from ..model.tinycomma import TinyCommaArgs, model_args
+from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
 from .record import RECORD_NAME, RunRecord, checkpoint_step, checkpoint_steps, is_complete
 from .trainer import global_batch_size
@@ -58,19 +58,8 @@ Everything else must be equal, settings that torchtitan may add included.
 
 def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRecord:
     """The record of a run about to start on `num_processes` data-parallel processes."""
-    manifest = plan.shards[0].manifest
-    return RunRecord(
-        model=_model_shape(model_args(config)),
-        tokenizer_sha256=plan.tokenizer_sha256,
-        bos_id=manifest.bos_id,
-        eos_id=manifest.eos_id,
-        identity=_identity(config, num_processes) | {"data.plan_hash": plan.hash},
-        data=data_record(plan, batch_size=global_batch_size(config, num_processes)),
-    )
-
-
-def _model_shape(args: TinyCommaArgs) -> dict[str, Any]:
-    return {
+    args = model_args(config)
+    shape = {
         "vocab_size": args.vocab_size,
         "hidden_size": args.dim,
         "intermediate_size": args.hidden_dim,
@@ -81,6 +70,14 @@ def _model_shape(args: TinyCommaArgs) -> dict[str, Any]:
         "rms_norm_eps": args.norm_eps,
         "rope_theta": args.rope_theta,
     }
+    return RunRecord(
+        model=shape,
+        tokenizer_sha256=plan.tokenizer_sha256,
+        bos_id=plan.bos_id,
+        eos_id=plan.eos_id,
+        identity=_identity(config, num_processes) | {"data.plan_hash": plan.hash},
+        data=data_record(plan, batch_size=global_batch_size(config, num_processes)),
+    )
 
 
 def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Throughput:
         self.num_tokens = 0
         self._num_files = num_files
         self._num_finished = 0
-        self._start = self._next_refresh = time.perf_counter()
+        self._start = time.perf_counter()
         self._bar = tqdm(
             desc=description,
             unit="B",
@@ -80,35 +80,25 @@ class Throughput:
         self.advance_to(self.num_bytes + num_bytes, self.num_tokens + num_tokens)
 
     def advance_to(self, num_bytes: int, num_tokens: int) -> None:
-        """Set the totals."""
+        """Set the totals; the bar itself sees to it that it is not drawn too often."""
         self.num_bytes, self.num_tokens = num_bytes, num_tokens
-        if time.perf_counter() >= self._next_refresh:
-            self._refresh()
+        files = f"{self._num_finished}/{self._num_files} files"
+        self._bar.set_postfix_str(f"{self._per_second(num_tokens):,.0f} tokens/s, {files}", False)
+        self._bar.update(num_bytes - self._bar.n)
 
     def finish_file(self) -> None:
         """Count an input file as done."""
         self._num_finished += 1
-        self._refresh()
+        self.advance_to(self.num_bytes, self.num_tokens)
 
     def close(self) -> str:
         """End the bar; returns the average rates in words."""
-        self._refresh()
+        rates = self._per_second(self.num_bytes / 1e6), self._per_second(self.num_tokens)
         self._bar.close()
-        return f"{self.num_bytes / self._seconds / 1e6:.2f} MB/s, {self._tokens_per_s}"
+        return f"{rates[0]:.2f} MB/s, {rates[1]:,.0f} tokens/s"
 
-    def _refresh(self) -> None:
-        self._next_refresh = time.perf_counter() + _REFRESH_SECONDS
-        files = f"{self._num_finished}/{self._num_files} files"
-        self._bar.set_postfix_str(f"{self._tokens_per_s}, {files}", refresh=False)
-        self._bar.update(self.num_bytes - self._bar.n)
-
-    @property
-    def _seconds(self) -> float:
-        return max(time.perf_counter() - self._start, 1e-9)
-
-    @property
-    def _tokens_per_s(self) -> str:
-        return f"{self.num_tokens / self._seconds:,.0f} tokens/s"
+    def _per_second(self, total: float) -> float:
+        return total / max(time.perf_counter() - self._start, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

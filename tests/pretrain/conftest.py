@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anchored.configs.config_file import toml_text
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards
@@ -72,7 +73,10 @@ def corpus(tmp_path_factory) -> TinyCorpus:
 
 @pytest.fixture(scope="session")
 def write_config(corpus) -> Callable[..., Path]:
-    """Writes the TOML of a tiny run beside its dump folder; lines given replace or extend it."""
+    """Writes the TOML of a tiny run beside its dump folder, with settings replaced or added."""
+
+    def entry(name: str, **more: float) -> dict[str, object]:
+        return {"name": name, "path": str(corpus.source(name)), **more}
 
     def write(dump_folder: Path, *, steps: int = 24, **sections: dict[str, object]) -> Path:
         config: dict[str, dict[str, object]] = {
@@ -90,28 +94,16 @@ def write_config(corpus) -> Callable[..., Path]:
             "metrics": {"log_freq": 1},
             "checkpoint": {"interval": 5},
             "debug": {"seed": 3},
-            "data": {"seed": 7},
+            "data": {"seed": 7, "sources": dict.fromkeys(SOURCES, 1.0)},
+            "heldout": {"sources": []},
         }
         for section, values in sections.items():
             config[section] = config.get(section, {}) | values
-        sources = config["data"].pop("sources", dict.fromkeys(SOURCES, 1.0))
-        heldout = config.get("heldout", {}).pop("sources", [])
-        text = "".join(_table(section, values) for section, values in config.items())
-        for name, weight in sources.items():
-            path = str(corpus.source(name))
-            text += _table("[data.sources]", {"name": name, "path": path, "weight": weight})
-        for name in heldout:
-            text += _table("[heldout.sources]", {"name": name, "path": str(corpus.source(name))})
+        weights, heldout = config["data"]["sources"], config["heldout"]["sources"]
+        config["data"]["sources"] = [entry(name, weight=weights[name]) for name in weights]
+        config["heldout"]["sources"] = [entry(name) for name in heldout]
         path = dump_folder.with_suffix(".toml")
-        path.write_text(text)
+        path.write_text(toml_text(config))
         return path
 
     return write
-
-
-def _table(name: str, values: dict[str, object]) -> str:
-    lines = [f"[{name}]"]
-    for key, value in values.items():
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
-        lines.append(f"{key} = {text}")
-    return "\n".join(lines) + "\n"

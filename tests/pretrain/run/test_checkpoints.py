@@ -9,8 +9,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from training_runs import save_weights
 
 from anchored.pretrain.job_config import Checkpoint
-from anchored.pretrain.run.checkpointer import RunCheckpointer, stale_steps
 from anchored.pretrain.run.record import checkpoint_steps, is_complete
+from anchored.pretrain.run.trainer import RunCheckpointer, stale_steps
 
 
 class Counter(Stateful):
@@ -78,7 +78,7 @@ def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, monkeypatch
     # Seconds that pass only when the test says so: a save may take longer than any interval.
     clock = SimpleNamespace(seconds=100.0)
     clock.monotonic = lambda: clock.seconds
-    monkeypatch.setattr("anchored.pretrain.run.checkpointer.time", clock)
+    monkeypatch.setattr("anchored.pretrain.run.trainer.time", clock)
     run = checkpointer(interval=1000, interval_minutes=5)
     clock.seconds += 299
     assert not run.is_time_up

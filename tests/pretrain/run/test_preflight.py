@@ -69,7 +69,7 @@ TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
         ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
         ({"num_processes": 4}, "got 4 and 2 * 4"),
         ({"training": {"seq_len": 50_000}}, "too few for one sequence of 50000"),
-        ({"without": "[debug]\nseed = 3\n"}, "debug.seed is not set"),
+        ({"without": "debug = {seed = 3}\n"}, "debug.seed is not set"),
         ({"job": {"dump_folder": "/dev/null/x"}}, "/dev/null/x is not writable: Not a directory"),
         ({"data": {"max_epochs": 0}}, "data.max_epochs must be positive, got 0"),
         ({"heldout": {"sources": ["absent"]}}, "no token shards in"),

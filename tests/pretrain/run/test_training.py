@@ -10,12 +10,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_runs import start_run, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.pretrain.export.folder import export_checkpoint
-from anchored.pretrain.export.llama_weights import llama_weights
+from anchored.pretrain.export.folder import export_checkpoint, llama_weights
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.launch import _command, launch
 from anchored.pretrain.plan.data_plan import DataPlan
@@ -96,6 +96,12 @@ def test_tensorboard_has_the_same_curves(finished):
     assert values == pytest.approx(losses(finished))
 
 
+def test_a_finished_run_started_again_does_nothing(finished, write_config):
+    before = curve(finished)
+    train(write_config(finished))
+    assert curve(finished) == before
+
+
 def test_held_out_loss_is_that_of_the_exported_model(finished, corpus, tmp_path):
     lines = curve(finished, "heldout.jsonl")
     assert [line["step"] for line in lines] == [10, 20, STEPS]
@@ -165,16 +171,17 @@ def test_a_mask_between_documents_is_trained_and_measured_with(write_config, cor
         assert loss == pytest.approx(torch.cat(expected).mean().item(), abs=1e-4)
 
 
+@torch.no_grad()
 def document_losses(model, row, bos_id):
     """The loss of each label of a sequence, its documents given to the model one by one."""
     starts = [0, *(place for place in range(1, 32) if row[place] == bos_id), 32]
-    losses = []
-    for first, last in pairwise(starts):
-        with torch.no_grad():
-            logits = model(row[None, first:last]).logits[0]
-        labels = row[first + 1 : last + 1]
-        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
-    return torch.cat(losses)
+    pieces = [row[first : last + 1] for first, last in pairwise(starts)]
+    return torch.cat(
+        [
+            F.cross_entropy(model(piece[None, :-1]).logits[0], piece[1:], reduction="none")
+            for piece in pieces
+        ]
+    )
 
 
 @pytest.mark.slow
@@ -192,12 +199,6 @@ def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
     resumed = curve(tmp_path / "run", "spikes.jsonl")
     assert [line["step"] for line in resumed] == [line["step"] for line in spikes]
-
-
-def test_a_finished_run_started_again_does_nothing(finished, write_config):
-    before = losses(finished)
-    train(write_config(finished))
-    assert losses(finished) == before
 
 
 def second_stage(write_config, dump_folder, stage_one, **sections):

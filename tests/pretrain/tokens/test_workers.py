@@ -4,21 +4,21 @@ import pytest
 
 from anchored.pretrain.tokens.workers import FileShare, WorkerCounts
 
-
-def test_alone_a_process_does_everything():
-    assert FileShare.of({}) == FileShare(0, 1, 1)
-
-
-def test_torchrun_variables_are_read_and_go_first():
-    slurm = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_COUNT": "4"}
-    torchrun = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
-    assert FileShare.of(slurm | torchrun) == FileShare(5, 16, 8)
+SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "8"}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
 
 
-def test_a_slurm_array_may_start_anywhere_and_take_steps():
-    slurm = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "8"}
-    assert FileShare.of(slurm) == FileShare(6, 8, 1)
-    assert FileShare.of(slurm | {"SLURM_ARRAY_TASK_STEP": "2"}) == FileShare(3, 8, 1)
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1, 1)),  # alone a process does everything
+        (SLURM | TORCHRUN, (5, 16, 8)),
+        (SLURM, (6, 8, 1)),
+        (SLURM | {"SLURM_ARRAY_TASK_STEP": "2"}, (3, 8, 1)),
+    ],
+)
+def test_variables_of_torchrun_go_before_those_of_a_slurm_array(environment, expected):
+    assert FileShare.of(environment) == FileShare(*expected)
 
 
 @pytest.mark.parametrize(
