@@ -1,14 +1,25 @@
 """What an experiment leaves behind: results.json, a table, pictures and a page of texts."""
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ... import Ledger
 from ...durable_files import write_durably
+from ..copying.metrics import METRICS
 from ..environment import environment_record
-from ..figures.curves import BudgetTrajectory
+from ..figures.curves import (
+    BudgetTrajectory,
+    LossCurve,
+    plot_budget_trajectories,
+    plot_divergences,
+    plot_loss_curves,
+)
+from ..figures.style import Role
+from ..figures.trade_off import TradeOffPoint, plot_trade_off
 from ..report.side_by_side import Generation, SideBySideRecord, side_by_side_page
 from ..report.tables import (
     COPYING_COLUMNS,
@@ -18,11 +29,15 @@ from ..report.tables import (
     markdown_table,
     terminal_table,
 )
-from .experiment import RISKY, Experiment
+from .experiment import RISKY, SAFE, Experiment
 from .generations import read_generations
-from .pictures import draw_pictures
 from .summary import recommended, summarize
 
+SUFFIXES = (".png", ".svg")
+ALONE: dict[str, tuple[str, Role]] = {SAFE: ("safe", "safe"), RISKY: ("risky", "risky")}
+"""Label and role of the settings that are one model alone."""
+DIVERGENCES = "divergences.jsonl"
+"""A ledger that anchored divergences wrote."""
 _TITLE = "Anchored Decoding: the same prompt at every budget"
 
 
@@ -119,3 +134,58 @@ def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
         )
         for prompt in experiment.prompts
     ]
+
+
+def draw_pictures(folder: Path, *, extra: str) -> list[Path]:
+    """The pictures of what is recorded in `folder`, written beside it; their paths.
+
+    extra: the held-out set whose bits per byte are drawn.
+    Raises FileNotFoundError without a results.json.
+    """
+    paths = []
+    for name, draw in _pictures(folder, extra).items():
+        for suffix in SUFFIXES:
+            path = folder / f"{name}{suffix}"
+            draw(path)
+            paths.append(path)
+    return paths
+
+
+def _pictures(folder: Path, extra: str) -> dict[str, Callable[[Path], None]]:
+    """By name; without those whose figures the run did not record."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    symbol = "byte" if results["settings"].get("safe_vocab_size") else "token"
+    pictures: dict[str, Callable[[Path], None]] = {
+        "trade_off": lambda path: plot_trade_off(
+            [_point(row, extra) for row in results["rows"]],
+            path,
+            utility_name=f"held-out {extra}",
+            symbol=symbol,
+            num_seeds=len(results["settings"]["seeds"]),
+        )
+    }
+    if "trajectories" in results:
+        trajectories = [BudgetTrajectory(**trajectory) for trajectory in results["trajectories"]]
+        pictures["budgets"] = lambda path: plot_budget_trajectories(
+            trajectories, path, symbol=symbol
+        )
+    if "losses" in results:
+        curves = [LossCurve(**curve) for curve in results["losses"]]
+        pictures["losses"] = lambda path: plot_loss_curves(curves, path)
+    if (folder / DIVERGENCES).exists():
+        ledger = Ledger.load(folder / DIVERGENCES)
+        pictures["divergences"] = lambda path: plot_divergences(ledger, path)
+    return pictures
+
+
+def _point(row: dict[str, Any], extra: str) -> TradeOffPoint:
+    label, role = ALONE.get(row["setting"], (row["setting"], "anchored"))
+    ncr = {name: math.nan if each is None else each for name, each in row["ncr"].items()}
+    return TradeOffPoint(
+        label=label,
+        role=role,
+        ncr=ncr["mean"],  # JSON has no nan: what is not defined is recorded as null
+        num_metrics=row["ncr"].get("num_metrics", len(METRICS)),  # older results are over all
+        bits_per_byte=row[f"bits_per_byte/{extra}"],
+        ncr_std=ncr["std"],
+    )

@@ -1,6 +1,7 @@
 """Pairs of real shapes with random weights, shards of random ids: speed asks for no knowledge."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from anchored.pretrain.tokens.manifest import MANIFEST_NAME, Manifest
 from anchored.pretrain.tokens.segments import ShardFiles
 from anchored.pretrain.tokens.shards import TokenShards
 
-from .options import LLAMA_3_VOCAB_SIZE, SHAPES, RandomPairOptions, Shape
+from .options import LLAMA_3_VOCAB_SIZE, SHAPES, SIZES, RandomPairOptions, Shape
 
 
 def random_pair(
@@ -70,14 +71,10 @@ def random_llama(
     eos_token_id: int = 1,
 ) -> LlamaForCausalLM:
     """A Llama with untied embeddings; its weights are torch's next random numbers."""
-    sizes = SHAPES[shape]
+    sizes: dict[str, Any] = dict(zip(SIZES, SHAPES[shape], strict=True))
     config = LlamaConfig(
+        **sizes,
         vocab_size=vocab_size,
-        hidden_size=sizes["hidden"],
-        intermediate_size=sizes["feed"],
-        num_hidden_layers=sizes["layers"],
-        num_attention_heads=sizes["heads"],
-        num_key_value_heads=sizes["kv_heads"],
         max_position_embeddings=context_length,
         tie_word_embeddings=False,
         bos_token_id=0,

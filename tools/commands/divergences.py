@@ -44,7 +44,7 @@ def run(config: DivergencesConfig) -> int:
     config.output.parent.mkdir(parents=True, exist_ok=True)
     ledger.save(config.output)
     if config.picture is not None:
-        from anchored.eval.figures.divergences import plot_divergences
+        from anchored.eval.figures.curves import plot_divergences
 
         config.picture.parent.mkdir(parents=True, exist_ok=True)
         plot_divergences(ledger, config.picture)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from anchored.eval.experiments.pictures import draw_pictures
+from anchored.eval.experiments.results import draw_pictures
 
 from .corpus import EXTRA
 

@@ -9,14 +9,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from anchored import Anchored, Decoder, with_divergences
-from anchored.eval.figures import curves, divergences, trade_off
+from anchored.eval.figures import curves, trade_off
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
     LossCurve,
     plot_budget_trajectories,
+    plot_divergences,
     plot_loss_curves,
 )
-from anchored.eval.figures.divergences import plot_divergences
 from anchored.eval.figures.style import label_points
 from anchored.eval.figures.trade_off import TradeOffPoint, plot_trade_off
 
@@ -42,7 +42,7 @@ def drawn(monkeypatch):
         axes.extend(figure.axes)
         save(figure, path)
 
-    for module in (divergences, curves, trade_off):
+    for module in (curves, trade_off):
         monkeypatch.setattr(module, "save_figure", keep_and_save)
     return axes
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import anchored
-from anchored.eval.experiments.pictures import DIVERGENCES
+from anchored.eval.experiments.results import DIVERGENCES
 from anchored.tools.quickstart.pictures import PicturesConfig, run
 
 RECORDED = Path(anchored.__file__).parent / "docs" / "results" / "quickstart"
