@@ -1,6 +1,6 @@
 """One model's memory of texts, byte by byte: the stream of its exact byte distributions."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -116,35 +116,32 @@ class ByteStream:
         A forward computes what several given columns need, and what one needs that was not
         foreseen.
         """
-        lengths, columns = mask.sum(1).tolist(), token_ids.tolist()
-        if token_ids.shape[1] > 1:
-            self._foresee([_text(row[:n]) for row, n in zip(columns, lengths, strict=True)])
+        lengths = mask.sum(1).tolist()
+        tokens = {row: own[: lengths[row]] for row, own in enumerate(token_ids.tolist())}
         logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
-        for place in range(token_ids.shape[1]):
-            if rows := [row for row, length in enumerate(lengths) if place < length]:
-                logits[rows, place] = self._fed(rows, [columns[row][place] for row in rows]).cpu()
+        for place, rows, laws in self._fed(tokens):
+            logits[rows, place] = laws.cpu()
         return logits.to(self._device)
-
-    def _fed(self, rows: list[int], symbols: list[int]) -> Tensor:
-        """(R, 257) after one more symbol of each of these rows."""
-        for row, symbol in zip(rows, symbols, strict=True):
-            self._row(row).append(symbol)
-        return self._logits(rows)
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
-        longest = max(map(len, tokens))
-        if longest == 1:
-            return self._fed(rows, [row[0] for row in tokens])
-        new, logits = dict(zip(rows, tokens, strict=True)), dict[int, Tensor]()
-        self._foresee([_text(new.get(row, [])) for row in range(len(self._rows))])
-        for place in range(longest):
-            going_on = [row for row in rows if place < len(new[row])]
-            laws = self._fed(going_on, [new[row][place] for row in going_on])
+        logits: dict[int, Tensor] = {}
+        for _, going_on, laws in self._fed(dict(zip(rows, tokens, strict=True))):
             logits.update(zip(going_on, laws.unbind(), strict=True))
         return torch.stack([logits[row] for row in rows])
+
+    def _fed(self, tokens: dict[int, list[int]]) -> Iterator[tuple[int, list[int], Tensor]]:
+        """Grow texts by row: each place, the rows that reach it and (rows, 257) behind it."""
+        longest = max(map(len, tokens.values()))
+        if longest > 1:
+            self._foresee({row: _text(own) for row, own in tokens.items() if own})
+        for place in range(longest):
+            rows = [row for row, own in tokens.items() if place < len(own)]
+            for row in rows:
+                self._row(row).append(tokens[row][place])
+            yield place, rows, self._logits(rows)
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
@@ -213,13 +210,12 @@ class ByteStream:
             logits = self._output.tiles(hidden[tile], self._ordered_tokens)
             prompt.sums.add(nodes[tile], prompt.kept(nodes[tile], logits))
 
-    def _foresee(self, continuations: list[bytes]) -> None:
+    def _foresee(self, continuations: dict[int, bytes]) -> None:
         """Compute what given continuations need, by row."""
-        rows = [row for row, text in enumerate(continuations) if text]
-        for row in rows:
-            self._row(row).foresee(continuations[row])
-        while any((forwards := {row: self._row(row).next_forward() for row in rows}).values()):
-            self._compute(forwards)
+        for row, text in continuations.items():
+            self._row(row).foresee(text)
+        while any((f := {row: self._row(row).next_forward() for row in continuations}).values()):
+            self._compute(f)
 
     def _logits(self, rows: list[int]) -> Tensor:
         """(R, 257) after the texts of these rows."""

@@ -13,11 +13,11 @@ from ...kernels.interval_sums import interval_log_sums
 from ..models.kv_cache import uploaded
 from ..tokenizer.trie import ROOT, ByteTrie
 from ..tokenizer.viability import Standing
-from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS
 from .byte_row import ByteRow
 from .byte_stream import ByteStream
-from .node_law import NodeLaw
-from .settings import ByteCounts, ByteEvaluation, Mode
+from .node_law import NodeLaw, allowed_rows
+from .settings import ByteCounts, ByteEvaluation
 from .token_tree import Head
 
 # N nodes, V tokens of the vocabulary, T rows of the trie.
@@ -40,38 +40,6 @@ class DeviceLaw:
     def of_token(self, token: int) -> Tensor:
         """Log-probability of one token: () float64."""
         return self.scores[int(self.trie.row_of[token])].double() - self.log_total
-
-
-class DeviceLaws:
-    """Makes the laws of nodes from their logits; what a vocabulary needs for it is sent once."""
-
-    def __init__(self, vocabulary: ByteVocabulary, device: torch.device, mode: Mode) -> None:
-        self.vocabulary, self.device, self.mode = vocabulary, device, mode
-        self._tokens = torch.from_numpy(vocabulary.trie.tokens.astype(np.int64)).to(device)
-        self._stops = torch.from_numpy(vocabulary.stop_token_ids).to(device)
-
-    def __call__(self, standings: Sequence[Standing], logits: Tensor) -> list[DeviceLaw]:
-        """logits: (N, at least V) on the device, any float dtype, -inf = banned; sums are float64.
-
-        All stop tokens count as one end. A row with NaN or +inf gives a law of NaN.
-        """
-        is_double = logits.dtype == torch.float64
-        own = (logits if is_double else logits.float())[:, : self.vocabulary.vocab_size]
-        viability = self.vocabulary.viability
-        is_masked = self.mode == "masked"
-        rule = viability.allowed if is_masked else viability.well_formed
-        allowed = _sent(np.stack([rule(standing) for standing in standings]), self.device)
-        may_end = _sent(np.array([[viability.may_end(s)] for s in standings]), self.device)
-        tokens = own.index_select(-1, self._tokens).masked_fill(~allowed, -torch.inf)
-        end = own.index_select(-1, self._stops).double().logsumexp(-1, keepdim=True)
-        scores = torch.cat([tokens, end.masked_fill(~may_end, -torch.inf).to(own.dtype)], dim=1)
-        log_total = scores.double().logsumexp(-1)
-        is_dead = log_total == -torch.inf
-        masked_mass = -(log_total - own.double().logsumexp(-1)).expm1()
-        masked_mass = masked_mass.masked_fill(is_dead, 0.0).nan_to_num(0.0)
-        log_total = log_total.masked_fill(is_dead, 0.0)
-        columns = (scores.unbind(), log_total.unbind(), masked_mass.unbind())
-        return [DeviceLaw(self.vocabulary.trie, *law) for law in zip(*columns, strict=True)]
 
 
 # R texts, H heads of the one with most, N heads of all, T rows of the trie.
@@ -167,7 +135,10 @@ class DeviceByteStream(ByteStream):
         super().__init__(*arguments, **settings)
         if refusal := device_stream_refusal(self.evaluation):
             raise ValueError(f"laws cannot stay on the device: {refusal}")
-        self._laws = DeviceLaws(self.vocabulary, self._device, self.evaluation.mode)
+        # What a vocabulary needs for the laws is sent once.
+        tokens = torch.from_numpy(self.vocabulary.trie.tokens.astype(np.int64))
+        self._tokens = tokens.to(self._device)
+        self._stops = torch.from_numpy(self.vocabulary.stop_token_ids).to(self._device)
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far; waits for the device."""
@@ -181,8 +152,26 @@ class DeviceByteStream(ByteStream):
         return uploaded(seen, self._device)
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
+        """As `node_laws`, with sums in float64 on the device."""
+        vocabulary, mode = self.vocabulary, self.evaluation.mode
+        is_double = logits.dtype == torch.float64
+        own = (logits if is_double else logits.float())[:, : vocabulary.vocab_size]
+        rows = np.stack([allowed_rows(vocabulary, standing, mode) for standing in standings])
+        allowed = _sent(rows, self._device)
+        may_end = np.array([[vocabulary.viability.may_end(standing)] for standing in standings])
+        tokens = own.index_select(-1, self._tokens).masked_fill(~allowed, -torch.inf)
+        end = own.index_select(-1, self._stops).double().logsumexp(-1, keepdim=True)
+        end = end.masked_fill(~_sent(may_end, self._device), -torch.inf).to(own.dtype)
+        scores = torch.cat([tokens, end], dim=1)
+        log_total = scores.double().logsumexp(-1)
+        is_dead = log_total == -torch.inf
+        masked_mass = -(log_total - own.double().logsumexp(-1)).expm1()
+        masked_mass = masked_mass.masked_fill(is_dead, 0.0).nan_to_num(0.0)
+        log_total = log_total.masked_fill(is_dead, 0.0)
+        columns = (scores.unbind(), log_total.unbind(), masked_mass.unbind())
+        laws = [DeviceLaw(vocabulary.trie, *law) for law in zip(*columns, strict=True)]
         # Rows ask a law for of_token and masked_mass alone, and only ever add what these return.
-        return cast(list[NodeLaw], self._laws(standings, logits))
+        return cast(list[NodeLaw], laws)
 
     def _marginals(self, rows: list[ByteRow]) -> Tensor:
         heads = [[] if row.is_over else row.tree.heads for row in rows]

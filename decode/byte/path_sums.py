@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -14,7 +13,7 @@ from ..tokenizer.trie import ROOT
 from ..tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from .node_law import LEAST_WEIGHT, Array, allowed_in_order, segment_log_sums
 from .settings import Mode
-from .token_tree import ROOT_NODE, Head, TokenTree
+from .token_tree import ROOT_NODE, TokenTree
 
 # N laws, C columns, T columns of one tile, I times K intervals.
 
@@ -111,14 +110,23 @@ class PathSums:
         for byte in text:
             self._standing.extend(tree.standing[node] for node in tree.append(byte))
             heads.append(tree.heads)
-        num_nodes = len(tree)
-        self._path = path = _head_path(tree, heads)
         self._parent = np.array(tree.parent)
         self._row = np.array([0, *(tree.vocabulary.trie.row_of[token] for token in tree.token[1:])])
-        self._log_step = np.full(num_nodes, math.nan)
+        self._log_step = np.full(len(tree), math.nan)
         """By node: of its token behind its parent."""
-        self._has_law = np.zeros(num_nodes, np.bool_)
-        self._logs = np.full((len(path.node), 2), -math.inf)
+        self._has_law = np.zeros(len(tree), np.bool_)
+        # The heads of all places in order are one *step* each; the end follows the text.
+        counts = np.array([len(own) for own in heads])
+        every = chain.from_iterable(chain.from_iterable(heads))
+        self._node, prefix = np.fromiter(every, np.int64).reshape(-1, 2).T
+        self._place = np.repeat(np.arange(len(counts)), counts)
+        """By step: how many bytes before it."""
+        self._is_new = prefix == ROOT
+        """By step: its node ends there."""
+        symbols = np.repeat([*text, END_SYMBOL], counts)
+        self._intervals = _intervals(vocabulary, prefix, symbols)
+        """(steps, 2, 2) of `ordered_tokens`: with the next symbol; all longer than the prefix."""
+        self._logs = np.full((len(prefix), 2), -math.inf)
         """By step: what reaches the next symbol, and all that reaches beyond the text."""
 
     def add(self, nodes: Sequence[int], tiles: Iterable[tuple[int, Tensor]]) -> None:
@@ -126,20 +134,20 @@ class PathSums:
 
         tiles: the first column and logits (nodes, T), columns as in `ordered_tokens`.
         """
-        path, place = self._path, np.full(len(self._parent), -1)
+        place = np.full(len(self._parent), -1)
         place[nodes] = np.arange(len(nodes))
-        steps = np.flatnonzero(place[path.node] >= 0)
+        steps = np.flatnonzero(place[self._node] >= 0)
         children = 1 + np.flatnonzero(place[self._parent[1:]] >= 0)
-        law, above = place[path.node[steps]], place[self._parent[children]]
+        law, above = place[self._node[steps]], place[self._parent[children]]
         standings = [self._standing[node] for node in nodes]
         allowed = allowed_in_order(self.tree.vocabulary, standings, self._mode)
-        sums = LawSums(allowed, law, path.intervals[steps])
+        sums = LawSums(allowed, law, self._intervals[steps])
         for first, logits in tiles:
             self._choose(children, above, first, logits)
             sums.add(first, logits)
         log_sums = sums.log_sums()
         total = np.empty(len(nodes))
-        total[law[path.is_new[steps]]] = log_sums[path.is_new[steps], 1]
+        total[law[self._is_new[steps]]] = log_sums[self._is_new[steps], 1]
         total[total == -math.inf] = 0.0  # a dead end
         self._has_law[nodes] = True
         self._log_step[children] -= total[above]
@@ -156,7 +164,7 @@ class PathSums:
 
     def log_probs(self) -> Array:
         """(bytes + 1,) float64: log q of each byte and of the end; all laws must be known."""
-        return _log_shares(self._log_terms(self._log_masses()), self._path.place)
+        return _log_shares(self._log_terms(self._log_masses()), self._place)
 
     def bounds(self, *, is_upper: bool) -> Array:
         """(bytes + 1,) float64: an upper or lower bound on `log_probs` from the known laws.
@@ -170,7 +178,7 @@ class PathSums:
         counts = np.stack((goes_on & is_upper, goes_on | is_new | (not is_upper)), 1)
         groups = np.where(counts, log_mass[node, None], -math.inf)
         terms = np.concatenate((self._log_terms(log_mass), groups))
-        return _log_shares(terms, np.concatenate((self._path.place, place)))
+        return _log_shares(terms, np.concatenate((self._place, place)))
 
     def _log_masses(self) -> Array:
         """By node; NaN where the law of an ancestor is not known."""
@@ -183,7 +191,7 @@ class PathSums:
     def _log_terms(self, log_mass: Array) -> Array:
         """(steps, 2): log masses of what reaches the next symbol, and of all that reaches beyond
         the text; -inf for heads without a law."""
-        node = self._path.node
+        node = self._node
         terms: Array = log_mass[node, None] + self._logs
         terms[~self._has_law[node]] = -math.inf
         return terms
@@ -195,45 +203,14 @@ class PathSums:
         known = np.arange(len(log_mass))
         for node in np.flatnonzero(np.isnan(log_mass)).tolist():
             known[node] = known[self._parent[node]]
-        unknown = np.flatnonzero(~self._has_law[self._path.node])
-        places = self._path.place[unknown] * len(log_mass) + known[self._path.node[unknown]]
+        unknown = np.flatnonzero(~self._has_law[self._node])
+        is_followed = self._intervals[:, 0, 0] < self._intervals[:, 0, 1]
+        places = self._place[unknown] * len(log_mass) + known[self._node[unknown]]
         groups, group_of = np.unique(places, return_inverse=True)
         goes_on = np.zeros(len(groups), np.bool_)
-        goes_on[group_of[self._path.goes_on[unknown]]] = True
+        goes_on[group_of[is_followed[unknown]]] = True
         place, node = np.divmod(groups, len(log_mass))
         return node, place, goes_on
-
-
-@dataclass(frozen=True, slots=True)
-class _HeadPath:
-    """The heads of all places in order, one *step* each; the end follows the text.
-
-    node, int64: of the head. is_new: it ends where the step is. place, int64: how many bytes before
-    it. goes_on: whether a token may go on with the next symbol. intervals: (steps, 2, 2) int64 of
-    `ordered_tokens`: those with the next symbol, and all that are longer than the prefix.
-    """
-
-    node: NDArray[np.int64]
-    is_new: NDArray[np.bool_]
-    place: NDArray[np.int64]
-    goes_on: NDArray[np.bool_]
-    intervals: NDArray[np.int64]
-
-
-def _head_path(tree: TokenTree, heads: list[list[Head]]) -> _HeadPath:
-    """heads[i]: those of the first i bytes."""
-    counts = np.array([len(own) for own in heads])
-    every = chain.from_iterable(chain.from_iterable(heads))
-    node, prefix = np.fromiter(every, np.int64).reshape(-1, 2).T
-    symbols = np.repeat([*tree.text, END_SYMBOL], counts)
-    intervals = _intervals(tree.vocabulary, prefix, symbols)
-    return _HeadPath(
-        node=node,
-        is_new=prefix == ROOT,
-        place=np.repeat(np.arange(len(counts)), counts),
-        goes_on=intervals[:, 0, 0] < intervals[:, 0, 1],
-        intervals=intervals,
-    )
 
 
 def _intervals(

@@ -28,7 +28,6 @@ LETTERS = ("letter", "stmd", "rv", "e", "l")
 ROLE_CLASSES = {role: (role,) for role in LETTERS}
 SYMBOLS = (OTHER, APOSTROPHE)
 ENDS = ("word", "word_not_e", "word_not_l", "digits_1", "symbols", "apostrophe", "contracted")
-WHITE_ENDS = ("single_space", "single_gap", "white_run")
 
 
 def gpt2() -> PretokenizerAutomaton:
@@ -52,7 +51,7 @@ def gpt2() -> PretokenizerAutomaton:
     kept = {**dict.fromkeys(LETTERS, ("word",)), NUMBER: ("digits_1",)}
     kept |= dict.fromkeys(SYMBOLS, ("symbols",))
     rules.add_white_space({("space", name): targets for name, targets in kept.items()})
-    return rules.automaton(_class_with_case, {*ENDS, *WHITE_ENDS})
+    return rules.automaton(_class_with_case, ENDS)
 
 
 def cl100k(longest_number: int = 3) -> PretokenizerAutomaton:
@@ -76,7 +75,7 @@ def cl100k(longest_number: int = 3) -> PretokenizerAutomaton:
     rules.add_white_space({**keeps, **{("space", name): ("symbols",) for name in SYMBOLS}})
     rules.add_newlines()
     digits = {f"digits_{count}" for count in range(1, longest_number + 1)}
-    ends = {*ENDS, *WHITE_ENDS, *digits, "symbol", "closing_newlines", "last_newline"}
+    ends = {*ENDS, *digits, "symbol", "closing_newlines", "last_newline"}
     return rules.automaton(_class_without_case, ends)
 
 

@@ -33,7 +33,6 @@ SYMBOLS = (OTHER, SLASH, APOSTROPHE)
 ENDS = ("lower", "upper", "both", "upper_only", "contracted", "digits_1", "digits_2", "digits_3")
 OWING_ENDS = ("lower_not_e", "lower_not_l", "upper_not_e", "upper_not_l")
 SYMBOL_ENDS = ("symbol", "symbols", "apostrophe", "closing_newlines", "last_newline")
-WHITE_ENDS = ("single_space", "single_gap", "white_run")
 
 
 def o200k() -> PretokenizerAutomaton:
@@ -58,7 +57,7 @@ def o200k() -> PretokenizerAutomaton:
     keeps |= {("space", name): ("symbols",) for name in SYMBOLS}
     rules.add_white_space(keeps)
     rules.add_newlines()
-    return rules.automaton(_class, {*ENDS, *OWING_ENDS, *SYMBOL_ENDS, *WHITE_ENDS})
+    return rules.automaton(_class, (*ENDS, *OWING_ENDS, *SYMBOL_ENDS))
 
 
 def _word_starts() -> dict[str, tuple[str, ...]]:

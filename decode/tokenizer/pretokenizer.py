@@ -165,6 +165,7 @@ Table = dict[tuple[str, str], tuple[str, ...]]
 APOSTROPHE, SPACE, WHITE, NEWLINE = "apostrophe", "space", "white", "newline"
 NUMBER, OTHER, SLASH, MARK = "number", "other", "slash", "mark"
 WHITES = (SPACE, WHITE)
+WHITE_ENDS = ("single_space", "single_gap", "white_run")
 ROLES = {**dict.fromkeys("stmd", "stmd"), **dict.fromkeys("rv", "rv"), "e": "e", "l": "l"}
 """Letters by their part in contractions."""
 
@@ -183,11 +184,13 @@ class TransitionRules:
     def automaton(
         self, classify: Callable[[str, str], str], accepting: Iterable[str]
     ) -> PretokenizerAutomaton:
-        """That of all transitions, with those of the state before any text."""
+        """That of all transitions, with those of the state before any text.
+
+        accepting: states in which a text may end, beside that and those of white space.
+        """
         self.split(BEGIN, list(self.start))
-        return PretokenizerAutomaton(
-            CharacterClasses(classify), self.joins, self.splits, {BEGIN, *accepting}
-        )
+        ends = {BEGIN, *WHITE_ENDS, *accepting}
+        return PretokenizerAutomaton(CharacterClasses(classify), self.joins, self.splits, ends)
 
     def join(self, state: str, classes: Collection[str], *targets: str) -> None:
         """Characters of `classes` belong to the open pretoken."""
@@ -214,7 +217,7 @@ class TransitionRules:
                     if owner == kind:
                         self.join(state, [name], *targets)
                 self.split(state, [name for name in visible if (state, name) not in self.joins])
-        for state in ("single_space", "single_gap", "white_run"):
+        for state in WHITE_ENDS:
             self.join(state, WHITES, "white_run")
             self.split(state, [SPACE], "last_space")
             self.split(state, [WHITE], "last_gap")

@@ -184,30 +184,20 @@ def test_results_print_as_one_line(pair):
     assert all(x in str(result) for x in ("spent=", "bound=", "4 tokens", "length", "certified"))
 
 
-def test_a_debt_above_k_means_safe_only_and_warns(pair, caplog):
+def test_a_debt_above_k_means_safe_only_and_warns_in_one_line(pair, caplog):
+    decoder = Decoder(pair, Anchored(k=0.001), batch_size=2)
     with caplog.at_level(logging.WARNING):
-        (result,) = Decoder(pair, Anchored(k=0.001)).generate(PROMPTS[2], max_new_tokens=8)
-    assert "the safe model decodes alone" in caplog.text
-    assert result.ledger.spent == result.ledger.header.bound == 0.0
-
-
-def test_many_prompts_without_a_budget_warn_in_one_line(pair, caplog):
-    with caplog.at_level(logging.WARNING):
-        Decoder(pair, Anchored(k=0.001), batch_size=2).generate(PROMPTS, max_new_tokens=4)
+        results = decoder.generate(PROMPTS, max_new_tokens=4)
     (line,) = caplog.messages
     assert "the safe model decodes alone" in line and "of 5 requests" in line
+    assert results[2].ledger.spent == results[2].ledger.header.bound == 0.0
 
 
-def test_a_one_token_prompt_owes_nothing(pair):
-    (result,) = Decoder(pair, Anchored(k=1.0)).generate([[0]], max_new_tokens=5)
+@pytest.mark.parametrize("prompt", [[0], [0, 1, 2]], ids=str)
+def test_one_token_and_special_ones_owe_nothing(pair, prompt):
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate([prompt], max_new_tokens=5)
     assert result.ledger.header.debt == 0.0
     assert len(result.token_ids) == 5
-
-
-def test_special_tokens_do_not_count_for_the_debt(pair):
-    decoder = Decoder(pair, Anchored(k=1.0))
-    (marked,) = decoder.generate([[0, 1, 2]], max_new_tokens=2)
-    assert marked.ledger.header.debt == 0.0
 
 
 def test_a_row_with_nan_logits_fails_alone(tokenizer):
@@ -299,26 +289,20 @@ def test_a_budget_may_reach_the_cap_where_sums_are_exact(pair):
     assert result.ledger.is_within_bound
 
 
-def test_a_calls_k_beside_a_rules_K_is_refused(pair):
-    decoder = Decoder(pair, Anchored(K=1.0))
+CALLS = {
+    "generate": lambda decoder, **asked: decoder.generate(PROMPTS, max_new_tokens=5, **asked),
+    "stream": lambda decoder, **asked: decoder.stream(PROMPTS[0], max_new_tokens=5, **asked),
+    "score": lambda decoder, **asked: decoder.score(PROMPTS[0], " x", horizon=5, **asked),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_refuses_a_k_beside_a_rules_K_and_inexact_budgets(pair, call):
     message = "the rule has K=1 for a whole text, a call cannot give k=50 as well"
     with pytest.raises(ValueError, match=message):
-        decoder.generate(PROMPTS[0], max_new_tokens=10, k=50)
-    with pytest.raises(ValueError, match=message):
-        decoder.stream(PROMPTS[0], max_new_tokens=10, k=50)
-    with pytest.raises(ValueError, match=message):
-        decoder.score(PROMPTS[0], " x", k=50)
-
-
-@pytest.mark.parametrize("call", ["generate", "stream", "score"])
-def test_every_call_refuses_a_budget_whose_sums_are_not_exact(pair, call):
-    ask = {
-        "generate": lambda decoder: decoder.generate(PROMPTS, max_new_tokens=5),
-        "stream": lambda decoder: decoder.stream(PROMPTS[0], max_new_tokens=5),
-        "score": lambda decoder: decoder.score(PROMPTS[0], " x", horizon=5),
-    }[call]
+        CALLS[call](Decoder(pair, Anchored(K=1.0)), k=50)
     with pytest.raises(ValueError, match=r"k \* horizon = 300000.0 \* 5 must be in"):
-        ask(Decoder(pair, Anchored(k=3e5)))
+        CALLS[call](Decoder(pair, Anchored(k=3e5)))
 
 
 def test_numbers_of_numpy_are_numbers(pair, tmp_path):

@@ -63,7 +63,7 @@ def test_after_any_rounds_the_memories_are_those_of_a_fresh_reading(tokenizer, f
     pair = ModelPair(tiny_family(family, 1), tiny_family(family, 2), tokenizer)
     source, num_rounds = random.Random(0), 0
     batch = open_batch(pair, 4, num_rows=3, max_length=60)
-    while num_rounds < 100:
+    while num_rounds < 60:
         if batch.free_rows:
             text = " ".join(source.choices(WORDS, k=source.randint(1, 6)))
             batch.admit([request_of(pair, text, 25, seed=source.randrange(99))])

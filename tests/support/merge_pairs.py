@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 from anchored.decode.tokenizer.merges import MergeTable
 from anchored.decode.tokenizer.tokenizer_file import byte_characters, read_tokenizer
 
-NUM_PAIRS = 50_000
 CHARACTERS = byte_characters()
 
 
@@ -45,10 +44,9 @@ def encoded(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
     return [encoding.ids for encoding in batch]
 
 
-def hard_pairs(table: MergeTable) -> list[tuple[int, int]]:
-    """NUM_PAIRS, half of them random and half adversarial."""
-    half = NUM_PAIRS // 2
-    return random_pairs(table, half) + adversarial_pairs(table, half)
+def hard_pairs(table: MergeTable, number: int) -> list[tuple[int, int]]:
+    """Half of them random and half adversarial."""
+    return random_pairs(table, number // 2) + adversarial_pairs(table, number // 2)
 
 
 def library_says(

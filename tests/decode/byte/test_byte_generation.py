@@ -1,12 +1,23 @@
-"""Texts of pairs with two tokenizers: batches, streams, ends, scores, and rows that fail alone."""
+"""Texts of pairs with two tokenizers: prompts, ends, ledgers, rows that fail alone, refusals."""
 
+import dataclasses
 import math
 
 import pytest
-from byte_pairs import PROMPTS
+from byte_pairs import PROMPTS, llama3_tokenizer, reference_of
 from tiny_models import tiny_gpt2, tiny_llama
 
-from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
+from anchored import (
+    Anchored,
+    ByteSettings,
+    Decoder,
+    ModelPair,
+    PromptCache,
+    RiskyOnly,
+    SafeOnly,
+    verify,
+)
+from anchored.decode.rules.prefix_debt import prefix_debt
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 
 
@@ -97,3 +108,128 @@ def test_other_families_decode_bytes_too(pair):
     gpt2 = ModelPair(tiny_gpt2(1), pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
     (result,) = Decoder(gpt2, Anchored(k=0.5)).generate("salt", max_new_bytes=12)
     assert verify(result.ledger, gpt2).is_ok
+
+
+def test_the_debt_is_that_of_all_bytes_but_the_first_in_nats_of_a_token(pair):
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS[0], max_new_bytes=1)
+    prompt = list(PROMPTS[0].encode())
+    scores = {n: reference_of(pair, n).read([prompt], [0]).token_log_probs[0] for n in pair.models}
+    assert len(scores["safe"]) == len(prompt) - 1
+    expected = 4 * prefix_debt(scores["risky"] - scores["safe"])
+    assert result.ledger.header.debt == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_bounded_debt_is_never_below_the_exact_one(pair):
+    settings = ByteSettings(debt="bounded")
+    exact = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_bytes=1)
+    bounded = Decoder(pair, Anchored(k=1.0), byte_settings=settings).generate(
+        PROMPTS, max_new_bytes=1
+    )
+    for less, more in zip(exact, bounded, strict=True):
+        assert more.ledger.header.debt >= less.ledger.header.debt - 1e-9
+        assert verify(more.ledger, pair).is_ok
+
+
+def test_a_kept_prompt_gives_the_same_text_at_any_k_and_seed(pair):
+    off = PromptCache(0)
+    cache = PromptCache()
+    requests = {"k": [0.2, 0.9, 0.9], "seed": [1, 2, 2], "max_new_bytes": 10}
+    for rule in (Anchored(k=9.0), Anchored(k=9.0, divergence="max"), SafeOnly()):
+        for temperature in (0.7, 1.3):
+            expected, actual = (
+                Decoder(pair, rule, prompt_cache=prompts).generate(
+                    [PROMPTS[0]] * 3, temperature=temperature, **requests
+                )
+                for prompts in (off, cache)
+            )
+            assert [result.token_ids for result in actual] == [r.token_ids for r in expected]
+            for one, other in zip(actual, expected, strict=True):
+                assert one.ledger.header.debt == pytest.approx(other.ledger.header.debt, abs=1e-9)
+    assert len(off) == 0 and len(cache) == 2
+    assert actual[0].ledger.safe_forwards < expected[0].ledger.safe_forwards
+    assert cache.num_bytes > 0
+
+
+def test_kept_prompts_make_room_for_new_ones(pair):
+    whole, tight = PromptCache(), PromptCache(20_000)
+    for cache in (whole, tight):
+        Decoder(pair, RiskyOnly(), prompt_cache=cache).generate(PROMPTS, max_new_bytes=1)
+    assert len(whole) == 2 * len(PROMPTS) > len(tight) > 0
+    assert tight.num_bytes <= 20_000 < whole.num_bytes
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"mode": "raw"}, {"warped": "byte"}, {"tau": 0.05}, {"prefetch": 4}, {"tau": 0.01}],
+    ids=str,
+)
+def test_every_setting_is_recorded_and_verified(pair, settings):
+    decoder = Decoder(pair, Anchored(k=0.5), byte_settings=ByteSettings(**settings))
+    (result,) = decoder.generate(PROMPTS[0], max_new_bytes=20)
+    header = result.ledger.header
+    assert header.level == "byte" and settings.items() <= header.level_settings.items()
+    assert set(header.level_settings["tokenizers"]) == {"safe", "risky"}
+    assert result.ledger.is_within_bound
+    report = verify(result.ledger, pair)
+    assert report.is_ok, report
+
+
+def test_a_changed_byte_and_another_tokenizer_are_found(pair):
+    (result,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[0], max_new_bytes=8)
+    ledger = result.ledger
+    steps = list(ledger.steps)
+    steps[4] = dataclasses.replace(steps[4], token_id=ord("x") + (steps[4].token_id == ord("x")))
+    assert not verify(dataclasses.replace(ledger, steps=steps), pair).is_ok
+    other = ModelPair(
+        pair.safe,
+        pair.risky,
+        pair.tokenizer,
+        pair.fingerprints,
+        risky_tokenizer=llama3_tokenizer(299),
+    )
+    report = verify(ledger, other)
+    assert "the tokenizers, or their stop tokens, are not the recorded ones" in report.failures
+
+
+def test_ledgers_tell_what_was_computed_and_what_masking_took(pair):
+    decoder = Decoder(pair, RiskyOnly(), byte_settings=ByteSettings(tau=0.3))
+    (result,) = decoder.generate(PROMPTS[0], max_new_bytes=24)
+    ledger, work = result.ledger, result.ledger.work
+    assert 0 < work["safe"]["masked_mass"] < 1 and 0 < work["risky"]["masked_mass"] < 1
+    assert ledger.safe_forwards == work["safe"]["num_forwards"]
+    assert ledger.risky_forwards == work["risky"]["num_forwards"] < ledger.safe_forwards
+    assert 0 == work["safe"]["max_total_variation"] < work["risky"]["max_total_variation"] <= 0.3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty: give at least one character or one byte"),
+        ([300], r"bytes must be in \[0, 256\), got 300"),
+        ([0xFF], "not the beginning of a UTF-8 text"),
+        ("salt " * 60, r"the prompt has \d+ tokens of the safe model; .*context of 256"),
+    ],
+)
+def test_bad_prompts_are_refused_in_one_line(pair, prompt, message):
+    with pytest.raises(ValueError, match=message):
+        Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_bytes=200)
+
+
+def test_what_a_level_cannot_do_is_refused_in_one_line(pair):
+    one = ModelPair(pair.safe, pair.safe, pair.tokenizer)
+    with pytest.raises(ValueError, match=r'different tokenizers \(320 and 300 tokens\): .*"byte"'):
+        Decoder(pair, Anchored(k=1.0), level="token")
+    with pytest.raises(ValueError, match='level must be "auto", "token" or "byte", got \'char\''):
+        Decoder(pair, Anchored(k=1.0), level="char")
+    with pytest.raises(ValueError, match='max_new_bytes needs level="byte"'):
+        Decoder(one, Anchored(k=1.0)).generate("salt", max_new_bytes=5)
+    with pytest.raises(ValueError, match="max_new_bytes must be >= 1, got 0"):
+        Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_bytes=0)
+    with pytest.raises(ValueError, match='a prompt cache need level="byte"'):
+        Decoder(one, Anchored(k=1.0), byte_settings=ByteSettings())
+    with pytest.raises(ValueError, match="speculate=4 cannot run here: its level is the byte"):
+        Decoder(pair, Anchored(k=1.0), speculate=4)
+    with pytest.raises(ValueError, match="mode must be one of masked, raw, got 'all'"):
+        ByteSettings(mode="all")
+    with pytest.raises(ValueError, match=r"tau must be in \[0, 1\), got 2"):
+        ByteSettings(tau=2)

@@ -45,7 +45,7 @@ def crowded_tokenizer(split, seed: int) -> Tokenizer:
 @pytest.fixture(params=["trained", "random"])
 def hard_tokenizer(request, family) -> Tokenizer:
     if request.param == "trained":
-        return trained(family, 300)
+        return trained(family, 100)
     return crowded_tokenizer(regex_split(REGEXES[family]), SEEDS[family])
 
 

@@ -11,7 +11,7 @@ from anchored.decode.tokenizer.merges import MergeTable, PairRows
 
 
 def test_pairs_agree_with_the_library(tokenizer, table):
-    pairs = hard_pairs(table)
+    pairs = hard_pairs(table, 20_000)
     expected = library_says(tokenizer, table, pairs)
     assert [table.is_valid_pair(*pair) for pair in pairs] == expected
     assert 0.1 < np.mean(expected) < 0.99

@@ -49,13 +49,13 @@ def test_trees_hold_the_librarys_tokenisation_of_every_string(published):
 def test_pairs_agree_with_the_library(published):
     tokenizer, vocabulary = published
     table = vocabulary.viability.merges
-    pairs = hard_pairs(table)
+    pairs = hard_pairs(table, 50_000)
     wrong = [
         pair
         for pair, is_valid in zip(pairs, library_says(tokenizer, table, pairs), strict=True)
         if table.is_valid_pair(*pair) != is_valid
     ]
-    assert wrong == [] and len(pairs) == 50_000
+    assert wrong == []
 
 
 def test_masked_mass_telescopes(published):

@@ -6,81 +6,57 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from anchored.decode.tokenizer.tokenizer_file import byte_characters, read_tokenizer, token_bytes
 
 
-def byte_level(**options) -> Tokenizer:
+def byte_level(*, added=(), special=(), parts: dict | None = None, **options) -> Tokenizer:
+    """All bytes and nothing else. parts: attributes of the tokenizer."""
     vocab = {character: byte for byte, character in enumerate(byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], **options))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([*special])
+    tokenizer.add_tokens([*added])
+    for name, part in {"pre_tokenizer": byte_split(), **(parts or {})}.items():
+        setattr(tokenizer, name, part)
     return tokenizer
 
 
-def unigram() -> Tokenizer:
-    return Tokenizer(models.Unigram([("a", -1.0)], unk_id=0, byte_fallback=False))
+def byte_split(*, add_prefix_space: bool = False) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
 
 
-def metaspace() -> Tokenizer:
-    tokenizer = byte_level()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+def of_model(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = byte_split()
     return tokenizer
 
 
-def prefix_space() -> Tokenizer:
-    tokenizer = byte_level()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    return tokenizer
-
-
-def lowercase() -> Tokenizer:
-    tokenizer = byte_level()
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    return tokenizer
-
-
-def prepend() -> Tokenizer:
-    tokenizer = byte_level()
-    tokenizer.normalizer = normalizers.Prepend("_")
-    return tokenizer
-
-
-def stripping() -> Tokenizer:
-    tokenizer = byte_level()
-    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True)])
-    return tokenizer
-
-
-def closing() -> Tokenizer:
-    tokenizer = byte_level()
-    tokenizer.add_special_tokens(["<s>"])
-    tokenizer.post_processor = processors.TemplateProcessing("$A <s>", None, [("<s>", 256)])
-    return tokenizer
-
-
+NFC_AND_MORE = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+CLOSING = processors.TemplateProcessing("$A <s>", None, [("<s>", 256)])
 REFUSED = {
-    "needs a byte-level BPE tokenizer, got Unigram": unigram,
-    "byte-fallback": lambda: byte_level(byte_fallback=True),
-    "BPE with dropout": lambda: byte_level(dropout=0.5),
-    r"SentencePiece tokenizers \(Metaspace\)": metaspace,
-    r"SentencePiece tokenizers \(Prepend\)": prepend,
-    "add_prefix_space=true": prefix_space,
-    "no normalizer but NFC, got Lowercase": lowercase,
-    "'<mask>' has unsupported lstrip=true": stripping,
-    "tokens after a text": closing,
-    "no token for byte 0x00": lambda: Tokenizer(models.BPE({"a": 0}, [])),
+    "needs a byte-level BPE tokenizer, got Unigram": of_model(
+        models.Unigram([("a", -1.0)], unk_id=0, byte_fallback=False)
+    ),
+    "byte-fallback": byte_level(byte_fallback=True),
+    "BPE with dropout": byte_level(dropout=0.5),
+    r"SentencePiece tokenizers \(Metaspace\)": byte_level(
+        parts={"pre_tokenizer": pre_tokenizers.Metaspace()}
+    ),
+    r"SentencePiece tokenizers \(Prepend\)": byte_level(
+        parts={"normalizer": normalizers.Prepend("_")}
+    ),
+    "add_prefix_space=true": byte_level(parts={"pre_tokenizer": byte_split(add_prefix_space=True)}),
+    "no normalizer but NFC, got Lowercase": byte_level(parts={"normalizer": NFC_AND_MORE}),
+    "'<mask>' has unsupported lstrip=true": byte_level(added=[AddedToken("<mask>", lstrip=True)]),
+    "tokens after a text": byte_level(special=["<s>"], parts={"post_processor": CLOSING}),
+    "no token for byte 0x00": of_model(models.BPE({"a": 0}, [])),
 }
 
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_other_tokenizers_are_refused_by_name(reason):
-    tokenizer = REFUSED[reason]()
-    if tokenizer.pre_tokenizer is None:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     with pytest.raises(ValueError, match=reason):
-        read_tokenizer(tokenizer)
+        read_tokenizer(REFUSED[reason])
 
 
 def test_special_tokens_have_no_bytes_and_added_ones_have():
-    tokenizer = byte_level()
-    tokenizer.add_special_tokens(["<s>"])
-    tokenizer.add_tokens(["<think>"])
+    tokenizer = byte_level(special=["<s>"], added=["<think>"])
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 256)])
     file = read_tokenizer(tokenizer)
     assert file.special_token_ids == {256}

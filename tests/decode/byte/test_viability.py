@@ -73,7 +73,7 @@ def has_witness(tokenizer: Tokenizer, text: bytes, path: tuple[int, ...]) -> boo
 def test_rows_and_single_tokens_agree(family, vocabulary):
     viability = vocabulary.viability
     compared: set[tuple[object, ...]] = set()
-    for text in draw_hard_strings(60, seed=7, longest=6):
+    for text in draw_hard_strings(40, seed=7, longest=6):
         tree = TokenTree(vocabulary)
         for byte in vocabulary.normalize(text):
             for node in tree.append(byte):
@@ -141,7 +141,7 @@ def with_added_spaces(tokenizer: Tokenizer) -> Tokenizer:
 def test_added_tokens_are_matched_leftmost_longest(tokenizer):
     added = with_added_spaces(tokenizer)
     vocabulary = vocabulary_of(added)
-    for text in draw_hard_strings(500, seed=9):
+    for text in draw_hard_strings(200, seed=9):
         tree = TokenTree(vocabulary)
         tree.extend(vocabulary.normalize(text))
         assert closed_path(tree) == added.encode(text).ids

@@ -95,15 +95,11 @@ def test_rules_without_a_debt_score_no_prompt(pair, rule, scored):
     assert set(scored) == {0} and len(scored) >= 4
 
 
-def test_ratios_of_another_model_are_refused(pair, saved):
+def test_ratios_of_another_model_or_dtype_are_refused(pair, saved):
+    ratios = PromptRatios.load(saved)
     other = ModelPair(
         tiny_gpt2(7), pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer
     )
-    with pytest.raises(ValueError, match=r"with another safe model: .*, here"):
-        Decoder(other, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
-
-
-def test_ratios_of_another_dtype_are_refused(pair, saved):
     coarse = ModelPair(
         tiny_llama(1).float(),
         pair.risky,
@@ -111,9 +107,11 @@ def test_ratios_of_another_dtype_are_refused(pair, saved):
         pair.fingerprints,
         risky_tokenizer=pair.risky_tokenizer,
     )
+    with pytest.raises(ValueError, match=r"with another safe model: .*, here"):
+        Decoder(other, Anchored(k=1.0), prompt_ratios=ratios)
     message = 'another safe dtype: "torch.float64", here it is "torch.float32"'
     with pytest.raises(ValueError, match=message):
-        Decoder(coarse, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
+        Decoder(coarse, Anchored(k=1.0), prompt_ratios=ratios)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +122,11 @@ def test_ratios_of_another_dtype_are_refused(pair, saved):
     ],
 )
 def test_ratios_of_another_byte_law_are_refused(pair, saved, settings, message):
-    level, byte_settings = ("byte", ByteSettings(**settings))
     if pair.shares_tokens:
         message = 'another level: "token", here it is "byte"'
+    byte = {"level": "byte", "byte_settings": ByteSettings(**settings)}
     with pytest.raises(ValueError, match=message):
-        Decoder(
-            pair,
-            Anchored(k=1.0),
-            level=level,
-            byte_settings=byte_settings,
-            prompt_ratios=PromptRatios.load(saved),
-        )
+        Decoder(pair, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved), **byte)
 
 
 def test_a_prompt_without_ratios_is_refused(pair, saved):

@@ -1,6 +1,7 @@
 """One model alone: the other one does not run, and the ledger says so."""
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -79,7 +80,7 @@ def test_another_token_or_a_made_up_log_probability_is_refused(pair):
 
 
 def test_bytes_of_one_model_alone():
-    pair = tiny_byte_pair()
+    pair = deepcopy(tiny_byte_pair())
     broken(pair.safe)
     (result,) = Decoder(pair, ALONE, level="byte").generate("the keeper", max_new_bytes=8)
     assert len(result.token_ids) == 8 and result.ledger.safe_forwards == 0
