@@ -66,8 +66,8 @@ class Warpers:
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 scores = torch.from_numpy(values / divisor)
                 scores.numpy()[seen] = self._penalised(values[seen], np.where) / divisor
-        self._send(scores.device)
         if len(self._banned) > 0:
+            self._send(scores.device)
             scores.index_fill_(1, self._banned, float("-inf"))
         for truncate in self._truncations:
             scores = truncate(None, scores)
@@ -91,6 +91,7 @@ class Warpers:
     def _merge_end_symbols(self, scores: Tensor) -> None:
         if len(self.stop_token_ids) < 2:
             return
+        self._send(scores.device)
         merged = scores.index_select(1, self._token_ids).logsumexp(-1)
         scores.index_fill_(1, self._token_ids, float("-inf"))
         scores[:, self.stop_token_ids[0]] = merged
