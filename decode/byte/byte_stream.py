@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..models.attention import RowAttention
 from ..models.kv_cache import uploaded
-from ..models.output_layer import OutputLayer
+from ..models.linear import OutputLayer
 from ..models.row_stream import prompt_groups
 from ..models.stream import PromptLogits
 from ..tokenizer.viability import Standing

@@ -1,6 +1,7 @@
 """A model without its output layer: tokens to hidden states over a row cache."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from ...kernels.layers import HeadSplit, add_and_norm, gated, rotated_heads, store_heads
 from .attention import MASK_BY_TYPE, Masks, RowAttention, is_hooked
 from .kv_cache import RowCache
+from .linear import Linear, PackedLinear, fused, packs_layers
 
 # R rows of one forward, T new columns, N = R T tokens, H query heads, G key heads, C columns of
 # the cache, D hidden size, E head size.
@@ -90,28 +92,20 @@ class _Norm(NamedTuple):
         return add_and_norm(hidden, update, self.weight, self.eps)
 
 
-class _Linear(NamedTuple):
-    """A linear layer without a module's call, which takes as long as a small product."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """(N, out) of (N, in)."""
-        return functional.linear(hidden, self.weight, self.bias)
+Product = Linear | PackedLinear
 
 
 class _Layer(NamedTuple):
     """What one layer is made of; the tensors are the model's own."""
 
     attention_norm: _Norm
-    heads: _Linear
+    heads: Product
     """Queries, keys and values."""
     split: HeadSplit
-    output: _Linear
+    output: Product
     gated_norm: _Norm
-    gate_up: _Linear
-    down: _Linear
+    gate_up: Product
+    down: Product
 
 
 Attend = Callable[[int, HeadSplit, Tensor], Tensor]
@@ -122,8 +116,9 @@ class LeanBackbone:
     """A `Backbone` of few operations: the host's work takes as long as small products.
 
     Computes with the model's own weights. Those of one input are views of one tensor from here on
-    (see `_fused`): the modules compute what they did, and nothing stands twice. Results differ from
-    those of the modules by rounding. What is done to the model later, hooks and other modules in
+    (see `fused`): the modules compute what they did, and nothing stands twice, but for packed
+    copies on a CPU with room for them (see `packs_layers`). Results differ from those of the
+    modules by rounding. What is done to the model later, other weights, hooks and other modules in
     place of its own, is seen when the next backbone is asked for (`backbone_of`): by the next
     stream that is opened.
     """
@@ -132,7 +127,9 @@ class LeanBackbone:
         """model: one that `lean_refusal` has nothing against."""
         base: Any = model.get_submodule("model")
         self._embeddings, self._norm = base.embed_tokens.weight, _norm(base.norm)
-        self._layers = [_layer(module, model.config) for module in base.layers]
+        products = [m for name, m in base.layers.named_modules() if name.endswith("_proj")]
+        make = partial(_layer, config=model.config, packs=packs_layers(products))
+        self._layers = [make(module) for module in base.layers]
         frequencies = base.rotary_emb.inv_freq.float()
         # The sines of the first half, and they alone, have the other sign in a rotation.
         self._frequencies = torch.cat([-frequencies, frequencies])
@@ -219,7 +216,7 @@ def _is_changed(name: str, module: nn.Module) -> bool:
     return is_other or is_foreign or is_hooked(module)
 
 
-def _layer(module: Any, config: Any) -> _Layer:
+def _layer(module: Any, config: Any, *, packs: bool) -> _Layer:
     attention, mlp = module.self_attn, module.mlp
     has_norms = hasattr(attention, "q_norm")
     split = HeadSplit(
@@ -231,57 +228,17 @@ def _layer(module: Any, config: Any) -> _Layer:
     )
     return _Layer(
         attention_norm=_norm(module.input_layernorm),
-        heads=_fused(attention.q_proj, attention.k_proj, attention.v_proj),
+        heads=fused(attention.q_proj, attention.k_proj, attention.v_proj, packs=packs),
         split=split,
-        output=_fused(attention.o_proj),
+        output=fused(attention.o_proj, packs=packs),
         gated_norm=_norm(module.post_attention_layernorm),
-        gate_up=_fused(mlp.gate_proj, mlp.up_proj),
-        down=_fused(mlp.down_proj),
+        gate_up=fused(mlp.gate_proj, mlp.up_proj, packs=packs),
+        down=fused(mlp.down_proj, packs=packs),
     )
 
 
 def _norm(module: Any) -> _Norm:
     return _Norm(module.weight, module.variance_epsilon)
-
-
-def _fused(*modules: nn.Linear) -> _Linear:
-    """One product in place of several that have the same input.
-
-    The modules' weights are views of its rows from here on: nothing stands twice.
-    """
-    weight = _whole_of([module.weight for module in modules])
-    if weight is None:
-        weight = _moved(modules)
-    if all(module.bias is None for module in modules):
-        return _Linear(weight, None)
-    biases = (weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in modules)
-    return _Linear(weight, torch.cat([*biases]).detach())
-
-
-def _whole_of(parts: Sequence[Tensor]) -> Tensor | None:
-    """The tensor whose rows are those of the parts, in order; None unless they lie like that."""
-    storage, place = parts[0].untyped_storage(), parts[0].storage_offset()
-    for part in parts:
-        is_beside = part.untyped_storage().data_ptr() == storage.data_ptr()
-        if not (is_beside and part.storage_offset() == place and part.is_contiguous()):
-            return None
-        place += part.numel()
-    size = (sum(map(len, parts)), parts[0].shape[1])
-    return parts[0].detach().as_strided(size, parts[0].stride())
-
-
-@torch.no_grad()
-def _moved(modules: Sequence[nn.Linear]) -> Tensor:
-    """The weights of the modules, moved into one tensor."""
-    with torch.inference_mode(False):  # nobody could write to its tensors later
-        whole = torch.cat([module.weight for module in modules])
-        parts = torch.split(whole, [len(module.weight) for module in modules])
-        for module, rows in zip(modules, parts, strict=True):
-            if module.weight.is_inference():
-                module.weight = nn.Parameter(rows, requires_grad=False)
-            else:
-                module.weight.data = rows  # the same parameter, which others may hold
-    return whole
 
 
 def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -292,7 +249,10 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
         mask = query.new_ones(num_new, num_columns, dtype=torch.bool).tril(num_columns - num_new)
     group = query.shape[1] // keys.shape[1]
     if mask is not None and query.is_cuda:  # whose fused kernels take a mask or groups, not both
-        keys, values = (states.repeat_interleave(group, 1) for states in (keys, values))
+        keys, values = (
+            states[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
+            for states in (keys, values)
+        )
     return functional.scaled_dot_product_attention(
         query,
         keys,

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .attention import RowAttention, row_attention
 from .backbone import lean_refusal
-from .output_layer import OutputLayer
+from .linear import OutputLayer
 from .row_stream import RowStream, right_padded
 from .stream import BatchStream, LoneStream, Stream
 

@@ -13,6 +13,7 @@ from ..tokenizer.tokenizer_file import read_tokenizer
 from .attention import RowAttention
 from .capabilities import row_support
 from .folder import ModelFolder, fingerprint, model_fingerprint
+from .linear import OutputLayer
 from .loading import (
     DEFAULT_OPTIONS,
     DeviceMap,
@@ -24,7 +25,6 @@ from .loading import (
     load_tokenizer,
     quantization_method,
 )
-from .output_layer import OutputLayer
 from .shared_tokens import SharedTokens, shared_tokens
 
 logger = logging.getLogger(__name__)

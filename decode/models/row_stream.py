@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from .attention import Masks, RowAttention
 from .backbone import backbone_of, read_prompts
 from .kv_cache import Placement, RowCache, uploaded
-from .output_layer import OutputLayer
+from .linear import OutputLayer
 from .stream import UNSCORED, PromptLogits
 
 # B rows of the batch, R rows of one forward, T new columns, D hidden size.

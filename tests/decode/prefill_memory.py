@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from anchored.decode.models.attention import row_attention
-from anchored.decode.models.output_layer import OutputLayer
+from anchored.decode.models.linear import OutputLayer
 from anchored.decode.models.row_stream import RowStream
 from anchored.decode.rules.prefix_debt import log_likelihood_ratios, prefix_debt
 

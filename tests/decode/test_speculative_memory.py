@@ -13,7 +13,7 @@ from anchored.decode.engine.request import Request
 from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.levels.level import TokenLevel, open_streams
 from anchored.decode.models.attention import row_attention
-from anchored.decode.models.output_layer import OutputLayer
+from anchored.decode.models.linear import OutputLayer
 from anchored.decode.models.row_stream import RowStream
 from anchored.decode.settings import SamplingConfig
 

@@ -10,7 +10,7 @@ from anchored.tools.commands.files import check_input
 from anchored.tools.commands.options import Dtype, check_device_name
 from anchored.tools.commands.training_options import STAGE_1
 
-Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "medium", "small", "tiny"]
+Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "wide", "medium", "small", "tiny"]
 LLAMA_3_VOCAB_SIZE = 128_256
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -20,6 +20,7 @@ SHAPES: dict[Shape, tuple[int, ...]] = {
     "tinycomma-1.8b": (2048, 5632, 24, 32, 32),
     "llama-8b": (4096, 14336, 32, 32, 8),
     "llama-70b": (8192, 28672, 80, 64, 8),
+    "wide": (2048, 5632, 4, 32, 4),  # TinyLlama 1.1B with 4 of its 22 layers
     "medium": (1024, 2816, 12, 16, 16),
     "small": (256, 704, 4, 4, 4),
     "tiny": (128, 352, 2, 4, 4),

@@ -13,7 +13,7 @@ from byte_streams import (
 )
 from torch import Tensor
 
-from anchored.decode.models.output_layer import OutputLayer
+from anchored.decode.models.linear import OutputLayer
 
 one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
 

@@ -21,7 +21,7 @@ from anchored.decode.models.backbone import (
 )
 from anchored.decode.models.capabilities import row_support
 from anchored.decode.models.kv_cache import RowCache
-from anchored.decode.models.output_layer import OutputLayer
+from anchored.decode.models.linear import OutputLayer
 from anchored.decode.models.row_stream import RowStream
 from anchored.kernels import decode_attention, layers
 from anchored.kernels.gpu import layers as gpu_layers
@@ -122,35 +122,6 @@ def test_the_kernels_of_a_device_give_them_too(monkeypatch):
     both.agree([0, 1, 2], 4, [4, 2, 3], masked=False)
     both.agree_at([[4], [2], [3]])
     both.agree_at([[5, 6], [2, 3], [4, 5]])
-
-
-def num_bytes(model) -> int:
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
-    return sum(storage.nbytes() for storage in storages.values())
-
-
-def test_weights_of_one_input_lie_in_one_tensor_and_stay_the_modules_own(tmp_path):
-    model = tiny_llama(1, tie_word_embeddings=True).float()
-    attention = model.model.layers[0].self_attn
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    parameter, size = attention.k_proj.weight, num_bytes(model)
-    backbone = LeanBackbone(model)
-    assert num_bytes(model) == size and attention.k_proj.weight is parameter
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(weight, before[name], rtol=0, atol=0)
-    whole = backbone._layers[0].heads.weight
-    again = LeanBackbone(model)._layers[0].heads.weight
-    assert again.data_ptr() == whole.data_ptr() and torch.equal(again, whole)
-    with torch.no_grad():
-        attention.v_proj.weight.fill_(3.0)
-    assert (whole[-16:] == 3.0).all() and not (whole[:-16] == 3.0).any()
-    model.save_pretrained(tmp_path)  # which refuses tensors that it takes for one
-    saved = type(model).from_pretrained(tmp_path).state_dict()
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(saved[name], weight, rtol=0, atol=0)
-    attention.q_proj.weight = torch.nn.Parameter(torch.zeros_like(attention.q_proj.weight))
-    assert (LeanBackbone(model)._layers[0].heads.weight[:32] == 0.0).all()
 
 
 def test_a_model_made_in_inference_mode_can_be_lean():

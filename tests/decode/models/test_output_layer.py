@@ -4,10 +4,9 @@ import pytest
 import torch
 from tiny_models import tiny_llama
 from torch import nn
-from transformers import LlamaForCausalLM
 
-from anchored.decode.models import output_layer
-from anchored.decode.models.output_layer import ROWS_PER_TILE, OutputLayer
+from anchored.decode.models import linear
+from anchored.decode.models.linear import ROWS_PER_TILE, OutputLayer
 
 
 class Opaque(nn.Linear):
@@ -39,7 +38,7 @@ def test_both_ways_leave_the_padding_out_and_agree(bias, num_rows):
 @pytest.mark.parametrize("num_rows", [3, ROWS_PER_TILE + 1])
 @torch.inference_mode()
 def test_tiles_are_the_logits_in_the_order_of_the_tokens(bias, num_rows, monkeypatch):
-    monkeypatch.setattr(output_layer, "COLUMNS_PER_TILE", 128)
+    monkeypatch.setattr(linear, "COLUMNS_PER_TILE", 128)
     hidden, token_ids = torch.randn(num_rows, 32, dtype=torch.float64), torch.randperm(300)
     for layer in layers(bias):
         firsts, tiles = zip(*layer.tiles(hidden, token_ids), strict=True)
@@ -57,44 +56,3 @@ def test_a_layer_that_cannot_be_read_is_run_tile_by_tile():
         torch.zeros(2 * ROWS_PER_TILE + 1, 32).double(), torch.zeros(2 * ROWS_PER_TILE + 1).long()
     )
     assert sizes == [ROWS_PER_TILE, ROWS_PER_TILE, 1]
-
-
-def packing_model(dtype: torch.dtype, bias: bool) -> LlamaForCausalLM:
-    model = tiny_llama(1).to(dtype)
-    model.lm_head = nn.Linear(32, 320, bias=bias, dtype=dtype)
-    return model
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.inference_mode()
-def test_a_packed_layer_gives_the_logits_of_the_plain_one(dtype, bias):
-    model = packing_model(dtype, bias)
-    packed, plain = (OutputLayer(model, 300, packs=packs) for packs in (True, False))
-    hidden = torch.randn(3, 5, 32, dtype=dtype)
-    error = (packed.logits(hidden) - plain.logits(hidden)).abs().max()
-    assert packed.logits(hidden).shape == (3, 5, 300)
-    # 32 products and a bias, each below 4 in size, rounded once a sum.
-    assert error <= 40 * torch.finfo(dtype).eps * hidden.abs().max()
-
-
-@torch.inference_mode()
-def test_a_packed_row_has_the_same_bits_among_any_others():
-    output = OutputLayer(packing_model(torch.float32, bias=True), 300, packs=True)
-    hidden = torch.randn(33, 32)
-    logits = output.logits(hidden)
-    hidden[7] = torch.nan
-    for rows in (slice(0, 1), slice(2, 4), slice(3, 7), slice(8, 33)):
-        assert torch.equal(output.logits(hidden[rows]), logits[rows])
-    assert output.logits(hidden).isnan().any(-1).nonzero().tolist() == [[7]]
-
-
-def test_a_changed_weight_is_packed_anew():
-    model = packing_model(torch.float32, bias=False)
-    output, hidden = OutputLayer(model, 300, packs=True), torch.randn(2, 32)
-    with torch.inference_mode():
-        before = output.logits(hidden)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(2.0)
-    with torch.inference_mode():
-        assert torch.equal(output.logits(hidden), 2.0 * before)

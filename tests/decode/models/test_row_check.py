@@ -11,7 +11,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaForCausalLM
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.models.attention import row_attention
 from anchored.decode.models.capabilities import RowCheck, RowSupport, allowed_nats, row_support
-from anchored.decode.models.output_layer import OutputLayer
+from anchored.decode.models.linear import OutputLayer
 
 PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the harbour bell"]
 

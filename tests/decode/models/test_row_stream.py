@@ -8,7 +8,7 @@ from tiny_models import FAMILIES, tiny_family
 from torch import Tensor
 
 from anchored.decode.models.attention import row_attention
-from anchored.decode.models.output_layer import OutputLayer
+from anchored.decode.models.linear import OutputLayer
 from anchored.decode.models.row_stream import RowStream
 
 VOCAB_SIZE = 320

@@ -1,15 +1,41 @@
-"""The last layer of a model: hidden states to logits, or to log-probabilities of tokens."""
+"""Linear layers of a model: several as one, packed where a CPU gains, and the output layer."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ...kernels.token_log_probs import COLUMNS_PER_TILE, hidden_token_log_probs, token_log_probs
 from .attention import is_hooked
+
+# N rows of input, D and O sizes of input and output.
+
+PACKED_SHARE = 0.25
+"""Of the memory that is free: the most that packed copies of a model's layers may take."""
+
+LEAST_PACKED = 1 << 18
+"""Numbers of a weight below which oneDNN's call takes longer than what it gains for few rows; a
+layer of 256 x 1,408 gains nothing for one row and half of the time for four."""
+
+MEMORY_FILE = "/proc/meminfo"
+"""Of Linux."""
+
+
+class Linear(NamedTuple):
+    """A linear layer without a module's call, which takes as long as a small product."""
+
+    weight: Tensor
+    """(O, D)."""
+    bias: Tensor | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """(..., O) of (..., D)."""
+        return functional.linear(hidden, self.weight, self.bias)
 
 
 class PackedLinear:
@@ -21,12 +47,12 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight: (N, D), bias: (N,) or None, of a dtype that `can_pack` accepts."""
+        """weight: (O, D), bias: (O,) or None, of a dtype that `can_pack` accepts."""
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """(..., N) of (..., D)."""
+        """(..., O) of (..., D)."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         output: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows, self._weight, self._bias, "none", [], ""
@@ -43,11 +69,96 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
+_packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDictionary()
+"""By (first) layer, with the version of what it was made of: all streams of a model read one."""
+
+
+def packed(modules: Sequence[nn.Linear], plain: Linear) -> PackedLinear:
+    """The packed copy of `plain`, made of these layers; anew once one of them has changed."""
+    tensors = [tensor for module in modules for tensor in (module.weight, module.bias)]
+    version = (len(plain.weight), *map(_version, tensors))
+    if modules[0] not in _packed or _packed[modules[0]][0] != version:
+        _packed[modules[0]] = version, PackedLinear(plain.weight, plain.bias)
+    return _packed[modules[0]][1]
+
+
+def _version(tensor: Tensor | None) -> object:
+    """What changes when a tensor is replaced or written to."""
+    if tensor is None:
+        return None
+    # Nothing but inference mode writes to an inference tensor, which counts no versions.
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+
+
+def packs_layers(modules: Sequence[nn.Linear]) -> bool:
+    """Whether a model's layers, all that one step reads, are to be packed.
+
+    That is where oneDNN can, and while the copies take a quarter of the free memory at most; what
+    is packed stays so.
+    """
+    if not can_pack(modules[0].weight):
+        return False
+    num_bytes = sum(module.weight.nbytes for module in modules)
+    return any(m in _packed for m in modules) or num_bytes <= PACKED_SHARE * free_bytes()
+
+
+def free_bytes() -> int:
+    """Memory of the machine that can be taken without swapping; 0 where it cannot be told."""
+    try:
+        lines = Path(MEMORY_FILE).read_text().splitlines()
+    except OSError:  # not Linux
+        return 0
+    amounts = dict(line.split(":") for line in lines)
+    return 1024 * int(amounts["MemAvailable"].split()[0])
+
+
+def fused(*modules: nn.Linear, packs: bool) -> Linear | PackedLinear:
+    """One product in place of several that have the same input.
+
+    The modules' weights are views of its rows from here on: nothing stands twice. packs: but for a
+    packed copy of what is not small, see `packs_layers`.
+    """
+    weight = _whole_of([module.weight for module in modules])
+    if weight is None:
+        weight = _moved(modules)
+    bias = None
+    if any(module.bias is not None for module in modules):
+        biases = (weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in modules)
+        bias = torch.cat([*biases]).detach()
+    plain = Linear(weight, bias)
+    return packed(modules, plain) if packs and weight.numel() >= LEAST_PACKED else plain
+
+
+def _whole_of(parts: Sequence[Tensor]) -> Tensor | None:
+    """The tensor whose rows are those of the parts, in order; None unless they lie like that."""
+    storage, place = parts[0].untyped_storage(), parts[0].storage_offset()
+    for part in parts:
+        is_beside = part.untyped_storage().data_ptr() == storage.data_ptr()
+        if not (is_beside and part.storage_offset() == place and part.is_contiguous()):
+            return None
+        place += part.numel()
+    size = (sum(map(len, parts)), parts[0].shape[1])
+    return parts[0].detach().as_strided(size, parts[0].stride())
+
+
+@torch.no_grad()
+def _moved(modules: Sequence[nn.Linear]) -> Tensor:
+    """The weights of the modules, moved into one tensor."""
+    with torch.inference_mode(False):  # nobody could write to its tensors later
+        whole = torch.cat([module.weight for module in modules])
+        parts = torch.split(whole, [len(module.weight) for module in modules])
+        for module, rows in zip(modules, parts, strict=True):
+            if module.weight.is_inference():
+                module.weight = nn.Parameter(rows, requires_grad=False)
+            else:
+                module.weight.data = rows  # the same parameter, which others may hold
+    return whole
+
+
+# N positions.
+
 ROWS_PER_TILE = 64
 """Positions whose logits exist at once for all tokens."""
-
-_packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDictionary()
-"""By layer, with the version of its weight: every stream of a model reads one copy."""
 
 
 class OutputLayer:
@@ -69,7 +180,7 @@ class OutputLayer:
         """(..., vocab_size) of hidden states (..., D), in the model's dtype."""
         layer = self._layer
         if self._packs and self._has_whole_weight(layer) and can_pack(layer.weight):
-            return self._packed_layer(layer)(hidden)
+            return packed([layer], self._predicting(layer))(hidden)
         logits: Tensor = layer(hidden)[..., : self.vocab_size]
         return logits
 
@@ -107,33 +218,19 @@ class OutputLayer:
             )
         return self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
-    def _packed_layer(self, layer: nn.Linear) -> PackedLinear:
-        version = (self.vocab_size, *(_version(tensor) for tensor in (layer.weight, layer.bias)))
-        if layer not in _packed or _packed[layer][0] != version:
-            _packed[layer] = version, PackedLinear(*self._predicting(layer))
-        return _packed[layer][1]
-
-    def _predicting(self, layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    def _predicting(self, layer: nn.Linear) -> Linear:
         """Weight (vocab_size, D) and bias (vocab_size,) of the tokens that are predicted."""
         weight, bias = layer.weight[: self.vocab_size], layer.bias
-        return weight, None if bias is None else bias[: self.vocab_size]
+        return Linear(weight, None if bias is None else bias[: self.vocab_size])
 
     def _chosen_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         weight, bias = self._predicting(self._layer)
         # index_select copies whole rows: a third of the time of indexing.
         chosen = weight.index_select(0, token_ids)
-        return nn.functional.linear(hidden, chosen, None if bias is None else bias[token_ids])
+        return functional.linear(hidden, chosen, None if bias is None else bias[token_ids])
 
     def _has_whole_weight(self, layer: nn.Module) -> bool:
         """False for a quantised layer, one that tensor parallelism splits, and one with hooks."""
         if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
             return False
         return len(layer.weight) >= self.vocab_size and not is_hooked(layer)
-
-
-def _version(tensor: Tensor | None) -> object:
-    """What changes when a tensor is replaced or written to."""
-    if tensor is None:
-        return None
-    # Nothing but inference mode writes to an inference tensor, which counts no versions.
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,138 @@
+"""Linear layers as one product, plain or packed: the same numbers, nothing that stands twice."""
+
+import pytest
+import torch
+from tiny_models import tiny_llama
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from anchored.decode.models import linear
+from anchored.decode.models.backbone import LeanBackbone, ModuleBackbone
+from anchored.decode.models.kv_cache import RowCache
+from anchored.decode.models.linear import Linear, OutputLayer, PackedLinear, fused, packs_layers
+
+
+def num_bytes(model) -> int:
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def test_weights_of_one_input_lie_in_one_tensor_and_stay_the_modules_own(tmp_path):
+    model = tiny_llama(1, tie_word_embeddings=True).float()
+    attention = model.model.layers[0].self_attn
+    modules = (attention.q_proj, attention.k_proj, attention.v_proj)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    parameter, size = attention.k_proj.weight, num_bytes(model)
+    LeanBackbone(model)
+    assert num_bytes(model) == size and attention.k_proj.weight is parameter
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name])
+    whole = fused(*modules, packs=False).weight
+    assert torch.equal(whole, torch.cat([module.weight for module in modules]))
+    assert fused(*modules, packs=False).weight.data_ptr() == whole.data_ptr()
+    with torch.no_grad():
+        attention.v_proj.weight.fill_(3.0)
+    assert (whole[-16:] == 3.0).all() and not (whole[:-16] == 3.0).any()
+    model.save_pretrained(tmp_path)  # which refuses tensors that it takes for one
+    saved = type(model).from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(saved[name], weight) for name, weight in model.state_dict().items())
+    attention.q_proj.weight = nn.Parameter(torch.zeros_like(attention.q_proj.weight))
+    assert (fused(*modules, packs=False).weight[:32] == 0.0).all()
+    assert not (whole[:32] == 0.0).any()
+
+
+@pytest.fixture
+def small_are_packed(monkeypatch) -> None:
+    monkeypatch.setattr(linear, "LEAST_PACKED", 1)
+
+
+@pytest.mark.usefixtures("small_are_packed")
+def test_biases_are_fused_and_missing_ones_are_zeros():
+    modules = [nn.Linear(8, size, bias=bias) for size, bias in [(3, True), (2, False), (4, True)]]
+    hidden = torch.randn(5, 8)
+    expected = torch.cat([module(hidden) for module in modules], -1)
+    for packs in (False, True):
+        torch.testing.assert_close(fused(*modules, packs=packs)(hidden), expected)
+
+
+def test_layers_are_packed_where_the_copies_fit_in_a_quarter_of_the_free_memory(monkeypatch):
+    modules = [nn.Linear(32, 64, bias=False) for _ in range(2)]  # 16 KiB
+    free = {"bytes": 4 * (1 << 14) - 1}
+    monkeypatch.setattr(linear, "free_bytes", lambda: free["bytes"])
+    assert not packs_layers(modules)
+    free["bytes"] += 1
+    assert packs_layers(modules) and not packs_layers([layer.double() for layer in modules])
+    modules = [layer.float() for layer in modules]
+    assert isinstance(fused(*modules, packs=True), Linear)
+    monkeypatch.setattr(linear, "LEAST_PACKED", 2 * 32 * 64)
+    assert isinstance(fused(*modules, packs=True), PackedLinear)
+    free["bytes"] = 0  # the copies that are there may have taken it
+    assert packs_layers(modules)
+
+
+def test_free_memory_is_less_than_the_machines(monkeypatch):
+    assert 0 < linear.free_bytes() < 1 << 50
+    monkeypatch.setattr(linear, "MEMORY_FILE", "/nowhere")
+    assert linear.free_bytes() == 0
+
+
+@pytest.mark.usefixtures("small_are_packed")
+@torch.inference_mode()
+def test_lean_layers_are_packed_and_those_without_room_are_not(monkeypatch):
+    model = tiny_llama(1).float()
+    hidden = []
+    for backbone, free in [(ModuleBackbone, 0), (LeanBackbone, 0), (LeanBackbone, 1 << 40)]:
+        monkeypatch.setattr(linear, "free_bytes", lambda free=free: free)
+        cache = RowCache(2, 1, 8)
+        cache.place([0], 3, torch.device("cpu"))
+        tokens, positions = torch.tensor([[5, 6, 7]]), torch.arange(3)[None]
+        computed = backbone(model)
+        hidden.append(computed(tokens, positions, None, cache))
+        if backbone is LeanBackbone:
+            kind = PackedLinear if free else Linear
+            products = [layer[place] for layer in computed._layers for place in (1, 3, 5, 6)]
+            assert [type(product) for product in products] == [kind] * 8
+    for lean in hidden[1:]:
+        torch.testing.assert_close(lean, hidden[0], atol=2e-5, rtol=0)
+
+
+def packing_model(dtype: torch.dtype, bias: bool) -> LlamaForCausalLM:
+    model = tiny_llama(1).to(dtype)
+    model.lm_head = nn.Linear(32, 320, bias=bias, dtype=dtype)
+    return model
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_packed_layer_gives_the_logits_of_the_plain_one(dtype, bias):
+    model = packing_model(dtype, bias)
+    packed, plain = (OutputLayer(model, 300, packs=packs) for packs in (True, False))
+    hidden = torch.randn(3, 5, 32, dtype=dtype)
+    error = (packed.logits(hidden) - plain.logits(hidden)).abs().max()
+    assert packed.logits(hidden).shape == (3, 5, 300)
+    # 32 products and a bias, each below 4 in size, rounded once a sum.
+    assert error <= 40 * torch.finfo(dtype).eps * hidden.abs().max()
+
+
+@torch.inference_mode()
+def test_a_packed_row_has_the_same_bits_among_any_others():
+    output = OutputLayer(packing_model(torch.float32, bias=True), 300, packs=True)
+    hidden = torch.randn(33, 32)
+    logits = output.logits(hidden)
+    hidden[7] = torch.nan
+    for rows in (slice(0, 1), slice(2, 4), slice(3, 7), slice(8, 33)):
+        assert torch.equal(output.logits(hidden[rows]), logits[rows])
+    assert output.logits(hidden).isnan().any(-1).nonzero().tolist() == [[7]]
+
+
+def test_a_changed_weight_is_packed_anew():
+    model = packing_model(torch.float32, bias=False)
+    output, hidden = OutputLayer(model, 300, packs=True), torch.randn(2, 32)
+    with torch.inference_mode():
+        before = output.logits(hidden)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2.0)
+    with torch.inference_mode():
+        assert torch.equal(output.logits(hidden), 2.0 * before)
