@@ -42,11 +42,12 @@ def test_ids_that_differ_are_counted(tokenizer_folder, texts_file, monkeypatch):
     assert tally.num_bytes == sum(map(len, TEXTS))
     assert tally.baseline_seconds > 0 and tally.our_seconds > 0
     # 600 documents with one mark that is not the tokenizer's
-    opened = DocumentEncoder.__init__
+    encode = DocumentEncoder.encode
 
-    def marks_otherwise(encoder, tokenizer_file):
-        opened(encoder, tokenizer_file)
-        encoder.bos_id += 1
+    def marked_otherwise(encoder, documents, rules):
+        for document in encode(encoder, documents, rules):
+            document.token_ids[0] += 1
+            yield document
 
-    monkeypatch.setattr(DocumentEncoder, "__init__", marks_otherwise)
+    monkeypatch.setattr(DocumentEncoder, "encode", marked_otherwise)
     assert measure(inputs, fields, file).num_other_ids == 600
