@@ -111,12 +111,21 @@ def test_a_truncated_or_missing_shard_is_refused_without_reading_it(corpus, tmp_
         TokenShards.open(folder, verify=False)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema": "other/1"}'])
-def test_a_damaged_or_missing_manifest_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", ""),
+        ("{}", "'schema'"),
+        ('{"schema": "other/1"}', "its schema is not anchored-tokens/2"),
+        ('{"schema": "anchored-tokens/2", "bos_id": "0"}', "bos_id must be int, got '0'"),
+    ],
+)
+def test_a_damaged_or_missing_manifest_is_refused(tmp_path, text, reason):
     with pytest.raises(ValueError, match="no token shards in"):
         TokenShards.open(tmp_path)
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=r"manifest.json is not a token shard manifest"):
+    with pytest.raises(ValueError, match=f"is not a token shard manifest: .*{reason}"):
         TokenShards.open(tmp_path)
 
 
