@@ -11,24 +11,13 @@ from ... import Ledger
 from ...durable_files import write_durably
 from ..copying.metrics import METRICS
 from ..environment import environment_record
-from ..figures.curves import (
-    BudgetTrajectory,
-    LossCurve,
-    plot_budget_trajectories,
-    plot_divergences,
-    plot_loss_curves,
-)
+from ..figures import curves
+from ..figures.curves import BudgetTrajectory, LossCurve
 from ..figures.style import Role
 from ..figures.trade_off import TradeOffPoint, plot_trade_off
+from ..report import tables
 from ..report.side_by_side import Generation, SideBySideRecord, side_by_side_page
-from ..report.tables import (
-    COPYING_COLUMNS,
-    SETTING_COLUMN,
-    Column,
-    bits_per_byte_column,
-    markdown_table,
-    terminal_table,
-)
+from ..report.tables import Column
 from .experiment import RISKY, SAFE, Experiment
 from .generations import read_generations
 from .summary import recommended, summarize
@@ -61,7 +50,7 @@ def write_results(experiment: Experiment, about: dict[str, Any]) -> None:
     folder, columns = experiment.folder, _columns(experiment)
     rows = [summary.as_row() for summary in summaries]
     write_durably(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    write_durably(folder / "table.md", markdown_table(rows, columns) + "\n")
+    write_durably(folder / "table.md", tables.markdown_table(rows, columns) + "\n")
     draw_pictures(folder, extra=experiment.extra)
     page = side_by_side_page(_side_by_side(experiment), title=_TITLE)
     write_durably(folder / "side_by_side.html", page)
@@ -70,7 +59,7 @@ def write_results(experiment: Experiment, about: dict[str, Any]) -> None:
 def terminal_report(experiment: Experiment, findings: Sequence[object]) -> str:
     """What the terminal shows at the end: the table, the findings, answers to questions."""
     rows = [summary.as_row() for summary in summarize(experiment)]
-    lines = [terminal_table(rows, _columns(experiment)), "", *map(str, findings), ""]
+    lines = [tables.terminal_table(rows, _columns(experiment)), "", *map(str, findings), ""]
     for row in experiment.read_rows("questions"):
         lines.append(f"lm-eval {row['task']}: {row['setting']} accuracy {row['acc']:.3f}")
     return "\n".join(lines)
@@ -78,9 +67,9 @@ def terminal_report(experiment: Experiment, findings: Sequence[object]) -> str:
 
 def _columns(experiment: Experiment) -> list[Column]:
     return [
-        SETTING_COLUMN,
-        *COPYING_COLUMNS,
-        *map(bits_per_byte_column, experiment.held_out),
+        tables.SETTING_COLUMN,
+        *tables.COPYING_COLUMNS,
+        *map(tables.bits_per_byte_column, experiment.held_out),
         Column(key="gap_closed", title="gap closed", num_decimals=2),
         Column(key="spent", title="spent", num_decimals=1),
         Column(key="bound", title="bound", num_decimals=1),
@@ -166,15 +155,15 @@ def _pictures(folder: Path, extra: str) -> dict[str, Callable[[Path], None]]:
     }
     if "trajectories" in results:
         trajectories = [BudgetTrajectory(**trajectory) for trajectory in results["trajectories"]]
-        pictures["budgets"] = lambda path: plot_budget_trajectories(
+        pictures["budgets"] = lambda path: curves.plot_budget_trajectories(
             trajectories, path, symbol=symbol
         )
     if "losses" in results:
-        curves = [LossCurve(**curve) for curve in results["losses"]]
-        pictures["losses"] = lambda path: plot_loss_curves(curves, path)
+        losses = [LossCurve(**curve) for curve in results["losses"]]
+        pictures["losses"] = lambda path: curves.plot_loss_curves(losses, path)
     if (folder / DIVERGENCES).exists():
         ledger = Ledger.load(folder / DIVERGENCES)
-        pictures["divergences"] = lambda path: plot_divergences(ledger, path)
+        pictures["divergences"] = lambda path: curves.plot_divergences(ledger, path)
     return pictures
 
 

@@ -5,9 +5,10 @@ import gc
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from dataclasses import replace
+from itertools import count, cycle, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import DynamicCache
@@ -40,8 +41,7 @@ _HARD = (
 """White space, line ends, apostrophes, combining marks, CJK, digits, emoji."""
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(NamedTuple):
     """Bytes that both models read and then walk."""
 
     prompt: list[int]
@@ -78,8 +78,7 @@ class Walk:
 
     def seconds(self) -> float:
         streams = byte_streams(self.pair, self.evaluations)
-        for stream in streams:
-            stream.read([self.texts.prompt], [0])
+        _read_s(streams, self.texts.prompt)
         self._before = [replace(stream.counts(0)) for stream in streams]
         with Stopwatch(THREAD) as watch:
             for byte in self.texts.rest:
@@ -101,7 +100,7 @@ class Walk:
         )
 
 
-def byte_streams(pair: BytePair, evaluations: list[ByteEvaluation]) -> list[ByteStream]:
+def byte_streams(pair: BytePair, evaluations: Sequence[ByteEvaluation]) -> list[ByteStream]:
     return [
         ByteStream(
             each.model,
@@ -166,10 +165,13 @@ def projection_s(num_bytes: int) -> float:
 def first_byte_s(
     pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
 ) -> float:
-    streams = byte_streams(pair, list(evaluations))
+    return _read_s(byte_streams(pair, evaluations), texts.prompt)
+
+
+def _read_s(streams: list[ByteStream], prompt: list[int]) -> float:
     with Stopwatch(THREAD) as watch:
         for stream in streams:
-            stream.read([texts.prompt], [0])
+            stream.read([prompt], [0])
     return watch.seconds
 
 
@@ -182,18 +184,15 @@ def tree_work_s(
     """
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(num_bytes, vocabulary.vocab_size, generator=generator)
-    tree = TokenTree(vocabulary)
-    place = 0
+    tree, endless_text = TokenTree(vocabulary), cycle(text)
     while len(tree.trunk()) < num_tokens:
-        tree.append(text[place % len(text)])
-        place += 1
+        tree.append(next(endless_text))
     cache, marginals = TreeCache(tree), TreeMarginals(tree, tree.trunk()[-1])
     cache.add_trunk()
     with Stopwatch(THREAD) as watch:
         for row in logits:
             _step(cache, marginals, row[None])
-            marginals.append(text[place % len(text)])
-            place += 1
+            marginals.append(next(endless_text))
     return watch.seconds
 
 
@@ -221,8 +220,7 @@ def _step(cache: TreeCache, marginals: TreeMarginals, logits: torch.Tensor) -> N
         cache.compact()
 
 
-@dataclass(frozen=True, slots=True)
-class ContextWork:
+class ContextWork(NamedTuple):
     """Of one text that both models have read and then gone on with."""
 
     num_tokens: dict[str, int]
@@ -248,11 +246,8 @@ def context_work(
     rest = list(islice(cycle(pair.held_out), len(context), len(context) + num_bytes))
     lengths = {name: len(m.tokenizer.encode(_text(context)).ids) for name, m in pair.models.items()}
     before = _forget_peak()
-    streams = byte_streams(pair, list(evaluations))
-    with Stopwatch(THREAD) as watch:
-        for stream in streams:
-            stream.read([list(context)], [0])
-    read_s = watch.seconds
+    streams = byte_streams(pair, evaluations)
+    read_s = _read_s(streams, list(context))
     byte_s = []
     for byte in rest:
         with Stopwatch(THREAD) as watch:
@@ -265,13 +260,14 @@ def context_work(
 
 def long_text(pair: BytePair, num_tokens: int) -> bytes:
     """The least beginning, in steps, of the unseen text that has so many tokens in both models."""
-    length = 0
-    while True:
-        length += max(50, num_tokens // 8)
-        text = bytes(islice(cycle(pair.held_out), length))
-        tokenizers = (model.tokenizer for model in pair.models.values())
-        if all(len(each.encode(_text(text)).ids) >= num_tokens for each in tokenizers):
-            return text
+    step = max(50, num_tokens // 8)
+    texts = (bytes(islice(cycle(pair.held_out), length)) for length in count(step, step))
+    tokenizers = [model.tokenizer for model in pair.models.values()]
+    return next(
+        text
+        for text in texts
+        if all(len(each.encode(_text(text)).ids) >= num_tokens for each in tokenizers)
+    )
 
 
 def _text(data: bytes) -> str:

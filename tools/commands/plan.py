@@ -7,21 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from anchored.durable_files import write_durably
+from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.consumption import consumed_documents
 from anchored.pretrain.plan.data_config import MixtureConfig, load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.plan.stages import (
-    RunEstimate,
-    StagePlan,
-    StageSpec,
-    check_epochs,
-    estimate_run,
-    is_mixture,
-    missing_sources,
-    mixture_specs,
-    plan_stage,
-    run_spec,
-)
+from anchored.pretrain.plan.stages import RunEstimate, StagePlan, StageSpec, missing_sources
 
 from .files import check_outputs
 from .training_options import PlanConfig
@@ -34,27 +24,27 @@ def run(config: PlanConfig) -> int:
     """
     check_outputs(config.output, overwrite=config.overwrite)
     mixture = None
-    if len(config.config) == 1 and is_mixture(config.config[0]):
+    if len(config.config) == 1 and stages.is_mixture(config.config[0]):
         mixture = _overridden(load_mixture(config.config[0]), config)
-    specs = mixture_specs(mixture) if mixture else [run_spec(path) for path in config.config]
+    specs = stages.mixture_specs(mixture) if mixture else list(map(stages.run_spec, config.config))
     if config.step:
         _print_step(_stage_of(specs, config.stage), config.step)
         return 0
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
-    stages = [plan_stage(spec, missing_sources(spec.data)) for spec in specs]
-    estimate = estimate_run(stages, mixture.model, mixture.hardware) if mixture else None
-    lines = [line for stage in stages for line in _stage_lines(stage)]
+    planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
+    estimate = stages.estimate_run(planned, mixture.model, mixture.hardware) if mixture else None
+    lines = [line for stage in planned for line in _stage_lines(stage)]
     if mixture and estimate:
         lines += _estimate_lines(estimate, mixture)
     if missing:
         lines.append(f"token shards are missing of {len(missing)} sources: {', '.join(missing)}")
     print("\n".join(lines))
     allowed = config.max_epochs or min(spec.data.max_epochs for spec in specs)
-    check_epochs([stage.epochs for stage in stages], allowed)
+    stages.check_epochs([stage.epochs for stage in planned], allowed)
     if config.output is not None:
         table = {
             "schema": "anchored-plan-report/1",
-            "stages": [asdict(stage) | {"num_tokens": stage.num_tokens} for stage in stages],
+            "stages": [asdict(stage) | {"num_tokens": stage.num_tokens} for stage in planned],
             "estimate": asdict(estimate) if estimate else None,
             "missing_shards": missing,
         }
@@ -119,11 +109,11 @@ def _stage_lines(stage: StagePlan) -> list[str]:
 
 def _estimate_lines(estimate: RunEstimate, mixture: MixtureConfig) -> list[str]:
     hardware = mixture.hardware
-    stages = ", ".join(f"{name} {days:.2f}" for name, days in estimate.days.items())
+    days = ", ".join(f"{name} {days:.2f}" for name, days in estimate.days.items())
     return [
         f"{hardware.num_gpus} GPUs at {hardware.mfu:.0%} MFU of {hardware.peak_flops / 1e12:g} "
         f"TFLOP/s ({estimate.tokens_per_s_per_gpu:,.0f} tokens/s a GPU): "
-        f"{estimate.total_days:.2f} days ({stages})",
+        f"{estimate.total_days:.2f} days ({days})",
         f"disk: {estimate.shards_bytes / 1e9:,.1f} GB of token shards, "
         f"{estimate.checkpoint_bytes / 1e9:,.1f} GB a checkpoint",
         f"memory: {estimate.state_bytes_per_gpu / 1e9:,.1f} GB a GPU for weights, gradients and "

@@ -4,19 +4,13 @@ import os
 from pathlib import Path
 
 from anchored.pretrain.plan.data_config import load_mixture
+from anchored.pretrain.tokens import workers
 from anchored.pretrain.tokens.documents import DocumentRules, RecordFields
 from anchored.pretrain.tokens.encoder import DocumentEncoder, tokenizer_file
 from anchored.pretrain.tokens.input_files import SourceFiles, hub_files, local_files
 from anchored.pretrain.tokens.job import TokenizeJob
 from anchored.pretrain.tokens.manifest import MANIFEST_NAME, Manifest
 from anchored.pretrain.tokens.segments import HELDOUT_FOLDER
-from anchored.pretrain.tokens.workers import (
-    FileShare,
-    Throughput,
-    WorkerCounts,
-    tokenize_here,
-    tokenize_in_processes,
-)
 
 from .training_options import TokenizeConfig
 
@@ -24,7 +18,7 @@ from .training_options import TokenizeConfig
 def run(config: TokenizeConfig) -> int:
     """Tokenise this process's share of the files; the last process completes the folder."""
     job = _job(config)
-    share = FileShare.of(os.environ)
+    share = workers.FileShare.of(os.environ)
     # Before the folder is begun, which then belongs to this tokenizer.
     encoder = None if job.is_complete else DocumentEncoder(job.tokenizer_file)
     job.start()
@@ -64,19 +58,19 @@ def _size(manifest: Manifest) -> str:
 
 
 def _tokenize_share(
-    job: TokenizeJob, encoder: DocumentEncoder, share: FileShare, requested_workers: int
+    job: TokenizeJob, encoder: DocumentEncoder, share: workers.FileShare, requested_workers: int
 ) -> None:
     indices = range(share.index, len(job.inputs.files), share.count)
     num_cores = max(1, len(os.sched_getaffinity(0)) // share.num_local)
-    counts = WorkerCounts.of(
+    counts = workers.WorkerCounts.of(
         num_cores=num_cores, num_files=len(indices), requested=requested_workers
     )
-    throughput = Throughput(job.source, num_files=len(indices))
+    throughput = workers.Throughput(job.source, num_files=len(indices))
     try:
         if counts.num_workers == 1:
-            tokenize_here(job, encoder, indices, throughput)
+            workers.tokenize_here(job, encoder, indices, throughput)
         else:
-            tokenize_in_processes(job, indices, counts, throughput)
+            workers.tokenize_in_processes(job, indices, counts, throughput)
     finally:
         rate = throughput.close()
     print(

@@ -2,8 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Iterable
-from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -13,7 +11,8 @@ from anchored.pretrain.launch import launch
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards
 
-from .corpus import Corpus, gather, read, write
+from .corpus import Corpus, Source, gather, read, write
+from .documents import Document
 from .preset import RUNS, Folders, Preset, run_config
 
 CONTEXT_LENGTH = 512
@@ -42,12 +41,25 @@ def make_tokenizers(folders: Folders, preset: Preset) -> None:
 def tokenize(folders: Folders, preset: Preset) -> None:
     """Write token shards of every source and of the protected works, with every tokenizer."""
     corpus: Corpus = read(folders.corpus)
-    works = [work.text for work in preset.works()]
+    documents = tuple(Document(id=work.id, text=work.text) for work in preset.works())
+    works = Source(WORKS_SOURCE, "CC0-1.0", origin="", revision="1", documents=documents)
     for owner in preset.tokenizers:
-        for source in (*corpus.sources, corpus.extra):
-            texts = (document.text for document in source.documents)
-            _write(folders, owner, source.name, texts, source.licence, source.revision)
-        _write(folders, owner, WORKS_SOURCE, works, "CC0-1.0", "1")
+        for source in (*corpus.sources, corpus.extra, works):
+            write_shards(folders, owner, source)
+
+
+def write_shards(folders: Folders, owner: str, source: Source) -> None:
+    """Write the shards of one source, unless a step that was interrupted later wrote them."""
+    folder = folders.shards(source.name, owner)
+    if not folder.exists():  # shards appear when complete
+        write_token_shards(
+            folder,
+            (document.text for document in source.documents),
+            folders.tokenizer(owner) / "tokenizer.json",
+            source=source.name,
+            licence=source.licence,
+            revision=source.revision,
+        )
 
 
 def train(folders: Folders, preset: Preset, run: str) -> None:
@@ -62,8 +74,9 @@ def export(folders: Folders, preset: Preset) -> None:
     """Export the models that are not there yet and load both back with transformers."""
     for model, run in FINAL_RUNS.items():
         if not folders.model(model).exists():  # an export appears only when it is complete
+            steps = tomllib.loads(folders.run_config(run).read_text())["training"]["steps"]
             export_checkpoint(
-                final_checkpoint(folders, run),
+                folders.run(run) / "checkpoint" / f"step-{steps}",
                 folders.tokenizer(preset.tokenizer_owner(model)),
                 folders.model(model),
                 max_position_embeddings=CONTEXT_LENGTH,
@@ -72,12 +85,6 @@ def export(folders: Folders, preset: Preset) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folders.model(model))
         if loaded.config.vocab_size != len(tokenizer):
             raise ValueError(f"{folders.model(model)} does not load back as it was written")
-
-
-def final_checkpoint(folders: Folders, run: str) -> Path:
-    """Folder of the last step's checkpoint of a run."""
-    steps = tomllib.loads(folders.run_config(run).read_text())["training"]["steps"]
-    return folders.run(run) / "checkpoint" / f"step-{steps}"
 
 
 def loss_curves(folders: Folders) -> list[LossCurve]:
@@ -99,19 +106,3 @@ def loss_curves(folders: Folders) -> list[LossCurve]:
             )
         )
     return curves
-
-
-def _write(
-    folders: Folders, owner: str, name: str, texts: Iterable[str], licence: str, revision: str
-) -> None:
-    folder = folders.shards(name, owner)
-    if folder.exists():  # by a step that was interrupted later: shards appear when complete
-        return
-    write_token_shards(
-        folder,
-        texts,
-        folders.tokenizer(owner) / "tokenizer.json",
-        source=name,
-        licence=licence,
-        revision=revision,
-    )

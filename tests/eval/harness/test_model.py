@@ -24,11 +24,6 @@ def safe_lm(pair):
     return AnchoredLM(Decoder(pair, SafeOnly()), max_gen_toks=64)
 
 
-@pytest.fixture
-def anchored_lm(pair):
-    return AnchoredLM(Decoder(pair, Anchored(k=0.5)))
-
-
 def log_probs_after_each_token(model, token_ids):
     """(T, V) float64: row t is the distribution after the first t + 1 tokens."""
     with torch.no_grad():
@@ -111,16 +106,15 @@ def test_the_greedy_continuation_is_recognised_and_another_is_not(safe_lm, pair)
     assert first[0] > second[0]
 
 
-def test_the_boundary_decides_the_debt(anchored_lm):
-    tokens = anchored_lm.tok_encode(CONTEXT + CONTINUATION)
+def test_the_boundary_decides_the_debt(pair):
+    lm = AnchoredLM(Decoder(pair, Anchored(k=0.5)))
+    tokens = lm.tok_encode(CONTEXT + CONTINUATION)
     splits = [(None, tokens[:i], tokens[i:]) for i in (4, 8)]
-    late = anchored_lm.decoder.score([tokens[:8]], [tokens[8:]])[0]
-    early = anchored_lm.decoder.score([tokens[:4]], [tokens[4:]])[0]
+    early, late = (lm.decoder.score([given], [rest])[0] for _, given, rest in splits)
     assert early.debt != late.debt
-    answers = anchored_lm._loglikelihood_tokens(splits, disable_tqdm=True)
-    assert [log_prob for log_prob, _ in answers] == pytest.approx(
-        [early.log_prob, late.log_prob], abs=1e-9
-    )
+    answers = lm._loglikelihood_tokens(splits, disable_tqdm=True)
+    expected = [early.log_prob, late.log_prob]
+    assert [log_prob for log_prob, _ in answers] == pytest.approx(expected, abs=1e-9)
 
 
 def test_an_answer_does_not_depend_on_the_other_requests(pair):
@@ -137,14 +131,11 @@ def test_an_answer_does_not_depend_on_the_other_requests(pair):
     ]
 
 
-def test_an_empty_context_is_begin_of_text(safe_lm, pair):
+def test_begin_of_text_stands_before_an_empty_context_and_once(safe_lm, pair):
     tokens = pair.tokenizer("nine tides", add_special_tokens=False)["input_ids"]
     expected, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens)
     ((log_prob, _),) = likelihoods(safe_lm, ("", "nine tides"))
     assert log_prob == pytest.approx(expected, abs=1e-9)
-
-
-def test_begin_of_text_is_not_added_twice(safe_lm):
     with_token = safe_lm.tokenizer.bos_token + CONTEXT
     assert safe_lm.tok_encode(with_token) == safe_lm.tok_encode(CONTEXT)
 

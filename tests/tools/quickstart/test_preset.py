@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from anchored.tools.quickstart import training
+from anchored.tools.quickstart.corpus import Source
 from anchored.tools.quickstart.preset import RUNS, Folders, load_preset, run_config
 
 PRESETS = ("bytes", "default", "smoke", "smoke-bytes")
@@ -15,7 +16,7 @@ def test_what_an_interrupted_step_completed_is_kept(tmp_path):
     folders = Folders(tmp_path)
     folders.shards("code", "").mkdir(parents=True)
     (folders.shards("code", "") / "kept").touch()
-    training._write(folders, "", "code", [], "CC0-1.0", "1")
+    training.write_shards(folders, "", Source("code", "CC0-1.0", "", "1"))
     assert (folders.shards("code", "") / "kept").exists()
 
 
