@@ -151,7 +151,7 @@ class Decoder:
             passages=passages,
         )
         if is_single(prompts if continue_from is None else continue_from):
-            self._check_length(requests[0])
+            self._check_lengths(requests)
         return self._generations(requests, config, progress)
 
     def stream(
@@ -176,7 +176,7 @@ class Decoder:
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         begun = beginnings(self.level, [prompt])
         (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop, passages=passage)
-        self._check_length(request)
+        self._check_lengths([request])
         return PieceStream(
             request,
             open_batch=lambda: self._open([request], config),
@@ -212,7 +212,7 @@ class Decoder:
         begun = beginnings(self.level, prompts)
         requests = self._requests(begun, max(horizon or longest, 1), k=k, passages=passages)
         if is_single(prompts):
-            self._check_length(requests[0])
+            self._check_lengths(requests)
         if len(requests) != len(targets):
             raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
         if horizon is not None and longest > horizon:
@@ -237,9 +237,7 @@ class Decoder:
         Raises ValueError for a prompt that is too long for the pair or whose logits are NaN.
         """
         requests = request_list(beginnings(self.level, prompts), 1)
-        _, refusals = self._split(requests)
-        for _, error in refusals:
-            raise ValueError(error)
+        self._check_lengths(requests)
         batches = self._batches(requests)
         return measured_ratios(self.level, ([r.prompt_token_ids for r in b] for b in batches))
 
@@ -260,18 +258,16 @@ class Decoder:
         self.engine.check(config)
         return config
 
-    def _check_length(self, request: Request) -> None:
-        if error := self._too_long(request):
+    def _check_lengths(self, requests: list[Request]) -> None:
+        for _, error in self._split(requests)[1]:
             raise ValueError(error)
 
     def _split(self, requests: list[Request]) -> tuple[list[Request], list[tuple[Request, str]]]:
         """(requests that fit the models' context, the others with what is wrong with them)."""
-        errors = [(request, self._too_long(request)) for request in requests]
+        too_long = self.level.too_long
+        errors = [(r, too_long(r.longest_prompt, r.max_new_tokens)) for r in requests]
         fitting = [request for request, error in errors if not error]
         return fitting, [(request, error) for request, error in errors if error]
-
-    def _too_long(self, request: Request) -> str:
-        return self.level.too_long(request.longest_prompt, request.max_new_tokens)
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
         """By prompt length, longest first, so that prompts read together need little padding.
@@ -323,7 +319,7 @@ class Decoder:
 
 
 def with_bar(
-    states: Iterator[RequestState], total: int, progress: bool | str, symbol: str = "token"
+    states: Iterator[RequestState], total: int, progress: bool | str, symbol: str
 ) -> Iterator[RequestState]:
     """Pass the states through.
 
@@ -350,8 +346,8 @@ def choose_level(
     """The level of that name; "auto" takes tokens where both models share them.
 
     settings, prompt_cache: of the byte level. prompt_ratios: those of all prompts, where they are
-    known before. Raises ValueError for another name, for a level at
-    which the pair cannot be decoded, and for settings that the level does not have.
+    known before. Raises ValueError for another name, for a level at which the pair cannot be
+    decoded, and for settings that the level does not have.
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')

@@ -71,7 +71,7 @@ class ByteLevel(Level):
     def _tokenizers(self) -> dict[str, Any]:
         return {
             name: {
-                "sha256": _sha256(tokenizer),
+                "sha256": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
                 "stop_token_ids": self.pair.stop_tokens_of(name),
                 "start_token_ids": list(self.vocabularies[name].start_token_ids),
             }
@@ -114,7 +114,9 @@ class ByteLevel(Level):
         decoded, see `outgrown`.
         """
         for name, limit in self.pair.context_lengths.items():
-            num_tokens = self._num_tokens(prompt, name)
+            text = bytes(prompt).decode(errors="replace")
+            tokens = self.pair.tokenizers[name](text, add_special_tokens=False, verbose=False)
+            num_tokens = len(self.vocabularies[name].start_token_ids) + len(tokens["input_ids"])
             if num_tokens + max_new_symbols / BYTES_PER_TOKEN > limit:
                 return (
                     f"the prompt has {num_tokens} tokens of the {name} model; with "
@@ -122,11 +124,6 @@ class ByteLevel(Level):
                     f"model's context of {limit}"
                 )
         return ""
-
-    def _num_tokens(self, prompt: list[int], name: str) -> int:
-        text = bytes(prompt).decode(errors="replace")
-        tokens = self.pair.tokenizers[name](text, add_special_tokens=False, verbose=False)
-        return len(self.vocabularies[name].start_token_ids) + len(tokens["input_ids"])
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
         """Those of bytes; nothing where tokens are warped before they become bytes."""
@@ -210,10 +207,6 @@ def _vocabulary(
     tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...]
 ) -> ByteVocabulary:
     return ByteVocabulary(tokenizer.backend_tokenizer, stop_token_ids, tokenizer.bos_token_id)
-
-
-def _sha256(tokenizer: PreTrainedTokenizerFast) -> str:
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 def _check_range(symbols: list[int]) -> None:

@@ -173,31 +173,27 @@ class ByteStream:
         return log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
+        num_before = len(self.vocabulary.start_token_ids) - 1
+        pairs = list(zip(prompts, rows, strict=True))
         if all(prompt.is_short for prompt in prompts):
-            self._read_whole(prompts, rows)
+            self._read_nodes([(p, row, p.whole_forward()) for p, row in pairs], num_before)
             return
         trunks = [prompt.trunk_token_ids for prompt in prompts]
-        num_before = len(self.vocabulary.start_token_ids) - 1
         for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
             self._take(prompt, prompt.trunk, hidden[num_before:])
         while forwards := [
             (prompt, row, forward)
-            for prompt, row in zip(prompts, rows, strict=True)
+            for prompt, row in pairs
             if (forward := prompt.next_forward()) is not None
         ]:
-            states = self._forward([(prompt.cache, row, f) for prompt, row, f in forwards])
-            for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
-                self._take(prompt, forward.nodes, hidden)
-                self._backbone.cache.keep(row, *prompt.compact())
+            self._read_nodes(forwards)
 
-    def _read_whole(self, prompts: list[BytePrompt], rows: list[int]) -> None:
-        forwards = [
-            (prompt.cache, row, prompt.whole_forward())
-            for prompt, row in zip(prompts, rows, strict=True)
-        ]
-        num_before = len(self.vocabulary.start_token_ids) - 1
-        states = self._forward(forwards)
-        for prompt, (_, row, forward), hidden in zip(prompts, forwards, states, strict=True):
+    def _read_nodes(
+        self, forwards: list[tuple[BytePrompt, int, TreeForward]], num_before: int = 0
+    ) -> None:
+        """num_before: start tokens in front of the first node."""
+        states = self._forward([(prompt.cache, row, f) for prompt, row, f in forwards])
+        for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
             self._take(prompt, forward.nodes[num_before:], hidden[num_before:])
             self._backbone.cache.keep(row, *prompt.compact())
 

@@ -89,10 +89,8 @@ class BytePrompt:
 
     def next_forward(self) -> TreeForward | None:
         """The next nodes beside the trunk; None when all are computed."""
-        nodes, self._remaining = (
-            self._remaining[:NODES_PER_FORWARD],
-            self._remaining[NODES_PER_FORWARD:],
-        )
+        nodes = self._remaining[:NODES_PER_FORWARD]
+        self._remaining = self._remaining[NODES_PER_FORWARD:]
         if not nodes:
             return None
         self.counts.num_forwards += 1

@@ -58,14 +58,9 @@ class ByteCounts:
 
     def record(self) -> dict[str, float]:
         """What a ledger keeps; `masked_mass` as the mean over the distributions."""
-        return {
-            "num_forwards": self.num_forwards,
-            "num_nodes": self.num_nodes,
-            "num_guesses": self.num_guesses,
-            "num_hits": self.num_hits,
-            "max_total_variation": self.max_total_variation,
-            "masked_mass": self.masked_mass / max(1, self.num_laws),
-        }
+        kept = ("num_forwards", "num_nodes", "num_guesses", "num_hits", "max_total_variation")
+        figures: dict[str, float] = {name: getattr(self, name) for name in kept}
+        return figures | {"masked_mass": self.masked_mass / max(1, self.num_laws)}
 
 
 Warped = Literal["token", "byte"]

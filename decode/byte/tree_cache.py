@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..models.attention import Masks, RowAttention
+from ..models.attention import RowAttention
 from ..models.backbone import backbone_of, read_prompts
-from ..models.kv_cache import Placement, RowCache, uploaded
+from ..models.kv_cache import RowCache, uploaded
 from ..models.row_stream import right_padded
 from .token_tree import ROOT_NODE, TokenTree
 
@@ -192,33 +192,18 @@ class TreeBackbone:
 
         slot_positions: per row (slots,) int64, new ones included; read where layers have a window.
         """
-        counts = [len(forward.nodes) for forward in forwards]
-        place = self.cache.place(rows, max(counts), self.model.device)
-        token_ids, positions = (
-            uploaded(_padded(values, max(counts)), self.model.device)
-            for values in (
-                [forward.token_ids for forward in forwards],
-                [forward.positions for forward in forwards],
-            )
-        )
-        masks = self._masks(place, forwards, positions, slot_positions)
-        hidden = self._backbone(token_ids, positions, masks, self.cache)
-        self.cache.advance(rows, counts)
-        return [states[:count] for states, count in zip(hidden, counts, strict=True)]
-
-    def _masks(
-        self,
-        place: Placement,
-        forwards: list[TreeForward],
-        positions: Tensor,
-        slot_positions: list[NDArray[np.int64]],
-    ) -> Masks:
-        device = self.model.device
-        mask = uploaded(_ancestors(forwards, positions.shape[1], place.num_columns), device)
+        counts, device = [len(forward.nodes) for forward in forwards], self.model.device
+        place = self.cache.place(rows, max(counts), device)
+        token_ids = uploaded(_padded([f.token_ids for f in forwards], max(counts)), device)
+        positions = uploaded(_padded([f.positions for f in forwards], max(counts)), device)
+        mask = uploaded(_ancestors(forwards, max(counts), place.num_columns), device)
         keys = positions
         if self.attention.span is not None:
             keys = uploaded(_padded(slot_positions, place.num_columns), device)
-        return self.attention.tree_masks(mask, positions, keys, self.model.dtype)
+        masks = self.attention.tree_masks(mask, positions, keys, self.model.dtype)
+        hidden = self._backbone(token_ids, positions, masks, self.cache)
+        self.cache.advance(rows, counts)
+        return [states[:count] for states, count in zip(hidden, counts, strict=True)]
 
 
 def _ancestors(forwards: list[TreeForward], num_nodes: int, num_columns: int) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -63,18 +64,16 @@ class MergeTable:
         self.right_spine = dict(self.left_spine)
         self._find_splits()
         self.irregular = self._find_irregular()
-        self._pairs: dict[tuple[int, int], bool] = {}
+        self.encoded_pair_is_valid = lru_cache(MAX_CACHED_PAIRS)(self._encoded_pair_is_valid)
+        """As `is_valid_pair` by running BPE: slow, right for irregular tokens too; remembered."""
 
     def is_reachable(self, token: int) -> bool:
         """Whether BPE turns the bytes of `token` into `token`."""
         return token in self.rank
 
-    def encode(self, text: bytes) -> list[int]:
-        """BPE by definition: apply the most urgent merge, leftmost first, until none applies."""
-        return self._merge(text)
-
-    def _merge(self, text: bytes, least: int = 1) -> list[int]:
-        """As `encode`, until `least` tokens are left."""
+    def encode(self, text: bytes, *, least: int = 1) -> list[int]:
+        """BPE by definition: apply the most urgent merge, leftmost first, until none applies or
+        `least` tokens are left."""
         tokens = [self.byte_token[byte] for byte in text]
         while len(tokens) > least:
             pairs = pairwise(tokens)
@@ -91,14 +90,8 @@ class MergeTable:
             return self.encoded_pair_is_valid(left, right)
         return self._meet(self.right_spine[left], self.left_spine[right], RANK_LIMIT)
 
-    def encoded_pair_is_valid(self, left: int, right: int) -> bool:
-        """The same by running BPE: slow, right for irregular tokens too; remembered."""
-        key = (left, right)
-        if key not in self._pairs:
-            if len(self._pairs) >= MAX_CACHED_PAIRS:
-                self._pairs.clear()
-            self._pairs[key] = self.encode(self.bytes_of[left] + self.bytes_of[right]) == [*key]
-        return self._pairs[key]
+    def _encoded_pair_is_valid(self, left: int, right: int) -> bool:
+        return self.encode(self.bytes_of[left] + self.bytes_of[right]) == [left, right]
 
     def _meet(self, left: Sequence[int], right: Sequence[int], limit: float) -> bool:
         """Whether no merge of rank below `limit` crosses the junction of two spines.
@@ -141,7 +134,7 @@ class MergeTable:
         shortest_first = sorted(missed, key=lambda token: len(self.bytes_of[token]))
         irregular = [t for t in shortest_first if self.encode(self.bytes_of[t]) == [t]]
         for token in irregular:
-            left, right = self._merge(self.bytes_of[token], least=2)
+            left, right = self.encode(self.bytes_of[token], least=2)
             self._set_split(token, left, right, self.merged[left, right][0])
         return frozenset(irregular)
 

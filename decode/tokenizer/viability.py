@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ class Viability:
         self._ends_of_characters = self._tokens_inside_characters()
         self._ending_shape_of = self.shapes.with_tails(self._finished_classes)
         self._rows = RowCache(MAX_CACHED_ROWS)
-        self._extensions: dict[tuple[Standing, int], Standing | None] = {}
+        self._extended = lru_cache(MAX_CACHED_STANDINGS)(self._extend)
         self._has_end: dict[Standing, bool] = {}
 
     def _tokens_inside_characters(self) -> dict[int, list[int]]:
@@ -167,12 +168,7 @@ class Viability:
 
     def extend(self, standing: Standing, token: int) -> Standing | None:
         """The standing behind `token`, or None where it may not follow."""
-        key = (standing, token)
-        if key not in self._extensions:
-            if len(self._extensions) >= MAX_CACHED_STANDINGS:
-                self._extensions.clear()
-            self._extensions[key] = self._extend(standing, token)
-        return self._extensions[key]
+        return self._extended(standing, token)
 
     def _extend(self, standing: Standing, token: int) -> Standing | None:
         after = self._step(standing, token)
@@ -280,10 +276,7 @@ class Viability:
         )
 
     def _moved(
-        self,
-        standing: Standing,
-        relation: tuple[Sequence[int], Sequence[int]],
-        characters: bytes,
+        self, standing: Standing, relation: tuple[Sequence[int], Sequence[int]], characters: bytes
     ) -> Standing:
         """Behind whole characters. relation: where each state leads, by joining or splitting."""
         joins, splits = relation

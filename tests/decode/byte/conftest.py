@@ -14,7 +14,7 @@ The laws that byte level must keep, and the tests that hold them:
 9. one pass over a prompt is a walk, its bounds hold: test_byte_marginals (one_pass),
    test_byte_stream (feeding), test_byte_evaluation (bounds)
 10. a tree's forward is that of its paths, whatever lies beside them: test_byte_stream (definition,
-    family, depend_on_each_other, dead_slots), test_tree_backbone (siblings)
+    family, depend_on_each_other, dead_slots, siblings)
 11. an unfinished word or a space at the end of a prompt costs nothing: test_byte_marginals
     (unfinished_word, ends_in_a_space)
 12. one tokenizer: no budget is p_s, an ample one p_r's tokens: test_byte_laws (unlimited),

@@ -3,19 +3,17 @@
 Tokens over a few letters alone are allowed, so that all short texts can be enumerated.
 """
 
-import copy
 import itertools
 import math
-from functools import cache
-from statistics import NormalDist
+from functools import cache, reduce
 
 import numpy as np
 import pytest
 import torch
-from tiny_models import FAMILIES
+from byte_streams import model_of
+from scipy.stats import chi2
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.node_law import NodeLaw, node_laws
@@ -37,7 +35,7 @@ class LetterModel:
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         end = tokenizer.token_to_id("<|end|>")
         self.vocabulary = ByteVocabulary(tokenizer, [end])
-        self.model = _llama(self.vocabulary.vocab_size, seed)
+        self.model = model_of(self.vocabulary, seed=seed)
         texts = self.vocabulary.viability.merges.bytes_of
         kept = [token for token, text in texts.items() if set(text) <= set(LETTERS)]
         self.is_banned = torch.ones(self.vocabulary.vocab_size, dtype=torch.bool)
@@ -69,28 +67,13 @@ class LetterModel:
         return next(node_laws(self.vocabulary, [self.standing(path)], logits))
 
     def standing(self, path: tuple[int, ...]):
-        standing = self.vocabulary.viability.start()
-        for token in path:
-            standing = self.vocabulary.viability.extend(standing, token)
-        return standing
-
-
-def _llama(vocab_size: int, seed: int):
-    config = copy.deepcopy(FAMILIES["llama"])
-    config.update({"vocab_size": vocab_size})
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config).double().eval()
+        viability = self.vocabulary.viability
+        return reduce(viability.extend, path, viability.start())
 
 
 @cache
 def letter_model(tokenizer: Tokenizer, seed: int) -> LetterModel:
     return LetterModel(tokenizer, seed)
-
-
-def chi_square_limit(degrees: int) -> float:
-    """What is exceeded with probability FALSE_ALARM (Wilson and Hilferty 1931)."""
-    spread = 2 / (9 * degrees)
-    return degrees * (1 - spread + NormalDist().inv_cdf(1 - FALSE_ALARM) * math.sqrt(spread)) ** 3
 
 
 def sampled_prefixes(letters: LetterModel, length: int) -> dict[bytes, int]:
@@ -142,7 +125,7 @@ def test_sampling_bytes_is_sampling_viable_tokens(tokenizer):
     rest = (NUM_STRINGS - observed.sum(), max(NUM_STRINGS - means.sum(), 1.0))
     statistic = ((observed - means) ** 2 / means).sum() + (rest[0] - rest[1]) ** 2 / rest[1]
     assert len(large) > 20
-    assert statistic < chi_square_limit(len(large))
+    assert statistic < chi2.isf(FALSE_ALARM, len(large))
 
 
 def test_an_unlimited_budget_samples_the_risky_tokens_and_none_the_safe_bytes(tokenizer):

@@ -12,7 +12,9 @@ from byte_tokenizers import REGEXES, regex_split, trained
 from text_oracle import OracleLaws, TextOracle, byte_alphabet, worst_error
 from tokenizers import Tokenizer, models
 
-STRINGS = ("'RE12", "1''", "'re\t\n", "x  \u3000", "e\u0301's", "\u00e9'", "\n \t1", "x'\n")
+# In the first ones random merges have dead ends.
+STRINGS = ("'re\t\n", "x  \u3000", "e\u0301's", "\n \t1", "'RE12", "1''", "\u00e9'", "x'\n")
+NUM_STRINGS = {"random": 4, "trained": len(STRINGS)}
 # Bytes of which most pairs merge, so that many sequences can only go on in a few ways.
 CROWDED = "'rReEsS1 \n\tx\u3000\u0301".encode()
 # With these, each family has dead ends in the strings.
@@ -42,25 +44,23 @@ def crowded_tokenizer(split, seed: int) -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(params=["trained", "random"])
-def hard_tokenizer(request, family) -> Tokenizer:
-    if request.param == "trained":
-        return trained(family, 100)
-    return crowded_tokenizer(regex_split(REGEXES[family]), SEEDS[family])
-
-
-def beginnings() -> list[bytes]:
+def beginnings(strings: tuple[str, ...]) -> list[bytes]:
     """The strings cut at every byte."""
-    cut = (text.encode()[:end] for text in STRINGS for end in range(1, len(text.encode()) + 1))
+    cut = (text.encode()[:end] for text in strings for end in range(1, len(text.encode()) + 1))
     return list(dict.fromkeys(cut))
 
 
-def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(hard_tokenizer):
+@pytest.mark.parametrize("merges", NUM_STRINGS)
+def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(family, merges):
+    if merges == "trained":
+        hard_tokenizer = trained(family, 100)
+    else:
+        hard_tokenizer = crowded_tokenizer(regex_split(REGEXES[family]), SEEDS[family])
     vocabulary = vocabulary_of(hard_tokenizer)
     model, end = model_of(vocabulary), hard_tokenizer.token_to_id("<|end|>")
     laws = OracleLaws(TextOracle(hard_tokenizer), model, vocabulary.start_token_ids, end)
     stream, errors = stream_of(model, vocabulary), {}
-    for text in beginnings():
+    for text in beginnings(STRINGS[: NUM_STRINGS[merges]]):
         read = stream.read([list(text)], [0])
         stream.free(0)
         prompt = [laws.next_symbol(text[:at])[text[at]] for at in range(1, len(text))]
@@ -68,5 +68,5 @@ def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(hard_tokenizer):
             worst_error(read.logits[0].tolist(), laws.next_symbol(text)),
             worst_error(read.token_log_probs[0].tolist(), prompt),
         )
-    assert len(errors) > 25
+    assert len(errors) > 15
     assert {text: error for text, error in errors.items() if error > 1e-12} == {}

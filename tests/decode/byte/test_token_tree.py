@@ -1,10 +1,16 @@
 """The tree as it grows: what lives, what dies, what the trunk is, what a forward computes."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 from byte_streams import alive, closed_path, path_of, vocabulary_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from anchored.decode.byte.byte_row import ByteRow
+from anchored.decode.byte.node_law import node_laws
+from anchored.decode.byte.settings import ByteCounts, ByteEvaluation
 from anchored.decode.byte.token_tree import NO_NODE, ROOT_NODE, TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
 from anchored.decode.tokenizer.tokenizer_file import token_bytes
@@ -142,3 +148,34 @@ def test_a_byte_that_only_begins_longer_tokens_ends_no_node():
     tree.append(0xC2)
     with pytest.raises(ValueError, match="byte 0x41 cannot follow"):
         tree.append(0x41)
+
+
+TEXT = b"the harbour's the 12345 the harbour, \n\n the end "
+
+
+def row_of(tree: TokenTree, **evaluation) -> ByteRow:
+    return ByteRow(TreeCache(tree), ByteCounts(), ByteEvaluation(**evaluation), reach=1024)
+
+
+@pytest.mark.parametrize("family", ["cl100k"])
+def test_seen_tokens_are_those_of_the_path(tree):
+    row = row_of(tree)
+    start = set(tree.vocabulary.start_token_ids)
+    for byte in TEXT:
+        row.append(byte)
+        for node, _ in tree.heads:
+            assert set(row.seen(node).tolist()) == start | set(path_of(tree, node))
+    num_tokens = tree.depth[tree.heads[0].node]
+    assert len(row.seen(tree.heads[0].node)) < num_tokens  # "the" is there once
+
+
+@pytest.mark.parametrize("family", ["cl100k"])
+def test_nothing_is_guessed_behind_a_text_without_mass(tree):
+    row = row_of(tree, prefetch=4)
+    banned = torch.full((1, tree.vocabulary.vocab_size), -math.inf)
+    (law,) = node_laws(tree.vocabulary, [tree.standing[ROOT_NODE]], banned)
+    row.marginals.add_law(ROOT_NODE, law)
+    row.append(ord("t"))
+    forward = row.forward(row.wanted())
+    assert forward is not None
+    assert forward.nodes == row.wanted()
