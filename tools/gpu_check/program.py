@@ -1,111 +1,173 @@
-"""All checks and timings of one machine's GPU, saved as they come."""
+"""All checks and timings of one machine's GPU, saved as they come, whatever becomes of each."""
 
 import json
+import multiprocessing
+import os
+import signal
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from anchored import text_tables
 from anchored.durable_files import write_durably
 from anchored.eval.environment import environment_record
-from anchored.tools.bench.decode import decode_rows
-from anchored.tools.bench.options import BenchDecodeConfig
-from anchored.tools.bench.random_inputs import random_pair
 
-from .decoding_checks import attention_checks, byte_checks, engine_checks
-from .projection_checks import projection_checks
-from .speed import byte_timings, kernel_timings, round_timings
+from .check import FULL, Sizes
+from .goals import goal_rows
+from .parts import PART_S, Part
+from .tasks import Row, compile_share, task_named, tasks_of
 
-SCHEMA = "anchored-gpu-check/1"
-NUM_REPLAYS = 100_000
-PAIRS = (("tinycomma-1.8b", "llama-8b"), ("tinycomma-1.8b", "tinycomma-1.8b"))
+SCHEMA = "anchored-gpu-check/2"
+COMPILE_S = 200.0
+"""Seconds that compilations ahead of a part may take; the checks compile what is left."""
+COMPILE = "compile"
+"""A task that compiles a share of a part's kernels: "compile 3 of 16"."""
+MOST_REASON = 300
+"""Characters of a reason."""
+
+Worker = Callable[[Part, str, Sizes, Connection], None]
+
+
+def run_task(part: Part, name: str, sizes: Sizes, rows: Connection) -> None:
+    """Send the rows of one task, then None; in a process of its own. An exception is a row too."""
+    try:
+        device = torch.device("cuda", 0)
+        for row in _rows(part, name, device, sizes):
+            rows.send(row)
+    except Exception as error:  # whatever a kernel, a compiler or a library may raise
+        rows.send(_failed(_one_line(error)))
+    rows.send(None)
+
+
+def _rows(part: Part, name: str, device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    if not name.startswith(COMPILE):
+        yield from task_named(part, name).run(device, sizes)
+        return
+    _, share, _, num_shares = name.split()
+    num_launched = compile_share(part, int(share) - 1, int(num_shares), device, sizes)
+    yield {"status": "passed", "detail": f"{num_launched} kernels"}
+
+
+def _failed(reason: str) -> Row:
+    return {"status": "failed", "detail": reason}
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:MOST_REASON]
+
+
+class Running:
+    """A task in a process of its own, which imports nothing anew: a server forks it."""
+
+    def __init__(self, worker: Worker, part: Part, name: str, sizes: Sizes) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._rows, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=worker, args=(part, name, sizes, theirs))
+        self._process.start()
+        theirs.close()
+
+    def rows(self, limit_s: float) -> Iterator[Row]:
+        """As they come; a crash, or no end within the limit, is a last one that says so."""
+        deadline = time.monotonic() + limit_s
+        try:
+            while True:
+                if not self._rows.poll(max(0.0, deadline - time.monotonic())):
+                    yield _failed(f"no answer within {limit_s:.0f} s")
+                    return
+                row = self._rows.recv()
+                if row is None:
+                    return
+                yield row
+        except (EOFError, ConnectionError):
+            self._process.join()
+            yield _failed(f"its process ended with {_ending(self._process.exitcode)}")
+        finally:
+            self._process.kill()
+            self._process.join()
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return signal.Signals(-exit_code).name
+    return f"exit status {exit_code}"
 
 
 class Record:
     """The results file: written anew, atomically, after every result."""
 
-    def __init__(self, path: Path, device: torch.device) -> None:
+    def __init__(self, path: Path, parts: Sequence[Part]) -> None:
         self._path = path
-        self._content: dict[str, Any] = {
-            "schema": SCHEMA,
-            "environment": environment_record(),
-            "device": str(device),
-        }
-        self._content |= {"correctness": [], "speed": []}
+        self.content: dict[str, Any] = {"schema": SCHEMA, "environment": environment_record()}
+        self.content |= {part: [] for part in parts}
 
-    @property
-    def num_failed(self) -> int:
-        return sum(row["status"] == "failed" for row in self._content["correctness"])
-
-    def add(self, part: str, row: dict[str, Any]) -> None:
+    def add(self, part: Part, row: Row) -> None:
         """Print one result and save all."""
-        self._content[part].append(row)
+        self.content[part].append(row)
         print("  ".join(f"{name} {_shown(value)}" for name, value in row.items()), flush=True)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(self._path, json.dumps(self._content, indent=1) + "\n")
+        write_durably(self._path, json.dumps(self.content, indent=1) + "\n")
+
+    def num_failed(self, part: Part) -> int:
+        return sum(row["status"] == "failed" for row in self.content[part])
 
 
-def check_gpu(parts: Sequence[str], output: Path) -> int:
-    """Run "correctness", "speed" or both, with all results in `output`; 1 if a check failed."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    record = Record(output, device)
-    start = time.perf_counter()
-    if "correctness" in parts:
-        _correctness(device, record)
-    if "speed" in parts:
-        for row in _speed(device):
-            record.add("speed", row)
-    seconds = time.perf_counter() - start
-    print(f"{record.num_failed} failed; {seconds:.0f} s on {device}; results in {output}")
-    return 1 if record.num_failed else 0
+def check_gpu(
+    parts: Sequence[Part],
+    output: Path,
+    *,
+    sizes: Sizes = FULL,
+    worker: Worker = run_task,
+    names: Sequence[str] | None = None,
+) -> int:
+    """Run parts with all results in `output`, then the table of goals; 1 if something failed.
+
+    worker: runs a task in its process. names: of the tasks to run, with nothing compiled ahead; all
+    by default.
+    """
+    record, start = Record(output, parts), time.monotonic()
+    for part in parts:
+        _run_part(part, record, sizes, worker, names)
+    num_failed = sum(map(record.num_failed, parts))
+    print(text_tables.aligned(("figure", "goal", "here"), goal_rows(record.content)))
+    print(f"{num_failed} failed; {time.monotonic() - start:.0f} s; results in {output}")
+    return 1 if num_failed else 0
 
 
-def _correctness(device: torch.device, record: Record) -> None:
-    checks = chain(
-        projection_checks(device, NUM_REPLAYS),
-        attention_checks(device),
-        engine_checks(device),
-        byte_checks(device),
-    )
-    statuses = {True: "passed", False: "failed", None: "skipped"}
-    start = time.perf_counter()
-    for check in checks:
-        seconds, start = time.perf_counter() - start, time.perf_counter()
-        row = {"status": statuses[check.passed], "name": check.name, "detail": check.detail}
-        record.add("correctness", {**row, "seconds": round(seconds, 2)})
+def _run_part(
+    part: Part, record: Record, sizes: Sizes, worker: Worker, names: Sequence[str] | None
+) -> None:
+    deadline = time.monotonic() + PART_S
+    if part != "decode" and names is None:
+        for row in _compiled(part, sizes, worker):
+            record.add(part, row)
+    for task in tasks_of(part):
+        if names is not None and task.name not in names:
+            continue
+        start = time.monotonic()
+        limit_s = min(task.limit_s, deadline - start)
+        if limit_s <= 0.0:
+            record.add(part, {"name": task.name, **_failed("not run: the part's time was over")})
+            continue
+        for row in Running(worker, part, task.name, sizes).rows(limit_s):
+            seconds = round(time.monotonic() - start, 2)
+            record.add(part, {"name": task.name, **row, "seconds": seconds})
 
 
-def _speed(device: torch.device) -> Iterator[dict[str, Any]]:
-    if device.type != "cuda":
-        yield {"bench": "kernel", "status": "skipped: not measured on a GPU"}
-        yield {"bench": "decode", "status": "skipped: not measured on a GPU"}
-        yield {"bench": "byte", "status": "skipped: not measured on a GPU"}
-        yield {"bench": "speculate", "status": "skipped: not measured on a GPU"}
-        return
-    for timing in kernel_timings(device):
-        yield {"bench": "kernel", **asdict(timing)}
-    for byte_timing in byte_timings(device):
-        yield {"bench": "byte", **asdict(byte_timing)}
-    for safe, risky in PAIRS:
-        config = BenchDecodeConfig(
-            safe=safe,  # type: ignore[arg-type]
-            risky=risky,  # type: ignore[arg-type]
-            new_tokens=128,
-            device=str(device),
-            dtype="bfloat16",
-        )
-        for row in decode_rows(config):
-            yield {"bench": "decode", "pair": f"{safe} + {risky}", **asdict(row)}
-        torch.cuda.empty_cache()
-        pair = random_pair(config.safe, config.risky, dtype=torch.bfloat16, device=str(device))
-        for step in round_timings(pair, config.batch_sizes):
-            yield {"bench": "speculate", "pair": f"{safe} + {risky}", **asdict(step)}
-        del pair
-        torch.cuda.empty_cache()
+def _compiled(part: Part, sizes: Sizes, worker: Worker) -> Iterator[Row]:
+    """Kernels of a part, compiled beside each other before it begins."""
+    num_shares = (os.cpu_count() or 1) if sizes.is_timed else 1
+    start = time.monotonic()
+    names = [f"{COMPILE} {share + 1} of {num_shares}" for share in range(num_shares)]
+    shares = {name: Running(worker, part, name, sizes) for name in names}
+    for name, running in shares.items():
+        for row in running.rows(max(0.0, start + COMPILE_S - time.monotonic())):
+            yield {"name": name, **row, "seconds": round(time.monotonic() - start, 2)}
 
 
 def _shown(value: object) -> str:

@@ -3,56 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from anchored.kernels import reference
 from anchored.kernels.accounts import new_accounts
-from anchored.kernels.gpu.launch import Workspace, project_into, resident_splits, workspace
+from anchored.kernels.gpu.launch import project_into
 from anchored.kernels.law import Projection
 from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
-from anchored.kernels.walk import walk
+from anchored.kernels.walk import walk, walk_memory
 from anchored.kernels.warping import warped_logits
 
-from .check import Check, RunCheck, can_run, logit_cases, skipped
+from .check import Check, RunCheck, Sizes, logit_cases
 
 REFERENCE_ERROR = 1e-12
 """Nats; rounding of the float64 reference."""
 
-NUM_REPLAYS = 1000
-"""Graph replays of one check; `replays` takes another number."""
 
-
-def projection_checks(device: torch.device, num_replays: int = NUM_REPLAYS) -> Iterator[Check]:
-    """Every check of this file in turn; all are skipped where Triton cannot run."""
-    runs: list[tuple[str, RunCheck]] = [
-        ("KL projection keeps its bound", lambda d: feasible(project_kl, d)),
-        ("order-infinity projection keeps its bound", lambda d: feasible(project_max, d)),
-        ("KL projection draws the torch backend's tokens", lambda d: same_draws(project_kl, d)),
-        ("order-infinity projection draws them too", lambda d: same_draws(project_max, d)),
-        ("tokens follow the law returned", law_of_tokens),
-        ("results do not depend on the batch", batch_invariant),
-        ("largest and smallest sizes", extreme_sizes),
-        ("a walk is plain decoding", walk_is_plain),
-        ("warping agrees with torch", warping),
-        ("a CUDA graph replays the launch", lambda d: replays(d, num_replays)),
-    ]
-    for name, run in runs:
-        if can_run(device):
-            yield run(device)
-        else:
-            yield skipped(name, f"Triton cannot run on {device}")
-
-
-def feasible(project: Callable[..., Projection], device: torch.device) -> Check:
+def feasible(project: Callable[..., Projection], device: torch.device, sizes: Sizes) -> Check:
     """True divergence <= spend <= budget in every row, and the shortfall where it is promised."""
     worst, shortfall, num_rows = -math.inf, 0.0, 0
     is_on_grid = True
-    for shape in _shapes(device):
+    for shape in sizes.shapes:
         for name, risky, safe in logit_cases(shape, device, seed=shape[1]):
             budget = _budgets(shape[0], device)
             projection = project(risky, safe, budget, backend="triton")
@@ -66,16 +43,15 @@ def feasible(project: Callable[..., Projection], device: torch.device) -> Check:
                 missing = torch.where(binds, (budget - divergence) / allowed, 0.0)
                 shortfall = max(shortfall, missing.max().item())
     return Check(
-        name=f"{project.__name__} keeps its bound",
         passed=worst <= REFERENCE_ERROR and shortfall <= 1.0 and is_on_grid,
         detail=f"{num_rows} rows, overspend {worst:.1e} nats, shortfall {shortfall:.2f} of allowed",
     )
 
 
-def same_draws(project: Callable[..., Projection], device: torch.device) -> Check:
+def same_draws(project: Callable[..., Projection], device: torch.device, sizes: Sizes) -> Check:
     """The torch backend's token for the same uniforms; a boundary of a CDF may round otherwise."""
     num_rows, num_different = 0, 0
-    for shape in _shapes(device):
+    for shape in sizes.shapes:
         for name, risky, safe in logit_cases(shape, device, seed=shape[1] + 50):
             if name == "huge":  # there the weights may differ
                 continue
@@ -88,15 +64,14 @@ def same_draws(project: Callable[..., Projection], device: torch.device) -> Chec
             num_rows += shape[0]
     # The two budgets' use may differ by 1e-5, and so may the probability of another token.
     return Check(
-        name=f"{project.__name__} draws the torch backend's tokens",
         passed=num_different <= max(1, num_rows // 1000),
         detail=f"{num_different} of {num_rows} tokens differ",
     )
 
 
-def law_of_tokens(device: torch.device) -> Check:
+def law_of_tokens(device: torch.device, sizes: Sizes) -> Check:
     """Chi-square of many draws from one law of 257 symbols; false alarm once in a million."""
-    num_draws = 100_000 if device.type == "cuda" else 24
+    num_draws = sizes.num_draws
     _, risky, safe = next(logit_cases((1, 257), device, seed=7))
     rows = (num_draws, 257)
     uniform = uniforms(torch.full((num_draws,), 5), torch.arange(num_draws)).to(device)
@@ -115,15 +90,14 @@ def law_of_tokens(device: torch.device) -> Check:
     spread = 2.0 / (9.0 * degrees)  # Wilson and Hilferty 1931
     limit = degrees * (1.0 - spread + 4.75 * math.sqrt(spread)) ** 3
     return Check(
-        name="tokens follow the law returned",
         passed=statistic < limit,
         detail=f"{num_draws} draws, chi-square {statistic:.1f} on {degrees}, limit {limit:.1f}",
     )
 
 
-def batch_invariant(device: torch.device) -> Check:
+def batch_invariant(device: torch.device, sizes: Sizes) -> Check:
     """A row gives the same bits alone, where many programs share it, and in a batch."""
-    shape = (48, 20_000) if device.type == "cuda" else (3, 2100)
+    shape = sizes.batch_shape
     _, risky, safe = next(logit_cases(shape, device, seed=11))
     rows = torch.arange(shape[0])
     budget, uniform = _budgets(shape[0], device), uniforms(rows, rows).to(device)
@@ -139,19 +113,16 @@ def batch_invariant(device: torch.device) -> Check:
             and torch.equal(alone.token_ids, whole.token_ids[one])
         )
     return Check(
-        name="results do not depend on the batch",
         passed=num_equal == shape[0],
         detail=f"{num_equal} of {shape[0]} rows equal bit for bit",
     )
 
 
-def extreme_sizes(device: torch.device) -> Check:
-    """B from 1 to 1024 and V from 1 to 262,144, with odd strides."""
-    shapes = [(1, 1), (1024, 257), (1, 262_144), (64, 128_256), (1024, 4097), (3, 513)]
-    if device.type != "cuda":
-        shapes = [(1, 1), (3, 513)]
+def extreme_sizes(device: torch.device, sizes: Sizes) -> Check:
+    """B from 1 to 70,000, more than a grid has in its second dimension, and V from 1 to 262,144,
+    with odd strides."""
     worst = -math.inf
-    for num_rows, vocab_size in shapes:
+    for num_rows, vocab_size in sizes.extreme_shapes:
         wide = torch.randn(num_rows, vocab_size + 3, device=device, dtype=torch.bfloat16)
         risky, safe = 3.0 * wide[:, 1:-2], wide[:, 2:-1]
         budget = torch.full((num_rows,), 0.2, dtype=torch.float64, device=device)
@@ -160,23 +131,21 @@ def extreme_sizes(device: torch.device) -> Check:
         over = torch.maximum(divergence - projection.spend, projection.spend - budget)
         worst = max(worst, over.max().item())
     return Check(
-        name="largest and smallest sizes",
         passed=worst <= REFERENCE_ERROR,
-        detail=f"{len(shapes)} sizes, overspend {worst:.1e} nats",
+        detail=f"{len(sizes.extreme_shapes)} sizes, overspend {worst:.1e} nats",
     )
 
 
-def walk_is_plain(device: torch.device) -> Check:
+def walk_is_plain(device: torch.device, sizes: Sizes) -> Check:
     """Drafted rows in one launch give the tokens and the account of one row a launch."""
-    num_requests, num_positions = (16, 5) if device.type == "cuda" else (2, 2)
-    vocab_size = 32_000 if device.type == "cuda" else 70
+    num_requests, num_positions, vocab_size = sizes.walk_shape
     shape = (num_requests * num_positions, vocab_size)
     _, risky, safe = next(logit_cases(shape, device, seed=13))
     risky, safe = (x.view(num_requests, num_positions, vocab_size) for x in (risky, safe))
     plain_account, account = _accounts(num_requests, device), _accounts(num_requests, device)
     seeds = torch.arange(num_requests, device=device)
     no_drafts = torch.zeros(num_requests, 0, dtype=torch.int64, device=device)
-    one_row = _memory(num_requests, 1, vocab_size, device)
+    one_row = walk_memory(num_requests, 1, vocab_size, device)
     tokens = []
     for step in range(num_positions):
         row = slice(step, step + 1)
@@ -196,22 +165,21 @@ def walk_is_plain(device: torch.device) -> Check:
         accounts=account,
         uniform=seeds,
         drafts=plain[:, :-1].contiguous(),
-        memory=_memory(num_requests, num_positions, vocab_size, device),
+        memory=walk_memory(num_requests, num_positions, vocab_size, device),
     )
     is_same = torch.equal(result.token_ids, plain) and torch.equal(account, plain_account)
     return Check(
-        name="a walk is plain decoding",
         passed=is_same,
         detail=f"{num_requests} requests of {num_positions} rows",
     )
 
 
-def warping(device: torch.device) -> Check:
+def warping(device: torch.device, sizes: Sizes) -> Check:
     """Penalty and temperature in the kernel's order, bit for bit with torch."""
-    _, risky, safe = next(logit_cases((4, 5000), device, seed=17))
+    _, risky, safe = next(logit_cases(sizes.warped_shape, device, seed=17))
     seen = torch.rand(risky.shape, device=device) < 0.3
-    penalty = torch.full((4,), 1.1, device=device)
-    temperature = torch.full((4,), 0.7, device=device)
+    penalty = torch.full((len(risky),), 1.1, device=device)
+    temperature = torch.full((len(risky),), 0.7, device=device)
     warped = warped_logits(risky, safe, seen, penalty, temperature)
     num_different = 0
     for logits, actual in zip((risky, safe), warped, strict=True):
@@ -220,21 +188,20 @@ def warping(device: torch.device) -> Check:
         expected = torch.where(seen, penalised, scores) / temperature[:, None]
         num_different += int((expected != actual).sum())
     return Check(
-        name="warping agrees with torch",
         passed=num_different == 0,
         detail=f"{num_different} of {2 * risky.numel()} logits differ",
     )
 
 
-def replays(device: torch.device, num_replays: int = NUM_REPLAYS) -> Check:
+def replays(device: torch.device, sizes: Sizes) -> Check:
     """A captured launch, replayed with other budgets, equals the launch itself and never hangs."""
-    name = "a CUDA graph replays the launch"
-    if device.type != "cuda":
-        return skipped(name, "CUDA graphs need a GPU")
-    _, risky, safe = next(logit_cases((4, 128_256), device, seed=19))
-    uniform = uniforms(torch.arange(4), torch.arange(4)).to(device)
-    budget = torch.zeros(4, dtype=torch.float64, device=device)
-    memory = _memory(4, 1, 128_256, device)
+    num_rows, vocab_size = sizes.replayed_shape
+    _, risky, safe = next(logit_cases(sizes.replayed_shape, device, seed=19))
+    rows = torch.arange(num_rows)
+    uniform = uniforms(rows, rows).to(device)
+    budget = torch.zeros(num_rows, dtype=torch.float64, device=device)
+    memory = walk_memory(num_rows, 1, vocab_size, device)
+    assert memory is not None
 
     def launch() -> Projection:
         return project_into(memory, risky, safe, budget, uniform, is_max=False)
@@ -245,7 +212,7 @@ def replays(device: torch.device, num_replays: int = NUM_REPLAYS) -> Check:
     with torch.cuda.graph(graph):
         projection = launch()
     num_equal, trials = 0, (0.0, 0.01, 0.3, 2.0)
-    for index in range(num_replays):
+    for index in range(sizes.num_replays):
         budget.fill_(trials[index % len(trials)])
         graph.replay()
     for trial in trials:
@@ -254,16 +221,9 @@ def replays(device: torch.device, num_replays: int = NUM_REPLAYS) -> Check:
         replayed = projection.spend.clone()
         num_equal += int(torch.equal(replayed, launch().spend))
     return Check(
-        name=name,
         passed=num_equal == len(trials),
-        detail=f"{num_replays} replays, {num_equal} of {len(trials)} budgets equal bit for bit",
+        detail=f"{sizes.num_replays} replays, {num_equal} of {len(trials)} budgets bit for bit",
     )
-
-
-def _shapes(device: torch.device) -> list[tuple[int, int]]:
-    if device.type == "cuda":
-        return [(64, 1), (64, 17), (256, 257), (32, 1025), (16, 32_000), (4, 128_256)]
-    return [(2, 17), (1, 1025)]
 
 
 def _budgets(num_rows: int, device: torch.device) -> Tensor:
@@ -276,11 +236,6 @@ def _budgets(num_rows: int, device: torch.device) -> Tensor:
 def _accounts(num_requests: int, device: torch.device) -> Tensor:
     rates, bounds, debts = ([value] * num_requests for value in (0.3, 1.0, 0.1))
     return new_accounts(rates, bounds, debts, "adaptive", device)
-
-
-def _memory(num_requests: int, num_rows: int, vocab_size: int, device: torch.device) -> Workspace:
-    num_splits = resident_splits(num_requests, vocab_size, device)
-    return workspace(num_requests, num_rows, vocab_size, device, num_splits)
 
 
 def _divergence(
@@ -300,3 +255,17 @@ def _divergence(
     ratio = torch.minimum(tilt + law.offset[:, None], law.ceiling[:, None])
     largest = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
     return torch.where(forced, 0.0, largest)
+
+
+CHECKS: dict[str, RunCheck] = {
+    "KL projection keeps its bound": partial(feasible, project_kl),
+    "order-infinity projection keeps its bound": partial(feasible, project_max),
+    "KL projection draws the torch backend's tokens": partial(same_draws, project_kl),
+    "order-infinity projection draws them too": partial(same_draws, project_max),
+    "tokens follow the law returned": law_of_tokens,
+    "results do not depend on the batch": batch_invariant,
+    "largest and smallest sizes": extreme_sizes,
+    "a walk is plain decoding": walk_is_plain,
+    "warping agrees with torch": warping,
+    "a CUDA graph replays the launch": replays,
+}

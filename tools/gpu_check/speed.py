@@ -14,9 +14,9 @@ from anchored.decode.engine.request import Request
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels.accounts import new_accounts
-from anchored.kernels.gpu.launch import project_into, resident_splits, workspace
+from anchored.kernels.gpu.launch import project_into
 from anchored.kernels.uniforms import uniforms
-from anchored.kernels.walk import walk
+from anchored.kernels.walk import walk, walk_memory
 from anchored.tools.bench.baselines import ModelAlone
 from anchored.tools.bench.kernel import BUDGET_NATS, paper_projection, sample_logits
 from anchored.tools.bench.options import BenchKernelConfig
@@ -53,21 +53,15 @@ class KernelTiming:
     """The paper's algorithm in torch, without the draw; replayed as a CUDA graph too."""
 
 
-def kernel_timings(device: torch.device) -> Iterator[KernelTiming]:
-    """Each batch size and divergence, bf16 logits, as CUDA graph replays of one launch."""
-    for batch_size in TARGET_US:
-        yield from _timings(device, batch_size)
-
-
-def _timings(device: torch.device, batch_size: int) -> Iterator[KernelTiming]:
+def kernel_timings(device: torch.device, batch_size: int) -> Iterator[KernelTiming]:
+    """Each divergence, bf16 logits, as CUDA graph replays of one launch."""
     logits = sample_logits(BenchKernelConfig(vocab_size=VOCAB_SIZE), batch_size)
     risky, safe = (x.to(device, torch.bfloat16) for x in logits)
     budget = torch.full((batch_size,), BUDGET_NATS, dtype=torch.float64, device=device)
     rows = torch.arange(batch_size)
     uniform = uniforms(rows, rows).to(device)
-    memory = workspace(
-        batch_size, 1, VOCAB_SIZE, device, resident_splits(batch_size, VOCAB_SIZE, device)
-    )
+    memory = walk_memory(batch_size, 1, VOCAB_SIZE, device)
+    assert memory is not None
     baseline = partial(paper_projection, risky, safe, budget.float(), may_stop=False)
     paper_us = statistics.median(replay_us(device, baseline))
     for divergence in ("kl", "max"):
@@ -123,26 +117,23 @@ class ByteTiming:
     """Half the range between the quartiles of the rounds."""
 
 
-def byte_timings(device: torch.device) -> Iterator[ByteTiming]:
-    """Each batch size, bfloat16 models."""
-    for batch_size in BYTE_BATCH_SIZES:
-        total = NUM_BEFORE + NUM_BYTE_ROUNDS * BYTES_PER_ROUND
-        batch = opened_batch(
-            device, batch_size=batch_size, dtype=torch.bfloat16, num_bytes=total + 1
-        )
-        for _ in range(NUM_BEFORE):
-            batch.step()
-        times = []
-        for _ in range(NUM_BYTE_ROUNDS):
-            with Stopwatch(device=device) as watch:
-                for _ in range(BYTES_PER_ROUND):
-                    batch.step()
-            times.append(1e3 * watch.seconds / BYTES_PER_ROUND)
-        yield ByteTiming(
-            batch_size=batch_size,
-            ms_per_byte=statistics.median(times),
-            error_ms=half_quartile_range(times),
-        )
+def byte_timing(device: torch.device, batch_size: int) -> Iterator[ByteTiming]:
+    """One row, of bfloat16 models."""
+    total = NUM_BEFORE + NUM_BYTE_ROUNDS * BYTES_PER_ROUND
+    batch = opened_batch(device, batch_size=batch_size, dtype=torch.bfloat16, num_bytes=total + 1)
+    for _ in range(NUM_BEFORE):
+        batch.step()
+    times = []
+    for _ in range(NUM_BYTE_ROUNDS):
+        with Stopwatch(device=device) as watch:
+            for _ in range(BYTES_PER_ROUND):
+                batch.step()
+        times.append(1e3 * watch.seconds / BYTES_PER_ROUND)
+    yield ByteTiming(
+        batch_size=batch_size,
+        ms_per_byte=statistics.median(times),
+        error_ms=half_quartile_range(times),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,8 +239,7 @@ def walk_times_us(
     uniform = torch.rand(batch_size, num_rows, 3, dtype=torch.float64, device=device)
     ones = [1.0] * batch_size
     accounts = new_accounts(ones, ones, [0.0] * batch_size, "fixed", device)
-    splits = resident_splits(batch_size, vocab_size, device)
-    memory = workspace(batch_size, num_rows, vocab_size, device, splits)
+    memory = walk_memory(batch_size, num_rows, vocab_size, device)
     drafts = torch.full((batch_size, num_drafts), -1, dtype=torch.int64, device=device)
     launch = partial(
         walk, risky, safe, accounts=accounts, uniform=uniform, drafts=drafts, memory=memory

@@ -1,0 +1,148 @@
+"""What is run on a GPU, piece by piece: each in a process of its own, with a limit of its own."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+
+from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.uniforms import uniforms
+from anchored.tools.bench.options import Shape as ModelShape
+from anchored.tools.bench.random_inputs import random_pair
+
+from . import decoding_checks, projection_checks
+from .check import DTYPES, RunCheck, Sizes
+from .pair_decoding import pair_timings
+from .parts import Part
+from .speed import BYTE_BATCH_SIZES, TARGET_US, byte_timing, kernel_timings, round_timings
+
+Row = dict[str, Any]
+PAIR: tuple[ModelShape, ModelShape] = ("tinycomma-1.8b", "llama-8b")
+PAIR_BATCH_SIZES = (1, 4, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Rows of one part that are made together."""
+
+    part: Part
+    name: str
+    limit_s: float
+    run: Callable[[torch.device, Sizes], Iterator[Row]]
+
+
+def tasks_of(part: Part) -> list[Task]:
+    """In order of what they tell."""
+    if part == "correctness":
+        checks = {**projection_checks.CHECKS, **decoding_checks.CHECKS}
+        return [Task(part, name, 90.0, partial(_checked, run)) for name, run in checks.items()]
+    if part == "decode":
+        return [
+            Task(part, f"8B + 1.8B at batch {batch_size}", 170.0, partial(_pair_rows, batch_size))
+            for batch_size in PAIR_BATCH_SIZES
+        ]
+    kernels = [
+        Task(part, f"kernel at batch {batch_size}", 60.0, partial(_kernel_rows, batch_size))
+        for batch_size in TARGET_US
+    ]
+    byte_level = [
+        Task(part, f"bytes at batch {batch_size}", 60.0, partial(_byte_rows, batch_size))
+        for batch_size in BYTE_BATCH_SIZES
+    ]
+    rounds = [
+        Task(part, f"drafts at batch {batch_size}", 150.0, partial(_round_rows, batch_size))
+        for batch_size in PAIR_BATCH_SIZES[:2]
+    ]
+    return [*kernels, *byte_level, *rounds]
+
+
+def task_named(part: Part, name: str) -> Task:
+    """One of `tasks_of`."""
+    return next(task for task in tasks_of(part) if task.name == name)
+
+
+def _checked(run: RunCheck, device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    check = run(device, sizes)
+    yield {"status": "passed" if check.passed else "failed", "detail": check.detail}
+
+
+def _timed(rows: Iterator[Any], bench: str, sizes: Sizes) -> Iterator[Row]:
+    """Rows of figures; where times mean nothing, one that says so."""
+    if not sizes.is_timed:
+        yield {"status": "needs a GPU"}
+        return
+    for row in rows:
+        yield {"status": "measured", "bench": bench, **asdict(row)}
+
+
+def _kernel_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    yield from _timed(kernel_timings(device, batch_size), "kernel", sizes)
+
+
+def _byte_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    yield from _timed(byte_timing(device, batch_size), "byte", sizes)
+
+
+def _round_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    def rows() -> Iterator[Any]:
+        pair = random_pair(*PAIR, dtype=torch.bfloat16, device=str(device))
+        yield from round_timings(pair, (batch_size,))
+
+    yield from _timed(rows(), "drafts", sizes)
+
+
+def _pair_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    def rows() -> Iterator[Any]:
+        pair = random_pair(*PAIR, dtype=torch.bfloat16, device=str(device))
+        yield from pair_timings(pair, batch_size)
+
+    yield from _timed(rows(), "decode", sizes)
+
+
+def compile_share(
+    part: Part, share: int, num_shares: int, device: torch.device, sizes: Sizes
+) -> int:
+    """Launch every num_shares-th kernel that the part needs once; returns how many.
+
+    What is compiled lies in Triton's cache on the disk from then on, for all processes.
+    """
+    num_launched = 0
+    for launch in islice(_launches(part, sizes), share, None, num_shares):
+        launch(device)
+        num_launched += 1
+    return num_launched
+
+
+def _launches(part: Part, sizes: Sizes) -> Iterator[Callable[[torch.device], object]]:
+    shapes, dtypes = sizes.shapes, DTYPES
+    if not sizes.is_timed:  # the interpreter compiles nothing
+        shapes, dtypes = shapes[:1], DTYPES[:1]
+    elif part == "speed":
+        shapes, dtypes = tuple((rows, shapes[-1][1]) for rows in TARGET_US), (torch.bfloat16,)
+    for shape in shapes:
+        for dtype in dtypes:
+            for project in (project_kl, project_max):
+                for has_draw in (False, True):
+                    yield partial(_launch, project, shape, dtype, has_draw)
+
+
+def _launch(
+    project: Callable[..., object],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    has_draw: bool,
+    device: torch.device,
+) -> None:
+    rows = torch.arange(shape[0])
+    risky, safe = torch.randn(2, *shape, device=device).to(dtype).unbind(0)
+    budget = torch.full(shape[:1], 0.1, dtype=torch.float64, device=device)
+    project(
+        risky,
+        safe,
+        budget,
+        uniforms(rows, rows).to(device) if has_draw else None,
+        backend="triton",
+    )
