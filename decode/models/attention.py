@@ -63,11 +63,9 @@ class RowAttention:
         positions: (R, T) int64, column of each query. Additive because eager attention misreads
         boolean masks; with the span built in because a 4-D mask replaces the model's own.
         """
-        masks = {
-            kind: _additive(_visible(kind, positions, num_columns, self.span), dtype)
-            for kind in self.layer_types
-        }
-        return masks if self.takes_mapping else masks[self.layer_types[0]]
+        columns = torch.arange(num_columns, device=positions.device)
+        is_past = columns <= positions[..., None]
+        return self.tree_masks(is_past, positions, columns.expand(len(positions), -1), dtype)
 
     def tree_masks(
         self, is_ancestor: Tensor, positions: Tensor, key_positions: Tensor, dtype: torch.dtype
@@ -122,12 +120,6 @@ def _reach(config) -> int | None:  # type: ignore[no-untyped-def]
     if getattr(config, "attn_temperature_tuning", False):
         return int(config.floor_scale) - 1
     return None
-
-
-def _visible(kind: str, positions: Tensor, num_columns: int, span: int | None) -> Tensor:
-    query = positions[:, None, :, None]
-    column = torch.arange(num_columns, device=positions.device)
-    return (column <= query) & _within(kind, query, column, span)
 
 
 def _within(kind: str, query: Tensor, key: Tensor, span: int | None) -> Tensor:

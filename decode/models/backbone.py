@@ -21,10 +21,7 @@ from .linear import Linear, PackedLinear, fused, packs_layers
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Norm, attention, norm, gated layer; rotary positions; biases and norms of heads or none."""
 
-DTYPES = {
-    "cpu": (torch.float32,),
-    "cuda": (torch.float32, torch.bfloat16, torch.float16),
-}
+DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 """By device, those that the lean layers are tested in."""
 
 
@@ -248,7 +245,9 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     if mask is None and 1 < num_new < num_columns:
         mask = query.new_ones(num_new, num_columns, dtype=torch.bool).tril(num_columns - num_new)
     group = query.shape[1] // keys.shape[1]
-    if mask is not None and query.is_cuda:  # whose fused kernels take a mask or groups, not both
+    if query.is_cuda and (mask is not None or query.dtype == torch.float32):
+        # Only flash attention takes groups there, and it takes no mask and no float32; what is left
+        # for them would hold all scores.
         keys, values = (
             states[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
             for states in (keys, values)

@@ -37,14 +37,7 @@ too, as many families compute norms, rotations or routing in float32 whatever th
 NUM_ROUNDINGS = 32
 """Roundings of the largest logit that may add up in float32: the larger of the two from 26 on."""
 
-CRASHES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    AssertionError,
-)
+CRASHES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 """What models raise for an argument or a cache that they do not take."""
 
 Distances = Iterator[float]

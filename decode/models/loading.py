@@ -46,10 +46,7 @@ class LoadOptions:
 
     def settings(self) -> dict[str, Any]:
         """Those that transformers is given with a folder."""
-        given = {
-            "attn_implementation": self.attn_implementation,
-            "device_map": self.device_map,
-        }
+        given = {"attn_implementation": self.attn_implementation, "device_map": self.device_map}
         return {name: value for name, value in given.items() if value is not None}
 
 

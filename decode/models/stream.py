@@ -80,12 +80,7 @@ class BatchStream:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        num_rows: int,
-        vocab_size: int,
-        *,
-        scores_prompts: bool = True,
+        self, model: PreTrainedModel, num_rows: int, vocab_size: int, *, scores_prompts: bool = True
     ) -> None:
         """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
         self.model, self.vocab_size = model, vocab_size

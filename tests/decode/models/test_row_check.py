@@ -45,11 +45,11 @@ def test_every_family_passes_its_check_in_every_dtype(family, dtype):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog):
-    def everything(kind, positions, num_columns, span):
-        return torch.ones(*positions.shape, num_columns, dtype=torch.bool)[:, None]
+    def everything(is_visible, dtype):
+        return torch.zeros(is_visible.shape, dtype=dtype)
 
     model = tiny_family(family, 1).float()
-    monkeypatch.setattr("anchored.decode.models.attention._visible", everything)
+    monkeypatch.setattr("anchored.decode.models.attention._additive", everything)
     with pytest.raises(ValueError, match=r"in rows its log-probabilities are off by \d"):
         RowCheck(model, OutputLayer(model, 320)).compare_rows(row_attention(model))
     with caplog.at_level(logging.WARNING):

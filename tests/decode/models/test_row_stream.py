@@ -104,7 +104,7 @@ def test_rows_of_one_length_need_no_mask_of_ours(family, attention, monkeypatch)
     texts = Texts(tiny_family(family, 1, attn_implementation=attention), seed=5)
     monkeypatch.setattr(texts, "tokens", lambda count: [7, 31, 150, 8, 255, 4][:count] or [9])
     monkeypatch.setattr(texts.random, "randint", lambda low, high: high)
-    monkeypatch.setattr("anchored.decode.models.attention._visible", None)
+    monkeypatch.setattr("anchored.decode.models.attention._additive", None)
     texts.join([0, 1, 2])
     for _ in range(4):
         texts.feed()
