@@ -3,6 +3,7 @@
 import statistics
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from unittest import mock
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from anchored import Anchored, ModelPair, text_tables
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models import backbone
 from anchored.decode.settings import SamplingConfig
 
@@ -39,9 +40,9 @@ def run(shape: Shape = "wide", vocab_size: int = VOCAB_SIZE) -> int:
         f"{shape} + {shape}, V = {vocab_size}, float32 on cpu ({torch.get_num_threads()} threads), "
         f"torch {torch.__version__}, k = {K}, {NUM_STEPS} steps of each kind in turns"
     )
-    print(text_tables.line(("rows", "plain ms", "packed ms", "x plain", "x best"), WIDTH))
-    for num_rows in NUM_ROWS:
-        print(text_tables.line(_cells(pair, num_rows), WIDTH), flush=True)
+    titles = ("rows", "plain ms", "packed ms", "x plain", "x best")
+    rows = (_cells(pair, num_rows) for num_rows in NUM_ROWS)
+    text_tables.print_lines(chain([titles], rows), WIDTH)
     return 0
 
 

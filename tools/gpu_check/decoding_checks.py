@@ -17,7 +17,7 @@ from anchored.decode.decoder import choose_level
 from anchored.decode.engine.device_batch import DeviceBatch
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models.attention import row_attention
 from anchored.decode.rules.rule import Rule
 from anchored.decode.settings import EngineName, SamplingConfig, Speculate
