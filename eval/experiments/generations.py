@@ -12,14 +12,11 @@ from .experiment import Experiment, Prompt, Rows, Setting
 
 
 def generate_all(experiment: Experiment, pair: ModelPair) -> None:
-    """Generate every setting; one that is complete is not done again."""
+    """Generate what is not recorded yet; every generation is recorded as it ends."""
     decoder_of = decoders(experiment, pair)
     for setting in experiment.settings:
-        path = _file(experiment, setting)
-        if not path.exists():
-            rows = _rows(experiment, setting, decoder_of(setting))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(path, "".join(json.dumps(row) + "\n" for row in rows))
+        if not _file(experiment, setting).exists():
+            _generate(experiment, setting, decoder_of(setting))
 
 
 def read_generations(experiment: Experiment, setting: Setting) -> Rows:
@@ -39,20 +36,40 @@ def _file(experiment: Experiment, setting: Setting) -> Path:
     return experiment.folder / "generations" / f"{setting.name}.jsonl"
 
 
-def _rows(experiment: Experiment, setting: Setting, decoder: Decoder) -> Rows:
+def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> None:
+    """One setting, in the order of seeds and prompts once all are there."""
+    path = _file(experiment, setting)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{setting.name}.unfinished.jsonl")
+    rows = _recorded(unfinished)
     tasks = [(prompt, seed) for seed in experiment.seeds for prompt in experiment.prompts]
-    results = decoder.generate(
-        [prompt.prompt for prompt, _ in tasks],
+    missing = [(prompt, seed) for prompt, seed in tasks if (prompt.id, seed) not in rows]
+    results = decoder.generate_each(
+        [prompt.prompt for prompt, _ in missing],
         max_new_tokens=experiment.max_new_tokens,
         repetition_penalty=experiment.repetition_penalty,
         # The same for every setting, another for every work and seed.
-        seed=[zlib.crc32(f"{prompt.id}/{seed}".encode()) for prompt, seed in tasks],
+        seed=[zlib.crc32(f"{prompt.id}/{seed}".encode()) for prompt, seed in missing],
         progress=setting.name,
     )
-    return [
-        _row(experiment, setting, prompt, seed, result)
-        for (prompt, seed), result in zip(tasks, results, strict=True)
-    ]
+    with unfinished.open("a", encoding="utf-8") as file:
+        for place, result in results:
+            prompt, seed = missing[place]
+            row = rows[prompt.id, seed] = _row(experiment, setting, prompt, seed, result)
+            print(json.dumps(row), file=file, flush=True)
+    ordered = [rows[prompt.id, seed] for prompt, seed in tasks]
+    write_durably(path, "".join(json.dumps(row) + "\n" for row in ordered))
+    unfinished.unlink()
+
+
+def _recorded(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """By work and seed, rows that an interrupted run left; a line that was cut off is dropped."""
+    if not path.exists():
+        return {}
+    whole = path.read_bytes().rpartition(b"\n")
+    path.write_bytes(whole[0] + whole[1])
+    rows = [json.loads(line) for line in whole[0].decode().splitlines()]
+    return {(row["work"], row["seed"]): row for row in rows}
 
 
 def _row(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from anchored.eval.experiments import generations
 from anchored.eval.experiments.experiment import Experiment, Prompt, budget_sweep
 from anchored.eval.experiments.generations import generate_all, read_generations
 from anchored.eval.experiments.measures import MEASURES, measure
@@ -59,6 +60,31 @@ def test_what_is_generated_is_not_generated_again(experiment, pair):
     before = [file.stat().st_mtime_ns for file in files]
     generate_all(experiment, pair)
     assert [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
+    experiment, pair, tmp_path, monkeypatch
+):
+    cut_off = replace(experiment, folder=tmp_path, batch_size=1)
+    record, calls = generations._row, []
+
+    def interrupted(*asked):
+        calls.append(asked[2:4])
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return record(*asked)
+
+    monkeypatch.setattr(generations, "_row", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate_all(cut_off, pair)
+    (unfinished,) = tmp_path.glob("generations/*.unfinished.jsonl")
+    unfinished.write_text(unfinished.read_text() + '{"work": "1", "se')  # as a full disk leaves it
+    generate_all(cut_off, pair)
+    assert len(calls) == 16 + 1  # what was under way is done again
+    for setting in experiment.settings:
+        again, before = (read_generations(own, setting) for own in (cut_off, experiment))
+        assert [own["text"] for own in again] == [own["text"] for own in before]
+    assert not list(tmp_path.glob("generations/*.unfinished.jsonl"))
 
 
 def test_a_measure_gives_rows_of_every_setting_by_name(experiment):
