@@ -4,7 +4,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Final, TypeVar
 
 import torch
@@ -30,9 +29,7 @@ class Stopwatch:
         self._start = self._now()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.seconds = self._now() - self._start
 
     def _now(self) -> float:

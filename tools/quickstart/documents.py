@@ -105,13 +105,11 @@ def stdlib_modules() -> list[tuple[str, Path]]:
     Raises FileNotFoundError if this Python ships without its sources.
     """
     folder = Path(sysconfig.get_paths()["stdlib"])
-    modules = [
-        (f"Lib/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*.py")
-    ]
-    modules = [module for module in modules if _is_wanted(module[0])]
+    files = folder.rglob("*.py")
+    modules = _shuffled((f"Lib/{path.relative_to(folder).as_posix()}", path) for path in files)
     if not modules:
         raise FileNotFoundError("this Python has no standard library sources to read")
-    return sorted(modules, key=_shuffle_key)
+    return modules
 
 
 def package_modules(package: str) -> list[tuple[str, Path]]:
@@ -123,9 +121,8 @@ def package_modules(package: str) -> list[tuple[str, Path]]:
         files = metadata.files(package) or []
     except metadata.PackageNotFoundError as error:
         raise FileNotFoundError(f"package {package!r} is not installed") from error
-    names = [file for file in files if file.suffix == ".py" and file.parts[0] == package]
-    modules = [(file.as_posix(), Path(str(file.locate()))) for file in names]
-    return sorted((module for module in modules if _is_wanted(module[0])), key=_shuffle_key)
+    names = (file for file in files if file.suffix == ".py" and file.parts[0] == package)
+    return _shuffled((file.as_posix(), Path(str(file.locate()))) for file in names)
 
 
 def docstrings(modules: list[tuple[str, Path]]) -> Iterator[Document]:
@@ -176,13 +173,14 @@ def _cut_docstring(lines: list[bytes], node: HasDocstring) -> None:
         lines[first] = before + b"..." + after
 
 
-def _is_wanted(name: str) -> bool:
-    *folders, file = name.split("/")
-    return EXCLUDED_FOLDERS.isdisjoint(folders) and not file.startswith("_sysconfigdata")
-
-
-def _shuffle_key(module: tuple[str, Path]) -> str:
-    return hashlib.sha256(module[0].encode()).hexdigest()
+def _shuffled(modules: Iterable[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """Those that are wanted, by the hashes of their names."""
+    wanted = []
+    for name, path in modules:
+        *folders, file = name.split("/")
+        if EXCLUDED_FOLDERS.isdisjoint(folders) and not file.startswith("_sysconfigdata"):
+            wanted.append((hashlib.sha256(name.encode()).hexdigest(), name, path))
+    return [(name, path) for _, name, path in sorted(wanted)]
 
 
 def _read(path: Path) -> str:

@@ -77,12 +77,17 @@ def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, count
 
 
 @pytest.mark.parametrize(
-    ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
+    ("plot", "figures", "suffix", "magic"),
+    [
+        (plot_trade_off, POINTS, ".svg", b"<?xml"),
+        (plot_loss_curves, [CURVE], ".png", b"\x89PNG"),
+        (plot_loss_curves, [CURVE], ".pdf", b"%PDF"),
+    ],
 )
-def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, suffix, magic):
+def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, plot, figures, suffix, magic):
     first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
-    plot_trade_off(POINTS, first)
-    plot_trade_off(POINTS, second)
+    plot(figures, first)
+    plot(figures, second)
     assert first.read_bytes().startswith(magic)
     assert first.read_bytes() == second.read_bytes()
 

@@ -55,7 +55,7 @@ def test_published_tokenizers_work_behind_long_contexts_in_linear_memory(capsys)
     config = replace(
         SMALL,
         tokenizers=TOKENIZERS,
-        contexts=(250, 1000),
+        contexts=(100, 400),
         context_debt="bounded",
         tables=("context",),
     )

@@ -20,16 +20,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def results(folder):
-    """Those of a run that recorded neither losses nor budgets; the folder has no others."""
-    results = json.loads((folder / "results.json").read_text())
-    del results["losses"], results["trajectories"]
-    (folder / "results.json").write_text(json.dumps(results))
-    (folder / DIVERGENCES).unlink()
-    return results
-
-
 def test_recorded_results_give_every_picture_in_both_formats(folder, capsys):
     assert run(PicturesConfig(folder=folder)) == 0
     names = ["trade_off", "budgets", "losses", "divergences"]
@@ -39,15 +29,14 @@ def test_recorded_results_give_every_picture_in_both_formats(folder, capsys):
     assert "<!-- k=16 -->" in (folder / "trade_off.svg").read_text()
 
 
-def test_what_an_older_run_did_not_record_is_not_drawn(folder, results, capsys):
-    run(PicturesConfig(folder=folder))
-    drawn = [Path(line).name for line in capsys.readouterr().out.splitlines()]
-    assert drawn == ["trade_off.png", "trade_off.svg"]
-
-
-def test_a_reduction_that_is_not_defined_draws_no_point(folder, results):
+def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, capsys):
+    results = json.loads((folder / "results.json").read_text())
+    del results["losses"], results["trajectories"]
     for row in results["rows"]:
         row["ncr"] = {"mean": None, "std": None, "num_seeds": 3}
     (folder / "results.json").write_text(json.dumps(results))
+    (folder / DIVERGENCES).unlink()
     run(PicturesConfig(folder=folder))
+    drawn = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+    assert drawn == ["trade_off.png", "trade_off.svg"]
     assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
