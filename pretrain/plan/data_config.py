@@ -202,10 +202,7 @@ def _named(name: str, parts: tuple[Part, ...], kind: str) -> Part:
 
 
 def load_mixture(path: Path) -> MixtureConfig:
-    """Read a mixture's TOML.
-
-    Raises: FileNotFoundError, or ValueError with the key that is unknown, missing or wrong.
-    """
+    """Raises FileNotFoundError, or ValueError with the key that is unknown, missing or wrong."""
     config: MixtureConfig = from_table(MixtureConfig, read_toml(path))
     return config
 

@@ -110,11 +110,11 @@ class DocumentEncoder:
             ]
             encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
             for document, verdict in zip(batch, verdicts, strict=True):
-                token_ids = None
-                if verdict.is_kept:
-                    marked = [self.bos_id, *next(encodings).ids, self.eos_id]
-                    token_ids = np.array(marked, dtype="<u4")
+                token_ids = self._marked(next(encodings).ids) if verdict.is_kept else None
                 yield EncodedDocument(document, verdict, token_ids)
+
+    def _marked(self, ids: list[int]) -> np.ndarray:
+        return np.array([self.bos_id, *ids, self.eos_id], dtype="<u4")
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -175,7 +175,8 @@ class _OpenSegment:
         return ShardFiles(folder, self._name, input_file=self._layout.input_file)
 
     def close(self, *, next_record: int, is_last: bool) -> Segment:
-        shards = {split.value: shard.close() for split, shard in self._shards.items()}
+        splits = [split for split in Verdict if split in self._shards]  # in an order of their own
+        shards = {split.value: self._shards[split].close() for split in splits}
         return Segment(next_record=next_record, is_last=is_last, shards=shards, tally=self._tally)
 
     def abandon(self) -> None:

@@ -119,7 +119,8 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     finished, write_config, tmp_path
 ):
     # Measured after every step, so that the steps take long enough to be interrupted.
-    slow = {"steps": 18, "heldout": {"interval": 1, "sources": ["harbour", "orchard"]}}
+    heldout = {"interval": 1, "num_sequences": 24, "sources": ["harbour", "orchard"]}
+    slow = {"steps": 18, "heldout": heldout}
     run, saves = tmp_path / "run", {"interval": 5}
     config_file = write_config(run, checkpoint={"interval": STEPS}, **slow)
     assert signalled(config_file, run, 4, signal.SIGTERM) == 0
