@@ -1,4 +1,4 @@
-"""What the models of a pair are compared symbol by symbol in; the tokens of one tokenizer."""
+"""What the models of a pair are compared in, symbol by symbol, and the level of shared tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
