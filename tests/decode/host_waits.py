@@ -6,21 +6,23 @@ hold the figures: tests/decode/engine/test_device_on_fake_cuda.py.
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 from byte_pairs import PROMPTS, tiny_byte_pair
 from fake_cuda import FakeDevice, fake_cuda
 from interpreted_triton import patch_once_a_launch
 from tiny_models import tiny_llama, word_tokenizer
 
-from anchored import Anchored, ModelPair, text_tables
+from anchored import Anchored, ModelPair
 from anchored.decode.decoder import choose_level
 from anchored.decode.engine import device_batch
-from anchored.decode.engine.device_batch import DeviceBatch
+from anchored.decode.engine.device_batch import CapturedStep, DeviceBatch
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
 from anchored.decode.engine.speculation import Speculation
 from anchored.decode.levels.level import Level
-from anchored.decode.levels.token_level import TokenLevel
+from anchored.decode.levels.level import TokenLevel
+from anchored.decode.models import column_attention
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels import interval_sums
 from anchored.kernels.gpu import interval_sums as launched
@@ -35,14 +37,13 @@ def main() -> None:
     warnings.simplefilter("ignore")  # the interpreter divides by zero in lanes that it discards
     patch_once_a_launch()
     device_batch.NUM_WARM_UPS, device_batch.WAYS = 1, (True,)
+    column_attention.decode_attention = partial(column_attention.decode_attention, backend="torch")
+    CapturedStep.measured_ms = lambda step: 1.0
     with fake_cuda(num_processors=1) as device:
         launched.launched_sums = device.as_kernel(interval_sums._defined)
-        rows = [
-            (name, f"{prompts:.0f}", f"{looks:.0f}", f"{symbols:.2f}")
-            for name, (prompts, looks, symbols) in _counts(device)
-        ]
-    titles = ("engine", "two prompts", "a look or round", "a token or byte of each row")
-    print(text_tables.markdown(titles, rows, numbers=True))
+        for name, figures in _counts(device):
+            prompts, looks, symbols = figures
+            print(f"| {name} | {prompts:.0f} | {looks:.1f} | {symbols:.2f} |", flush=True)
 
 
 def _counts(device: FakeDevice):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,11 @@ def test_three_checks_pass_and_times_need_a_gpu(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_every_check_passes(tmp_path):
+def test_every_check_passes(tmp_path, monkeypatch):
+    """The interpreter may take longer than a GPU."""
+    patient = [replace(task, limit_s=600.0) for task in tasks_of("correctness")]
+    monkeypatch.setattr(program, "tasks_of", lambda part: patient)
+    monkeypatch.setattr(program, "PART_S", 3600.0)
     output = tmp_path / "check.json"
     assert check_gpu(["correctness"], output, sizes=SMALL, worker=run_task_on_fake) == 0
     found = rows_of(output, "correctness")
@@ -146,7 +151,7 @@ def test_every_program_that_takes_times_runs_to_its_end():
     """On a device that is not there, where the times mean nothing."""
     with fake_cuda(num_processors=1):
         place = torch.device("cuda", 0)
-        assert [t.divergence for t in speed.kernel_timings(place, 2)] == ["kl", "max"]
+        assert [t.divergence for t in speed.kernel_timings(place, 1)] == ["kl", "max"]
         assert [t.batch_size for t in speed.byte_timing(place, 1)] == [1]
         pair = random_pair("tiny", "tiny", vocab_size=64, dtype=torch.bfloat16, device="cuda")
         assert [t.num_drafts for t in round_timings(pair, (1,))] == [0, 1]

@@ -11,7 +11,7 @@ from fake_cuda import fake_cuda
 from fake_cuda_graph import KEPT_BY_NOBODY
 from tiny_models import tiny_llama, word_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, verify
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
 from anchored.decode.engine import device_batch, device_check
 from anchored.decode.engine.device_batch import CapturedStep, DeviceBatch
 from anchored.decode.engine.engine import KeptBatches
@@ -130,6 +130,37 @@ def test_rows_that_finish_join_and_meet_a_stop_string(device):
     assert_same(expected, actual)
     assert "stop_string" in {result.finish_reason for result in actual}
     assert len({len(result.token_ids) for result in actual}) > 1
+
+
+CALLS = {
+    "truncated": (KL, {"top_p": 0.9, "top_k": 20, "min_p": 0.01}),
+    "greedy": (KL, {"temperature": 0.0}),
+    "the safe model alone": (SafeOnly(), {}),
+    "the risky model beside it": (RiskyOnly(), {}),
+    "the risky model alone": (RiskyOnly(compared=False), {}),
+}
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(("rule", "settings"), CALLS.values(), ids=CALLS)
+def test_calls_that_need_the_host_give_the_tokens_of_the_cpu(rule, settings):
+    expected, actual = (
+        generated(word_pair(place), rule, PROMPTS[:2], batch_size=2, **settings)
+        for place in ("cpu", "cuda")
+    )
+    assert [r.token_ids for r in actual] == [r.token_ids for r in expected]
+    assert not any(result.error for result in actual)
+
+
+@pytest.mark.usefixtures("device")
+def test_scores_are_those_of_the_cpu():
+    expected, actual = (
+        Decoder(word_pair(place), KL).score(PROMPTS[:2], [[5, 9], [7, 6, 4]])
+        for place in ("cpu", "cuda")
+    )
+    for ours, plain in zip(actual, expected, strict=True):
+        assert ours.token_log_probs == pytest.approx(plain.token_log_probs, abs=TOLERANCE_NATS)
+        assert ours.spends == pytest.approx(plain.spends, abs=TOLERANCE_NATS)
 
 
 def test_a_user_gets_steps_on_the_device_and_a_ledger_that_verifies(device, tokenizer, caplog):
