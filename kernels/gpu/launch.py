@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from ..law import Law, Projection
-from . import layout
+from . import layout, weights
 from . import walk_kernel as kernel
 from .kl_search import NUM_COLUMNS, TABLE_SIZE
 from .solver import SEARCHING
@@ -25,7 +25,12 @@ MAX_VOCAB_SIZE = 2**18
 """Tokens for which `statistics.ROUNDING` bounds the rounding of a sum."""
 
 MIN_BLOCK_SIZE = 32
-TOKENS_PER_WARP = 128
+VECTOR_BYTES = 16
+"""What a lane reads at once."""
+
+PROGRAMS_PER_PROCESSOR = 8
+"""Programs, of one warp each, that a multiprocessor holds with whatever registers: two for each of
+its schedulers. More would repeat what all programs of a request compute alike."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +76,6 @@ class Workspace:
         """The power of two that holds one value of every block."""
         return max(2, int(triton.next_power_of_2(self.num_blocks)))
 
-    @property
-    def num_warps(self) -> int:
-        return max(1, self.block_size // TOKENS_PER_WARP)
-
 
 def workspace(
     num_requests: int, num_positions: int, vocab_size: int, device: torch.device, num_splits: int
@@ -119,6 +120,14 @@ def block_size(vocab_size: int) -> int:
     return min(MAX_BLOCK_SIZE, max(MIN_BLOCK_SIZE, int(triton.next_power_of_2(vocab_size))))
 
 
+def _step_size(block_size: int, *logits: Tensor) -> int:
+    """Tokens that a program reads at once: a vector for each lane; in the interpreter all."""
+    if is_interpreted():
+        return block_size
+    lanes = weights.NUM_LANES.value
+    return min(block_size, lanes * VECTOR_BYTES // max(each.element_size() for each in logits))
+
+
 def resident_splits(num_requests: int, vocab_size: int, device: torch.device) -> int:
     """Programs a request so that one wave fills the device: all are resident, as barriers need.
 
@@ -133,7 +142,7 @@ def resident_splits(num_requests: int, vocab_size: int, device: torch.device) ->
 def splits_of(num_requests: int, vocab_size: int, num_processors: int) -> int:
     """The same on a device of so many multiprocessors."""
     num_blocks = -(-vocab_size // block_size(vocab_size))
-    return min(num_blocks, max(1, num_processors // num_requests))
+    return min(num_blocks, max(1, PROGRAMS_PER_PROCESSOR * num_processors // num_requests))
 
 
 def is_interpreted() -> bool:
@@ -236,8 +245,9 @@ def _launch(
             **constants,
             PHASE=phase,
             BLOCK_SIZE=memory.block_size,
+            STEP_SIZE=_step_size(memory.block_size, risky_logits, safe_logits),
             NUM_SLOTS=memory.num_slots,
-            num_warps=memory.num_warps,
+            num_warps=1,
             launch_cooperative_grid=memory.num_splits > 1,
         )
 
