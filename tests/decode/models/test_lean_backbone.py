@@ -10,12 +10,13 @@ from tiny_models import tiny_family, tiny_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.errors import OutOfResources
 
-from anchored.decode.models import backbone, column_attention
+from anchored.decode.models import column_attention
 from anchored.decode.models.attention import row_attention
 from anchored.decode.models.backbone import (
     FAMILIES,
     LeanBackbone,
     ModuleBackbone,
+    _repeated,
     backbone_of,
     lean_refusal,
 )
@@ -126,7 +127,7 @@ def test_the_kernels_of_a_device_give_them_too(monkeypatch):
 
 def test_heads_are_repeated_in_turn_where_a_device_takes_no_groups():
     states = torch.randn(2, 3, 5, 4)
-    assert torch.equal(backbone._repeated(states, 2), states.repeat_interleave(2, 1))
+    assert torch.equal(_repeated(states, 2), states.repeat_interleave(2, 1))
 
 
 def test_a_model_made_in_inference_mode_can_be_lean():
