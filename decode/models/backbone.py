@@ -248,10 +248,7 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
     if query.is_cuda and (mask is not None or query.dtype == torch.float32):
         # Only flash attention takes groups there, and it takes no mask and no float32; what is left
         # for them would hold all scores.
-        keys, values = (
-            states[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
-            for states in (keys, values)
-        )
+        keys, values = (_repeated(states, group) for states in (keys, values))
     return functional.scaled_dot_product_attention(
         query,
         keys,
@@ -260,6 +257,11 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
         is_causal=is_causal,
         enable_gqa=query.shape[1] != keys.shape[1],
     )
+
+
+def _repeated(states: Tensor, group: int) -> Tensor:
+    """(R, G group, C, head size): each head of (R, G, C, head size) so many times in turn."""
+    return states[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
 
 
 def read_prompts(

@@ -22,6 +22,9 @@ LEAST_PACKED = 1 << 18
 """Numbers of a weight below which oneDNN's call takes longer than what it gains for few rows; a
 layer of 256 x 1,408 gains nothing for one row and half of the time for four."""
 
+NUM_SAMPLED = 64
+"""Numbers of a weight by which a write to all of it is noticed."""
+
 MEMORY_FILE = "/proc/meminfo"
 """Of Linux."""
 
@@ -86,8 +89,11 @@ def _version(tensor: Tensor | None) -> object:
     """What changes when a tensor is replaced or written to."""
     if tensor is None:
         return None
-    # Nothing but inference mode writes to an inference tensor, which counts no versions.
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    # Inference tensors count no versions, nor do writes through `.data`, by which adapters are
+    # merged: some numbers tell of those.
+    sample = tensor.data.view(-1)[:: max(1, tensor.numel() // NUM_SAMPLED)]
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, sample.nan_to_num().sum().item()
 
 
 def packs_layers(modules: Sequence[nn.Linear]) -> bool:

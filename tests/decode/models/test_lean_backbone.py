@@ -16,6 +16,7 @@ from anchored.decode.models.backbone import (
     FAMILIES,
     LeanBackbone,
     ModuleBackbone,
+    _repeated,
     backbone_of,
     lean_refusal,
 )
@@ -80,7 +81,7 @@ class Both:
         places = torch.tensor(positions)
         tokens = torch.randint(0, 320, places.shape, generator=self.generator)
         both = zip(self.backbones, self.caches, strict=True)
-        self.assert_near(*(backbone.at(tokens, places, cache) for backbone, cache in both))
+        self.assert_near(*(model.at(tokens, places, cache) for model, cache in both))
         for layer in range(self.model.config.num_hidden_layers):
             for plain, lean in zip(*(c.storage(layer) for c in self.caches), strict=True):
                 torch.testing.assert_close(lean, plain, atol=2e-5, rtol=0)
@@ -122,6 +123,11 @@ def test_the_kernels_of_a_device_give_them_too(monkeypatch):
     both.agree([0, 1, 2], 4, [4, 2, 3], masked=False)
     both.agree_at([[4], [2], [3]])
     both.agree_at([[5, 6], [2, 3], [4, 5]])
+
+
+def test_heads_are_repeated_in_turn_where_a_device_takes_no_groups():
+    states = torch.randn(2, 3, 5, 4)
+    assert torch.equal(_repeated(states, 2), states.repeat_interleave(2, 1))
 
 
 def test_a_model_made_in_inference_mode_can_be_lean():

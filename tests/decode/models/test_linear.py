@@ -183,12 +183,26 @@ def test_a_packed_row_has_the_same_bits_among_any_others():
     assert output.logits(hidden).isnan().any(-1).nonzero().tolist() == [[7]]
 
 
-def test_a_changed_weight_is_packed_anew():
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_changed_weight_is_packed_anew(through_data):
     model = packing_model(torch.float32, bias=False)
     output, hidden = OutputLayer(model, 300, packs=True), torch.randn(2, 32)
     with torch.inference_mode():
         before = output.logits(hidden)
+    weight = model.lm_head.weight.data if through_data else model.lm_head.weight
     with torch.no_grad():
-        model.lm_head.weight.mul_(2.0)
+        weight.mul_(2.0)
     with torch.inference_mode():
         assert torch.equal(output.logits(hidden), 2.0 * before)
+
+
+@pytest.mark.usefixtures("small_are_packed")
+def test_a_changed_part_of_a_packed_product_is_seen_by_the_next_backbone():
+    model = tiny_llama(1).float()
+    attention = model.model.layers[0].self_attn
+    hidden = torch.randn(1, 32)
+    before = LeanBackbone(model)._layers[0].heads(hidden)
+    attention.k_proj.weight.data.mul_(2.0)
+    after = LeanBackbone(model)._layers[0].heads(hidden)
+    expected = torch.cat([before[:, :32], 2.0 * before[:, 32:48], before[:, 48:]], 1)
+    torch.testing.assert_close(after, expected)
