@@ -9,9 +9,13 @@ from unittest import mock
 import torch
 
 from anchored import Anchored, ModelPair, text_tables
+from anchored.decode.decoder import choose_level
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
+<<<<<<< HEAD
 from anchored.decode.levels.level import TokenLevel
+=======
+>>>>>>> wt-forward
 from anchored.decode.models import backbone
 from anchored.decode.settings import SamplingConfig
 
@@ -24,7 +28,6 @@ NUM_STEPS = 12
 PROMPT_TOKENS = 8
 VOCAB_SIZE = 32_000
 K = 0.1
-WIDTH = 12
 
 
 def run(shape: Shape = "wide", vocab_size: int = VOCAB_SIZE) -> int:
@@ -40,9 +43,14 @@ def run(shape: Shape = "wide", vocab_size: int = VOCAB_SIZE) -> int:
         f"{shape} + {shape}, V = {vocab_size}, float32 on cpu ({torch.get_num_threads()} threads), "
         f"torch {torch.__version__}, k = {K}, {NUM_STEPS} steps of each kind in turns"
     )
+<<<<<<< HEAD
     titles = ("rows", "plain ms", "packed ms", "x plain", "x best")
     rows = (_cells(pair, num_rows) for num_rows in NUM_ROWS)
     text_tables.print_lines(chain([titles], rows), WIDTH)
+=======
+    rows = [list(_cells(pair, num_rows)) for num_rows in NUM_ROWS]
+    print(text_tables.aligned(("rows", "plain ms", "packed ms", "x plain", "x best"), rows))
+>>>>>>> wt-forward
     return 0
 
 
@@ -62,7 +70,7 @@ def _batch(pair: ModelPair, num_rows: int, *, packs: bool) -> PairedBatch:
     """Every row with a request that outlasts the measurement."""
     with mock.patch.object(backbone, "packs_layers", lambda products: packs):
         batch = PairedBatch(
-            TokenLevel(pair),
+            choose_level(pair, "token"),
             Anchored(k=K, debt="none"),
             SamplingConfig(temperature=0.7, repetition_penalty=1.1),
             num_rows=num_rows,
