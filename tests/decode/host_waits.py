@@ -20,8 +20,7 @@ from anchored.decode.engine.device_batch import CapturedStep, DeviceBatch
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
 from anchored.decode.engine.speculation import Speculation
-from anchored.decode.levels.level import Level
-from anchored.decode.levels.level import TokenLevel
+from anchored.decode.levels.level import Level, TokenLevel
 from anchored.decode.models import column_attention
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels import interval_sums

@@ -3,7 +3,6 @@
 import statistics
 import sys
 from collections.abc import Iterator
-from itertools import chain
 from unittest import mock
 
 import torch
@@ -12,10 +11,6 @@ from anchored import Anchored, ModelPair, text_tables
 from anchored.decode.decoder import choose_level
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
-<<<<<<< HEAD
-from anchored.decode.levels.level import TokenLevel
-=======
->>>>>>> wt-forward
 from anchored.decode.models import backbone
 from anchored.decode.settings import SamplingConfig
 
@@ -43,14 +38,8 @@ def run(shape: Shape = "wide", vocab_size: int = VOCAB_SIZE) -> int:
         f"{shape} + {shape}, V = {vocab_size}, float32 on cpu ({torch.get_num_threads()} threads), "
         f"torch {torch.__version__}, k = {K}, {NUM_STEPS} steps of each kind in turns"
     )
-<<<<<<< HEAD
-    titles = ("rows", "plain ms", "packed ms", "x plain", "x best")
-    rows = (_cells(pair, num_rows) for num_rows in NUM_ROWS)
-    text_tables.print_lines(chain([titles], rows), WIDTH)
-=======
     rows = [list(_cells(pair, num_rows)) for num_rows in NUM_ROWS]
     print(text_tables.aligned(("rows", "plain ms", "packed ms", "x plain", "x best"), rows))
->>>>>>> wt-forward
     return 0
 
 
