@@ -51,6 +51,7 @@ def decode_attention(
         raise ValueError(f"span must be >= 1, got {span}")
     if rows is None:
         rows = torch.arange(query.shape[0], device=query.device)
+    rows = rows.contiguous()  # the kernel reads them one behind the other
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     limit = NO_SPAN if span is None else span
     if backend == "torch" or (backend == "auto" and not query.is_cuda):
@@ -101,7 +102,7 @@ def _split(
             query,
             key,
             value,
-            rows.contiguous(),
+            rows,
             positions.contiguous(),
             partial,
             peak,

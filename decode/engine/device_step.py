@@ -9,6 +9,7 @@ from torch import Tensor
 from ...kernels.accounts import copy_steps, empty_accounts
 from ...kernels.walk import Divergence, Walk, WalkMemory, walk, walk_memory
 from ...kernels.warping import warped_logits
+from ..models.kv_cache import uploaded
 from ..models.row_stream import RowStream
 from ..settings import SamplingConfig
 from .request import Drawn
@@ -103,15 +104,16 @@ class DeviceState:
 
         accounts: (len(rows), 6) float64.
         """
-        device = self.keys.device
-        places = torch.tensor(rows, device=device)
-        self.last_tokens[places] = torch.tensor([p[-1] for p in prompts], device=device)
-        self.positions[places] = torch.tensor([len(p) - 1 for p in prompts], device=device)
-        self.keys[places] = torch.tensor(keys, device=device)
-        self.steps_left[places] = torch.tensor(steps, device=device)
-        self.accounts[places] = accounts
-        self.is_finished[places] = False
-        self.is_alone[places] = False
+        ends = [prompt[-1] for prompt in prompts]
+        columns = [len(prompt) - 1 for prompt in prompts]
+        numbers = torch.tensor([rows, ends, columns, keys, steps])
+        places, *values = uploaded(numbers, self.keys.device).unbind(0)
+        fields = (self.last_tokens, self.positions, self.keys, self.steps_left)
+        for field, value in zip(fields, values, strict=True):
+            field.index_copy_(0, places, value)
+        self.accounts.index_copy_(0, places, accounts)
+        for flags in (self.is_finished, self.is_alone):
+            flags.index_fill_(0, places, False)
 
     def leave(self, row: int) -> None:
         """Finish a row and send what it reads to the first columns, where the next prompt goes."""

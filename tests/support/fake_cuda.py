@@ -11,7 +11,8 @@ in-place operations share it. Triton kernels run in the interpreter, one program
   same memory: that which the capture took itself lives as long as the graph, all other memory has
   to be kept by somebody else, and a replay after it was freed raises.
 
-It knows nothing of time, of other streams' races and of other numbers than the CPU's.
+It knows nothing of time, of other streams' races and of other numbers than the CPU's. Models are
+moved to it: `from_pretrained` inside the block leaves buffers that no file has without values.
 """
 
 import sys

@@ -6,9 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -61,16 +64,46 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:MOST_REASON]
 
 
-class Running:
-    """A task in a process of its own, which imports nothing anew: a server forks it."""
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """How tasks run: what with, and in what kind of process."""
 
-    def __init__(self, worker: Worker, part: Part, name: str, sizes: Sizes) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        self._rows, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=worker, args=(part, name, sizes, theirs))
-        self._process.start()
+    sizes: Sizes = FULL
+    worker: Worker = run_task
+    start: Literal["spawn", "forkserver"] = "spawn"
+    """A process that is forked cannot use CUDA once its parent has asked for as little as the
+    number of devices, as libraries do when they are imported: so each begins anew."""
+
+    def started(self, part: Part, name: str) -> "Running":
+        """A process that gets ready, and waits until it is told to go."""
+        context = multiprocessing.get_context(self.start)
+        if self.start == "forkserver":
+            context.set_forkserver_preload([__name__])
+        ours, theirs = context.Pipe()
+        process = context.Process(  # type: ignore[attr-defined]
+            target=_wait_and_work, args=(self.worker, part, name, self.sizes, theirs)
+        )
+        process.start()
         theirs.close()
+        return Running(process, ours)
+
+
+def _wait_and_work(worker: Worker, part: Part, name: str, sizes: Sizes, rows: Connection) -> None:
+    rows.recv()
+    worker(part, name, sizes, rows)
+
+
+class Running:
+    """A task in a process of its own."""
+
+    def __init__(self, process: BaseProcess, rows: Connection) -> None:
+        self._process, self._rows = process, rows
+
+    def go(self) -> "Running":
+        """Let it work."""
+        with suppress(ConnectionError):  # one that has crashed is found out when its rows are read
+            self._rows.send("go")
+        return self
 
     def rows(self, limit_s: float) -> Iterator[Row]:
         """As they come; a crash, or no end within the limit, is a last one that says so."""
@@ -88,14 +121,21 @@ class Running:
             self._process.join()
             yield _failed(f"its process ended with {_ending(self._process.exitcode)}")
         finally:
-            self._process.kill()
-            self._process.join()
+            self.end()
+
+    def end(self) -> None:
+        """Whatever it does."""
+        self._process.kill()
+        self._process.join()
 
 
 def _ending(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return signal.Signals(-exit_code).name
     return f"exit status {exit_code}"
+
+
+DEFAULT_RUNNER = Runner()
 
 
 class Record:
@@ -121,50 +161,49 @@ def check_gpu(
     parts: Sequence[Part],
     output: Path,
     *,
-    sizes: Sizes = FULL,
-    worker: Worker = run_task,
+    runner: Runner = DEFAULT_RUNNER,
     names: Sequence[str] | None = None,
 ) -> int:
     """Run parts with all results in `output`, then the table of goals; 1 if something failed.
 
-    worker: runs a task in its process. names: of the tasks to run, with nothing compiled ahead; all
-    by default.
+    names: of the tasks to run, with nothing compiled ahead; all by default.
     """
     record, start = Record(output, parts), time.monotonic()
     for part in parts:
-        _run_part(part, record, sizes, worker, names)
+        _run_part(part, record, runner, names)
     num_failed = sum(map(record.num_failed, parts))
     print(text_tables.aligned(("figure", "goal", "here"), goal_rows(record.content)))
     print(f"{num_failed} failed; {time.monotonic() - start:.0f} s; results in {output}")
     return 1 if num_failed else 0
 
 
-def _run_part(
-    part: Part, record: Record, sizes: Sizes, worker: Worker, names: Sequence[str] | None
-) -> None:
+def _run_part(part: Part, record: Record, runner: Runner, names: Sequence[str] | None) -> None:
     deadline = time.monotonic() + PART_S
     if part != "decode" and names is None:
-        for row in _compiled(part, sizes, worker):
+        for row in _compiled(part, runner):
             record.add(part, row)
-    for task in tasks_of(part):
-        if names is not None and task.name not in names:
-            continue
-        start = time.monotonic()
+    tasks = [task for task in tasks_of(part) if names is None or task.name in names]
+    running = [runner.started(part, task.name) for task in tasks[:1]]
+    for task, following in zip(tasks, [*tasks[1:], None], strict=True):
+        if following is not None:  # it imports what it needs meanwhile
+            running.append(runner.started(part, following.name))
+        current, start = running.pop(0), time.monotonic()
         limit_s = min(task.limit_s, deadline - start)
         if limit_s <= 0.0:
+            current.end()
             record.add(part, {"name": task.name, **_failed("not run: the part's time was over")})
             continue
-        for row in Running(worker, part, task.name, sizes).rows(limit_s):
+        for row in current.go().rows(limit_s):
             seconds = round(time.monotonic() - start, 2)
             record.add(part, {"name": task.name, **row, "seconds": seconds})
 
 
-def _compiled(part: Part, sizes: Sizes, worker: Worker) -> Iterator[Row]:
+def _compiled(part: Part, runner: Runner) -> Iterator[Row]:
     """Kernels of a part, compiled beside each other before it begins."""
-    num_shares = (os.cpu_count() or 1) if sizes.is_timed else 1
+    num_shares = (os.cpu_count() or 1) if runner.sizes.is_timed else 1
     start = time.monotonic()
     names = [f"{COMPILE} {share + 1} of {num_shares}" for share in range(num_shares)]
-    shares = {name: Running(worker, part, name, sizes) for name in names}
+    shares = {name: runner.started(part, name).go() for name in names}
     for name, running in shares.items():
         for row in running.rows(max(0.0, start + COMPILE_S - time.monotonic())):
             yield {"name": name, **row, "seconds": round(time.monotonic() - start, 2)}
