@@ -1,4 +1,4 @@
-"""The search for the largest beta whose KL fits the budget: two measured points a step."""
+"""The search for the largest beta whose KL fits the budget: one point measured a step."""
 
 import triton
 import triton.language as tl
@@ -7,8 +7,7 @@ from .. import certificate
 from .layout import (
     BUDGET,
     EPSILON,
-    ESTIMATE_PEAK,
-    ESTIMATE_SUM,
+    ESTIMATES,
     FLOOR,
     INF,
     IS_UNTILTED,
@@ -16,23 +15,23 @@ from .layout import (
     LOG2_E,
     LOG2_SHARED,
     NUM_ESTIMATES,
-    NUM_POINTS,
     NUM_SUMS,
+    RISKY_LOW,
     RISKY_MAX,
     RISKY_PEAK,
+    SAFE_LOW,
     SAFE_MAX,
     SAFE_PEAK,
     STEP_SUMS,
+    ban_limit,
     load_record,
-    load_records,
-    risky_bits,
-    safe_bits,
-    shared_bits,
-    store_record,
+    read_pair,
+    store_power_sums,
 )
-from .statistics import ROUNDING
+from .statistics import NEAR, ROUNDING
+from .weights import NUM_LANES, power_sums, weights
 
-# The table of a row: TABLE_SIZE points, the estimates first, then NUM_POINTS a step.
+# The table of a row: TABLE_SIZE points, the estimates first, then one a step.
 TABLE_SIZE = tl.constexpr(64)
 BETA = tl.constexpr(0)
 KL = tl.constexpr(1)
@@ -40,130 +39,196 @@ KL_HIGH = tl.constexpr(2)
 """KL plus its error bound; inf for estimates, which prove nothing."""
 VELOCITY = tl.constexpr(3)
 """d beta / d sqrt(KL), the slope of a nearly straight curve."""
-LOG2_PARTITION = tl.constexpr(4)
-NUM_COLUMNS = tl.constexpr(5)
+CURVATURE = tl.constexpr(4)
+"""The derivative of the velocity."""
+LOG2_PARTITION = tl.constexpr(5)
+NUM_COLUMNS = tl.constexpr(6)
 
 LEAST_BITS = tl.constexpr(certificate.LEAST_BITS)
 KL_MARGIN = tl.constexpr(certificate.KL_MARGIN)
+
+PADDED_ESTIMATES = tl.constexpr(8)
 
 
 @triton.jit
 def merge_estimates(row, NUM_SLOTS: tl.constexpr):
     """Estimated points of the row from the sums of its blocks; the one at beta = 0 is exact."""
-    points = tl.arange(0, NUM_ESTIMATES)
-    beta = points.to(tl.float64) / (NUM_ESTIMATES - 1)
-    peak = load_records(row, points + ESTIMATE_PEAK, -INF, NUM_SLOTS)
-    weight = load_records(row, points + ESTIMATE_SUM, 0.0, NUM_SLOTS)
-    moment = load_records(row, points + ESTIMATE_SUM + NUM_ESTIMATES, 0.0, NUM_SLOTS)
-    square = load_records(row, points + ESTIMATE_SUM + 2 * NUM_ESTIMATES, 0.0, NUM_SLOTS)
-    # Blocks keep bits relative to their own largest logits; here all become relative to the row's.
-    has_block = peak > -INF
+    points, blocks = tl.arange(0, PADDED_ESTIMATES), tl.arange(0, NUM_SLOTS)
+    is_block = blocks < row.num_blocks
     safe_shift = _peak_shift(row, SAFE_MAX, SAFE_PEAK, NUM_SLOTS)
-    risky_shift = _peak_shift(row, RISKY_MAX, RISKY_PEAK, NUM_SLOTS)
-    shift = (risky_shift - safe_shift)[:, None]
-    bits = tl.where(has_block, peak + safe_shift[:, None] + beta[None, :] * shift, -INF)
-    top = tl.max(bits, 0)
-    scale = tl.where(has_block, tl.exp2(bits - tl.where(top > -INF, top, 0.0)[None, :]), 0.0)
-    shift = tl.where(has_block, shift, 0.0)
-    partition = tl.sum(scale * weight, 0)
-    first = tl.sum(scale * (moment + shift * weight), 0)
-    second = tl.sum(scale * (square + shift * (2.0 * moment + shift * weight)), 0)
-    log2_partition = top + tl.log2(partition)
+    shift = _peak_shift(row, RISKY_MAX, RISKY_PEAK, NUM_SLOTS) - safe_shift
+    partition = tl.full([PADDED_ESTIMATES], 1.0, tl.float64)
+    first, second, third = partition, partition, partition
+    for point in tl.static_range(NUM_ESTIMATES):
+        column = row.records + (ESTIMATES + NUM_SUMS * point) * row.num_blocks + blocks
+        # Blocks count bits from their own largest logits; from here on all count from the row's.
+        scale = weights(safe_shift + shift * (point / (NUM_ESTIMATES - 1)), is_block)
+        weight = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
+        column += row.num_blocks
+        moment = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
+        column += row.num_blocks
+        square = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
+        column += row.num_blocks
+        cube = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
+        cube += shift * (3.0 * square + shift * (3.0 * moment + shift * weight))
+        square += shift * (2.0 * moment + shift * weight)
+        moment += shift * weight
+        partition = tl.where(points == point, tl.sum(weight, 0), partition)
+        first = tl.where(points == point, tl.sum(moment, 0), first)
+        second = tl.where(points == point, tl.sum(square, 0), second)
+        third = tl.where(points == point, tl.sum(cube, 0), third)
+    beta = points.to(tl.float64) / (NUM_ESTIMATES - 1)
+    log2_partition = tl.log2(partition)
     at_zero = tl.sum(tl.where(points == 0, log2_partition, 0.0), 0)
-    mean, variance = _moments(first / partition, second / partition)
-    kl, velocity = _curve(beta, (log2_partition - at_zero) * LN_2, mean, variance)
-    kl = tl.where(points == 0, 0.0, tl.where(kl < INF, kl, INF))
-    slots = row.table + points
-    tl.store(slots + BETA * TABLE_SIZE, beta)
-    tl.store(slots + KL * TABLE_SIZE, kl)
-    tl.store(slots + KL_HIGH * TABLE_SIZE, tl.where(points == 0, 0.0, INF))
-    tl.store(slots + VELOCITY * TABLE_SIZE, velocity)
-    log2_shared = tl.load(row.facts + LOG2_SHARED)
-    tl.store(
-        slots + LOG2_PARTITION * TABLE_SIZE, tl.where(points == 0, log2_shared, log2_partition)
+    kl, velocity, curvature = _curve(
+        beta,
+        (log2_partition - at_zero) * LN_2,
+        first / partition * LN_2,
+        second / partition * LN_2 * LN_2,
+        third / partition * LN_2 * LN_2 * LN_2,
     )
+    kl = tl.where(points == 0, 0.0, tl.where(kl < INF, kl, INF))
+    log2_partition = tl.where(points == 0, tl.load(row.facts + LOG2_SHARED), log2_partition)
+    is_there = points < NUM_ESTIMATES
+    slots = row.table + points
+    tl.store(slots + BETA * TABLE_SIZE, beta, mask=is_there)
+    tl.store(slots + KL * TABLE_SIZE, kl, mask=is_there)
+    tl.store(slots + KL_HIGH * TABLE_SIZE, tl.where(points == 0, 0.0, INF), mask=is_there)
+    tl.store(slots + VELOCITY * TABLE_SIZE, velocity, mask=is_there)
+    tl.store(slots + CURVATURE * TABLE_SIZE, curvature, mask=is_there)
+    tl.store(slots + LOG2_PARTITION * TABLE_SIZE, log2_partition, mask=is_there)
     untilted = tl.sum(tl.where(points == 0, second, 0.0), 0) == 0.0
     tl.store(row.facts + IS_UNTILTED, untilted.to(tl.float64))
 
 
 @triton.jit
 def _peak_shift(row, BLOCK_MAX: tl.constexpr, PEAK: tl.constexpr, NUM_SLOTS: tl.constexpr):
-    """(NUM_SLOTS,) bits from the row's largest logit to each block's; 0 in an empty block."""
+    """(NUM_SLOTS,) bits from the row's largest logit to each block's, as the float32 sums count."""
     block_max = load_record(row, BLOCK_MAX, -INF, NUM_SLOTS)
-    return tl.where(block_max > -INF, block_max - tl.load(row.facts + PEAK), 0.0) * LOG2_E
+    block_bits = tl.where(block_max > -INF, block_max, 0.0).to(tl.float32) * LOG2_E
+    peak_bits = tl.load(row.facts + PEAK).to(tl.float32) * LOG2_E
+    shift = block_bits.to(tl.float64) - peak_bits.to(tl.float64)
+    return tl.where(block_max > -INF, shift, 0.0)
 
 
 @triton.jit
-def _moments(mean_bits, square_bits):
-    """Mean and variance of the tilt in nats."""
-    mean = mean_bits * LN_2
-    return mean, tl.maximum(square_bits * LN_2 * LN_2 - mean * mean, 0.0)
+def _curve(beta, psi, mean, mean_square, mean_cube):
+    """KL = beta psi' - psi, and beta as a function of sqrt(KL): its two derivatives; nats.
 
-
-@triton.jit
-def _curve(beta, psi, mean, variance):
-    """KL = beta psi' - psi and d beta / d sqrt(KL), given that KL' = beta psi''."""
+    mean, mean_square, mean_cube: of the tilt at beta. KL' = beta psi'', KL'' = psi'' + beta psi'''.
+    """
     kl = tl.maximum(beta * mean - psi, 0.0)
-    velocity = 2.0 * tl.sqrt(kl) / (beta * variance)
-    return kl, tl.where(beta > 0.0, velocity, tl.sqrt(2.0 / variance))
+    variance = tl.maximum(mean_square - mean * mean, 0.0)
+    skew = mean_cube - mean * (3.0 * mean_square - 2.0 * mean * mean)
+    slope, bend = beta * variance, variance + beta * skew
+    velocity = 2.0 * tl.sqrt(kl) / slope
+    curvature = (2.0 - 4.0 * bend * kl / (slope * slope)) / slope
+    is_zero = beta == 0.0
+    velocity = tl.where(is_zero, tl.sqrt(2.0 / variance), velocity)
+    curvature = tl.where(is_zero, -4.0 * skew / (3.0 * variance * variance), curvature)
+    return kl, velocity, curvature
 
 
 @triton.jit
-def measure_points(row, column, beta, BLOCK_SIZE: tl.constexpr):
-    """Power sums of the tilt, float64, in every block of this split; beta: (NUM_POINTS,).
+def measure_point(row, column, beta, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
+    """Power sums of the tilt, float64, in every block of this split.
 
     column: of `step_sums`.
     """
-    columns = column + tl.arange(0, NUM_POINTS)
+    risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
     for block in range(row.split, row.num_blocks, row.num_splits):
-        risky = risky_bits(row, block, BLOCK_SIZE)
-        safe = safe_bits(row, block, BLOCK_SIZE)
-        is_shared, tilt = shared_bits(safe, risky)
-        bits = tl.where(is_shared, safe, -INF)[:, None] + beta[None, :] * tilt[:, None]
-        weight = tl.exp2(bits)
-        moment = weight * tilt[:, None]
-        store_record(row, columns, block, tl.sum(weight, 0))
-        store_record(row, columns + NUM_POINTS, block, tl.sum(moment, 0))
-        store_record(row, columns + 2 * NUM_POINTS, block, tl.sum(moment * tilt[:, None], 0))
+        if is_full(row, block, risky_peak, safe_peak):
+            _store_sums(
+                row, column, block, beta, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE, IS_FULL=True
+            )
+        else:
+            _store_sums(
+                row,
+                column,
+                block,
+                beta,
+                risky_peak,
+                safe_peak,
+                BLOCK_SIZE,
+                STEP_SIZE,
+                IS_FULL=False,
+            )
 
 
 @triton.jit
-def absorb_points(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
-    """Enter the points whose sums were measured into the table, from `slot` on."""
-    points = tl.arange(0, NUM_POINTS)
-    partition = tl.sum(load_records(row, column + points, 0.0, NUM_SLOTS), 0)
-    first = tl.sum(load_records(row, column + points + NUM_POINTS, 0.0, NUM_SLOTS), 0)
-    second = tl.sum(load_records(row, column + 2 * NUM_POINTS + points, 0.0, NUM_SLOTS), 0)
+def is_full(row, block, risky_peak, safe_peak):
+    """Whether no token of a block is banned, and no weight between the models' is nothing."""
+    risky_low = tl.load(row.records + RISKY_LOW * row.num_blocks + block)
+    safe_low = tl.load(row.records + SAFE_LOW * row.num_blocks + block)
+    return (risky_low > risky_peak - NEAR) & (safe_low > safe_peak - NEAR)
+
+
+@triton.jit
+def _store_sums(
+    row,
+    column,
+    block,
+    beta,
+    risky_peak,
+    safe_peak,
+    BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
+    IS_FULL: tl.constexpr,
+):
+    risky_limit = ban_limit(risky_peak, row.risky)
+    safe_limit = ban_limit(safe_peak, row.safe)
+    sums = tl.zeros([NUM_LANES, 2, 2], tl.float64)
+    for start in range(0, BLOCK_SIZE, STEP_SIZE):
+        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
+        safe_nats = safe.to(tl.float64) - safe_peak
+        tilt = (risky.to(tl.float64) - risky_peak) - safe_nats
+        bits = (safe_nats + beta * tilt) * LOG2_E
+        if IS_FULL:
+            weight = weights(bits, None)
+        else:
+            is_shared = (risky >= risky_limit) & (safe >= safe_limit)
+            tilt = tl.where(is_shared, tilt, 0.0)
+            weight = weights(bits, is_shared)
+        square = tilt * tilt
+        sums += power_sums(weight, tilt, square, square * tilt)
+    store_power_sums(row, column, block, sums)
+
+
+@triton.jit
+def absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
+    """Enter the point whose sums were measured into the table."""
+    partition = tl.sum(load_record(row, column, 0.0, NUM_SLOTS), 0)
+    mean = tl.sum(load_record(row, column + 1, 0.0, NUM_SLOTS), 0) / partition
+    mean_square = tl.sum(load_record(row, column + 2, 0.0, NUM_SLOTS), 0) / partition
+    mean_cube = tl.sum(load_record(row, column + 3, 0.0, NUM_SLOTS), 0) / partition
     log2_partition = tl.log2(partition)
-    mean_square = second / partition * LN_2 * LN_2
-    mean, variance = _moments(first / partition, second / partition)
     psi = (log2_partition - tl.load(row.facts + LOG2_SHARED)) * LN_2
-    kl, velocity = _curve(beta, psi, mean, variance)
+    kl, velocity, curvature = _curve(beta, psi, mean, mean_square, mean_cube)
     spread = tl.sqrt(mean_square)
     weight_error = ROUNDING + EPSILON * (spread + tl.abs(psi))
     margin = KL_MARGIN * weight_error * (1.0 + tl.abs(psi) + beta * spread)
     is_known = (log2_partition > LEAST_BITS) & (kl < INF)
     # No tilt wherever either law has weight: the two are one, and the divergence is exactly 0.
-    # (A sum, for the interpreter cannot combine a scalar and a vector of truth values.)
-    is_same = second + (1.0 - tl.load(row.facts + IS_UNTILTED)) == 0.0
+    is_same = (mean_square == 0.0) & (tl.load(row.facts + IS_UNTILTED) > 0.0)
     kl = tl.where(is_same, 0.0, tl.where(is_known, kl, INF))
     margin = tl.where(is_same, 0.0, margin)
-    slots = row.table + slot + points
-    tl.store(slots + BETA * TABLE_SIZE, beta)
-    tl.store(slots + KL * TABLE_SIZE, kl)
-    tl.store(slots + KL_HIGH * TABLE_SIZE, tl.where(is_known | is_same, kl + margin, INF))
-    tl.store(slots + VELOCITY * TABLE_SIZE, velocity)
-    tl.store(slots + LOG2_PARTITION * TABLE_SIZE, log2_partition)
+    entry = row.table + slot
+    tl.store(entry + BETA * TABLE_SIZE, beta)
+    tl.store(entry + KL * TABLE_SIZE, kl)
+    tl.store(entry + KL_HIGH * TABLE_SIZE, tl.where(is_known | is_same, kl + margin, INF))
+    tl.store(entry + VELOCITY * TABLE_SIZE, velocity)
+    tl.store(entry + CURVATURE * TABLE_SIZE, curvature)
+    tl.store(entry + LOG2_PARTITION * TABLE_SIZE, log2_partition)
 
 
 @triton.jit
 def step_sums(step):
     """First record of the sums of a step; steps take turns, for some programs may lag behind."""
-    return STEP_SUMS + step % 2 * NUM_SUMS * NUM_POINTS
+    return STEP_SUMS + step % 2 * NUM_SUMS
 
 
-MAX_STEPS = tl.constexpr(28)
-"""(TABLE_SIZE - NUM_ESTIMATES) / NUM_POINTS; at the limit the feasible end is returned."""
+MAX_STEPS = tl.constexpr(56)
+"""Below TABLE_SIZE - NUM_ESTIMATES; at the limit the feasible end is returned."""
 
 NUM_GUIDED_STEPS = tl.constexpr(2)
 """Steps that interpolate between estimates; should those mislead, later ones do without them."""
@@ -184,25 +249,25 @@ def kl_allowance(row):
 
 
 @triton.jit
-def next_betas(row, step):
-    """(NUM_POINTS,) betas to measure next, and whether the search is over.
+def next_beta(row, step):
+    """The beta to measure next, and whether the search is over.
 
     Only the points of earlier steps are looked at: another program may be ahead of this one.
     """
     allowance = kl_allowance(row)
     tolerance = _tolerance(row, allowance)
     slots = tl.arange(0, TABLE_SIZE)
-    is_known = slots < NUM_ESTIMATES + step * NUM_POINTS
+    is_known = slots < NUM_ESTIMATES + step
     beta = tl.load(row.table + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)
     kl = tl.load(row.table + KL * TABLE_SIZE + slots, mask=is_known, other=INF)
     kl_high = tl.load(row.table + KL_HIGH * TABLE_SIZE + slots, mask=is_known, other=INF)
-    velocity = tl.load(row.table + VELOCITY * TABLE_SIZE + slots, mask=is_known, other=INF)
     is_measured = is_known & ((slots == 0) | (slots >= NUM_ESTIMATES))
 
     is_feasible = kl_high <= allowance
     low = tl.max(tl.where(is_feasible, beta, 0.0), 0)
-    low_kl = _at(kl, is_feasible & (beta == low))
-    low_margin = _at(kl_high, is_feasible & (beta == low)) - low_kl
+    low_entry = row.table + _slot(is_feasible & (beta == low))
+    low_kl = tl.load(low_entry + KL * TABLE_SIZE)
+    low_margin = tl.load(low_entry + KL_HIGH * TABLE_SIZE) - low_kl
     high = tl.min(tl.where(is_measured & ~is_feasible & (beta > low), beta, 2.0), 0)
     slack = tl.maximum(tolerance, 4.0 * low_margin)
     aim = allowance - tl.maximum(0.5 * tolerance, 2.0 * low_margin)
@@ -214,21 +279,18 @@ def next_betas(row, step):
     is_guide &= (beta >= low) & (beta <= high) & is_known
     lower = tl.max(tl.where(is_guide & (kl < aim), beta, low), 0)
     upper = tl.min(tl.where(is_guide & (kl >= aim) & (beta > lower), beta, 2.0), 0)
-    is_lower, is_upper = is_guide & (beta == lower), is_guide & (beta == upper)
-    root_0, velocity_0 = tl.sqrt(_at(kl, is_lower)), _at(velocity, is_lower)
-    root_1, velocity_1 = tl.sqrt(_at(kl, is_upper)), _at(velocity, is_upper)
-    root = tl.sqrt(aim)
-    first, second = _predicted(lower, upper, root_0, root_1, velocity_0, velocity_1, root)
+    root, middle = tl.sqrt(aim), 0.5 * (low + tl.minimum(high, 1.0))
+    lower_entry = row.table + _slot(is_guide & (beta == lower))
+    upper_entry = row.table + _slot(is_guide & (beta == upper))
+    following, rising = _predicted(lower, upper, lower_entry, upper_entry, root)
     # Should the first steps fail, the curve has a sharp bend and sqrt(KL) is no straight line:
-    # then the second point follows log KL from below, and every other time halves the bracket.
-    middle = 0.5 * (low + tl.minimum(high, 1.0))
-    rising = lower + tl.log(root / root_0) * root_0 * velocity_0
+    # then one step in three follows log KL from below, and one halves the bracket.
     rising = tl.where((rising > lower) & (rising < tl.minimum(upper, 1.0)), rising, middle)
-    rising = tl.where(step % 2 == 0, rising, middle)
-    second = tl.where(step < NUM_GUIDED_STEPS, second, rising)
+    turn = tl.where(step < NUM_GUIDED_STEPS, 2, step % 3)
+    following = tl.where(turn == 0, rising, tl.where(turn == 1, middle, following))
     is_over = (low >= 1.0) | (low_kl >= allowance - slack) | (step >= MAX_STEPS)
-    is_over |= ~(low < 0.5 * (low + tl.minimum(high, 1.0)))
-    return tl.where(tl.arange(0, NUM_POINTS) == 0, first, second), is_over
+    is_over |= ~(low < middle)
+    return following, is_over
 
 
 @triton.jit
@@ -238,37 +300,45 @@ def _tolerance(row, allowance):
 
 
 @triton.jit
-def _at(values, is_there):
-    """The value at the marked slots, which hold the same point; -inf if none is marked."""
-    return tl.max(tl.where(is_there, values, -INF), 0)
+def _slot(is_there):
+    """The last of the marked slots, which hold the same point; 0 if none is marked."""
+    return tl.max(tl.where(is_there, tl.arange(0, TABLE_SIZE), 0), 0)
 
 
 @triton.jit
-def _predicted(lower, upper, root_0, root_1, velocity_0, velocity_1, root):
-    """Where sqrt(KL) takes the value sought, by inverse cubic interpolation, and a second guess.
+def _predicted(lower, upper, lower_entry, upper_entry, root):
+    """Where sqrt(KL) takes the value sought: from both ends of the bracket, and by log KL.
 
-    Source: cubic Hermite interpolation of beta over sqrt(KL); the secant where it leaves the
-    bracket, the middle where an end is unknown, 1 where no end above is known.
+    Source: quintic and cubic Hermite interpolation of beta over sqrt(KL); the secant where they
+    leave the bracket, the middle where an end is unknown, 1 where no end above is known.
     """
+    root_0 = tl.sqrt(tl.load(lower_entry + KL * TABLE_SIZE))
+    root_1 = tl.sqrt(tl.load(upper_entry + KL * TABLE_SIZE))
+    velocity_0 = tl.load(lower_entry + VELOCITY * TABLE_SIZE)
+    velocity_1 = tl.load(upper_entry + VELOCITY * TABLE_SIZE)
+    curvature_0 = tl.load(lower_entry + CURVATURE * TABLE_SIZE)
+    curvature_1 = tl.load(upper_entry + CURVATURE * TABLE_SIZE)
     width, span = upper - lower, root_1 - root_0
     t = (root - root_0) / span
     secant = lower + t * width
     speed_0, speed_1 = span * velocity_0, span * velocity_1
+    bend_0, bend_1 = 0.5 * span * span * curvature_0, 0.5 * span * span * curvature_1
+    # What is left of width, speed and bend at the upper end after the cubic and the quadratic
+    # terms that the lower end asks for.
+    rest = width - speed_0
     cubic = lower + t * (
-        speed_0
-        + t * (3.0 * width - 2.0 * speed_0 - speed_1 + t * (speed_0 + speed_1 - 2.0 * width))
+        speed_0 + t * (3.0 * rest - speed_1 + speed_0 + t * (speed_1 - speed_0 - 2.0 * rest))
     )
-    middle = lower + 0.5 * width
-    is_open_ended = upper > 1.0
-    first = tl.where((secant > lower) & (secant < upper), secant, middle)
+    rest, turn, bend = rest - bend_0, speed_1 - speed_0 - 2.0 * bend_0, bend_1 - bend_0
+    series = 10.0 * rest - 4.0 * turn + bend
+    series += t * (7.0 * turn - 15.0 * rest - 2.0 * bend + t * (6.0 * rest - 3.0 * turn + bend))
+    quintic = lower + t * (speed_0 + t * (bend_0 + t * series))
+    first = lower + 0.5 * width
+    first = tl.where((secant > lower) & (secant < upper), secant, first)
     first = tl.where((cubic > lower) & (cubic < upper), cubic, first)
-    # On the far side of the cubic from the secant: together they are likely to enclose the root.
-    second = first + 0.05 * (first - secant)
-    second = tl.where((second > lower) & (second < upper), second, middle)
-    return (
-        tl.where(is_open_ended, 1.0, first),
-        tl.where(is_open_ended, 0.5 * (lower + 1.0), second),
-    )
+    first = tl.where((quintic > lower) & (quintic < upper), quintic, first)
+    rising = lower + tl.log(root / root_0) * root_0 * velocity_0
+    return tl.where(upper > 1.0, 1.0, first), rising
 
 
 @triton.jit
@@ -276,13 +346,11 @@ def best_point(row, step):
     """The largest feasible beta measured: beta, its KL rounded up, log2 of its partition sum."""
     allowance = kl_allowance(row)
     slots = tl.arange(0, TABLE_SIZE)
-    is_known = slots < NUM_ESTIMATES + step * NUM_POINTS
+    is_known = slots < NUM_ESTIMATES + step
     beta = tl.load(row.table + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)
     kl_high = tl.load(row.table + KL_HIGH * TABLE_SIZE + slots, mask=is_known, other=INF)
-    log2_partition = tl.load(
-        row.table + LOG2_PARTITION * TABLE_SIZE + slots, mask=is_known, other=0.0
-    )
     is_feasible = kl_high <= allowance
     low = tl.max(tl.where(is_feasible, beta, 0.0), 0)
-    is_low = is_feasible & (beta == low)
-    return low, _at(kl_high, is_low), _at(log2_partition, is_low)
+    entry = row.table + _slot(is_feasible & (beta == low))
+    kl_high = tl.load(entry + KL_HIGH * TABLE_SIZE)
+    return low, kl_high, tl.load(entry + LOG2_PARTITION * TABLE_SIZE)

@@ -13,19 +13,14 @@ from ..law import Law, Projection
 from . import layout
 from . import walk_kernel as kernel
 from .kl_search import NUM_COLUMNS, TABLE_SIZE
+from .sizes import MAX_VOCAB_SIZE, block_size, splits_of, step_size
 from .solver import SEARCHING
 from .walk_kernel import DRAW, SCORE, SOLVE
 
 # B requests, G rows of each, V vocabulary, N blocks of it.
 
-MAX_BLOCK_SIZE = 1024
-"""Tokens of one block: 126 blocks at V = 128,256, as many as an H200 has multiprocessors."""
-
-MAX_VOCAB_SIZE = 2**18
-"""Tokens for which `statistics.ROUNDING` bounds the rounding of a sum."""
-
-MIN_BLOCK_SIZE = 32
-TOKENS_PER_WARP = 128
+MAX_REGISTERS = 255
+"""Of a thread. Said to the compiler, which otherwise keeps some variants to 168 and spills."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +66,6 @@ class Workspace:
         """The power of two that holds one value of every block."""
         return max(2, int(triton.next_power_of_2(self.num_blocks)))
 
-    @property
-    def num_warps(self) -> int:
-        return max(1, self.block_size // TOKENS_PER_WARP)
-
 
 def workspace(
     num_requests: int, num_positions: int, vocab_size: int, device: torch.device, num_splits: int
@@ -114,11 +105,6 @@ def workspace(
     )
 
 
-def block_size(vocab_size: int) -> int:
-    """Tokens of one block; it depends on the vocabulary alone, and so does every sum."""
-    return min(MAX_BLOCK_SIZE, max(MIN_BLOCK_SIZE, int(triton.next_power_of_2(vocab_size))))
-
-
 def resident_splits(num_requests: int, vocab_size: int, device: torch.device) -> int:
     """Programs a request so that one wave fills the device: all are resident, as barriers need.
 
@@ -128,12 +114,6 @@ def resident_splits(num_requests: int, vocab_size: int, device: torch.device) ->
         return 1
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
     return splits_of(num_requests, vocab_size, num_processors)
-
-
-def splits_of(num_requests: int, vocab_size: int, num_processors: int) -> int:
-    """The same on a device of so many multiprocessors."""
-    num_blocks = -(-vocab_size // block_size(vocab_size))
-    return min(num_blocks, max(1, num_processors // num_requests))
 
 
 def is_interpreted() -> bool:
@@ -212,6 +192,7 @@ def _launch(
     span: tuple[int, int, int],
 ) -> None:
     first_position, last_position, first_step = span
+    pair = risky_logits, safe_logits
     with launching_on(risky_logits.device):
         kernel.walk_kernel[(memory.num_requests, memory.num_splits)](
             risky_logits,
@@ -236,8 +217,10 @@ def _launch(
             **constants,
             PHASE=phase,
             BLOCK_SIZE=memory.block_size,
+            STEP_SIZE=memory.block_size if is_interpreted() else step_size(*pair),
             NUM_SLOTS=memory.num_slots,
-            num_warps=memory.num_warps,
+            num_warps=1,
+            maxnreg=MAX_REGISTERS,
             launch_cooperative_grid=memory.num_splits > 1,
         )
 

@@ -5,6 +5,7 @@ compute the same bits; so a fact must not change once written, while slower prog
 """
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 import triton
@@ -66,24 +67,26 @@ WAS_REACHED = tl.constexpr(3)
 NUM_FLAGS = tl.constexpr(4)
 
 # Records of a block, float64, each a vector over the blocks of the row.
-NUM_ESTIMATES = tl.constexpr(8)
-NUM_POINTS = tl.constexpr(2)
-NUM_SUMS = tl.constexpr(3)  # of weights, and of weights times the tilt and its square
+NUM_ESTIMATES = tl.constexpr(6)
+"""Estimated points of the curve, their betas equally far apart. With as many moments five took 1.31
+passes of the search where the budget of ordinary rows binds, six 1.25 and eight 1.12."""
+NUM_SUMS = tl.constexpr(4)  # of weights, and of weights times the tilt, its square and its cube
 SAFE_MAX = tl.constexpr(0)
 RISKY_MAX = tl.constexpr(1)
 SAFE_MIN = tl.constexpr(2)  # of the finite logits, masks by a finite number among them
 RISKY_MIN = tl.constexpr(3)
-IS_BAD = tl.constexpr(4)
-SHARED_MASS = tl.constexpr(5)
-BANNED_MASS = tl.constexpr(6)
-RESIDUAL_MASS = tl.constexpr(7)
-STEP_SUMS = tl.constexpr(8)  # of two steps in turn, NUM_POINTS each
-ESTIMATE_PEAK = tl.constexpr(8 + 2 * NUM_SUMS.value * NUM_POINTS.value)  # NUM_ESTIMATES each
-ESTIMATE_SUM = tl.constexpr(ESTIMATE_PEAK.value + NUM_ESTIMATES.value)
-NUM_RECORDS = tl.constexpr(ESTIMATE_SUM.value + NUM_SUMS.value * NUM_ESTIMATES.value)
-RISKY_MASS = tl.constexpr(ESTIMATE_PEAK.value)  # order infinity has extremes in place of estimates
-TILT_MAX = tl.constexpr(ESTIMATE_PEAK.value + 1)
-TILT_MIN = tl.constexpr(ESTIMATE_PEAK.value + 2)
+SAFE_LOW = tl.constexpr(4)  # of all logits, -inf where the block is not full
+RISKY_LOW = tl.constexpr(5)
+IS_BAD = tl.constexpr(6)
+SHARED_MASS = tl.constexpr(7)
+BANNED_MASS = tl.constexpr(8)
+RESIDUAL_MASS = tl.constexpr(9)
+STEP_SUMS = tl.constexpr(10)  # of two steps in turn
+ESTIMATES = tl.constexpr(10 + 2 * NUM_SUMS.value)  # NUM_SUMS of each
+NUM_RECORDS = tl.constexpr(ESTIMATES.value + NUM_SUMS.value * NUM_ESTIMATES.value)
+RISKY_MASS = tl.constexpr(ESTIMATES.value)  # order infinity has extremes in place of estimates
+TILT_MAX = tl.constexpr(ESTIMATES.value + 1)
+TILT_MIN = tl.constexpr(ESTIMATES.value + 2)
 
 # The account of a request.
 PER_STEP = tl.constexpr(accounts.PER_STEP)
@@ -100,43 +103,56 @@ FIXED = tl.constexpr(accounts.SCHEDULES["fixed"])
 LOG2_E = tl.constexpr(spend.BITS_PER_NAT)
 LN_2 = tl.constexpr(math.log(2.0))
 INF = tl.constexpr(float("inf"))
+LEAST_32 = tl.constexpr(-3.4028234663852886e38)
+LEAST_64 = tl.constexpr(-sys.float_info.max)
 BAN_GAP = tl.constexpr(spend.BAN_GAP)
+BAN_BITS = tl.constexpr(spend.BAN_BITS)
 EPSILON = tl.constexpr(spend.EPSILON)
 
 
 @triton.jit
-def read_logits(row_ptr, column_stride, block, vocab_size, BLOCK_SIZE: tl.constexpr):
-    """(BLOCK_SIZE,) float64 logits of one block of one row; -inf in the padding."""
-    tokens = block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    pointers = row_ptr + tokens.to(tl.int64) * column_stride
-    return tl.load(pointers, mask=tokens < vocab_size, other=-INF).to(tl.float64)
+def read_pair(row, first, SIZE: tl.constexpr):
+    """(SIZE,) risky and safe logits from the token `first` on, -inf in the padding; in float64 if
+    they are and else in float32, which holds them exactly."""
+    tokens = first + tl.arange(0, SIZE)
+    is_token, tokens = tokens < row.vocab_size, tokens.to(tl.int64)
+    risky = tl.load(row.risky + tokens * row.risky_stride, mask=is_token, other=-INF)
+    safe = tl.load(row.safe + tokens * row.safe_stride, mask=is_token, other=-INF)
+    if row.risky.dtype.element_ty != tl.float64:
+        risky = risky.to(tl.float32)
+    if row.safe.dtype.element_ty != tl.float64:
+        safe = safe.to(tl.float32)
+    return risky, safe
 
 
 @triton.jit
-def without_masks(above_peak):
-    """Logits less the largest of their row, -inf for those that count as banned."""
-    return tl.where(above_peak < -BAN_GAP, -INF, above_peak)
+def ban_limit(peak, row_ptr):
+    """The least logit that is not banned in a row with this peak, in the type logits are read in.
+
+    Tokens more than BAN_GAP below the peak are banned, those of -inf always.
+    """
+    if row_ptr.dtype.element_ty == tl.float64:
+        return tl.maximum(peak - BAN_GAP, LEAST_64)
+    else:
+        limit = tl.maximum(peak - BAN_GAP, LEAST_32)
+        rounded = limit.to(tl.float32)  # and then up: what it bans are the same logits
+        digits = rounded.to(tl.int32, bitcast=True) + tl.where(rounded > 0.0, 1, -1)
+        above = digits.to(tl.float32, bitcast=True)
+        return tl.where(rounded.to(tl.float64) < limit, above, rounded)
 
 
 @triton.jit
-def safe_bits(row, block, BLOCK_SIZE: tl.constexpr):
-    """(BLOCK_SIZE,) float64 log2-weights, 0 for the largest logit of the row; -inf where banned."""
-    logits = read_logits(row.safe, row.safe_stride, block, row.vocab_size, BLOCK_SIZE)
-    return without_masks(logits - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
-
-
-@triton.jit
-def risky_bits(row, block, BLOCK_SIZE: tl.constexpr):
-    """The same of the risky model."""
-    logits = read_logits(row.risky, row.risky_stride, block, row.vocab_size, BLOCK_SIZE)
-    return without_masks(logits - tl.load(row.facts + RISKY_PEAK)) * LOG2_E
-
-
-@triton.jit
-def shared_bits(safe_bits, risky_bits):
-    """The common support, and the tilt between the models in bits, 0 off the support."""
-    is_shared = (safe_bits > -INF) & (risky_bits > -INF)
-    return is_shared, tl.where(is_shared, risky_bits, 0.0) - tl.where(is_shared, safe_bits, 0.0)
+def read_bits(row, first, SIZE: tl.constexpr):
+    """(SIZE,) from the token `first` on: which tokens the safe model allows, which both do, float64
+    log2-weights of the safe model, 0 for its largest logit, and the tilt between the models in
+    bits, 0 off the common support."""
+    risky, safe = read_pair(row, first, SIZE)
+    risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
+    is_safe = safe >= ban_limit(safe_peak, row.safe)
+    is_shared = is_safe & (risky >= ban_limit(risky_peak, row.risky))
+    safe_bits = (safe.to(tl.float64) - safe_peak) * LOG2_E
+    risky_bits = (risky.to(tl.float64) - risky_peak) * LOG2_E
+    return is_safe, is_shared, safe_bits, tl.where(is_shared, risky_bits - safe_bits, 0.0)
 
 
 @triton.jit
@@ -146,18 +162,18 @@ def store_record(row, column, block, values):
 
 
 @triton.jit
+def store_power_sums(row, column, block, sums):
+    """The records of a block from `column` on: (lanes, 2, 2) sums of `weights.power_sums`."""
+    two = tl.arange(0, 2)
+    columns = column + two[:, None] + 2 * two[None, :]
+    tl.store(row.records + columns * row.num_blocks + block, tl.sum(sums, 0).to(tl.float64))
+
+
+@triton.jit
 def load_record(row, column, other, NUM_SLOTS: tl.constexpr):
     """(NUM_SLOTS,) a record of every block, past the first-level cache: others wrote them."""
     blocks = tl.arange(0, NUM_SLOTS)
     pointers = row.records + column * row.num_blocks + blocks
-    return tl.load(pointers, mask=blocks < row.num_blocks, other=other, cache_modifier=".cg")
-
-
-@triton.jit
-def load_records(row, columns, other, NUM_SLOTS: tl.constexpr):
-    """(NUM_SLOTS, number of columns), the same of several."""
-    blocks = tl.arange(0, NUM_SLOTS)[:, None]
-    pointers = row.records + columns[None, :] * row.num_blocks + blocks
     return tl.load(pointers, mask=blocks < row.num_blocks, other=other, cache_modifier=".cg")
 
 

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .layout import (
     ACCEPTED,
+    BAN_BITS,
     BANNED_MASS,
     CEILING,
     DRAFT,
@@ -26,12 +27,10 @@ from .layout import (
     SHARED_MASS,
     SLOPE,
     load_record,
-    risky_bits,
-    safe_bits,
-    shared_bits,
+    read_bits,
     store_record,
-    without_masks,
 )
+from .weights import NUM_LANES, in_lanes, weights
 
 # What a draw weighs tokens by.
 SAFE = tl.constexpr(0)
@@ -58,12 +57,29 @@ def _unit(high, low):
 
 
 @triton.jit
-def token_at(row, uniform, KIND: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
-    """The token at which the running sum of weights of KIND passes uniform times their total."""
+def token_at(
+    row,
+    uniform,
+    KIND: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
+):
+    """The token at which the running sum of weights of KIND passes uniform times their total, else
+    the last of its block with a positive weight."""
     masses = block_masses(row, KIND, NUM_SLOTS)
     block, target = _first_above(masses, uniform, NUM_SLOTS)
-    weights = _weights(row, block, KIND, BLOCK_SIZE)
-    return block * BLOCK_SIZE + _place_above(weights, target, BLOCK_SIZE)
+    running_sum = tl.zeros((), tl.float64)
+    first, last = tl.full((), BLOCK_SIZE, tl.int32), tl.zeros((), tl.int32)
+    for start in range(0, BLOCK_SIZE, STEP_SIZE):
+        found = _weights(row, block * BLOCK_SIZE + start, KIND, STEP_SIZE)
+        places = start + tl.arange(0, STEP_SIZE)
+        sums = running_sum + tl.cumsum(found, 0)
+        is_above = (sums > target) & (found > 0.0)
+        first = tl.minimum(first, tl.min(tl.where(is_above, places, BLOCK_SIZE), 0))
+        last = tl.maximum(last, tl.max(tl.where(found > 0.0, places, 0), 0))
+        running_sum = tl.max(sums, 0)
+    return block * BLOCK_SIZE + tl.minimum(first, last)
 
 
 @triton.jit
@@ -76,43 +92,30 @@ def block_masses(row, KIND: tl.constexpr, NUM_SLOTS: tl.constexpr):
         masses = load_record(row, SHARED_MASS, 0.0, NUM_SLOTS)
         if KIND == SAFE:
             masses += load_record(row, BANNED_MASS, 0.0, NUM_SLOTS)
-        scale = tl.exp2((safe_max - tl.load(row.facts + SAFE_PEAK)) * LOG2_E)
-        masses = tl.where(safe_max > -INF, scale * masses, 0.0)
+        bits = (safe_max - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
+        masses *= weights(bits, safe_max > -INF)
     return masses
 
 
 @triton.jit
 def _first_above(masses, uniform, NUM_SLOTS: tl.constexpr):
     """The block that holds the point, and how far behind the block's beginning it lies."""
-    running_sum = tl.cumsum(masses, 0)
+    running_sum, blocks = tl.cumsum(masses, 0), tl.arange(0, NUM_SLOTS)
     target = uniform * tl.max(running_sum, 0)
-    block = _place_above(masses, target, NUM_SLOTS)
-    return block, target - tl.sum(tl.where(tl.arange(0, NUM_SLOTS) < block, masses, 0.0), 0)
+    is_above = (running_sum > target) & (masses > 0.0)
+    last = tl.max(tl.where(masses > 0.0, blocks, 0), 0)
+    block = tl.minimum(tl.min(tl.where(is_above, blocks, NUM_SLOTS), 0), last)
+    return block, target - tl.sum(tl.where(blocks < block, masses, 0.0), 0)
 
 
 @triton.jit
-def _place_above(weights, target, SIZE: tl.constexpr):
-    """First place whose running sum is above the target, else the last with a positive weight."""
-    places = tl.arange(0, SIZE)
-    is_above = (tl.cumsum(weights, 0) > target) & (weights > 0.0)
-    first = tl.min(tl.where(is_above, places, SIZE), 0)
-    last = tl.max(tl.where(weights > 0.0, places, 0), 0)
-    return tl.minimum(first, last)
-
-
-@triton.jit
-def _weights(row, block, KIND: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """(BLOCK_SIZE,) float64 weights of one block, at least 0."""
-    safe = safe_bits(row, block, BLOCK_SIZE)
-    weights = tl.exp2(safe)
-    if KIND != SAFE:
-        risky = risky_bits(row, block, BLOCK_SIZE)
-        is_shared, tilt = shared_bits(safe, risky)
-        if KIND == RESIDUAL:
-            ratio = log2_ratio(row, tilt)
-            weights = tl.maximum(tl.exp2(safe + ratio) - weights, 0.0)
-        weights = tl.where(is_shared, weights, 0.0)
-    return weights
+def _weights(row, first, KIND: tl.constexpr, SIZE: tl.constexpr):
+    """(SIZE,) float64 weights from the token `first` on, at least 0."""
+    is_safe, is_shared, safe, tilt = read_bits(row, first, SIZE)
+    found = weights(safe, is_safe if KIND == SAFE else is_shared)
+    if KIND == RESIDUAL:
+        found = tl.maximum(weights(safe + log2_ratio(row, tilt), is_shared) - found, 0.0)
+    return found
 
 
 @triton.jit
@@ -123,11 +126,13 @@ def log2_ratio(row, tilt):
 
 
 @triton.jit
-def measure_residual(row, BLOCK_SIZE: tl.constexpr):
+def measure_residual(row, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
     """Mass of (p* - p_s)+ in every block of this split, in units of the largest safe weight."""
     for block in range(row.split, row.num_blocks, row.num_splits):
-        weights = _weights(row, block, RESIDUAL, BLOCK_SIZE)
-        store_record(row, RESIDUAL_MASS, block, tl.sum(weights, 0))
+        mass = tl.zeros([NUM_LANES], tl.float64)
+        for start in range(0, BLOCK_SIZE, STEP_SIZE):
+            mass += in_lanes(_weights(row, block * BLOCK_SIZE + start, RESIDUAL, STEP_SIZE))
+        store_record(row, RESIDUAL_MASS, block, tl.sum(mass, 0))
 
 
 @triton.jit
@@ -136,9 +141,11 @@ def token_bits(row, token):
     token = token.to(tl.int64)
     safe = tl.load(row.safe + token * row.safe_stride).to(tl.float64)
     risky = tl.load(row.risky + token * row.risky_stride).to(tl.float64)
-    safe = without_masks(safe - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
-    risky = without_masks(risky - tl.load(row.facts + RISKY_PEAK)) * LOG2_E
-    is_shared, tilt = shared_bits(safe, risky)
+    safe = (safe - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
+    risky = (risky - tl.load(row.facts + RISKY_PEAK)) * LOG2_E
+    safe, risky = tl.where(safe < BAN_BITS, -INF, safe), tl.where(risky < BAN_BITS, -INF, risky)
+    is_shared = (safe > -INF) & (risky > -INF)
+    tilt = tl.where(is_shared, risky, 0.0) - tl.where(is_shared, safe, 0.0)
     ratio = tl.where(is_shared, log2_ratio(row, tilt), -INF)
     ratio = tl.where(tl.load(row.flags + IS_SAFE_ONLY) > 0, 0.0, ratio)
     return safe - tl.load(row.facts + LOG2_SAFE_MASS), ratio
@@ -161,7 +168,9 @@ def row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS: tl.
 
 
 @triton.jit
-def draft(row, first, second, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
+def draft(
+    row, first, second, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
+):
     """Draw the safe model's token by u1 and see by u2 whether it stands; returns whether it does.
 
     Nothing is drawn in a row that is not valid; it counts as kept.
@@ -169,32 +178,34 @@ def draft(row, first, second, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr)
     token = tl.full((), 0, tl.int32)
     is_kept = tl.load(row.flags + IS_VALID) == 0
     if not is_kept:
-        token = token_at(row, first, SAFE, BLOCK_SIZE, NUM_SLOTS)
+        token = token_at(row, first, SAFE, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
         _, ratio = token_bits(row, token)
         is_kept = second < tl.exp2(ratio)
     tl.store(row.facts + DRAFT, token.to(tl.float64))
     tl.store(row.facts + IS_KEPT, is_kept.to(tl.float64))
     if not is_kept:
-        measure_residual(row, BLOCK_SIZE)
+        measure_residual(row, BLOCK_SIZE, STEP_SIZE)
     tl.debug_barrier()  # DRAFT, IS_KEPT and the residual, before drawn_token reads them
     return is_kept
 
 
 @triton.jit
-def drawn_token(row, third, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
+def drawn_token(
+    row, third, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
+):
     """The draft if it was kept, else the residual's token by u3; -1 in a row that is not valid."""
     token = tl.load(row.facts + DRAFT).to(tl.int32)
     is_kept = tl.load(row.facts + IS_KEPT) > 0.0
     if not is_kept:
         masses = block_masses(row, RESIDUAL, NUM_SLOTS)
         if tl.sum(masses, 0) > 0.0:
-            token = token_at(row, third, RESIDUAL, BLOCK_SIZE, NUM_SLOTS)
+            token = token_at(row, third, RESIDUAL, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
         else:
             # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
             _, ratio = token_bits(row, token)
             is_kept = ratio > -INF
             if not is_kept:
-                token = token_at(row, third, SHARED, BLOCK_SIZE, NUM_SLOTS)
+                token = token_at(row, third, SHARED, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
     is_valid = tl.load(row.flags + IS_VALID) > 0
     tl.store(row.flags + ACCEPTED, (is_kept & is_valid).to(tl.uint8))
     return tl.where(is_valid, token, -1).to(tl.int64)

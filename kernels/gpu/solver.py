@@ -7,12 +7,12 @@ from .. import certificate, spend
 from .kl_search import (
     BETA,
     TABLE_SIZE,
-    absorb_points,
+    absorb_point,
     best_point,
     kl_allowance,
-    measure_points,
+    measure_point,
     merge_estimates,
-    next_betas,
+    next_beta,
     step_sums,
 )
 from .layout import (
@@ -29,7 +29,6 @@ from .layout import (
     LOG2_RISKY,
     LOG2_SAFE_MASS,
     NUM_ESTIMATES,
-    NUM_POINTS,
     NUM_STEPS,
     OFFSET,
     SLOPE,
@@ -37,12 +36,11 @@ from .layout import (
     SPEND,
     WEIGHT,
     load_record,
-    risky_bits,
-    safe_bits,
-    shared_bits,
+    read_bits,
     store_record,
 )
 from .statistics import ROUNDING, merge_extremes, merge_masses
+from .weights import NUM_LANES, in_lanes, largest_in_lanes, weights
 
 # The table of a row: what each step of the search begins with.
 TRIAL = tl.constexpr(0)
@@ -95,23 +93,31 @@ def begin_scale(row):
 
 
 @triton.jit
-def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr):
+def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
     """Safe weight where the tilt is at least `cut`, and the risky weight elsewhere with its peak.
 
     The peak is the block's own: what is left of the risky model may lie far below its favourites.
     """
     for block in range(row.split, row.num_blocks, row.num_splits):
-        risky = risky_bits(row, block, BLOCK_SIZE)
-        safe = safe_bits(row, block, BLOCK_SIZE)
-        is_shared, tilt = shared_bits(safe, risky)
-        is_clipped = is_shared & (tilt >= cut)
-        clipped = tl.where(is_clipped, tl.exp2(safe), 0.0)
-        free = tl.where(is_shared & ~is_clipped, risky, -INF)
-        peak = tl.max(free, 0)
-        weight = tl.exp2(free - tl.where(peak > -INF, peak, 0.0))
+        peak = tl.full([NUM_LANES], -INF, tl.float64)
+        for start in range(0, BLOCK_SIZE, STEP_SIZE):
+            _, is_shared, safe, tilt = read_bits(row, block * BLOCK_SIZE + start, STEP_SIZE)
+            free = tl.where(is_shared & (tilt < cut), safe + tilt, -INF)
+            peak = tl.maximum(peak, largest_in_lanes(free))
+        peak = tl.max(peak, 0)
+        base = tl.where(peak > -INF, peak, 0.0)
+        clipped = tl.zeros([NUM_LANES], tl.float64)
+        free = tl.zeros([NUM_LANES], tl.float64)
+        for start in range(0, BLOCK_SIZE, STEP_SIZE):
+            _, is_shared, safe, tilt = read_bits(row, block * BLOCK_SIZE + start, STEP_SIZE)
+            # Each token counts once: by its safe weight if it is clipped, else by its risky one.
+            is_free = tilt < cut
+            weight = weights(safe + tl.where(is_free, tilt - base, 0.0), is_shared)
+            clipped += in_lanes(tl.where(is_free, 0.0, weight))
+            free += in_lanes(tl.where(is_free, weight, 0.0))
         store_record(row, column, block, tl.sum(clipped, 0))
         store_record(row, column + 1, block, peak)
-        store_record(row, column + 2, block, tl.sum(weight, 0))
+        store_record(row, column + 2, block, tl.sum(free, 0))
 
 
 @triton.jit
@@ -211,28 +217,30 @@ def open_row(row, NUM_SLOTS: tl.constexpr, IS_MAX: tl.constexpr):
 
 
 @triton.jit
-def search_beta(row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
-    """Enter the last step's points, then measure the next ones; returns whether none are needed."""
-    slot = NUM_ESTIMATES + step * NUM_POINTS
-    slots = row.table + BETA * TABLE_SIZE + tl.arange(0, NUM_POINTS)
+def search_beta(
+    row, step, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
+):
+    """Enter the last step's point, then measure the next one; returns whether none is needed."""
+    entry = row.table + BETA * TABLE_SIZE + NUM_ESTIMATES + step
     if step > 0:
-        slot_before = slot - NUM_POINTS
-        column = step_sums(step - 1)
-        beta = tl.load(slots + slot_before)
-        absorb_points(row, column, beta, slot_before, NUM_SLOTS)
-        tl.debug_barrier()  # the points of the last step, before next_betas reads them
-    beta, is_over = next_betas(row, step)
+        absorb_point(
+            row, step_sums(step - 1), tl.load(entry - 1), NUM_ESTIMATES + step - 1, NUM_SLOTS
+        )
+        tl.debug_barrier()  # the point of the last step, before next_beta reads it
+    beta, is_over = next_beta(row, step)
     if is_over:
         tl.store(row.facts + NUM_STEPS, step.to(tl.float64))
     else:
-        tl.store(slots + slot, beta)
-        measure_points(row, step_sums(step), beta, BLOCK_SIZE)
-    tl.debug_barrier()  # the betas, before the next step reads them
+        tl.store(entry, beta)
+        measure_point(row, step_sums(step), beta, BLOCK_SIZE, STEP_SIZE)
+    tl.debug_barrier()  # the beta, before the next step reads it
     return is_over
 
 
 @triton.jit
-def search_scale(row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
+def search_scale(
+    row, step, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
+):
     """As `search_beta`, for the offset of the clipped law."""
     is_over = step < 0
     if step > 0:
@@ -243,7 +251,7 @@ def search_scale(row, step, BLOCK_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr):
         tl.store(row.facts + NUM_STEPS, step.to(tl.float64))
     else:
         cut = clip_ceiling(row) - tl.load(row.table + step)
-        measure_cut(row, step_sums(step), cut, BLOCK_SIZE)
+        measure_cut(row, step_sums(step), cut, BLOCK_SIZE, STEP_SIZE)
     tl.debug_barrier()  # NUM_STEPS, before a launch of the next phase reads it
     return is_over
 
@@ -253,14 +261,15 @@ def search_step(
     row,
     step,
     BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
     IS_MAX: tl.constexpr,
 ):
     """One step of the solver of this divergence; returns whether another one is needed."""
     if IS_MAX:
-        is_over = search_scale(row, step, BLOCK_SIZE, NUM_SLOTS)
+        is_over = search_scale(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
     else:
-        is_over = search_beta(row, step, BLOCK_SIZE, NUM_SLOTS)
+        is_over = search_beta(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
     return ~is_over
 
 

@@ -7,8 +7,7 @@ from .. import certificate
 from .layout import (
     BAN_GAP,
     BANNED_MASS,
-    ESTIMATE_PEAK,
-    ESTIMATE_SUM,
+    ESTIMATES,
     FLOOR,
     INF,
     IS_BAD,
@@ -19,10 +18,13 @@ from .layout import (
     LOG2_SAFE_MASS,
     LOG2_SHARED,
     NUM_ESTIMATES,
+    NUM_SUMS,
+    RISKY_LOW,
     RISKY_MASS,
     RISKY_MAX,
     RISKY_MIN,
     RISKY_PEAK,
+    SAFE_LOW,
     SAFE_MAX,
     SAFE_MIN,
     SAFE_PEAK,
@@ -30,16 +32,25 @@ from .layout import (
     SMALLEST_TILT,
     TILT_MAX,
     TILT_MIN,
+    ban_limit,
     load_record,
-    read_logits,
+    read_pair,
+    store_power_sums,
     store_record,
-    without_masks,
 )
+from .weights import NUM_LANES, in_lanes, largest_in_lanes, power_sums, weights
 
 FLOOR_MARGIN = tl.constexpr(certificate.FLOOR_MARGIN)
 
 ROUNDING = tl.constexpr(3e-13)
-"""Relative error bound of any sum of weights: 2**18 float64 terms, 1,024 of them in a chain."""
+"""Relative error bound of any sum of weights: 2**18 float64 terms, at most 128 of them in a chain,
+and 2e-14 of each weight beside its exponent's roundings."""
+
+TINY = tl.constexpr(2.0**-40)
+"""Times it no sum of float32 logits overflows."""
+
+NEAR = tl.constexpr(690.0)
+"""Nats below the peak down to which a weight is no less than 2**-1000: see `weights`."""
 
 
 @triton.jit
@@ -48,81 +59,158 @@ def measure_statistics(
     risky_peak,
     safe_peak,
     BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
     IS_MAX: tl.constexpr,
 ):
     """Peaks and masses of every block of this split, relative to the block's own largest logits.
 
     risky_peak, safe_peak: -inf at first. If `finite_masks` then finds any, the row is measured
-    again with its peaks, below which masks are known by their distance.
+    again with its peaks, below which masks are known by their distance; what it finds of ranges
+    is the same again, bit for bit, for slower programs may still ask for masks.
     """
     for block in range(row.split, row.num_blocks, row.num_splits):
-        risky = read_logits(row.risky, row.risky_stride, block, row.vocab_size, BLOCK_SIZE)
-        safe = read_logits(row.safe, row.safe_stride, block, row.vocab_size, BLOCK_SIZE)
-        is_bad = (risky != risky) | (safe != safe) | (risky == INF) | (safe == INF)
-        risky, safe = tl.where(is_bad, -INF, risky), tl.where(is_bad, -INF, safe)
-        if risky_peak > -INF:
-            risky = tl.where(without_masks(risky - risky_peak) > -INF, risky, -INF)
-            safe = tl.where(without_masks(safe - safe_peak) > -INF, safe, -INF)
-        else:
-            # Written once: slower programs may still ask for masks while others measure again.
-            risky_min = tl.min(tl.where(risky > -INF, risky, INF), 0)
-            safe_min = tl.min(tl.where(safe > -INF, safe, INF), 0)
-            store_record(row, RISKY_MIN, block, risky_min)
-            store_record(row, SAFE_MIN, block, safe_min)
-        risky_max, safe_max = tl.max(risky, 0), tl.max(safe, 0)
-        safe_bits = (safe - tl.where(safe_max > -INF, safe_max, 0.0)) * LOG2_E
-        risky_bits = (risky - tl.where(risky_max > -INF, risky_max, 0.0)) * LOG2_E
-        is_shared = (risky > -INF) & (safe > -INF)
-        safe_weight = tl.exp2(safe_bits)
-        store_record(row, SAFE_MAX, block, safe_max)
-        store_record(row, RISKY_MAX, block, risky_max)
-        store_record(row, IS_BAD, block, tl.max(is_bad.to(tl.float64), 0))
-        store_record(
-            row,
-            SHARED_MASS,
-            block,
-            tl.sum(tl.where(is_shared, safe_weight, 0.0), 0),
-        )
-        store_record(
-            row,
-            BANNED_MASS,
-            block,
-            tl.sum(tl.where(is_shared, 0.0, safe_weight), 0),
-        )
+        risky_max, safe_max, is_full = _store_ranges(row, block, risky_peak, safe_peak, BLOCK_SIZE)
         if IS_MAX:
-            _store_extremes(row, block, risky, safe, risky_bits, is_shared)
+            _store_extremes(
+                row, block, risky_max, safe_max, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE
+            )
+        elif is_full:
+            _store_masses(
+                row, block, risky_max, safe_max, risky_peak, safe_peak,
+                BLOCK_SIZE, STEP_SIZE, IS_FULL=True,
+            )  # fmt: skip
         else:
-            _store_estimates(row, block, risky_bits, safe_bits, is_shared)
+            _store_masses(
+                row, block, risky_max, safe_max, risky_peak, safe_peak,
+                BLOCK_SIZE, STEP_SIZE, IS_FULL=False,
+            )  # fmt: skip
 
 
 @triton.jit
-def _store_estimates(row, block, risky_bits, safe_bits, is_shared):
-    """Power sums of the tilt at NUM_ESTIMATES betas from 0 to 1, in float32 (1e-6 relative)."""
-    safe = tl.where(is_shared, safe_bits, 0.0).to(tl.float32)
-    tilt = tl.where(is_shared, risky_bits, 0.0).to(tl.float32) - safe
-    points = tl.arange(0, NUM_ESTIMATES)
-    beta = points.to(tl.float32) / (NUM_ESTIMATES - 1)
-    bits = safe[:, None] + beta[None, :] * tilt[:, None]
-    bits = tl.where(is_shared[:, None], bits, -INF)
-    # Each point has its own peak, so that none underflows however far the models disagree.
-    peak = tl.max(bits, 0)
-    weight = tl.exp2(bits - tl.where(peak > -INF, peak, 0.0)[None, :])
-    moment = tl.where(weight > 0.0, weight * tilt[:, None], 0.0)
-    square = moment * tilt[:, None]
-    first = points + ESTIMATE_SUM
-    store_record(row, points + ESTIMATE_PEAK, block, peak.to(tl.float64))
-    store_record(row, first, block, tl.sum(weight, 0).to(tl.float64))
-    store_record(row, first + NUM_ESTIMATES, block, tl.sum(moment, 0).to(tl.float64))
-    store_record(row, first + 2 * NUM_ESTIMATES, block, tl.sum(square, 0).to(tl.float64))
+def _store_ranges(row, block, risky_peak, safe_peak, BLOCK_SIZE: tl.constexpr):
+    """The block's largest logits, and whether it has no banned token and no weight of nothing."""
+    risky, safe = read_pair(row, block * BLOCK_SIZE, BLOCK_SIZE)
+    risky_max, safe_max = tl.max(risky, 0), tl.max(safe, 0)
+    risky_low, safe_low = tl.min(risky, 0), tl.min(safe, 0)
+    # NaN if anything is: neither -inf nor numbers times TINY make one.
+    trace = tl.sum(risky * TINY + safe * TINY, 0)
+    is_bad = (trace != trace) | (risky_max == INF) | (safe_max == INF)
+    risky_min, safe_min = risky_low, safe_low
+    if (risky_low == -INF) | (safe_low == -INF):
+        risky_min = tl.min(tl.where(risky > -INF, risky, INF), 0)
+        safe_min = tl.min(tl.where(safe > -INF, safe, INF), 0)
+    store_record(row, RISKY_MAX, block, risky_max.to(tl.float64))
+    store_record(row, SAFE_MAX, block, safe_max.to(tl.float64))
+    store_record(row, RISKY_MIN, block, risky_min.to(tl.float64))
+    store_record(row, SAFE_MIN, block, safe_min.to(tl.float64))
+    store_record(row, RISKY_LOW, block, risky_low.to(tl.float64))
+    store_record(row, SAFE_LOW, block, safe_low.to(tl.float64))
+    store_record(row, IS_BAD, block, is_bad.to(tl.float64))
+    is_full = (risky_low > tl.maximum(risky_max - NEAR, risky_peak - NEAR)) & (
+        safe_low > tl.maximum(safe_max - NEAR, safe_peak - NEAR)
+    )
+    return risky_max, safe_max, is_full
 
 
 @triton.jit
-def _store_extremes(row, block, risky, safe, risky_bits, is_shared):
-    tilt = tl.where(is_shared, risky, 0.0) - tl.where(is_shared, safe, 0.0)
-    weight = tl.where(is_shared, tl.exp2(risky_bits), 0.0)
-    store_record(row, RISKY_MASS, block, tl.sum(weight, 0))
-    store_record(row, TILT_MAX, block, tl.max(tl.where(is_shared, tilt, -INF), 0))
-    store_record(row, TILT_MIN, block, tl.min(tl.where(is_shared, tilt, INF), 0))
+def _store_masses(
+    row,
+    block,
+    risky_max,
+    safe_max,
+    risky_peak,
+    safe_peak,
+    BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
+    IS_FULL: tl.constexpr,
+):
+    """Safe masses in float64, and in float32 (1e-6 relative) power sums of the tilt at
+    NUM_ESTIMATES betas.
+
+    Their weights are relative to (1 - beta) times the largest safe and beta times the largest risky
+    one, which bounds them all.
+    """
+    safe_base = tl.where(safe_max > -INF, safe_max, 0.0)
+    safe_shift = safe_base.to(tl.float32) * LOG2_E
+    risky_shift = tl.where(risky_max > -INF, risky_max, 0.0).to(tl.float32) * LOG2_E
+    risky_limit = ban_limit(risky_peak, row.risky)
+    safe_limit = ban_limit(safe_peak, row.safe)
+    shared = tl.zeros([NUM_LANES], tl.float64)
+    banned = tl.zeros([NUM_LANES], tl.float64)
+    sums = ()
+    for _ in tl.static_range(NUM_ESTIMATES):
+        sums += (tl.zeros([NUM_LANES, 2, 2], tl.float32),)  # type: ignore[assignment]
+    for start in range(0, BLOCK_SIZE, STEP_SIZE):
+        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
+        safe_bits = safe.to(tl.float32) * LOG2_E - safe_shift
+        tilt = (risky.to(tl.float32) * LOG2_E - risky_shift) - safe_bits
+        weight_bits = (safe.to(tl.float64) - safe_base) * LOG2_E
+        if IS_FULL:
+            shared += in_lanes(weights(weight_bits, None))
+        else:
+            is_safe = safe >= safe_limit
+            is_shared = is_safe & (risky >= risky_limit)
+            weight = weights(weight_bits, is_safe)
+            shared += in_lanes(tl.where(is_shared, weight, 0.0))
+            banned += in_lanes(tl.where(is_shared, 0.0, weight))
+            safe_bits = tl.where(is_shared, safe_bits, -INF)
+            tilt = tl.where(is_shared, tilt, 0.0)
+        sums = _with_estimates(sums, safe_bits, tilt)
+    store_record(row, SHARED_MASS, block, tl.sum(shared, 0))
+    store_record(row, BANNED_MASS, block, tl.sum(banned, 0))
+    for point in tl.static_range(NUM_ESTIMATES):
+        store_power_sums(row, ESTIMATES + NUM_SUMS * point, block, sums[point])
+
+
+@triton.jit
+def _with_estimates(sums, safe_bits, tilt):
+    """The sums in lanes with those of more tokens."""
+    square = tilt * tilt
+    cube = square * tilt
+    more = ()
+    for point in tl.static_range(NUM_ESTIMATES):
+        weight = tl.exp2(safe_bits + tilt * (point / (NUM_ESTIMATES - 1)))
+        sum_of_point = sums[point] + power_sums(weight, tilt, square, cube)
+        more += (sum_of_point,)  # type: ignore[assignment]
+    return more
+
+
+@triton.jit
+def _store_extremes(
+    row,
+    block,
+    risky_max,
+    safe_max,
+    risky_peak,
+    safe_peak,
+    BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
+):
+    """Masses of both models on the common support and the range of the tilt, all in float64."""
+    risky_limit, safe_limit = ban_limit(risky_peak, row.risky), ban_limit(safe_peak, row.safe)
+    risky_base = tl.where(risky_max > -INF, risky_max, 0.0)
+    safe_base = tl.where(safe_max > -INF, safe_max, 0.0)
+    shared = tl.zeros([NUM_LANES], tl.float64)
+    banned, mass = shared, shared
+    largest = tl.full([NUM_LANES], -INF, tl.float64)
+    smallest = largest
+    for start in range(0, BLOCK_SIZE, STEP_SIZE):
+        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
+        is_safe = safe >= safe_limit
+        is_shared = is_safe & (risky >= risky_limit)
+        risky, safe = risky.to(tl.float64), safe.to(tl.float64)
+        weight = weights((safe - safe_base) * LOG2_E, is_safe)
+        shared += in_lanes(tl.where(is_shared, weight, 0.0))
+        banned += in_lanes(tl.where(is_shared, 0.0, weight))
+        mass += in_lanes(weights((risky - risky_base) * LOG2_E, is_shared))
+        tilt = risky - safe
+        largest = tl.maximum(largest, largest_in_lanes(tl.where(is_shared, tilt, -INF)))
+        smallest = tl.maximum(smallest, largest_in_lanes(tl.where(is_shared, -tilt, -INF)))
+    store_record(row, SHARED_MASS, block, tl.sum(shared, 0))
+    store_record(row, BANNED_MASS, block, tl.sum(banned, 0))
+    store_record(row, RISKY_MASS, block, tl.sum(mass, 0))
+    store_record(row, TILT_MAX, block, tl.max(largest, 0))
+    store_record(row, TILT_MIN, block, -tl.max(smallest, 0))
 
 
 @triton.jit
@@ -147,7 +235,7 @@ def merge_masses(row, NUM_SLOTS: tl.constexpr):
     is_valid = (tl.max(is_bad, 0) == 0.0) & (safe_peak > -INF) & (risky_peak > -INF)
     safe_peak = tl.where(is_valid, safe_peak, 0.0)
     risky_peak = tl.where(is_valid, risky_peak, 0.0)
-    scale = tl.where(safe_max > -INF, tl.exp2((safe_max - safe_peak) * LOG2_E), 0.0)
+    scale = weights((safe_max - safe_peak) * LOG2_E, safe_max > -INF)
     shared = load_record(row, SHARED_MASS, 0.0, NUM_SLOTS)
     banned = load_record(row, BANNED_MASS, 0.0, NUM_SLOTS)
     shared, banned = tl.sum(scale * shared, 0), tl.sum(scale * banned, 0)

@@ -156,6 +156,7 @@ def walk_kernel(
     HAS_ACCOUNT: tl.constexpr,
     HAS_SEEDS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
 ):
     """Grid (requests, num_splits). Every program of a request computes the same scalars and writes
@@ -198,15 +199,20 @@ def walk_kernel(
                 else:
                     budget = rounded_down(tl.load(budget_ptr + row_index).to(tl.float64))
                 tl.store(row.facts + BUDGET, budget)
-                measure_statistics(row, -INF, -INF, BLOCK_SIZE, IS_MAX)
-            if PHASE == ALL:
-                request_barrier(counter_ptr, num_splits)
-            if (PHASE == ALL) | (PHASE == MASKS):
-                has_masks, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
-                if has_masks:
-                    measure_statistics(row, risky_peak, safe_peak, BLOCK_SIZE, IS_MAX)
+            # Twice at most, so that the kernel holds the pass once.
+            risky_peak, safe_peak = tl.full((), -INF, tl.float64), tl.full((), -INF, tl.float64)
+            is_measuring = tl.full((), True, tl.int1)
+            if PHASE == MASKS:
+                is_measuring, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
+            if (PHASE == ALL) | (PHASE == STATISTICS) | (PHASE == MASKS):
+                while is_measuring:
+                    is_first = risky_peak == -INF
+                    measure_statistics(row, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE, IS_MAX)
+                    is_measuring &= False
                     if PHASE == ALL:
                         request_barrier(counter_ptr, num_splits)
+                        has_masks, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
+                        is_measuring = is_first & has_masks
 
             # 3. The search, one pass over the vocabulary a step.
             step = first_step
@@ -214,11 +220,11 @@ def walk_kernel(
                 if step == 0:
                     open_row(row, NUM_SLOTS, IS_MAX)
                 if tl.load(row.facts + NUM_STEPS) == SEARCHING:
-                    search_step(row, step, BLOCK_SIZE, NUM_SLOTS, IS_MAX)
+                    search_step(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, IS_MAX)
             if PHASE == ALL:
                 is_searching = open_row(row, NUM_SLOTS, IS_MAX)
                 while is_searching:
-                    is_searching = search_step(row, step, BLOCK_SIZE, NUM_SLOTS, IS_MAX)
+                    is_searching = search_step(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, IS_MAX)
                     if is_searching:
                         request_barrier(counter_ptr, num_splits)
                         step += 1
@@ -232,7 +238,7 @@ def walk_kernel(
                     first, second, _ = row_uniforms(
                         row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS
                     )
-                    is_kept = draft(row, first, second, BLOCK_SIZE, NUM_SLOTS)
+                    is_kept = draft(row, first, second, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
                     if PHASE == ALL:
                         if not is_kept:
                             request_barrier(counter_ptr, num_splits)
@@ -244,7 +250,7 @@ def walk_kernel(
                     _, _, third = row_uniforms(
                         row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS
                     )
-                    token = drawn_token(row, third, BLOCK_SIZE, NUM_SLOTS)
+                    token = drawn_token(row, third, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
                 if MODE == SCORE:
                     token = tl.load(given_ptr + row_index)
                 if MODE != SOLVE:
