@@ -26,10 +26,10 @@ from .layout import (
     ban_limit,
     load_record,
     read_pair,
-    store_record,
+    store_power_sums,
 )
 from .statistics import NEAR, ROUNDING
-from .weights import NUM_LANES, in_lanes, power_of_two, weights
+from .weights import NUM_LANES, power_sums, weights
 
 # The table of a row: TABLE_SIZE points, the estimates first, then one a step.
 TABLE_SIZE = tl.constexpr(64)
@@ -53,19 +53,23 @@ PADDED_ESTIMATES = tl.constexpr(8)
 @triton.jit
 def merge_estimates(row, NUM_SLOTS: tl.constexpr):
     """Estimated points of the row from the sums of its blocks; the one at beta = 0 is exact."""
-    points = tl.arange(0, PADDED_ESTIMATES)
+    points, blocks = tl.arange(0, PADDED_ESTIMATES), tl.arange(0, NUM_SLOTS)
+    is_block = blocks < row.num_blocks
     safe_shift = _peak_shift(row, SAFE_MAX, SAFE_PEAK, NUM_SLOTS)
     shift = _peak_shift(row, RISKY_MAX, RISKY_PEAK, NUM_SLOTS) - safe_shift
     partition = tl.full([PADDED_ESTIMATES], 1.0, tl.float64)
     first, second, third = partition, partition, partition
     for point in tl.static_range(NUM_ESTIMATES):
-        column = ESTIMATES + NUM_SUMS * point
+        column = row.records + (ESTIMATES + NUM_SUMS * point) * row.num_blocks + blocks
         # Blocks count bits from their own largest logits; from here on all count from the row's.
-        scale = weights(safe_shift + shift * (point / (NUM_ESTIMATES - 1)), safe_shift <= 0.0)
-        weight = scale * load_record(row, column, 0.0, NUM_SLOTS)
-        moment = scale * load_record(row, column + 1, 0.0, NUM_SLOTS)
-        square = scale * load_record(row, column + 2, 0.0, NUM_SLOTS)
-        cube = scale * load_record(row, column + 3, 0.0, NUM_SLOTS)
+        scale = weights(safe_shift + shift * (point / (NUM_ESTIMATES - 1)), is_block)
+        weight = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
+        column += row.num_blocks
+        moment = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
+        column += row.num_blocks
+        square = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
+        column += row.num_blocks
+        cube = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
         cube += shift * (3.0 * square + shift * (3.0 * moment + shift * weight))
         square += shift * (2.0 * moment + shift * weight)
         moment += shift * weight
@@ -173,29 +177,21 @@ def _store_sums(
 ):
     risky_limit = ban_limit(risky_peak, row.risky)
     safe_limit = ban_limit(safe_peak, row.safe)
-    partition = tl.zeros([NUM_LANES], tl.float64)
-    first, second, third = partition, partition, partition
+    sums = tl.zeros([NUM_LANES, 2, 2], tl.float64)
     for start in range(0, BLOCK_SIZE, STEP_SIZE):
         risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
         safe_nats = safe.to(tl.float64) - safe_peak
         tilt = (risky.to(tl.float64) - risky_peak) - safe_nats
         bits = (safe_nats + beta * tilt) * LOG2_E
         if IS_FULL:
-            weight = power_of_two(bits)
+            weight = weights(bits, None)
         else:
             is_shared = (risky >= risky_limit) & (safe >= safe_limit)
             tilt = tl.where(is_shared, tilt, 0.0)
             weight = weights(bits, is_shared)
-        moment = weight * tilt
-        square = moment * tilt
-        partition += in_lanes(weight)
-        first += in_lanes(moment)
-        second += in_lanes(square)
-        third += in_lanes(square * tilt)
-    store_record(row, column, block, tl.sum(partition, 0))
-    store_record(row, column + 1, block, tl.sum(first, 0))
-    store_record(row, column + 2, block, tl.sum(second, 0))
-    store_record(row, column + 3, block, tl.sum(third, 0))
+        square = tilt * tilt
+        sums += power_sums(weight, tilt, square, square * tilt)
+    store_power_sums(row, column, block, sums)
 
 
 @triton.jit
@@ -269,8 +265,9 @@ def next_beta(row, step):
 
     is_feasible = kl_high <= allowance
     low = tl.max(tl.where(is_feasible, beta, 0.0), 0)
-    low_kl = _at(kl, is_feasible & (beta == low))
-    low_margin = _at(kl_high, is_feasible & (beta == low)) - low_kl
+    low_entry = row.table + _slot(is_feasible & (beta == low))
+    low_kl = tl.load(low_entry + KL * TABLE_SIZE)
+    low_margin = tl.load(low_entry + KL_HIGH * TABLE_SIZE) - low_kl
     high = tl.min(tl.where(is_measured & ~is_feasible & (beta > low), beta, 2.0), 0)
     slack = tl.maximum(tolerance, 4.0 * low_margin)
     aim = allowance - tl.maximum(0.5 * tolerance, 2.0 * low_margin)
@@ -282,9 +279,10 @@ def next_beta(row, step):
     is_guide &= (beta >= low) & (beta <= high) & is_known
     lower = tl.max(tl.where(is_guide & (kl < aim), beta, low), 0)
     upper = tl.min(tl.where(is_guide & (kl >= aim) & (beta > lower), beta, 2.0), 0)
-    is_lower, is_upper = is_guide & (beta == lower), is_guide & (beta == upper)
     root, middle = tl.sqrt(aim), 0.5 * (low + tl.minimum(high, 1.0))
-    following, rising = _predicted(row, is_known, lower, upper, is_lower, is_upper, kl, root)
+    lower_entry = row.table + _slot(is_guide & (beta == lower))
+    upper_entry = row.table + _slot(is_guide & (beta == upper))
+    following, rising = _predicted(lower, upper, lower_entry, upper_entry, root)
     # Should the first steps fail, the curve has a sharp bend and sqrt(KL) is no straight line:
     # then one step in three follows log KL from below, and one halves the bracket.
     rising = tl.where((rising > lower) & (rising < tl.minimum(upper, 1.0)), rising, middle)
@@ -302,31 +300,24 @@ def _tolerance(row, allowance):
 
 
 @triton.jit
-def _at(values, is_there):
-    """The value at the marked slots, which hold the same point; -inf if none is marked."""
-    return tl.max(tl.where(is_there, values, -INF), 0)
+def _slot(is_there):
+    """The last of the marked slots, which hold the same point; 0 if none is marked."""
+    return tl.max(tl.where(is_there, tl.arange(0, TABLE_SIZE), 0), 0)
 
 
 @triton.jit
-def _predicted(row, is_known, lower, upper, is_lower, is_upper, kl, root):
+def _predicted(lower, upper, lower_entry, upper_entry, root):
     """Where sqrt(KL) takes the value sought: from both ends of the bracket, and by log KL.
 
     Source: quintic and cubic Hermite interpolation of beta over sqrt(KL); the secant where they
     leave the bracket, the middle where an end is unknown, 1 where no end above is known.
     """
-    slots = tl.arange(0, TABLE_SIZE)
-    velocity = tl.load(row.table + VELOCITY * TABLE_SIZE + slots, mask=is_known, other=INF)
-    curvature = tl.load(row.table + CURVATURE * TABLE_SIZE + slots, mask=is_known, other=INF)
-    root_0, velocity_0, curvature_0 = (
-        tl.sqrt(_at(kl, is_lower)),
-        _at(velocity, is_lower),
-        _at(curvature, is_lower),
-    )
-    root_1, velocity_1, curvature_1 = (
-        tl.sqrt(_at(kl, is_upper)),
-        _at(velocity, is_upper),
-        _at(curvature, is_upper),
-    )
+    root_0 = tl.sqrt(tl.load(lower_entry + KL * TABLE_SIZE))
+    root_1 = tl.sqrt(tl.load(upper_entry + KL * TABLE_SIZE))
+    velocity_0 = tl.load(lower_entry + VELOCITY * TABLE_SIZE)
+    velocity_1 = tl.load(upper_entry + VELOCITY * TABLE_SIZE)
+    curvature_0 = tl.load(lower_entry + CURVATURE * TABLE_SIZE)
+    curvature_1 = tl.load(upper_entry + CURVATURE * TABLE_SIZE)
     width, span = upper - lower, root_1 - root_0
     t = (root - root_0) / span
     secant = lower + t * width
@@ -358,10 +349,8 @@ def best_point(row, step):
     is_known = slots < NUM_ESTIMATES + step
     beta = tl.load(row.table + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)
     kl_high = tl.load(row.table + KL_HIGH * TABLE_SIZE + slots, mask=is_known, other=INF)
-    log2_partition = tl.load(
-        row.table + LOG2_PARTITION * TABLE_SIZE + slots, mask=is_known, other=0.0
-    )
     is_feasible = kl_high <= allowance
     low = tl.max(tl.where(is_feasible, beta, 0.0), 0)
-    is_low = is_feasible & (beta == low)
-    return low, _at(kl_high, is_low), _at(log2_partition, is_low)
+    entry = row.table + _slot(is_feasible & (beta == low))
+    kl_high = tl.load(entry + KL_HIGH * TABLE_SIZE)
+    return low, kl_high, tl.load(entry + LOG2_PARTITION * TABLE_SIZE)

@@ -10,27 +10,17 @@ import triton
 from torch import Tensor
 
 from ..law import Law, Projection
-from . import layout, weights
+from . import layout
 from . import walk_kernel as kernel
 from .kl_search import NUM_COLUMNS, TABLE_SIZE
+from .sizes import MAX_VOCAB_SIZE, block_size, splits_of, step_size
 from .solver import SEARCHING
 from .walk_kernel import DRAW, SCORE, SOLVE
 
 # B requests, G rows of each, V vocabulary, N blocks of it.
 
-MAX_BLOCK_SIZE = 1024
-"""Tokens of one block: 126 blocks at V = 128,256, as many as an H200 has multiprocessors."""
-
-MAX_VOCAB_SIZE = 2**18
-"""Tokens for which `statistics.ROUNDING` bounds the rounding of a sum."""
-
-MIN_BLOCK_SIZE = 32
-VECTOR_BYTES = 16
-"""What a lane reads at once."""
-
-PROGRAMS_PER_PROCESSOR = 8
-"""Programs, of one warp each, that a multiprocessor holds with whatever registers: two for each of
-its schedulers. More would repeat what all programs of a request compute alike."""
+MAX_REGISTERS = 255
+"""Of a thread. Said to the compiler, which otherwise keeps some variants to 168 and spills."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,19 +105,6 @@ def workspace(
     )
 
 
-def block_size(vocab_size: int) -> int:
-    """Tokens of one block; it depends on the vocabulary alone, and so does every sum."""
-    return min(MAX_BLOCK_SIZE, max(MIN_BLOCK_SIZE, int(triton.next_power_of_2(vocab_size))))
-
-
-def _step_size(block_size: int, *logits: Tensor) -> int:
-    """Tokens that a program reads at once: a vector for each lane; in the interpreter all."""
-    if is_interpreted():
-        return block_size
-    lanes = weights.NUM_LANES.value
-    return min(block_size, lanes * VECTOR_BYTES // max(each.element_size() for each in logits))
-
-
 def resident_splits(num_requests: int, vocab_size: int, device: torch.device) -> int:
     """Programs a request so that one wave fills the device: all are resident, as barriers need.
 
@@ -137,12 +114,6 @@ def resident_splits(num_requests: int, vocab_size: int, device: torch.device) ->
         return 1
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
     return splits_of(num_requests, vocab_size, num_processors)
-
-
-def splits_of(num_requests: int, vocab_size: int, num_processors: int) -> int:
-    """The same on a device of so many multiprocessors."""
-    num_blocks = -(-vocab_size // block_size(vocab_size))
-    return min(num_blocks, max(1, PROGRAMS_PER_PROCESSOR * num_processors // num_requests))
 
 
 def is_interpreted() -> bool:
@@ -221,6 +192,7 @@ def _launch(
     span: tuple[int, int, int],
 ) -> None:
     first_position, last_position, first_step = span
+    pair = risky_logits, safe_logits
     with launching_on(risky_logits.device):
         kernel.walk_kernel[(memory.num_requests, memory.num_splits)](
             risky_logits,
@@ -245,9 +217,10 @@ def _launch(
             **constants,
             PHASE=phase,
             BLOCK_SIZE=memory.block_size,
-            STEP_SIZE=_step_size(memory.block_size, risky_logits, safe_logits),
+            STEP_SIZE=memory.block_size if is_interpreted() else step_size(*pair),
             NUM_SLOTS=memory.num_slots,
             num_warps=1,
+            maxnreg=MAX_REGISTERS,
             launch_cooperative_grid=memory.num_splits > 1,
         )
 

@@ -111,22 +111,18 @@ EPSILON = tl.constexpr(spend.EPSILON)
 
 
 @triton.jit
-def read_logits(row_ptr, column_stride, first, vocab_size, SIZE: tl.constexpr):
-    """(SIZE,) logits from the token `first` on, in float64 if they are and else in float32, which
-    holds them exactly; -inf in the padding."""
-    tokens = first + tl.arange(0, SIZE)
-    pointers = row_ptr + tokens.to(tl.int64) * column_stride
-    logits = tl.load(pointers, mask=tokens < vocab_size, other=-INF)
-    if logits.dtype != tl.float64:
-        logits = logits.to(tl.float32)
-    return logits
-
-
-@triton.jit
 def read_pair(row, first, SIZE: tl.constexpr):
-    """(SIZE,) risky and safe logits from the token `first` on."""
-    risky = read_logits(row.risky, row.risky_stride, first, row.vocab_size, SIZE)
-    return risky, read_logits(row.safe, row.safe_stride, first, row.vocab_size, SIZE)
+    """(SIZE,) risky and safe logits from the token `first` on, -inf in the padding; in float64 if
+    they are and else in float32, which holds them exactly."""
+    tokens = first + tl.arange(0, SIZE)
+    is_token, tokens = tokens < row.vocab_size, tokens.to(tl.int64)
+    risky = tl.load(row.risky + tokens * row.risky_stride, mask=is_token, other=-INF)
+    safe = tl.load(row.safe + tokens * row.safe_stride, mask=is_token, other=-INF)
+    if row.risky.dtype.element_ty != tl.float64:
+        risky = risky.to(tl.float32)
+    if row.safe.dtype.element_ty != tl.float64:
+        safe = safe.to(tl.float32)
+    return risky, safe
 
 
 @triton.jit
@@ -163,6 +159,14 @@ def read_bits(row, first, SIZE: tl.constexpr):
 def store_record(row, column, block, values):
     """A record of a block, or several: column may be a vector, as long as values."""
     tl.store(row.records + column * row.num_blocks + block, values)
+
+
+@triton.jit
+def store_power_sums(row, column, block, sums):
+    """The records of a block from `column` on: (lanes, 2, 2) sums of `weights.power_sums`."""
+    two = tl.arange(0, 2)
+    columns = column + two[:, None] + 2 * two[None, :]
+    tl.store(row.records + columns * row.num_blocks + block, tl.sum(sums, 0).to(tl.float64))
 
 
 @triton.jit

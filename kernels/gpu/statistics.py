@@ -35,14 +35,16 @@ from .layout import (
     ban_limit,
     load_record,
     read_pair,
+    store_power_sums,
     store_record,
 )
-from .weights import NUM_LANES, in_lanes, largest_in_lanes, power_of_two, weights
+from .weights import NUM_LANES, in_lanes, largest_in_lanes, power_sums, weights
 
 FLOOR_MARGIN = tl.constexpr(certificate.FLOOR_MARGIN)
 
 ROUNDING = tl.constexpr(3e-13)
-"""Relative error bound of any sum of weights: 2**18 float64 terms, 1,024 of them in a chain."""
+"""Relative error bound of any sum of weights: 2**18 float64 terms, at most 128 of them in a chain,
+and 2e-14 of each weight beside its exponent's roundings."""
 
 TINY = tl.constexpr(2.0**-40)
 """Times it no sum of float32 logits overflows."""
@@ -136,15 +138,15 @@ def _store_masses(
     shared = tl.zeros([NUM_LANES], tl.float64)
     banned = tl.zeros([NUM_LANES], tl.float64)
     sums = ()
-    for _ in tl.static_range(NUM_ESTIMATES * NUM_SUMS):
-        sums += (tl.zeros([NUM_LANES], tl.float32),)
+    for _ in tl.static_range(NUM_ESTIMATES):
+        sums += (tl.zeros([NUM_LANES, 2, 2], tl.float32),)  # type: ignore[assignment]
     for start in range(0, BLOCK_SIZE, STEP_SIZE):
         risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
         safe_bits = safe.to(tl.float32) * LOG2_E - safe_shift
         tilt = (risky.to(tl.float32) * LOG2_E - risky_shift) - safe_bits
         weight_bits = (safe.to(tl.float64) - safe_base) * LOG2_E
         if IS_FULL:
-            shared += in_lanes(power_of_two(weight_bits))
+            shared += in_lanes(weights(weight_bits, None))
         else:
             is_safe = safe >= safe_limit
             is_shared = is_safe & (risky >= risky_limit)
@@ -156,11 +158,8 @@ def _store_masses(
         sums = _with_estimates(sums, safe_bits, tilt)
     store_record(row, SHARED_MASS, block, tl.sum(shared, 0))
     store_record(row, BANNED_MASS, block, tl.sum(banned, 0))
-    lanes, packed = tl.arange(0, NUM_LANES), tl.zeros([NUM_LANES], tl.float32)
-    for index in tl.static_range(NUM_ESTIMATES * NUM_SUMS):
-        packed = tl.where(lanes == index, tl.sum(sums[index], 0), packed)
-    pointers = row.records + (ESTIMATES + lanes) * row.num_blocks + block
-    tl.store(pointers, packed.to(tl.float64), mask=lanes < NUM_ESTIMATES * NUM_SUMS)
+    for point in tl.static_range(NUM_ESTIMATES):
+        store_power_sums(row, ESTIMATES + NUM_SUMS * point, block, sums[point])
 
 
 @triton.jit
@@ -171,12 +170,8 @@ def _with_estimates(sums, safe_bits, tilt):
     more = ()
     for point in tl.static_range(NUM_ESTIMATES):
         weight = tl.exp2(safe_bits + tilt * (point / (NUM_ESTIMATES - 1)))
-        more += (
-            sums[NUM_SUMS * point] + in_lanes(weight),
-            sums[NUM_SUMS * point + 1] + in_lanes(weight * tilt),
-            sums[NUM_SUMS * point + 2] + in_lanes(weight * square),
-            sums[NUM_SUMS * point + 3] + in_lanes(weight * cube),
-        )
+        sum_of_point = sums[point] + power_sums(weight, tilt, square, cube)
+        more += (sum_of_point,)  # type: ignore[assignment]
     return more
 
 

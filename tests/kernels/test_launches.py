@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from anchored.kernels import decode_attention as attention
 from anchored.kernels.accounts import NUM_FIELDS
-from anchored.kernels.gpu import interval_sums, launch, walk_kernel, warping
+from anchored.kernels.gpu import interval_sums, launch, sizes, walk_kernel, warping
 from anchored.kernels.interval_sums import interval_log_sums
 from anchored.kernels.projection import project_kl
 from anchored.kernels.walk import score, walk
@@ -59,7 +59,7 @@ def recorder(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", found.device)
     monkeypatch.setattr(launch, "is_interpreted", lambda: False)
     monkeypatch.setattr(
-        launch, "resident_splits", lambda rows, size, device: launch.splits_of(rows, size, 132)
+        launch, "resident_splits", lambda rows, size, device: sizes.splits_of(rows, size, 132)
     )
     for module, name in (
         (walk_kernel, "walk_kernel"),

@@ -29,6 +29,7 @@ from triton.runtime.jit import JITFunction
 from anchored import text_tables
 from anchored.kernels.accounts import empty_accounts
 from anchored.kernels.gpu import launch
+from anchored.kernels.gpu.sizes import splits_of
 
 # B requests, G rows of each, V vocabulary.
 
@@ -134,7 +135,7 @@ def compiled(variant: Variant) -> Any:
 
 def _launch(variant: Variant) -> None:
     sizes = variant.num_requests, variant.num_positions
-    num_splits = launch.splits_of(variant.num_requests, VOCAB_SIZE, NUM_PROCESSORS)
+    num_splits = splits_of(variant.num_requests, VOCAB_SIZE, NUM_PROCESSORS)
     memory = launch.workspace(*sizes, VOCAB_SIZE, CPU, num_splits)
     logits = torch.empty(*sizes, VOCAB_SIZE, dtype=DTYPES[variant.dtype])
     numbers = torch.empty(*sizes, 3, dtype=torch.float64)
