@@ -50,6 +50,7 @@ class ScriptedRule:
     charges_debt = True
     name = "scripted"
     streams = BOTH
+    looks_back = False
 
     def budget_for(self, *, horizon, k, ratios) -> Budget:
         return replace(self.rule.budget_for(horizon=horizon, k=k, ratios=ratios), debt=self.debt)
