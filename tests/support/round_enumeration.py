@@ -14,7 +14,7 @@ from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.rules.budget import Budget
-from anchored.decode.rules.rule import BOTH
+from anchored.decode.rules.rule import Rule
 from anchored.decode.settings import SamplingConfig
 
 PROMPT = [0]
@@ -33,7 +33,7 @@ class State:
 
 
 @dataclass
-class ScriptedRule:
+class ScriptedRule(Rule):
     """A rule whose draws are told beforehand, and which weighs each path by their probabilities.
 
     The uniforms of a position hold its draft, KEPT or the token that replaces it, and the path.
@@ -49,8 +49,6 @@ class ScriptedRule:
     is_certified = True
     charges_debt = True
     name = "scripted"
-    streams = BOTH
-    looks_back = False
 
     def budget_for(self, *, horizon, k, ratios) -> Budget:
         return replace(self.rule.budget_for(horizon=horizon, k=k, ratios=ratios), debt=self.debt)
