@@ -28,6 +28,7 @@ from unittest.mock import patch
 
 import torch
 from fake_cuda_graph import Graph
+from fake_cuda_runtime import DEVICE, TOTAL_MEMORY, Stream, cuda_names
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,8 +37,6 @@ from triton.runtime import interpreter
 
 import anchored
 
-DEVICE = torch.device("cuda:0")
-TOTAL_MEMORY = 141 << 30
 MOST_GRID_ROWS = 65_535
 """CUDA's limit of a grid in y and z."""
 
@@ -83,6 +82,11 @@ class FakeDevice:
         self.sync_debug_mode = "default"
         self.is_passive = False
         """Set while the fake itself, or an interpreted kernel, computes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all memory that lives."""
+        return sum(storage.nbytes() for storage in set(_storages))
 
     @property
     def num_waits(self) -> int:
@@ -390,97 +394,6 @@ def _grid_executor(device: FakeDevice) -> type[interpreter.GridExecutor]:
     return Executor
 
 
-# What torch.cuda has.
-
-
-class Stream:
-    """A queue whose work is done at once; a capture asks who has waited for whom."""
-
-    def __init__(self, fake: FakeDevice) -> None:
-        self._fake, self.device = fake, DEVICE
-
-    def wait_stream(self, other: "Stream") -> None:
-        """What is given to this stream from here on runs behind the other's work."""
-        if self._fake.capture is not None:
-            self._fake.capture.join(self, other)
-
-    def synchronize(self) -> None:
-        """The host waits."""
-        self._fake.wait("synchronize")
-
-
-class Event:
-    """A moment between two operations, of which a millisecond passes."""
-
-    def __init__(self, **_: object) -> None:
-        pass
-
-    def record(self, stream: Stream | None = None) -> None:
-        """Nothing: everything is done."""
-
-    def synchronize(self) -> None:
-        """Nothing: everything is done."""
-
-    def elapsed_time(self, end: "Event") -> float:
-        return 1.0
-
-
-def _cuda_names(device: FakeDevice) -> dict[str, Any]:
-    @contextmanager
-    def on(stream: Stream) -> Iterator[None]:
-        before, device.stream = device.stream, stream
-        try:
-            yield
-        finally:
-            device.stream = before
-
-    @contextmanager
-    def captured(graph: Graph, **_: Any) -> Iterator[None]:
-        assert device.capture is None, "a capture inside a capture"
-        device.capture = graph
-        try:
-            with on(Stream(device)):
-                graph.begin(device.stream)
-                yield
-                graph.end()
-        finally:
-            device.capture = None
-
-    def set_sync_debug_mode(mode: str) -> None:
-        device.sync_debug_mode = mode
-
-    return {
-        "_lazy_init": lambda: None,
-        "_exchange_device": lambda index: 0,
-        "_maybe_exchange_device": lambda index: 0,
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "is_bf16_supported": lambda *_, **__: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda index: None,
-        "get_device_properties": lambda *_: device.properties,
-        "get_device_name": lambda *_: device.properties.name,
-        "get_device_capability": lambda *_: (device.properties.major, device.properties.minor),
-        "mem_get_info": lambda *_: (TOTAL_MEMORY - (1 << 30), TOTAL_MEMORY),
-        "max_memory_allocated": lambda *_: 0,
-        "memory_allocated": lambda *_: sum(storage.nbytes() for storage in set(_storages)),
-        "graph_pool_handle": lambda: (0, 0),
-        "reset_peak_memory_stats": lambda *_: None,
-        "manual_seed_all": lambda seed: None,
-        "empty_cache": lambda: None,
-        "synchronize": lambda *_: device.wait("synchronize"),
-        "set_sync_debug_mode": set_sync_debug_mode,
-        "is_current_stream_capturing": lambda: device.capture is not None,
-        "Stream": lambda *_, **__: Stream(device),
-        "Event": Event,
-        "stream": on,
-        "current_stream": lambda *_: device.stream,
-        "CUDAGraph": lambda *_, **__: Graph(device),
-        "graph": captured,
-    }
-
-
 @contextmanager
 def fake_cuda(num_processors: int = 132) -> Iterator[FakeDevice]:
     """One device for the block; tensors that say they are on it are not to be used behind it.
@@ -494,7 +407,7 @@ def fake_cuda(num_processors: int = 132) -> Iterator[FakeDevice]:
         "is_cpu": lambda t: not is_on_device(t) and torch._C.TensorBase.is_cpu.__get__(t),
     }
     with ExitStack() as stack:
-        for name, value in _cuda_names(device).items():
+        for name, value in cuda_names(device).items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         for name, getter in attributes.items():
             stack.enter_context(patch.object(Tensor, name, property(getter), create=True))

@@ -46,6 +46,12 @@ def break_down(part: Part, name: str, sizes: Sizes, rows: Connection) -> None:
         with patch.object(program, "_rows", side_effect=RuntimeError("an illegal\naddress")):
             run_task(part, name, sizes, rows)
         return
+    if name.startswith("compile"):
+        start = time.monotonic()
+        time.sleep(3.0)
+        rows.send({"status": "passed", "detail": "", "begun": start, "done": time.monotonic()})
+        rows.send(None)
+        return
     rows.send({"status": "passed", "detail": f"before it {name}"})
     if name == "crashes":
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -85,6 +85,17 @@ def test_what_breaks_is_a_row_and_the_others_are_run(tmp_path, monkeypatch, caps
     assert "3 failed" in capsys.readouterr().out
 
 
+def test_shares_are_compiled_beside_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "tasks_of", lambda part: [])
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    output = tmp_path / "check.json"
+    runner = Runner(replace(SMALL, is_timed=True), break_down, "forkserver")
+    assert check_gpu(["speed"], output, runner=runner) == 0
+    shares = list(rows_of(output, "speed").values())
+    assert [share["name"] for share in shares] == ["compile 1 of 2", "compile 2 of 2"]
+    assert max(share["begun"] for share in shares) < min(share["done"] for share in shares)
+
+
 def test_by_default_a_process_begins_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "tasks_of", lambda part: [Task(part, "ends", 60.0, iter)])
     assert check_gpu(["decode"], tmp_path / "check.json", runner=Runner(SMALL, break_down)) == 0

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -184,7 +185,7 @@ def _run_part(part: Part, record: Record, runner: Runner, names: Sequence[str] |
             record.add(part, row)
     tasks = [task for task in tasks_of(part) if names is None or task.name in names]
     running = [runner.started(part, task.name) for task in tasks[:1]]
-    for task, following in zip(tasks, [*tasks[1:], None], strict=True):
+    for task, following in zip_longest(tasks, tasks[1:]):
         if following is not None:  # it imports what it needs meanwhile
             running.append(runner.started(part, following.name))
         current, start = running.pop(0), time.monotonic()
