@@ -151,9 +151,6 @@ def token_bits(row, token):
     return safe - tl.load(row.facts + LOG2_SAFE_MASS), ratio
 
 
-NAN = tl.constexpr(float("nan"))
-
-
 @triton.jit
 def row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS: tl.constexpr):
     """The three uniforms of a row: given, or those of the request's seed at the row's step."""
@@ -218,6 +215,8 @@ def store_token(row, token_ptr, token):
     safe, ratio = token_bits(row, tl.maximum(token, 0))
     # A token that the safe model bans has p* = 0, whatever the ratio.
     log_prob = tl.where(safe > -INF, safe + ratio, -INF) * LN_2
+    # No global: Triton 3.9 compares globals with what they were, and NaN with nothing is the same.
+    nan = float("nan")
     tl.store(token_ptr, tl.where(is_valid, token, -1))
-    tl.store(row.facts + LOG_PROB, tl.where(is_valid, log_prob, NAN))
-    tl.store(row.facts + SAFE_LOG_PROB, tl.where(is_valid, safe * LN_2, NAN))
+    tl.store(row.facts + LOG_PROB, tl.where(is_valid, log_prob, nan))
+    tl.store(row.facts + SAFE_LOG_PROB, tl.where(is_valid, safe * LN_2, nan))
