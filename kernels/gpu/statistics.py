@@ -198,11 +198,13 @@ def _store_extremes(
         risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
         is_safe = safe >= safe_limit
         is_shared = is_safe & (risky >= risky_limit)
-        risky, safe = risky.to(tl.float64), safe.to(tl.float64)
-        weight = weights((safe - safe_base) * LOG2_E, is_safe)
+        # The block's largest logits first: what is left is exact to its last digit however large
+        # both are.
+        risky, safe = risky.to(tl.float64) - risky_base, safe.to(tl.float64) - safe_base
+        weight = weights(safe * LOG2_E, is_safe)
         shared += in_lanes(tl.where(is_shared, weight, 0.0))
         banned += in_lanes(tl.where(is_shared, 0.0, weight))
-        mass += in_lanes(weights((risky - risky_base) * LOG2_E, is_shared))
+        mass += in_lanes(weights(risky * LOG2_E, is_shared))
         tilt = risky - safe
         largest = tl.maximum(largest, largest_in_lanes(tl.where(is_shared, tilt, -INF)))
         smallest = tl.maximum(smallest, largest_in_lanes(tl.where(is_shared, -tilt, -INF)))
@@ -264,7 +266,10 @@ def merge_extremes(row, NUM_SLOTS: tl.constexpr):
     total = tl.sum(tl.exp2(bits - tl.where(peak > -INF, peak, 0.0)), 0)
     largest = load_record(row, TILT_MAX, -INF, NUM_SLOTS)
     smallest = load_record(row, TILT_MIN, INF, NUM_SLOTS)
-    shift = risky_peak - safe_peak
+    safe_max = load_record(row, SAFE_MAX, -INF, NUM_SLOTS)
+    has_shared = largest > -INF
+    shift = tl.where(has_shared, risky_max, risky_peak) - risky_peak
+    shift -= tl.where(has_shared, safe_max, safe_peak) - safe_peak
     tl.store(row.facts + LOG2_RISKY, peak + tl.log2(tl.where(total > 0.0, total, 1.0)))
-    tl.store(row.facts + LARGEST_TILT, (tl.max(largest, 0) - shift) * LOG2_E)
-    tl.store(row.facts + SMALLEST_TILT, (tl.min(smallest, 0) - shift) * LOG2_E)
+    tl.store(row.facts + LARGEST_TILT, tl.max(largest + shift, 0) * LOG2_E)
+    tl.store(row.facts + SMALLEST_TILT, tl.min(smallest + shift, 0) * LOG2_E)

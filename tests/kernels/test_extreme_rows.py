@@ -83,6 +83,21 @@ def test_no_extreme_row_overspends(kind, divergence):
         assert not found, f"{len(found)} of {vocab_size} tokens: {found[:5]}"
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of lanes that are discarded
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("divergence", PROJECTS)
+@pytest.mark.parametrize("huge", [-3e38, 1e15, 1e30])
+def test_ratios_beside_huge_logits_keep_their_digits(huge, divergence, backend):
+    """What the difference of both models' logits would lose, were the peaks not taken off first."""
+    near = torch.tensor([[0.0, -18.2, -147.0], [0.5, 0.25, -9.0], [1e-8, 0.0, -1e-8]])
+    far = torch.full_like(near, huge)
+    risky, safe = torch.cat([far, near]).to(DEVICE), torch.cat([near, far]).to(DEVICE)
+    for nats in (0.5, 20.0, 300.0):
+        budget = torch.full((len(risky),), nats, dtype=torch.float64, device=DEVICE)
+        found = list(violations(divergence, risky, safe, budget, backend=backend))
+        assert not found, found
+
+
 # 6 kinds x 2 divergences x 20 rows; 480 more with -m slow.
 TRITON_SIZES = [(1, 2), (2, 6), (17, 8), (257, 4)]
 
