@@ -11,6 +11,7 @@ from anchored.decode.engine.device_batch import CAPACITY_STEP, DeviceBatch, capa
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
 from anchored.decode.levels.level import TokenLevel
+from anchored.decode.models import linear
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels import walk, warping
 
@@ -84,7 +85,8 @@ class NoAnswers(TorchFunctionMode):
 
 @pytest.fixture
 def by_triton(monkeypatch):
-    """Walks and warping as on CUDA, in the interpreter."""
+    """Walks, warping and plain layers as on CUDA, the kernels in the interpreter."""
+    monkeypatch.setattr(linear, "can_pack", lambda weight: False)
     for module in (walk, warping):
         monkeypatch.setattr(module, "resolved_backend", lambda backend, device: "triton")
 
