@@ -1,17 +1,20 @@
-# The words of this project: quickstart test lint typecheck docs bench clean.
+# The words of this project: quickstart test test-slow lint typecheck docs bench clean.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
 AREAS := __init__.py durable_files.py text_tables.py configs pretrain decode kernels eval tools
 
-.PHONY: quickstart test lint typecheck docs bench clean
+.PHONY: quickstart test test-slow lint typecheck docs bench clean
 
 quickstart: $(VENV)/quickstart
 	$(BIN)/anchored quickstart
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -m "not gpu" --durations=10 \
-		--numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not gpu and not slow"
+
+test-slow: $(VENV)/dev # another seven minutes: compilations, killed runs, whole programs
+	$(PYTEST) -m "slow and not gpu"
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -173,10 +173,11 @@ class LeanBackbone:
         hidden = functional.embedding(token_ids.flatten(), self._embeddings)
         update = None
         for index, layer in enumerate(self._layers):
-            product = layer.heads(layer.attention_norm(hidden, update))
-            update = layer.output(attend(index, layer.split, product))
-            gate_up = layer.gate_up(layer.gated_norm(hidden, update))
-            update = layer.down(gated(gate_up))
+            # Without names, so that what a long prompt makes is free as soon as it was read.
+            update = layer.output(
+                attend(index, layer.split, layer.heads(layer.attention_norm(hidden, update)))
+            )
+            update = layer.down(gated(layer.gate_up(layer.gated_norm(hidden, update))))
         return self._norm(hidden, update).view(*token_ids.shape, -1)
 
 
