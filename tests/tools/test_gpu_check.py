@@ -68,7 +68,7 @@ def test_every_check_passes(tmp_path, monkeypatch):
 
 def test_what_breaks_is_a_row_and_the_others_are_run(tmp_path, monkeypatch, capsys):
     names = ("raises", "crashes", "hangs", "ends")
-    limits = {"hangs": 2.0}
+    limits = {"hangs": 10.0}  # enough for its first row on a machine that does much else
     tasks = [Task("decode", name, limits.get(name, 60.0), lambda *_: iter(())) for name in names]
     monkeypatch.setattr(program, "tasks_of", lambda part: tasks)
     output = tmp_path / "check.json"
@@ -79,7 +79,7 @@ def test_what_breaks_is_a_row_and_the_others_are_run(tmp_path, monkeypatch, caps
         ("crashes", "passed", "before it crashes"),
         ("crashes", "failed", "its process ended with SIGSEGV"),
         ("hangs", "passed", "before it hangs"),
-        ("hangs", "failed", "no answer within 2 s"),
+        ("hangs", "failed", "no answer within 10 s"),
         ("ends", "passed", "before it ends"),
     ]
     assert "3 failed" in capsys.readouterr().out
