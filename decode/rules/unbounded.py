@@ -1,6 +1,7 @@
 """What rules without a budget share: they certify nothing, and draw from logits of their own."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -44,9 +45,9 @@ class Unbounded(Rule):
         # Fixed: an allowance that an infinite spend used up would let the risky model rest.
         return Budget(per_step=math.inf, total=math.inf, horizon=horizon, schedule="fixed")
 
+    @abstractmethod
     def logits(self, inputs: StepInputs) -> Tensor:
         """(batch, vocab_size) warped logits of p*."""
-        raise NotImplementedError
 
     def next_token(self, inputs: StepInputs) -> NextToken:
         safe = inputs.warped("safe") if "safe" in self.streams else None

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import launching_on
+
 if TYPE_CHECKING:
     from ..layers import HeadSplit
 
@@ -21,7 +23,7 @@ def add_and_norm(hidden: Tensor, update: Tensor | None, weight: Tensor, eps: flo
     num_tokens, size = hidden.shape
     normed = torch.empty_like(hidden)
     block = triton.next_power_of_2(size)
-    with torch.cuda.device_of(hidden):
+    with launching_on(hidden.device):
         add_and_norm_kernel[(num_tokens,)](
             hidden, update, weight, normed, eps, SIZE=size, BLOCK=block, num_warps=_num_warps(block)
         )
@@ -33,7 +35,7 @@ def gated(gate_up: Tensor) -> Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(num_tokens, width)
     # Tokens first: a grid has at most 65,535 programs in its other dimensions.
-    with torch.cuda.device_of(gate_up):
+    with launching_on(gate_up.device):
         gated_kernel[(num_tokens, triton.cdiv(width, BLOCK_SIZE))](
             gate_up, output, WIDTH=width, BLOCK=BLOCK_SIZE
         )
@@ -52,7 +54,7 @@ def store_heads(
     num_heads, num_key_heads, size, norms, eps = split
     query = product.new_empty(len(product), num_heads, size)
     keys, values = storage
-    with torch.cuda.device_of(product):
+    with launching_on(product.device):
         store_heads_kernel[(len(product), num_heads + 2 * num_key_heads)](
             product,
             cos,

@@ -140,9 +140,10 @@ RuleName = Literal[
     "cold_start",
     "global_switch",
 ]
+BUDGET_OPTIONS = ("k", "K", "divergence", "debt", "debt_window", "budget")
 BUDGETED = {
-    "anchored": ("k", "K", "divergence", "debt", "debt_window", "budget"),
-    "no_opt": ("k", "K", "divergence", "debt", "debt_window", "budget"),
+    "anchored": BUDGET_OPTIONS,
+    "no_opt": BUDGET_OPTIONS,
     "cold_start": ("k",),
     "global_switch": ("K",),
 }
@@ -200,7 +201,7 @@ class RuleOptions:
         """What was asked for of the budget, by name."""
         return {
             name: getattr(self, name)
-            for name in BUDGETED["anchored"]
+            for name in BUDGET_OPTIONS
             if getattr(self, name) != RuleOptions.__dataclass_fields__[name].default
         }
 
