@@ -28,11 +28,11 @@ def meta_stream(**sizes) -> RowStream:
             max_length=64,
             output=OutputLayer(model, VOCAB_SIZE),
         )
-        stream._backbone = LeanBackbone(model)
+        stream.backbone = LeanBackbone(model)
     stream.reserve()
     stream._cache.place([*range(NUM_ROWS)], 1, META)
     tokens = torch.zeros(NUM_ROWS, 1, dtype=torch.int64, device=META)
-    stream._backbone(tokens, tokens, None, stream._cache)
+    stream.backbone(tokens, tokens, None, stream._cache)
     return stream
 
 
