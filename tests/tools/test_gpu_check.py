@@ -100,7 +100,7 @@ def test_shares_are_compiled_beside_each_other(tmp_path, monkeypatch):
 
 
 def test_by_default_a_process_begins_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "tasks_of", lambda part: [Task(part, "ends", 60.0, iter)])
+    monkeypatch.setattr(program, "tasks_of", lambda part: [Task(part, "ends", 300.0, iter)])
     assert check_gpu(["decode"], tmp_path / "check.json", runner=Runner(SMALL, break_down)) == 0
     assert rows_of(tmp_path / "check.json", "decode")["ends"]["status"] == "passed"
 
