@@ -21,6 +21,8 @@ Rows = list[dict[str, Any]]
 SAFE, RISKY = "p_s", "p_r"
 """Names of the settings that are one model alone."""
 CLAIMS = "claims"
+BEGIN_SECONDS = 600.0
+"""How long processes wait for the first one to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,21 @@ class Steps:
             raise ValueError(
                 f"{folder} holds files that are no {owner}'s: name another folder with --output"
             )
-        self._save()  # from here on the folder is this run's, however it ends
+        else:
+            self._save()  # from here on the folder is this run's, however it ends
+
+    @classmethod
+    def begun_elsewhere(cls, folder: Path, settings: str, *, owner: str) -> "Steps":
+        """The steps that another process begins in the folder, which this one only reads.
+
+        Raises ValueError as `Steps` does, and where nothing begins within BEGIN_SECONDS.
+        """
+        deadline = time.monotonic() + BEGIN_SECONDS
+        while not (folder / "steps.json").exists():
+            if time.monotonic() > deadline:
+                raise ValueError(f"the first process has begun no {owner} in {folder}")
+            time.sleep(0.1)
+        return cls(folder, settings, owner=owner)
 
     def run(self, name: str, work: Callable[[], None]) -> None:
         """Do `work` unless it was finished before; it must be safe to start again."""

@@ -4,8 +4,8 @@ A measure takes an experiment with its recorded rows, and the pair, and gives ro
 one is a function here or in a file of its own, and a line in MEASURES.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cache, partial
 from typing import Final
 
@@ -65,7 +65,10 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
         for name in tqdm(experiment.held_out, f"bits per byte, {setting.name}"):
             passages, found = excerpts_of(name)
             result = utility(decoder, passages, **passages_for(setting, found))
-            rows.append({"setting": setting.name, "held_out": name, **asdict(result)})
+            # A rule may give a text no probability; JSON has no infinity.
+            nats = [each if math.isfinite(each) else None for each in result.nats]
+            key = {"setting": setting.name, "held_out": name}
+            rows.append({**key, "nats": nats, "num_bytes": result.num_bytes})
         experiment.write_rows(_utility_rows(setting), rows)
 
     def task(setting: Setting) -> Task:
