@@ -184,6 +184,12 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--preset": ("huge", ""),
         "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),
     },
+    "sweep": {
+        "": (
+            *("", "{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}", "{toml_broken}"),
+            *("{toml_circle} --dry-run", "{toml_odd} --inputs", "{toml_odd} --output"),
+        ),
+    },
     "lm-eval": {"": ("--nonsense", "nonsense", "run --limit x", "run --model", "validate")},
     "gpu-check": {
         "--part": ("all-of-it",),
