@@ -68,7 +68,10 @@ GROUPS = {
         **_commands(
             "commands.{}",
             "commands.{}",
-            {"calibrate": "the largest k that keeps copying within a target"},
+            {
+                "sweep": "every method of a file on one pair: texts, tables, pictures",
+                "calibrate": "the largest k that keeps copying within a target",
+            },
         ),
         **_commands(
             "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}

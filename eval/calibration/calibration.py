@@ -12,7 +12,7 @@ import numpy as np
 from ... import Anchored, ModelPair, RiskyOnly, SafeOnly
 from ..copying.metrics import METRICS
 from ..experiments.experiment import RISKY, SAFE, Experiment, Setting
-from ..experiments.generations import generate_all, read_generations
+from ..experiments.generations import generate_all, read_all_prompts, read_generations
 from ..statistics import SeedStatistics, over_seeds
 from .target import Copied, Figure, Target, copied_in
 
@@ -237,6 +237,7 @@ class _Generations:
     def __init__(self, calibration: Calibration, experiment: Experiment, pair: ModelPair) -> None:
         self._calibration, self._experiment, self._pair = calibration, experiment, pair
         self._copied: dict[str, Copied] = {}
+        read_all_prompts(experiment, pair)
 
     def alone(self) -> tuple[Measured, Measured]:
         """The safe and the risky model."""
@@ -274,12 +275,11 @@ class _Generations:
         target, others = self._calibration.target, np.arange(len(self._experiment.seeds)) != place
         by_k = {k: self.copied(self._calibration.setting(k)) for k in ks}
         is_met = {
-            k: target.is_met(target.figure(own[:, others], **self._both(others)))
-            for k, own in by_k.items()
+            k: target.is_met_by(own[:, others], **self._both(others)) for k, own in by_k.items()
         }
         k, _ = bracket(is_met)
         chosen = self._both()["safe"] if k is None else by_k[k]
-        return target.figure(chosen[:, ~others], **self._both(~others)).value
+        return target.value_of(chosen[:, ~others], **self._both(~others))
 
     def _both(self, seeds: Any = slice(None)) -> dict[str, Copied]:
         return {

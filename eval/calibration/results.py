@@ -17,6 +17,7 @@ from .target import TITLES, Target
 
 SCHEMA = "anchored-calibration/1"
 NAME = "calibration"
+SUFFIXES = (".png", ".svg")
 _FRESH = " (fresh seeds)"
 
 
@@ -40,7 +41,7 @@ def write_results(
     lines = [tables.markdown_table(_rows(calibration, calibrated), _columns(calibration.target))]
     lines += ["", *verdict(calibration, calibrated, symbol=symbol)]
     write_durably(folder / f"{NAME}.md", "\n".join(lines) + "\n")
-    for suffix in (".png", ".svg"):
+    for suffix in SUFFIXES:
         _draw(calibration, calibrated, folder / f"{NAME}{suffix}", symbol)
 
 
@@ -117,6 +118,7 @@ def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
         "seeds": list(experiment.seeds),
         "check_seeds": list(check),
         "max_new_tokens": experiment.max_new_tokens,
+        "temperature": experiment.temperature,
         "repetition_penalty": experiment.repetition_penalty,
     }
 

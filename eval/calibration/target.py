@@ -82,23 +82,35 @@ class Target:
         risky model copies no more than the safe one counts as the worst.
         """
         num_prompts = len(setting)
-        means = [copied.mean(1) for copied in (setting, risky, safe)]
-        value_of = self._reduction if self.is_reduction else self._mean
-        (value,) = value_of(np.full((1, num_prompts), 1.0 / num_prompts), *means)
         shares = resampled_shares(num_prompts, num_resamples=NUM_RESAMPLES)
-        values = np.nan_to_num(value_of(shares, *means), nan=-math.inf, neginf=-math.inf)
+        values = np.nan_to_num(self._values(shares, setting, safe, risky), nan=-math.inf)
         low, high = bootstrap_interval(values, count=num_prompts, confidence=self.confidence)
-        return Figure(float(value), low, high)
+        return Figure(self.value_of(setting, safe=safe, risky=risky), low, high)
 
-    def _mean(self, shares: Copied, setting: Copied, risky: Copied, safe: Copied) -> Copied:
-        """(R,) for shares (R, P) and means by prompt (P, M)."""
-        return shares @ setting[:, METRICS.index(self.metric)]
+    def value_of(self, setting: Copied, *, safe: Copied, risky: Copied) -> float:
+        """The figure without its interval, which is most of the work."""
+        shares = np.full((1, len(setting)), 1.0 / len(setting))
+        return float(self._values(shares, setting, safe, risky)[0])
 
-    def _reduction(self, shares: Copied, *by_prompt: Copied) -> Copied:
-        """(R,), nan where no metric has a gap to close."""
-        rows = zip(*(shares @ means for means in by_prompt), strict=True)
-        named = ([dict(zip(METRICS, row.tolist(), strict=True)) for row in trio] for trio in rows)
-        return np.array([copying_reduction(m, risky=r, safe=s).mean for m, r, s in named])
+    def is_met_by(self, setting: Copied, *, safe: Copied, risky: Copied) -> bool:
+        """`is_met` of the figure of a setting."""
+        if self.is_strict:
+            return self.is_met(self.figure(setting, safe=safe, risky=risky))
+        value = self.value_of(setting, safe=safe, risky=risky)
+        return self.is_met(Figure(value, value, value))
+
+    def _values(self, shares: Copied, *settings: Copied) -> Copied:
+        """(R,) for shares (R, P) of the prompts; nan where nothing has a gap to close.
+
+        settings: the one that is judged, the safe and the risky model.
+        """
+        means = [shares @ copied.mean(1) for copied in settings]
+        if not self.is_reduction:
+            return means[0][:, METRICS.index(self.metric)]
+        named = ([dict(zip(METRICS, row.tolist(), strict=True)) for row in rows] for rows in means)
+        return np.array(
+            [copying_reduction(m, safe=s, risky=r).mean for m, s, r in zip(*named, strict=True)]
+        )
 
 
 def copied_in(experiment: Experiment, setting: Setting) -> Copied:

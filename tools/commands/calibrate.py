@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import anchored
+from anchored.decode.settings import LevelName, SamplingConfig
 
-from .files import PromptLine, check_input, read_prompts
+from .files import check_input
 from .options import ModelOptions
 
 if TYPE_CHECKING:
     from anchored.eval.calibration.calibration import Calibration
-    from anchored.eval.experiments.experiment import Prompt
 
 HIGH_PROTECTION = 0.75
 """The NCR that the paper calls high protection."""
@@ -29,7 +29,7 @@ class CalibrateConfig(ModelOptions):
     """
 
     prompt_file: Path
-    """JSON lines, {"prompt": ..., "reference": ..., optional "id", "title"}, or - for stdin."""
+    """JSON lines, {"id": ..., "prompt": ..., "reference": ..., optional "title"}."""
     output: Path = Path("runs/calibration")
     """Folder of generations, ledgers, calibration.json, table and picture."""
     metric: Literal["ncr", "word_lcs", "char_lcs", "word_acs"] = "ncr"
@@ -58,17 +58,25 @@ class CalibrateConfig(ModelOptions):
     budget: Literal["adaptive", "global", "fixed"] = "adaptive"
     max_new_tokens: int = 200
     """Horizon of the budget, and length of what is compared; four bytes each at byte level."""
+    temperature: float = 0.7
     repetition_penalty: float = 1.1
+    level: LevelName | Literal["auto"] = "auto"
+    """What is decoded step by step; auto takes tokens where the tokenizers share them."""
     batch_size: int = 16
     """Texts that are decoded together."""
 
     def __post_init__(self) -> None:
         ModelOptions.__post_init__(self)
-        if str(self.prompt_file) != "-":
-            check_input(self.prompt_file)
+        check_input(self.prompt_file)
+        SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
+        if self.tp_size > 1:
+            raise ValueError(f"calibrate runs in one process, got --tp-size {self.tp_size}")
         if self.target is None and self.metric != "ncr":
             raise ValueError(f"--metric {self.metric} needs a --target")
-        for name, least in (("seeds", 1), ("check_seeds", 0), ("max_new_tokens", 1)):
+        for name, least in (
+            *(("seeds", 1), ("check_seeds", 0)),
+            *(("max_new_tokens", 1), ("batch_size", 1)),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
@@ -78,6 +86,7 @@ def run(config: CalibrateConfig) -> int:
     from anchored.eval.calibration import calibration as calibrating
     from anchored.eval.calibration.results import report, write_results
     from anchored.eval.experiments.experiment import Steps
+    from anchored.eval.experiments.generations import is_at_bytes
 
     calibration = _calibration(config)
     pair = config.pair()
@@ -86,11 +95,12 @@ def run(config: CalibrateConfig) -> int:
     experiment, rule = calibration.experiment, calibration.rule_settings
     prompts = [[each.id, each.prompt, each.reference] for each in experiment.prompts]
     decides = [fingerprints, prompts, config.seeds, config.max_new_tokens, rule]
-    decides += [config.repetition_penalty, experiment.copying.metric_set]
+    decides += [config.temperature, config.repetition_penalty, config.level]
+    decides += [experiment.copying.metric_set]
     Steps(config.output, json.dumps(decides), owner="calibration")
     logging.getLogger(calibrating.__name__).setLevel(logging.INFO)
     calibrated = calibrating.calibrate(calibration, pair)
-    symbol = "token" if pair.shares_tokens else "byte"
+    symbol = "byte" if is_at_bytes(experiment, pair) else "token"
     about = {"models": fingerprints}
     write_results(calibration, calibrated, symbol=symbol, about=about)
     print(report(calibration, calibrated, symbol=symbol))
@@ -103,20 +113,22 @@ def _calibration(config: CalibrateConfig) -> "Calibration":
     from anchored.eval.calibration.calibration import Calibration, Search
     from anchored.eval.calibration.target import Target
     from anchored.eval.experiments.experiment import Experiment
+    from anchored.eval.experiments.sweep import load_prompts
 
     return Calibration(
         experiment=Experiment(
             folder=config.output,
-            prompts=_prompts(read_prompts(config.prompt_file)),
+            prompts=load_prompts(config.prompt_file),
             settings=(),
             seeds=list(range(config.seeds)),
             max_new_tokens=config.max_new_tokens,
             repetition_penalty=config.repetition_penalty,
+            temperature=config.temperature,
+            level=config.level,
             held_out={},
             extra="",
             num_excerpts=0,
             excerpt_tokens=0,
-            task_folder=config.output,
             batch_size=config.batch_size,
         ),
         rule=anchored.Anchored(
@@ -139,24 +151,3 @@ def _calibration(config: CalibrateConfig) -> "Calibration":
         ),
         num_check_seeds=config.check_seeds,
     )
-
-
-def _prompts(lines: list[PromptLine]) -> "list[Prompt]":
-    """Raises ValueError for a line without a reference, or with an id that names no file."""
-    from anchored.eval.experiments.experiment import Prompt
-
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.reference:
-            raise ValueError(
-                f'prompt {number} of {len(lines)} has no "reference": how the text goes on that '
-                "must not be copied"
-            )
-        own = str(number if line.id is None else line.id)
-        title = line.title or own
-        prompts.append(Prompt(id=own, title=title, prompt=line.prompt, reference=line.reference))
-    ids = [prompt.id for prompt in prompts]
-    for own in ids:
-        if "/" in own or own in (".", "..") or ids.count(own) > 1:
-            raise ValueError(f"an id must be one prompt's own and hold no slash, got {own!r}")
-    return prompts

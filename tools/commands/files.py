@@ -17,8 +17,6 @@ PROMPT_KINDS: dict[str, tuple[type, ...]] = {
     "passage": (str,),
     "passage_id": (str, int),
     "score": (int, float),
-    "reference": (str,),
-    "title": (str,),
 }
 
 
@@ -95,10 +93,6 @@ class PromptLine:
     """Its name in the corpus."""
     score: float | None = None
     """How well it matched the prompt."""
-    reference: str | None = None
-    """How the text goes on that the prompt is from."""
-    title: str | None = None
-    """Of that text."""
 
     def record(self) -> dict[str, Any]:
         """What was given, as JSON values."""
