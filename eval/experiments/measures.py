@@ -90,7 +90,8 @@ def _excerpts(
     found = excerpts(pair.tokenizer, texts, num_tokens=experiment.excerpt_tokens)
     stride = max(1, len(found) // experiment.num_excerpts)
     found = found[::stride][: experiment.num_excerpts]
-    prompts = [pair.tokenizer.decode(e.prompt_token_ids, skip_special_tokens=True) for e in found]
+    tokens = [excerpt.prompt_token_ids for excerpt in found]
+    prompts = [str(pair.tokenizer.decode(ids, skip_special_tokens=True)) for ids in tokens]
     nearest: list[str | None] = [None] * len(found)
     if experiment.index is not None:
         nearest = [passage.text for passage in experiment.index.search(prompts)]

@@ -170,7 +170,7 @@ def _pictures(folder: Path, extra: str) -> Pictures:
     }
     if "trajectories" in results:
         trajectories = [BudgetTrajectory(**trajectory) for trajectory in results["trajectories"]]
-        pictures["budgets"] = lambda path: curves.plot_budgettrajectories(
+        pictures["budgets"] = lambda path: curves.plot_budget_trajectories(
             trajectories, path, symbol=symbol
         )
     if "losses" in results:

@@ -77,10 +77,9 @@ class Method:
         """(what tells a setting from the method's others, its settings)."""
         swept = {name: own for name, own in self.settings.items() if isinstance(own, list)}
         for name, values in swept.items():
-            if not values:
-                raise ValueError(f"{self.label}: the list of {name} is empty")
-        for values in itertools.product(*swept.values()):
-            chosen = dict(zip(swept, values, strict=True))
+            _require(bool(values), f"{self.label}: the list of {name} is empty")
+        for combination in itertools.product(*swept.values()):
+            chosen = dict(zip(swept, combination, strict=True))
             yield ", ".join(f"{n}={_shown(v)}" for n, v in chosen.items()), self.settings | chosen
 
 

@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: results.json, the paper's tables and pictures, and a page of texts."""
+"""What a sweep leaves behind: results.json, the paper's tables and pictures, a page of texts."""
 
 import json
 import math
@@ -10,6 +10,7 @@ from typing import Any
 from ...durable_files import write_durably
 from ..copying.ncr import high_protection
 from ..environment import environment_record
+from ..figures.style import Role
 from ..figures.trade_off import TradeOffPoint, plot_methods
 from ..report import tables
 from ..report.tables import Column, Parts
@@ -116,7 +117,7 @@ def _point(row: dict[str, Any], about: Mapping[str, Any], extra: str) -> TradeOf
     if row["method"] in (SAFE, RISKY):
         return replace(point, label="", method=row["method"])
     suffix = row["setting"].removeprefix(row["method"]).lstrip(", ")
-    role = "anchored" if about["is_swept"] else "baseline"
+    role: Role = "anchored" if about["is_swept"] else "baseline"
     return replace(point, label=suffix, role=role, method=row["method"])
 
 
@@ -152,7 +153,7 @@ def _slim(row: dict[str, Any]) -> dict[str, Any]:
 
 def _protected(summaries: Sequence[SettingSummary], extra: str) -> dict[str, SettingSummary | None]:
     """By method its best setting at high protection; fewer bits per byte are better."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "method": summary.setting.method,
             "ncr": summary.ncr.mean,
@@ -162,7 +163,7 @@ def _protected(summaries: Sequence[SettingSummary], extra: str) -> dict[str, Set
         for summary in summaries
     ]
     best = high_protection(rows, utility="utility")
-    return {method: row and row["summary"] for method, row in best.items()}
+    return {method: None if row is None else row["summary"] for method, row in best.items()}
 
 
 def _protected_columns(experiment: Experiment) -> list[Column]:

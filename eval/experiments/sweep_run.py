@@ -61,7 +61,11 @@ def _opened(
 
 def _index(corpus: Path, folder: Path, *, claims: Path) -> WordIndex:
     """Made by one process, opened by all."""
-    share([Task("index", folder.exists, lambda: WordIndex(corpus, folder))], claims)
+
+    def make() -> None:
+        WordIndex(corpus, folder)
+
+    share([Task("index", folder.exists, make)], claims)
     return WordIndex(corpus, folder)
 
 
@@ -75,5 +79,5 @@ def _where_to_look(folder: Path, seconds: float) -> str:
   {folder}/high_protection.md, .tex, .csv  the best setting of each method that protects
   {folder}/methods.png                     copying against utility, the Pareto front marked
   {folder}/side_by_side.html               the texts, copied words and risky tokens marked
-  {folder}/results.json                    every figure; generations/, ledgers/: what it follows from
+  {folder}/results.json                    every figure; it follows from generations/, ledgers/
 """

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.axes import Axes
 
@@ -191,7 +191,7 @@ def plot_methods(
         raise ValueError("a picture of methods needs at least one point, got none")
     looks = _looks(points)
     caption = _trade_off_caption(points, num_seeds)
-    caption += " Rings and dots: what no other setting of the panel betters (Pareto front)."
+    caption += "\nRings and dots: what no other setting of the panel betters (Pareto front)."
     with figure_style():
         figure = new_figure(2.2 + 4.6 * len(panels), 5.6, title=title, caption=caption)
         axes_of = list(figure.subplots(1, len(panels), squeeze=False).flat)
@@ -205,22 +205,22 @@ def plot_methods(
             for axes in axes_of
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=5)
+        names = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
+        shown = [handles[name] for name in names]
+        figure.legend(shown, names, loc="outside lower center", ncols=5)
         for axes, own in zip(axes_of, panels.values(), strict=True):
             _label_panel(axes, _placed(own))
         save_figure(figure, path)
 
 
+_FRONT: Final = "Pareto front"
+_COLOURS: Final = (PURPLE, ORANGE, SKY, BLACK)
 _METHOD_LOOKS: Final = tuple(
     (colour, marker)
-    for marker, colours in (
-        ("^", (PURPLE, ORANGE, SKY, BLACK)),
-        ("v", (SKY, PURPLE, BLACK, ORANGE)),
-        ("P", (ORANGE, BLACK, PURPLE, SKY)),
-        ("X", (BLACK, SKY, ORANGE, PURPLE)),
-    )
-    for colour in colours
+    for turn in range(4)
+    for colour, marker in zip(_COLOURS, "^vPX"[turn:] + "^vPX"[:turn], strict=True)
 )
+"""Colours come again, with another marker, where there are more methods than colours."""
 
 
 def _looks(points: Sequence[TradeOffPoint]) -> dict[str, tuple[str, str]]:
@@ -248,12 +248,14 @@ def _draw_panel(
     for method, own in _by_method(points).items():
         _draw_points(axes, own, *looks[method], "-", method)
     front = [(point.ncr, point.bits_per_byte) for point in pareto_front(points)]
-    ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "linestyle": ":"}
-    axes.plot(*zip(*front, strict=True), color=GREY, linewidth=1, label="Pareto front", **ring)
+    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
+    x, y = ([point[place] for point in front] for place in (0, 1))
+    axes.plot(x, y, ":", color=GREY, linewidth=1, label=_FRONT, **ring)
     _draw_high_protection(axes)
     axes.margins(0.1)
-    right = max(axes.get_xlim()[1], HIGH_PROTECTION)
-    axes.axvspan(HIGH_PROTECTION, right, color=GREY, alpha=0.07, linewidth=0)
+    limits = axes.get_xlim()
+    axes.axvspan(HIGH_PROTECTION, max(limits), color=GREY, alpha=0.07, linewidth=0)
+    axes.set_xlim(limits)
     axes.invert_yaxis()
 
 

@@ -105,11 +105,14 @@ def _csv_names(key: str, spread: set[str]) -> list[str]:
 
 
 def _csv_cells(cell: Cell, has_spread: bool) -> Iterator[str | int | float]:
-    is_spread = isinstance(cell, SeedStatistics | NcrStatistics)
-    figures = [cell.mean, cell.std] if is_spread else [cell, None][: 1 + has_spread]
+    figures: list[str | int | float | None]
+    if isinstance(cell, SeedStatistics | NcrStatistics):
+        figures = [cell.mean, cell.std]
+    else:
+        figures = [cell, None] if has_spread else [cell]
     for each in figures:
         is_undefined = each is None or (isinstance(each, float) and math.isnan(each))
-        yield "" if is_undefined else each
+        yield "" if is_undefined or each is None else each
 
 
 def _cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[list[str]]:
