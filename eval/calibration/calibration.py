@@ -132,7 +132,8 @@ class Calibrated:
     curve: list[Measured]
     """Every measured k, ascending."""
     expected: SeedStatistics | None
-    """The figure of a seed at the k that the other seeds choose, over all seeds; None for one."""
+    """The figure of `k` less what choosing adds to it, which each seed tells by how far it is from
+    what the others choose by; None for a single seed."""
     check: Measured | None
     """The chosen k on seeds that it was not chosen by."""
 
@@ -170,7 +171,7 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
         k=low,
         alone=alone,
         curve=[curve[k] for k in sorted(curve)],
-        expected=generations.left_out(sorted(curve)),
+        expected=generations.expected(low, sorted(curve)),
         check=_check(calibration, low, pair),
     )
 
@@ -264,22 +265,31 @@ class _Generations:
             spent=_mean(rows, "spent"),
         )
 
-    def left_out(self, ks: list[float]) -> SeedStatistics | None:
-        """What a seed gives that had no say in the choice: each in turn, at the others' k."""
+    def expected(self, k: float, ks: list[float]) -> SeedStatistics | None:
+        """The figure of `k`, less what choosing adds to it: over seeds, None for a single one."""
         num_seeds = len(self._experiment.seeds)
         if num_seeds < 2:
             return None
-        return over_seeds([self._left_out(place, ks) for place in range(num_seeds)])
+        target, chosen = self._calibration.target, self._by_k(k)
+        value = target.value_of(chosen, **self._both())
+        return over_seeds([value - self._optimism(place, ks) for place in range(num_seeds)])
 
-    def _left_out(self, place: int, ks: list[float]) -> float:
+    def _optimism(self, place: int, ks: list[float]) -> float:
+        """How far the figure of the k that the other seeds choose is above that of this seed.
+
+        At one k: which ones are measured decides what the seeds can choose.
+        """
         target, others = self._calibration.target, np.arange(len(self._experiment.seeds)) != place
-        by_k = {k: self.copied(self._calibration.setting(k)) for k in ks}
-        is_met = {
-            k: target.is_met_by(own[:, others], **self._both(others)) for k, own in by_k.items()
-        }
+        is_met = {k: target.is_met_by(self._by_k(k)[:, others], **self._both(others)) for k in ks}
         k, _ = bracket(is_met)
-        chosen = self._both()["safe"] if k is None else by_k[k]
-        return target.value_of(chosen[:, ~others], **self._both(~others))
+        chosen = self._by_k(min(ks) if k is None else k)
+        own, theirs = (
+            target.value_of(chosen[:, seeds], **self._both(seeds)) for seeds in (~others, others)
+        )
+        return theirs - own
+
+    def _by_k(self, k: float) -> Copied:
+        return self.copied(self._calibration.setting(k))
 
     def _both(self, seeds: Any = slice(None)) -> dict[str, Copied]:
         return {

@@ -63,8 +63,7 @@ def verdict(calibration: Calibration, calibrated: Calibrated, *, symbol: str) ->
         mean, std, count = calibrated.expected
         spread = "" if math.isnan(std) else f" (standard deviation {std:.2g})"
         lines.append(
-            f"Expected of a fresh seed: {mean:.3g}{spread}, over {count} seeds, each at the k that "
-            "the others choose."
+            f"Expected of a fresh seed: {mean:.3g}{spread}, by leaving out each of {count} seeds."
         )
     if calibrated.check is not None:
         met = "met" if calibrated.check.is_met else "MISSED"

@@ -59,6 +59,13 @@ def test_strictness_asks_the_worse_end_of_the_interval():
     assert not Target(metric="word_lcs", value=6.0, is_strict=True).is_met(copy)
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("value", [0.5, 0.81, 0.9])
+def test_generations_meet_what_their_figure_meets(is_strict, value):
+    both, target = {"safe": SAFE, "risky": RISKY}, Target(value=value, is_strict=is_strict)
+    assert target.is_met_by(MIDDLE, **both) == target.is_met(target.figure(MIDDLE, **both))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
