@@ -64,9 +64,19 @@ GROUPS = {
             "export": "a training checkpoint as a Hugging Face folder",
         },
     ),
-    "evaluate": _commands(
-        "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
-    ),
+    "evaluate": {
+        **_commands(
+            "commands.measure",
+            "commands.measure",
+            {
+                "measure copying": "what recorded texts copy of their references",
+                "measure nonliteral": "characters that recorded texts take over",
+            },
+        ),
+        **_commands(
+            "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
+        ),
+    },
     "benchmark": {
         "gpu-check": Command(
             "gpu_check.__main__", "", "correctness and speed on this machine's GPU"
