@@ -74,6 +74,14 @@ GROUPS = {
             },
         ),
         **_commands(
+            "commands.measure",
+            "commands.measure",
+            {
+                "measure copying": "what recorded texts copy of their references",
+                "measure nonliteral": "characters that recorded texts take over",
+            },
+        ),
+        **_commands(
             "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
         ),
     },
