@@ -158,7 +158,7 @@ def score_batch(
     longest = max(len(request.longest_prompt) for request in requests)
     streams = level.open_streams(
         len(prompts),
-        longest + max(map(len, continuations)),
+        longest + max(map(len, continuations)) - 1,  # the last symbols are not read
         sampling,
         scores_prompts=asks_for_ratios(level, rule),
         readings=rule.streams,

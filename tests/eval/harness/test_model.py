@@ -148,7 +148,7 @@ def test_long_contexts_are_cut_at_the_left_with_one_warning(safe_lm, pair, caplo
             [(None, long, continuation), (None, long, continuation)], disable_tqdm=True
         )
     assert caplog.messages == ["2 contexts were cut at the left to fit the models' context"]
-    expected, _ = hand_log_likelihood(pair.safe, long[-126:], continuation)
+    expected, _ = hand_log_likelihood(pair.safe, long[-127:], continuation)
     assert [a for a, _ in answers] == pytest.approx([expected] * 2, abs=1e-9)
 
 
@@ -156,7 +156,7 @@ def test_long_contexts_are_cut_at_the_left_with_one_warning(safe_lm, pair, caplo
     ("strings", "context", "continuation", "message"),
     [
         (("la", "mp"), [0, 5], [], "has no token of its own"),  # it merges into the context
-        (None, [0], [5] * 128, "128 tokens leaves no room for context"),
+        (None, [0], [5] * 129, "129 tokens leaves no room for context"),
     ],
 )
 def test_continuations_that_cannot_be_scored_are_refused(
@@ -179,19 +179,21 @@ def test_generations_that_cannot_be_are_refused(safe_lm, settings, message):
 
 
 def test_rolling_scores_a_short_text_after_begin_of_text(safe_lm, pair):
-    tokens = pair.tokenizer(CONTEXT, add_special_tokens=False)["input_ids"]
-    expected, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens)
+    begin = pair.tokenizer.bos_token_id  # which the tokenizer puts before the text once more
+    tokens = pair.tokenizer(CONTEXT)["input_ids"]
+    expected, _ = hand_log_likelihood(pair.safe, [begin], tokens)
+    empty, _ = hand_log_likelihood(pair.safe, [begin], [begin])
     answers = safe_lm.loglikelihood_rolling([request(CONTEXT), request("")], disable_tqdm=True)
-    assert answers == pytest.approx([expected, 0.0], abs=1e-9)
+    assert answers == pytest.approx([expected, empty], abs=1e-9)
 
 
 def test_rolling_scores_every_token_of_a_long_text_once(safe_lm, pair):
     text = " ".join(f"{number} waves" for number in range(28))
-    tokens = pair.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert 128 < len(tokens) < 2 * 127  # two windows
-    first, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens[:127])
-    last = tokens[127:]
-    context = tokens[len(tokens) - 128 : 127]  # as much as fits with the rest
+    tokens = pair.tokenizer(text)["input_ids"]
+    assert 129 < len(tokens) < 2 * 128  # two windows
+    first, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens[:128])
+    last = tokens[128:]
+    context = tokens[len(tokens) - 129 : 128]  # as much as fits with the rest
     second, _ = hand_log_likelihood(pair.safe, context, last)
     (total,) = safe_lm.loglikelihood_rolling([request(text)], disable_tqdm=True)
     assert total == pytest.approx(first + second, abs=1e-9)
@@ -200,7 +202,7 @@ def test_rolling_scores_every_token_of_a_long_text_once(safe_lm, pair):
 def test_failed_requests_are_refused_rather_than_averaged(safe_lm, monkeypatch):
     broken = SimpleNamespace(error="the safe model's logits are NaN")
     monkeypatch.setattr(safe_lm.decoder, "score", lambda *_, **__: [broken])
-    monkeypatch.setattr(safe_lm.decoder, "generate", lambda *_, **__: [broken])
+    monkeypatch.setattr(safe_lm.decoder, "generate_each", lambda *_, **__: [(0, broken)])
     with pytest.raises(ValueError, match="request 0 cannot be scored: the safe model's logits"):
         likelihoods(safe_lm, ("a", " b"))
     with pytest.raises(ValueError, match="request 0 cannot be generated: the safe model's logits"):
@@ -261,9 +263,9 @@ def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch):
 
     def generate(prompts, **settings):
         calls.append(settings)
-        return [SimpleNamespace(text="", error="") for _ in prompts]
+        return [(place, SimpleNamespace(text="", error="")) for place in range(len(prompts))]
 
-    monkeypatch.setattr(safe_lm.decoder, "generate", generate)
+    monkeypatch.setattr(safe_lm.decoder, "generate_each", generate)
     for gen_kwargs in (
         {"until": "\n"},
         {"do_sample": True},
