@@ -238,6 +238,8 @@ class Decoder:
         for request, error in refusals:
             budget = budget_without_debt(request, self.rule)
             scores[request.index] = Score.of(budget, targets[request.index], error)
+        # Equal prompts side by side: they are read once.
+        fitting.sort(key=lambda request: (request.prompt_token_ids, -request.max_new_tokens))
         title = progress if isinstance(progress, str) else "score"
         for batch in tqdm(self._batches(fitting), title, unit="batch", disable=not progress):
             tokens_of_batch = [targets[request.index] for request in batch]
@@ -296,11 +298,11 @@ class Decoder:
         return fitting, [(request, error) for request, error in errors if error]
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
-        """By prompt length and horizon, longest first, so that those read together are padded little.
+        """By prompt length, longest first, so that prompts read together need little padding.
 
         One request each where the models decode texts of such lengths one at a time.
         """
-        ordered = sorted(requests, key=lambda r: (-len(r.prompt_token_ids), -r.max_new_tokens))
+        ordered = sorted(requests, key=lambda request: -len(request.prompt_token_ids))
         longest = max((len(request.longest_prompt) for request in requests), default=0)
         longest += max((request.max_new_tokens for request in requests), default=0)
         size = self.batch_size if self.level.rows_can_share(longest) else 1

@@ -202,7 +202,7 @@ class AnchoredLM(TemplateLM):
         contexts = self._fitted_contexts(requests)
         answers: dict[int, LogLikelihood] = {}
         with self._bar("loglikelihood", len(requests), disable_tqdm) as bar:
-            for block in self._blocks([len(context) for context in contexts]):
+            for block in self._blocks(contexts):
                 targets = [requests[i][2] for i in block]
                 scores = self.decoder.score(
                     [contexts[i] for i in block], targets, horizon=[len(t) for t in targets]
@@ -266,9 +266,12 @@ class AnchoredLM(TemplateLM):
     def _bar(self, title: str, total: int, is_off: bool) -> tqdm:
         return tqdm(total=total, desc=title, disable=is_off or self.rank != 0)
 
-    def _blocks(self, lengths: list[int]) -> Iterable[list[int]]:
-        """Indices in blocks of several batches, longest first: what lacks memory lacks it soon."""
-        ordered = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    def _blocks(self, contexts: Sequence[list[int]]) -> Iterable[list[int]]:
+        """Indices in blocks of several batches, longest first: what lacks memory lacks it soon.
+
+        Equal contexts side by side: a decoder reads them once.
+        """
+        ordered = sorted(range(len(contexts)), key=lambda i: (-len(contexts[i]), contexts[i]))
         size = BLOCK_BATCHES * self.decoder.batch_size
         return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
