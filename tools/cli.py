@@ -64,9 +64,16 @@ GROUPS = {
             "export": "a training checkpoint as a Hugging Face folder",
         },
     ),
-    "evaluate": _commands(
-        "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
-    ),
+    "evaluate": {
+        **_commands(
+            "commands.{}",
+            "commands.{}",
+            {"sweep": "every method of a file on one pair: texts, tables, pictures"},
+        ),
+        **_commands(
+            "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
+        ),
+    },
     "benchmark": {
         "gpu-check": Command(
             "gpu_check.__main__", "", "correctness and speed on this machine's GPU"

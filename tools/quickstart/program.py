@@ -23,6 +23,7 @@ from .corpus import EXTRA, read
 from .findings import findings
 from .multiple_choice import EXTRA_TASK, MIXTURE_TASK, write_tasks
 from .preset import RUNS, Folders, Preset, load_preset, run_config
+from .protected_works import write_inputs
 
 RESULTS_SCHEMA = "anchored-quickstart/1"
 
@@ -57,6 +58,7 @@ def run(config: QuickstartConfig) -> int:
 
 def _train(steps: Steps, folders: Folders, preset: Preset) -> None:
     steps.run("gather text", lambda: training.gather_corpus(folders, preset))
+    steps.run("write prompts", lambda: write_inputs(preset.works(), folders.prompts, folders.works))
     steps.run("train tokenizers", lambda: training.make_tokenizers(folders, preset))
     steps.run("tokenize", lambda: training.tokenize(folders, preset))
     for name in RUNS:
