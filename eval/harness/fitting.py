@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from ...decode.byte.byte_level import BYTES_PER_TOKEN
 from ...decode.levels.level import Level
 
 Split = tuple[list[int], list[int]]
@@ -83,7 +84,11 @@ class ByteFitting(Fitting):
         self._level = level
 
     def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
-        return self._end_of(context, [], self._level.horizon(max_new_tokens, None))
+        num_new = self._level.horizon(max_new_tokens, None)
+        try:  # every new byte a token: a text that outgrows a model would end the evaluation
+            return self._end_of(context, [], BYTES_PER_TOKEN * num_new)
+        except ValueError:
+            return self._end_of(context, [], num_new)
 
     def windows(self, symbols: list[int], prefix: int) -> list[Split]:
         return list(self._windows(symbols, prefix))
@@ -119,7 +124,9 @@ class ByteFitting(Fitting):
             )
         return context[starts[cut] :]
 
-    def _fits(self, context: list[int], continuation: list[int], num_new: int = SPARE_BYTES) -> bool:
+    def _fits(
+        self, context: list[int], continuation: list[int], num_new: int = SPARE_BYTES
+    ) -> bool:
         """Counted as a whole text, and as the decoder does before it reads the continuation."""
         too_long = self._level.too_long
         return not (

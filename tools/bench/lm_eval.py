@@ -1,5 +1,6 @@
 """A pair as a model of lm-eval beside lm-eval's own model, which runs each of the two alone."""
 
+import logging
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ LETTERS = 4
 def run(config: BenchLmEvalConfig) -> int:
     """Print one table and return 0."""
     check_presence(config.device)
+    logging.getLogger("anchored").setLevel(logging.ERROR)  # greedy decoding is no news here
     print(
         f"{config}, batch {config.batch_size}, {torch.get_num_threads()} threads, torch "
         f"{torch.__version__}, k = {config.k}: {_clock_name(config)} seconds, median of "
@@ -69,16 +71,14 @@ def _models(pair: ModelPair, config: BenchLmEvalConfig) -> dict[str, Any]:
     decoder = Decoder(pair, Anchored(k=config.k), batch_size=config.batch_size)
     tokenizer: PreTrainedTokenizerFast = pair.tokenizer
     own = {
-        name: HFLM(
-            model, tokenizer=tokenizer, batch_size=config.batch_size, device=config.device
-        )
+        name: HFLM(model, tokenizer=tokenizer, batch_size=config.batch_size, device=config.device)
         for name, model in pair.models.items()
     }
     return {**own, "pair": AnchoredLM(decoder)}
 
 
 def _requests(config: BenchLmEvalConfig) -> dict[str, tuple[str, Requests]]:
-    """By kind: the method that answers, and what it is asked. Words of the tokenizer: t2, t3, ..."""
+    """By kind: the method that answers, and what it is asked in words t2, t3, ..."""
     draw = random.Random(0)
 
     def text(num_tokens: int) -> str:

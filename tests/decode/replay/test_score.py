@@ -34,7 +34,9 @@ def test_equal_prompts_of_a_batch_are_read_once(pair, monkeypatch):
 
     monkeypatch.setattr(RowStream, "read", counted)
     Decoder(pair, Anchored(k=0.5)).score(PROMPTS, CONTINUATIONS)
-    assert len(read) == 2 and all(sorted(texts) == ["Nine tides", "the keeper of"] for texts in read)
+    assert len(read) == 2 and all(
+        sorted(texts) == ["Nine tides", "the keeper of"] for texts in read
+    )
 
 
 def test_the_last_token_of_a_text_may_stand_behind_the_context(pair):

@@ -9,7 +9,8 @@ from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
 
-WORDS = "the keeper of the lamp wrote every wave into a ledger of salt and rain".split()
+TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain"
+WORDS = TEXT.split()
 LONG = " ".join(f"{number} waves" for number in range(40))  # beyond the context of 128
 CHOICES = [
     (" ".join(WORDS[: 2 + number]), " " + " ".join(WORDS[number : number + 1 + length]))
@@ -38,7 +39,9 @@ def folders_pair(pair_folders):
     return ModelPair.from_pretrained(*pair_folders, device="cpu")
 
 
-@pytest.mark.parametrize(("rule", "name"), [(SafeOnly(), 0), (RiskyOnly(), 1)], ids=["safe", "risky"])
+@pytest.mark.parametrize(
+    ("rule", "name"), [(SafeOnly(), 0), (RiskyOnly(), 1)], ids=["safe", "risky"]
+)
 def test_one_model_alone_answers_as_the_model_of_lm_eval(folders_pair, pair_folders, rule, name):
     from lm_eval.models.huggingface import HFLM
 

@@ -76,9 +76,7 @@ def test_each_process_has_a_device_of_its_own(second_of_two, monkeypatch, caplog
     assert "device" not in split.pair and not split.divides_requests
 
 
-def test_processes_without_cuda_say_nothing_and_stay_on_the_cpu(
-    second_of_two, monkeypatch, caplog
-):
+def test_processes_without_cuda_say_nothing_and_stay_on_the_cpu(second_of_two, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with caplog.at_level(logging.WARNING):
         assert HarnessArguments.of(NAMES, {"device": "cuda:0"}).pair["device"] == "cpu"
