@@ -98,6 +98,7 @@ GROUPS = {
                 "bench forward": "a paired step with plain and with packed layers",
                 "bench byte": "time byte level on a small pair",
                 "bench speculate": "speculative against plain decoding",
+                "bench lm-eval": "a pair in lm-eval beside lm-eval's own models",
                 "bench tokenize": "token shards beside the bare tokenizer",
                 "bench loader": "batches beside a plain copy",
                 "bench pretrain": "training, and what each lever of it is worth",
