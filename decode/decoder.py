@@ -19,10 +19,11 @@ from .engine.prompts import measured_ratios, prefaced_prompt, ratio_source
 from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
 from .generation import Generation, PieceStream, request_ledger
 from .levels.level import Level, TokenLevel
+from .levels.retokenized import RetokenizedLevel
 from .models.model_pair import ModelPair
 from .replay.score import Score, score_batch
 from .rules.prefix_debt import PromptRatios
-from .rules.rule import Rule
+from .rules.rule import Rule, opened
 from .settings import EngineName, LevelName, SamplingConfig, Speculate
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,10 @@ class Decoder:
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.pair, self.batch_size = pair, batch_size
-        self.level = choose_level(pair, level, byte_settings, prompt_cache, prompt_ratios)
-        self.rule = rule = rule.for_symbols(self.level)
+        self.level = choose_level(
+            pair, level, byte_settings, prompt_cache, prompt_ratios, retokenizes=rule.retokenizes
+        )
+        self.rule = rule = opened(rule, self.level)
         if prompt_ratios is not None:
             prompt_ratios.check(ratio_source(self.level))
         self.engine = Engine(self.level, rule, engine, speculate)
@@ -234,8 +237,11 @@ class Decoder:
     def prompt_ratios(self, prompts: Prompt | Sequence[Prompt]) -> PromptRatios:
         """The log-likelihood ratios behind the prompts' debts, to be saved and given to decoders.
 
-        Raises ValueError for a prompt that is too long for the pair or whose logits are NaN.
+        Raises ValueError for a prompt that is too long for the pair or whose logits are NaN, and
+        where the models have no tokens to be compared in.
         """
+        if not self.level.compares_models:
+            raise ValueError("prompts have ratios where both models say how likely each token is")
         requests = request_list(beginnings(self.level, prompts), 1)
         self._check_lengths(requests)
         batches = self._batches(requests)
@@ -342,19 +348,24 @@ def choose_level(
     settings: ByteSettings | None = None,
     prompt_cache: PromptCache | None = None,
     prompt_ratios: PromptRatios | None = None,
+    *,
+    retokenizes: bool = False,
 ) -> Level:
     """The level of that name; "auto" takes tokens where both models share them.
 
     settings, prompt_cache: of the byte level. prompt_ratios: those of all prompts, where they are
-    known before. Raises ValueError for another name, for a level at which the pair cannot be
-    decoded, and for settings that the level does not have.
+    known before. retokenizes: the rule decodes the tokens of the risky model where both have their
+    own, see `RetokenizedLevel`; "auto" takes them then. Raises ValueError for another name, for a
+    level at which the pair cannot be decoded, and for settings that the level does not have.
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')
-    if name == "byte" or (name == "auto" and not pair.shares_tokens):
+    decodes_tokens = pair.shares_tokens or retokenizes
+    if name == "byte" or (name == "auto" and not decodes_tokens):
         return ByteLevel(pair, settings or ByteSettings(), prompt_cache, prompt_ratios)
     if settings is not None or prompt_cache is not None:
         raise ValueError(
             'byte settings and a prompt cache need level="byte": this pair decodes tokens'
         )
-    return TokenLevel(pair, prompt_ratios)
+    kind = TokenLevel if pair.shares_tokens or not retokenizes else RetokenizedLevel
+    return kind(pair, prompt_ratios)

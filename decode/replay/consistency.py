@@ -39,9 +39,9 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
     if found:
         return found
     header = ledger.header
-    rule = make_rule(header.rule, header.rule_settings)
     try:
         level = recorded_level(pair, header.level, header.level_settings)
+        rule = make_rule(header.rule, header.rule_settings).for_symbols(level)
     except ValueError as error:
         return [*_of_models(header, pair), str(error)]
     return [
@@ -52,6 +52,7 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
         *_of_counts(ledger, rule),
         *_of_stream(header),
         *_of_readings(header, rule, level),
+        *_of_comparisons(ledger, rule, level),
     ]
 
 
@@ -156,9 +157,21 @@ def _of_readings(header: LedgerHeader, rule: Rule, level: Level) -> Iterator[str
     """Of what the rule's streams read before the prompt, and of its words at this level."""
     try:
         prefaced_prompt(level, rule, header.prompt_token_ids, header.passage)
-        rule.for_symbols(level)
     except ValueError as error:
         yield str(error)
+    if header.words is not None and header.words != rule.used_words:  # older ones have none
+        yield f"the words that {rule.name} uses are {rule.used_words}, recorded {header.words}"
+
+
+def _of_comparisons(ledger: Ledger, rule: Rule, level: Level) -> Iterator[str]:
+    """Of figures that need both models to say how likely each symbol is."""
+    if level.compares_models:
+        return
+    if not rule.retokenizes:
+        yield f"the rule {rule.name} compares both models, whose tokens differ"
+    steps = [(step.kl_risky_safe, step.kl_star_risky) for step in ledger.steps]
+    if ledger.header.prompt_ratios is not None or any(nats != (None, None) for nats in steps):
+        yield "divergences and ratios are recorded, of models whose tokens differ"
 
 
 def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
