@@ -18,6 +18,7 @@ from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, prefaced_prompt, ratio_source
 from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
 from .generation import Generation, PieceStream, request_ledger
+from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel
 from .levels.retokenized import RetokenizedLevel
 from .models.model_pair import ModelPair
@@ -82,6 +83,7 @@ class Decoder:
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
         passages: str | Sequence[str] | None = None,
+        messages: Conversation | Sequence[Conversation] | None = None,
         progress: bool | str = False,
         **sampling: Any,
     ) -> list[Generation]:
@@ -100,6 +102,9 @@ class Decoder:
         `Ledger.total_bound`.
         passages: for rules that read one before each prompt, such as RCAD; one for all, or one a
         prompt.
+        messages: conversations in place of prompts, lists of {"role": ..., "content": ...}; one, or
+        one each. Each model reads them by its own chat template, a safe model without one as plain
+        text, which the prefix debt is then counted over; the ledger says which read what.
         progress: show a bar, with this title. sampling: fields of SamplingConfig (temperature 0.7,
         repetition_penalty 1.1, top_k, top_p, min_p).
         Raises ValueError for bad values. Of several prompts, one that is too long for the pair or
@@ -117,6 +122,7 @@ class Decoder:
             num_return_sequences=num_return_sequences,
             continue_from=continue_from,
             passages=passages,
+            messages=messages,
             progress=progress,
             **sampling,
         )
@@ -134,6 +140,7 @@ class Decoder:
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
         passages: str | Sequence[str] | None = None,
+        messages: Conversation | Sequence[Conversation] | None = None,
         progress: bool | str = False,
         **sampling: Any,
     ) -> Iterator[tuple[int, Generation]]:
@@ -145,7 +152,7 @@ class Decoder:
         config = self._sampling(sampling)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         requests = self._requests(
-            beginnings(self.level, prompts, continue_from),
+            beginnings(self.level, prompts, continue_from, messages),
             horizon,
             seed=seed,
             k=k,
@@ -153,13 +160,13 @@ class Decoder:
             num_return_sequences=num_return_sequences,
             passages=passages,
         )
-        if is_single(prompts if continue_from is None else continue_from):
+        if any(is_single(own) for own in (prompts, continue_from, messages) if own is not None):
             self._check_lengths(requests)
         return self._generations(requests, config, progress)
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt = "",
         *,
         max_new_tokens: int = 200,
         max_new_bytes: int | None = None,
@@ -167,6 +174,7 @@ class Decoder:
         stop: str | Sequence[str] | None = (),
         k: float | None = None,
         passage: str | None = None,
+        messages: Conversation | None = None,
         **sampling: Any,
     ) -> PieceStream:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
@@ -177,7 +185,8 @@ class Decoder:
         """
         config = self._sampling(sampling)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        begun = beginnings(self.level, [prompt])
+        prompts: list[Prompt] = [prompt] if messages is None or len(prompt) else []
+        begun = beginnings(self.level, prompts, messages=messages)
         (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop, passages=passage)
         self._check_lengths([request])
         return PieceStream(
@@ -194,6 +203,7 @@ class Decoder:
         horizon: int | None = None,
         k: float | Sequence[float] | None = None,
         passages: str | Sequence[str] | None = None,
+        messages: Conversation | Sequence[Conversation] | None = None,
         temperature: float = 1.0,
         repetition_penalty: float = 1.0,
         progress: bool | str = False,
@@ -202,8 +212,9 @@ class Decoder:
         """log p*(y_t | y_<t, x) of given continuations, under the rule's budgets.
 
         prompts, continuations: as many of each; texts or token ids (a text continuation gets no
-        special tokens). horizon: steps that K = k * horizon is spread over, by default the longest
-        continuation. Warpers are off unless given. Teacher forcing is exact: p* is a function of
+        special tokens). messages: conversations, as in `generate`, in place of prompts (). horizon:
+        steps that K = k * horizon is spread over, by default the longest continuation. Warpers are
+        off unless given. Teacher forcing is exact: p* is a function of
         the prefix. Raises ValueError for bad values; failures are reported as by `generate`.
         """
         config = SamplingConfig.of(
@@ -212,9 +223,9 @@ class Decoder:
         given = texts("continuation", continuations)
         targets = [self.level.encode_continuation(text) for text in given]
         longest = max((len(target) for target in targets), default=1)
-        begun = beginnings(self.level, prompts)
+        begun = beginnings(self.level, prompts, messages=messages)
         requests = self._requests(begun, max(horizon or longest, 1), k=k, passages=passages)
-        if is_single(prompts):
+        if is_single(prompts if messages is None else messages):
             self._check_lengths(requests)
         if len(requests) != len(targets):
             raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
@@ -253,8 +264,9 @@ class Decoder:
         for request in request_list(begun, horizon, **asked):
             budget_without_debt(request, self.rule)
             prompt, passage = request.prompt_token_ids, request.passage
-            prefaced = prefaced_prompt(self.level, self.rule, prompt, passage)
-            requests.append(replace(request, prefaced=prefaced))
+            prefaced = prefaced_prompt(self.level, self.rule, prompt, passage, request.readings)
+            readings = {name: own for name, own in prefaced.items() if name in request.readings}
+            requests.append(replace(request, prefaced=prefaced, readings=readings))
         return requests
 
     def _sampling(self, asked: dict[str, Any]) -> SamplingConfig:
@@ -312,6 +324,7 @@ class Decoder:
             config,
             num_rows=min(self.batch_size, len(requests)),
             max_length=max(request.max_length for request in requests),
+            prompts_differ=any(request.readings for request in requests),
         )
 
     def _generation(self, state: RequestState, config: SamplingConfig) -> Generation:

@@ -145,7 +145,7 @@ class Replay:
         self.level = recorded_level(pair, header.level, header.level_settings)
         self.rule = opened(make_rule(header.rule, header.rule_settings), self.level)
         prompt = header.prompt_token_ids
-        prefaced = prefaced_prompt(self.level, self.rule, prompt, header.passage)
+        prefaced = prefaced_prompt(self.level, self.rule, prompt, header.passage, header.readings)
         self._streams = self.level.open_streams(
             1,
             max(map(len, [prompt, *prefaced.values()])) + len(ledger.steps),
