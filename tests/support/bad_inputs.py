@@ -102,6 +102,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "{prompts_without} {prompts_number} {prompts_seed} {prompts_k} {prompts_nan} "
             "{prompts_negative} {prompts_key} {prompts_blank}"
         ),
+        "--messages": ("{missing}", "{folder}", "{empty}", "{garbage}", "{prompts}"),
         "--continue-from": ("{missing}", "{folder}", "{empty}", "{garbage}", "{ended}"),
     },
     SCORE: {
