@@ -48,7 +48,7 @@ STOREYS = {
     ),
     "eval": (
         *("eval", "eval/copying", "eval/quality", "eval/harness", "eval/figures"),
-        *("eval/report", "eval/retrieval", "eval/experiments"),
+        *("eval/report", "eval/retrieval", "eval/experiments", "eval/calibration"),
     ),
     "tools": ("tools/commands", "tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
 }

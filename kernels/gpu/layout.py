@@ -129,7 +129,7 @@ def read_pair(row, first, SIZE: tl.constexpr, IS_FULL: tl.constexpr = False):
     """(SIZE,) risky and safe logits from the token `first` on, warped but for the temperature, -inf
     in the padding; in float64 if they are and else in float32, which holds raw ones exactly.
 
-    IS_FULL: no token here is banned, and so none is a stop.
+    IS_FULL: no token here is banned or the end, and so none is a stop.
     """
     tokens = first + tl.arange(0, SIZE)
     is_token, tokens = tokens < row.vocab_size, tokens.to(tl.int64)

@@ -98,6 +98,10 @@ def _store_ranges(row, block, risky_peak, safe_peak, BLOCK_SIZE: tl.constexpr):
     if (risky_low == -INF) | (safe_low == -INF):
         risky_min = tl.min(tl.where(risky > -INF, risky, INF), 0)
         safe_min = tl.min(tl.where(safe > -INF, safe, INF), 0)
+    if row.is_stop is not None:
+        # Passes over full blocks read no ends: the one that holds the end never counts as full.
+        holds_end = row.first_stop // BLOCK_SIZE == block
+        risky_low = tl.where(holds_end, -INF, risky_low)
     store_record(row, RISKY_MAX, block, risky_max.to(tl.float64))
     store_record(row, SAFE_MAX, block, safe_max.to(tl.float64))
     store_record(row, RISKY_MIN, block, risky_min.to(tl.float64))

@@ -52,7 +52,7 @@ def without_interpreter(*arguments):
 
 @pytest.mark.slow
 def test_every_launch_compiles_for_sm_90_nearly_without_spills():
-    result = without_interpreter("-m", "anchored.tools.bench.kernel_compile")
+    result = without_interpreter("-m", "anchored.tools.cli", "bench", "kernel-compile")
     assert result.returncode == 0, result.stdout + result.stderr
     _, _, titles, *lines = (line.split() for line in result.stdout.splitlines())
     assert len(lines) > 40

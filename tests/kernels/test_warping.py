@@ -115,6 +115,18 @@ def test_the_spend_is_that_of_the_warped_models_and_torch_warps_alike():
     assert BUDGET - divergence <= SHORTFALL_NATS
 
 
+def test_an_end_that_stands_alone_in_its_block_has_the_weight_of_all_stops():
+    generator = torch.Generator().manual_seed(8)
+    risky, safe = (torch.randn(SHAPE, generator=generator).to(DEVICE) for _ in range(2))
+    risky[..., 1030], safe[..., 1030] = 9.0, 6.0
+    how = replace(warping(8, penalty=False), stops=Stops.of([3, 1030], VOCAB_SIZE, DEVICE))
+    result = walked(risky, safe, how)
+    risky, safe = (how.warped(logits).double()[:, 0] for logits in (risky, safe))
+    law = reference.tilted_log_probs(risky, safe, result.weight[:, 0])
+    assert BUDGET - 1e-5 <= reference.kl_divergence(law, safe) <= result.spend + 1e-6
+    assert result.spend <= BUDGET
+
+
 def test_an_end_that_no_model_allows_is_banned():
     (risky, safe), how = raw_logits(5), warping(5)
     for logits in (risky, safe):

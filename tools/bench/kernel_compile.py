@@ -1,7 +1,5 @@
 """What the walk kernel becomes on an sm_90 GPU, told by Triton's compiler without one.
 
-    python -m anchored.tools.bench.kernel_compile [variant ...] > docs/results/kernel-compile.txt
-
 Every variant that decoding launches is compiled as it would be launched: by the public functions,
 with the very arguments, and what is None among them, through Triton's own path.
 """
@@ -10,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +28,8 @@ from anchored.kernels.accounts import empty_accounts
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.sizes import splits_of
 from anchored.kernels.warping import Stops, Warping
+
+from .options import BenchKernelCompileConfig
 
 # B requests, G rows of each, V vocabulary.
 
@@ -75,9 +74,16 @@ def variants() -> Iterator[Variant]:
         yield Variant(mode="raw", num_requests=num_requests)
 
 
-def main() -> int:
-    """Print one table of the variants named, or of all; 1 if any of them does not compile."""
-    chosen = [each for each in variants() if not sys.argv[1:] or each.name in sys.argv[1:]]
+def run(config: BenchKernelCompileConfig) -> int:
+    """Print one table of the variants named, or of all; 1 if any of them does not compile.
+
+    Raises ValueError for a name that is no variant's.
+    """
+    known = {variant.name: variant for variant in variants()}
+    for name in config.variants:
+        if name not in known:
+            raise ValueError(f"there is no variant {name!r}: known are {', '.join(known)}")
+    chosen = [known[name] for name in config.variants or known]
     print(
         f"The walk kernel for sm_90, V = {VOCAB_SIZE}, Triton {triton.__version__}; compiled, not"
     )
@@ -197,7 +203,3 @@ def sass_operations(sass: str) -> list[str]:
 def _printed(program: str, *arguments: str | Path) -> str:
     path = Path(triton.__file__).parent / "backends/nvidia/bin" / program
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
-
-
-if __name__ == "__main__":
-    sys.exit(main())
