@@ -42,6 +42,7 @@ def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, caps
     assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
 
 
+@pytest.mark.slow
 def test_a_sweep_s_recorded_results_give_its_pictures(tmp_path, capsys):
     results = RECORDED.with_name("methods") / "results.json"
     (tmp_path / "results.json").write_bytes(results.read_bytes())
