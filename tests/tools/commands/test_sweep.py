@@ -217,8 +217,9 @@ def test_two_processes_leave_what_one_leaves(inputs, swept, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, swept, tmp_path):
-    output = tmp_path / "run"
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(output)]
+    output, file = tmp_path / "run", tmp_path / "one-by-one.toml"
+    file.write_text(f'base = "{inputs / "sweep.toml"}"\nbatch_size = 1\n')  # ends one by one
+    words = ["sweep", str(file), "--output", str(output)]
     killed = ForkedProgram("anchored.tools.cli", words, tmp_path / "killed.txt")
     while not (ended := [path for path in output.glob("generations/R*.jsonl") if path.read_text()]):
         assert killed.poll() is None, killed.output.read_text()
