@@ -14,6 +14,7 @@ from forked_program import ForkedProgram, start_ranks
 
 from anchored import Ledger
 from anchored.eval.experiments.sharing import claimed
+from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain "
@@ -137,6 +138,12 @@ def test_tables_have_the_paper_s_columns_and_parts(swept):
         chosen = {row["method"]: row["setting"] for row in csv.DictReader(file)}
     assert list(chosen) == ["p_s", "p_r", "MemFree", "RCAD", "Anchored", "NoDebt"]
     assert chosen["p_s"] == "p_s" and chosen["p_r"] == ""
+
+
+def test_what_was_recorded_can_be_measured_by_itself(swept):
+    texts = read_texts(swept)
+    assert len(texts) == 28 and {own.setting for own in texts} >= {"p_s", "p_r", "Anchored-k=4"}
+    assert {own.reference for own in texts} == {" " + TEXT}
 
 
 def test_pictures_are_of_the_figures_that_methods_name(swept):
