@@ -74,6 +74,14 @@ GROUPS = {
             },
         ),
         **_commands(
+            "commands.measure",
+            "commands.measure",
+            {
+                "measure copying": "what recorded texts copy of their references",
+                "measure nonliteral": "characters that recorded texts take over",
+            },
+        ),
+        **_commands(
             "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
         ),
     },
@@ -90,6 +98,7 @@ GROUPS = {
                 "bench forward": "a paired step with plain and with packed layers",
                 "bench byte": "time byte level on a small pair",
                 "bench speculate": "speculative against plain decoding",
+                "bench lm-eval": "a pair in lm-eval beside lm-eval's own models",
                 "bench tokenize": "token shards beside the bare tokenizer",
                 "bench loader": "batches beside a plain copy",
                 "bench pretrain": "training, and what each lever of it is worth",

@@ -27,6 +27,7 @@ from anchored import text_tables
 from anchored.kernels.accounts import empty_accounts
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.sizes import splits_of
+from anchored.kernels.warping import Stops, Warping
 
 from .options import BenchKernelCompileConfig
 
@@ -38,7 +39,7 @@ NUM_PROCESSORS = 132
 
 CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-MODES = ("solve", "draw", "given", "seeds", "score")
+MODES = ("solve", "draw", "given", "seeds", "raw", "score")
 COLUMNS = ("threads", "registers", "stack", "spills", "instructions", "fp64", "MUFU", "SHFL", "BAR")
 NAME_WIDTH, WIDTH = 26, 13
 
@@ -49,7 +50,8 @@ class Variant:
 
     mode: str
     """Without accounts "solve" and "draw", a projection with and without a draw; with accounts
-    "given" and "seeds", walks drawn by given numbers and by seeds, and "score"."""
+    "given" and "seeds", walks drawn by given numbers and by seeds, "raw", as the latter of raw
+    logits with a penalty and stop tokens, and "score"."""
     is_max: bool = False
     dtype: str = "bf16"
     num_requests: int = 4
@@ -66,10 +68,10 @@ def variants() -> Iterator[Variant]:
     """Every variant that projections, decoding and scoring launch."""
     for mode, is_max, dtype in product(MODES, (False, True), DTYPES):
         yield Variant(mode=mode, is_max=is_max, dtype=dtype)
-    for mode, num_positions in product(("seeds", "score"), (2, 5, 9)):
+    for mode, num_positions in product(("seeds", "raw", "score"), (2, 5, 9)):
         yield Variant(mode=mode, num_positions=num_positions)
     for num_requests in (1, 16, 64, 67, 256, 3000):
-        yield Variant(mode="seeds", num_requests=num_requests)
+        yield Variant(mode="raw", num_requests=num_requests)
 
 
 def run(config: BenchKernelCompileConfig) -> int:
@@ -151,10 +153,19 @@ def _launch(variant: Variant) -> None:
         launch.project_into(memory, rows, rows, budget, uniform, is_max=variant.is_max)
         return
     keys = torch.zeros(*sizes, dtype=torch.int64)
-    uniform = {"given": numbers, "seeds": keys[:, 0].contiguous(), "score": None}[variant.mode]
+    seeds = keys[:, 0].contiguous()
+    uniform = {"given": numbers, "seeds": seeds, "raw": seeds, "score": None}[variant.mode]
     given = keys if uniform is None else keys[:, 1:].contiguous()
+    ones = torch.ones(variant.num_requests)
+    raw = Warping(
+        temperature=ones,
+        penalty=ones,
+        seen=torch.empty(*sizes, VOCAB_SIZE, dtype=torch.bool),
+        stops=Stops.of(range(3), VOCAB_SIZE, CPU),
+    )
     launch.launch_walk(
         *(logits, logits, empty_accounts(variant.num_requests, CPU), uniform, given),
+        warping=raw if variant.mode == "raw" else None,
         memory=memory,
         is_max=variant.is_max,
     )

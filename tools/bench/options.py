@@ -242,6 +242,38 @@ class BenchSpeculateConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BenchLmEvalConfig(RandomPairOptions):
+    """The pair as a model of lm-eval beside lm-eval's own of each model: anchored bench lm-eval
+
+    The same requests of four kinds go to both in turn, batches of one size. lm-eval's own model
+    answers them once with the safe and once with the risky model: what a pair cannot do without.
+    """
+
+    vocab_size: int = 8192
+    questions: int = 32
+    """Contexts of multiple choice; each with choices of several tokens, and with four letters."""
+    choices: int = 4
+    context_tokens: int = 96
+    choice_tokens: int = 8
+    """Tokens of the longest choice; the others are shorter."""
+    texts: int = 32
+    """Whole texts, of context and choice together, and as many to go on from."""
+    new_tokens: int = 32
+    """Tokens of a generated text, by greedy decoding."""
+    k: float = 0.1
+    """Nats a token."""
+    batch_size: int = 16
+    runs: int = 5
+    """Of each, in turn; the median counts."""
+
+    def __post_init__(self) -> None:
+        check_device_name(self.device)
+        check_k(self.k)
+        check_least(self, 1, "questions", "choices", "context_tokens", "texts", "new_tokens")
+        check_least(self, 1, "choice_tokens", "batch_size", "runs", "vocab_size")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BenchTokenizeConfig:
     """Tokenising beside the bare tokenizer: anchored bench tokenize --input TEXTS --tokenizer T
 
