@@ -118,6 +118,7 @@ def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
     header = Ledger.load(swept / rows[0]["ledger"]).header
     assert (header.k, header.horizon, header.sampling["temperature"]) == (4.0, 6, 0.7)
     assert all(row["is_within_bound"] for row in rows)
+    assert results["rows"][2]["bits_per_byte/extra"] is None  # MemFree blocks the held-out text
     window = Ledger.load(swept / rows_of(swept, "MemFree")[0]["ledger"]).header.rule_settings
     assert window["passages"] == [TEXT]  # what BM25 found for both prompts
 
