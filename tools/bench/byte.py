@@ -28,7 +28,7 @@ from .byte_work import (
 )
 from .methods import speeds
 from .options import BenchByteConfig, Table, method_names
-from .timing import deviation, in_turns
+from .timing import THREAD, deviation, in_turns
 
 WIDTH = 17
 NUM_STRINGS = 1500
@@ -218,7 +218,7 @@ def methods_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     names = method_names((BASELINE, *config.methods))
     methods = methods_at_bytes(pair, unseen_texts(pair, config).prompt, names, config)
     generates = {name: method.generate for name, method in methods.items()}
-    found = speeds(generates, config.new_bytes, runs=config.runs, device="cpu")
+    found = speeds(generates, config.new_bytes, runs=config.runs, clock=THREAD)
     yield (
         *("method", "TTFB ms", "bytes/s", "error", "slowdown", "error", "forward GFLOP"),
         *("positions/byte", "GFLOP/byte"),

@@ -27,7 +27,7 @@ from .random_inputs import (
     random_prompts,
     random_words,
 )
-from .timing import timed
+from .timing import PROCESS, WALL, timed
 
 COPY_BYTES = 1 << 28
 NUM_COPIES = 5
@@ -109,7 +109,7 @@ def run(config: BenchDecodeConfig) -> int:
     print(
         f"{config} ({torch.get_num_threads()} threads), torch {torch.__version__}, "
         f"{config.prompt_tokens} prompt tokens, {config.new_tokens} new ones, k = {config.k}, "
-        f"{config.runs} runs"
+        f"{config.runs} runs, {config.clock} clock"
     )
     rows = (row.cells() for row in decode_rows(config))
     text_tables.print_lines(chain([TITLES], rows), WIDTH)
@@ -128,6 +128,7 @@ def decode_rows(config: BenchDecodeConfig) -> Iterator[DecodeRow]:
             {engine.name: engine.generate for engine in engines},
             config.new_tokens,
             runs=config.runs,
+            clock=PROCESS if config.clock == "cpu" else WALL,
             device=config.device,
         )
         official = found[OFFICIAL].mean if OFFICIAL in found else math.nan

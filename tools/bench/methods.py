@@ -20,7 +20,7 @@ from anchored import (
 )
 from anchored.decode.rules.rule import Rule
 
-from .timing import deviation, timed
+from .timing import WALL, Clock, deviation, timed
 
 RCAD_ALPHA = 0.5
 
@@ -82,7 +82,12 @@ class Speed:
 
 
 def speeds(
-    generates: Mapping[str, Callable[[int], int]], length: int, *, runs: int, device: str
+    generates: Mapping[str, Callable[[int], int]],
+    length: int,
+    *,
+    runs: int,
+    clock: Clock = WALL,
+    device: str = "cpu",
 ) -> dict[str, Speed]:
     """Speeds of methods that take turns in every run, after a warm-up of each.
 
@@ -96,7 +101,7 @@ def speeds(
     for _ in range(runs):
         for name, generate in generates.items():
             (one_s, one), (whole_s, whole) = (
-                timed(partial(generate, number), device=device) for number in (1, length)
+                timed(partial(generate, number), clock, device=device) for number in (1, length)
             )
             if whole <= one:
                 raise ValueError(f"{name} ends its texts at once: there is no speed to measure")

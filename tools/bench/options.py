@@ -61,6 +61,12 @@ def check_k(k: float) -> None:
         raise ValueError(f"k must be finite and >= 0 nats, got {k}")
 
 
+def check_clock(clock: str, device: str) -> None:
+    """Raise ValueError for a clock that does not see what the device does."""
+    if clock == "cpu" and device != "cpu":
+        raise ValueError(f"clock cpu does not see {device}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchKernelConfig:
     """One projection and draw against the paper's algorithm: anchored bench kernel --threads 1"""
@@ -109,6 +115,9 @@ class BenchDecodeConfig(RandomPairOptions):
     """Nats a token, without prefix debt. The default binds at every step of the default pair, whose
     models are 0.16 nats apart; with 1.5 every step is the risky model's own law."""
     runs: int = 3
+    """In each of them the methods take turns."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu counts this process's own seconds: for a CPU that other programs use at the same time."""
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
@@ -116,6 +125,7 @@ class BenchDecodeConfig(RandomPairOptions):
         method_names(self.methods)
         check_least(self, 1, "batch_sizes", "prompt_tokens", "vocab_size", "runs", "passage_tokens")
         check_least(self, 2, "new_tokens")
+        check_clock(self.clock, self.device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,8 +247,7 @@ class BenchSpeculateConfig:
         check_least(self, 2, "new_tokens")
         if (self.safe is None) != (self.risky is None):
             raise ValueError("give both folders, safe and risky, or neither")
-        if self.clock == "cpu" and self.device != "cpu":
-            raise ValueError(f"clock cpu does not see {self.device}")
+        check_clock(self.clock, self.device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,8 +46,9 @@ def test_every_engine_has_a_row_for_every_batch_size(capsys):
 
 @pytest.mark.filterwarnings("ignore:prefix debt")
 def test_every_method_is_timed_and_has_its_cost(capsys):
-    config = BenchDecodeConfig(**TINY, batch_sizes=(2,), prompt_tokens=4, new_tokens=3, runs=1,
-                               methods=("all",), passage_tokens=7)  # fmt: skip
+    once = {**TINY, "batch_sizes": (2,), "runs": 1, "clock": "cpu"}
+    lengths = {"prompt_tokens": 4, "new_tokens": 3, "passage_tokens": 7}
+    config = BenchDecodeConfig(**once, **lengths, methods=("all",))
     assert decode.run(config) == 0
     _, (alone, *rows) = table(capsys)
     assert [row["engine"] for row in rows] == list(METHODS)
@@ -75,11 +76,11 @@ def test_a_slowdown_is_of_speeds_in_the_same_run():
 def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():
     calls = []
     generate = lambda name: lambda length: calls.append((name, length)) or 2 * length  # noqa: E731
-    speeds({"a": generate("a"), "b": generate("b")}, 4, runs=2, device="cpu")
+    speeds({"a": generate("a"), "b": generate("b")}, 4, runs=2)
     run = [("a", 1), ("a", 4), ("b", 1), ("b", 4)]
     assert calls == [("a", 4), ("b", 4), *run, *run]
     with pytest.raises(ValueError, match="a ends its texts at once"):
-        speeds({"a": lambda length: 2}, 4, runs=1, device="cpu")
+        speeds({"a": lambda length: 2}, 4, runs=1)
 
 
 def test_every_pair_of_lengths_has_a_cost(capsys):
