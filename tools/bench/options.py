@@ -100,7 +100,7 @@ class RandomPairOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchDecodeConfig(RandomPairOptions):
-    """Paired decoding against each model alone: anchored bench decode --safe tiny --risky small"""
+    """Decoding methods beside the risky model alone: anchored bench decode --methods all"""
 
     batch_sizes: tuple[int, ...] = (1, 4, 16)
     """Requests that are decoded together."""
