@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anchored import Decoder, Generation, ModelPair
-from anchored.decode.rules.rule import StreamName
+from anchored import Decoder, Generation, ModelPair, PromptCache
+from anchored.decode.rules.rule import Rule, StreamName
 
 from .byte_pair import BytePair
 from .flops import num_matrix_weights
@@ -69,7 +69,9 @@ def methods_at_bytes(
     passage = pair.held_out[-config.passage_bytes :].decode(errors="ignore")
     rules = bench_rules(k=config.k, horizon=config.new_bytes, passages=[passage], words=["the"])
     ordered = [BASELINE, *(name for name in names if name not in (BASELINE, *AT_TOKENS_ONLY))]
-    return {
-        name: MethodAtBytes(Decoder(models, rules[name], level="byte"), prompt, passage)
-        for name in ordered
-    }
+    return {name: MethodAtBytes(_decoder(models, rules[name]), prompt, passage) for name in ordered}
+
+
+def _decoder(pair: ModelPair, rule: Rule) -> Decoder:
+    # Prompts are read anew by every call: a kept one would have no time to the first byte.
+    return Decoder(pair, rule, level="byte", prompt_cache=PromptCache(max_bytes=0))

@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_models import tiny_llama, train_tokenizer
 
+from anchored import RiskyOnly
 from anchored.tools.bench import byte
 from anchored.tools.bench.baselines import official_bytes
 from anchored.tools.bench.byte import BenchByteConfig, run
+from anchored.tools.bench.byte_methods import MethodAtBytes, methods_at_bytes
 from anchored.tools.bench.byte_pair import ByteModel, BytePair, load_pair
+from anchored.tools.bench.flops import num_matrix_weights
 
 TOKENIZERS = Path(__file__).parents[4] / "shared" / "tokenizers"
 
@@ -100,6 +104,30 @@ def test_methods_are_timed_beside_the_risky_model_alone(capsys, small_pair):
     assert gflop == pytest.approx(2 * figures["memfree"][-3], abs=2e-4)
     assert 1.5 < positions < 8 and gflop_of_byte > 0
     assert figures["memfree"][-2] < positions
+
+
+def test_positions_are_those_behind_the_prompt_and_cost_a_forward_each(small_pair):
+    def generate(prompts, *, max_new_bytes):
+        work = {"risky": {"num_nodes": 10 + 2 * max_new_bytes}}
+        ledger = SimpleNamespace(footer=SimpleNamespace(work=work))
+        return [SimpleNamespace(token_ids=[0] * max_new_bytes, ledger=ledger)]
+
+    risky = small_pair.models["risky"].model
+    decoder = SimpleNamespace(
+        rule=RiskyOnly(compared=False),
+        generate=generate,
+        pair=SimpleNamespace(models={"risky": risky}),
+    )
+    method = MethodAtBytes(decoder, [1, 2], "")
+    assert (method.generate(1), method.generate(7)) == (1, 7)
+    gflop = 2e-9 * num_matrix_weights(risky)
+    assert method.cost_cells() == (f"{gflop:.4f}", "2.0000", f"{2 * gflop:.4f}")
+
+
+def test_every_call_reads_its_prompt(small_pair):
+    (method,) = methods_at_bytes(small_pair, b"the keeper", ("risky_only",), SMALL).values()
+    method.generate(2)
+    assert len(method._decoder.level.prompt_cache) == 0
 
 
 def rows(output: str) -> list[str]:
