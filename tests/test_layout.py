@@ -40,8 +40,8 @@ STOREYS = {
         *("pretrain/run", "pretrain/export", "pretrain"),
     ),
     "eval": (
-        *("eval", "eval/copying", "eval/quality", "eval/harness", "eval/figures"),
-        *("eval/report", "eval/retrieval", "eval/experiments"),
+        *("eval", "eval/copying", "eval/retrieval", "eval/quality", "eval/harness"),
+        *("eval/figures", "eval/report", "eval/experiments"),
     ),
     "tools": ("tools/commands", "tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
 }
