@@ -13,7 +13,7 @@ from ..paid_requests import RequestFailed
 from ..recorded_texts import RecordedText
 from ..retrieval.evidence import Evidence, Retriever
 from ..statistics import over_seeds
-from .chat_client import ChatClient, Message, Sampling
+from .chat_client import Asked, ChatClient, Message, Sampling
 
 FACTUALITY_METRIC: Final = "factuality_v1"
 """Version of the sentences, windows, messages and how answers are read."""
@@ -144,8 +144,8 @@ def factuality_rows(
     Raises: RequestRefused.
     """
 
-    def claims_of(window: str) -> list[str] | None:
-        return client.ask(extraction_messages(window), SAMPLING, claims_in).value
+    def claims_of(window: str) -> Asked[list[str]]:
+        return client.ask(extraction_messages(window), SAMPLING, claims_in)
 
     def judged(claim: str) -> dict[str, Any]:
         return _judged(claim, client, retriever)
@@ -154,7 +154,10 @@ def factuality_rows(
     answers = iter(client.each(claims_of, [own for each in focused for own in each], "claims"))
     extracted = [[next(answers) for _ in own] for own in focused]
     # A dictionary keeps the order and drops what is said twice.
-    unique = [list(dict.fromkeys(c for own in found for c in own or ())) for found in extracted]
+    unique = [
+        list(dict.fromkeys(claim for own in found for claim in own.value or ()))
+        for found in extracted
+    ]
     verdicts = iter(client.each(judged, [own for each in unique for own in each], "verdicts"))
     return [
         _row(text, found, [next(verdicts) for _ in own])
@@ -172,7 +175,7 @@ def _judged(claim: str, client: ChatClient, retriever: Retriever) -> dict[str, A
 
 
 def _row(
-    text: RecordedText, extracted: list[list[str] | None], claims: list[dict[str, Any]]
+    text: RecordedText, extracted: list[Asked[list[str]]], claims: list[dict[str, Any]]
 ) -> dict[str, Any]:
     known = [own["supported"] for own in claims if own["supported"] is not None]
     return {
@@ -182,8 +185,9 @@ def _row(
         "num_supported": sum(known),
         "num_verified": len(known),
         "num_sentences": len(extracted),
-        "num_failed_sentences": sum(found is None for found in extracted),
+        "num_failed_sentences": sum(own.value is None for own in extracted),
         "num_failed_claims": len(claims) - len(known),
+        "problem": next((own.problem for own in extracted if own.problem), None),
         "claims": claims,
     }
 

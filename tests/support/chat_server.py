@@ -23,6 +23,8 @@ class Say:
     raw: str | None = None
     """Sent as it is, in place of a completion."""
     after_s: float = 0.0
+    when: threading.Event | None = None
+    """Sent when this is set, after a minute at the latest."""
 
 
 @dataclass
@@ -66,6 +68,8 @@ def chat_server(script: Callable[[Body], Say]) -> Iterator[ChatServer]:
             key = self.headers["Authorization"] or self.headers["X-API-KEY"]
             say = state.answer(self.path, key, body)
             time.sleep(say.after_s)
+            if say.when is not None:
+                say.when.wait(60)
             payload = (_completion(say.text) if say.raw is None else say.raw).encode()
             try:
                 self.send_response(say.status)

@@ -252,15 +252,17 @@ def run(config: JudgeOptions) -> int:
     try:
         results = config.judge(texts, client)
     finally:
-        print(_usage_line(client.usage()), file=sys.stderr)
-    print(_table([(own["setting"], config.cells(own)) for own in results["settings"]]))
+        if client.requests.counts:
+            print(_usage_line(client.usage()), file=sys.stderr)
+    cells = {own["setting"]: config.cells(own) for own in results["settings"]}
+    print(_table(cells))
     endpoint = {"model": config.model, "base_url": config.base_url, "seed": config.judge_seed}
     config.write(
         {"schema": "anchored-judge/1", "endpoint": endpoint, **results, "usage": client.usage()}
     )
-    counts = client.usage()["requests"].values()
-    if sum(own["sent"] for own in counts) and all(own["asked"] == own["failed"] for own in counts):
-        raise AnchoredError(f"every request failed: {_first_problem(results['rows'])}")
+    has_figures = any(next(iter(own.values())) is not None for own in cells.values())
+    if not has_figures and (problem := _first_problem(results["rows"])):
+        raise AnchoredError(f"nothing could be judged: {problem}")
     return 0
 
 
@@ -282,13 +284,12 @@ def _statistics(figures: dict[str, Any] | None) -> "Cell":
     return None if figures is None else SeedStatistics(**figures)
 
 
-def _table(rows: "list[tuple[str, dict[str, Cell]]]") -> str:
+def _table(cells: "dict[str, dict[str, Cell]]") -> str:
     from anchored.eval.report.tables import SETTING_COLUMN, Column, terminal_table
 
-    columns = [Column(key=title, title=title) for title in rows[0][1]]
-    return terminal_table(
-        [{"setting": name, **cells} for name, cells in rows], [SETTING_COLUMN, *columns]
-    )
+    titles = next(iter(cells.values()))
+    columns = [SETTING_COLUMN, *(Column(key=title, title=title) for title in titles)]
+    return terminal_table([{"setting": name, **own} for name, own in cells.items()], columns)
 
 
 def _usage_line(usage: dict[str, Any]) -> str:
@@ -303,7 +304,7 @@ def _usage_line(usage: dict[str, Any]) -> str:
     return "; ".join(parts) + ("" if cost is None else f", {cost:.4f} USD")
 
 
-def _first_problem(rows: Summary) -> str:
-    found = [row.get("problem") for row in rows]
+def _first_problem(rows: Summary) -> str | None:
+    found = [row["problem"] for row in rows]
     found += [own["problem"] for row in rows for own in row.get("claims", ())]
-    return next((problem for problem in found if problem), "no answers")
+    return next((problem for problem in found if problem), None)
