@@ -66,6 +66,14 @@ GROUPS = {
     ),
     "evaluate": {
         **_commands(
+            "commands.{}",
+            "commands.{}",
+            {
+                "sweep": "every method of a file on one pair: texts, tables, pictures",
+                "calibrate": "the largest k that keeps copying within a target",
+            },
+        ),
+        **_commands(
             "commands.measure",
             "commands.measure",
             {
@@ -96,12 +104,15 @@ GROUPS = {
             {
                 "bench kernel": "time the projection on this CPU",
                 "bench decode": "time a pair of random weights",
+                "bench forward": "a paired step with plain and with packed layers",
                 "bench byte": "time byte level on a small pair",
                 "bench speculate": "speculative against plain decoding",
+                "bench lm-eval": "a pair in lm-eval beside lm-eval's own models",
                 "bench tokenize": "token shards beside the bare tokenizer",
                 "bench loader": "batches beside a plain copy",
                 "bench pretrain": "training, and what each lever of it is worth",
                 "bench flops": "the cost model beside the clock",
+                "bench kernel-compile": "what the walk kernel becomes on a GPU, without one",
             },
         ),
     },

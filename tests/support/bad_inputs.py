@@ -102,6 +102,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "{prompts_without} {prompts_number} {prompts_seed} {prompts_k} {prompts_nan} "
             "{prompts_negative} {prompts_key} {prompts_blank}"
         ),
+        "--messages": ("{missing}", "{folder}", "{empty}", "{garbage}", "{prompts}"),
         "--continue-from": ("{missing}", "{folder}", "{empty}", "{garbage}", "{ended}"),
     },
     SCORE: {
@@ -223,6 +224,12 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "quickstart": {
         "--preset": ("huge", ""),
         "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),
+    },
+    "sweep": {
+        "": (
+            *("", "{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}", "{toml_broken}"),
+            *("{toml_circle} --dry-run", "{toml_odd} --inputs", "{toml_odd} --output"),
+        ),
     },
     "lm-eval": {"": ("--nonsense", "nonsense", "run --limit x", "run --model", "validate")},
     "gpu-check": {
