@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
     """
     files = [path]
     if path.is_dir():
-        found = sorted((path / "generations").glob("*.jsonl"))
+        found = sorted((path / "generations").glob("*.jsonl"), key=_with_numbers)
         files = [file for file in found if not file.name.endswith(".unfinished.jsonl")]
         if not files:
             raise ValueError(f"{path} holds no generations/*.jsonl")
@@ -103,6 +104,12 @@ def by_setting(texts: Iterable[RecordedText]) -> dict[str, list[RecordedText]]:
     for text in texts:
         groups.setdefault(text.setting, []).append(text)
     return groups
+
+
+def _with_numbers(file: Path) -> list[str | float]:
+    """So that k=2 comes before k=10: texts and the numbers between them, in turn."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", file.stem)
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _parsed(file: Path, number: int, line: str) -> Any:
