@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ..paid_requests import RequestFailed
-from ..recorded_texts import RecordedText
+from ..recorded_texts import RecordedText, grouped, rows_by_setting
 from ..retrieval.evidence import Evidence, Retriever
 from ..statistics import over_seeds
 from .chat_client import Asked, ChatClient, Message, Sampling
@@ -199,26 +199,23 @@ def factuality_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     claims_per_text: over all texts. num_without_claims: texts without a claim though no sentence
     failed, which have no precision; num_unscored: texts without one because of failures.
     """
-    settings: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        settings.setdefault(row["setting"], []).append(row)
-    found = []
-    for name, own in settings.items():
-        groups = sorted({row["group"] for row in own if row["group"] is not None})
-        by_group = {each: _figures(row for row in own if row["group"] == each) for each in groups}
-        found.append({"setting": name, **_figures(own), "by_group": by_group})
-    return found
+    return [
+        {"setting": name, **_figures(own), "by_group": _by_group(own)}
+        for name, own in rows_by_setting(rows).items()
+    ]
 
 
-def _figures(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    own = list(rows)
-    by_seed: dict[int, list[float]] = {}
-    for row in own:
-        if row["precision"] is not None:
-            by_seed.setdefault(row["seed"], []).append(row["precision"])
-    macro = [sum(values) / len(values) for values in by_seed.values()]
+def _by_group(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """In alphabetical order; texts without a group are in none."""
+    groups = grouped((row for row in rows if row["group"] is not None), lambda row: row["group"])
+    return {name: _figures(groups[name]) for name in sorted(groups)}
+
+
+def _figures(own: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    scored = [row for row in own if row["precision"] is not None]
+    seeds = grouped(scored, lambda row: row["seed"]).values()
+    macro = [sum(row["precision"] for row in rows) / len(rows) for rows in seeds]
     num_verified = sum(row["num_verified"] for row in own)
-    num_failed_sentences = sum(row["num_failed_sentences"] for row in own)
     without = [row for row in own if not row["claims"] and not row["num_failed_sentences"]]
     return {
         "macro": over_seeds(macro)._asdict() if macro else None,
@@ -226,7 +223,7 @@ def _figures(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "claims_per_text": sum(len(row["claims"]) for row in own) / len(own),
         "num_texts": len(own),
         "num_without_claims": len(without),
-        "num_unscored": sum(row["precision"] is None for row in own) - len(without),
-        "num_failed_sentences": num_failed_sentences,
+        "num_unscored": len(own) - len(scored) - len(without),
+        "num_failed_sentences": sum(row["num_failed_sentences"] for row in own),
         "num_failed_claims": sum(row["num_failed_claims"] for row in own),
     }

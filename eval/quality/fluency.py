@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..recorded_texts import RecordedText
+from ..recorded_texts import RecordedText, grouped, rows_by_setting
 from ..statistics import over_seeds
 from .chat_client import ChatClient, Message, Sampling
 
@@ -100,24 +100,19 @@ def fluency_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     rows: of `fluency_rows`. A seed in which no text has a grade has no mean.
     """
-    settings: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        settings.setdefault(row["setting"], []).append(row)
-    return [{"setting": name, **_of_setting(own)} for name, own in settings.items()]
+    return [{"setting": name, **_of_setting(own)} for name, own in rows_by_setting(rows).items()]
 
 
 def _of_setting(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    grades: dict[int, list[int]] = {}
-    for row in rows:
-        if row["fluency"] is not None:
-            grades.setdefault(row["seed"], []).append(row["fluency"])
-    means = [sum(own) / len(own) for own in grades.values()]
-    counts = Counter(value for own in grades.values() for value in own)
+    graded = [row for row in rows if row["fluency"] is not None]
+    seeds = grouped(graded, lambda row: row["seed"]).values()
+    means = [sum(row["fluency"] for row in own) / len(own) for own in seeds]
+    counts = Counter(row["fluency"] for row in graded)
     num_empty = sum(row["problem"] == EMPTY for row in rows)
     return {
         "fluency": over_seeds(means)._asdict() if means else None,
         "grades": {str(value): counts[value] for value in RUBRIC},
-        "num_judged": sum(counts.values()),
+        "num_judged": len(graded),
         "num_empty": num_empty,
-        "num_failed": len(rows) - sum(counts.values()) - num_empty,
+        "num_failed": len(rows) - len(graded) - num_empty,
     }

@@ -6,7 +6,6 @@ Each pair is shown in both orders, as a judge may prefer what stands first. Sour
 """
 
 import hashlib
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..recorded_texts import RecordedText, by_setting
+from ..recorded_texts import RecordedText, by_setting, grouped, rows_by_setting
 from ..statistics import bootstrap_interval, resampled_shares
 from .chat_client import ChatClient, Message, Sampling
 
@@ -139,10 +138,9 @@ def win_rate_summary(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> l
     interval: of the mean, from resamples of the prompts with all of their comparisons, as those of
     one prompt are no independent draws; [0, 1] for a single prompt.
     """
-    settings: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        settings.setdefault(row["setting"], []).append(row)
-    return [{"setting": name, **_of_setting(own, config)} for name, own in settings.items()]
+    return [
+        {"setting": name, **_of_setting(own, config)} for name, own in rows_by_setting(rows).items()
+    ]
 
 
 def _of_setting(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> dict[str, Any]:
@@ -158,14 +156,11 @@ def _of_setting(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> dict[s
 
 
 def _interval(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> list[float]:
-    ordered = sorted(rows, key=lambda row: str(row["id"]))
-    by_prompt = [
-        [row["score"] for row in own]
-        for _, own in itertools.groupby(ordered, lambda row: str(row["id"]))
-    ]
-    count = len(by_prompt)
+    prompts = grouped(rows, lambda row: row["id"]).values()
+    count = len(prompts)
     shares = resampled_shares(count, num_resamples=NUM_RESAMPLES, seed=config.seed)
-    sums, sizes = (np.array([f(own) for own in by_prompt], dtype=float) for f in (sum, len))
+    sums = np.array([sum(row["score"] for row in own) for own in prompts])
+    sizes = np.array([len(own) for own in prompts], dtype=float)
     values = (shares @ sums) / (shares @ sizes)
     low, high = bootstrap_interval(values, count=count, confidence=config.confidence)
     return [max(0.0, low), min(1.0, high)]

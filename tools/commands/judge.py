@@ -1,6 +1,7 @@
 """The commands that have a model judge recorded texts."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ Summary = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeOptions(TextOptions):
+class JudgeOptions(TextOptions, ABC):
     """A judge behind an OpenAI-compatible endpoint, and how it is asked.
 
     Each answer is kept in a folder as it comes, and is never paid for twice: a run that was
@@ -64,13 +65,13 @@ class JudgeOptions(TextOptions):
             if number is not None and number < least:
                 raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {number}")
 
+    @abstractmethod
     def judge(self, texts: Sequence[RecordedText], client: "ChatClient") -> dict[str, Any]:
         """The judge's name, metric_set, sampling, settings and rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cells(self, own: dict[str, Any]) -> "dict[str, Cell]":
-        """A row of the table, by the titles of its columns."""
-        raise NotImplementedError
+        """A row of the table, by the titles of its columns; the judge's figure is the first."""
 
     def texts_to_judge(self) -> list[RecordedText]:
         """The recorded texts, of the first prompts where there is a limit."""
