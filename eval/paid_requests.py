@@ -71,10 +71,9 @@ class PaidRequests:
         """The answer to a request, of the folder or of the service.
 
         request: JSON values that decide the answer, no secrets among them; its "url" names the
-        service. send: makes one attempt;
-        OSError is a connection that failed. read: takes what is kept from the JSON of a reply;
-        LookupError, TypeError and ValueError are a reply that is not what the service promises.
-        Raises: RequestFailed, RequestRefused.
+        service. send: makes one attempt; OSError is a connection that failed. read: takes what is
+        kept from the JSON of a reply; LookupError, TypeError, AttributeError and ValueError are a
+        reply that is not what the service promises. Raises: RequestFailed, RequestRefused.
         """
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode()).hexdigest()
@@ -150,7 +149,10 @@ def _attempt(send: Callable[[], Reply], read: Callable[[Any], Answer]) -> Answer
     except OSError as error:
         return _Problem(f"no connection: {str(error) or type(error).__name__}")
     if reply.status in REFUSED:  # not the body: it may repeat a part of the key
-        raise RequestRefused(f"the service answers with status {reply.status}")
+        raise RequestRefused(
+            f"the service answers with status {reply.status}: is the key, the address and the "
+            "model's name right?"
+        )
     if reply.status >= 400:
         may_pass = reply.status >= 500 or reply.status in RETRIED
         words = f"status {reply.status}: {reply.body[:200]!r}"

@@ -134,7 +134,11 @@ class ChatClient:
         endpoint = self.endpoint
         body: dict[str, Any] = {
             "model": endpoint.model,
-            "messages": list(messages),
+            # Half a character, as JSON can hold one, cannot be sent.
+            "messages": [
+                {name: own.encode(errors="replace").decode() for name, own in message.items()}
+                for message in messages
+            ],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,

@@ -130,7 +130,7 @@ def test_a_refused_key_ends_everything_and_is_not_repeated(status, tmp_path):
     body = '{"error": "Incorrect API key provided: secret-key"}'
     with (
         chat_server(in_turn([Say(status=status, raw=body)])) as server,
-        pytest.raises(RequestRefused, match=f"status {status}$"),
+        pytest.raises(RequestRefused, match=f"status {status}: is the key"),
     ):
         asked = client(server, tmp_path, concurrency=1)
         asked.each(lambda text: asked.complete(HELLO, SAMPLING, draw=text), range(50), "x")
@@ -170,6 +170,12 @@ def test_threads_that_ask_the_same_pay_once_and_answers_keep_their_order(tmp_pat
 
         assert asked.each(work, range(12), "x") == [str(number // 4) for number in range(12)]
     assert len(server.requests) == 3
+
+
+def test_half_a_character_is_sent_as_a_question_mark(tmp_path):
+    with chat_server(lambda body: Say(user_text(body))) as server:
+        message = {"role": "user", "content": "caf\u00e9 \ud800!"}
+        assert client(server, tmp_path).complete([message], SAMPLING) == "caf\u00e9 ?!"
 
 
 def test_a_damaged_answer_is_paid_for_again(tmp_path):
