@@ -82,6 +82,15 @@ GROUPS = {
             },
         ),
         **_commands(
+            "commands.judge",
+            "commands.judge",
+            {
+                "judge fluency": "grades of recorded texts, by a model",
+                "judge factuality": "claims of recorded texts against evidence, by a model",
+                "judge win-rate": "texts beside others of the same prompt, by a model",
+            },
+        ),
+        **_commands(
             "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
         ),
     },

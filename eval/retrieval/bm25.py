@@ -35,10 +35,19 @@ class WordIndex:
 
     def search(self, queries: Sequence[str]) -> list[Passage]:
         """The best passage for each query; of equal ones any."""
-        found, scores = self._bm25.retrieve(_words(queries, False), k=1, show_progress=False)
+        return [own for (own,) in self.best(queries, 1)]
+
+    def best(self, queries: Sequence[str], count: int) -> list[list[Passage]]:
+        """The best passages for each query, `count` or all that there are, the best first."""
+        found, scores = self._bm25.retrieve(
+            _words(queries, False), k=min(count, len(self._bm25.corpus)), show_progress=False
+        )
         return [
-            Passage(text=own["text"], id=own["id"], score=float(score))
-            for own, score in zip(found[:, 0], scores[:, 0], strict=True)
+            [
+                Passage(text=own["text"], id=own["id"], score=float(score))
+                for own, score in zip(row, row_scores, strict=True)
+            ]
+            for row, row_scores in zip(found, scores, strict=True)
         ]
 
 

@@ -32,6 +32,8 @@ NOT_RUN = {
     "anchored bench": "measures: minutes, on a machine without other work",
     "anchored sweep": "needs a trained quickstart: minutes",
     "anchored calibrate": "needs a trained quickstart: minutes",
+    "anchored measure": "needs the texts of a run",
+    "anchored judge": "needs an endpoint",
     "anchored gpu-check": "needs a GPU",
     "anchored lm-eval": "downloads the task's data sets",
     "anchored tokenize": "downloads a source of the Common Pile",
