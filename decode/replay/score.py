@@ -95,9 +95,11 @@ class Judgement:
         block = self._block
         chosen = torch.tensor([*budgets], device=block.seen.device)
         nats = torch.tensor([*budgets.values()], dtype=torch.float64, device=chosen.device)
+        are_all = [*budgets] == list(range(len(block.token_ids)))  # then nothing is copied
+        rows = slice(None) if are_all else chosen
         inputs = StepInputs(
-            logits={name: own[chosen] for name, own in block.logits.items()},
-            warp=self._warpers.after(block.seen[chosen]),
+            logits={name: own[rows] for name, own in block.logits.items()},
+            warp=self._warpers.after(block.seen[rows]),
             budget=nats,
             uniform=None,
             past=None if block.past is None else block.past.of([*budgets]),
