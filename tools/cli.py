@@ -68,7 +68,11 @@ GROUPS = {
         **_commands(
             "commands.{}",
             "commands.{}",
-            {"sweep": "every method of a file on one pair: texts, tables, pictures"},
+            {
+                "prompts": "texts of a data set in the paper's prompts, for sweep",
+                "sweep": "every method of a file on one pair: texts, tables, pictures",
+                "compare": "several models on the same benchmarks: table, picture",
+            },
         ),
         **_commands(
             "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}

@@ -1,4 +1,4 @@
-"""Our lm-eval model beside lm-eval's own of the same folders: every kind of request, every answer."""
+"""Our lm-eval model beside lm-eval's own of the same folders: every kind of request."""
 
 from types import SimpleNamespace
 
