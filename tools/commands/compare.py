@@ -61,7 +61,7 @@ def run(config: CompareConfig) -> int:
         comparison = replace(comparison, limit=config.limit, benchmarks=benchmarks)
     _check_models(comparison)
     if config.dry_run:
-        print(_plan(comparison))
+        print(comparison_plan(comparison))
         return 0
     left_out = [b.label for b in comparison.benchmarks if b.runs_code]
     if left_out and not config.confirm_run_unsafe_code and is_first_process():
@@ -98,18 +98,19 @@ def _check_models(comparison: "Comparison") -> None:
                 raise FileNotFoundError(f"{entry.label}: no model folder {name}, and no Hub id")
 
 
-def _plan(comparison: "Comparison") -> str:
+def comparison_plan(comparison: "Comparison") -> str:
+    """Models, tasks and how many of both."""
     rows = [
         [benchmark.label, ", ".join(variant.task for variant in benchmark.variants)]
         for benchmark in comparison.benchmarks
     ]
     models = [[entry.label, " + ".join(entry.models)] for entry in comparison.models]
     asked = comparison.limit or "all"
+    num_tasks = sum(len(benchmark.variants) for benchmark in comparison.benchmarks)
     return (
+        f"{len(models)} models x {num_tasks} tasks, {asked} documents each\n\n"
         f"{text_tables.aligned(['model', 'from'], models)}\n\n"
-        f"{text_tables.aligned(['benchmark', 'tasks'], rows)}\n\n"
-        f"{len(models)} models x {sum(len(b.variants) for b in comparison.benchmarks)} tasks, "
-        f"{asked} documents each"
+        f"{text_tables.aligned(['benchmark', 'tasks'], rows)}\n"
     )
 
 

@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anchored import text_tables
+from anchored.configs.config_file import read_config_file
 from anchored.decode.byte.byte_level import BYTES_PER_TOKEN
 from anchored.eval.experiments.sweep import Sweep, load_prompts, load_sweep, sweep_settings
+from anchored.eval.harness.comparison import load_comparison
 
+from .compare import comparison_plan
 from .files import check_input
 from .model_sizes import BYTES_PER_WEIGHT, OFFLINE, ModelSize, model_size
 from .training_options import DryRunConfig
@@ -18,6 +21,8 @@ WORKSPACE = 1.1
 LOGIT_BYTES = 4 + 8
 """Of one row of one model: float32, and a float64 copy where it is judged."""
 CHARACTERS_PER_TOKEN = 4
+CONTEXT_TOKENS = 2048
+"""Longest question of a benchmark, with its examples. Assumed."""
 _SECONDS_PER_HOUR = 3600
 
 
@@ -42,10 +47,33 @@ class Load:
 
 
 def evaluation_plan(config: DryRunConfig) -> str:
-    """Lines about a sweep; raises FileNotFoundError or ValueError for what cannot be run.
-
-    One of them where the models need more memory than the GPUs have.
+    """Lines about a sweep or a comparison; FileNotFoundError or ValueError, in one line, for what
+    cannot be run: a name, a value, or models that need more memory than the GPUs have.
     """
+    is_sweep = "methods" in read_config_file(config.config)
+    return _sweep_plan(config) if is_sweep else _comparison_plan(config)
+
+
+def _comparison_plan(config: DryRunConfig) -> str:
+    comparison = load_comparison(config.config)
+    lines = [f"{config.config.stem}: {comparison_plan(comparison)}"]
+    found = {name: model_size(name) for entry in comparison.models for name in entry.models}
+    lines.append(_model_table({name: (name, *own) for name, own in found.items()}))
+    load = Load(
+        num_settings=1,
+        num_texts=1,
+        prompt_tokens=CONTEXT_TOKENS,
+        new_symbols=0,
+        batch_size=comparison.batch_size,
+        is_byte=False,
+    )
+    for entry in comparison.models:
+        sizes = {name: found[name][0] for name in entry.models}
+        lines.append(f"{entry.label}: {memory_line(sizes, load, config)}")
+    return "\n".join(lines)
+
+
+def _sweep_plan(config: DryRunConfig) -> str:
     sweep = load_sweep(config.config, inputs=config.inputs)
     for file in sweep.files:
         check_input(file)
@@ -127,6 +155,6 @@ def time_line(sizes: Mapping[str, ModelSize], load: Load, config: DryRunConfig) 
     hours = load.num_settings * load.num_texts * seconds / _SECONDS_PER_HOUR
     return (
         f"time at {config.mfu:.0%} of {config.bandwidth / 1e12:g} TB/s and of "
-        f"{config.peak_flops / 1e12:g} TFLOP/s, one pair: {hours:.1f} hours, at most: every setting "
-        "is counted as running both models to the last symbol"
+        f"{config.peak_flops / 1e12:g} TFLOP/s, one pair: {hours:.1f} hours at most, as every "
+        "setting is counted as running both models to the last symbol"
     )

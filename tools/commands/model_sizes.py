@@ -77,7 +77,7 @@ def _published(name: str) -> ModelSize | None:
 
 
 def _hub_weights(name: str) -> tuple[str, int]:
-    """What the Hub says of an id, "" where it does not answer, and the number of weights if known."""
+    """What the Hub says of an id, "" where it is silent, and the number of weights if known."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
