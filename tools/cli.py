@@ -72,6 +72,15 @@ GROUPS = {
                 "prompts": "texts of a data set in the paper's prompts, for sweep",
                 "sweep": "every method of a file on one pair: texts, tables, pictures",
                 "compare": "several models on the same benchmarks: table, picture",
+                "calibrate": "the largest k that keeps copying within a target",
+            },
+        ),
+        **_commands(
+            "commands.measure",
+            "commands.measure",
+            {
+                "measure copying": "what recorded texts copy of their references",
+                "measure nonliteral": "characters that recorded texts take over",
             },
         ),
         **_commands(
@@ -88,6 +97,7 @@ GROUPS = {
             {
                 "bench kernel": "time the projection on this CPU",
                 "bench decode": "time a pair of random weights",
+                "bench forward": "a paired step with plain and with packed layers",
                 "bench byte": "time byte level on a small pair",
                 "bench speculate": "speculative against plain decoding",
                 "bench lm-eval": "a pair in lm-eval beside lm-eval's own models",
@@ -95,6 +105,7 @@ GROUPS = {
                 "bench loader": "batches beside a plain copy",
                 "bench pretrain": "training, and what each lever of it is worth",
                 "bench flops": "the cost model beside the clock",
+                "bench kernel-compile": "what the walk kernel becomes on a GPU, without one",
             },
         ),
     },

@@ -60,6 +60,9 @@ class ModelPair:
     """Take a quantised safe model: the bound then holds against that model, not the original."""
     shared: SharedTokens = field(init=False)
     """What the tokenizers have in common, and whether it is enough to decode token by token."""
+    chat_tokenizers: dict[str, PreTrainedTokenizerFast] = field(default_factory=dict, init=False)
+    """By "safe" and "risky": those that the models came with, whose chat templates may differ
+    though their tokens do not."""
     row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
     risky_chat_template: str = field(default="", init=False)
@@ -74,6 +77,7 @@ class ModelPair:
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
             _refuse_quantized(self.safe.config)
+        self.chat_tokenizers.update(self.tokenizers)
         self._compare_tokenizers()
         for name, model in self.models.items():
             self._check_model(name, model)

@@ -19,8 +19,7 @@ def generate_all(experiment: Experiment, pair: ModelPair) -> None:
 
 def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
     """One task a setting. Prompts whose ratios `read_all_prompts` has recorded are read faster."""
-    path = _ratios_file(experiment)
-    decoder_of = decoders(experiment, pair, PromptRatios.load(path) if path.exists() else None)
+    decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
 
     def task(setting: Setting) -> Task:
         return Task(
@@ -30,6 +29,14 @@ def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
         )
 
     return [task(setting) for setting in experiment.settings]
+
+
+def check_rules(experiment: Experiment, pair: ModelPair) -> None:
+    """Raise ValueError for a rule by which the pair cannot decode at this level, and for another
+    pair than the one whose prompts were read."""
+    decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
+    for setting in experiment.settings:
+        decoder_of(setting)
 
 
 def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
@@ -86,6 +93,11 @@ def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, 
 
 def _file(experiment: Experiment, setting: Setting) -> Path:
     return experiment.folder / "generations" / f"{setting.file_name}.jsonl"
+
+
+def _recorded_ratios(experiment: Experiment) -> PromptRatios | None:
+    path = _ratios_file(experiment)
+    return PromptRatios.load(path) if path.exists() else None
 
 
 def _ratios_file(experiment: Experiment) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ... import ModelPair
 from ..retrieval.bm25 import WordIndex
 from .experiment import Experiment, Steps
-from .generations import decoders, generation_tasks, read_all_prompts
+from .generations import check_rules, generation_tasks, read_all_prompts
 from .measures import measure, utility_tasks
 from .sharing import Task, claimed, share
 from .sweep import Sweep, sweep_experiment
@@ -50,12 +50,10 @@ def run_sweep(
 def _opened(
     sweep: Sweep, folder: Path, load: Callable[[], ModelPair]
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair; ValueError where the pair cannot decode by one of the rules."""
+    """The experiment and the pair, which can decode by all of the rules."""
     experiment = sweep_experiment(sweep, folder, partial(_index, claims=folder / "claims"))
     pair = load()
-    decoder_of = decoders(experiment, pair)
-    for setting in experiment.settings:
-        decoder_of(setting)
+    check_rules(experiment, pair)
     return experiment, pair
 
 

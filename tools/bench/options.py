@@ -98,6 +98,26 @@ class BenchDecodeConfig(RandomPairOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BenchForwardConfig:
+    """A paired step with plain and with packed layers: anchored bench forward --shape wide"""
+
+    shape: Shape = "wide"
+    """Of both models; their weights are random."""
+    vocab_size: int = 32_000
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "vocab_size")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchKernelCompileConfig:
+    """Registers, spills and instructions of the walk kernel: anchored bench kernel-compile"""
+
+    variants: tuple[str, ...] = ()
+    """Only these launches, by the names in the table; empty: all of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BenchFlopsConfig(RandomPairOptions):
     """What a decoded token should cost, beside the clock: anchored bench flops --risky small"""
 

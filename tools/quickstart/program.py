@@ -58,12 +58,12 @@ def run(config: QuickstartConfig) -> int:
 
 def _train(steps: Steps, folders: Folders, preset: Preset) -> None:
     steps.run("gather text", lambda: training.gather_corpus(folders, preset))
-    steps.run("write prompts", lambda: write_inputs(preset.works(), folders.prompts, folders.works))
     steps.run("train tokenizers", lambda: training.make_tokenizers(folders, preset))
     steps.run("tokenize", lambda: training.tokenize(folders, preset))
     for name in RUNS:
         steps.run(f"pretrain {name}", partial(training.train, folders, preset, name))
     steps.run("export", lambda: training.export(folders, preset))
+    steps.run("write prompts", lambda: write_inputs(preset.works(), folders.prompts, folders.works))
 
 
 def _experiment(folders: Folders, preset: Preset) -> Experiment:

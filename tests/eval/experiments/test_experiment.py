@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from anchored import MemFree, ModelPair, PromptRatios, TokenSwap
 from anchored.eval.experiments import generations
-from anchored.eval.experiments.experiment import Experiment, Prompt, budget_sweep
-from anchored.eval.experiments.generations import generate_all, read_generations
+from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
+from anchored.eval.experiments.generations import (
+    check_rules,
+    generate_all,
+    read_all_prompts,
+    read_generations,
+)
 from anchored.eval.experiments.measures import MEASURES, measure
 from anchored.eval.experiments.results import terminal_report, write_results
 from anchored.eval.experiments.summary import summarize
@@ -85,6 +91,42 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
         again, before = (read_generations(own, setting) for own in (cut_off, experiment))
         assert [own["text"] for own in again] == [own["text"] for own in before]
     assert not list(tmp_path.glob("generations/*.unfinished.jsonl"))
+
+
+def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp_path):
+    ahead = replace(experiment, folder=tmp_path)
+    read_all_prompts(ahead, pair)
+    ratios = tmp_path / "prompt_ratios.safetensors"
+    assert len(PromptRatios.load(ratios)) == 1  # both prompts are the same text
+    generate_all(ahead, pair)
+    for setting in experiment.settings:
+        again, before = (read_generations(own, setting) for own in (ahead, experiment))
+        assert again == before
+    check_rules(ahead, pair)
+    with pytest.raises(ValueError, match="were computed with another risky model"):
+        check_rules(ahead, ModelPair(pair.safe, pair.safe, pair.tokenizer))
+
+
+def test_a_rule_that_cannot_decode_the_pair_is_refused_before_anything_is_generated(
+    experiment, pair, tmp_path
+):
+    swap = replace(experiment, folder=tmp_path, level="byte", settings=(Setting("a", TokenSwap()),))
+    with pytest.raises(ValueError, match="cannot decode at byte level"):
+        check_rules(swap, pair)
+
+
+def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, pair, tmp_path):
+    block = Setting("blocks", MemFree(n=1, passages=[TEXT]))
+    settings = (*experiment.settings, block)
+    blocked = replace(experiment, folder=tmp_path, settings=settings)
+    generate_all(blocked, pair)
+    for name in ("copying", "utility"):
+        measure(blocked, name, pair)
+    assert blocked.read_rows("utility")[-1]["nats"] == [None, None]
+    assert "Infinity" not in (tmp_path / "measurements" / "utility.json").read_text()
+    *_, last = summarize(blocked)
+    assert last.utility["extra"].bits_per_byte == math.inf and math.isnan(last.gap_closed)
+    assert last.as_json()["bits_per_byte/extra"] is None
 
 
 def test_a_measure_gives_rows_of_every_setting_by_name(experiment):

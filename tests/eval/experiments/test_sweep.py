@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import anchored
 from anchored import CPFuse, MemFree
 from anchored.eval.experiments.sweep import (
     Method,
@@ -124,6 +126,16 @@ def test_values_that_cannot_be_are_named(change, message):
 def test_methods_that_cannot_be_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         replace(ANCHORED, **change)
+
+
+@pytest.mark.parametrize(("name", "num_settings"), [("", 25), ("-bytes", 6)])
+def test_the_sweeps_of_the_quickstart_s_pairs_are_well_formed(name, num_settings):
+    file = Path(anchored.__file__).parent / "configs" / "eval" / f"quickstart-methods{name}.toml"
+    sweep = load_sweep(file)
+    settings = sweep_settings(sweep, ["a"])
+    assert len(settings) == num_settings and sweep.utility_set == "numerics"
+    assert {"RCAD", "CP-Fuse", "Anchored"} <= {setting.method for setting in settings}
+    assert all("runs/" in str(path) for path in sweep.files)
 
 
 def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):

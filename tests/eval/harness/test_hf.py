@@ -1,4 +1,4 @@
-"""Our lm-eval model beside lm-eval's own of the same folders: every kind of request."""
+"""Our lm-eval model beside lm-eval's own of the same folders: every request, every answer."""
 
 from types import SimpleNamespace
 
