@@ -185,7 +185,7 @@ class AnchoredLM(TemplateLM):
         raise ValueError("neither model's tokenizer has a chat template")
 
     def _in_own_names(self, other: PreTrainedTokenizerFast) -> str:
-        """The template of another tokenizer, its special tokens named as this one knows their ids."""
+        """Another tokenizer's template, its special tokens named as this one knows their ids."""
         template = str(other.get_chat_template())
         if not self.decoder.level.compares_models or other is self.tokenizer:
             return template
