@@ -72,6 +72,20 @@ def test_every_comparison_has_a_plan(file, offline, capsys):
     assert "3 models x" in out and "memory, estimated" in out
 
 
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+def test_every_sweep_can_begin(file, inputs, capsys):
+    words = ("sweep", str(file), "--inputs", str(inputs), "--dry-run")
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert " x 2 prompts x " in out
+
+
+@pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
+def test_every_comparison_can_begin(file, capsys):
+    status, out, err = run(capsys, "compare", str(file), "--dry-run")
+    assert status == 0 and "3 models x" in out, err
+
+
 @pytest.mark.parametrize("file", PAPER, ids=lambda file: file.stem)
 def test_the_settings_are_the_papers(file):
     tables = read_config_file(file)
