@@ -69,7 +69,9 @@ GROUPS = {
             "commands.{}",
             "commands.{}",
             {
+                "prompts": "texts of a data set in the paper's prompts, for sweep",
                 "sweep": "every method of a file on one pair: texts, tables, pictures",
+                "compare": "several models on the same benchmarks: table, picture",
                 "calibrate": "the largest k that keeps copying within a target",
             },
         ),
