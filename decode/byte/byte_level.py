@@ -1,6 +1,5 @@
 """A pair decoded byte by byte: what its models have in common when their tokenizers differ."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -8,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ..levels.level import Level
+from ..levels.level import Level, tokenizer_sha256
 from ..levels.text import ByteText, TextStream
 from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
@@ -71,7 +70,7 @@ class ByteLevel(Level):
     def _tokenizers(self) -> dict[str, Any]:
         return {
             name: {
-                "sha256": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+                "sha256": tokenizer_sha256(tokenizer),
                 "stop_token_ids": self.pair.stop_tokens_of(name),
                 "start_token_ids": list(self.vocabularies[name].start_token_ids),
             }

@@ -1,7 +1,6 @@
 """Two tokenizers, decoded in the tokens of one: the safe model reads their text in its own."""
 
 import codecs
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +19,7 @@ from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers
-from .level import Level, open_stream, rows_are_alone
+from .level import Level, open_stream, rows_are_alone, tokenizer_sha256
 from .text import TextStream, TokenText
 
 # R rows of one call, T new columns, V symbols, which are tokens of the risky model.
@@ -50,10 +49,7 @@ class RetokenizedLevel(Level):
 
     def settings(self) -> dict[str, Any]:
         """Whose tokens are drawn, and what both tokenizers are."""
-        tokenizers = {
-            name: hashlib.sha256(own.backend_tokenizer.to_str().encode()).hexdigest()
-            for name, own in self.pair.tokenizers.items()
-        }
+        tokenizers = {name: tokenizer_sha256(own) for name, own in self.pair.tokenizers.items()}
         return {"tokens_of": "risky", "tokenizers": tokenizers}
 
     def encode(self, prompt: str | list[int]) -> list[int]:
