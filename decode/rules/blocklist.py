@@ -102,7 +102,8 @@ class GrowingFilter:
     @property
     def num_bytes(self) -> int:
         """Memory of the filters."""
-        return sum(own.size_in_bits for own in self._filters) // 8
+        bits: int = sum(own.size_in_bits for own in self._filters)
+        return bits // 8
 
 
 def _ngrams(text: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
