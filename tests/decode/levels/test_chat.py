@@ -111,12 +111,17 @@ def test_the_debt_is_that_of_the_plain_text(pair, debt):
     "rule",
     [
         Anchored(k=2.0),
-        Anchored(k=2.0, divergence="max", debt="none"),
-        NoOpt(k=2.0, debt="none"),
-        CPFuse(grid_size=3),
-        RiskyOnly(compared=False),
         SafeOnly(),
-        TokenSwap(words=["the", "of"]),
+        *(
+            pytest.param(rule, marks=pytest.mark.slow)
+            for rule in (
+                Anchored(k=2.0, divergence="max", debt="none"),
+                NoOpt(k=2.0, debt="none"),
+                CPFuse(grid_size=3),
+                RiskyOnly(compared=False),
+                TokenSwap(words=["the", "of"]),
+            )
+        ),
     ],
     ids=lambda rule: rule.name,
 )

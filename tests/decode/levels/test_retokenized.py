@@ -202,7 +202,13 @@ def test_texts_are_whole_characters(pair):
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 1.5}],
+    [
+        {"top_k": 5},
+        *(
+            pytest.param(own, marks=pytest.mark.slow)
+            for own in ({"temperature": 0.0}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 1.5})
+        ),
+    ],
     ids=str,
 )
 def test_a_text_is_the_same_alone_scored_and_verified(pair, sampling, tmp_path):
@@ -227,6 +233,7 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, sampling, tmp_path):
         assert all(map(math.isnan, score.safe_token_log_probs))
 
 
+@pytest.mark.slow
 def test_half_precision_is_verified_within_its_rounding():
     safe, risky = tiny_llama(1).bfloat16(), tiny_llama(2, vocab_size=300).bfloat16()
     half = ModelPair(safe, risky, train_tokenizer(320), risky_tokenizer=llama3_tokenizer(300))

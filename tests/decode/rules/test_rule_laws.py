@@ -23,7 +23,7 @@ from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
 from anchored.kernels import reference
 
-NUM_ROWS = 24
+NUM_ROWS = 12
 VOCAB_SIZES = (2, 7, 257)
 SAMPLINGS = (
     SamplingConfig(temperature=1.0, repetition_penalty=1.0),
@@ -153,6 +153,7 @@ UNBOUNDED = (
     "token_swap", "memfree", "memfree, of everything", "memfree, of nothing",
 )  # fmt: skip
 CASES = [*itertools.product(EXTREME_KINDS, VOCAB_SIZES, range(len(SAMPLINGS)))]
+NUM_TEXTS = 1000
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
@@ -265,17 +266,17 @@ def test_memfree_completes_no_blocked_n_gram_in_a_thousand_texts(n, vocab_size):
     rule = MemFree(n=n, passages=[" ".join(map(str, passage))], compared=False)
     rule = rule.for_symbols(Symbols(vocab_size))
     blocked = {tuple(passage[i : i + n].tolist()) for i in range(len(passage) - n + 1)}
-    texts: list[list[int]] = [[] for _ in range(1000)]
+    texts: list[list[int]] = [[] for _ in range(NUM_TEXTS)]
     num_met = 0
     for _ in range(16):
-        logits = torch.from_numpy(source.normal(size=(1000, vocab_size)))
+        logits = torch.from_numpy(source.normal(size=(NUM_TEXTS, vocab_size)))
         logits[:, :alphabet] += 4.0
         drawn = rule.next_token(
             StepInputs(
                 logits={"risky": logits},
                 warp=lambda raw: raw,
-                budget=torch.full((1000,), math.inf, dtype=torch.float64),
-                uniform=torch.from_numpy(source.random((1000, 3))),
+                budget=torch.full((NUM_TEXTS,), math.inf, dtype=torch.float64),
+                uniform=torch.from_numpy(source.random((NUM_TEXTS, 3))),
                 past=Past(texts, {}),
             )
         )
