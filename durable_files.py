@@ -3,7 +3,8 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +27,7 @@ def new_file(path: Path) -> Iterator[Path]:
     with partial.open("rb+") as file:
         sync(file)
     partial.replace(path)
+    sync_folder(path.parent)
 
 
 @contextmanager
@@ -54,7 +56,22 @@ def sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, which a rename alone may not be."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def file_sha256(path: Path) -> str:
     """Hexadecimal sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_sha256(paths: Iterable[Path], *, num_threads: int = 8) -> list[str]:
+    """`file_sha256` of each, in their order, several at a time."""
+    with ThreadPoolExecutor(num_threads) as pool:  # hashlib lets go of Python's lock
+        return list(pool.map(file_sha256, paths))

@@ -125,7 +125,7 @@ def beginnings(
 
 def request_list(
     begun: Sequence[Beginning],
-    horizon: int,
+    horizon: int | Sequence[int],
     *,
     seed: int | Sequence[int] = 0,
     k: float | Sequence[float | None] | None = None,
@@ -144,13 +144,13 @@ def request_list(
     seeds = [whole_number("seed", value) for value in one_each("seed", seed, len(begun))]
     ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(begun))]
     behind = one_each("passages", passages, len(begun))
-    stops, length = stop_strings(stop), whole_number("max_new_tokens", horizon)
+    stops, lengths = stop_strings(stop), one_each("max_new_tokens", horizon, len(begun))
     prompts = [i for i in range(len(begun)) for _ in range(num_samples)]
     places = _places([(tuple(begun[i].token_ids), seeds[i]) for i in prompts])
     return [
         Request(
             prompt_token_ids=begun[i].token_ids,
-            max_new_tokens=length,
+            max_new_tokens=whole_number("max_new_tokens", lengths[i]),
             seed=seeds[i],
             k=ks[i],
             stop=stops,

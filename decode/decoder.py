@@ -1,7 +1,6 @@
 """The public face of decoding: generate, stream and score with a pair under a rule."""
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -9,7 +8,16 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
-from .arguments import Beginning, Earlier, Prompt, beginnings, is_single, request_list, texts
+from .arguments import (
+    Beginning,
+    Earlier,
+    Prompt,
+    beginnings,
+    is_single,
+    one_each,
+    request_list,
+    texts,
+)
 from .byte.byte_level import ByteLevel
 from .byte.prompt import PromptCache
 from .byte.settings import ByteSettings
@@ -17,7 +25,7 @@ from .engine.engine import Engine
 from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, prefaced_prompt, ratio_source
 from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
-from .generation import Generation, PieceStream, request_ledger
+from .generation import Generation, PieceStream, request_ledger, with_bar
 from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel
 from .levels.retokenized import RetokenizedLevel
@@ -200,7 +208,7 @@ class Decoder:
         prompts: Prompt | Sequence[Prompt],
         continuations: Prompt | Sequence[Prompt],
         *,
-        horizon: int | None = None,
+        horizon: int | Sequence[int] | None = None,
         k: float | Sequence[float] | None = None,
         passages: str | Sequence[str] | None = None,
         messages: Conversation | Sequence[Conversation] | None = None,
@@ -213,9 +221,10 @@ class Decoder:
 
         prompts, continuations: as many of each; texts or token ids (a text continuation gets no
         special tokens). messages: conversations, as in `generate`, in place of prompts (). horizon:
-        steps that K = k * horizon is spread over, by default the longest continuation. Warpers are
-        off unless given. Teacher forcing is exact: p* is a function of
-        the prefix. Raises ValueError for bad values; failures are reported as by `generate`.
+        steps that K = k * horizon is spread over, one for all or one per continuation, by default
+        the longest. Warpers are off unless given. Teacher forcing is exact: p* is a function of the
+        prefix. The last symbol is predicted but not read: it may stand behind the models' context.
+        Raises ValueError for bad values; failures are reported as by `generate`.
         """
         config = SamplingConfig.of(
             {"temperature": temperature, "repetition_penalty": repetition_penalty, **sampling}
@@ -224,20 +233,25 @@ class Decoder:
         targets = [self.level.encode_continuation(text) for text in given]
         longest = max((len(target) for target in targets), default=1)
         begun = beginnings(self.level, prompts, messages=messages)
-        requests = self._requests(begun, max(horizon or longest, 1), k=k, passages=passages)
+        if len(begun) != len(targets):
+            raise ValueError(f"got {len(begun)} prompts and {len(targets)} continuations")
+        horizons = one_each("horizon", max(longest, 1) if horizon is None else horizon, len(begun))
+        requests = self._requests(begun, horizons, k=k, passages=passages)
+        for request, target in zip(requests, targets, strict=True):
+            if len(target) > request.max_new_tokens:
+                raise ValueError(
+                    f"a continuation has {len(target)} {self.level.name}s, the horizon is "
+                    f"{request.max_new_tokens}"
+                )
         if is_single(prompts if messages is None else messages):
-            self._check_lengths(requests)
-        if len(requests) != len(targets):
-            raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
-        if horizon is not None and longest > horizon:
-            raise ValueError(
-                f"a continuation has {longest} {self.level.name}s, the horizon is {horizon}"
-            )
+            self._check_lengths(requests, num_unread=1)
         scores: dict[int, Score] = {}
-        fitting, refusals = self._split(requests)
+        fitting, refusals = self._split(requests, num_unread=1)
         for request, error in refusals:
             budget = budget_without_debt(request, self.rule)
             scores[request.index] = Score.of(budget, targets[request.index], error)
+        # Equal prompts side by side: they are read once.
+        fitting.sort(key=lambda request: (request.prompt_token_ids, -request.max_new_tokens))
         title = progress if isinstance(progress, str) else "score"
         for batch in tqdm(self._batches(fitting), title, unit="batch", disable=not progress):
             tokens_of_batch = [targets[request.index] for request in batch]
@@ -258,7 +272,9 @@ class Decoder:
         batches = self._batches(requests)
         return measured_ratios(self.level, ([r.prompt_token_ids for r in b] for b in batches))
 
-    def _requests(self, begun: list[Beginning], horizon: int, **asked: Any) -> list[Request]:
+    def _requests(
+        self, begun: list[Beginning], horizon: int | Sequence[int], **asked: Any
+    ) -> list[Request]:
         """As `request_list`; ValueError also for budgets that the rule cannot have."""
         requests = []
         for request in request_list(begun, horizon, **asked):
@@ -276,14 +292,24 @@ class Decoder:
         self.engine.check(config)
         return config
 
-    def _check_lengths(self, requests: list[Request]) -> None:
-        for _, error in self._split(requests)[1]:
+    def _check_lengths(self, requests: list[Request], num_unread: int = 0) -> None:
+        for _, error in self._split(requests, num_unread)[1]:
             raise ValueError(error)
 
-    def _split(self, requests: list[Request]) -> tuple[list[Request], list[tuple[Request, str]]]:
-        """(requests that fit the models' context, the others with what is wrong with them)."""
-        too_long = self.level.too_long
-        errors = [(r, too_long(r.longest_prompt, r.max_new_tokens)) for r in requests]
+    def _split(
+        self, requests: list[Request], num_unread: int = 0
+    ) -> tuple[list[Request], list[tuple[Request, str]]]:
+        """(requests that fit the models' context, the others with what is wrong with them).
+
+        num_unread: symbols at the end of each that no model reads.
+        """
+
+        def error_of(request: Request) -> str:
+            prompt, new = request.longest_prompt, request.max_new_tokens
+            too_long = self.level.too_long
+            return too_long(prompt, new - num_unread) and too_long(prompt, new)
+
+        errors = [(request, error_of(request)) for request in requests]
         fitting = [request for request, error in errors if not error]
         return fitting, [(request, error) for request, error in errors if error]
 
@@ -293,7 +319,8 @@ class Decoder:
         One request each where the models decode texts of such lengths one at a time.
         """
         ordered = sorted(requests, key=lambda request: -len(request.prompt_token_ids))
-        longest = max((request.max_length for request in requests), default=0)
+        longest = max((len(request.longest_prompt) for request in requests), default=0)
+        longest += max((request.max_new_tokens for request in requests), default=0)
         size = self.batch_size if self.level.rows_can_share(longest) else 1
         return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
@@ -335,24 +362,6 @@ class Decoder:
             ledger=request_ledger(self.level, self.rule, config, state),
             error=f"request {state.request.index}: {state.error}" if state.error else "",
         )
-
-
-def with_bar(
-    states: Iterator[RequestState], total: int, progress: bool | str, symbol: str
-) -> Iterator[RequestState]:
-    """Pass the states through.
-
-    progress: the bar's title, True for "generate", False for none. symbol: what is counted.
-    """
-    title = progress if isinstance(progress, str) else "generate"
-    start, num_symbols = time.perf_counter(), 0
-    with tqdm(total=total, desc=title, unit="prompt", disable=not progress) as bar:
-        for state in states:
-            num_symbols += len(state.steps)
-            symbols_per_s = num_symbols / (time.perf_counter() - start)
-            bar.set_postfix_str(f"{symbols_per_s:.0f} {symbol}s/s", refresh=False)
-            bar.update()
-            yield state
 
 
 def choose_level(

@@ -32,7 +32,7 @@ def main() -> None:
 
         if is_first:
             prepare(config)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"anchored.pretrain: {error}" if is_first else 1)
     sys.exit(run(config))
 

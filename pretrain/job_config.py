@@ -54,8 +54,16 @@ class SpikeGuardConfig:
     """A spike exceeds their mean by so many standard deviations"""
     min_rise_nats: float = 0.2
     """And by at least this much"""
+    max_nonfinite_steps: int = 3
+    """A step with a loss or gradients that are not finite is never taken; so many in a row end
+    the run"""
 
     def __post_init__(self) -> None:
+        if self.max_nonfinite_steps < 1:
+            raise ValueError(
+                f"spike_guard.max_nonfinite_steps must be at least 1, got "
+                f"{self.max_nonfinite_steps}"
+            )
         if self.window < 2 or self.deviations <= 0 or self.min_rise_nats < 0:
             raise ValueError(
                 "spike_guard needs window >= 2, deviations > 0 and min_rise_nats >= 0, got "

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ..levels.level import Level, tokenizer_sha256
+from ..levels.level import Level
 from ..levels.text import ByteText, TextStream
 from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
@@ -66,15 +66,15 @@ class ByteLevel(Level):
         tokenizers = {f"{name} tokenizer": value for name, value in self._tokenizers.items()}
         return {"mode": self.byte_settings.mode, "debt": self.byte_settings.debt, **tokenizers}
 
-    @cached_property
+    @property
     def _tokenizers(self) -> dict[str, Any]:
         return {
             name: {
-                "sha256": tokenizer_sha256(tokenizer),
+                "sha256": vocabulary.sha256,
                 "stop_token_ids": self.pair.stop_tokens_of(name),
-                "start_token_ids": list(self.vocabularies[name].start_token_ids),
+                "start_token_ids": list(vocabulary.start_token_ids),
             }
-            for name, tokenizer in self.pair.tokenizers.items()
+            for name, vocabulary in self.vocabularies.items()
         }
 
     def encode(self, prompt: str | list[int]) -> list[int]:

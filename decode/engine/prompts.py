@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..levels.level import Level
 from ..models.kv_cache import uploaded
+from ..models.row_stream import RowStream
 from ..models.stream import UNSCORED, PromptLogits, Stream
 from ..rules.prefix_debt import PromptRatios, log_likelihood_ratios, prompt_digest
 from ..rules.rule import BOTH, Rule, StreamName
@@ -33,6 +34,17 @@ class PromptReading:
     """By model: forwards that each prompt took part in."""
     seen: Tensor
     """(R, vocab_size) bool on the safe model's device: symbols that occur in the prompt."""
+
+    def of(self, places: Sequence[int]) -> "PromptReading":
+        """That of the prompts at these places, one of them perhaps several times."""
+        rows = torch.tensor(places)
+        return PromptReading(
+            logits={name: own[rows.to(own.device)] for name, own in self.logits.items()},
+            ratios=[self.ratios[place] for place in places],
+            errors=[self.errors[place] for place in places],
+            num_forwards=self.num_forwards,
+            seen=self.seen[rows.to(self.seen.device)],
+        )
 
 
 def asks_for_ratios(level: Level, rule: Rule) -> bool:
@@ -112,6 +124,30 @@ def read_prompts(
         },
         seen=uploaded(_seen(prompts, level.vocab_size), level.pair.safe.device),
     )
+
+
+def read_each_once(
+    level: Level,
+    streams: Mapping[str, Stream],
+    prompts: list[list[int]],
+    prefaced: Sequence[Prefaced],
+) -> PromptReading:
+    """As `read_prompts` into all rows, equal prompts read once where the streams can copy rows."""
+    first: dict[str, int] = {}
+    firsts = [
+        first.setdefault(repr((prompt, own)), row)
+        for row, (prompt, own) in enumerate(zip(prompts, prefaced, strict=True))
+    ]
+    rows = sorted(first.values())
+    copied = [stream for stream in streams.values() if isinstance(stream, RowStream)]
+    if len(rows) == len(prompts) or len(copied) < len(streams):
+        return read_prompts(level, streams, prompts, list(range(len(prompts))), prefaced)
+    own = [prefaced[row] for row in rows]
+    reading = read_prompts(level, streams, [prompts[row] for row in rows], rows, own)
+    for stream in copied:
+        for row in rows:
+            stream.copy(row, [o for o, f in enumerate(firsts) if f == row and o != row])
+    return reading.of([rows.index(row) for row in firsts])
 
 
 def _is_scored(log_probs: Mapping[str, list[Tensor]], i: int) -> bool:

@@ -19,7 +19,7 @@ from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
 from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers
-from .level import Level, open_stream, rows_are_alone, tokenizer_sha256
+from .level import Level, open_stream, rows_are_alone
 from .text import TextStream, TokenText
 
 # R rows of one call, T new columns, V symbols, which are tokens of the risky model.
@@ -49,7 +49,7 @@ class RetokenizedLevel(Level):
 
     def settings(self) -> dict[str, Any]:
         """Whose tokens are drawn, and what both tokenizers are."""
-        tokenizers = {name: tokenizer_sha256(own) for name, own in self.pair.tokenizers.items()}
+        tokenizers = {name: file.sha256 for name, file in self._files.items()}
         return {"tokens_of": "risky", "tokenizers": tokenizers}
 
     def encode(self, prompt: str | list[int]) -> list[int]:

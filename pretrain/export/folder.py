@@ -18,7 +18,8 @@ from transformers import GenerationConfig, LlamaConfig
 from ... import text_tables
 from ...durable_files import file_sha256, new_folder
 from ..plan.data_plan import epochs_read, tokens_read
-from ..run.record import RunRecord, checkpoint_step, last_complete
+from ..run.checkpoints import checkpoint_step, last_complete
+from ..run.record import RunRecord
 from ..tokens.encoder import EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME
 
 _MAX_LICENCES = 4

@@ -14,9 +14,10 @@ from ..job_config import Checkpoint, JobConfig
 from ..model.tinycomma import flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import CHECKPOINT_BYTES_PER_PARAMETER, check_epochs
+from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
-from .record import RunRecord, checkpoint_steps
+from .record import RunRecord
 from .start import find_starting_point, record_of
 from .trainer import global_batch_size
 
@@ -61,7 +62,7 @@ def check_run(
 
     Called by the first process only, before the processes meet. What takes long, the comparison
     of checksums, comes last and is left out where the run goes on from a checkpoint of its own.
-    Incomplete checkpoints of this very run, left by a process killed while saving, are removed.
+    Incomplete checkpoints of this very run, left by a process killed while saving, are set aside.
     machine: None stands for this one.
     Raises: ValueError with one line that says what is wrong.
     """

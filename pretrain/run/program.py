@@ -8,12 +8,15 @@ from pathlib import Path
 import torch.distributed as dist
 from torchtitan.protocols.train_spec import register_train_spec
 
+from ... import AnchoredError
 from ..job_config import JobConfig
 from .preflight import check_run
 from .train_spec import train_spec
 from .trainer import PretrainTrainer, StopSignal
 
 LOG_NAME = "train.log"
+_OUR_LOGGERS = __name__.partition(".")[0]
+logger = logging.getLogger(__name__)
 
 
 def prepare(config: JobConfig) -> None:
@@ -28,17 +31,24 @@ def prepare(config: JobConfig) -> None:
 def run(config: JobConfig) -> int:
     """Train to the last step, or to SIGTERM; returns the exit status, 0 in both cases.
 
+    A run that cannot go on ends with one line and 1.
     Needs torchrun's environment variables, and `prepare` to have run in the first process.
     """
     stop_signal = StopSignal()
     _start_log(config)
     register_train_spec("tinycomma", train_spec())
     trainer = PretrainTrainer(config, stop_signal)
+    failure: AnchoredError | None = None
     try:
         trainer.train()
+    except AnchoredError as error:  # on all processes alike
+        failure = error
     finally:
         trainer.close()
     dist.destroy_process_group()
+    if failure is not None:
+        logger.error("%s", failure)
+        return 1
     if trainer.step < config.training.steps and os.environ["RANK"] == "0":
         print(
             f"anchored.pretrain: stopped by a signal after step {trainer.step} of "
@@ -55,9 +65,20 @@ def _start_log(config: JobConfig) -> None:
     folder = Path(config.job.dump_folder)
     folder.mkdir(parents=True, exist_ok=True)
     handlers: list[logging.Handler] = [logging.FileHandler(folder / name)]
-    if config.job.verbose and rank == "0":
-        handlers.append(logging.StreamHandler(sys.stderr))
+    logging.raiseExceptions = False  # a log on a full disk loses lines, and ends nothing
+    if rank == "0":
+        handlers.append(_stderr_handler(is_verbose=config.job.verbose))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers
     )
     logging.captureWarnings(True)
+
+
+def _stderr_handler(*, is_verbose: bool) -> logging.Handler:
+    """Our own warnings, one line each; with `is_verbose` all that is logged."""
+    handler = logging.StreamHandler(sys.stderr)
+    if not is_verbose:
+        handler.setLevel(logging.WARNING)
+        handler.addFilter(logging.Filter(_OUR_LOGGERS))
+        handler.setFormatter(logging.Formatter("anchored.pretrain: %(message)s"))
+    return handler

@@ -2,12 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.optim import Optimizer
-
+from ... import AnchoredError
 from ..job_config import SpikeGuardConfig
 from ..plan.consumption import sequence_documents
 from ..plan.data_plan import DataPlan
@@ -17,45 +15,64 @@ MAX_CONSECUTIVE_SKIPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A step's loss and the limit that it exceeded, in nats a token."""
+    """A step's loss and the limit that it exceeded, in nats a token; or what is not finite."""
 
     loss: float
     limit: float
-    is_skipped: bool
+    grad_norm: float
+    action: str
+    """logged; skipped, as the guard is set; refused, as every step that is not finite is."""
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.action != "logged"
 
 
 class SpikeGuard:
     """Watches the loss of every step; its state belongs into a checkpoint.
 
     A spike enters the window at its limit, not at its height: so the next one still shows, and a
-    level that stays higher is accepted after a while. A loss that is not finite is always a spike.
+    level that stays higher is accepted after a while. A step whose loss or gradients are not finite
+    is refused in every mode: nothing leads back from weights that have taken it.
     """
 
     def __init__(self, config: SpikeGuardConfig) -> None:
         self._config = config
         self._losses: deque[float] = deque(maxlen=config.window)
         self._num_skips = 0
+        self._num_refused = 0  # in a row; a resumed run counts anew
 
-    def check(self, loss: float) -> Spike | None:
-        """The spike that a step of this loss is, or None.
-
-        Raises: RuntimeError when one more skip would be the ninth in a row.
-        """
+    def check(self, loss: float, grad_norm: float) -> Spike | None:
+        """The spike that a step of this loss is, or None."""
         limit = self._limit()
-        if loss <= limit and math.isfinite(loss):
-            self._losses.append(loss)
+        is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        is_off = self._config.action == "off"
+        self._num_refused = 0 if is_finite else self._num_refused + 1
+        if is_finite and (is_off or loss <= limit):
+            if not is_off:
+                self._losses.append(loss)
             self._num_skips = 0
             return None
-        if math.isfinite(limit):
+        if math.isfinite(limit) and not is_off:
             self._losses.append(limit)
-        is_skipped = self._config.action == "skip"
-        self._num_skips += is_skipped
-        if self._num_skips > MAX_CONSECUTIVE_SKIPS:
-            raise RuntimeError(
-                f"spike_guard: {MAX_CONSECUTIVE_SKIPS} steps in a row were skipped and the loss is "
-                f"still {loss}, above {limit}: go back to an earlier checkpoint"
+        self._num_skips += self._config.action == "skip"
+        skipped = "skipped" if self._config.action == "skip" else "logged"
+        return Spike(loss, limit, grad_norm, skipped if is_finite else "refused")
+
+    def end_if_lost(self, step: int) -> None:
+        """Raises AnchoredError when too many steps in a row moved no weights; step: the last."""
+        most = self._config.max_nonfinite_steps
+        if self._num_refused >= most:
+            raise AnchoredError(
+                f"spike_guard: {most} steps up to step {step} had a loss or gradients that are not "
+                "finite, and none of them was taken: see spikes.jsonl, and `anchored rollback` to "
+                "skip their data or to change a setting"
             )
-        return Spike(loss, limit, is_skipped)
+        if self._num_skips > MAX_CONSECUTIVE_SKIPS:
+            raise AnchoredError(
+                f"spike_guard: {self._num_skips} steps up to step {step} were skipped and the loss "
+                "is still above its limit: see spikes.jsonl, and `anchored rollback`"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"losses": list(self._losses), "num_skips": self._num_skips}
@@ -73,29 +90,15 @@ class SpikeGuard:
         return mean + max(rise, self._config.min_rise_nats)
 
 
-def guard_steps(optimizers: Optimizer, permits_step: Callable[[], bool]) -> None:
-    """From now on `optimizers.step` does nothing where `permits_step` says no."""
-    take_step = optimizers.step
-
-    def step() -> None:
-        if permits_step():
-            take_step()
-
-    optimizers.step = step  # type: ignore[assignment]
-
-
 def spike_line(spike: Spike, plan: DataPlan, *, step: int, batch_size: int) -> dict[str, Any]:
     """The line of spikes.jsonl for a step of `batch_size` sequences.
 
     JSON has no infinity: a loss or limit that is not finite is written as text.
     """
-    loss, limit = (
-        value if math.isfinite(value) else str(value) for value in (spike.loss, spike.limit)
-    )
+    figures = {"loss": spike.loss, "limit": spike.limit, "grad_norm": spike.grad_norm}
     return {
         "step": step,
-        "loss": loss,
-        "limit": limit,
-        "action": "skipped" if spike.is_skipped else "logged",
+        **{name: one if math.isfinite(one) else str(one) for name, one in figures.items()},
+        "action": spike.action,
         "sequences": sequence_documents(plan, step, batch_size),
     }

@@ -1,6 +1,5 @@
 """What identifies a run, and where it starts: its checkpoint, another's weights, or nothing."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any, Final
 from ..job_config import JobConfig
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
-from .record import RECORD_NAME, RunRecord, checkpoint_step, checkpoint_steps, is_complete
+from .checkpoints import checkpoint_step, checkpoint_steps, damage, set_aside, was_finished
+from .record import RECORD_NAME, RunRecord
 from .trainer import global_batch_size
 
 MAY_DIFFER: Final = {
@@ -41,7 +41,9 @@ MAY_DIFFER: Final = {
     "in data.plan_hash, by contents in place of folders": (
         *("data.sources", "data.seed", "data.weight_unit"),
     ),
-    "refuses runs and changes none": ("data.max_epochs", "data.verify_checksums"),
+    "refuses or ends runs and changes none": (
+        *("data.max_epochs", "data.verify_checksums", "spike_guard.max_nonfinite_steps"),
+    ),
     "which tokenizer it is stands in data.plan_hash": (
         *("model.tokenizer", "model.tokenizer_path", "model.hf_assets_path"),
     ),
@@ -120,27 +122,37 @@ class StartingPoint:
 
 
 def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
-    """Where the run of this record starts; removes its torn checkpoints.
+    """Where the run of this record starts; sets aside what lies after its last whole checkpoint.
 
-    Raises: ValueError with one line if the folder holds another run, or the weights to start from
-    are missing or of another model.
+    Raises: ValueError with one line if the folder holds another run, or checkpoints of which none
+    is whole any more, or the weights to start from are missing or of another model.
     """
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
     if not folder.exists():
         return StartingPoint(_with_earlier(config, record))
     _check_same_run(config, record)
-    torn = [path for path in checkpoint_steps(folder).values() if not is_complete(path)]
-    for path in torn:
-        shutil.rmtree(path)
-    prefix = f"removed incomplete {', '.join(path.name for path in torn)}: " if torn else ""
-    if whole := list(checkpoint_steps(folder)):
+    reasons: dict[Path, str] = {}
+    for step, path in reversed(checkpoint_steps(folder).items()):
+        if reason := damage(path):
+            reasons[path] = reason
+            continue
+        prefix = f"set aside {'; '.join(_set_aside(reasons))}: " if reasons else ""
         record = replace(record, earlier=RunRecord.read(folder.parent).earlier)
-        remark = f"{prefix}resuming from {folder}/step-{whole[-1]}"
-        return StartingPoint(record, whole[-1], remark)
+        return StartingPoint(record, step, f"{prefix}resuming from {path}")
+    if was_finished(folder):
+        found = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
+        raise ValueError(
+            f"{folder} holds no whole checkpoint ({found or 'they were set aside'}), and a run "
+            "that had some does not start from 0: mend one, or choose another job.dump_folder"
+        )
     # An empty folder would make torchtitan ignore checkpoint.initial_load_path.
-    shutil.rmtree(folder)
-    remark = f"{prefix}no complete checkpoint in {folder}, starting from the beginning"
+    aside = set_aside(folder)
+    remark = f"no complete checkpoint, set aside as {aside}: starting from the beginning"
     return StartingPoint(_with_earlier(config, record), 0, remark)
+
+
+def _set_aside(reasons: dict[Path, str]) -> list[str]:
+    return [f"{set_aside(path).name} ({reason})" for path, reason in reasons.items()]
 
 
 def _check_same_run(config: JobConfig, record: RunRecord) -> None:
@@ -165,11 +177,12 @@ def _with_earlier(config: JobConfig, record: RunRecord) -> RunRecord:
     if path is None:
         return record
     checkpoint = Path(path).resolve()  # "step-24" alone has a run above it too
-    if not checkpoint.is_dir() or not is_complete(checkpoint):
-        state = "is incomplete" if checkpoint.is_dir() else "does not exist"
+    if not checkpoint.is_dir():
         raise ValueError(
-            f"checkpoint.initial_load_path {path} {state}: train the stage before first"
+            f"checkpoint.initial_load_path {path} does not exist: train the stage before first"
         )
+    if reason := damage(checkpoint):
+        raise ValueError(f"checkpoint.initial_load_path {path} is not whole: {reason}")
     earlier = RunRecord.read(checkpoint.parent.parent)
     if earlier.tokenizer_sha256 != record.tokenizer_sha256:
         raise ValueError(

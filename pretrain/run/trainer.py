@@ -1,9 +1,9 @@
-"""torchtitan's trainer for one run of TinyComma, to its last step or to a signal, and its saves."""
+"""torchtitan's trainer for one run of TinyComma, to its last step or to a signal."""
 
 import logging
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -13,22 +13,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torchtitan.components.checkpoint import CheckpointManager
-from torchtitan.distributed.utils import set_pg_timeouts
+from torchtitan.distributed.utils import clip_grad_norm_, set_pg_timeouts
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
 from torchtitan.train import Trainer
 
-from ..job_config import Checkpoint, JobConfig
+from ... import AnchoredError
+from ..job_config import JobConfig
 from ..model.tinycomma import document_mask
 from ..plan.data_plan import data_record
-from ..plan.loader import document_ids
+from ..plan.loader import Batch, document_ids
+from .checkpointer import RunCheckpointer
 from .heldout import HeldoutLoss
 from .metrics import StepLog
-from .record import checkpoint_steps
-from .spikes import SpikeGuard, guard_steps, spike_line
+from .spikes import SpikeGuard, spike_line
 from .train_spec import open_plan
 
 logger = logging.getLogger(__name__)
+# A last save that fails is tried again after these pauses: they fit into Slurm's notice of ten
+# minutes, and somebody may make room meanwhile.
+LAST_SAVE_PAUSES_S = (5.0, 30.0, 120.0)
 
 
 class StopSignal:
@@ -44,52 +47,6 @@ class StopSignal:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.arrived = True
-
-
-class RunCheckpointer(CheckpointManager):
-    """torchtitan's checkpoints, with saves by wall-clock minutes and milestones that stay.
-
-    A save is due every `interval` steps, and after `interval_minutes` without one. Of the saved
-    steps the last `keep_latest_k` are kept, and all multiples of `milestone_interval`. Whether
-    time is up is a claim of one process: `save` must be told what all of them agreed on.
-    """
-
-    def __init__(self, checkpoint_config: Checkpoint, **components: Any) -> None:
-        super().__init__(checkpoint_config=checkpoint_config, **components)
-        self._milestone_interval = checkpoint_config.milestone_interval
-        self._interval_seconds = checkpoint_config.interval_minutes * 60
-        self._last_save_time = time.monotonic()
-        self._is_due = False
-
-    @property
-    def is_time_up(self) -> bool:
-        """Whether this process has gone `interval_minutes` without a save."""
-        elapsed = time.monotonic() - self._last_save_time
-        return 0 < self._interval_seconds <= elapsed
-
-    def save(self, curr_step: int, last_step: bool = False, *, is_due: bool = False) -> None:
-        """Save where the step, `is_due` or `last_step` asks for it.
-
-        last_step: nothing follows, so wait until the checkpoint is whole; an asynchronous save
-        is left to write itself while training goes on.
-        """
-        self._is_due = is_due
-        super().save(curr_step, last_step)
-
-    def _should_save(self, curr_step: int, last_step: bool = False) -> bool:
-        should_save = super()._should_save(curr_step, last_step) or self._is_due
-        if should_save:
-            self._last_save_time = time.monotonic()
-        return should_save
-
-    def _purge_stale_checkpoints(self) -> None:
-        if self.keep_latest_k == 0 or dist.get_rank() != 0:
-            return
-        folders = checkpoint_steps(self.folder)
-        for step in stale_steps(
-            folders, keep_latest=self.keep_latest_k, milestone_interval=self._milestone_interval
-        ):
-            self.purge_queue.put(str(folders[step]))
 
 
 class PretrainTrainer(Trainer):
@@ -114,6 +71,7 @@ class PretrainTrainer(Trainer):
             states={"train_state": self},
             sd_adapter=None,
             base_folder=job_config.job.dump_folder,
+            before_save=self._check_finite,
         )
         self._plan = open_plan(job_config)
         self._batch_size = global_batch_size(job_config, dist.get_world_size())
@@ -125,9 +83,6 @@ class PretrainTrainer(Trainer):
         )
         self._guard = SpikeGuard(job_config.spike_guard)
         self._spike_log = StepLog(Path(job_config.job.dump_folder) / "spikes.jsonl")
-        self._round_losses: list[Tensor] = []
-        if job_config.spike_guard.action != "off":
-            guard_steps(self.optimizers, self._permits_step)
         if self.device.type == "cpu":
             # The loss is a mean already: torchtitan asks for a division of the gradients by 1, for
             # which FSDP2 uses a reduction that gloo does not have.
@@ -192,21 +147,63 @@ class PretrainTrainer(Trainer):
         )
         is_last = is_stopping or not self.should_continue_training()
         self.checkpointer.save(self.step, last_step=is_last, is_due=is_time_up)
+        if is_last:
+            self._insist_on_last_save()
         return is_stopping
 
-    def forward_backward_step(self, **batch: Any) -> Tensor:
-        """Also keep the loss of the round for the spike guard."""
-        loss: Tensor = super().forward_backward_step(**batch)
-        if self.job_config.spike_guard.action != "off":
-            self._round_losses.append(loss.detach())
-        return loss
+    def _insist_on_last_save(self) -> None:
+        for pause in (*LAST_SAVE_PAUSES_S, None):
+            (has_failed,) = any_rank(self.checkpointer.failure is not None, device=self.device)
+            if not has_failed:
+                return
+            if pause is None:
+                raise AnchoredError(
+                    f"step {self.step} could not be saved ({self.checkpointer.failure}): the same "
+                    "command goes on from the last checkpoint"
+                )
+            time.sleep(pause)
+            self.checkpointer.save(self.step, last_step=True)
 
-    def _permits_step(self) -> bool:
-        """Whether the gradients may move the weights; called once a step, on all processes."""
-        loss = torch.stack(self._round_losses).sum()
-        self._round_losses.clear()
+    def train_step(self, data_iterator: Iterator[Batch]) -> None:
+        """torchtitan's step, but that the weights move only where loss and gradients permit it."""
+        self.optimizers.zero_grad()
+        lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
+        loss = self._backward(data_iterator)
+        grad_norm = clip_grad_norm_(
+            [parameter for model in self.model_parts for parameter in model.parameters()],
+            self.job_config.training.max_norm,
+            foreach=True,
+        )
+        self.checkpointer.maybe_wait_for_staging()
+        highest = loss * dist.get_world_size()
         dist.all_reduce(loss)
-        spike = self._guard.check(loss.item())
+        if self._permits_step(loss.item(), grad_norm.item()):
+            self.optimizers.step()
+        self.lr_schedulers.step()
+        if self.metrics_processor.should_log(self.step):
+            dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+            extra = {"n_tokens_seen": self.ntokens_seen * dist.get_world_size(), "lr": lr}
+            self.metrics_processor.log(
+                self.step, loss.item(), highest.item(), grad_norm.item(), extra
+            )
+
+    def _backward(self, data_iterator: Iterator[Batch]) -> Tensor:
+        """Gradients of a step; returns this process's part of its mean loss a token."""
+        num_tokens = torch.tensor(float(self._batch_size * self._plan.seq_len)).to(self.device)
+        losses = []
+        for _ in range(self.gradient_accumulation_steps):
+            inputs, labels = next(data_iterator)
+            loss = self.forward_backward_step(
+                input_dict={name: tensor.to(self.device) for name, tensor in inputs.items()},
+                labels=labels.to(self.device),
+                global_valid_tokens=num_tokens,
+            )
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    def _permits_step(self, loss: float, grad_norm: float) -> bool:
+        """Whether the gradients may move the weights; all processes have the same figures."""
+        spike = self._guard.check(loss, grad_norm)
         if spike is None:
             return True
         if dist.get_rank() == 0:
@@ -214,7 +211,27 @@ class PretrainTrainer(Trainer):
             self._spike_log.append(
                 spike_line(spike, self._plan, step=self.step, batch_size=self._batch_size)
             )
+        self._guard.end_if_lost(self.step)
         return not spike.is_skipped
+
+    def _check_finite(self) -> None:
+        """Raises AnchoredError, on all processes, if a weight or a moment of one is not finite."""
+        states = [
+            value
+            for optimizer in self.optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
+        ]
+        tensors = [*(one for model in self.model_parts for one in model.parameters()), *states]
+        parts = [getattr(one, "_local_tensor", one) for one in tensors if torch.is_tensor(one)]
+        finite = torch.stack([part.isfinite().all().to(self.device) for part in parts]).all()
+        (is_lost,) = any_rank(not finite.item(), device=self.device)
+        if is_lost:
+            raise AnchoredError(
+                f"after step {self.step} weights or moments are not finite and are not saved: "
+                "the same command goes on from the last checkpoint, `anchored rollback` from "
+                "an earlier one"
+            )
 
     def _measure_heldout_if_due(self) -> None:
         if not self._heldout.is_due(self.step, is_last=not self.should_continue_training()):
@@ -234,18 +251,6 @@ class PretrainTrainer(Trainer):
         with self.train_context(), self.maybe_enable_amp:
             loss: Tensor = self.loss_fn(model(inputs, **options), labels)
         return loss
-
-
-def stale_steps(steps: Iterable[int], *, keep_latest: int, milestone_interval: int) -> list[int]:
-    """The steps whose checkpoints can go: neither among the last ones nor milestones.
-
-    keep_latest: at least 1. milestone_interval: in steps; 0 makes no step a milestone.
-    """
-    return [
-        step
-        for step in sorted(steps)[:-keep_latest]
-        if not milestone_interval or step % milestone_interval
-    ]
 
 
 def global_batch_size(config: JobConfig, num_processes: int) -> int:

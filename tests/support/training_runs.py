@@ -6,11 +6,18 @@ from pathlib import Path
 import torch.distributed.checkpoint as dcp
 from forked_program import ForkedProgram, start_ranks
 
+from anchored.pretrain.run.checkpoints import seal
 
-def start_run(config_file: Path, *, num_processes: int = 1) -> list[ForkedProgram]:
-    """The processes of a run by rank, with their outputs beside the config."""
+
+def start_run(
+    config_file: Path, *, num_processes: int = 1, program: str = "anchored.pretrain"
+) -> list[ForkedProgram]:
+    """The processes of a run by rank, with their outputs beside the config.
+
+    program: the module that is run, faulty_pretrain perhaps.
+    """
     words = ["--job.config_file", str(config_file)]
-    return start_ranks("anchored.pretrain", words, config_file.with_suffix(""), num_processes)
+    return start_ranks(program, words, config_file.with_suffix(""), num_processes)
 
 
 def train(config_file: Path, *, num_processes: int = 1) -> None:
@@ -24,3 +31,4 @@ def save_weights(state: dict[str, object], checkpoint: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it saves from a single process
         dcp.save(state, checkpoint_id=checkpoint, no_dist=True)
+    seal(checkpoint)

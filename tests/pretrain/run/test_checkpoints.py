@@ -1,16 +1,25 @@
-"""Checkpoints: when one is saved, which are deleted, and which are whole."""
+"""Checkpoints: when one is saved, which are deleted and which whole, and a disk that is full."""
 
+import errno
+import random
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.stateful import Stateful
 from training_runs import save_weights
 
+from anchored import AnchoredError
 from anchored.pretrain.job_config import Checkpoint
-from anchored.pretrain.run.record import checkpoint_steps, is_complete
-from anchored.pretrain.run.trainer import RunCheckpointer, stale_steps
+from anchored.pretrain.run.checkpointer import RunCheckpointer
+from anchored.pretrain.run.checkpoints import (
+    SEAL_NAME,
+    checkpoint_steps,
+    damage,
+    stale_steps,
+)
 
 
 class Counter(Stateful):
@@ -29,7 +38,7 @@ def checkpointer(tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     built = []
 
-    def build(**settings):
+    def build(before_save=lambda: None, **settings):
         parts = {name: Counter() for name in ("optimizers", "lr_schedulers", "dataloader")}
         built.append(
             RunCheckpointer(
@@ -37,6 +46,7 @@ def checkpointer(tmp_path):
                 model_parts=[torch.nn.Linear(3, 3)],
                 states={"train_state": Counter()},
                 sd_adapter=None,
+                before_save=before_save,
                 base_folder=str(tmp_path),
                 **parts,
             )
@@ -47,6 +57,15 @@ def checkpointer(tmp_path):
     for one in built:
         one.close()  # waits for what is being deleted
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when the test says so: a save may take longer than any interval."""
+    clock = SimpleNamespace(seconds=100.0)
+    clock.monotonic = lambda: clock.seconds
+    monkeypatch.setattr("anchored.pretrain.run.checkpointer.time", clock)
+    return clock
 
 
 def saved_steps(tmp_path):
@@ -74,11 +93,7 @@ def test_steps_are_saved_by_interval_and_milestones_survive_the_purge(checkpoint
     assert not run.is_time_up  # without minutes no time is ever up
 
 
-def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, monkeypatch):
-    # Seconds that pass only when the test says so: a save may take longer than any interval.
-    clock = SimpleNamespace(seconds=100.0)
-    clock.monotonic = lambda: clock.seconds
-    monkeypatch.setattr("anchored.pretrain.run.trainer.time", clock)
+def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, clock):
     run = checkpointer(interval=1000, interval_minutes=5)
     clock.seconds += 299
     assert not run.is_time_up
@@ -99,18 +114,98 @@ def test_the_save_of_the_last_step_waits_for_an_asynchronous_one(checkpointer, t
     run.save(3, last_step=True)
     folders = checkpoint_steps(tmp_path / "checkpoint")
     assert list(folders) == [2, 3]
-    assert all(is_complete(folder) for folder in folders.values())
+    assert not any(map(damage, folders.values()))
 
 
-@pytest.mark.parametrize("pattern", [".metadata", "*.distcp"])
-def test_a_shortened_or_lost_file_makes_a_checkpoint_incomplete(tmp_path, pattern):
+@pytest.fixture
+def saved(tmp_path):
     save_weights({"a": torch.arange(50.0), "b": "text"}, tmp_path / "step-10")
-    (path,) = (tmp_path / "step-10").glob(pattern)
-    assert is_complete(tmp_path / "step-10")
-    path.write_bytes(path.read_bytes()[:-1])
-    assert not is_complete(tmp_path / "step-10")
-    path.unlink()  # the metadata are what a save that was killed leaves none of
-    assert not is_complete(tmp_path / "step-10")
+    assert damage(tmp_path / "step-10") is None
+    return tmp_path / "step-10"
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", SEAL_NAME])
+def test_a_shortened_or_lost_file_is_damage(saved, name):
+    path = saved / name
+    path.write_bytes(path.read_bytes()[:-2])
+    assert name in damage(saved)
+    path.unlink()
+    assert name in damage(saved)
+
+
+def test_every_flipped_bit_is_damage(saved):
+    # 200 in data, metadata and the seal itself: none may come through, or as another error.
+    generator = random.Random(0)
+    for number in range(200):
+        path = saved / (".metadata", "__0_0.distcp", SEAL_NAME)[number % 3]
+        whole = path.read_bytes()
+        flipped = bytearray(whole)
+        flipped[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path.write_bytes(flipped)
+        reason = damage(saved)
+        assert reason is not None and "\n" not in reason
+        path.write_bytes(whole)
+    assert damage(saved) is None
+
+
+def test_a_folder_that_cannot_be_read_is_damage_in_words(saved, monkeypatch):
+    def failing(paths):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("anchored.pretrain.run.checkpoints.files_sha256", failing)
+    assert damage(saved) == "it cannot be read: Input/output error"
+
+
+class FullDisk:
+    """Writes of checkpoints fail while `is_full`."""
+
+    def __init__(self, monkeypatch):
+        self.is_full = True
+        write = FileSystemWriter.write_data
+
+        def write_data(writer, *arguments):
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(writer, *arguments)
+
+        monkeypatch.setattr(FileSystemWriter, "write_data", write_data)
+
+
+@pytest.mark.parametrize("async_mode", ["disabled", "async"])
+def test_a_save_on_a_full_disk_is_tried_again_and_deletes_no_other(
+    checkpointer, tmp_path, monkeypatch, clock, async_mode, caplog
+):
+    run = checkpointer(interval=2, async_mode=async_mode)
+    run.save(2)
+    run.save(4)
+    run.wait_for_saves()
+    disk = FullDisk(monkeypatch)
+    for step in (6, 8, 10):
+        run.save(step)
+    run.wait_for_saves()
+    assert saved_steps(tmp_path) == [2, 4] and not run.is_time_up
+    assert "step 10 could not be saved ([Errno 28] No space left on device)" in caplog.text
+    assert "\n" not in run.failure
+    clock.seconds += 60
+    assert run.is_time_up
+    disk.is_full = False
+    run.save(11, is_due=run.is_time_up)
+    run.wait_for_saves()
+    assert run.failure is None and not run.is_time_up
+    run.save(12)
+    run.wait_for_saves()
+    assert {11, 12} <= set(saved_steps(tmp_path))
+    assert not any(map(damage, checkpoint_steps(tmp_path / "checkpoint").values()))
+
+
+def test_a_state_that_is_refused_is_not_written(checkpointer, tmp_path):
+    def refuse():
+        raise AnchoredError("not finite")
+
+    run = checkpointer(interval=2, before_save=refuse)
+    with pytest.raises(AnchoredError):
+        run.save(2)
+    assert saved_steps(tmp_path) == []
 
 
 def test_steps_are_found_in_order_and_other_folders_ignored(tmp_path):

@@ -7,6 +7,7 @@ import torch
 from training_runs import save_weights
 
 from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.run.checkpoints import SEAL_NAME
 from anchored.pretrain.run.preflight import Machine, check_run
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
@@ -193,7 +194,7 @@ def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(c
     message = refusal(check, model={"flavor": "quickstart-safe"}, **stage)
     assert "holds a model of another shape" in message
     (first_stage / ".metadata").unlink()
-    assert "step-24 is incomplete" in refusal(check, **stage)
+    assert refusal(check, **stage).endswith("step-24 is not whole: .metadata is missing")
     shutil.rmtree(first_stage)
     message = refusal(check, **stage)
     assert message.endswith(f"{first_stage} does not exist: train the stage before first")
@@ -229,19 +230,48 @@ def test_the_same_run_is_resumed_on_any_number_of_processes(check, tmp_path, fir
     assert remarks == [f"resuming from {tmp_path}/run/checkpoint/step-5"]
 
 
-def test_torn_checkpoints_are_removed_and_the_last_whole_one_or_stage_one_resumed(
-    check, tmp_path, first_stage
-):
+def test_torn_checkpoints_are_set_aside_and_the_last_whole_one_resumed(check, tmp_path):
+    check()
+    folder = tmp_path / "run" / "checkpoint"
+    for step in (5, 10, 15):
+        save_checkpoint(folder / f"step-{step}")
+    (folder / "step-10" / SEAL_NAME).unlink()
+    (data,) = (folder / "step-15").glob("*.distcp")
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 64]) + data.read_bytes()[1:])
+    assert check() == [
+        "set aside step-15.torn (__0_0.distcp is not what was written); "
+        f"step-10.torn (it has no {SEAL_NAME}): resuming from {folder}/step-5"
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step-10.torn",
+        "step-15.torn",
+        "step-5",
+    ]
+    assert check() == [f"resuming from {folder}/step-5"]
+
+
+def test_a_run_that_had_checkpoints_does_not_start_from_0(check, tmp_path):
+    check()
+    folder = tmp_path / "run" / "checkpoint"
+    for step in range(5, 30, 5):
+        save_checkpoint(folder / f"step-{step}")
+        (data,) = (folder / f"step-{step}").glob("*.distcp")
+        data.rename(tmp_path / f"{step}")  # a rank's file of each
+    before = sorted(folder.rglob("*"))
+    message = refusal(check)
+    assert "holds no whole checkpoint (step-25: __0_0.distcp is missing; step-20: " in message
+    assert "does not start from 0" in message
+    assert sorted(folder.rglob("*")) == before
+    (tmp_path / "15").rename(folder / "step-15" / "__0_0.distcp")  # mended
+    assert check()[0].endswith(f"resuming from {folder}/step-15")
+
+
+def test_a_run_killed_in_its_first_save_begins_again_with_stage_one(check, tmp_path, first_stage):
     stage = {"initial_load_path": str(first_stage)}
     check(checkpoint=stage)
     folder = tmp_path / "run" / "checkpoint"
-    for step in (5, 10):
-        save_checkpoint(folder / f"step-{step}")
-    (folder / "step-10" / ".metadata").unlink()
-    resuming = f"removed incomplete step-10: resuming from {folder}/step-5"
-    assert check(checkpoint=stage) == [resuming]
-    assert [path.name for path in folder.iterdir()] == ["step-5"]
-    (folder / "step-5" / ".metadata").unlink()
-    beginning = f"no complete checkpoint in {folder}, starting from the beginning"
-    assert check(checkpoint=stage) == [f"removed incomplete step-5: {beginning}"]
-    assert not folder.exists()
+    (folder / "step-5").mkdir(parents=True)
+    (folder / "step-5" / "__0_0.distcp").write_bytes(b"begun")
+    remark = f"no complete checkpoint, set aside as {folder}.torn: starting from the beginning"
+    assert check(checkpoint=stage) == [remark]
+    assert not folder.exists() and (tmp_path / "run" / "checkpoint.torn" / "step-5").is_dir()

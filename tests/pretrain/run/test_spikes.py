@@ -3,17 +3,17 @@
 import math
 
 import pytest
-import torch
 
+from anchored import AnchoredError
 from anchored.pretrain.job_config import SpikeGuardConfig
 from anchored.pretrain.plan.consumption import document_spans, sequence_documents
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.run.spikes import Spike, SpikeGuard, guard_steps, spike_line
+from anchored.pretrain.run.spikes import Spike, SpikeGuard, spike_line
 
 
 def guard(losses=(), **settings):
     one = SpikeGuard(SpikeGuardConfig(**{"window": 4, "action": "skip", **settings}))
-    assert [one.check(loss) for loss in losses] == [None] * len(losses)
+    assert [one.check(loss, 1.0) for loss in losses] == [None] * len(losses)
     return one
 
 
@@ -26,33 +26,47 @@ def guard(losses=(), **settings):
     ],
 )
 def test_a_loss_far_above_the_window_is_a_spike(losses, limit):
-    assert guard(losses).check(min(limit - 0.01, 100.0)) is None
-    spike = guard(losses).check(limit + 0.01)
-    assert spike == Spike(limit + 0.01, pytest.approx(limit), is_skipped=True)
+    assert guard(losses).check(min(limit - 0.01, 100.0), 1.0) is None
+    if math.isfinite(limit):
+        spike = guard(losses).check(limit + 0.01, 1.0)
+        assert spike == Spike(limit + 0.01, pytest.approx(limit), 1.0, "skipped")
 
 
 def test_a_spike_does_not_hide_the_next_one_and_a_level_that_stays_is_accepted():
     watch = guard([2.0] * 4)
-    assert [watch.check(50.0).loss for _ in range(2)] == [50.0, 50.0]
+    assert [watch.check(50.0, 1.0).loss for _ in range(2)] == [50.0, 50.0]
     watch = guard([2.0] * 4, action="log")
-    spikes = [watch.check(2.5) for _ in range(12)]
+    spikes = [watch.check(2.5, 1.0) for _ in range(12)]
     assert spikes[0] is not None and spikes[-1] is None
 
 
-def test_a_loss_that_is_not_finite_is_always_a_spike_and_nine_skips_end_the_run():
-    assert not guard(action="log").check(math.inf).is_skipped
-    watch = guard()
-    for loss in [math.nan, math.inf] * 4:
-        assert watch.check(loss).is_skipped
-    message = "8 steps in a row were skipped and the loss is still nan"
-    with pytest.raises(RuntimeError, match=message):
-        watch.check(math.nan)
+@pytest.mark.parametrize("action", ["off", "log", "skip"])
+def test_what_is_not_finite_is_refused_in_every_mode_and_three_in_a_row_end_the_run(action):
+    watch = guard([2.0] * 4, action=action)
+    for figures in [(math.nan, 1.0), (2.0, math.inf), (2.0, 1.0), (math.inf, 1.0), (2.0, math.nan)]:
+        spike = watch.check(*figures)
+        assert spike is None if figures == (2.0, 1.0) else spike.action == "refused"
+        watch.end_if_lost(7)
+    watch.check(2.0, math.inf)
+    with pytest.raises(
+        AnchoredError, match="3 steps up to step 7 had a loss or gradients that are"
+    ):
+        watch.end_if_lost(7)
+
+
+def test_nine_skips_in_a_row_end_the_run():
+    watch = guard([2.0] * 4, min_rise_nats=0.0)
+    for loss in range(100, 1000, 100):
+        watch.end_if_lost(1)
+        assert watch.check(100.0 * loss**3, 1.0).action == "skipped"
+    with pytest.raises(AnchoredError, match="9 steps up to step 9 were skipped and the loss"):
+        watch.end_if_lost(9)
 
 
 def test_its_state_is_enough_to_go_on():
     one, other = guard([2.0, 3.0, 3.0, 4.0]), guard()
     other.load_state_dict(one.state_dict())
-    assert other.check(7.3) == one.check(7.3) is not None
+    assert other.check(7.3, 1.0) == one.check(7.3, 1.0) is not None
 
 
 @pytest.mark.parametrize("settings", [{"window": 1}, {"deviations": 0}, {"min_rise_nats": -1}])
@@ -61,16 +75,9 @@ def test_settings_without_sense_are_refused(settings):
         SpikeGuardConfig(**settings)
 
 
-def test_a_step_that_is_not_permitted_leaves_weights_and_moments():
-    weight = torch.nn.Parameter(torch.ones(3))
-    weight.grad = torch.ones(3)
-    adam = torch.optim.AdamW([weight])
-    permitted = iter([False, True])
-    guard_steps(adam, lambda: next(permitted))
-    adam.step()
-    assert torch.equal(weight, torch.ones(3)) and not adam.state
-    adam.step()
-    assert not torch.equal(weight, torch.ones(3)) and adam.state
+def test_at_least_one_step_that_is_not_finite_is_allowed():
+    with pytest.raises(ValueError, match="max_nonfinite_steps must be at least 1, got 0"):
+        SpikeGuardConfig(max_nonfinite_steps=0)
 
 
 @pytest.fixture
@@ -94,6 +101,7 @@ def test_a_sequence_is_named_by_its_first_and_last_document(plan):
 
 
 def test_the_line_of_a_spike_is_valid_json_for_any_loss(plan):
-    line = spike_line(Spike(math.nan, math.inf, True), plan, step=3, batch_size=4)
-    assert (line["loss"], line["limit"], line["action"]) == ("nan", "inf", "skipped")
+    line = spike_line(Spike(math.nan, math.inf, 2.0, "refused"), plan, step=3, batch_size=4)
+    assert (line["loss"], line["limit"], line["grad_norm"]) == ("nan", "inf", 2.0)
+    assert line["action"] == "refused"
     assert [row["sequence"] for row in line["sequences"]] == [8, 9, 10, 11]

@@ -19,7 +19,8 @@ from anchored.pretrain.export.folder import export_checkpoint, llama_weights
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.launch import _command, launch
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.run.record import RunRecord, checkpoint_steps, is_complete
+from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
+from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
 
 STEPS = 24
@@ -125,7 +126,7 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     config_file = write_config(run, checkpoint={"interval": STEPS}, **slow)
     assert signalled(config_file, run, 4, signal.SIGTERM) == 0
     ((step, folder),) = checkpoint_steps(run / "checkpoint").items()
-    assert step == len(losses(run)) < 18 and is_complete(folder)
+    assert step == len(losses(run)) < 18 and damage(folder) is None
     config_file = write_config(run, checkpoint=saves, **slow)
     assert signalled(config_file, run, max(step + 1, 12), signal.SIGKILL) == -signal.SIGKILL
     assert 18 not in checkpoint_steps(run / "checkpoint")
@@ -262,7 +263,7 @@ def test_two_stages_on_other_numbers_of_processes_are_the_same_curves(
         errors = process.communicate()[1]
     step = max(checkpoint_steps(checkpoints))
     assert f"stopped by a signal after step {step} of {STEPS}" in errors
-    assert is_complete(checkpoints / f"step-{step}")
+    assert damage(checkpoints / f"step-{step}") is None
     (process,) = start_run(config_file)
     assert f"resuming from {checkpoints}/step-{step}" in process.wait_for_success()
     assert {6, 12, 18, 24} <= checkpoint_steps(checkpoints).keys()

@@ -1,0 +1,57 @@
+"""python -m anchored.pretrain with faults, once each: {step: fault} as JSON in FAULTS.
+
+"nan loss", "inf grad" and "nan weight" come about on the last process alone, "kill R" kills process
+R by SIGKILL. With FAULTS_DONE, a folder, a fault happens once over all starts of a run.
+"""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from anchored.pretrain.cpu_device import use_cpu_without_accelerator
+
+use_cpu_without_accelerator()
+
+from anchored.pretrain import __main__ as program  # noqa: E402
+from anchored.pretrain.run.trainer import PretrainTrainer  # noqa: E402
+
+FAULTS = {int(step): fault for step, fault in json.loads(os.environ["FAULTS"]).items()}
+RANK, LAST_RANK = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")) - 1
+forward_backward_step = PretrainTrainer.forward_backward_step
+
+
+def is_new(step: int) -> bool:
+    """Whether this fault has not happened in an earlier start."""
+    if "FAULTS_DONE" not in os.environ:
+        return True
+    try:
+        Path(os.environ["FAULTS_DONE"], f"{step}-{RANK}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def faulty_step(trainer: PretrainTrainer, **batch: object) -> Tensor:
+    loss: Tensor = forward_backward_step(trainer, **batch)
+    fault = FAULTS.get(trainer.step, "")
+    if fault == f"kill {RANK}" and is_new(trainer.step):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if int(RANK) == LAST_RANK and fault and not fault.startswith("kill"):
+        weight = next(trainer.model_parts[0].parameters())
+        with torch.no_grad():
+            if fault == "nan loss":
+                loss = loss * torch.nan
+            elif fault == "inf grad":
+                weight.grad.fill_(torch.inf)
+            else:
+                assert fault == "nan weight"
+                weight.fill_(torch.nan)
+    return loss
+
+
+PretrainTrainer.forward_backward_step = faulty_step
+program.main()
