@@ -23,7 +23,7 @@ from anchored.decode.models.row_stream import RowStream
 from anchored.decode.replay.replay import Replay
 from anchored.decode.rules.rule import RISKY, SAFE, StepInputs
 from anchored.decode.settings import SamplingConfig
-from anchored.decode.tokenizer.tokenizer_file import BYTE_OF_CHARACTER
+from anchored.decode.tokenizer.tokenizer_file import token_bytes
 
 WORDS = ["the", "of", "lamp", "keeper"]
 PROMPTS = ["the keeper of the lamp", "import math", "s", "Nine tides ago, the harbour"]
@@ -59,7 +59,7 @@ def bytes_of(tokenizer) -> dict[int, bytes]:
     """Of ordinary tokens, by the alphabet of byte-level BPE."""
     ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids) - {2}
     entries = zip(ordinary, tokenizer.convert_ids_to_tokens([*ordinary]), strict=True)
-    return {token_id: bytes(map(BYTE_OF_CHARACTER.get, entry)) for token_id, entry in entries}
+    return {token_id: token_bytes(entry) for token_id, entry in entries}
 
 
 def whole_characters(text: bytes) -> str:
