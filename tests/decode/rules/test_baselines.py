@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchored.decode.rules.anchored import NoOpt
+from anchored.decode.rules.blocklist import CorpusNGrams
 from anchored.decode.rules.cp_fuse import CPFuse, fused_weights, grid
 from anchored.decode.rules.memfree import MemFree
 from anchored.decode.rules.rcad import RCAD
@@ -176,6 +178,12 @@ def test_memfree_counts_four_bytes_a_token():
     rule = MemFree(n=1, passages=["0 1 2 3"]).for_symbols(Bytes())
     anything = torch.zeros(7)
     assert rule.blocked([0, 1, 2], anything) == [3] and not rule.blocked([1, 2], anything)
+
+
+def test_a_corpus_needs_a_library_that_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rbloom", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'anchored\[retrieval\]'"):
+        CorpusNGrams([[1, 2, 3]], 2, 1e-3)
 
 
 def test_memfree_asks_for_its_level():

@@ -11,7 +11,7 @@ import torch
 from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify, with_divergences
 from anchored.decode.ledger import Ledger
 from anchored.decode.rules.anchored import NoOpt
 from anchored.decode.rules.cp_fuse import CPFuse
@@ -181,6 +181,17 @@ def test_a_passage_is_asked_for_and_only_where_it_is_read(token_pair):
         Decoder(token_pair, Anchored(k=1.0)).generate(PROMPTS, passages=PASSAGES)
     with pytest.raises(ValueError, match="passages must be one value or one per prompt: 3, got 2"):
         Decoder(token_pair, RCAD()).generate(PROMPTS, passages=PASSAGES[:2])
+
+
+@pytest.mark.parametrize("rule", [System(prompt="import math"), RCAD()], ids=lambda r: r.name)
+def test_divergences_are_those_of_the_streams_and_ratios_those_of_the_prompt(token_pair, rule):
+    passage = PASSAGES[1] if isinstance(rule, RCAD) else None
+    (result,) = Decoder(token_pair, rule).generate(PROMPTS[0], passages=passage, max_new_tokens=4)
+    longer = with_divergences(result.ledger, token_pair)
+    plain = Decoder(token_pair, Anchored(k=1.0)).generate(PROMPTS[0], max_new_tokens=4)[0]
+    expected = with_divergences(plain.ledger, token_pair).header.prompt_ratios
+    assert longer.header.prompt_ratios == pytest.approx(expected, abs=1e-9)
+    assert verify(longer, token_pair)
 
 
 def test_a_passage_counts_as_length(token_pair):
