@@ -248,8 +248,9 @@ class RetokenizedStream:
         """same: symbols by the token of the model that says the same. reach: its most tokens."""
         self.vocab_size, self.reach = vocab_size, reach
         self._inner, self._text, self._warp = inner, text, warp
-        self._symbols = torch.tensor(list(same), dtype=torch.long)
-        self._twins = torch.tensor(list(same.values()), dtype=torch.long)
+        device = inner.model.device
+        self._symbols = torch.tensor(list(same), dtype=torch.long, device=device)
+        self._twins = torch.tensor(list(same.values()), dtype=torch.long, device=device)
         self._rows: dict[int, list[int]] = {row: [] for row in range(num_rows)}
         self._read: dict[int, list[int]] = {row: [] for row in range(num_rows)}
 
@@ -329,7 +330,7 @@ class RetokenizedStream:
     def _law(self, log_probs: Tensor) -> Tensor:
         """(V,) of symbols."""
         law = log_probs.new_full((self.vocab_size,), -torch.inf)
-        law[self._symbols.to(law.device)] = log_probs[self._twins.to(law.device)]
+        law[self._symbols] = log_probs[self._twins]
         return law
 
 

@@ -4,6 +4,7 @@ The law is told by plain forwards in float64 over whole texts, tokenised from no
 """
 
 import itertools
+import json
 import logging
 import math
 import random
@@ -14,6 +15,8 @@ import torch
 from byte_pairs import llama3_tokenizer, tiny_byte_pair
 from model_zoo import zoo_model
 from tiny_models import TEXT, tiny_llama, train_tokenizer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, Ledger, LedgerError, ModelPair, TokenSwap, verify
 from anchored import with_divergences as longer
@@ -330,6 +333,23 @@ def test_a_text_that_outgrows_the_safe_model_says_so():
     assert long.error == "the text outgrows the safe model's context of 9 tokens"
     with pytest.raises(ValueError, match="2 tokens of the safe model; with 8 new ones it exceeds"):
         decoder.generate("s", max_new_tokens=8)
+
+
+def test_ids_with_gaps_keep_their_last_tokens(pair):
+    content = json.loads(pair.tokenizers["risky"].backend_tokenizer.to_str())
+    del content["model"]["vocab"]["<|turn|>"], content["added_tokens"][2]
+    gap = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
+        bos_token="<|begin|>",
+        eos_token="<|end|>",
+    )
+    with_gap = ModelPair(pair.safe, pair.risky, pair.tokenizer, risky_tokenizer=gap)
+    decoder = Decoder(with_gap, TokenSwap(words=WORDS))
+    assert (len(gap), decoder.level.vocab_size) == (299, 300)
+    results = decoder.generate(PROMPTS, max_new_tokens=6)
+    assert all(2 not in own.token_ids and verify(own.ledger, with_gap) for own in results)
+    (score,) = decoder.score("s", [[299, 2]])
+    assert score.token_log_probs[0] > -math.inf == score.token_log_probs[1]
 
 
 def test_a_list_of_which_no_word_can_be_swapped_is_refused(pair):
