@@ -61,6 +61,8 @@ GROUPS = {
             "tokenize": "text to token shards, resumable",
             "plan": "what training reads: epochs, days, documents of a step",
             "dry-run": "a training run's model, memory and time",
+            "train": "a training run, started again where it crashes",
+            "rollback": "a training run back to an earlier checkpoint",
             "export": "a training checkpoint as a Hugging Face folder",
         },
     ),

@@ -117,6 +117,11 @@ def _check_checkpoint(config: Checkpoint) -> None:
             "checkpoint.last_save_model_only and last_save_in_hf must be false: a run that ends "
             "so cannot be started again; use `anchored export` on its checkpoint"
         )
+    if config.load_step != -1:
+        raise ValueError(
+            "checkpoint.load_step would leave later checkpoints in the way: "
+            f"`anchored rollback RUN --step {config.load_step}` goes back for good"
+        )
     if config.keep_latest_k == 1:
         raise ValueError(
             "checkpoint.keep_latest_k must be 0 (all) or at least 2, got 1: the last one may be "

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import Positional
 
 from anchored.pretrain.tokens.documents import (
     DEFAULT_MAX_DOCUMENT_BYTES,
@@ -133,6 +135,75 @@ class DryRunConfig:
 
     def __post_init__(self) -> None:
         check_input(self.config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """A training run: anchored train configs/pretrain/FILE.toml --processes 8 --restart
+
+    With --restart, a run that crashes or is killed is started again from its last checkpoint, after
+    pauses that double, until it crashes too often without a new one. SIGTERM and Ctrl-C let it end
+    its step and save.
+    """
+
+    config: Annotated[Path, Positional]
+    """Config of a training run."""
+    processes: int = 1
+    """On this machine; one a GPU."""
+    restart: bool = False
+    """Start again what crashes."""
+    max_crashes: int = 3
+    """Give up after so many crashes without a new checkpoint between them."""
+    shutdown_seconds: float = 600.0
+    """After a signal, processes are killed that have not ended by then: longer than a step and a
+    save."""
+    launcher: str = ""
+    """Command that starts all processes in place of this one, such as srun on several nodes; the
+    command of a process is added to it."""
+    set: tuple[str, ...] = ()
+    """Settings in place of the config's, as SECTION.KEY=VALUE."""
+
+    def __post_init__(self) -> None:
+        check_input(self.config)
+        _ = _assignments(self.set)
+        for name in ("processes", "max_crashes", "shutdown_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RollbackConfig:
+    """A run back to an earlier step: anchored rollback RUN --step N [--set optimizer.lr=1.5e-3]
+
+    The run keeps its weights, moments and step numbers as they were after that step. Later
+    checkpoints are moved into a folder of their own, and every later start follows.
+    """
+
+    run: Annotated[Path, Positional]
+    """Dump folder of the run."""
+    step: int
+    """Of a checkpoint."""
+    skip_steps: int = 0
+    """Leave out the data of so many steps, those behind a spike for example."""
+    set: tuple[str, ...] = ()
+    """Settings from there on, as SECTION.KEY=VALUE: of optimizer, lr_scheduler, spike_guard, or
+    training.max_norm."""
+
+    def __post_init__(self) -> None:
+        check_input(self.run, "folder")
+        _ = self.settings
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What `set` says, by name."""
+        return _assignments(self.set)
+
+
+def _assignments(words: tuple[str, ...]) -> dict[str, str]:
+    pairs = {name: value for name, _, value in (word.partition("=") for word in words)}
+    if wrong := [word for word in words if "=" not in word]:
+        raise ValueError(f"set must be SECTION.KEY=VALUE, got {wrong[0]!r}")
+    return pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
