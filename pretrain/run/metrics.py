@@ -50,6 +50,12 @@ class StepLog:
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which holds a "step", and those that could not be written before."""
         self._waiting.append(json.dumps(line) + "\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait, if the disk takes them by now."""
+        if not self._waiting:
+            return
         try:
             with self.path.open("ab", buffering=0) as file:
                 self._write(file)
@@ -189,6 +195,8 @@ class RunMetrics(MetricsProcessor):
         return speed | {"seconds": now - self._start_time}
 
     def close(self) -> None:
+        self._log.flush()
+        self._heldout_log.flush()
         if self._bar is not None:
             self._bar.close()
         super().close()

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import IO
 
@@ -77,6 +78,8 @@ def _start_log(config: JobConfig) -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers
     )
     logging.captureWarnings(True)
+    # TensorBoard's, on a full disk: whoever gives it the next figure is told so too.
+    threading.excepthook = lambda end: logger.info("a thread ended", exc_info=end.exc_value)
 
 
 def _stderr_handler(*, is_verbose: bool) -> logging.Handler:

@@ -180,6 +180,19 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--max-position-embeddings": ("x",),
     },
     "export": {"": ("",)},
+    "train": {"": ("", "{missing}", "{folder}", "{toml_broken}")},
+    "train {toml_odd}": {
+        "--processes": COUNTS,
+        "--max-crashes": COUNTS,
+        "--shutdown-seconds": ("0", "-1", "nan"),
+        "--set": ("optimizer.lr",),
+    },
+    "rollback": {"": ("", "{folder}", "{missing} --step 1")},
+    "rollback {folder}": {
+        "--step": ("1", *NOT_WHOLE),
+        "--step 1 --skip-steps": ("-1", *NOT_WHOLE),
+        "--step 1 --set": ("optimizer.lr",),
+    },
     "quickstart": {
         "--preset": ("huge", ""),
         "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),

@@ -167,7 +167,7 @@ class TrainConfig:
         check_input(self.config)
         _ = _assignments(self.set)
         for name in ("processes", "max_crashes", "shutdown_seconds"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # NaN too
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
 
