@@ -45,7 +45,7 @@ class DataConfig:
     mask_documents: bool = False
     """Attention stays within a document; else, as in lingua, within a sequence of several."""
     verify_checksums: bool = True
-    """Read every shard once before training and compare its sha256."""
+    """Refuse shards that differ from their sha256, or that nobody has verified since they came."""
 
     def __post_init__(self) -> None:
         _check_positive("data.max_epochs", self.max_epochs)

@@ -187,6 +187,10 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--shutdown-seconds": ("0", "-1", "nan"),
         "--set": ("optimizer.lr",),
     },
+    "verify-shards": {
+        "": ("", "{missing}", "{texts}", "{existing}"),
+        "--config": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),
+    },
     "rollback": {"": ("", "{folder}", "{missing} --step 1")},
     "rollback {folder}": {
         "--step": ("1", *NOT_WHOLE),

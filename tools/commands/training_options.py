@@ -138,6 +138,27 @@ class DryRunConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyShardsConfig:
+    """Shards against their checksums: anchored verify-shards --config configs/pretrain/FILE.toml
+
+    Leaves a stamp in every folder, with which a run starts at once; what has not changed since its
+    stamp is not read again.
+    """
+
+    folders: Annotated[tuple[Path, ...], Positional] = ()
+    """Folders of token shards."""
+    config: Path | None = None
+    """A run's config or a mixture: all of its sources."""
+    again: bool = False
+    """Read also what has a stamp."""
+
+    def __post_init__(self) -> None:
+        check_input(self.config)
+        for folder in self.folders:
+            check_input(folder, "folder")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """A training run: anchored train configs/pretrain/FILE.toml --processes 8 --restart
 
