@@ -14,6 +14,8 @@ from .order import Mixture
 
 _SECONDS_PER_DAY = 86_400
 _TOKEN_BYTES = 4
+_MARGIN_OF_TOKENS = 1.1
+_LITTLE_MORE = 0.8
 # float32 weights and the two moments of AdamW, as a checkpoint holds them; in memory also float32
 # gradients.
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -178,6 +180,25 @@ def source_sizes(mixture: MixtureConfig) -> dict[str, SourceSize]:
         else SourceSize(round(source.comma_tokens * ratio), "estimated")
         for source in mixture.sources
     }
+
+
+def needed_tokens(mixture: MixtureConfig, name: str) -> int:
+    """Tokens of a source that are enough for all stages together, with a margin; 0: take all.
+
+    The margin is for input files that are shorter than their share. A source that has little more
+    than that, or of which documents are drawn rather than tokens, is taken whole.
+    """
+    if mixture.weight_unit != "tokens":
+        return 0
+    read = 0
+    for spec in mixture_specs(mixture):
+        names = [source.name for source in spec.data.sources]
+        if name in names:
+            weights = [Fraction(repr(source.weight)) for source in spec.data.sources]
+            counts = Mixture(weights).counts(spec.num_steps * spec.sequences_per_step)
+            read += counts[names.index(name)] * spec.seq_len
+    enough = round(read * _MARGIN_OF_TOKENS)
+    return enough if enough < _LITTLE_MORE * source_sizes(mixture)[name].num_tokens else 0
 
 
 def run_spec(path: Path) -> StageSpec:

@@ -42,12 +42,15 @@ class TokenizeConfig:
     (configs/pretrain/slurm/tokenize.sh), each process takes its share of the input files.
     """
 
-    source: str
-    """Name of the source, recorded in the manifest."""
     tokenizer: str
     """tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
-    output: Path
+    source: str = ""
+    """Name of the source, recorded in the manifest."""
+    output: Path | None = None
     """New folder of token shards; held-out documents go to heldout/ in it."""
+    sample: int = 0
+    """Write nothing: report what would be kept and refused of so many documents of --source, or of
+    each source of the mixture (--input then holds a folder for each, in place of the Hub)."""
     input: tuple[Path, ...] = ()
     """Local files or folders: .jsonl (also .gz, .zst), .parquet."""
     dataset: str = ""
@@ -64,6 +67,13 @@ class TokenizeConfig:
     """Field of a record that holds the text."""
     licence_field: str = "metadata.license"
     """Field that holds the licence, or a list of them."""
+    licence_separator: str = ""
+    """Between several licences in one text, all of which must be allowed; as "," for SPDX ids."""
+    licence_if_none: str = ""
+    """What documents that state no licence are counted under; empty: they have none."""
+    max_tokens: int | None = None
+    """Tokens that are enough, taken from all input files; 0: all. Not given: all, but of a source
+    of a mixture what its stages read, and a tenth more."""
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     """Longer documents are left out and counted."""
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
@@ -77,6 +87,12 @@ class TokenizeConfig:
     """Processes on this machine; 0: one a core."""
 
     def __post_init__(self) -> None:
+        if self.sample < 0:
+            raise ValueError(f"sample must be at least 0 (write shards), got {self.sample}")
+        if not self.sample and not (self.source and self.output):
+            raise ValueError("--source and --output are needed, but for --sample")
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
         if self.workers < 0:
