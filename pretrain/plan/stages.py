@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from ...configs.config_file import from_table, read_toml
 from ..tokens.manifest import MANIFEST_NAME, Manifest
@@ -78,6 +79,8 @@ class StageSpec:
     sequences_per_step: int
     sizes: dict[str, SourceSize]
     """Of sources whose shards are missing, where they are known; by name."""
+    dump_folder: Path | None = None
+    """Of the run, where the stage is one."""
 
 
 def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
@@ -220,11 +223,18 @@ def run_spec(path: Path) -> StageSpec:
     return StageSpec(
         name=path.stem,
         data=from_table(DataConfig, data, "data."),
+        dump_folder=_dump_folder(table),
         seq_len=training["seq_len"],
         num_steps=training["steps"],
         sequences_per_step=training["global_batch_size"],
         sizes={},
     )
+
+
+def _dump_folder(table: dict[str, Any]) -> Path | None:
+    job = table.get("job")
+    folder = job.get("dump_folder") if isinstance(job, dict) else None
+    return Path(folder) if isinstance(folder, str) else None
 
 
 def check_epochs(stages: Iterable[Mapping[str, float]], max_epochs: float) -> None:

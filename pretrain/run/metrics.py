@@ -105,6 +105,8 @@ class RunMetrics(MetricsProcessor):
     resumed run continues both after the step it resumes from. Only the first process writes.
     """
 
+    logger: BaseLogger
+
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: Any = None
     ) -> None:

@@ -187,6 +187,11 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--shutdown-seconds": ("0", "-1", "nan"),
         "--set": ("optimizer.lr",),
     },
+    "tokenize --tokenizer {tokens}": {
+        "": ("", "--source s", "--output {new}", "--sample 1"),
+        "--sample": ("-1", *NOT_WHOLE),
+        "--source s --sample 1 --input": ("{missing}", "{folder}"),
+    },
     "verify-shards": {
         "": ("", "{missing}", "{texts}", "{existing}"),
         "--config": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),

@@ -175,6 +175,8 @@ def run_sample(config: TokenizeConfig) -> int:
         try:
             tally, num_tokens = _sampled(replace(config, source=name, input=own), encoder)
         except ValueError as error:
+            if config.source:
+                raise
             rows.append([name, "cannot be read", *[""] * 5])
             notes.append(f"{name}: {error}")
             continue

@@ -13,8 +13,9 @@ from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord, lock_run
 from anchored.pretrain.run.rollback import roll_back
 from anchored.pretrain.run.start import follow_forks
+from anchored.tools.commands.plan import run as plan_command
 from anchored.tools.commands.rollback import run as rollback_command
-from anchored.tools.commands.training_options import RollbackConfig
+from anchored.tools.commands.training_options import PlanConfig, RollbackConfig
 
 
 @pytest.fixture
@@ -112,6 +113,19 @@ def test_what_was_read_leaves_out_what_was_skipped(corpus):
         sequences = [4 * t + row for t in read for row in range(4)]
         sources = [plan.locate(sequence).source for sequence in sequences]
         assert list(tokens_read(data, step).values()) == [32 * sources.count(one) for one in (0, 1)]
+
+
+def test_the_documents_of_a_step_are_those_that_the_run_reads(run, write_config, capsys):
+    def sequences(step):
+        assert plan_command(PlanConfig(config=(config,), step=step)) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return sorted({json.loads(line)["sequence"] for line in lines})
+
+    config = write_config(run)
+    assert sequences(6) == [20, 21, 22, 23]
+    roll_back(run, step=5, skip_steps=2)
+    assert sequences(5) == [16, 17, 18, 19]
+    assert sequences(6) == [28, 29, 30, 31]
 
 
 @pytest.mark.slow
