@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...durable_files import file_sha256, partial_path, write_durably
+from ...durable_files import file_sha256, partial_path, sync_folder, write_durably
 from .documents import (
     DEFAULT_MAX_INVALID_DOCUMENTS,
     DocumentRules,
@@ -158,6 +158,7 @@ class TokenizeJob:
                 rules=self.rules,
             )
             self.partial.rename(self.output)
+            sync_folder(self.output.parent)
             return True
 
     def _watched(

@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from training_runs import save_weights, train
+from transformers import AutoModelForCausalLM
 
+from anchored.pretrain.export.folder import export_checkpoint
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, tokens_read
 from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps
@@ -129,7 +132,9 @@ def test_the_documents_of_a_step_are_those_that_the_run_reads(run, write_config,
 
 
 @pytest.mark.slow
-def test_a_run_gone_back_is_the_unbroken_one_but_for_what_was_forked(write_config, tmp_path):
+def test_a_run_gone_back_is_the_unbroken_one_but_for_what_was_forked(
+    write_config, corpus, tmp_path
+):
     def lines():
         return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -155,6 +160,14 @@ def test_a_run_gone_back_is_the_unbroken_one_but_for_what_was_forked(write_confi
     for line, before in zip(after[10:], whole[10:], strict=True):
         assert line["lr"] == pytest.approx(before["lr"] / 2)
         assert line["loss"] != before["loss"]
+    export_checkpoint(run / "checkpoint" / "step-10", corpus.tokenizer_folder, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    data_config = load_job_config(["--job.config_file", str(config)]).data
+    plan = DataPlan.open(data_config, seq_len=32, verify=False)
+    read = np.stack([plan.tokens(4 * (10 + 3) + row) for row in range(4)]).astype("int64")
+    rows = torch.from_numpy(read)
+    with torch.no_grad():
+        assert after[10]["loss"] == pytest.approx(model(rows, labels=rows).loss.item(), abs=1e-4)
     data = RunRecord.read(run).data
     assert after[-1]["source_tokens"] == tokens_read(data, 24)
     assert max(checkpoint_steps(run / "checkpoint")) == 24
