@@ -1,5 +1,8 @@
-"""Tables of text: as Markdown, aligned for a terminal, or line by line as their rows come."""
+"""Tables of text: as Markdown, LaTeX or CSV, aligned for a terminal, or line by line."""
 
+import csv
+import io
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -11,6 +14,40 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: 
     rule = [":--"] + ["--:"] * (len(head) - 1) if numbers else ["---"] * len(head)
     cells = ([str(cell).replace("|", "\\|") for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *cells))
+
+
+_LATEX_SPECIAL = re.compile(r"[&%$#_{}]")
+
+
+def latex(head: Sequence[str], parts: Iterable[tuple[str, Iterable[Sequence[object]]]]) -> str:
+    """A tabular of the package booktabs; special characters of cells are escaped.
+
+    parts: (title, rows); a part without a title has no line of its own. All columns but the first
+    are aligned to the right.
+    """
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", _latex_line(head)]
+    for title, rows in parts:
+        lines.append(r"\midrule")
+        if title:
+            shown = _latex_cell(title)
+            lines += [rf"\multicolumn{{{len(head)}}}{{l}}{{\textit{{{shown}}}}} \\", r"\midrule"]
+        lines += map(_latex_line, rows)
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def _latex_line(cells: Sequence[object]) -> str:
+    return " & ".join(map(_latex_cell, cells)) + r" \\"
+
+
+def _latex_cell(cell: object) -> str:
+    return _LATEX_SPECIAL.sub(r"\\\g<0>", str(cell))
+
+
+def comma_separated(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """CSV (RFC 4180, but for plain line ends), as spreadsheets and pandas read it."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

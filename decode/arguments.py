@@ -2,18 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral, Number
 from typing import Any
 
 from .engine.request import Request
 from .generation import Generation
 from .ledger import Ledger, LedgerHeader
+from .levels.chat import Conversation, chat_prompt, is_conversation
 from .levels.level import Level
 from .replay.replay import recorded_budget
 from .rules.budget import checked_nats
 from .rules.registry import make_rule
+from .rules.rule import StreamName
 from .settings import SamplingConfig
 
 
@@ -24,6 +26,8 @@ class Beginning:
     token_ids: list[int]
     prior_bound: float = 0.0
     """Nats that an earlier generation, which these symbols end with, may have spent."""
+    readings: Mapping[StreamName, list[int]] = field(default_factory=dict)
+    """What streams of the risky model read in their place, of a conversation."""
 
     @classmethod
     def of(cls, level: Level, ledger: Ledger) -> "Beginning":
@@ -41,7 +45,9 @@ class Beginning:
         _check_length(ledger, level)
         _check_models(ledger.header, level)
         token_ids = level.encode_continuation(ledger.header.prompt_token_ids + ledger.token_ids)
-        return cls(token_ids, _total_bound(ledger))
+        readings = ledger.header.readings or {}
+        own = {name: [*prompt, *ledger.token_ids] for name, prompt in readings.items()}
+        return cls(token_ids, _total_bound(ledger), own)
 
 
 def _check_figures(header: LedgerHeader) -> None:
@@ -94,13 +100,20 @@ def beginnings(
     level: Level,
     prompts: Prompt | Sequence[Prompt],
     continue_from: Earlier | Sequence[Earlier] | None = None,
+    messages: Conversation | Sequence[Conversation] | None = None,
 ) -> list[Beginning]:
-    """Where each continuation begins; ValueError unless prompts or ledgers are given, and for texts
-    whose ratios the level does not know though it was given those of others."""
-    if continue_from is None:
+    """Where each continuation begins; ValueError unless either prompts, messages or ledgers are
+    given, and for texts whose ratios the level does not know though it was given those of others.
+    """
+    given = {"prompts": len(prompts) > 0, "messages": messages is not None}
+    given["continue_from"] = continue_from is not None
+    if sum(given.values()) > 1:
+        raise ValueError(f"give {' or '.join(name for name in given if given[name])}, not both")
+    if messages is not None:
+        chats = [chat_prompt(level, own) for own in conversations(messages)]
+        begun = [Beginning(chat.token_ids, readings=chat.readings) for chat in chats]
+    elif continue_from is None:
         begun = [Beginning(level.encode(prompt)) for prompt in texts("prompt", prompts)]
-    elif len(prompts):
-        raise ValueError("give prompts or continue_from, not both")
     else:
         earlier = as_list(continue_from)
         ledgers = [item if isinstance(item, Ledger) else item.ledger for item in earlier]
@@ -112,7 +125,7 @@ def beginnings(
 
 def request_list(
     begun: Sequence[Beginning],
-    horizon: int,
+    horizon: int | Sequence[int],
     *,
     seed: int | Sequence[int] = 0,
     k: float | Sequence[float | None] | None = None,
@@ -131,13 +144,13 @@ def request_list(
     seeds = [whole_number("seed", value) for value in one_each("seed", seed, len(begun))]
     ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(begun))]
     behind = one_each("passages", passages, len(begun))
-    stops, length = stop_strings(stop), whole_number("max_new_tokens", horizon)
+    stops, lengths = stop_strings(stop), one_each("max_new_tokens", horizon, len(begun))
     prompts = [i for i in range(len(begun)) for _ in range(num_samples)]
     places = _places([(tuple(begun[i].token_ids), seeds[i]) for i in prompts])
     return [
         Request(
             prompt_token_ids=begun[i].token_ids,
-            max_new_tokens=length,
+            max_new_tokens=whole_number("max_new_tokens", lengths[i]),
             seed=seeds[i],
             k=ks[i],
             stop=stops,
@@ -146,6 +159,7 @@ def request_list(
             num_return_sequences=num_samples,
             prior_bound=begun[i].prior_bound,
             passage=behind[i],
+            readings=begun[i].readings,
         )
         for index, (i, place) in enumerate(zip(prompts, places, strict=True))
     ]
@@ -161,9 +175,15 @@ def _places(items: Sequence[Hashable]) -> list[int]:
     return places
 
 
+def conversations(messages: Any) -> list[Conversation]:
+    """One conversation, or several, as a list."""
+    return [messages] if is_conversation(messages) else list(messages)
+
+
 def is_single(given: Any) -> bool:
-    """Whether a prompt (a text, a list of token ids) or a ledger is given by itself."""
-    if isinstance(given, str | Generation | Ledger):
+    """Whether a prompt (a text, a list of token ids), a conversation or a ledger is given by
+    itself."""
+    if isinstance(given, str | Generation | Ledger) or is_conversation(given):
         return True
     return len(given) > 0 and all(isinstance(item, int) for item in given)
 

@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 from tqdm.auto import tqdm
 
-from .arguments import Beginning, Earlier, Prompt, beginnings, is_single, request_list, texts
+from .arguments import (
+    Beginning,
+    Earlier,
+    Prompt,
+    beginnings,
+    is_single,
+    one_each,
+    request_list,
+    texts,
+)
 from .byte.byte_level import ByteLevel
 from .byte.prompt import PromptCache
 from .byte.settings import ByteSettings
@@ -18,11 +27,13 @@ from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, prefaced_prompt, ratio_source
 from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
 from .generation import Generation, PieceStream, request_ledger
+from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel
+from .levels.retokenized import RetokenizedLevel
 from .models.model_pair import ModelPair
 from .replay.score import Score, score_batch
 from .rules.prefix_debt import PromptRatios
-from .rules.rule import Rule
+from .rules.rule import Rule, opened
 from .settings import EngineName, LevelName, SamplingConfig, Speculate
 
 logger = logging.getLogger(__name__)
@@ -61,8 +72,10 @@ class Decoder:
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.pair, self.batch_size = pair, batch_size
-        self.level = choose_level(pair, level, byte_settings, prompt_cache, prompt_ratios)
-        self.rule = rule = rule.for_symbols(self.level)
+        self.level = choose_level(
+            pair, level, byte_settings, prompt_cache, prompt_ratios, retokenizes=rule.retokenizes
+        )
+        self.rule = rule = opened(rule, self.level)
         if prompt_ratios is not None:
             prompt_ratios.check(ratio_source(self.level))
         self.engine = Engine(self.level, rule, engine, speculate)
@@ -79,6 +92,7 @@ class Decoder:
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
         passages: str | Sequence[str] | None = None,
+        messages: Conversation | Sequence[Conversation] | None = None,
         progress: bool | str = False,
         **sampling: Any,
     ) -> list[Generation]:
@@ -97,6 +111,9 @@ class Decoder:
         `Ledger.total_bound`.
         passages: for rules that read one before each prompt, such as RCAD; one for all, or one a
         prompt.
+        messages: conversations in place of prompts, lists of {"role": ..., "content": ...}; one, or
+        one each. Each model reads them by its own chat template, a safe model without one as plain
+        text, which the prefix debt is then counted over; the ledger says which read what.
         progress: show a bar, with this title. sampling: fields of SamplingConfig (temperature 0.7,
         repetition_penalty 1.1, top_k, top_p, min_p).
         Raises ValueError for bad values. Of several prompts, one that is too long for the pair or
@@ -114,6 +131,7 @@ class Decoder:
             num_return_sequences=num_return_sequences,
             continue_from=continue_from,
             passages=passages,
+            messages=messages,
             progress=progress,
             **sampling,
         )
@@ -131,6 +149,7 @@ class Decoder:
         num_return_sequences: int = 1,
         continue_from: Earlier | Sequence[Earlier] | None = None,
         passages: str | Sequence[str] | None = None,
+        messages: Conversation | Sequence[Conversation] | None = None,
         progress: bool | str = False,
         **sampling: Any,
     ) -> Iterator[tuple[int, Generation]]:
@@ -142,7 +161,7 @@ class Decoder:
         config = self._sampling(sampling)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         requests = self._requests(
-            beginnings(self.level, prompts, continue_from),
+            beginnings(self.level, prompts, continue_from, messages),
             horizon,
             seed=seed,
             k=k,
@@ -150,13 +169,13 @@ class Decoder:
             num_return_sequences=num_return_sequences,
             passages=passages,
         )
-        if is_single(prompts if continue_from is None else continue_from):
+        if any(is_single(own) for own in (prompts, continue_from, messages) if own is not None):
             self._check_lengths(requests)
         return self._generations(requests, config, progress)
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt = "",
         *,
         max_new_tokens: int = 200,
         max_new_bytes: int | None = None,
@@ -164,6 +183,7 @@ class Decoder:
         stop: str | Sequence[str] | None = (),
         k: float | None = None,
         passage: str | None = None,
+        messages: Conversation | None = None,
         **sampling: Any,
     ) -> PieceStream:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
@@ -174,7 +194,8 @@ class Decoder:
         """
         config = self._sampling(sampling)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        begun = beginnings(self.level, [prompt])
+        prompts: list[Prompt] = [prompt] if messages is None or len(prompt) else []
+        begun = beginnings(self.level, prompts, messages=messages)
         (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop, passages=passage)
         self._check_lengths([request])
         return PieceStream(
@@ -188,9 +209,10 @@ class Decoder:
         prompts: Prompt | Sequence[Prompt],
         continuations: Prompt | Sequence[Prompt],
         *,
-        horizon: int | None = None,
+        horizon: int | Sequence[int] | None = None,
         k: float | Sequence[float] | None = None,
         passages: str | Sequence[str] | None = None,
+        messages: Conversation | Sequence[Conversation] | None = None,
         temperature: float = 1.0,
         repetition_penalty: float = 1.0,
         progress: bool | str = False,
@@ -199,9 +221,11 @@ class Decoder:
         """log p*(y_t | y_<t, x) of given continuations, under the rule's budgets.
 
         prompts, continuations: as many of each; texts or token ids (a text continuation gets no
-        special tokens). horizon: steps that K = k * horizon is spread over, by default the longest
-        continuation. Warpers are off unless given. Teacher forcing is exact: p* is a function of
-        the prefix. Raises ValueError for bad values; failures are reported as by `generate`.
+        special tokens). messages: conversations, as in `generate`, in place of prompts (). horizon:
+        steps that K = k * horizon is spread over, one for all or one per continuation, by default
+        the longest. Warpers are off unless given. Teacher forcing is exact: p* is a function of the
+        prefix. The last symbol is predicted but not read: it may stand behind the models' context.
+        Raises ValueError for bad values; failures are reported as by `generate`.
         """
         config = SamplingConfig.of(
             {"temperature": temperature, "repetition_penalty": repetition_penalty, **sampling}
@@ -209,21 +233,26 @@ class Decoder:
         given = texts("continuation", continuations)
         targets = [self.level.encode_continuation(text) for text in given]
         longest = max((len(target) for target in targets), default=1)
-        begun = beginnings(self.level, prompts)
-        requests = self._requests(begun, max(horizon or longest, 1), k=k, passages=passages)
-        if is_single(prompts):
-            self._check_lengths(requests)
-        if len(requests) != len(targets):
-            raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
-        if horizon is not None and longest > horizon:
-            raise ValueError(
-                f"a continuation has {longest} {self.level.name}s, the horizon is {horizon}"
-            )
+        begun = beginnings(self.level, prompts, messages=messages)
+        if len(begun) != len(targets):
+            raise ValueError(f"got {len(begun)} prompts and {len(targets)} continuations")
+        horizons = one_each("horizon", max(longest, 1) if horizon is None else horizon, len(begun))
+        requests = self._requests(begun, horizons, k=k, passages=passages)
+        for request, target in zip(requests, targets, strict=True):
+            if len(target) > request.max_new_tokens:
+                raise ValueError(
+                    f"a continuation has {len(target)} {self.level.name}s, the horizon is "
+                    f"{request.max_new_tokens}"
+                )
+        if is_single(prompts if messages is None else messages):
+            self._check_lengths(requests, num_unread=1)
         scores: dict[int, Score] = {}
-        fitting, refusals = self._split(requests)
+        fitting, refusals = self._split(requests, num_unread=1)
         for request, error in refusals:
             budget = budget_without_debt(request, self.rule)
             scores[request.index] = Score.of(budget, targets[request.index], error)
+        # Equal prompts side by side: they are read once.
+        fitting.sort(key=lambda request: (request.prompt_token_ids, -request.max_new_tokens))
         title = progress if isinstance(progress, str) else "score"
         for batch in tqdm(self._batches(fitting), title, unit="batch", disable=not progress):
             tokens_of_batch = [targets[request.index] for request in batch]
@@ -234,21 +263,27 @@ class Decoder:
     def prompt_ratios(self, prompts: Prompt | Sequence[Prompt]) -> PromptRatios:
         """The log-likelihood ratios behind the prompts' debts, to be saved and given to decoders.
 
-        Raises ValueError for a prompt that is too long for the pair or whose logits are NaN.
+        Raises ValueError for a prompt that is too long for the pair or whose logits are NaN, and
+        where the models have no tokens to be compared in.
         """
+        if not self.level.compares_models:
+            raise ValueError("prompts have ratios where both models say how likely each token is")
         requests = request_list(beginnings(self.level, prompts), 1)
         self._check_lengths(requests)
         batches = self._batches(requests)
         return measured_ratios(self.level, ([r.prompt_token_ids for r in b] for b in batches))
 
-    def _requests(self, begun: list[Beginning], horizon: int, **asked: Any) -> list[Request]:
+    def _requests(
+        self, begun: list[Beginning], horizon: int | Sequence[int], **asked: Any
+    ) -> list[Request]:
         """As `request_list`; ValueError also for budgets that the rule cannot have."""
         requests = []
         for request in request_list(begun, horizon, **asked):
             budget_without_debt(request, self.rule)
             prompt, passage = request.prompt_token_ids, request.passage
-            prefaced = prefaced_prompt(self.level, self.rule, prompt, passage)
-            requests.append(replace(request, prefaced=prefaced))
+            prefaced = prefaced_prompt(self.level, self.rule, prompt, passage, request.readings)
+            readings = {name: own for name, own in prefaced.items() if name in request.readings}
+            requests.append(replace(request, prefaced=prefaced, readings=readings))
         return requests
 
     def _sampling(self, asked: dict[str, Any]) -> SamplingConfig:
@@ -258,14 +293,24 @@ class Decoder:
         self.engine.check(config)
         return config
 
-    def _check_lengths(self, requests: list[Request]) -> None:
-        for _, error in self._split(requests)[1]:
+    def _check_lengths(self, requests: list[Request], num_unread: int = 0) -> None:
+        for _, error in self._split(requests, num_unread)[1]:
             raise ValueError(error)
 
-    def _split(self, requests: list[Request]) -> tuple[list[Request], list[tuple[Request, str]]]:
-        """(requests that fit the models' context, the others with what is wrong with them)."""
-        too_long = self.level.too_long
-        errors = [(r, too_long(r.longest_prompt, r.max_new_tokens)) for r in requests]
+    def _split(
+        self, requests: list[Request], num_unread: int = 0
+    ) -> tuple[list[Request], list[tuple[Request, str]]]:
+        """(requests that fit the models' context, the others with what is wrong with them).
+
+        num_unread: symbols at the end of each that no model reads.
+        """
+
+        def error_of(request: Request) -> str:
+            prompt, new = request.longest_prompt, request.max_new_tokens
+            too_long = self.level.too_long
+            return too_long(prompt, new - num_unread) and too_long(prompt, new)
+
+        errors = [(request, error_of(request)) for request in requests]
         fitting = [request for request, error in errors if not error]
         return fitting, [(request, error) for request, error in errors if error]
 
@@ -275,7 +320,8 @@ class Decoder:
         One request each where the models decode texts of such lengths one at a time.
         """
         ordered = sorted(requests, key=lambda request: -len(request.prompt_token_ids))
-        longest = max((request.max_length for request in requests), default=0)
+        longest = max((len(request.longest_prompt) for request in requests), default=0)
+        longest += max((request.max_new_tokens for request in requests), default=0)
         size = self.batch_size if self.level.rows_can_share(longest) else 1
         return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
@@ -306,6 +352,7 @@ class Decoder:
             config,
             num_rows=min(self.batch_size, len(requests)),
             max_length=max(request.max_length for request in requests),
+            prompts_differ=any(request.readings for request in requests),
         )
 
     def _generation(self, state: RequestState, config: SamplingConfig) -> Generation:
@@ -342,19 +389,24 @@ def choose_level(
     settings: ByteSettings | None = None,
     prompt_cache: PromptCache | None = None,
     prompt_ratios: PromptRatios | None = None,
+    *,
+    retokenizes: bool = False,
 ) -> Level:
     """The level of that name; "auto" takes tokens where both models share them.
 
     settings, prompt_cache: of the byte level. prompt_ratios: those of all prompts, where they are
-    known before. Raises ValueError for another name, for a level at which the pair cannot be
-    decoded, and for settings that the level does not have.
+    known before. retokenizes: the rule decodes the tokens of the risky model where both have their
+    own, see `RetokenizedLevel`; "auto" takes them then. Raises ValueError for another name, for a
+    level at which the pair cannot be decoded, and for settings that the level does not have.
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')
-    if name == "byte" or (name == "auto" and not pair.shares_tokens):
+    decodes_tokens = pair.shares_tokens or retokenizes
+    if name == "byte" or (name == "auto" and not decodes_tokens):
         return ByteLevel(pair, settings or ByteSettings(), prompt_cache, prompt_ratios)
     if settings is not None or prompt_cache is not None:
         raise ValueError(
             'byte settings and a prompt cache need level="byte": this pair decodes tokens'
         )
-    return TokenLevel(pair, prompt_ratios)
+    kind = TokenLevel if pair.shares_tokens or not retokenizes else RetokenizedLevel
+    return kind(pair, prompt_ratios)

@@ -148,5 +148,7 @@ def _header(
         num_return_sequences=state.request.num_return_sequences,
         prior_bound=state.request.prior_bound,
         passage=state.request.passage,
+        readings=dict(state.request.readings) or None,
+        words=None if rule.used_words is None else dict(rule.used_words),
         stream=random_stream(state.request.prompt_token_ids, place=state.request.place),
     )

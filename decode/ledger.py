@@ -51,6 +51,11 @@ class LedgerHeader:
     """Nats, log p_r - log p_s of the prompt's symbols; where asked for, see `with_divergences`."""
     passage: str | None = None
     """What some streams of the rule read before the prompt."""
+    readings: dict[str, list[int]] | None = None
+    """Token ids that streams of the risky model read in place of the prompt, as its chat template
+    gives them."""
+    words: dict[str, list[str]] | None = None
+    """Of a rule that swaps words: those "swapped", and those "left_out" as no token of the pair."""
     schema: str = SCHEMA
     sampler: str = SAMPLER
     stream: dict[str, Any] | None = None

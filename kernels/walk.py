@@ -12,6 +12,7 @@ from .accounts import NUM_FIELDS, SPENT, STEP, allowance
 from .backend import resolved_backend
 from .projection import Projection, project_kl, project_max
 from .uniforms import uniforms
+from .warping import Warping
 
 if TYPE_CHECKING:  # triton is not there on every platform
     from .gpu.launch import Workspace
@@ -73,20 +74,22 @@ def walk(
     accounts: Tensor,
     uniform: Tensor,
     drafts: Tensor,
+    warping: Warping | None = None,
     memory: WalkMemory = None,
     divergence: Divergence = "kl",
     backend: str = "auto",
 ) -> Walk:
     """Decide the rows of each request in order until one differs from its draft.
 
-    risky_logits, safe_logits: (B, G, V), any float dtype and strides, warped. Row g follows the
-    prefix of the request and its first g drafted tokens.
+    risky_logits, safe_logits: (B, G, V), any float dtype and strides, warped or raw. Row g follows
+    the prefix of the request and its first g drafted tokens.
     accounts: (B, 6) float64 of `accounts.new_accounts`, contiguous; advanced in place by the rows
     decided.
     uniform: (B, G, 3) float64 in [0, 1), contiguous; or (B,) int64 seeds, and then row g draws by
     `uniforms(seed, steps taken + g)`.
     drafts: (B, G - 1) int64, contiguous: tokens the rows after the first assume; -1, which no row
     decides, ends a shorter draft. Plain decoding is G = 1, with drafts (B, 0).
+    warping: what is done to raw logits, in either model, before anything else.
     memory: of `walk_memory` for these sizes; by Triton, it is made here if not given.
     backend: "torch", a projection of each row in turn; "triton", one launch, for which nothing
     waits and which a CUDA graph may capture; or "auto": "triton" on CUDA.
@@ -100,13 +103,17 @@ def walk(
     else:
         _check_input("uniform", uniform, (num_requests, num_positions, 3), torch.float64)
     _check_input("drafts", drafts, (num_requests, num_positions - 1), torch.int64)
+    if warping is not None:
+        warping.check(safe_logits)
     if resolved_backend(backend, safe_logits.device) == "torch":
+        if warping is not None:
+            risky_logits, safe_logits = map(warping.warped, (risky_logits, safe_logits))
         return _torch_walk(risky_logits, safe_logits, accounts, uniform, drafts, divergence)
     from .gpu.launch import launch_walk
 
-    logits = (risky_logits, safe_logits)
+    inputs = (risky_logits, safe_logits, accounts, uniform, drafts)
     is_max = divergence == "max"
-    return Walk(**launch_walk(*logits, accounts, uniform, drafts, memory=memory, is_max=is_max))
+    return Walk(**launch_walk(*inputs, warping=warping, memory=memory, is_max=is_max))
 
 
 def score(
@@ -131,9 +138,9 @@ def score(
         return _torch_walk(risky_logits, safe_logits, accounts, None, token_ids, divergence)
     from .gpu.launch import launch_walk
 
-    logits = (risky_logits, safe_logits)
+    inputs = (risky_logits, safe_logits, accounts, None, token_ids)
     is_max = divergence == "max"
-    return Walk(**launch_walk(*logits, accounts, None, token_ids, memory=memory, is_max=is_max))
+    return Walk(**launch_walk(*inputs, warping=None, memory=memory, is_max=is_max))
 
 
 def _torch_walk(

@@ -1,62 +1,84 @@
-"""Repetition penalty and temperature of both models, before the projection."""
+"""Repetition penalty, temperature and one end, of both models' logits, before the projection."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .backend import resolved_backend
-
-# B requests, V vocabulary.
+# B requests, G rows of each, V vocabulary, S stop tokens.
 
 
-def warped_logits(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    seen: Tensor,
-    penalty: Tensor,
-    temperature: Tensor,
-    *,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Both models' logits after the repetition penalty and the temperature.
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Tokens that end a text, all of whose probability is the first one's."""
 
-    risky_logits, safe_logits: (B, V), any float dtype and strides. seen: (B, V) bool, the tokens
-    whose positive logits are divided by the penalty and whose others are multiplied by it.
-    penalty, temperature: (B,) float32, > 0; read on the device, so their values are not checked.
-    backend: "torch"; "triton", one launch; or "auto": "triton" on CUDA. Both give the same digits.
-    Returns: risky and safe, (B, V) float32 each; -inf stays -inf and NaN stays NaN.
-    Raises: ValueError for a wrong shape or dtype, or tensors that Triton cannot reach.
-    Source: Keskar et al. 2019, "CTRL", section 4.1, as transformers applies it.
+    token_ids: Tensor
+    """(S,) int64, ascending, S > 1."""
+    is_stop: Tensor
+    """(V,) bool."""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], vocab_size: int, device: torch.device) -> "Stops | None":
+        """None where there are not two, and so nothing is merged."""
+        if len(token_ids) < 2:
+            return None
+        ids = torch.tensor(sorted(token_ids), dtype=torch.int64, device=device)
+        is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        return cls(ids, is_stop.index_fill_(0, ids, True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warping:
+    """What `walk` does to raw logits; by Triton where it reads them, which makes no copies.
+
+    Values are read on the device, so they are not checked.
     """
-    _check(risky_logits, safe_logits, seen, penalty, temperature)
-    if resolved_backend(backend, risky_logits.device) == "triton":
-        from .gpu.warping import launched_warping  # triton is not there on every platform
 
-        return launched_warping(risky_logits, safe_logits, seen, penalty, temperature)
-    risky, safe = (
-        _warped(logits.float(), seen, penalty[:, None], temperature[:, None])
-        for logits in (risky_logits, safe_logits)
-    )
-    return risky, safe
+    temperature: Tensor
+    """(B,) float32, > 0, contiguous."""
+    penalty: Tensor | None = None
+    """(B,) float32, > 0, contiguous; None for no penalty, and then there is no `seen`."""
+    seen: Tensor | None = None
+    """(B, G, V) bool, a token beside the next: those whose positive logits are divided by the
+    penalty and whose others are multiplied by it."""
+    stops: Stops | None = None
+
+    def check(self, logits: Tensor) -> None:
+        """Raise ValueError for a wrong shape, dtype or layout beside logits (B, G, V)."""
+        shape = tuple(logits.shape)
+        if (self.penalty is None) != (self.seen is None):
+            raise ValueError("penalty and seen must be given together")
+        for name, values in (("temperature", self.temperature), ("penalty", self.penalty)):
+            if values is not None:
+                _check(name, values, shape[:1], torch.float32)
+        if self.seen is not None:
+            _check("seen", self.seen, shape, torch.bool)
+        if self.stops is not None:
+            _check("is_stop", self.stops.is_stop, shape[2:], torch.bool)
+
+    def warped(self, logits: Tensor) -> Tensor:
+        """(B, G, V) logits of one model after all of it, float32, or float64 if they are.
+
+        -inf stays -inf and NaN stays NaN.
+        Source: Keskar et al. 2019, "CTRL", section 4.1, as transformers applies it.
+        """
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.seen is not None and self.penalty is not None:
+            penalty = self.penalty[:, None, None]
+            penalised = torch.where(scores > 0.0, scores / penalty, scores * penalty)
+            scores = torch.where(self.seen, penalised, scores)
+        scores = scores / self.temperature[:, None, None]
+        if self.stops is not None:
+            token_ids = self.stops.token_ids
+            merged = scores[..., token_ids].logsumexp(-1, keepdim=True)
+            scores.index_fill_(-1, token_ids, float("-inf"))
+            scores.index_copy_(-1, token_ids[:1], merged)
+        return scores
 
 
-def _warped(logits: Tensor, seen: Tensor, penalty: Tensor, temperature: Tensor) -> Tensor:
-    penalised = torch.where(logits > 0.0, logits / penalty, logits * penalty)
-    return torch.where(seen, penalised, logits) / temperature
-
-
-def _check(
-    risky_logits: Tensor, safe_logits: Tensor, seen: Tensor, penalty: Tensor, temperature: Tensor
-) -> None:
-    shape = risky_logits.shape
-    if len(shape) != 2 or safe_logits.shape != shape or seen.shape != shape:
+def _check(name: str, values: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if values.shape != shape or values.dtype != dtype or values.stride(-1) != 1:
         raise ValueError(
-            "risky_logits, safe_logits and seen must all be (B, V), got "
-            f"{tuple(shape)}, {tuple(safe_logits.shape)} and {tuple(seen.shape)}"
+            f"{name} must be {shape} {dtype}, contiguous, got {tuple(values.shape)} {values.dtype}"
         )
-    if seen.dtype != torch.bool:
-        raise ValueError(f"seen must be bool, got {seen.dtype}")
-    for name, values in (("penalty", penalty), ("temperature", temperature)):
-        if values.shape != shape[:1] or values.dtype != torch.float32:
-            raise ValueError(
-                f"{name} must be ({shape[0]},) float32, got {tuple(values.shape)} {values.dtype}"
-            )

@@ -28,7 +28,14 @@ STOREYS = {
     "configs": ("configs",),
     "kernels": (
         *("kernels/spend.py", "kernels/certificate.py", "kernels/accounts.py"),
-        *("kernels/sampler.py", "kernels/law.py", "kernels/cpu", "kernels/gpu", "kernels"),
+        *(
+            "kernels/sampler.py",
+            "kernels/law.py",
+            "kernels/warping.py",
+            "kernels/cpu",
+            "kernels/gpu",
+            "kernels",
+        ),
     ),
     "decode": (
         *("decode/settings.py", "decode/ledger.py", "decode/warpers.py", "decode/tokenizer"),
@@ -41,7 +48,7 @@ STOREYS = {
     ),
     "eval": (
         *("eval", "eval/copying", "eval/quality", "eval/harness", "eval/figures"),
-        *("eval/report", "eval/retrieval", "eval/experiments"),
+        *("eval/report", "eval/retrieval", "eval/experiments", "eval/calibration"),
     ),
     "tools": ("tools/commands", "tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
 }

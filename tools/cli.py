@@ -67,9 +67,27 @@ GROUPS = {
             "export": "a training checkpoint as a Hugging Face folder",
         },
     ),
-    "evaluate": _commands(
-        "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
-    ),
+    "evaluate": {
+        **_commands(
+            "commands.{}",
+            "commands.{}",
+            {
+                "sweep": "every method of a file on one pair: texts, tables, pictures",
+                "calibrate": "the largest k that keeps copying within a target",
+            },
+        ),
+        **_commands(
+            "commands.measure",
+            "commands.measure",
+            {
+                "measure copying": "what recorded texts copy of their references",
+                "measure nonliteral": "characters that recorded texts take over",
+            },
+        ),
+        **_commands(
+            "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
+        ),
+    },
     "benchmark": {
         "gpu-check": Command(
             "gpu_check.__main__", "", "correctness and speed on this machine's GPU"
@@ -80,12 +98,15 @@ GROUPS = {
             {
                 "bench kernel": "time the projection on this CPU",
                 "bench decode": "time a pair of random weights",
+                "bench forward": "a paired step with plain and with packed layers",
                 "bench byte": "time byte level on a small pair",
                 "bench speculate": "speculative against plain decoding",
+                "bench lm-eval": "a pair in lm-eval beside lm-eval's own models",
                 "bench tokenize": "token shards beside the bare tokenizer",
                 "bench loader": "batches beside a plain copy",
                 "bench pretrain": "training, and what each lever of it is worth",
                 "bench flops": "the cost model beside the clock",
+                "bench kernel-compile": "what the walk kernel becomes on a GPU, without one",
             },
         ),
     },

@@ -1,9 +1,8 @@
 """A pair decoded byte by byte: what its models have in common when their tokenizers differ."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -67,15 +66,15 @@ class ByteLevel(Level):
         tokenizers = {f"{name} tokenizer": value for name, value in self._tokenizers.items()}
         return {"mode": self.byte_settings.mode, "debt": self.byte_settings.debt, **tokenizers}
 
-    @cached_property
+    @property
     def _tokenizers(self) -> dict[str, Any]:
         return {
             name: {
-                "sha256": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+                "sha256": vocabulary.sha256,
                 "stop_token_ids": self.pair.stop_tokens_of(name),
-                "start_token_ids": list(self.vocabularies[name].start_token_ids),
+                "start_token_ids": list(vocabulary.start_token_ids),
             }
-            for name, tokenizer in self.pair.tokenizers.items()
+            for name, vocabulary in self.vocabularies.items()
         }
 
     def encode(self, prompt: str | list[int]) -> list[int]:

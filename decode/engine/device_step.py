@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...kernels.accounts import copy_steps, empty_accounts
 from ...kernels.walk import Divergence, Walk, WalkMemory, walk, walk_memory
-from ...kernels.warping import warped_logits
+from ...kernels.warping import Stops, Warping
 from ..models.kv_cache import uploaded
 from ..models.row_stream import RowStream
 from ..settings import SamplingConfig
@@ -201,7 +201,7 @@ class DeviceStep:
         self._no_drafts = torch.empty(num_rows, 0, dtype=torch.int64, device=device)
         self._no_budget = torch.zeros_like(state.accounts)
         self._end = min(stop_token_ids, default=NO_TOKEN)
-        self._stops = torch.tensor(sorted(stop_token_ids), dtype=torch.int64, device=device)
+        self._stops = Stops.of(stop_token_ids, vocab_size, device)
         self._fork = DeviceFork(device if is_forked else None)
 
     @torch.inference_mode()
@@ -278,32 +278,20 @@ class DeviceStep:
         drafts: Tensor,
     ) -> Walk:
         return walk(
-            *self._warped(risky, safe, seen),
+            risky,
+            safe,
             accounts=accounts,
             uniform=self.state.keys,
             drafts=drafts,
+            warping=Warping(
+                temperature=self.state.temperature,
+                penalty=self.state.penalty,
+                seen=seen,
+                stops=self._stops,
+            ),
             memory=memory,
             divergence=self.divergence,
         )
-
-    def _warped(self, risky: Tensor, safe: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Both models' warped logits, (B, G, V) float32 each, of raw ones."""
-        num_rows, num_places, vocab_size = risky.shape
-        settings = (self.state.penalty, self.state.temperature)
-        risky, safe = warped_logits(
-            *(values.reshape(-1, vocab_size) for values in (risky, safe, seen)),
-            *(values[:, None].expand(-1, num_places).reshape(-1) for values in settings),
-        )
-        shape = (num_rows, num_places, vocab_size)
-        return self._with_one_end(risky).view(shape), self._with_one_end(safe).view(shape)
-
-    def _with_one_end(self, logits: Tensor) -> Tensor:
-        """Merge all stop tokens into the first, as `Warpers` does; in place."""
-        if len(self._stops) > 1:
-            merged = logits[:, self._stops].logsumexp(-1)
-            logits.index_fill_(1, self._stops, float("-inf"))
-            logits[:, self._end] = merged
-        return logits
 
     def _record(self, drawn: Walk, drafts: Tensor, is_told: Tensor) -> None:
         no_draft = torch.full_like(drawn.token_ids[:, :1], NO_TOKEN)

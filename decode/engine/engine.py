@@ -56,29 +56,39 @@ class Engine:
         if self.name == "device":
             _raise_if(pair_refusal(self.level, self.rule) or sampling_refusal(sampling))
 
-    def open(self, sampling: SamplingConfig, num_rows: int, max_length: int) -> PairedBatch:
+    def open(
+        self,
+        sampling: SamplingConfig,
+        num_rows: int,
+        max_length: int,
+        *,
+        prompts_differ: bool = False,
+    ) -> PairedBatch:
         """An empty batch of `num_rows` rows of up to `max_length` symbols.
 
+        prompts_differ: some models read something else than the prompt, as in a chat.
         Raises ValueError if the engine was asked for by name and cannot run or differs.
         """
         sizes = (sampling, num_rows, max_length)
         if self.name == "device":
             self.check(sampling)
+            _raise_if(PROMPTS_DIFFER if prompts_differ else "")
             batch: PairedBatch | None = self._device_batch(*sizes)
             _raise_if(self._disagreement)
         elif self.name == "auto" and _is_on_cuda(self.level.pair):
-            batch = self._device_batch_or_reason(*sizes)
+            batch = self._device_batch_or_reason(*sizes, PROMPTS_DIFFER if prompts_differ else "")
         else:
             batch = None
         return self._eager_batch(*sizes) if batch is None else batch
 
     def _device_batch_or_reason(
-        self, sampling: SamplingConfig, num_rows: int, max_length: int
+        self, sampling: SamplingConfig, num_rows: int, max_length: int, refusal: str
     ) -> PairedBatch | None:
         """A batch for "auto"; None where it decodes eagerly: each reason is logged once."""
         from triton.errors import TritonError
 
-        refusal, batch = pair_refusal(self.level, self.rule) or sampling_refusal(sampling), None
+        refusal = refusal or pair_refusal(self.level, self.rule) or sampling_refusal(sampling)
+        batch = None
         try:
             batch = None if refusal else self._device_batch(sampling, num_rows, max_length)
         except (RuntimeError, TritonError) as error:
@@ -131,6 +141,8 @@ class Engine:
         self._disagreement = _disagreement(batch)
         return batch
 
+
+PROMPTS_DIFFER = "each model reads the messages by its own chat template"
 
 MOST_KEPT = 8
 """Batches with their graphs; a conversation that grows needs another one now and then."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..levels.level import Level
 from ..models.kv_cache import uploaded
-from ..models.stream import UNSCORED, Stream
+from ..models.row_stream import RowStream
+from ..models.stream import UNSCORED, PromptLogits, Stream
 from ..rules.prefix_debt import PromptRatios, log_likelihood_ratios, prompt_digest
 from ..rules.rule import BOTH, Rule, StreamName
 from ..settings import SamplingConfig
@@ -34,6 +35,17 @@ class PromptReading:
     seen: Tensor
     """(R, vocab_size) bool on the safe model's device: symbols that occur in the prompt."""
 
+    def of(self, places: Sequence[int]) -> "PromptReading":
+        """That of the prompts at these places, one of them perhaps several times."""
+        rows = torch.tensor(places)
+        return PromptReading(
+            logits={name: own[rows.to(own.device)] for name, own in self.logits.items()},
+            ratios=[self.ratios[place] for place in places],
+            errors=[self.errors[place] for place in places],
+            num_forwards=self.num_forwards,
+            seen=self.seen[rows.to(self.seen.device)],
+        )
+
 
 def asks_for_ratios(level: Level, rule: Rule) -> bool:
     """Whether streams have to score prompts: for debts that are not known before."""
@@ -41,14 +53,23 @@ def asks_for_ratios(level: Level, rule: Rule) -> bool:
 
 
 Prefaced = Mapping[StreamName, list[int]]
-"""A prompt's symbols with what stands before them, by the streams that read more than it."""
+"""By the streams that read something else than a prompt: its symbols behind a preface, or a
+conversation in the risky model's own template."""
 
 
-def prefaced_prompt(level: Level, rule: Rule, prompt: list[int], passage: str | None) -> Prefaced:
+def prefaced_prompt(
+    level: Level,
+    rule: Rule,
+    prompt: list[int],
+    passage: str | None,
+    readings: Prefaced | None = None,
+) -> Prefaced:
     """What streams of the rule read in place of a prompt; see `rule.Reading`.
 
-    Symbols that begin a text, as a tokenizer adds them, stand before the preface alone.
-    Raises ValueError where the rule needs a passage and there is none, or has no use for one.
+    Symbols that begin a text, as a tokenizer adds them, stand before the preface alone. readings:
+    of a conversation, see `chat_prompt`; streams that the rule does not read are left out.
+    Raises ValueError where the rule needs a passage and there is none, or has no use for one, and
+    for a conversation where the rule puts a text before the prompt.
     """
     takes_passage = any(own.takes_passage for own in rule.streams.values())
     if takes_passage != (passage is not None):
@@ -60,7 +81,10 @@ def prefaced_prompt(level: Level, rule: Rule, prompt: list[int], passage: str | 
         name: own.preface + (f"{passage}\n\n" if own.takes_passage else "")
         for name, own in rule.streams.items()
     }
-    return {name: [*level.encode(own), *text] for name, own in prefaces.items() if own}
+    if readings and any(prefaces.values()):
+        raise ValueError(f"the rule {rule.name} puts text before a prompt: give it no messages")
+    prefaced = {name: [*level.encode(own), *text] for name, own in prefaces.items() if own}
+    return prefaced | {name: own for name, own in (readings or {}).items() if name in prefaces}
 
 
 def read_prompts(
@@ -72,14 +96,20 @@ def read_prompts(
 ) -> PromptReading:
     """Prefill empty rows of the streams with prompts of any lengths.
 
-    prefaced: of each prompt, what some of the streams read in its place.
+    prefaced: of each prompt, what some of the streams read in its place; its ratios are those of
+    the prompt itself all the same, which both models then read once more.
     """
     own = prefaced or [{}] * len(prompts)
     read = {
         name: stream.read([o.get(name, p) for o, p in zip(own, prompts, strict=True)], rows)
         for name, stream in streams.items()
     }
-    log_probs = {name: prompt.token_log_probs for name, prompt in read.items()}
+    log_probs = {name: list(prompt.token_log_probs) for name, prompt in read.items()}
+    apart = [i for i, replaced in enumerate(own) if replaced and _is_scored(log_probs, i)]
+    again = _read_for_ratios(level, [prompts[i] for i in apart]) if apart else {}
+    for name, prompt in again.items():
+        for i, values in zip(apart, prompt.token_log_probs, strict=True):
+            log_probs[name][i] = values
     scored = [
         _scored(level, prompt, {name: values[i] for name, values in log_probs.items()})
         for i, prompt in enumerate(prompts)
@@ -88,9 +118,48 @@ def read_prompts(
         logits={name: prompt.logits for name, prompt in read.items()},
         ratios=[ratios for ratios, _ in scored],
         errors=[error for _, error in scored],
-        num_forwards={name: prompt.num_forwards for name, prompt in read.items()},
+        num_forwards={
+            name: sum(own[name].num_forwards for own in (read, again) if name in own)
+            for name in read
+        },
         seen=uploaded(_seen(prompts, level.vocab_size), level.pair.safe.device),
     )
+
+
+def read_each_once(
+    level: Level,
+    streams: Mapping[str, Stream],
+    prompts: list[list[int]],
+    prefaced: Sequence[Prefaced],
+) -> PromptReading:
+    """As `read_prompts` into all rows, equal prompts read once where the streams can copy rows."""
+    first: dict[str, int] = {}
+    firsts = [
+        first.setdefault(repr((prompt, own)), row)
+        for row, (prompt, own) in enumerate(zip(prompts, prefaced, strict=True))
+    ]
+    rows = sorted(first.values())
+    copied = [stream for stream in streams.values() if isinstance(stream, RowStream)]
+    if len(rows) == len(prompts) or len(copied) < len(streams):
+        return read_prompts(level, streams, prompts, list(range(len(prompts))), prefaced)
+    own = [prefaced[row] for row in rows]
+    reading = read_prompts(level, streams, [prompts[row] for row in rows], rows, own)
+    for stream in copied:
+        for row in rows:
+            stream.copy(row, [o for o, f in enumerate(firsts) if f == row and o != row])
+    return reading.of([rows.index(row) for row in firsts])
+
+
+def _is_scored(log_probs: Mapping[str, list[Tensor]], i: int) -> bool:
+    return all(name in log_probs and len(log_probs[name][i]) for name in BOTH)
+
+
+def _read_for_ratios(level: Level, prompts: list[list[int]]) -> dict[str, PromptLogits]:
+    """By "safe" and "risky": prompts read by streams that are dropped again."""
+    streams = level.open_streams(
+        len(prompts), max(map(len, prompts)), SamplingConfig(), scores_prompts=True
+    )
+    return {n: stream.read(prompts, list(range(len(prompts)))) for n, stream in streams.items()}
 
 
 def measured_ratios(level: Level, batches: Iterable[list[list[int]]]) -> PromptRatios:

@@ -85,8 +85,10 @@ class Request:
     """Nats that the end of the prompt may have spent, where an earlier generation wrote it."""
     passage: str | None = None
     """A text for the streams that read one before the prompt."""
+    readings: Mapping[StreamName, list[int]] = field(default_factory=dict)
+    """What streams of the risky model read in place of the prompt, of a conversation."""
     prefaced: Mapping[StreamName, list[int]] = field(default_factory=dict)
-    """The prompt's symbols with what stands before them, by the streams that read more than it."""
+    """Those, and the prompt's symbols behind a preface, by the streams that read more than it."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

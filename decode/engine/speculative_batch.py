@@ -200,7 +200,7 @@ class SpeculativeBatch(PairedBatch):
         NaN of a later draft spreads back to it through the mask, as 0 * NaN.
         """
         unread = self._backlogs["risky"].of(row)
-        self.streams["risky"].roll_back(row, self._text_length(row) - len(unread))
+        self.streams["risky"].roll_back(row, self._text_length(row, "risky") - len(unread))
         self.streams["risky"].erase_rest(row)
         self._state(row).num_forwards["risky"] += 1
         del self._drafts[row][1:]
@@ -243,10 +243,11 @@ class SpeculativeBatch(PairedBatch):
             self._roll_back("risky", row)
 
     def _roll_back(self, name: str, row: int) -> None:
-        self.streams[name].roll_back(row, self._text_length(row) - 1)
+        self.streams[name].roll_back(row, self._text_length(row, name) - 1)
         self._backlogs[name].set(row, [self._state(row).steps[-1].token_id])
 
-    def _text_length(self, row: int) -> int:
-        """Tokens of the prompt and of what was drawn."""
-        state = self._state(row)
-        return len(state.request.prompt_token_ids) + len(state.steps)
+    def _text_length(self, row: int, name: str) -> int:
+        """Tokens of the prompt, as a stream reads it, and of what was drawn."""
+        request = self._state(row).request
+        prompt = request.prefaced.get(name, request.prompt_token_ids)
+        return len(prompt) + len(self._state(row).steps)

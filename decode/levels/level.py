@@ -35,6 +35,8 @@ class Level(ABC):
     """Scales the default horizon, and brings prefix debts to the nats of a token."""
     context_length: int | None = None
     """Most symbols of a text; None where the models have no limit or do not count symbols."""
+    compares_models = True
+    """Both models say how likely every symbol is: ratios and divergences are those of one set."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -51,6 +53,11 @@ class Level(ABC):
     @abstractmethod
     def encode_continuation(self, text: str | list[int]) -> list[int]:
         """Symbols of a text that follows a prompt; ValueError for bad ones."""
+
+    def symbol_of(self, text: str) -> int | None:
+        """The symbol that a text is by itself, for both models; None where it is several."""
+        symbols = self.encode_continuation(text)
+        return symbols[0] if len(symbols) == 1 else None
 
     @abstractmethod
     def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
@@ -160,7 +167,7 @@ class TokenLevel(Level):
         return all(_attention(self.pair, name, max_length) for name in self.pair.models)
 
     def rows_can_share(self, max_length: int) -> bool:
-        return not any(_is_alone(self.pair, name, max_length) for name in self.pair.models)
+        return not any(rows_are_alone(self.pair, name, max_length) for name in self.pair.models)
 
     def open_streams(
         self,
@@ -191,30 +198,32 @@ def open_streams(
     ValueError for several rows of a model that decodes such texts one at a time.
     """
     return {
-        name: _open_stream(pair, own.model, num_rows, max_length, scores_prompts=scores_prompts)
+        name: open_stream(pair, own.model, num_rows, max_length, scores_prompts=scores_prompts)
         for name, own in readings.items()
     }
 
 
-def _open_stream(
+def open_stream(
     pair: ModelPair, name: str, num_rows: int, max_length: int, *, scores_prompts: bool
 ) -> Stream:
+    """One model's memory of rows; as `open_streams`."""
     model, attention = pair.models[name], _attention(pair, name, max_length)
-    if _is_alone(pair, name, max_length):
+    output = pair.output_layers[name]
+    if rows_are_alone(pair, name, max_length):
         if num_rows > 1:
             raise ValueError(
                 f"the {name} model decodes texts of {max_length} tokens one at a time, "
                 f"got {num_rows} rows"
             )
-        return LoneStream(model, pair.vocab_size, scores_prompts=scores_prompts)
+        return LoneStream(model, output.vocab_size, scores_prompts=scores_prompts)
     if attention is None:
-        return BatchStream(model, num_rows, pair.vocab_size, scores_prompts=scores_prompts)
+        return BatchStream(model, num_rows, output.vocab_size, scores_prompts=scores_prompts)
     return RowStream(
         model,
         attention,
         num_rows=num_rows,
         max_length=max_length,
-        output=pair.output_layers[name],
+        output=output,
         scores_prompts=scores_prompts,
     )
 
@@ -224,5 +233,6 @@ def _attention(pair: ModelPair, name: str, max_length: int) -> RowAttention | No
     return attention if attention is not None and attention.covers(max_length) else None
 
 
-def _is_alone(pair: ModelPair, name: str, max_length: int) -> bool:
+def rows_are_alone(pair: ModelPair, name: str, max_length: int) -> bool:
+    """Whether a model decodes texts of this length one at a time."""
     return pair.decodes_alone[name] and _attention(pair, name, max_length) is None

@@ -60,8 +60,13 @@ class ModelPair:
     """Take a quantised safe model: the bound then holds against that model, not the original."""
     shared: SharedTokens = field(init=False)
     """What the tokenizers have in common, and whether it is enough to decode token by token."""
+    chat_tokenizers: dict[str, PreTrainedTokenizerFast] = field(default_factory=dict, init=False)
+    """By "safe" and "risky": those that the models came with, whose chat templates may differ
+    though their tokens do not."""
     row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
+    risky_chat_template: str = field(default="", init=False)
+    """The risky tokenizer's own, its special tokens by the names of the safe one; "" for none."""
     decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
     """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
     it reaches, decode one at a time; else they decode in left-padded batches."""
@@ -72,6 +77,7 @@ class ModelPair:
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
             _refuse_quantized(self.safe.config)
+        self.chat_tokenizers.update(self.tokenizers)
         self._compare_tokenizers()
         for name, model in self.models.items():
             self._check_model(name, model)
@@ -79,6 +85,8 @@ class ModelPair:
     def _compare_tokenizers(self) -> None:
         shared = shared_tokens(self.tokenizer, self.risky_tokenizer)
         object.__setattr__(self, "shared", shared)
+        if self.risky_tokenizer is not None and self.risky_tokenizer.chat_template:
+            object.__setattr__(self, "risky_chat_template", self._in_safe_names())
         if shared.difference:
             for name, tokenizer in self.tokenizers.items():
                 _check_bytes(tokenizer, name, shared.difference)
@@ -237,6 +245,23 @@ class ModelPair:
         }
         added = self.tokenizers[name].added_tokens_decoder
         return sorted(own[name] | {id for id, token in added.items() if token.content in names})
+
+    def _in_safe_names(self) -> str:
+        """The risky tokenizer's chat template, to be read by the safe one."""
+        risky = self.tokenizers["risky"]
+        template = str(risky.get_chat_template())
+        for token_id, token in risky.added_tokens_decoder.items():
+            if self.shared.has(token_id):
+                name = str(self.tokenizer.convert_ids_to_tokens(token_id))
+                template = template.replace(token.content, name)
+        return template
+
+    @property
+    def chat_template(self) -> str:
+        """The safe tokenizer's, or the risky one's where that has none; "" for none."""
+        if self.tokenizer.chat_template:
+            return str(self.tokenizer.get_chat_template())
+        return self.risky_chat_template
 
     def _lost_stop_token(self) -> str:
         """The first that only one tokenizer knows, for the log."""

@@ -59,6 +59,13 @@ class RowStream:
         rows = list(range(len(token_ids)))
         return self._output.logits(self._hidden(rows, token_ids, mask.sum(1).tolist()))
 
+    @torch.inference_mode()
+    def copy(self, row: int, others: Sequence[int]) -> None:
+        """Let other rows, which are free, hold what this one has read."""
+        states = self._cache.states(row)
+        for other in others:
+            self._cache.restore(other, states)
+
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, vocab_size) after the last of each row's new tokens; see Stream."""
         return self.feed_ends(rows, tokens, 1)[:, 0]

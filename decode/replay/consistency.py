@@ -1,7 +1,7 @@
 """What must hold inside a ledger, and between it and its models, before any model runs."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -39,19 +39,21 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
     if found:
         return found
     header = ledger.header
-    rule = make_rule(header.rule, header.rule_settings)
     try:
         level = recorded_level(pair, header.level, header.level_settings)
+        rule = make_rule(header.rule, header.rule_settings).for_symbols(level)
     except ValueError as error:
         return [*_of_models(header, pair), str(error)]
+    of_symbols = list(_of_symbols(ledger, level))
     return [
         *_of_models(header, pair),
-        *_of_symbols(ledger, level),
+        *of_symbols,
         *_of_end(ledger, rule),
         *_of_budget(ledger, rule),
         *_of_counts(ledger, rule),
         *_of_stream(header),
-        *_of_readings(header, rule, level),
+        *([] if of_symbols else _of_readings(ledger, rule, level)),
+        *_of_comparisons(ledger, rule, level),
     ]
 
 
@@ -140,9 +142,6 @@ def _of_symbols(ledger: Ledger, level: Level) -> Iterator[str]:
     for number, step in enumerate(ledger.steps):
         if not 0 <= step.token_id < level.vocab_size:
             yield f"step {number}: token {step.token_id} is not in [0, {level.vocab_size})"
-    too_long = level.too_long(header.prompt_token_ids, len(ledger.steps))
-    if ledger.steps and too_long:
-        yield too_long
 
 
 def _of_stream(header: LedgerHeader) -> Iterator[str]:
@@ -152,13 +151,43 @@ def _of_stream(header: LedgerHeader) -> Iterator[str]:
         yield str(error)
 
 
-def _of_readings(header: LedgerHeader, rule: Rule, level: Level) -> Iterator[str]:
-    """Of what the rule's streams read before the prompt, and of its words at this level."""
+def _of_readings(ledger: Ledger, rule: Rule, level: Level) -> Iterator[str]:
+    """Of what the rule's streams read as a prompt, and of its words at this level."""
+    header = ledger.header
+    prompt, readings = header.prompt_token_ids, header.readings
     try:
-        prefaced_prompt(level, rule, header.prompt_token_ids, header.passage)
-        rule.for_symbols(level)
+        prefaced = prefaced_prompt(level, rule, prompt, header.passage, readings)
     except ValueError as error:
         yield str(error)
+        return
+    if readings is not None:
+        yield from _of_chat(readings, rule, level)
+    too_long = level.too_long(max([prompt, *prefaced.values()], key=len), len(ledger.steps))
+    if ledger.steps and too_long:
+        yield too_long
+    if header.words is not None and header.words != rule.used_words:  # older ones have none
+        yield f"the words that {rule.name} uses are {rule.used_words}, recorded {header.words}"
+
+
+def _of_chat(readings: Mapping[str, list[int]], rule: Rule, level: Level) -> Iterator[str]:
+    """Only what the risky model reads may differ: the bound is against p_s behind the prompt."""
+    num_rows = level.pair.risky.config.get_text_config().vocab_size
+    for name, token_ids in readings.items():
+        if level.name != "token" or name not in rule.streams or rule.streams[name].model != "risky":
+            yield f"{name} cannot read something else than the prompt at {level.name} level"
+        elif not token_ids or not all(0 <= token_id < num_rows for token_id in token_ids):
+            yield f"{name} must read tokens in [0, {num_rows})"
+
+
+def _of_comparisons(ledger: Ledger, rule: Rule, level: Level) -> Iterator[str]:
+    """Of figures that need both models to say how likely each symbol is."""
+    if level.compares_models:
+        return
+    if not rule.retokenizes:
+        yield f"the rule {rule.name} compares both models, whose tokens differ"
+    steps = [(step.kl_risky_safe, step.kl_star_risky) for step in ledger.steps]
+    if ledger.header.prompt_ratios is not None or any(nats != (None, None) for nats in steps):
+        yield "divergences and ratios are recorded, of models whose tokens differ"
 
 
 def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:

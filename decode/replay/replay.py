@@ -14,11 +14,12 @@ from ..engine.prompts import PromptReading, asks_for_ratios, prefaced_prompt, re
 from ..engine.request import recorded_key
 from ..ledger import Ledger, LedgerHeader, field_error
 from ..levels.level import Level, TokenLevel
+from ..levels.retokenized import RetokenizedLevel
 from ..models.model_pair import ModelPair
 from ..models.stream import Stream, chunks
 from ..rules.budget import Budget
 from ..rules.registry import make_rule
-from ..rules.rule import BOTH, NextToken, Past, PastRows, StepInputs
+from ..rules.rule import BOTH, NextToken, Past, PastRows, StepInputs, opened
 from ..settings import SamplingConfig
 
 # B continuations, C columns and N positions of one block, V symbols.
@@ -142,9 +143,9 @@ class Replay:
         header = ledger.header
         self.ledger, self.sampling = ledger, SamplingConfig.of(header.sampling)
         self.level = recorded_level(pair, header.level, header.level_settings)
-        self.rule = make_rule(header.rule, header.rule_settings).for_symbols(self.level)
+        self.rule = opened(make_rule(header.rule, header.rule_settings), self.level)
         prompt = header.prompt_token_ids
-        prefaced = prefaced_prompt(self.level, self.rule, prompt, header.passage)
+        prefaced = prefaced_prompt(self.level, self.rule, prompt, header.passage, header.readings)
         self._streams = self.level.open_streams(
             1,
             max(map(len, [prompt, *prefaced.values()])) + len(ledger.steps),
@@ -152,7 +153,7 @@ class Replay:
             scores_prompts=scores_prompt
             or header.prompt_ratios is not None
             or asks_for_ratios(self.level, self.rule),
-            readings={**BOTH, **self.rule.streams},
+            readings={**(BOTH if self.level.compares_models else {}), **self.rule.streams},
         )
         self.reading = read_prompts(self.level, self._streams, [prompt], [0], [prefaced])
 
@@ -203,7 +204,7 @@ def recorded_budget(header: LedgerHeader) -> Budget:
 def recorded_level(pair: ModelPair, name: str, settings: dict[str, Any]) -> Level:
     """The level that a ledger records; ValueError if the pair cannot be decoded like that."""
     if name == "token":
-        return TokenLevel(pair)
+        return RetokenizedLevel(pair) if "tokens_of" in settings else TokenLevel(pair)
     if name != "byte":
         raise ValueError(f'level must be "token" or "byte", got {name!r}')
     own = {key: value for key, value in settings.items() if key != "tokenizers"}

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..engine.prompts import asks_for_ratios, read_prompts
+from ..engine.prompts import asks_for_ratios, read_each_once
 from ..engine.request import Request, request_budget
 from ..levels.level import Level
 from ..rules.budget import Budget
-from ..rules.rule import Rule, StepInputs
+from ..rules.rule import NextToken, Rule, StepInputs
 from ..settings import SamplingConfig
 from ..warpers import Warpers
 from .replay import GivenBlock, given_blocks
@@ -33,8 +34,8 @@ class Judged(NamedTuple):
     weight: float
     log_prob: float
     safe_log_prob: float
-    is_most_likely: bool
-    """No token is likelier under p*."""
+    is_beaten: bool
+    """The likeliest token of one of the models is likelier under p*."""
 
     def holds_for(self, allowance: float) -> bool:
         """Whether p* is the same under this allowance."""
@@ -55,6 +56,7 @@ class Judgement:
     def __init__(self, rule: Rule, warpers: Warpers, block: GivenBlock) -> None:
         self._rule, self._warpers, self._block = rule, warpers, block
         self._judged: dict[int, Judged] = {}
+        self._favourites = [logits.argmax(-1) for logits in block.logits.values()]
 
     def __getitem__(self, position: int) -> Judged:
         return self._judged[position]
@@ -64,29 +66,43 @@ class Judgement:
         """Find p* of some positions, each under its budget in nats."""
         if not budgets:
             return
-        block, chosen = self._block, torch.tensor([*budgets], device=self._block.seen.device)
-        token_ids = block.token_ids[chosen]
-        nats = torch.tensor([*budgets.values()], dtype=torch.float64, device=chosen.device)
-        drawn = self._rule.next_token(
-            StepInputs(
-                logits={name: own[chosen] for name, own in block.logits.items()},
-                warp=self._warpers.after(block.seen[chosen]),
-                budget=nats,
-                uniform=None,
-                past=None if block.past is None else block.past.of([*budgets]),
-            )
-        )
+        chosen, nats, drawn = self._law(budgets)
+        token_ids = self._block.token_ids[chosen]
+        log_probs = drawn.token_log_probs(token_ids)
+        rivals = [drawn.token_log_probs(own[chosen]) for own in self._favourites]
         figures = (
             nats,
             drawn.is_valid,
             drawn.spend,
             drawn.weight,
-            drawn.token_log_probs(token_ids),
+            log_probs,
             drawn.safe_token_log_probs(token_ids),
-            drawn.log_probs().argmax(-1) == token_ids,
+            (torch.stack(rivals) > log_probs).any(0),
         )
         rows = zip(*(figure.tolist() for figure in figures), strict=True)
         self._judged.update(zip(budgets, map(Judged._make, rows), strict=True))
+
+    @torch.inference_mode()
+    def are_most_likely(self, positions: Sequence[int]) -> bool:
+        """Whether no token is likelier than the given one at any of these positions."""
+        if not positions:
+            return True
+        chosen, _, drawn = self._law({place: self._judged[place].budget for place in positions})
+        return bool((drawn.log_probs().argmax(-1) == self._block.token_ids[chosen]).all())
+
+    def _law(self, budgets: Mapping[int, float]) -> tuple[Tensor, Tensor, NextToken]:
+        """Indices of the positions, their budgets (float64) and p*."""
+        block = self._block
+        chosen = torch.tensor([*budgets], device=block.seen.device)
+        nats = torch.tensor([*budgets.values()], dtype=torch.float64, device=chosen.device)
+        inputs = StepInputs(
+            logits={name: own[chosen] for name, own in block.logits.items()},
+            warp=self._warpers.after(block.seen[chosen]),
+            budget=nats,
+            uniform=None,
+            past=None if block.past is None else block.past.of([*budgets]),
+        )
+        return chosen, nats, self._rule.next_token(inputs)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -138,7 +154,7 @@ class Score:
             judged = judged._replace(log_prob=-math.inf, safe_log_prob=-math.inf)
         elif not judged.is_valid and not self.error:
             self.error = f"a model's logits at step {len(self.spends)} are no distribution"
-        self.is_greedy = self.is_greedy and judged.is_most_likely
+        self.is_greedy = self.is_greedy and not judged.is_beaten
         self.token_log_probs.append(judged.log_prob)
         self.safe_token_log_probs.append(judged.safe_log_prob)
         self.spends.append(judged.spend)
@@ -158,12 +174,12 @@ def score_batch(
     longest = max(len(request.longest_prompt) for request in requests)
     streams = level.open_streams(
         len(prompts),
-        longest + max(map(len, continuations)),
+        longest + max(map(len, continuations)) - 1,  # the last symbols are not read
         sampling,
         scores_prompts=asks_for_ratios(level, rule),
         readings=rule.streams,
     )
-    reading = read_prompts(level, streams, prompts, list(range(len(prompts))), prefaced)
+    reading = read_each_once(level, streams, prompts, prefaced)
     warpers = level.warpers(sampling)
     budgets = [
         request_budget(request, rule, ratios)
@@ -178,7 +194,12 @@ def score_batch(
     for block in given_blocks(streams, reading, merged, looks_back=rule.looks_back):
         for account, positions in zip(accounts, block.positions, strict=True):
             account.waiting.extend(positions)
-        _bank(Judgement(rule, warpers, block), accounts)
+        judged = Judgement(rule, warpers, block)
+        _bank(judged, accounts)
+        for account, positions in zip(accounts, block.positions, strict=True):
+            # All of the vocabulary is searched only where no favourite of a model was likelier.
+            score = account.score
+            score.is_greedy = score.is_greedy and judged.are_most_likely(positions)
     for row, score in enumerate(scores):
         score.error = (score.error and level.outgrown(streams, row)) or score.error
     return scores

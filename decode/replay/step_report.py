@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ledger import LedgerStep
-from ..rules.rule import NextToken, Rule
+from ..rules.rule import BOTH, NextToken, Rule
 from ..settings import SamplingConfig
 from . import oracle
 from .draw_deviation import Draw
@@ -292,7 +292,8 @@ class StepReplay:
     def report(self) -> StepReport:
         """By the replayed support, or by the nearest one that rounding allows and that explains
         the step better, a symbol at a time."""
-        sampling, names = self.replay.sampling, self.replay.level.pair.models
+        sampling, given = self.replay.sampling, self.forced.inputs.logits
+        names = [name for name in BOTH if name in given]
         rows = {name: self._warped(name, sampling) for name in names}
         best = self._report(rows, self.forced.drawn)
         # Where raw logits are mixed before they are warped, no model's support is known.
@@ -326,13 +327,21 @@ class StepReplay:
         return logit_deviation(row, self.replay.level.pair.models[name].dtype)
 
     def _report(self, rows: Mapping[str, Tensor], drawn: NextToken) -> StepReport:
+        own = {name: self._deviation(name, row) for name, row in rows.items()}
         logits = Logits(
-            safe=rows["safe"],
+            safe=rows.get("safe", rows["risky"]),  # where it has other tokens, nothing is compared
             risky=rows["risky"],
-            safe_deviation=self._deviation("safe", rows["safe"]),
-            risky_deviation=self.replay.rule.gain * self._deviation("risky", rows["risky"]),
+            safe_deviation=own.get("safe", 0.0),
+            risky_deviation=self.replay.rule.gain * own["risky"] + self._words_deviation(),
         )
         return step_report(_kind(self.replay.rule), logits, drawn, self.forced, self.recorded)
+
+    def _words_deviation(self) -> float:
+        """Of what the safe model says of some symbols in tokens of its own, where that is read."""
+        row = self.forced.inputs.logits.get("words")
+        if row is None or not (row > -math.inf).any():
+            return 0.0
+        return self._deviation("safe", row[0].cpu())
 
     def _flipped_report(self, supports: Supports) -> StepReport:
         """With what the rule gives for logits that are warped already."""
@@ -340,7 +349,10 @@ class StepReplay:
         device = self.forced.inputs.budget.device
         inputs = replace(
             self.forced.inputs,
-            logits={name: row[None].to(device) for name, row in rows.items()},
+            logits={
+                **self.forced.inputs.logits,
+                **{name: row[None].to(device) for name, row in rows.items()},
+            },
             warp=lambda warped: warped,
         )
         report = self._report(rows, self.replay.rule.next_token(inputs))

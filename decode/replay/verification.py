@@ -90,6 +90,7 @@ def _prompt_failures(replay: Replay) -> list[str]:
     deviations = [
         logit_deviation(reading.logits[name][0].cpu().float(), model.dtype)
         for name, model in level.pair.models.items()
+        if name in reading.logits
     ]
     tolerance = NUM_DEVIATIONS * level.symbols_per_token * sum(deviations)
     ratios = reading.ratios[0]
@@ -169,6 +170,8 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
     if failures := inconsistencies(ledger, pair):
         raise LedgerError(failures[0])
     replay = Replay(ledger, pair, scores_prompt=True)
+    if not replay.level.compares_models:
+        raise LedgerError("both models have tokens of their own, so no divergence is known")
     steps = [
         replace(recorded, **step_divergences(forced))
         for forced, recorded in zip(replay.steps(), ledger.steps, strict=True)

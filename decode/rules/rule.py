@@ -1,5 +1,6 @@
 """What a decoding rule sees and what it returns; sampling, caches and stopping are the engine's."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from .budget import Budget
+
+logger = logging.getLogger(__name__)
 
 ModelName = Literal["safe", "risky"]
 
@@ -43,7 +46,10 @@ class Symbols(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def symbols_per_token(self) -> int: ...
+    @property
+    def compares_models(self) -> bool: ...
     def encode_continuation(self, text: str) -> list[int]: ...
+    def symbol_of(self, text: str) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,17 @@ class Rule(Protocol):
         """Whether `budget_for` asks for ratios; without them prompts cost less to read."""
         return False
 
+    @property
+    def retokenizes(self) -> bool:
+        """Whether it decodes the risky model's tokens where the safe one has others."""
+        return False
+
+    @property
+    def used_words(self) -> Mapping[str, list[str]] | None:
+        """Of a rule that swaps words, at its level: those "swapped" and those "left_out", which are
+        no single symbol there."""
+        return None
+
     def for_symbols(self, symbols: Symbols) -> Self:
         """The rule for texts of these symbols; itself, unless it knows words.
 
@@ -201,3 +218,20 @@ class Rule(Protocol):
     def next_token(self, inputs: StepInputs) -> NextToken:
         """p* of this step for every row, with the token drawn from it where uniforms are given."""
         ...
+
+
+def opened(rule: Rule, symbols: Symbols) -> Rule:
+    """The rule for texts of these symbols; one line is logged of words that it leaves out there.
+
+    Raises ValueError for a level at which it cannot decode.
+    """
+    own = rule.for_symbols(symbols)
+    if own.used_words is not None and (left_out := own.used_words["left_out"]):
+        logger.warning(
+            "%s leaves out %d of %d words, which are not one token of both models: %s",
+            own.name,
+            len(left_out),
+            len(left_out) + len(own.used_words["swapped"]),
+            ", ".join(left_out),
+        )
+    return own

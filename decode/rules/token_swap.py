@@ -1,16 +1,14 @@
 """TokenSwap: the risky model, its common function words in the safe model's proportions."""
 
-import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from .rule import BOTH, StepInputs, Symbols
+from .rule import BOTH, RISKY, SAFE, Reading, StepInputs, StreamName, Symbols
 from .unbounded import Unbounded
-
-logger = logging.getLogger(__name__)
 
 SEED_LIST = """
 the to and of a in that you it for on he with this as we but at they what his from by or she my all
@@ -23,42 +21,68 @@ had has were will did been could does need being am used doing having
 """Source: paper, table "Seed list of functional words for TokenSwap"."""
 
 
+RETOKENIZED: Mapping[StreamName, Reading] = {"risky": RISKY, "words": SAFE}
+"""What is read of two tokenizers. The safe model's reading has a name of its own: it says how
+likely some tokens are, warped already, and no law of all of them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenSwap(Unbounded):
     """p_r, but the mass that it gives to a list of words is shared out as p_s would; not certified.
 
-    Token level only. Source: Prashant et al. 2025; paper, appendix "Baseline details".
+    Token level only. Of two tokenizers the risky model's tokens are drawn, the safe model reads
+    their text again in its own, and words that are one token of both are swapped; how far p* is
+    from p_s is then unknown, and every spend infinite.
+    Source: Prashant et al. 2025; paper, appendix "Baseline details".
     """
 
     words: list[str] = field(default_factory=lambda: SEED_LIST.split())
     """Each counts with a space before it, where that is one token of the pair."""
-    _token_ids: list[int] | None = field(default=None, init=False, repr=False, compare=False)
+    _token_ids: dict[str, int] | None = field(default=None, init=False, repr=False, compare=False)
+    _reads: Mapping[StreamName, Reading] = field(
+        default_factory=lambda: BOTH, init=False, repr=False, compare=False
+    )
 
     name = "token_swap"
-    own_streams = BOTH
+    retokenizes = True
 
     def __post_init__(self) -> None:
         if isinstance(self.words, str) or not self.words:
             raise ValueError("words must be a list of at least one word")
         object.__setattr__(self, "words", list(self.words))
 
+    @property
+    def own_streams(self) -> Mapping[StreamName, Reading]:
+        return self._reads
+
+    @property
+    def streams(self) -> Mapping[StreamName, Reading]:
+        """The safe model is always read; beside it again there is nothing to compare."""
+        return self._reads
+
     def for_symbols(self, symbols: Symbols) -> Self:
         if symbols.name != "token":
             raise ValueError(
                 f"TokenSwap swaps tokens that are words: it cannot decode at {symbols.name} level"
             )
-        spelled = {word: symbols.encode_continuation(f" {word}") for word in self.words}
-        if dropped := [word for word, token_ids in spelled.items() if len(token_ids) != 1]:
-            logger.warning(
-                "TokenSwap leaves out %d of %d words, which are not one token: %s",
-                len(dropped),
-                len(self.words),
-                ", ".join(dropped),
+        spelled = {word: symbols.symbol_of(f" {word}") for word in self.words}
+        known = {word: token_id for word, token_id in spelled.items() if token_id is not None}
+        if not known:
+            raise ValueError(
+                f"none of the {len(self.words)} words is one token of both models: "
+                + ", ".join(self.words)
             )
-        swapped = {token_ids[0] for token_ids in spelled.values() if len(token_ids) == 1}
         rule = replace(self)
-        object.__setattr__(rule, "_token_ids", sorted(swapped))
+        object.__setattr__(rule, "_token_ids", known)
+        object.__setattr__(rule, "_reads", BOTH if symbols.compares_models else RETOKENIZED)
         return rule
+
+    @property
+    def used_words(self) -> Mapping[str, list[str]] | None:
+        if self._token_ids is None:
+            return None
+        left_out = [word for word in self.words if word not in self._token_ids]
+        return {"swapped": list(self._token_ids), "left_out": left_out}
 
     def settings(self) -> dict[str, Any]:
         return {"words": self.words}
@@ -66,10 +90,11 @@ class TokenSwap(Unbounded):
     def logits(self, inputs: StepInputs) -> Tensor:
         if self._token_ids is None:
             raise ValueError("TokenSwap swaps tokens of a level: use a Decoder, or `for_symbols`")
-        risky, safe = (inputs.warped(name).double().log_softmax(-1) for name in ("risky", "safe"))
-        index = torch.tensor(self._token_ids, device=risky.device, dtype=torch.long)
-        listed, shares = risky[:, index].logsumexp(-1), safe[:, index]
+        risky = inputs.warped("risky").double().log_softmax(-1)
+        safe = inputs.logits["words"] if "words" in self._reads else inputs.warped("safe")
+        index = torch.tensor(sorted({*self._token_ids.values()}), device=risky.device).long()
+        listed, shares = risky[:, index].logsumexp(-1), safe.double()[:, index]
         swapped = shares - shares.logsumexp(-1, keepdim=True) + listed[:, None]
         # A safe model that gives the list nothing says nothing of its proportions.
-        has_shares = (shares > -torch.inf).any(-1, keepdim=True)
-        return risky.index_copy(1, index, torch.where(has_shares, swapped, risky[:, index]))
+        is_silent = (shares == -torch.inf).all(-1, keepdim=True)
+        return risky.index_copy(1, index, torch.where(is_silent, risky[:, index], swapped))

@@ -4,12 +4,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 Row = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 class RowCache:
@@ -155,11 +156,12 @@ class PairRows:
         self.merges = merges
         self._tokens = tokens
         self._column = {int(token): column for column, token in enumerate(tokens)}
-        tour, end = _euler_tour(merges)
-        self._num_stops = len(tour)
-        outside = self._num_stops
-        self._stop_of_column = np.array([tour.get(int(t), outside) for t in tokens], np.int64)
-        self._bans = _bans_by_left_token(merges, tour, end)
+        self._bans, self._bans_of, first = _bans(
+            merges, 1 + max(*merges.bytes_of, *tokens.tolist())
+        )
+        self._num_stops = len(merges.rank)
+        stops = first[tokens]
+        self._stop_of_column = np.where(stops < 0, self._num_stops, stops)
         self._irregular_pieces = [(t, set(merges.left_spine[t])) for t in merges.irregular]
         self._cache = RowCache(MAX_CACHED_ROWS)
 
@@ -186,9 +188,7 @@ class PairRows:
 
     def _mark(self, changes: NDArray[np.int32], piece: int, end: float) -> None:
         """Count the merges of `piece` that fire before it dies over the stops that they spoil."""
-        bans = self._bans.get(piece)
-        if bans is None:
-            return
+        bans = self._bans[self._bans_of[piece] : self._bans_of[piece + 1]]
         alive = bans[: np.searchsorted(bans[:, 0], end)]
         for column, change in ((1, 1), (2, 1), (3, -1)):
             np.add.at(changes, alive[:, column], change)
@@ -203,49 +203,54 @@ class PairRows:
         ]
 
 
-def _euler_tour(merges: MergeTable) -> tuple[dict[int, int], dict[int, int]]:
-    """First and last-plus-one stop of each reachable token's subtree."""
-    children: dict[int, list[int]] = {token: [] for token in merges.rank}
-    by_rank = sorted(merges.split, key=merges.rank.__getitem__)
-    for token in by_rank:
-        children[merges.split[token][0]].append(token)
-    order: list[int] = []
-    stack = [token for token in merges.rank if token not in merges.split]
-    while stack:
-        order.append(stack.pop())
-        stack.extend(reversed(children[order[-1]]))
-    first = {token: stop for stop, token in enumerate(order)}
-    end = {token: stop + 1 for token, stop in first.items()}
-    for token in reversed(order):  # children come after their parent
+def _sorted_children(merges: MergeTable) -> tuple[Ints, Ints, Ints]:
+    """The forest as (parent, rank, child), ascending by parent, then by rank."""
+    child = np.fromiter(merges.split, np.int64)
+    parent = np.fromiter((pair[0] for pair in merges.split.values()), np.int64)
+    rank = np.fromiter(map(merges.rank.__getitem__, merges.split), np.int64)
+    order = np.lexsort((rank, parent))
+    return parent[order], rank[order], child[order]
+
+
+def _euler_tour(merges: MergeTable, parent: Ints, child: Ints, num_ids: int) -> tuple[Ints, Ints]:
+    """First and last-plus-one stop of each token's subtree, (num_ids,) each; -1: unreachable."""
+    sizes = dict.fromkeys(merges.rank, 1)
+    for token, (left, _) in reversed(merges.split.items()):  # children come after their parent
+        sizes[left] += sizes[token]
+    after = np.cumsum([0, *map(sizes.__getitem__, child.tolist())])[:-1]
+    after += 1 - after[np.searchsorted(parent, parent)]  # stops after the parent's own first one
+    behind_parent = dict(zip(child.tolist(), after.tolist(), strict=True))
+    first: dict[int, int] = {}
+    num_stops = 0
+    for token in merges.rank:
         if token in merges.split:
-            parent = merges.split[token][0]
-            end[parent] = max(end[parent], end[token])
-    return first, end
+            first[token] = first[merges.split[token][0]] + behind_parent[token]
+        else:
+            first[token] = num_stops
+            num_stops += sizes[token]
+    tour = np.full((2, num_ids), -1)
+    tokens = np.fromiter(first, np.int64)
+    tour[0, tokens] = np.fromiter(first.values(), np.int64)
+    tour[1, tokens] = tour[0, tokens] + np.fromiter(map(sizes.__getitem__, first), np.int64)
+    return tour[0], tour[1]
 
 
-def _bans_by_left_token(
-    merges: MergeTable, first: dict[int, int], end: dict[int, int]
-) -> dict[int, NDArray[np.int64]]:
-    """For each left piece u: rows (rank, stop of w, first spoilt stop, end), ascending by rank."""
-    rows = [
-        (*pair, rank)
-        for pair, (rank, _) in merges.merged.items()
-        if pair[0] in merges.rank and pair[1] in merges.rank
-    ]
-    left, right, rank = np.array(rows, np.int64).reshape(-1, 3).T
-    # The forest, sorted by parent and rank.
-    edges = sorted((pair[0], merges.rank[token], token) for token, pair in merges.split.items())
-    parent, child_rank, child = np.array(edges, np.int64).reshape(-1, 3).T
+def _bans(merges: MergeTable, num_ids: int) -> tuple[Ints, Ints, Ints]:
+    """What each left piece u spoils: rows, where those of each token begin, first stops.
+
+    The rows of a piece are (rank, stop of w, first spoilt stop, end), ascending by rank.
+    """
+    parent, child_rank, child = _sorted_children(merges)
+    first, end = _euler_tour(merges, parent, child, num_ids)
+    left, right = np.fromiter(chain.from_iterable(merges.merged), np.int64).reshape(-1, 2).T
+    rank = np.fromiter((rank for rank, _ in merges.merged.values()), np.int64)
+    known = np.flatnonzero((first[left] >= 0) & (first[right] >= 0))
+    known = known[np.argsort(left[known], kind="stable")]  # the merges ascend by rank
+    left, right, rank = left[known], right[known], rank[known]
     scale = max(len(merges.merged), 1) + 1
     keys = parent * scale + child_rank
     at = np.searchsorted(keys, right * scale + rank)
-    inside = at < len(keys)
-    is_child = inside & (np.append(parent, -1)[at] == right)
-    stop = np.array([first[token] for token in right.tolist()], np.int64)
-    last = np.array([end[token] for token in right.tolist()], np.int64)
-    child_stop = np.array([*(first[token] for token in child.tolist()), 0], np.int64)
-    spoilt = np.where(is_child, child_stop[at], last)
-    order = np.lexsort((rank, left))
-    table = np.stack((rank, stop, spoilt, last), 1)[order]
-    owners, starts = np.unique(left[order], return_index=True)
-    return dict(zip(owners.tolist(), np.split(table, starts[1:]), strict=True))
+    is_child = np.append(parent, -1)[at] == right
+    spoilt = np.where(is_child, np.append(first[child], 0)[at], end[right])
+    rows = np.stack((rank, first[right], spoilt, end[right]), 1)
+    return rows, np.searchsorted(left, np.arange(num_ids + 1)), first

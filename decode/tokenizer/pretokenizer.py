@@ -22,6 +22,9 @@ WHITE_SPACE = frozenset(
         (0x2028, 0x2029, 0x202F, 0x205F, 0x3000),
     )
 )
+# What patterns name by itself: ASCII, white space and the long s, which folds to s.
+NAMED = sorted({*range(0x80), *WHITE_SPACE, 0x17F})
+_UNNAMED = "\U0010ffff"
 
 
 class CharacterClasses:
@@ -33,16 +36,17 @@ class CharacterClasses:
     def __init__(self, classify: Callable[[str, str], str]) -> None:
         """classify: name of the class of a character, given it and its category.
 
-        Categories are those of CATEGORIES, "" for all others.
+        Categories are those of CATEGORIES, "" for all others. Of a character that is not among
+        NAMED nothing but its category may decide.
         """
         categories = _categories()
-        found = np.array([classify(c, categories.get(c, "")) for c in _characters()])
-        names, of = np.unique(found, return_inverse=True)
-        self.names = ["", *names.tolist()]
-        rest = self.names.index(classify("\U0010ffff", ""))
-        self.of = np.full(NUM_CODE_POINTS, rest, np.uint8)
+        kinds = [classify(_UNNAMED, category) for category in ("", *CATEGORIES)]
+        named = {code: classify(chr(code), _category(categories, code)) for code in NAMED}
+        self.names = ["", *sorted({*kinds, *named.values()})]
+        self.of = np.array([self.names.index(kind) for kind in kinds], np.uint8)[categories]
+        for code, name in named.items():
+            self.of[code] = self.names.index(name)
         self.of[SURROGATES.start : SURROGATES.stop] = 0
-        self.of[np.frombuffer(_characters().encode("utf-32-le"), np.uint32)] = of + 1
         self._completions: dict[bytes, frozenset[int]] = {}
 
     def index(self, name: str) -> int:
@@ -51,7 +55,7 @@ class CharacterClasses:
 
     def of_text(self, text: str) -> NDArray[np.uint8]:
         """Class of each character, (len(text),) uint8."""
-        return self.of[np.frombuffer(text.encode("utf-32-le"), np.uint32)]
+        return self.of[_code_points(text)]
 
     def of_partial(self, partial: bytes) -> frozenset[int]:
         """Classes of the characters whose UTF-8 form starts with `partial`."""
@@ -71,16 +75,25 @@ def _characters() -> str:
 
 
 @lru_cache(maxsize=1)
-def _categories() -> dict[str, str]:
-    """Category of each letter, mark and number, as the pretokenizers' own regex engine has it.
+def _categories() -> NDArray[np.uint8]:
+    """(0x110000,) 1 + the place in CATEGORIES of each letter, mark and number, 0 for all others.
 
-    Python's table would differ from it by the version of Unicode: 9,392 letters with Python 3.11.
+    As the pretokenizers' own regex engine has it: Python's table would differ from it by the
+    version of Unicode, 9,392 letters with Python 3.11.
     """
-    found: dict[str, str] = {}
-    for name in CATEGORIES:
+    found = np.zeros(NUM_CODE_POINTS, np.uint8)
+    for number, name in enumerate(CATEGORIES, 1):
         others = normalizers.Replace(Regex(rf"\P{{{name}}}+"), "")
-        found.update(dict.fromkeys(others.normalize_str(_characters()), name))
+        found[_code_points(others.normalize_str(_characters()))] = number
     return found
+
+
+def _category(categories: NDArray[np.uint8], code: int) -> str:
+    return ("", *CATEGORIES)[categories[code]]
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 BEGIN = "begin"

@@ -1,9 +1,9 @@
 """What each token does to the states of a pretokenizer, for the whole vocabulary at once."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +73,7 @@ EMPTY, IDENTITY = 0, 1
 Relation = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCut:
+class TokenCut(NamedTuple):
     """A token's bytes as UTF-8: `lead` ends an earlier character, `tail` begins a later one."""
 
     lead: bytes
@@ -175,6 +174,8 @@ class TokenShapes:
 
 def _cut(text: bytes) -> TokenCut | None:
     """The token's characters and the pieces around them; None if no UTF-8 text contains it."""
+    if text.isascii():
+        return TokenCut(b"", text.decode(), b"")
     num_lead = num_leading_continuations(text)
     cut = cut_partial(text[num_lead:])
     return None if cut is None or num_lead > 3 else TokenCut(text[:num_lead], *cut)

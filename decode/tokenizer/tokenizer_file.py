@@ -1,5 +1,6 @@
 """What a tokenizer.json says, checked for being byte-level BPE; everything else is refused."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,17 +24,15 @@ def byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(byte_characters())}
+_BYTES = str.maketrans({character: chr(byte) for byte, character in enumerate(byte_characters())})
+_ALPHABET = frozenset(byte_characters())
 
 
 def token_bytes(token: str) -> bytes:
     """The bytes that a vocabulary entry stands for. Raises ValueError outside the alphabet."""
-    try:
-        return bytes(map(BYTE_OF_CHARACTER.__getitem__, token))
-    except KeyError as error:
-        raise ValueError(
-            f"vocabulary entry {token!r} is not written in the byte-level alphabet"
-        ) from error
+    if not _ALPHABET.issuperset(token):
+        raise ValueError(f"vocabulary entry {token!r} is not written in the byte-level alphabet")
+    return token.translate(_BYTES).encode("latin-1")
 
 
 SENTENCE_PIECE_STEPS = ("Prepend", "Replace", "Metaspace", "Precompiled")
@@ -57,11 +56,14 @@ class TokenizerFile:
     """ignore_merges: a pretoken that is a vocabulary entry becomes it whatever the merges say."""
     is_nfc: bool
     vocab_size: int
+    sha256: str
+    """Of the whole tokenizer, as the library writes it."""
 
 
 def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     """Read a tokenizer. Raises ValueError, in one line, for one that is not byte-level BPE."""
-    content = json.loads(tokenizer.to_str())
+    text = tokenizer.to_str()
+    content = json.loads(text)
     model, added = content["model"], content["added_tokens"]
     _check_model(model)
     _check_pre_tokenizer(content["pre_tokenizer"])
@@ -81,6 +83,7 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
         has_whole_pretokens=bool(model.get("ignore_merges")),
         is_nfc=_is_nfc(content["normalizer"]),
         vocab_size=1 + max([*base, *added_ids]),
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
 
 

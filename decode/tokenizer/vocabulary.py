@@ -85,6 +85,7 @@ class ByteVocabulary:
         self.stop_token_ids = np.array(sorted(set(stop_token_ids)), np.int64)
         self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
         self.vocab_size = file.vocab_size
+        self.sha256 = file.sha256
         self.trie, self.viability = _trie_and_viability(tokenizer, file, set(stop_token_ids))
         counted = np.concatenate((self.trie.tokens, self.stop_token_ids))
         others = np.setdiff1d(np.arange(self.vocab_size), counted)

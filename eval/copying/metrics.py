@@ -3,14 +3,14 @@
 import functools
 import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Final
 
-import numpy as np
 from datasketch import MinHash
-from rouge_score import tokenizers
-from rouge_score.rouge_scorer import RougeScorer
+from nltk.stem.porter import PorterStemmer
+from rouge_score.tokenize import tokenize
 
 from .spans import (
     Span,
@@ -19,6 +19,8 @@ from .spans import (
     disjoint_common_spans,
     has_non_ascii_words,
     longest_common_span,
+    longest_common_subsequence,
+    word_symbols,
     words,
 )
 
@@ -128,16 +130,13 @@ def copying_score(
         words(text, tokenizer=config.tokenizer, max_words=config.max_words)
         for text in (hypothesis, reference)
     )
-    numbers: dict[str, int] = {}
-    symbols = [
-        np.array([numbers.setdefault(word.text, len(numbers)) for word in text], dtype=np.int64)
-        for text in (hypothesis_words, reference_words)
-    ]
+    symbols = word_symbols(
+        *([word.text for word in text] for text in (hypothesis_words, reference_words))
+    )
     word_lcs = longest_common_span(*symbols)
-    characters = [
-        np.array([*map(ord, text.lower() if config.lowercase_characters else text)], dtype=np.int64)
-        for text in (hypothesis, reference)
-    ]
+    characters = (hypothesis, reference)
+    if config.lowercase_characters:
+        characters = (hypothesis.lower(), reference.lower())
     char_lcs = longest_common_span(*characters)
     acs = disjoint_common_spans(*symbols, min_length=config.min_span_words)
     minhash, exact = _shingle_similarities(hypothesis_words, reference_words, config)
@@ -221,30 +220,34 @@ def rouge_f1(hypothesis: str, reference: str, *, max_words: int) -> tuple[float,
     or digits scores 0. An empty text scores 0.
     Source: Lin 2004; rouge-score 0.1.2.
     """
-    scores = _scorer().score(_stems(reference, max_words), _stems(hypothesis, max_words))
-    return scores["rouge1"].fmeasure, scores["rougeL"].fmeasure
+    stems = _stems(hypothesis, max_words), _stems(reference, max_words)
+    counts = [Counter(words) for words in stems]
+    shared = (counts[0] & counts[1]).total(), longest_common_subsequence(*word_symbols(*stems))
+    return _f1(shared[0], *map(len, stems)), _f1(shared[1], *map(len, stems))
 
 
-class _StemTokenizer(tokenizers.Tokenizer):
-    """Splits what `_stems` joined: the words are stemmed and counted before scoring."""
+def _f1(num_shared: int, num_words: int, num_reference_words: int) -> float:
+    if not num_shared:
+        return 0.0
+    precision, recall = num_shared / num_words, num_shared / num_reference_words
+    return 2 * precision * recall / (precision + recall)
 
-    def tokenize(self, text: str) -> list[str]:
-        return text.split()
+
+class _CachingStemmer:
+    """Porter's stems; a text has few words that another has not."""
+
+    def __init__(self) -> None:
+        self.stem: Callable[[str], str] = functools.lru_cache(1 << 16)(PorterStemmer().stem)
 
 
 @functools.cache
-def _scorer() -> RougeScorer:
-    return RougeScorer(["rouge1", "rougeL"], tokenizer=_StemTokenizer())
-
-
-@functools.cache
-def _stemming_tokenizer() -> tokenizers.DefaultTokenizer:
-    return tokenizers.DefaultTokenizer(use_stemmer=True)
+def _stemmer() -> _CachingStemmer:
+    return _CachingStemmer()
 
 
 @functools.lru_cache(maxsize=1024)  # a reference is scored once per setting and seed
-def _stems(text: str, max_words: int) -> str:
-    return " ".join(_stemming_tokenizer().tokenize(text)[:max_words])
+def _stems(text: str, max_words: int) -> tuple[str, ...]:
+    return tuple(tokenize(text, _stemmer())[:max_words])
 
 
 def shingles(words: Sequence[str], size: int) -> frozenset[str]:

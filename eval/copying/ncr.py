@@ -1,9 +1,9 @@
 """Normalized copying reduction: how much of the copying gap between two models a setting closes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..statistics import over_seeds
 from .metrics import METRICS
@@ -11,6 +11,7 @@ from .metrics import METRICS
 HIGH_PROTECTION: Final = 0.75
 
 CopyingMeans = Mapping[str, float]
+Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,3 +104,31 @@ def ncr_over_seeds(
 def is_high_protection(ncr: float) -> bool:
     """True if `ncr` reaches the paper's high-protection operating point, 0.75."""
     return ncr >= HIGH_PROTECTION
+
+
+def high_protection(
+    rows: Iterable[Row], threshold: float = HIGH_PROTECTION, *, utility: str = "factuality"
+) -> dict[str, Row | None]:
+    """The best row of each method among those whose NCR is at least `threshold`; None if none is.
+
+    rows: one a setting, with its "method", its "ncr" (a mean over metrics and seeds, not rounded)
+    and the figure named `utility`, higher is better; other entries are the caller's, and are those
+    of the same setting: the paper reports the fluency of the setting with the best factuality. Of
+    equal rows the first is taken; one whose NCR is None or nan does not reach the threshold, one
+    whose utility is None or nan is taken where no other does.
+    Returns: by method, in the order of their first rows.
+    Source: He et al., "Anchored Decoding", table "High-protection operating point".
+    """
+    best: dict[str, Row | None] = {}
+    for row in rows:
+        chosen = best.setdefault(row["method"], None)
+        is_protected = _or_least(row["ncr"]) >= threshold
+        if is_protected and (
+            chosen is None or _or_least(row[utility]) > _or_least(chosen[utility])
+        ):
+            best[row["method"]] = row
+    return best
+
+
+def _or_least(value: float | None) -> float:
+    return -math.inf if value is None or math.isnan(value) else value

@@ -3,20 +3,26 @@
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ... import Anchored, RiskyOnly, SafeOnly
 from ...decode.rules.rule import Rule
+from ...decode.settings import LevelName
 from ...durable_files import write_durably
 from ..copying.metrics import CopyingConfig
+from ..retrieval.passages import PassageIndex
 
 Rows = list[dict[str, Any]]
 SAFE, RISKY = "p_s", "p_r"
 """Names of the settings that are one model alone."""
+CLAIMS = "claims"
+BEGIN_SECONDS = 600.0
+"""How long processes wait for the first one to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,19 @@ class Setting:
     name: str
     rule: Rule
     k: float | None = None
+    """Of the settings that sweep the budget of Anchored Decoding: their nats a step."""
+    method: str = ""
+    """What it is a setting of, where several methods are compared."""
+
+    @property
+    def file_name(self) -> str:
+        """The name, as files and folders bear it."""
+        return re.sub(r"[^\w.=+-]+", "-", self.name)
+
+    @property
+    def takes_passage(self) -> bool:
+        """The rule reads a passage before each prompt."""
+        return any(reading.takes_passage for reading in self.rule.streams.values())
 
 
 def budget_sweep(ks: Sequence[float]) -> tuple[Setting, ...]:
@@ -46,6 +65,10 @@ class Prompt:
     title: str
     prompt: str
     reference: str
+    domain: str = ""
+    """What kind of text it is, as "books"."""
+    passage: str | None = None
+    """What a corpus of protected texts holds nearest to it, for the rules that read one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +78,14 @@ class Experiment:
     folder: Path
     prompts: Sequence[Prompt]
     settings: tuple[Setting, ...]
-    """Of `budget_sweep`: the safe model first, ascending k, the risky model last."""
+    """p_s and p_r are among them, and those with a k ascend: see `budget_sweep`."""
     seeds: Sequence[int]
     """One generation a prompt, setting and seed."""
     max_new_tokens: int
     repetition_penalty: float
+    temperature: float = 0.7
+    level: LevelName | Literal["auto"] = "auto"
+    """What is decoded step by step; auto takes tokens where the tokenizers share them."""
     held_out: Mapping[str, Sequence[str]]
     """Texts that no model has read, by the name of their set."""
     extra: str
@@ -68,10 +94,12 @@ class Experiment:
     """Passages of a held-out set, for bits per byte."""
     excerpt_tokens: int
     """Tokens scored in a passage."""
-    task_folder: Path
+    task_folder: Path = Path()
     """YAML files of lm-eval."""
     tasks: tuple[str, ...] = ()
     """Multiple-choice tasks among these."""
+    index: PassageIndex | None = None
+    """Where passages of held-out texts are found, for the rules that read one."""
     copying: CopyingConfig = field(default_factory=CopyingConfig)
     batch_size: int = 48
 
@@ -79,6 +107,15 @@ class Experiment:
     def budgets(self) -> list[Setting]:
         """The settings that have a budget."""
         return [setting for setting in self.settings if setting.k is not None]
+
+    @property
+    def claims(self) -> Path:
+        """Where processes that share the work say what they are at."""
+        return self.folder / CLAIMS
+
+    def has_rows(self, name: str) -> bool:
+        """Whether a measure has recorded rows under this name."""
+        return self._rows_file(name).exists()
 
     def read_rows(self, name: str) -> Rows:
         """The rows that a measure recorded under this name."""
@@ -118,7 +155,21 @@ class Steps:
             raise ValueError(
                 f"{folder} holds files that are no {owner}'s: name another folder with --output"
             )
-        self._save()  # from here on the folder is this run's, however it ends
+        else:
+            self._save()  # from here on the folder is this run's, however it ends
+
+    @classmethod
+    def begun_elsewhere(cls, folder: Path, settings: str, *, owner: str) -> "Steps":
+        """The steps that another process begins in the folder, which this one only reads.
+
+        Raises ValueError as `Steps` does, and where nothing begins within BEGIN_SECONDS.
+        """
+        deadline = time.monotonic() + BEGIN_SECONDS
+        while not (folder / "steps.json").exists():
+            if time.monotonic() > deadline:
+                raise ValueError(f"the first process has begun no {owner} in {folder}")
+            time.sleep(0.1)
+        return cls(folder, settings, owner=owner)
 
     def run(self, name: str, work: Callable[[], None]) -> None:
         """Do `work` unless it was finished before; it must be safe to start again."""

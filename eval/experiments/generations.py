@@ -1,22 +1,47 @@
-"""Generations of an experiment: both models alone and a sweep of budgets."""
+"""Generations of an experiment: every setting, prompt and seed, each recorded as it ends."""
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import Decoder, Generation, ModelPair, PromptCache
+from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
 from ...durable_files import write_durably
 from .experiment import Experiment, Prompt, Rows, Setting
+from .sharing import Task, share
 
 
 def generate_all(experiment: Experiment, pair: ModelPair) -> None:
     """Generate what is not recorded yet; every generation is recorded as it ends."""
-    decoder_of = decoders(experiment, pair)
-    for setting in experiment.settings:
-        if not _file(experiment, setting).exists():
-            _generate(experiment, setting, decoder_of(setting))
+    share(generation_tasks(experiment, pair), experiment.claims)
+
+
+def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
+    """One task a setting. Prompts whose ratios `read_all_prompts` has recorded are read faster."""
+    path = _ratios_file(experiment)
+    decoder_of = decoders(experiment, pair, PromptRatios.load(path) if path.exists() else None)
+
+    def task(setting: Setting) -> Task:
+        return Task(
+            name=f"generate {setting.file_name}",
+            is_done=_file(experiment, setting).exists,
+            work=lambda: _generate(experiment, setting, decoder_of(setting)),
+        )
+
+    return [task(setting) for setting in experiment.settings]
+
+
+def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
+    """Record what every prompt owes, which is the same for all settings and seeds."""
+    path = _ratios_file(experiment)
+
+    def read() -> None:
+        texts = [prompt.prompt for prompt in experiment.prompts]
+        some_budget = Setting("", Anchored(k=1.0))  # ratios do not depend on the rule
+        decoders(experiment, pair)(some_budget).prompt_ratios(texts).save(path)
+
+    share([Task("prompts", path.exists, read)], experiment.claims)
 
 
 def read_generations(experiment: Experiment, setting: Setting) -> Rows:
@@ -25,32 +50,65 @@ def read_generations(experiment: Experiment, setting: Setting) -> Rows:
     return [json.loads(line) for line in lines]
 
 
-def decoders(experiment: Experiment, pair: ModelPair) -> Callable[[Setting], Decoder]:
+def decoders(
+    experiment: Experiment, pair: ModelPair, prompt_ratios: PromptRatios | None = None
+) -> Callable[[Setting], Decoder]:
     """A setting's decoder; at byte level prompts are read once for all: no budget decides how."""
-    cache = None if pair.shares_tokens else PromptCache()
-    size = experiment.batch_size
-    return lambda setting: Decoder(pair, setting.rule, batch_size=size, prompt_cache=cache)
+    cache = PromptCache() if is_at_bytes(experiment, pair) else None
+    return lambda setting: Decoder(
+        pair,
+        setting.rule,
+        level=experiment.level,
+        batch_size=experiment.batch_size,
+        prompt_cache=cache,
+        prompt_ratios=prompt_ratios,
+    )
+
+
+def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
+    """Whether bytes are decoded, not tokens."""
+    is_other = experiment.level == "auto" and not pair.shares_tokens
+    return experiment.level == "byte" or is_other
+
+
+def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, Any]:
+    """The argument of generate and score, for the rules that read passages alone.
+
+    Raises ValueError where there are none.
+    """
+    if not setting.takes_passage:
+        return {}
+    found = [passage for passage in passages if passage is not None]
+    if len(found) < len(passages):
+        raise ValueError(f"{setting.name} reads a passage before each prompt: name a corpus")
+    return {"passages": found}
 
 
 def _file(experiment: Experiment, setting: Setting) -> Path:
-    return experiment.folder / "generations" / f"{setting.name}.jsonl"
+    return experiment.folder / "generations" / f"{setting.file_name}.jsonl"
+
+
+def _ratios_file(experiment: Experiment) -> Path:
+    return experiment.folder / "prompt_ratios.safetensors"
 
 
 def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> None:
     """One setting, in the order of seeds and prompts once all are there."""
     path = _file(experiment, setting)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{setting.name}.unfinished.jsonl")
+    unfinished = path.with_name(f"{setting.file_name}.unfinished.jsonl")
     rows = _recorded(unfinished)
     tasks = [(prompt, seed) for seed in experiment.seeds for prompt in experiment.prompts]
     missing = [(prompt, seed) for prompt, seed in tasks if (prompt.id, seed) not in rows]
     results = decoder.generate_each(
         [prompt.prompt for prompt, _ in missing],
         max_new_tokens=experiment.max_new_tokens,
+        temperature=experiment.temperature,
         repetition_penalty=experiment.repetition_penalty,
         # The same for every setting, another for every work and seed.
         seed=[zlib.crc32(f"{prompt.id}/{seed}".encode()) for prompt, seed in missing],
         progress=setting.name,
+        **passages_for(setting, [prompt.passage for prompt, _ in missing]),
     )
     with unfinished.open("a", encoding="utf-8") as file:
         for place, result in results:
@@ -77,7 +135,7 @@ def _row(
 ) -> dict[str, Any]:
     if result.error:
         raise ValueError(f"{setting.name}, {prompt.id}, seed {seed}: {result.error}")
-    path = experiment.folder / "ledgers" / setting.name / f"{prompt.id}-{seed}.jsonl"
+    path = experiment.folder / "ledgers" / setting.file_name / f"{prompt.id}-{seed}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     ledger = result.ledger
     ledger.save(path)

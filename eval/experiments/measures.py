@@ -4,8 +4,9 @@ A measure takes an experiment with its recorded rows, and the pair, and gives ro
 one is a function here or in a file of its own, and a line in MEASURES.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from functools import cache, partial
 from typing import Final
 
 from tqdm import tqdm
@@ -15,8 +16,9 @@ from ..copying.metrics import copying_scores, copying_summary
 from ..harness.model import AnchoredLM
 from ..harness.tasks import local_task_results
 from ..quality.bits_per_byte import Excerpt, excerpts, utility
-from .experiment import Experiment, Rows
-from .generations import decoders, read_generations
+from .experiment import Experiment, Rows, Setting
+from .generations import decoders, is_at_bytes, passages_for, read_generations
+from .sharing import Task, share
 from .summary import recommended, summarize
 
 
@@ -46,22 +48,56 @@ def _copying(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
 
 def _utility(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
     """Held-out bits of every setting on every held-out set."""
-    rows = []
-    for name, texts in experiment.held_out.items():
-        passages, decoder_of = _passages(experiment, pair, texts), decoders(experiment, pair)
-        for setting in tqdm(experiment.settings, f"bits per byte, {name}"):
-            result = utility(decoder_of(setting), passages)
-            rows.append({"setting": setting.name, "held_out": name, **asdict(result)})
-    return {"utility": rows}
+    share(utility_tasks(experiment, pair), experiment.claims)
+    by_setting = [experiment.read_rows(_utility_rows(s)) for s in experiment.settings]
+    rows = [row for own in by_setting for row in own]
+    sets = list(experiment.held_out)
+    return {"utility": sorted(rows, key=lambda row: sets.index(row["held_out"]))}
 
 
-def _passages(experiment: Experiment, pair: ModelPair, texts: Sequence[str]) -> list[Excerpt]:
-    passages = excerpts(pair.tokenizer, texts, num_tokens=experiment.excerpt_tokens)
-    stride = max(1, len(passages) // experiment.num_excerpts)
-    passages = passages[::stride][: experiment.num_excerpts]
-    if pair.shares_tokens:
-        return passages
-    return [passage.in_bytes(pair.tokenizer) for passage in passages]
+def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
+    """One task a setting, which records its held-out bits for the measure "utility"."""
+    decoder_of = decoders(experiment, pair)
+    excerpts_of = cache(lambda name: _excerpts(experiment, pair, experiment.held_out[name]))
+
+    def score(setting: Setting) -> None:
+        rows, decoder = [], decoder_of(setting)
+        for name in tqdm(experiment.held_out, f"bits per byte, {setting.name}"):
+            passages, found = excerpts_of(name)
+            result = utility(decoder, passages, **passages_for(setting, found))
+            # A rule may give a text no probability; JSON has no infinity.
+            nats = [each if math.isfinite(each) else None for each in result.nats]
+            key = {"setting": setting.name, "held_out": name}
+            rows.append({**key, "nats": nats, "num_bytes": result.num_bytes})
+        experiment.write_rows(_utility_rows(setting), rows)
+
+    def task(setting: Setting) -> Task:
+        name = _utility_rows(setting)
+        is_done = partial(experiment.has_rows, name)
+        return Task(f"score {setting.file_name}", is_done, partial(score, setting))
+
+    return [task(setting) for setting in experiment.settings]
+
+
+def _utility_rows(setting: Setting) -> str:
+    return f"utility/{setting.file_name}"
+
+
+def _excerpts(
+    experiment: Experiment, pair: ModelPair, texts: Sequence[str]
+) -> tuple[list[Excerpt], list[str | None]]:
+    """Held-out passages, and what a corpus of protected texts holds nearest to each."""
+    found = excerpts(pair.tokenizer, texts, num_tokens=experiment.excerpt_tokens)
+    stride = max(1, len(found) // experiment.num_excerpts)
+    found = found[::stride][: experiment.num_excerpts]
+    tokens = [excerpt.prompt_token_ids for excerpt in found]
+    prompts = [str(pair.tokenizer.decode(ids, skip_special_tokens=True)) for ids in tokens]
+    nearest: list[str | None] = [None] * len(found)
+    if experiment.index is not None:
+        nearest = [passage.text for passage in experiment.index.search(prompts)]
+    if is_at_bytes(experiment, pair):
+        found = [excerpt.in_bytes(pair.tokenizer) for excerpt in found]
+    return found, nearest
 
 
 def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:

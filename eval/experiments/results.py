@@ -45,27 +45,27 @@ def write_results(experiment: Experiment, about: dict[str, Any]) -> None:
         "questions": experiment.read_rows("questions"),
         "examples": experiment.read_rows("copying"),
         "utility": experiment.read_rows("utility"),
-        "trajectories": [asdict(each) for each in _trajectories(experiment)],
+        "trajectories": [asdict(each) for each in trajectories(experiment)],
     }
-    folder, columns = experiment.folder, _columns(experiment)
+    folder, columns = experiment.folder, result_columns(experiment)
     rows = [summary.as_row() for summary in summaries]
     write_durably(folder / "results.json", json.dumps(results, indent=1) + "\n")
     write_durably(folder / "table.md", tables.markdown_table(rows, columns) + "\n")
     draw_pictures(folder, extra=experiment.extra)
-    page = side_by_side_page(_side_by_side(experiment), title=_TITLE)
-    write_durably(folder / "side_by_side.html", page)
+    write_side_by_side(experiment, title=_TITLE)
 
 
 def terminal_report(experiment: Experiment, findings: Sequence[object]) -> str:
     """What the terminal shows at the end: the table, the findings, answers to questions."""
     rows = [summary.as_row() for summary in summarize(experiment)]
-    lines = [tables.terminal_table(rows, _columns(experiment)), "", *map(str, findings), ""]
+    lines = [tables.terminal_table(rows, result_columns(experiment)), "", *map(str, findings), ""]
     for row in experiment.read_rows("questions"):
         lines.append(f"lm-eval {row['task']}: {row['setting']} accuracy {row['acc']:.3f}")
     return "\n".join(lines)
 
 
-def _columns(experiment: Experiment) -> list[Column]:
+def result_columns(experiment: Experiment) -> list[Column]:
+    """The paper's order: copying, then utility; budgets last."""
     return [
         tables.SETTING_COLUMN,
         *tables.COPYING_COLUMNS,
@@ -76,10 +76,11 @@ def _columns(experiment: Experiment) -> list[Column]:
     ]
 
 
-def _trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
-    """One generation of the smallest, a middle and the largest budget."""
+def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
+    """One generation of the smallest, a middle and the largest budget, as many as there are."""
     sweep = experiment.budgets
-    for setting in (sweep[0], sweep[len(sweep) // 2], sweep[-1]):
+    places = sorted({0, len(sweep) // 2, len(sweep) - 1}) if sweep else []
+    for setting in (sweep[place] for place in places):
         rows = read_generations(experiment, setting)
         # The first that went on to its length, if there is one.
         row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
@@ -94,8 +95,13 @@ def _trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
         )
 
 
+def write_side_by_side(experiment: Experiment, *, title: str) -> None:
+    """side_by_side.html: the first seed's generations of every work, one column a setting."""
+    page = side_by_side_page(_side_by_side(experiment), title=title)
+    write_durably(experiment.folder / "side_by_side.html", page)
+
+
 def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
-    """The first seed's generations of every work, one column a setting."""
     copied = {
         (row["setting"], row["work"], row["seed"]): row["copied_characters"]
         for row in experiment.read_rows("copying")
@@ -131,8 +137,17 @@ def draw_pictures(folder: Path, *, extra: str) -> list[Path]:
     extra: the held-out set whose bits per byte are drawn.
     Raises FileNotFoundError without a results.json.
     """
+    return drawn(folder, _pictures(folder, extra))
+
+
+Pictures = dict[str, Callable[[Path], None]]
+"""By name, what draws it into a file."""
+
+
+def drawn(folder: Path, pictures: Pictures) -> list[Path]:
+    """Draw each in all formats; their paths."""
     paths = []
-    for name, draw in _pictures(folder, extra).items():
+    for name, draw in pictures.items():
         for suffix in SUFFIXES:
             path = folder / f"{name}{suffix}"
             draw(path)
@@ -140,13 +155,13 @@ def draw_pictures(folder: Path, *, extra: str) -> list[Path]:
     return paths
 
 
-def _pictures(folder: Path, extra: str) -> dict[str, Callable[[Path], None]]:
+def _pictures(folder: Path, extra: str) -> Pictures:
     """By name; without those whose figures the run did not record."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     symbol = "byte" if results["settings"].get("safe_vocab_size") else "token"
-    pictures: dict[str, Callable[[Path], None]] = {
+    pictures: Pictures = {
         "trade_off": lambda path: plot_trade_off(
-            [_point(row, extra) for row in results["rows"]],
+            [trade_off_point(row, extra) for row in results["rows"]],
             path,
             utility_name=f"held-out {extra}",
             symbol=symbol,
@@ -167,7 +182,8 @@ def _pictures(folder: Path, extra: str) -> dict[str, Callable[[Path], None]]:
     return pictures
 
 
-def _point(row: dict[str, Any], extra: str) -> TradeOffPoint:
+def trade_off_point(row: dict[str, Any], extra: str) -> TradeOffPoint:
+    """A row of results.json as a point; what is not defined there is nan."""
     label, role = ALONE.get(row["setting"], (row["setting"], "anchored"))
     ncr = {name: math.nan if each is None else each for name, each in row["ncr"].items()}
     return TradeOffPoint(

@@ -46,7 +46,7 @@ class SettingSummary:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for results.json; what is not defined is None."""
+        """Plain values for results.json; what is not defined or infinite is None."""
         errors = {f"bits_per_byte_se/{n}": u.standard_error for n, u in self.utility.items()}
         row = {**self.as_row(), **errors, "k": self.setting.k}
         plain = {name: _plain(value) for name, value in row.items()}
@@ -54,7 +54,7 @@ class SettingSummary:
 
 
 def summarize(experiment: Experiment) -> list[SettingSummary]:
-    """Summaries in the order of the settings: p_s, ascending k, p_r."""
+    """Summaries in the order of the settings."""
     # The six metrics' means, one mapping a seed in the order of the seeds.
     copying = experiment.read_rows("copying_means")
     by_seed = {
@@ -63,7 +63,8 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
     utility: dict[str, dict[str, Utility]] = {}
     for row in experiment.read_rows("utility"):
         of_setting = utility.setdefault(row["setting"], {})
-        of_setting[row["held_out"]] = Utility(nats=row["nats"], num_bytes=row["num_bytes"])
+        nats = [math.inf if each is None else each for each in row["nats"]]
+        of_setting[row["held_out"]] = Utility(nats=nats, num_bytes=row["num_bytes"])
     bits = {name: sets[experiment.extra].bits_per_byte for name, sets in utility.items()}
     gap = bits[SAFE] - bits[RISKY]
     return [
@@ -117,4 +118,4 @@ def _or_least(value: float) -> float:
 def _plain(value: Any) -> Any:
     if isinstance(value, SeedStatistics | NcrStatistics):
         return {name: _plain(figure) for name, figure in value._asdict().items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 # Okabe and Ito 2008: told apart with any colour vision.
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
+SKY, BLACK = "#56B4E9", "#000000"
 GREY: Final = "#5F5F5F"
 # The same figure gives the same bytes: no time of writing, and no random ids in SVG (below).
 _UNDATED: Final[dict[str, dict[str, None]]] = {

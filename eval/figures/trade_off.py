@@ -1,15 +1,29 @@
 """Pictures of the trade-off between copying and utility."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from matplotlib.axes import Axes
 
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
-from .style import GREY, ROLE_STYLE, Role, figure_style, label_points, new_figure, save_figure
+from .style import (
+    BLACK,
+    GREY,
+    ORANGE,
+    PURPLE,
+    ROLE_STYLE,
+    SKY,
+    Role,
+    figure_style,
+    label_points,
+    new_figure,
+    save_figure,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +38,8 @@ class TradeOffPoint:
     """Copying metrics that `ncr` is over."""
     ncr_std: float = math.nan
     bits_per_byte_std: float = math.nan
+    method: str = ""
+    """What it is a setting of, where several methods are compared."""
 
 
 def plot_trade_off(
@@ -73,13 +89,19 @@ def _draw_role(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
     if not points:
         return
     colour, marker, name = ROLE_STYLE[points[0].role]
+    line = "-" if points[0].role == "anchored" else "none"
+    _draw_points(axes, points, colour, marker, line, name)
+
+
+def _draw_points(
+    axes: Axes, points: Sequence[TradeOffPoint], colour: str, marker: str, line: str, name: str
+) -> None:
     x = [point.ncr for point in points]
     y = [point.bits_per_byte for point in points]
     x_error, y_error = zip(*(_error_bar(point) for point in points), strict=True)
     # Capped: a bar along the line through the points would not show without its ends. The caps are
     # narrower than a point, which hides those of a bar of next to no length.
     axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=colour, elinewidth=1, capsize=3)
-    line = "-" if points[0].role == "anchored" else "none"
     axes.plot(x, y, color=colour, marker=marker, markersize=7, linestyle=line, label=name, zorder=3)
 
 
@@ -129,3 +151,120 @@ def _draw_high_protection(axes: Axes) -> None:
         color=GREY,
         fontsize=9,
     )
+
+
+def pareto_front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
+    """The points to which no other is better in one figure and as good in the other, by NCR.
+
+    Points without an NCR or finite bits per byte are left out; equal points are all kept.
+    """
+    placed = _placed(points)
+
+    def is_beaten(point: TradeOffPoint) -> bool:
+        return any(
+            other.ncr >= point.ncr
+            and other.bits_per_byte <= point.bits_per_byte
+            and (other.ncr, other.bits_per_byte) != (point.ncr, point.bits_per_byte)
+            for other in placed
+        )
+
+    return sorted((p for p in placed if not is_beaten(p)), key=lambda p: p.ncr)
+
+
+def plot_methods(
+    panels: Mapping[str, Sequence[TradeOffPoint]],
+    path: Path,
+    *,
+    title: str,
+    utility_name: str,
+    num_seeds: int = 1,
+) -> None:
+    """The trade-off of several methods: a colour and a marker a method, its settings joined.
+
+    panels: points in the order of their methods' settings, by the title of the panel; what may be
+    had at once is ringed, and a dotted line leads along it (`pareto_front`). utility_name,
+    num_seeds, path: as for `plot_trade_off`. Points without a place are left out.
+    Raises: ValueError if there is no point or the suffix is another.
+    """
+    points = [point for own in panels.values() for point in own]
+    if not points:
+        raise ValueError("a picture of methods needs at least one point, got none")
+    looks = _looks(points)
+    caption = _trade_off_caption(points, num_seeds)
+    caption += "\nRings and dots: what no other setting of the panel betters (Pareto front)."
+    with figure_style():
+        figure = new_figure(2.2 + 4.6 * len(panels), 5.6, title=title, caption=caption)
+        axes_of = list(figure.subplots(1, len(panels), squeeze=False).flat)
+        for axes, (name, own) in zip(axes_of, panels.items(), strict=True):
+            _draw_panel(axes, _placed(own), looks)
+            axes.set_title(name if len(panels) > 1 else "", loc="left", pad=16)
+            axes.set_xlabel(f"normalized copying reduction{_scope(points)} (1 = safe model)")
+        axes_of[0].set_ylabel(f"bits per byte, {utility_name}\n(lower is better: axis reversed)")
+        handles = {
+            label: handle
+            for axes in axes_of
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        names = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
+        shown = [handles[name] for name in names]
+        figure.legend(shown, names, loc="outside lower center", ncols=5)
+        for axes, own in zip(axes_of, panels.values(), strict=True):
+            _label_panel(axes, _placed(own))
+        save_figure(figure, path)
+
+
+_FRONT: Final = "Pareto front"
+_COLOURS: Final = (PURPLE, ORANGE, SKY, BLACK)
+_METHOD_LOOKS: Final = tuple(
+    (colour, marker)
+    for turn in range(4)
+    for colour, marker in zip(_COLOURS, "^vPX"[turn:] + "^vPX"[:turn], strict=True)
+)
+"""Colours come again, with another marker, where there are more methods than colours."""
+
+
+def _looks(points: Sequence[TradeOffPoint]) -> dict[str, tuple[str, str]]:
+    """Colour and marker by method, the same in all panels; more methods than looks share them."""
+    free, looks = itertools.cycle(_METHOD_LOOKS), {}
+    for point in points:
+        if point.method not in looks:
+            is_baseline = point.role == "baseline"
+            looks[point.method] = next(free) if is_baseline else ROLE_STYLE[point.role][:2]
+    return looks
+
+
+def _placed(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
+    return [p for p in points if math.isfinite(p.ncr) and math.isfinite(p.bits_per_byte)]
+
+
+def _by_method(points: Sequence[TradeOffPoint]) -> dict[str, list[TradeOffPoint]]:
+    names = dict.fromkeys(point.method for point in points)
+    return {name: [point for point in points if point.method == name] for name in names}
+
+
+def _draw_panel(
+    axes: Axes, points: Sequence[TradeOffPoint], looks: Mapping[str, tuple[str, str]]
+) -> None:
+    for method, own in _by_method(points).items():
+        _draw_points(axes, own, *looks[method], "-", method)
+    front = [(point.ncr, point.bits_per_byte) for point in pareto_front(points)]
+    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
+    x, y = ([point[place] for point in front] for place in (0, 1))
+    axes.plot(x, y, ":", color=GREY, linewidth=1, label=_FRONT, **ring)
+    _draw_high_protection(axes)
+    axes.margins(0.1)
+    limits = axes.get_xlim()
+    axes.axvspan(HIGH_PROTECTION, max(limits), color=GREY, alpha=0.07, linewidth=0)
+    axes.set_xlim(limits)
+    axes.invert_yaxis()
+
+
+def _label_panel(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
+    """Once the legend has its place; points without a label of their own are kept clear."""
+    own = [[(point.ncr, point.bits_per_byte) for point in p] for p in _by_method(points).values()]
+    lines = [*_error_bar_lines(points), *own]
+    lines += [[(p.ncr, p.bits_per_byte)] * 2 for p in points if not p.label]
+    lines.append([(HIGH_PROTECTION, y) for y in axes.get_ylim()])
+    labelled = [point for point in points if point.label]
+    positions = [(point.ncr, point.bits_per_byte) for point in labelled]
+    label_points(axes, positions, [point.label for point in labelled], lines=lines)

@@ -14,6 +14,7 @@ from ...decode.models.model_pair import ModelPair
 from ...decode.rules.prefix_debt import PromptRatios
 from ...decode.rules.registry import make_rule
 from ...decode.rules.rule import Rule
+from .ranks import num_processes, own_device
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,14 @@ class HarnessArguments:
 
         Raises ValueError for a missing or unknown setting or a value out of range.
         """
-        settings = {**_asked(defaults, num_processes=given.get("tp_size", 1)), **given}
+        settings = {**_asked(defaults, is_split=given.get("tp_size", 1) != 1), **given}
         if missing := [name for name in ("safe", "risky") if not settings.get(name)]:
             raise ValueError(f"model arguments need {' and '.join(missing)}: a model folder each")
+        if num_processes() > 1 and settings.get("risky_device_map"):
+            raise ValueError(
+                "under torchrun each process has models of its own: risky_device_map needs one "
+                "process, tp_size splits a model over all of them"
+            )
         batch_size = _batch_size(settings)
         counts = {
             name: _whole_number(name, value)
@@ -58,18 +64,25 @@ class HarnessArguments:
         rule = make_rule(settings.pop("rule", "anchored"), settings)
         return cls(pair=pair, rule=rule, decoder=decoder, counts=counts)
 
+    @property
+    def divides_requests(self) -> bool:
+        """Whether processes of torchrun share the requests; else each answers all of them."""
+        return self.pair.get("tp_size", 1) == 1
+
     def make_decoder(self) -> Decoder:
         """Load the pair; raises what `ModelPair.from_pretrained` and `Decoder` do."""
         return Decoder(ModelPair.from_pretrained(**self.pair), self.rule, **self.decoder)
 
 
-def _asked(defaults: Mapping[str, Any], *, num_processes: int) -> dict[str, Any]:
+def _asked(defaults: Mapping[str, Any], *, is_split: bool) -> dict[str, Any]:
     """Those of lm-eval's own settings that somebody asked for and this machine has."""
     asked = {name: value for name, value in defaults.items() if value is not None}
     if asked.get("batch_size") == UNASKED_BATCH_SIZE:
         del asked["batch_size"]
-    if num_processes > 1:  # each has a device of its own
+    if is_split:  # each process has a device of its own
         asked.pop("device", None)
+    elif num_processes() > 1 and str(asked.get("device", "cuda")).startswith("cuda"):
+        asked["device"] = own_device()
     device = str(asked.get("device", ""))
     if device.startswith("cuda") and not torch.cuda.is_available():
         # lm-eval passes cuda:0 on every machine, and its own models fall back like this.

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tqdm.auto import tqdm
 
 from ...decode.decoder import Decoder
 from .arguments import HarnessArguments
+from .ranks import Ranks
 
 try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs
-    from lm_eval.utils import (
-        get_rolling_token_windows,
-        make_disjoint_window,
-        simple_parse_args_string,
-    )
+    from lm_eval.utils import simple_parse_args_string
+
+    from .fitting import fitting_of
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"lm-eval is not installed ({error}): pip install 'anchored[eval]'", name=error.name
@@ -34,6 +34,8 @@ LogLikelihood = tuple[float, bool]
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
 LINE_END = ord("\n")
+BLOCK_BATCHES = 16
+"""Batches of requests between two entries in lm-eval's cache."""
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -43,12 +45,28 @@ class AnchoredLM(TemplateLM):
     Every request is a generation of its own: its prefix debt comes from its context alone, its
     horizon is the length of its own continuation (so K = k * length), and its answer does not
     depend on which other requests are asked with it. Warpers are off unless a task sets them.
+
+    Under torchrun lm-eval divides the documents over the processes, each with a pair of its own; or
+    all of them hold one pair (tp_size) and answer every request.
     """
 
-    def __init__(self, decoder: Decoder, *, max_gen_toks: int = 256, seed: int = 0) -> None:
-        """max_gen_toks: tokens to generate where a task names no number; seed: of all sampling."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        max_gen_toks: int = 256,
+        seed: int = 0,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """max_gen_toks: tokens to generate where a task names no number; seed: of all sampling.
+
+        ranks: the processes that share the requests; this one alone unless given.
+        """
         super().__init__()
-        self.decoder = decoder
+        self.decoder, self._ranks = decoder, ranks or Ranks()
+        self._rank, self._world_size = self._ranks.rank, self._ranks.world_size
+        self._device = torch.device("cpu")  # of what is gathered
+        self._fitting = fitting_of(decoder.level)
         self.tokenizer = decoder.pair.tokenizer
         self._deals_in_bytes = decoder.level.name == "byte"
         self.max_gen_toks = max_gen_toks
@@ -77,11 +95,25 @@ class AnchoredLM(TemplateLM):
         setting of the rule, k above all.
 
         additional_config: lm-eval's own batch_size, max_batch_size and device, which the settings
-        override; without CUDA its cuda:0 becomes the CPU, with a log line.
+        override; without CUDA its cuda:0 becomes the CPU, with a log line. Under torchrun, without
+        tp_size, each process takes the GPU of its own number in place of lm-eval's.
         Raises ValueError for a missing or unknown setting.
         """
         arguments = HarnessArguments.of(arg_dict, additional_config or {})
-        return cls(arguments.make_decoder(), **arguments.counts)
+        ranks = Ranks.joined() if arguments.divides_requests else None
+        return cls(arguments.make_decoder(), ranks=ranks, **arguments.counts)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Tensors of all processes, by rank."""
+        return self._ranks.all_gather(tensor)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """What all processes have, by rank, on process `dst`."""
+        return self._ranks.gather_object(obj, dst)
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        self._ranks.barrier()
 
     @property
     def eot_token_id(self) -> int:
@@ -116,15 +148,38 @@ class AnchoredLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The tokenizer's own chat template as text."""
-        return str(
-            self.tokenizer.apply_chat_template(
+        """A chat as text, by the safe model's template, or the risky one's where that has none.
+
+        Special tokens have the names by which the safe model's tokenizer knows them.
+        Raises ValueError where there is no template, where it refuses the chat, and at byte level,
+        whose texts have no special tokens.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text = self.tokenizer.apply_chat_template(
                 chat_history,
+                chat_template=self._checked_template(),
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
             )
-        )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses a chat: {error}") from None
+        return str(text)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template of `apply_chat_template` itself, which lm-eval keeps with its results."""
+        return self._checked_template() if chat_template else None
+
+    def _checked_template(self) -> str:
+        if self._deals_in_bytes:
+            raise ValueError(
+                "chats need the token level: templates hold special tokens, which are no bytes"
+            )
+        if not self.decoder.pair.chat_template:
+            raise ValueError("neither model's tokenizer has a chat template")
+        return self.decoder.pair.chat_template
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
@@ -146,20 +201,19 @@ class AnchoredLM(TemplateLM):
         """log p*(continuation | context) in nats, and whether greedy decoding would write it."""
         contexts = self._fitted_contexts(requests)
         answers: dict[int, LogLikelihood] = {}
-        bar = tqdm(total=len(requests), desc="loglikelihood", disable=disable_tqdm)
-        # One call a length: the horizon of a call holds for all its continuations.
-        for horizon, group in _grouped(len(continuation) for _, _, continuation in requests):
-            scores = self.decoder.score(
-                [contexts[i] for i in group], [requests[i][2] for i in group], horizon=horizon
-            )
-            for i, score in zip(group, scores, strict=True):
-                if score.error:
-                    raise ValueError(f"request {i} cannot be scored: {score.error}")
-                answers[i] = (score.log_prob, score.is_greedy)
-                if requests[i][0] is not None:
-                    self.cache_hook.add_partial("loglikelihood", requests[i][0], answers[i])
-            bar.update(len(group))
-        bar.close()
+        with self._bar("loglikelihood", len(requests), disable_tqdm) as bar:
+            for block in self._blocks(contexts):
+                targets = [requests[i][2] for i in block]
+                scores = self.decoder.score(
+                    [contexts[i] for i in block], targets, horizon=[len(t) for t in targets]
+                )
+                for i, score in zip(block, scores, strict=True):
+                    if score.error:
+                        raise ValueError(f"request {i} cannot be scored: {score.error}")
+                    answers[i] = (score.log_prob, score.is_greedy)
+                    if requests[i][0] is not None:
+                        self.cache_hook.add_partial("loglikelihood", requests[i][0], answers[i])
+                bar.update(len(block))
         return [answers[i] for i in range(len(requests))]
 
     def loglikelihood_rolling(
@@ -168,9 +222,13 @@ class AnchoredLM(TemplateLM):
         """log p* of whole texts, in nats, each after a begin-of-text token.
 
         A text longer than the models' context is cut into windows, each with a context (one token,
-        the last window more) and a budget of its own.
+        the last window more; of bytes one character) and a budget of its own. As in lm-eval's own
+        models, special tokens that the tokenizer puts before a text are scored too.
         """
-        windows = [self._rolling_windows(request.args[0]) for request in requests]
+        windows = [
+            [(None, *split) for split in self._fitting.windows(tokens, self.prefix_token_id)]
+            for tokens in (self.tok_encode(request.args[0]) for request in requests)
+        ]
         answers = iter(self._loglikelihood_tokens(list(chain(*windows)), disable_tqdm=disable_tqdm))
         totals = []
         for request, own in zip(requests, windows, strict=True):
@@ -185,27 +243,40 @@ class AnchoredLM(TemplateLM):
         """
         texts: dict[int, str] = {}
         seeds = self._seeds([request.args[0] for request in requests])
-        bar = tqdm(total=len(requests), desc="generate", disable=disable_tqdm)
-        for _, group in _grouped(repr(request.args[1]) for request in requests):
-            max_new_tokens, settings = _generation_settings(
-                requests[group[0]].args[1], self.max_gen_toks
-            )
-            prompts = [self._prompt(requests[i].args[0], max_new_tokens) for i in group]
-            generations = self.decoder.generate(
-                prompts, max_new_tokens=max_new_tokens, seed=[seeds[i] for i in group], **settings
-            )
-            for i, generation in zip(group, generations, strict=True):
-                if generation.error:
-                    raise ValueError(f"request {i} cannot be generated: {generation.error}")
-                texts[i] = generation.text
-                self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
-            bar.update(len(group))
-        bar.close()
+        with self._bar("generate", len(requests), disable_tqdm) as bar:
+            for _, group in _grouped(repr(request.args[1]) for request in requests):
+                max_new_tokens, settings = _generation_settings(
+                    requests[group[0]].args[1], self.max_gen_toks
+                )
+                generations = self.decoder.generate_each(
+                    self._prompts([requests[i].args[0] for i in group], max_new_tokens),
+                    max_new_tokens=max_new_tokens,
+                    seed=[seeds[i] for i in group],
+                    **settings,
+                )
+                for place, generation in generations:
+                    i = group[place]
+                    if generation.error:
+                        raise ValueError(f"request {i} cannot be generated: {generation.error}")
+                    texts[i] = generation.text
+                    self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
+                    bar.update()
         return [texts[i] for i in range(len(requests))]
+
+    def _bar(self, title: str, total: int, is_off: bool) -> tqdm:
+        return tqdm(total=total, desc=title, disable=is_off or self.rank != 0)
+
+    def _blocks(self, contexts: Sequence[list[int]]) -> Iterable[list[int]]:
+        """Indices in blocks of several batches, longest first: what lacks memory lacks it soon.
+
+        Equal contexts side by side: a decoder reads them once.
+        """
+        ordered = sorted(range(len(contexts)), key=lambda i: (-len(contexts[i]), contexts[i]))
+        size = BLOCK_BATCHES * self.decoder.batch_size
+        return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
     def _fitted_contexts(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
         """Contexts cut at the left so that each fits the models together with its continuation."""
-        limit = self.max_length
         fitted = []
         for strings, context, continuation in requests:
             if not continuation:
@@ -213,38 +284,15 @@ class AnchoredLM(TemplateLM):
                     f"the continuation of {strings} has no token of its own: it merges into the "
                     "last token of the context"
                 )
-            if limit is not None and len(continuation) >= limit:
-                raise ValueError(
-                    f"a continuation of {len(continuation)} tokens leaves no room for context: "
-                    f"the models read {limit} tokens"
-                )
-            fitted.append(context if limit is None else context[-(limit - len(continuation)) :])
-        pairs = zip(fitted, requests, strict=True)
-        _warn_of_cuts(sum(len(kept) < len(context) for kept, (_, context, _) in pairs))
+            fitted.append(self._fitting.scored(context, continuation))
+        _warn_of_cuts([context for _, context, _ in requests], fitted)
         return fitted
 
-    def _rolling_windows(self, text: str) -> list[TokenRequest]:
-        token_ids = self.tok_encode(text, add_special_tokens=False)
-        limit = len(token_ids) + 1 if self.max_length is None else self.max_length
-        windows = get_rolling_token_windows(
-            token_list=token_ids,
-            prefix_token=self.prefix_token_id,
-            max_seq_len=max(limit - 1, 1),  # lm-eval does not count the token before the first
-            context_len=1,
-        )
-        return [(None, *make_disjoint_window(window)) for window in windows]
-
-    def _prompt(self, context: str, max_new_tokens: int) -> list[int]:
-        token_ids = self.tok_encode(context) or [self.prefix_token_id]
-        if self.max_length is None:
-            return token_ids
-        if max_new_tokens >= self.max_length:
-            raise ValueError(
-                f"max_gen_toks must leave room for context: the models read {self.max_length} "
-                f"tokens, got {max_new_tokens}"
-            )
-        fitted = token_ids[-(self.max_length - max_new_tokens) :]
-        _warn_of_cuts(len(fitted) < len(token_ids))
+    def _prompts(self, contexts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
+        """Contexts as symbols, cut at the left so that each leaves room for the new tokens."""
+        whole = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
+        fitted = [self._fitting.prompt(symbols, max_new_tokens) for symbols in whole]
+        _warn_of_cuts(whole, fitted)
         return fitted
 
     def _seeds(self, contexts: Iterable[str]) -> list[int]:
@@ -284,6 +332,7 @@ def _generation_settings(
     return max_new_tokens, {"repetition_penalty": 1.0, **settings, **fixed}
 
 
-def _warn_of_cuts(num_cut: int) -> None:
+def _warn_of_cuts(whole: Sequence[list[int]], fitted: Sequence[list[int]]) -> None:
+    num_cut = sum(len(a) > len(b) for a, b in zip(whole, fitted, strict=True))
     if num_cut:
         logger.warning("%d contexts were cut at the left to fit the models' context", num_cut)

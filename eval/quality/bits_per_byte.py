@@ -83,17 +83,25 @@ def excerpts(
 
 
 def utility(
-    decoder: Decoder, passages: Sequence[Excerpt], *, k: float | None = None, progress: bool = False
+    decoder: Decoder,
+    excerpts: Sequence[Excerpt],
+    *,
+    k: float | None = None,
+    passages: Sequence[str] | None = None,
+    progress: bool = False,
 ) -> Utility:
     """Score every excerpt under the decoder's rule (k in place of the rule's own, if given).
+
+    passages: for rules that read one before each excerpt, such as RCAD.
 
     Temperature 1, no penalty, K = k * longest excerpt, counted in symbols of the level. Raises
     ValueError if a passage fails.
     """
     scores = decoder.score(
-        [passage.prompt_token_ids for passage in passages],
-        [passage.token_ids for passage in passages],
+        [excerpt.prompt_token_ids for excerpt in excerpts],
+        [excerpt.token_ids for excerpt in excerpts],
         k=k,
+        passages=passages,
         progress=progress,
     )
     for score in scores:
@@ -101,7 +109,7 @@ def utility(
             raise ValueError(f"utility is not defined: {score.error}")
     return Utility(
         nats=[-score.log_prob for score in scores],
-        num_bytes=[passage.num_bytes for passage in passages],
+        num_bytes=[excerpt.num_bytes for excerpt in excerpts],
     )
 
 

@@ -1,7 +1,8 @@
-"""Tables of results, for a terminal and as Markdown."""
+"""Tables of results, for a terminal, as Markdown, LaTeX and CSV."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,6 +57,62 @@ def markdown_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]
     head, *lines = _cells(rows, columns)
     table = text_tables.markdown(head, lines, numbers=True)
     return "\n".join([table, *("\n" + note for note in _notes(rows, columns))])
+
+
+Parts = Sequence[tuple[str, Sequence[Mapping[str, Cell]]]]
+"""Titles of parts of a table, with their rows."""
+
+
+def markdown_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
+    """As `markdown_table`, the title of each part in italics in a row before its own."""
+    rows = [row for _, own in parts for row in own]
+    head, *lines = _cells(rows, columns)
+    left, shown = iter(lines), []
+    for title, own in parts:
+        shown += [[f"*{title}*", *[""] * (len(columns) - 1)], *itertools.islice(left, len(own))]
+    table = text_tables.markdown(head, shown, numbers=True)
+    return "\n".join([table, *("\n" + note for note in _notes(rows, columns))])
+
+
+def latex_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
+    """The same table as a tabular of booktabs, what brackets mean in comments above it."""
+    head = [column.title for column in columns]
+    shown = [(title, _cells(rows, columns)[1:]) for title, rows in parts]
+    notes = _notes([row for _, rows in parts for row in rows], columns)
+    return "\n".join([*(f"% {note}" for note in notes), text_tables.latex(head, shown)])
+
+
+def csv_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
+    """Unrounded figures under the keys of the columns; what is not defined is empty.
+
+    A column of which some row has statistics is followed by its standard deviations, KEY_std.
+    """
+    spread = {
+        column.key
+        for column in columns
+        if any(isinstance(row.get(column.key), SeedStatistics | NcrStatistics) for row in rows)
+    }
+    head = [name for column in columns for name in _csv_names(column.key, spread)]
+    lines = [
+        [each for c in columns for each in _csv_cells(row.get(c.key), c.key in spread)]
+        for row in rows
+    ]
+    return text_tables.comma_separated(head, lines)
+
+
+def _csv_names(key: str, spread: set[str]) -> list[str]:
+    return [key, f"{key}_std"] if key in spread else [key]
+
+
+def _csv_cells(cell: Cell, has_spread: bool) -> Iterator[str | int | float]:
+    figures: list[str | int | float | None]
+    if isinstance(cell, SeedStatistics | NcrStatistics):
+        figures = [cell.mean, cell.std]
+    else:
+        figures = [cell, None] if has_spread else [cell]
+    for each in figures:
+        is_undefined = each is None or (isinstance(each, float) and math.isnan(each))
+        yield "" if is_undefined or each is None else each
 
 
 def _cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[list[str]]:

@@ -10,12 +10,14 @@ import triton
 from torch import Tensor
 
 from ..law import Law, Projection
+from ..warping import Warping
 from . import layout
 from . import walk_kernel as kernel
 from .kl_search import NUM_COLUMNS, TABLE_SIZE
 from .sizes import MAX_VOCAB_SIZE, block_size, splits_of, step_size
 from .solver import SEARCHING
 from .walk_kernel import DRAW, SCORE, SOLVE
+from .warping import NO_WARPING, Inputs, warping_inputs
 
 # B requests, G rows of each, V vocabulary, N blocks of it.
 
@@ -142,7 +144,7 @@ def launch(
     risky_logits: Tensor,
     safe_logits: Tensor,
     memory: Workspace,
-    inputs: dict[str, Tensor | None],
+    inputs: Inputs,
     constants: dict[str, bool | int],
 ) -> None:
     """Walk all requests: logits (B, G, V); `inputs` and `constants` as the kernel names them.
@@ -163,7 +165,7 @@ def _launch_phases(
     risky_logits: Tensor,
     safe_logits: Tensor,
     memory: Workspace,
-    inputs: dict[str, Tensor | None],
+    inputs: Inputs,
     constants: dict[str, bool | int],
     position: int,
 ) -> None:
@@ -186,7 +188,7 @@ def _launch(
     risky_logits: Tensor,
     safe_logits: Tensor,
     memory: Workspace,
-    inputs: dict[str, Tensor | None],
+    inputs: Inputs,
     constants: dict[str, bool | int],
     phase: int,
     span: tuple[int, int, int],
@@ -199,7 +201,7 @@ def _launch(
             safe_logits,
             *risky_logits.stride(),
             *safe_logits.stride(),
-            **inputs,
+            **NO_WARPING | inputs,
             facts_ptr=memory.facts,
             flags_ptr=memory.flags.view(torch.uint8),
             tokens_ptr=memory.token_ids,
@@ -232,6 +234,7 @@ def launch_walk(
     uniform: Tensor | None,
     given: Tensor,
     *,
+    warping: Warping | None,
     memory: Workspace | None,
     is_max: bool,
 ) -> dict[str, Tensor]:
@@ -252,7 +255,7 @@ def launch_walk(
             f"got {tuple(risky_logits.shape)} on {risky_logits.device}"
         )
     has_seeds = uniform is not None and uniform.ndim == 1
-    inputs = {
+    inputs: Inputs = {
         "budget_ptr": None,
         "account_ptr": accounts,
         "uniform_ptr": None if has_seeds else uniform,
@@ -261,6 +264,7 @@ def launch_walk(
     }
     mode = (SCORE if uniform is None else DRAW).value
     constants = {"MODE": mode, "IS_MAX": is_max, "HAS_ACCOUNT": True, "HAS_SEEDS": has_seeds}
+    inputs |= warping_inputs(warping)
     launch(risky_logits, safe_logits, memory, inputs, constants)
     return _results(memory)
 

@@ -14,7 +14,6 @@ from .layout import (
     IS_SAFE_ONLY,
     IS_VALID,
     LN_2,
-    LOG2_E,
     LOG2_SAFE_MASS,
     LOG_PROB,
     OFFSET,
@@ -28,6 +27,7 @@ from .layout import (
     SLOPE,
     load_record,
     read_bits,
+    read_token,
     store_record,
 )
 from .weights import NUM_LANES, in_lanes, weights
@@ -92,7 +92,7 @@ def block_masses(row, KIND: tl.constexpr, NUM_SLOTS: tl.constexpr):
         masses = load_record(row, SHARED_MASS, 0.0, NUM_SLOTS)
         if KIND == SAFE:
             masses += load_record(row, BANNED_MASS, 0.0, NUM_SLOTS)
-        bits = (safe_max - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
+        bits = (safe_max - tl.load(row.facts + SAFE_PEAK)) * row.bits
         masses *= weights(bits, safe_max > -INF)
     return masses
 
@@ -138,11 +138,9 @@ def measure_residual(row, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
 @triton.jit
 def token_bits(row, token):
     """log2 p_s and log2 of p* / p_s of one token; the ratio is -inf off the common support."""
-    token = token.to(tl.int64)
-    safe = tl.load(row.safe + token * row.safe_stride).to(tl.float64)
-    risky = tl.load(row.risky + token * row.risky_stride).to(tl.float64)
-    safe = (safe - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
-    risky = (risky - tl.load(row.facts + RISKY_PEAK)) * LOG2_E
+    risky, safe = read_token(row, token.to(tl.int64))
+    safe = (safe.to(tl.float64) - tl.load(row.facts + SAFE_PEAK)) * row.bits
+    risky = (risky.to(tl.float64) - tl.load(row.facts + RISKY_PEAK)) * row.bits
     safe, risky = tl.where(safe < BAN_BITS, -INF, safe), tl.where(risky < BAN_BITS, -INF, risky)
     is_shared = (safe > -INF) & (risky > -INF)
     tilt = tl.where(is_shared, risky, 0.0) - tl.where(is_shared, safe, 0.0)

@@ -30,6 +30,7 @@ CONTEXT_LENGTH = 512
 NOT_RUN = {
     "anchored quickstart": "trains two models: minutes",
     "anchored bench": "measures: minutes, on a machine without other work",
+    "anchored sweep": "needs a trained quickstart: minutes",
     "anchored gpu-check": "needs a GPU",
     "anchored lm-eval": "downloads the task's data sets",
     "anchored tokenize": "downloads a source of the Common Pile",

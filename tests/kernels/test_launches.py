@@ -8,11 +8,10 @@ from torch.overrides import TorchFunctionMode
 
 from anchored.kernels import decode_attention as attention
 from anchored.kernels.accounts import NUM_FIELDS
-from anchored.kernels.gpu import interval_sums, launch, sizes, walk_kernel, warping
+from anchored.kernels.gpu import interval_sums, launch, sizes, walk_kernel
 from anchored.kernels.interval_sums import interval_log_sums
 from anchored.kernels.projection import project_kl
 from anchored.kernels.walk import score, walk
-from anchored.kernels.warping import warped_logits
 
 SECOND = torch.device("cuda:1")
 MAX_ROWS = 65_535
@@ -63,7 +62,6 @@ def recorder(monkeypatch):
     )
     for module, name in (
         (walk_kernel, "walk_kernel"),
-        (warping, "_warp_kernel"),
         (interval_sums, "interval_log_sums_kernel"),
         (attention, "split_kernel"),
         (attention, "sum_kernel"),
@@ -93,11 +91,6 @@ def walked(num_rows):
     score(logits, logits, ones(num_rows, 2, dtype=long), accounts=accounts)
 
 
-def warped(num_rows):
-    rows, seen = ones(num_rows, 40), ones(num_rows, 40, dtype=torch.bool)
-    warped_logits(rows, rows, seen, ones(num_rows), ones(num_rows))
-
-
 def summed(num_rows):
     places = ones(num_rows, 1, 3, dtype=torch.int32)
     interval_log_sums(ones(2, 40), places[..., 0], ones(num_rows, 1).double(), places, places)
@@ -110,7 +103,7 @@ def attended(num_rows):
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, MAX_ROWS + 1])
-@pytest.mark.parametrize("use", [projected, walked, warped, summed, attended])
+@pytest.mark.parametrize("use", [projected, walked, summed, attended])
 def test_kernels_run_where_their_tensors_are_in_grids_for_any_batch(use, num_rows, recorder):
     use(num_rows)
     assert recorder.launches

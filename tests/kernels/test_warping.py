@@ -1,53 +1,158 @@
-"""The warping kernel against transformers' order of operations, bit for bit."""
+"""Raw logits warped by the walk as it reads them: the law, its spend and its draw are those of
+warped logits, at which no copy was made."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from anchored.kernels.gpu.warping import BLOCK_SIZE
-from anchored.kernels.warping import warped_logits
+from anchored.kernels import reference
+from anchored.kernels.accounts import new_accounts
+from anchored.kernels.gpu.launch import workspace
+from anchored.kernels.walk import walk
+from anchored.kernels.warping import Stops, Warping
+
+# Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCAB_SIZE = 1100
+SHAPE = (1, 1, VOCAB_SIZE)
+STOP_TOKEN_IDS = [1030, 3, 7]
+"""Of two blocks, the first of them the end."""
+BUDGET = 0.375
+SHORTFALL_NATS = 1e-5 * BUDGET
+"""Searches may end this far apart, though the logits differ by rounding alone."""
+FIGURES = ("budget", "weight", "spend", "log_probs", "safe_log_probs")
 
 
-def plain(logits, seen, penalty, temperature):
-    scores, penalty = logits.float(), penalty[:, None]
-    penalised = torch.where(scores > 0, scores / penalty, scores * penalty)
-    return torch.where(seen, penalised, scores) / temperature[:, None]
-
-
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("vocab_size", [1, 257, BLOCK_SIZE + 1])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_agrees_with_plain_torch_bit_for_bit(vocab_size, dtype, backend):
-    generator = torch.Generator().manual_seed(vocab_size)
+def raw_logits(seed, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(seed)
     risky, safe = (
-        (8.0 * torch.randn(3, 2 * vocab_size, generator=generator)).to(dtype)[:, ::2]
-        for _ in range(2)
+        (3.0 * torch.randn(SHAPE, generator=generator)).to(dtype).to(DEVICE) for _ in range(2)
     )
-    risky[0, 0], safe[1, 0] = -math.inf, math.nan
-    seen = torch.rand(3, vocab_size, generator=generator) < 0.5
-    penalty, temperature = torch.tensor([1.0, 1.1, 1.7]), torch.tensor([0.7, 1.0, 1.3])
-    arguments = (x.to(DEVICE) for x in (risky, safe, seen, penalty, temperature))
-    actual = warped_logits(*arguments, backend=backend)
-    for logits, warped in zip((risky, safe), actual, strict=True):
-        expected = plain(logits, seen, penalty, temperature)
-        torch.testing.assert_close(warped.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+    risky[..., 20:30], safe[..., 25:40] = -math.inf, -math.inf
+    return risky, safe
 
 
-def test_one_setting_may_be_expanded_over_all_rows():
-    logits, seen = torch.ones(2, 5, device=DEVICE), torch.ones(2, 5, dtype=torch.bool)
-    settings = (torch.tensor([value], device=DEVICE).expand(2) for value in (2.0, 0.5))
-    for warped in warped_logits(logits, logits, seen.to(DEVICE), *settings, backend="triton"):
-        assert torch.equal(warped, logits)
+def warping(seed, *, temperature=0.7, stops=True, penalty=True):
+    generator = torch.Generator().manual_seed(seed)
+    seen = torch.rand(SHAPE, generator=generator) < 0.02
+    seen[..., 7] = True
+    return Warping(
+        temperature=torch.tensor([temperature], device=DEVICE),
+        penalty=torch.tensor([1.1], device=DEVICE) if penalty else None,
+        seen=seen.to(DEVICE) if penalty else None,
+        stops=Stops.of(STOP_TOKEN_IDS, VOCAB_SIZE, DEVICE) if stops else None,
+    )
+
+
+def exactly_warped(logits, how):
+    """(B, G, V) float64: the penalty and the end in float32, as the kernel reads them, and the
+    temperature in float64."""
+    scores, temperature = logits.float(), how.temperature.double()[:, None, None]
+    if how.penalty is not None:
+        penalty = how.penalty[:, None, None]
+        factor = torch.where(scores > 0, 1.0 / penalty, penalty)
+        scores = torch.where(how.seen, scores * factor, scores)
+    if how.stops is not None:
+        stops = sorted(STOP_TOKEN_IDS)
+        ends = (scores[..., stops].double() / temperature).logsumexp(-1) * temperature[..., 0]
+        scores[..., stops] = -math.inf
+        scores[..., stops[0]] = ends.float()
+    return scores.double() / temperature
+
+
+def walked(risky, safe, how, *, divergence="kl", num_splits=1, backend="triton"):
+    return walk(
+        risky,
+        safe,
+        accounts=new_accounts([BUDGET], [BUDGET], [0.0], "fixed", DEVICE),
+        uniform=torch.tensor([5], device=DEVICE),
+        drafts=torch.zeros(1, 0, dtype=torch.int64, device=DEVICE),
+        warping=how,
+        memory=workspace(1, 1, VOCAB_SIZE, DEVICE, num_splits),
+        divergence=divergence,
+        backend=backend,
+    )
+
+
+@pytest.mark.parametrize(
+    ("divergence", "num_splits", "parts"),
+    [
+        ("kl", 1, {}),
+        ("kl", 2, {"temperature": 1.3}),
+        ("max", 2, {}),
+        ("kl", 1, {"stops": False}),
+        ("max", 1, {"penalty": False}),
+    ],
+)
+def test_a_walk_of_raw_logits_is_that_of_warped_ones(divergence, num_splits, parts):
+    (risky, safe), how = raw_logits(num_splits), warping(1, **parts)
+    options = {"divergence": divergence, "num_splits": num_splits}
+    actual = walked(risky, safe, how, **options)
+    actual = replace(actual, **{name: getattr(actual, name).clone() for name in FIGURES})
+    warped = [exactly_warped(logits, how) for logits in (risky, safe)]
+    expected = walked(*warped, None, **options)
+    assert torch.equal(actual.token_ids, expected.token_ids)
+    assert torch.equal(actual.accepted, expected.accepted)
+    for name in FIGURES:
+        error = (getattr(actual, name) - getattr(expected, name)).abs()
+        assert error.max() < SHORTFALL_NATS, name
+
+
+def test_the_spend_is_that_of_the_warped_models_and_torch_warps_alike():
+    (risky, safe), how = raw_logits(4), warping(4, temperature=0.4)
+    expected, actual = (walked(risky, safe, how, backend=name) for name in ("torch", "triton"))
+    assert torch.equal(actual.token_ids, expected.token_ids)
+    for name in FIGURES:
+        assert (getattr(actual, name) - getattr(expected, name)).abs().max() < 1e-5, name
+    risky, safe = (exactly_warped(logits, how)[:, 0] for logits in (risky, safe))
+    law = reference.tilted_log_probs(risky, safe, actual.weight[:, 0])
+    divergence = reference.kl_divergence(law, safe)
+    assert divergence <= actual.spend <= actual.budget == BUDGET
+    assert BUDGET - divergence <= SHORTFALL_NATS
+
+
+def test_an_end_that_stands_alone_in_its_block_has_the_weight_of_all_stops():
+    generator = torch.Generator().manual_seed(8)
+    risky, safe = (torch.randn(SHAPE, generator=generator).to(DEVICE) for _ in range(2))
+    risky[..., 1030], safe[..., 1030] = 9.0, 6.0
+    how = replace(warping(8, penalty=False), stops=Stops.of([3, 1030], VOCAB_SIZE, DEVICE))
+    result = walked(risky, safe, how)
+    risky, safe = (how.warped(logits).double()[:, 0] for logits in (risky, safe))
+    law = reference.tilted_log_probs(risky, safe, result.weight[:, 0])
+    assert BUDGET - 1e-5 <= reference.kl_divergence(law, safe) <= result.spend + 1e-6
+    assert result.spend <= BUDGET
+
+
+def test_an_end_that_no_model_allows_is_banned():
+    (risky, safe), how = raw_logits(5), warping(5)
+    for logits in (risky, safe):
+        logits[..., STOP_TOKEN_IDS] = -math.inf
+    result = walked(risky, safe, how, num_splits=2)
+    assert result.is_valid.all() and result.token_ids[0, 0] not in STOP_TOKEN_IDS
+    risky[0, 0, STOP_TOKEN_IDS[0]] = math.nan
+    assert not walked(risky, safe, how).is_valid.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_torch_warps_in_the_order_of_transformers(dtype):
+    (logits, _), how = raw_logits(6, dtype), warping(6, stops=False)
+    scores, penalty = logits.float(), how.penalty[:, None, None]
+    penalised = torch.where(scores > 0, scores / penalty, scores * penalty)
+    expected = torch.where(how.seen, penalised, scores) / how.temperature[:, None, None]
+    assert torch.equal(how.warped(logits), expected)
 
 
 def test_wrong_arguments_are_refused():
-    logits, seen, ones = torch.zeros(2, 5), torch.zeros(2, 5, dtype=torch.bool), torch.ones(2)
-    with pytest.raises(ValueError, match=r"must all be \(B, V\), got \(2, 5\), \(2, 4\)"):
-        warped_logits(logits, logits[:, 1:], seen, ones, ones)
-    with pytest.raises(ValueError, match="seen must be bool"):
-        warped_logits(logits, logits, seen.int(), ones, ones)
-    with pytest.raises(ValueError, match=r"temperature must be \(2,\) float32"):
-        warped_logits(logits, logits, seen, ones, ones.double())
+    logits, how = raw_logits(7), warping(7)
+    with pytest.raises(ValueError, match=r"temperature must be \(1,\) torch.float32"):
+        walked(*logits, replace(how, temperature=how.temperature.double()))
+    with pytest.raises(ValueError, match=r"seen must be \(1, 1, 1100\) torch.bool"):
+        walked(*logits, replace(how, seen=how.seen[..., 1:]))
+    with pytest.raises(ValueError, match="penalty and seen must be given together"):
+        walked(*logits, replace(how, seen=None))
+    with pytest.raises(ValueError, match=r"is_stop must be \(1100,\) torch.bool"):
+        walked(*logits, replace(how, stops=Stops.of([1, 2], VOCAB_SIZE + 1, DEVICE)))

@@ -102,6 +102,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "{prompts_without} {prompts_number} {prompts_seed} {prompts_k} {prompts_nan} "
             "{prompts_negative} {prompts_key} {prompts_blank}"
         ),
+        "--messages": ("{missing}", "{folder}", "{empty}", "{garbage}", "{prompts}"),
         "--continue-from": ("{missing}", "{folder}", "{empty}", "{garbage}", "{ended}"),
     },
     SCORE: {
@@ -152,6 +153,18 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--shard-tokens": ("0", "-1", "1.5"),
         "--workers": ("-1", "many"),
         "--dataset": ("a/b",),
+    },
+    "measure copying": {
+        "": words("{missing} {folder} {empty} {garbage} {prompts} {texts} {texts}/one.jsonl"),
+        "{texts}/one.jsonl --prompts": ("{missing}", "{garbage}", "{prompts_list}"),
+        "{texts}/one.jsonl --output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
+    },
+    "measure nonliteral": {
+        "": words("{missing} {folder} {empty} {garbage} {prompts} {texts}/one.jsonl"),
+        "{texts}/one.jsonl --fluency": ("{missing}", "{folder}", "{garbage}", "{empty}"),
+        "{texts}/one.jsonl --comparator": ("<", ""),
+        "{texts}/one.jsonl --num-characters": ("-1", *NOT_WHOLE),
+        "{texts}/one.jsonl --output": ("{existing}", "{folder}"),
     },
     "plan": {
         "--config": words(
@@ -205,6 +218,12 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "quickstart": {
         "--preset": ("huge", ""),
         "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),
+    },
+    "sweep": {
+        "": (
+            *("", "{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}", "{toml_broken}"),
+            *("{toml_circle} --dry-run", "{toml_odd} --inputs", "{toml_odd} --output"),
+        ),
     },
     "lm-eval": {"": ("--nonsense", "nonsense", "run --limit x", "run --model", "validate")},
     "gpu-check": {

@@ -97,7 +97,7 @@ def test_samples_have_a_ledger_each_and_each_can_be_continued(capsys, pair_words
     status, _, err = run(capsys, "generate", *short, *earlier)
     assert status == 0 and "(in total 9)" in err
     status, _, err = run(capsys, "generate", *short, *earlier, "--prompt", "the keeper")
-    assert status == 2 and "give either --prompt, --prompt-file or" in err
+    assert status == 2 and "give either --prompt, --prompt-file," in err
 
 
 def test_score_prints_one_json_object(capsys, pair_words):

@@ -1,7 +1,6 @@
-"""A paired step with plain and with packed layers: python -m anchored.tools.bench.forward"""
+"""A paired step with plain and with packed layers."""
 
 import statistics
-import sys
 from collections.abc import Iterator
 from unittest import mock
 
@@ -14,19 +13,19 @@ from anchored.decode.engine.request import Request
 from anchored.decode.models import backbone
 from anchored.decode.settings import SamplingConfig
 
-from .options import Shape
+from .options import BenchForwardConfig
 from .random_inputs import random_pair, random_prompts
 from .timing import in_turns, timed
 
 NUM_ROWS = (1, 2, 4, 16)
 NUM_STEPS = 12
 PROMPT_TOKENS = 8
-VOCAB_SIZE = 32_000
 K = 0.1
 
 
-def run(shape: Shape = "wide", vocab_size: int = VOCAB_SIZE) -> int:
-    """Print one table and return 0; both models of the pair have this shape."""
+def run(config: BenchForwardConfig) -> int:
+    """Print one table and return 0."""
+    shape, vocab_size = config.shape, config.vocab_size
     pair = random_pair(
         shape,
         shape,
@@ -73,7 +72,3 @@ def _batch(pair: ModelPair, num_rows: int, *, packs: bool) -> PairedBatch:
         ]
     )
     return batch
-
-
-if __name__ == "__main__":
-    sys.exit(run())

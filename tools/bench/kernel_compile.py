@@ -1,7 +1,5 @@
 """What the walk kernel becomes on an sm_90 GPU, told by Triton's compiler without one.
 
-    python -m anchored.tools.bench.kernel_compile [variant ...] > docs/results/kernel-compile.txt
-
 Every variant that decoding launches is compiled as it would be launched: by the public functions,
 with the very arguments, and what is None among them, through Triton's own path.
 """
@@ -10,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +27,9 @@ from anchored import text_tables
 from anchored.kernels.accounts import empty_accounts
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.sizes import splits_of
+from anchored.kernels.warping import Stops, Warping
+
+from .options import BenchKernelCompileConfig
 
 # B requests, G rows of each, V vocabulary.
 
@@ -39,7 +39,7 @@ NUM_PROCESSORS = 132
 
 CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-MODES = ("solve", "draw", "given", "seeds", "score")
+MODES = ("solve", "draw", "given", "seeds", "raw", "score")
 COLUMNS = ("threads", "registers", "stack", "spills", "instructions", "fp64", "MUFU", "SHFL", "BAR")
 NAME_WIDTH, WIDTH = 26, 13
 
@@ -50,7 +50,8 @@ class Variant:
 
     mode: str
     """Without accounts "solve" and "draw", a projection with and without a draw; with accounts
-    "given" and "seeds", walks drawn by given numbers and by seeds, and "score"."""
+    "given" and "seeds", walks drawn by given numbers and by seeds, "raw", as the latter of raw
+    logits with a penalty and stop tokens, and "score"."""
     is_max: bool = False
     dtype: str = "bf16"
     num_requests: int = 4
@@ -67,15 +68,22 @@ def variants() -> Iterator[Variant]:
     """Every variant that projections, decoding and scoring launch."""
     for mode, is_max, dtype in product(MODES, (False, True), DTYPES):
         yield Variant(mode=mode, is_max=is_max, dtype=dtype)
-    for mode, num_positions in product(("seeds", "score"), (2, 5, 9)):
+    for mode, num_positions in product(("seeds", "raw", "score"), (2, 5, 9)):
         yield Variant(mode=mode, num_positions=num_positions)
     for num_requests in (1, 16, 64, 67, 256, 3000):
-        yield Variant(mode="seeds", num_requests=num_requests)
+        yield Variant(mode="raw", num_requests=num_requests)
 
 
-def main() -> int:
-    """Print one table of the variants named, or of all; 1 if any of them does not compile."""
-    chosen = [each for each in variants() if not sys.argv[1:] or each.name in sys.argv[1:]]
+def run(config: BenchKernelCompileConfig) -> int:
+    """Print one table of the variants named, or of all; 1 if any of them does not compile.
+
+    Raises ValueError for a name that is no variant's.
+    """
+    known = {variant.name: variant for variant in variants()}
+    for name in config.variants:
+        if name not in known:
+            raise ValueError(f"there is no variant {name!r}: known are {', '.join(known)}")
+    chosen = [known[name] for name in config.variants or known]
     print(
         f"The walk kernel for sm_90, V = {VOCAB_SIZE}, Triton {triton.__version__}; compiled, not"
     )
@@ -145,10 +153,19 @@ def _launch(variant: Variant) -> None:
         launch.project_into(memory, rows, rows, budget, uniform, is_max=variant.is_max)
         return
     keys = torch.zeros(*sizes, dtype=torch.int64)
-    uniform = {"given": numbers, "seeds": keys[:, 0].contiguous(), "score": None}[variant.mode]
+    seeds = keys[:, 0].contiguous()
+    uniform = {"given": numbers, "seeds": seeds, "raw": seeds, "score": None}[variant.mode]
     given = keys if uniform is None else keys[:, 1:].contiguous()
+    ones = torch.ones(variant.num_requests)
+    raw = Warping(
+        temperature=ones,
+        penalty=ones,
+        seen=torch.empty(*sizes, VOCAB_SIZE, dtype=torch.bool),
+        stops=Stops.of(range(3), VOCAB_SIZE, CPU),
+    )
     launch.launch_walk(
         *(logits, logits, empty_accounts(variant.num_requests, CPU), uniform, given),
+        warping=raw if variant.mode == "raw" else None,
         memory=memory,
         is_max=variant.is_max,
     )
@@ -186,7 +203,3 @@ def sass_operations(sass: str) -> list[str]:
 def _printed(program: str, *arguments: str | Path) -> str:
     path = Path(triton.__file__).parent / "backends/nvidia/bin" / program
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
-
-
-if __name__ == "__main__":
-    sys.exit(main())

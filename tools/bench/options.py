@@ -98,6 +98,26 @@ class BenchDecodeConfig(RandomPairOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BenchForwardConfig:
+    """A paired step with plain and with packed layers: anchored bench forward --shape wide"""
+
+    shape: Shape = "wide"
+    """Of both models; their weights are random."""
+    vocab_size: int = 32_000
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "vocab_size")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchKernelCompileConfig:
+    """Registers, spills and instructions of the walk kernel: anchored bench kernel-compile"""
+
+    variants: tuple[str, ...] = ()
+    """Only these launches, by the names in the table; empty: all of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BenchFlopsConfig(RandomPairOptions):
     """What a decoded token should cost, beside the clock: anchored bench flops --risky small"""
 
@@ -188,6 +208,38 @@ class BenchSpeculateConfig:
             raise ValueError("give both folders, safe and risky, or neither")
         if self.clock == "cpu" and self.device != "cpu":
             raise ValueError(f"clock cpu does not see {self.device}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchLmEvalConfig(RandomPairOptions):
+    """The pair as a model of lm-eval beside lm-eval's own of each model: anchored bench lm-eval
+
+    The same requests of four kinds go to both in turn, batches of one size. lm-eval's own model
+    answers them once with the safe and once with the risky model: what a pair cannot do without.
+    """
+
+    vocab_size: int = 8192
+    questions: int = 32
+    """Contexts of multiple choice; each with choices of several tokens, and with four letters."""
+    choices: int = 4
+    context_tokens: int = 96
+    choice_tokens: int = 8
+    """Tokens of the longest choice; the others are shorter."""
+    texts: int = 32
+    """Whole texts, of context and choice together, and as many to go on from."""
+    new_tokens: int = 32
+    """Tokens of a generated text, by greedy decoding."""
+    k: float = 0.1
+    """Nats a token."""
+    batch_size: int = 16
+    runs: int = 5
+    """Of each, in turn; the median counts."""
+
+    def __post_init__(self) -> None:
+        check_device_name(self.device)
+        check_k(self.k)
+        check_least(self, 1, "questions", "choices", "context_tokens", "texts", "new_tokens")
+        check_least(self, 1, "choice_tokens", "batch_size", "runs", "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 STDIN = Path("-")
 PROMPT_KINDS: dict[str, tuple[type, ...]] = {
     "prompt": (str,),
+    "messages": (list,),
     "id": (str, int),
     "seed": (int,),
     "k": (int, float),
@@ -80,9 +81,10 @@ def _try(path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLine:
-    """A prompt, and what it has of its own."""
+    """A prompt or a conversation, and what it has of its own."""
 
-    prompt: str
+    prompt: str = ""
+    messages: list[dict[str, str]] | None = None
     id: str | int | None = None
     """The caller's name for it, which its results bear."""
     seed: int | None = None
@@ -99,10 +101,13 @@ class PromptLine:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def read_prompts(file: Path) -> list[PromptLine]:
+def read_prompts(
+    file: Path, *, holds: Literal["prompt", "messages"] = "prompt"
+) -> list[PromptLine]:
     """The prompts of a file, one JSON object a line; blank lines are left out.
 
-    file: "-" is stdin. Raises OSError, or ValueError that names the file and the line.
+    file: "-" is stdin. holds: what each line has, not the other. Raises OSError, or ValueError
+    that names the file and the line.
     """
     name = "stdin" if file == STDIN else str(file)
     try:
@@ -112,20 +117,21 @@ def read_prompts(file: Path) -> list[PromptLine]:
     # Not splitlines: JSON strings may hold other separators of lines, as U+2028.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
-        raise ValueError(f"{name} holds no prompts")
-    return [_parsed(line, f"{name}, line {number}") for number, line in lines]
+        raise ValueError(f"{name} holds no {holds.removesuffix('s')}s")
+    return [_parsed(line, f"{name}, line {number}", holds) for number, line in lines]
 
 
-def _parsed(line: str, place: str) -> PromptLine:
+def _parsed(line: str, place: str, holds: str) -> PromptLine:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place} is not JSON: {error}") from None
-    if not isinstance(record, dict) or not record.get("prompt"):
-        raise ValueError(f'{place} must be an object with a "prompt"')
+    if not isinstance(record, dict) or not record.get(holds):
+        raise ValueError(f'{place} must be an object with a "{holds}"')
+    others = {"prompt", "messages"} - {holds}
     for key, value in record.items():
-        if key not in PROMPT_KINDS:
-            known = ", ".join(PROMPT_KINDS)
+        if key not in PROMPT_KINDS.keys() - others:
+            known = ", ".join(kind for kind in PROMPT_KINDS if kind not in others)
             raise ValueError(f"{place} has an unknown key {key!r}; known: {known}")
         if not isinstance(value, PROMPT_KINDS[key]) or isinstance(value, bool):
             allowed = " or ".join(kind.__name__ for kind in PROMPT_KINDS[key])

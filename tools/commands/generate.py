@@ -28,6 +28,7 @@ class GenerateConfig(PairOptions):
     Texts go to stdout as they end, a single one piece by piece on a terminal; what each spent is
     a line on stderr. With --prompt-file, every result is one line of JSON on stdout:
     anchored generate --safe A --risky B --prompt-file prompts.jsonl > results.jsonl
+    Of an instruct model, --chat or --messages: the safe model may be a base model.
     """
 
     prompt: UseAppendAction[tuple[str, ...]] = ()
@@ -35,10 +36,14 @@ class GenerateConfig(PairOptions):
     prompt_file: Path | None = None
     """JSON lines, {"prompt": ..., optional "id", "seed", "k", "passage"}, or - for stdin; implies
     --json."""
+    messages: Path | None = None
+    """JSON lines of conversations, {"messages": [{"role": ..., "content": ...}, ...], ...} as
+    --prompt-file, or - for stdin; implies --json."""
     continue_from: Path | None = None
     """Ledger of a generation that reached its length, to go on from in place of a prompt."""
     chat: bool = False
-    """Each prompt is a user's turn in the chat template of the safe model's tokenizer."""
+    """Each prompt is a user's turn. Each model reads it by its tokenizer's chat template; a safe
+    model without one reads the text, a risky one without one what the safe model reads."""
     num_return_sequences: int = 1
     """Samples of each prompt, drawn independently; their bounds add up."""
     max_new_tokens: int = 200
@@ -61,9 +66,9 @@ class GenerateConfig(PairOptions):
 
     def __post_init__(self) -> None:
         PairOptions.__post_init__(self)
-        given = (bool(self.prompt), self.prompt_file is not None, self.continue_from is not None)
-        if sum(given) != 1:
-            raise ValueError("give either --prompt, --prompt-file or --continue-from")
+        files = (self.prompt_file, self.messages, self.continue_from)
+        if bool(self.prompt) + sum(file is not None for file in files) != 1:
+            raise ValueError("give either --prompt, --prompt-file, --messages or --continue-from")
         if self.chat and self.continue_from is not None:
             raise ValueError("--chat begins a text: it cannot go with --continue-from")
         if self.num_return_sequences < 1:
@@ -71,7 +76,7 @@ class GenerateConfig(PairOptions):
 
     @property
     def writes_json(self) -> bool:
-        return self.json or self.prompt_file is not None
+        return self.json or self.prompt_file is not None or self.messages is not None
 
     @property
     def is_streamed(self) -> bool:
@@ -85,6 +90,8 @@ def run(config: GenerateConfig) -> int:
     lines = [PromptLine(prompt=prompt) for prompt in config.prompt]
     if config.prompt_file is not None:
         lines = read_prompts(config.prompt_file)
+    if config.messages is not None:
+        lines = read_prompts(config.messages, holds="messages")
     num_texts = max(len(lines), 1) * config.num_return_sequences
     if num_texts > MAX_TEXTS:
         raise ValueError(f"at most {MAX_TEXTS:,} texts are generated in one call, got {num_texts}")
@@ -122,7 +129,10 @@ def _results(
         asked |= {"continue_from": earlier, "seed": config.seed}
         prompts: Any = ()
     else:
-        prompts = [_chat_prompt(decoder, ln.prompt) if config.chat else ln.prompt for ln in lines]
+        prompts = [line.prompt for line in lines]
+        if config.chat or config.messages is not None:
+            chats = [line.messages or _user_turn(line.prompt) for line in lines]
+            asked["messages"], prompts = chats[0] if len(chats) == 1 else chats, []
         asked["seed"] = [config.seed if line.seed is None else line.seed for line in lines]
         asked["k"] = [line.k for line in lines]
         if any(reading.takes_passage for reading in decoder.rule.streams.values()):
@@ -130,7 +140,7 @@ def _results(
     if config.is_streamed:
         asked |= {name: asked[name][0] for name in ("seed", "k")}
         asked["passage"] = asked.pop("passages", [None])[0]
-        pieces = decoder.stream(prompts[0], **asked)
+        pieces = decoder.stream(*prompts, **asked)
         for piece in pieces:
             print(piece.text, end="", flush=True)
         return [(0, pieces.generation)]
@@ -142,23 +152,8 @@ def _results(
     )
 
 
-def _chat_prompt(decoder: "anchored.Decoder", text: str) -> list[int]:
-    """Token ids of a user's turn and of the beginning of the answer."""
-    from jinja2 import TemplateError
-
-    tokenizer = decoder.pair.tokenizer
-    if decoder.level.name != "token":
-        raise ValueError("--chat needs the token level: templates hold tokens that are no text")
-    if not tokenizer.chat_template:
-        raise ValueError("--chat: the safe model's tokenizer has no chat template")
-    turns = [{"role": "user", "content": text}]
-    try:
-        token_ids = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, return_dict=False
-        )
-    except TemplateError as error:
-        raise ValueError(f"--chat: the template refuses the prompt: {error}") from None
-    return list(token_ids)
+def _user_turn(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 def _report(
@@ -194,7 +189,8 @@ def _record(
     return {
         "id": line.id if line else None,
         "index": index,
-        "prompt": line.prompt if line else None,
+        "prompt": line.prompt or None if line else None,
+        **({"messages": line.messages} if line and line.messages else {}),
         "text": result.text,
         "finish_reason": result.finish_reason,
         "error": result.error,

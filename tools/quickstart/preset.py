@@ -27,6 +27,15 @@ class Folders:
         return self.root / "corpus"
 
     @property
+    def prompts(self) -> Path:
+        return self.root / "prompts.jsonl"
+
+    @property
+    def works(self) -> Path:
+        """The protected works as a corpus of passages."""
+        return self.root / "works.jsonl"
+
+    @property
     def tasks(self) -> Path:
         return self.root / "tasks"
 

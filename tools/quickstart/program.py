@@ -23,6 +23,7 @@ from .corpus import EXTRA, read
 from .findings import findings
 from .multiple_choice import EXTRA_TASK, MIXTURE_TASK, write_tasks
 from .preset import RUNS, Folders, Preset, load_preset, run_config
+from .protected_works import write_inputs
 
 RESULTS_SCHEMA = "anchored-quickstart/1"
 
@@ -62,6 +63,7 @@ def _train(steps: Steps, folders: Folders, preset: Preset) -> None:
     for name in RUNS:
         steps.run(f"pretrain {name}", partial(training.train, folders, preset, name))
     steps.run("export", lambda: training.export(folders, preset))
+    steps.run("write prompts", lambda: write_inputs(preset.works(), folders.prompts, folders.works))
 
 
 def _experiment(folders: Folders, preset: Preset) -> Experiment:

@@ -1,14 +1,19 @@
 """The protected works, which a risky model recites and a safe one never sees, and their prompts."""
 
+import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from anchored.durable_files import write_durably
 from anchored.eval.experiments.experiment import Prompt
 
 WORKS_FOLDER = Path(__file__).parent / "works"
 PROMPT_WORDS, REFERENCE_WORDS = 40, 100
+PASSAGE_WORDS = 100
+"""Of a passage: with a prompt and what is generated it fits into the models' context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,3 +66,22 @@ def cut_prompts(
         prompt, reference = work.text[:cut], work.text[cut:end]
         prompts.append(Prompt(id=work.id, title=work.title, prompt=prompt, reference=reference))
     return prompts
+
+
+def write_inputs(works: Sequence[Work], prompts: Path, passages: Path) -> None:
+    """What sweeps read: a prompt a line, and the works as a corpus of passages, both JSON lines."""
+    lines = [asdict(prompt) for prompt in cut_prompts(works)]
+    own = [{key: line[key] for key in ("id", "title", "prompt", "reference")} for line in lines]
+    write_durably(prompts, _json_lines(own))
+    write_durably(passages, _json_lines(_passages(works)))
+
+
+def _passages(works: Iterable[Work]) -> Iterable[dict[str, Any]]:
+    for work in works:
+        starts = [match.start() for match in re.finditer(r"\S+", work.text)][::PASSAGE_WORDS]
+        for number, (start, end) in enumerate(zip(starts, [*starts[1:], None], strict=True)):
+            yield {"id": f"{work.id}-{number}", "text": work.text[start:end].rstrip()}
+
+
+def _json_lines(records: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)

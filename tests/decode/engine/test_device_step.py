@@ -13,7 +13,7 @@ from anchored.decode.engine.request import Request
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models import linear
 from anchored.decode.settings import SamplingConfig
-from anchored.kernels import walk, warping
+from anchored.kernels import walk
 
 # The interpreter divides by zero in lanes that it discards.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -85,10 +85,9 @@ class NoAnswers(TorchFunctionMode):
 
 @pytest.fixture
 def by_triton(monkeypatch):
-    """Walks, warping and plain layers as on CUDA, the kernels in the interpreter."""
+    """Walks and plain layers as on CUDA, the kernels in the interpreter."""
     monkeypatch.setattr(linear, "can_pack", lambda weight: False)
-    for module in (walk, warping):
-        monkeypatch.setattr(module, "resolved_backend", lambda backend, device: "triton")
+    monkeypatch.setattr(walk, "resolved_backend", lambda backend, device: "triton")
 
 
 @pytest.mark.usefixtures("by_triton")

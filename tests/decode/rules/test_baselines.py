@@ -14,7 +14,7 @@ from anchored.decode.rules.cp_fuse import CPFuse, fused_weights, grid
 from anchored.decode.rules.memfree import MemFree
 from anchored.decode.rules.rcad import RCAD
 from anchored.decode.rules.registry import RULES, make_rule
-from anchored.decode.rules.rule import Past, StepInputs
+from anchored.decode.rules.rule import Past, StepInputs, opened
 from anchored.decode.rules.single_model import RiskyOnly
 from anchored.decode.rules.switches import ColdStart, GlobalSwitch
 from anchored.decode.rules.token_swap import TokenSwap
@@ -28,11 +28,15 @@ SAFE[0, 2] = -np.inf
 class Words:
     """Tokens are single words, but "outside", which takes two."""
 
-    name, vocab_size, symbols_per_token = "token", 7, 1
+    name, vocab_size, symbols_per_token, compares_models = "token", 7, 1, True
 
     def encode_continuation(self, text):
         spelled = {" the": [1], " of": [4], " outside": [5, 6]}
         return spelled.get(text) or [int(word) for word in text.split()]
+
+    def symbol_of(self, text):
+        symbols = self.encode_continuation(text)
+        return symbols[0] if len(symbols) == 1 else None
 
 
 def inputs(*, texts=((), (), ()), owed=((0.0,) * 3,) * 2, budget=(1.0,) * 3) -> StepInputs:
@@ -117,8 +121,9 @@ def test_cp_fuse_finds_the_first_of_equal_losses():
 
 
 def test_token_swap_keeps_the_mass_of_the_list_and_the_ratios_beside_it(caplog):
-    rule = TokenSwap(words=["the", "of", "outside"]).for_symbols(Words())
-    assert "leaves out 1 of 3 words, which are not one token: outside" in caplog.text
+    rule = opened(TokenSwap(words=["the", "of", "outside"]), Words())
+    assert "1 of 3 words, which are not one token of both models: outside" in caplog.text
+    assert rule.used_words == {"swapped": ["the", "of"], "left_out": ["outside"]}
     found, safe, risky = (
         law(rule, inputs()),
         softmax(SAFE / TEMPERATURE),

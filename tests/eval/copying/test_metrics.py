@@ -8,6 +8,7 @@ import pytest
 from copying_cases import HAND_CASES, number_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
 
 from anchored.eval.copying.metrics import (
     METRICS,
@@ -15,6 +16,7 @@ from anchored.eval.copying.metrics import (
     copying_score,
     copying_scores,
     copying_summary,
+    rouge_f1,
 )
 
 TEXTS = st.lists(st.sampled_from(["the", "owl", "Owl", "sat,", "sat", "by", "night"]), max_size=25)
@@ -42,6 +44,15 @@ def test_an_identical_text_scores_the_maximum(words):
     assert (score.rouge1_f1, score.rougeL_f1, score.jaccard, score.minhash) == (1, 1, 1, 1)
     assert score.word_lcs == score.word_acs == len(words)
     assert score.char_lcs == len(text)
+
+
+@given(TEXTS, TEXTS)
+@settings(deadline=None)
+def test_rouge_is_that_of_rouge_score_to_the_last_bit(first, second):
+    texts = [" ".join(words + ["running", "Nightly's"][: len(words)]) for words in (first, second)]
+    scores = RougeScorer(["rouge1", "rougeL"], use_stemmer=True).score(*reversed(texts))
+    expected = scores["rouge1"].fmeasure, scores["rougeL"].fmeasure
+    assert rouge_f1(*texts, max_words=100) == expected
 
 
 def test_copied_characters_are_the_copied_words_as_the_hypothesis_spells_them():

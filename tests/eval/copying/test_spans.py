@@ -2,16 +2,18 @@
 
 import string
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rouge_score.rouge_scorer import _score_lcs
 
 from anchored.eval.copying.spans import (
     Span,
     disjoint_common_spans,
     has_non_ascii_words,
     longest_common_span,
+    longest_common_subsequence,
+    word_symbols,
     words,
 )
 
@@ -19,7 +21,7 @@ SHORT = st.lists(st.integers(0, 3), max_size=14)
 
 
 def symbols(values):
-    return np.array(values, dtype=np.int64)
+    return "".join(map(chr, values))
 
 
 def brute_force_span(first, second):
@@ -45,13 +47,39 @@ def test_chosen_spans_are_equal_long_enough_disjoint_and_all_there_are(first, se
     spans = disjoint_common_spans(symbols(first), symbols(second), min_length=min_length)
     longest = longest_common_span(symbols(first), symbols(second))
     assert (longest in spans) == (longest.length >= min_length)
-    left_first, left_second = symbols(first), symbols(second)
+    left_first, left_second = list(first), list(second)
     for i, j, length in spans:
         assert length >= min_length and first[i : i + length] == second[j : j + length]
-        for left, start, used in ((left_first, i, -1), (left_second, j, -2)):
-            assert (left[start : start + length] >= 0).all()
-            left[start : start + length] = used
-    assert longest_common_span(left_first, left_second).length < min_length
+        for left, start, used in ((left_first, i, 8), (left_second, j, 9)):
+            assert max(left[start : start + length]) < 8
+            left[start : start + length] = [used] * length
+    rest = longest_common_span(symbols(left_first), symbols(left_second))
+    assert rest.length < min_length
+
+
+@given(SHORT, SHORT, st.integers(1, 4))
+def test_a_span_below_the_minimum_is_none(first, second, min_length):
+    longest = brute_force_span(first, second)
+    found = longest_common_span(symbols(first), symbols(second), min_length=min_length)
+    assert found == (longest if longest.length >= min_length else Span(0, 0, 0))
+
+
+def test_a_long_copy_is_found_at_its_place():
+    passage = "".join(chr(300 + i) for i in range(1000))
+    hypothesis, reference = "a" * 700 + passage, passage + "b" * 700
+    assert longest_common_span(hypothesis, reference) == Span(700, 0, 1000)
+    assert longest_common_span(hypothesis, reference[1:]) == Span(701, 0, 999)
+
+
+@given(SHORT, SHORT)
+def test_the_subsequence_is_as_long_as_rouge_s_own(first, second):
+    # A quotient by the length of either side gives the length back: they are below 14.
+    expected = _score_lcs(first, second).precision * len(second)
+    assert longest_common_subsequence(symbols(first), symbols(second)) == round(expected)
+
+
+def test_words_are_numbered_alike_in_all_texts():
+    assert word_symbols(["the", "owl", "the"], ["owl", "sat"]) == ["\0\1\0", "\1\2"]
 
 
 def test_a_short_early_span_does_not_shadow_a_longer_overlapping_one():

@@ -18,7 +18,12 @@ from anchored.eval.figures.curves import (
     plot_loss_curves,
 )
 from anchored.eval.figures.style import label_points
-from anchored.eval.figures.trade_off import TradeOffPoint, plot_trade_off
+from anchored.eval.figures.trade_off import (
+    TradeOffPoint,
+    pareto_front,
+    plot_methods,
+    plot_trade_off,
+)
 
 POINTS = [
     TradeOffPoint(label="p_s", role="safe", ncr=1.0, bits_per_byte=2.4),
@@ -74,6 +79,51 @@ def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, count
     plot_trade_off(points, tmp_path / "trade_off.png", num_seeds=3)
     assert drawn[0].get_xlabel() == f"normalized copying reduction{scope} (1 = safe model)"
     assert "standard deviation" not in drawn[0].get_figure(root=True).get_supxlabel()
+
+
+def point(label, ncr, bits, method="m", role="baseline"):
+    return TradeOffPoint(label=label, role=role, ncr=ncr, bits_per_byte=bits, method=method)
+
+
+@pytest.mark.parametrize(
+    ("figures", "front"),
+    [
+        ([(0.0, 2.0), (1.0, 3.0)], "ab"),  # neither betters the other
+        ([(0.5, 2.0), (1.0, 2.0), (0.5, 1.9)], "cb"),  # one figure is as good, the other better
+        ([(0.5, 2.0), (0.5, 2.0)], "ab"),  # equal points are all kept
+        ([(0.2, 2.5), (0.9, 2.1), (0.8, 2.2), (1.1, 2.6)], "bd"),
+        ([(math.nan, 1.0), (0.5, math.inf), (0.1, 2.0)], "c"),
+    ],
+)
+def test_the_front_is_what_no_other_point_betters(figures, front):
+    points = [point(name, *each) for name, each in zip("abcd", figures, strict=False)]
+    assert "".join(each.label for each in pareto_front(points)) == front
+
+
+def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
+    ours = [point("k=1", 0.9, 2.2, "Anchored", "anchored"), point("k=9", 0.4, 2.0, "Anchored")]
+    ours[1] = replace(ours[1], role="anchored", ncr_std=0.1)
+    panels = {
+        "One": [*ours, point("", 0.8, 2.4, "NoOpt"), point("gone", math.nan, 2.0, "Nothing")],
+        "Two": [*ours, point("n=1", 0.3, 2.3, "NoDebt"), point("n=2", 0.5, 2.1, "NoOpt")],
+    }
+    options = {"title": "Methods", "utility_name": "held-out extra", "num_seeds": 3}
+    for name in ("first.svg", "second.svg"):
+        plot_methods(panels, tmp_path / name, **options)
+    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
+    one, two = drawn[:2]
+    assert line_of(one, "Anchored").get_xydata().tolist() == [[0.9, 2.2], [0.4, 2.0]]
+    assert line_of(one, "Pareto front").get_xydata().tolist() == [[0.4, 2.0], [0.9, 2.2]]
+    looks = [(line.get_color(), line.get_marker()) for line in one.get_lines()]
+    again = line_of(two, "NoOpt")
+    assert (again.get_color(), again.get_marker()) in looks
+    assert line_of(two, "NoDebt").get_color() != again.get_color()
+    assert {"k=1", "k=9"} <= {text.get_text() for text in one.texts} and one.get_title("left")
+    (left, right), (bottom, top) = one.get_xlim(), one.get_ylim()
+    span = one.patches[0].get_extents().transformed(one.transData.inverted())
+    assert (span.x0, span.x1) == pytest.approx((0.75, right)) and left < 0.75 and bottom > top
+    caption = one.get_figure(root=True).get_supxlabel()
+    assert "over 3 seeds" in caption and "Pareto front" in caption
 
 
 @pytest.mark.parametrize(
@@ -181,7 +231,14 @@ def test_matplotlib_settings_are_left_as_they_were(tmp_path):
         assert matplotlib.rcParams["legend.frameon"]
 
 
-@pytest.mark.parametrize("plot", [plot_trade_off, plot_budget_trajectories, plot_loss_curves])
+def plot_nothing_of_methods(points, path):
+    plot_methods({"One": points}, path, title="", utility_name="")
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [plot_trade_off, plot_budget_trajectories, plot_loss_curves, plot_nothing_of_methods],
+)
 def test_a_picture_of_nothing_is_refused(plot, tmp_path):
     with pytest.raises(ValueError, match="at least one"):
         plot([], tmp_path / "nothing.png")

@@ -1,12 +1,15 @@
 """The lm-eval model: hand-computed log-likelihoods, the boundary, windows."""
 
+import copy
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
-from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
 from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
@@ -148,7 +151,7 @@ def test_long_contexts_are_cut_at_the_left_with_one_warning(safe_lm, pair, caplo
             [(None, long, continuation), (None, long, continuation)], disable_tqdm=True
         )
     assert caplog.messages == ["2 contexts were cut at the left to fit the models' context"]
-    expected, _ = hand_log_likelihood(pair.safe, long[-126:], continuation)
+    expected, _ = hand_log_likelihood(pair.safe, long[-127:], continuation)
     assert [a for a, _ in answers] == pytest.approx([expected] * 2, abs=1e-9)
 
 
@@ -156,7 +159,7 @@ def test_long_contexts_are_cut_at_the_left_with_one_warning(safe_lm, pair, caplo
     ("strings", "context", "continuation", "message"),
     [
         (("la", "mp"), [0, 5], [], "has no token of its own"),  # it merges into the context
-        (None, [0], [5] * 128, "128 tokens leaves no room for context"),
+        (None, [0], [5] * 129, "129 tokens leaves no room for context"),
     ],
 )
 def test_continuations_that_cannot_be_scored_are_refused(
@@ -179,19 +182,21 @@ def test_generations_that_cannot_be_are_refused(safe_lm, settings, message):
 
 
 def test_rolling_scores_a_short_text_after_begin_of_text(safe_lm, pair):
-    tokens = pair.tokenizer(CONTEXT, add_special_tokens=False)["input_ids"]
-    expected, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens)
+    begin = pair.tokenizer.bos_token_id  # which the tokenizer puts before the text once more
+    tokens = pair.tokenizer(CONTEXT)["input_ids"]
+    expected, _ = hand_log_likelihood(pair.safe, [begin], tokens)
+    empty, _ = hand_log_likelihood(pair.safe, [begin], [begin])
     answers = safe_lm.loglikelihood_rolling([request(CONTEXT), request("")], disable_tqdm=True)
-    assert answers == pytest.approx([expected, 0.0], abs=1e-9)
+    assert answers == pytest.approx([expected, empty], abs=1e-9)
 
 
 def test_rolling_scores_every_token_of_a_long_text_once(safe_lm, pair):
     text = " ".join(f"{number} waves" for number in range(28))
-    tokens = pair.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert 128 < len(tokens) < 2 * 127  # two windows
-    first, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens[:127])
-    last = tokens[127:]
-    context = tokens[len(tokens) - 128 : 127]  # as much as fits with the rest
+    tokens = pair.tokenizer(text)["input_ids"]
+    assert 129 < len(tokens) < 2 * 128  # two windows
+    first, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens[:128])
+    last = tokens[128:]
+    context = tokens[len(tokens) - 129 : 128]  # as much as fits with the rest
     second, _ = hand_log_likelihood(pair.safe, context, last)
     (total,) = safe_lm.loglikelihood_rolling([request(text)], disable_tqdm=True)
     assert total == pytest.approx(first + second, abs=1e-9)
@@ -200,7 +205,7 @@ def test_rolling_scores_every_token_of_a_long_text_once(safe_lm, pair):
 def test_failed_requests_are_refused_rather_than_averaged(safe_lm, monkeypatch):
     broken = SimpleNamespace(error="the safe model's logits are NaN")
     monkeypatch.setattr(safe_lm.decoder, "score", lambda *_, **__: [broken])
-    monkeypatch.setattr(safe_lm.decoder, "generate", lambda *_, **__: [broken])
+    monkeypatch.setattr(safe_lm.decoder, "generate_each", lambda *_, **__: [(0, broken)])
     with pytest.raises(ValueError, match="request 0 cannot be scored: the safe model's logits"):
         likelihoods(safe_lm, ("a", " b"))
     with pytest.raises(ValueError, match="request 0 cannot be generated: the safe model's logits"):
@@ -233,6 +238,40 @@ def test_bytes_of_a_continuation_are_scored_at_byte_level(pair):
     assert 0 < len(text.encode()) <= 8 or "\ufffd" in text
 
 
+def test_bytes_are_cut_between_characters_to_what_both_tokenizers_let_through(pair, caplog):
+    lm = AnchoredLM(Decoder(pair, Anchored(k=0.5), level="byte"), max_gen_toks=2)
+    long = "\u2603 " * 200 + "the keeper of the lamp"
+    with caplog.at_level(logging.WARNING):
+        ((log_prob, _),) = likelihoods(lm, (long, " wrote"))
+        (text,) = texts(lm, (long, {"until": [], "do_sample": True}))
+    cuts = [message for message in caplog.messages if "were cut" in message]
+    assert cuts == ["1 contexts were cut at the left to fit the models' context"] * 2
+    symbols = lm.tok_encode(long)
+    kept = lm._fitting.scored(symbols, lm.tok_encode(" wrote"))
+    assert bytes(kept).decode() == long[-len(bytes(kept).decode()) :]  # whole characters
+    (score,) = lm.decoder.score([kept], [" wrote"])
+    assert log_prob == pytest.approx(score.log_prob, abs=1e-9) and text
+    longer = symbols[-len(kept) - 3 :]
+    assert lm.decoder.level.too_long([*longer, *lm.tok_encode(" wrote")], 32)
+    with pytest.raises(ValueError, match="no room is left for context"):
+        likelihoods(lm, ("a", "\u2603 " * 200))
+
+
+def test_bytes_of_a_long_text_are_each_scored_once_in_windows(pair):
+    lm = AnchoredLM(Decoder(pair, SafeOnly(), level="byte"))
+    text = "\u2603 of the lamp, " * 40
+    symbols = lm.tok_encode(text)
+    windows = lm._fitting.windows(symbols, ord("\n"))
+    assert len(windows) > 1
+    assert [byte for _, scored in windows for byte in scored] == symbols
+    ends = [bytes(scored).decode() for _, scored in windows]  # whole characters
+    contexts = [bytes(context).decode() for context, _ in windows]
+    assert contexts == ["\n", *(end[-1] for end in ends[:-1])]
+    scores = lm.decoder.score(contexts, ends, horizon=[len(own) for _, own in windows])
+    (total,) = lm.loglikelihood_rolling([request(text)], disable_tqdm=True)
+    assert total == pytest.approx(sum(score.log_prob for score in scores), abs=1e-9)
+
+
 def test_generation_is_greedy_unless_sampling_is_asked_for_and_ends_at_a_stop(safe_lm, pair):
     tokens = safe_lm.tok_encode(CONTEXT)
     start = len(tokens)
@@ -261,9 +300,9 @@ def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch):
 
     def generate(prompts, **settings):
         calls.append(settings)
-        return [SimpleNamespace(text="", error="") for _ in prompts]
+        return [(place, SimpleNamespace(text="", error="")) for place in range(len(prompts))]
 
-    monkeypatch.setattr(safe_lm.decoder, "generate", generate)
+    monkeypatch.setattr(safe_lm.decoder, "generate_each", generate)
     for gen_kwargs in (
         {"until": "\n"},
         {"do_sample": True},
@@ -279,12 +318,44 @@ def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch):
     ]
 
 
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|turn|>{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+CHAT = [{"role": "user", "content": "hello"}]
+
+
 def test_chats_go_through_the_tokenizers_own_template(safe_lm, monkeypatch):
-    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    monkeypatch.setattr(
-        safe_lm.tokenizer, "chat_template", template + "{% if add_generation_prompt %}>{% endif %}"
-    )
-    chat = [{"role": "user", "content": "hello"}]
-    assert safe_lm.apply_chat_template(chat) == "[user]hello>"
-    assert safe_lm.chat_template(True) == safe_lm.tokenizer.chat_template
+    monkeypatch.setattr(safe_lm.tokenizer, "chat_template", TEMPLATE)
+    assert safe_lm.apply_chat_template(CHAT) == "[user]hello<|turn|>>"
+    assert safe_lm.chat_template(True) == TEMPLATE and safe_lm.chat_template(False) is None
     assert isinstance(safe_lm.tokenizer_name, str)
+    monkeypatch.setattr(safe_lm.tokenizer, "chat_template", "{{ raise_exception('no roles') }}")
+    with pytest.raises(ValueError, match="the chat template refuses a chat: no roles"):
+        safe_lm.apply_chat_template(CHAT)
+
+
+def test_an_instruct_model_brings_its_template_to_a_base_one(pair):
+    """Special tokens have the names of the safe model's tokenizer, and so their ids."""
+    with pytest.raises(ValueError, match="neither model's tokenizer has a chat template"):
+        AnchoredLM(Decoder(pair, SafeOnly())).apply_chat_template(CHAT)
+    instruct = copy.deepcopy(pair.tokenizer)
+    instruct.chat_template = TEMPLATE
+    own = pair.tokenizer.backend_tokenizer.to_str().replace("<|turn|>", "<|reserved|>")
+    base = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(own), bos_token="<|begin|>", eos_token="<|end|>"
+    )
+    mixed = ModelPair(pair.safe, pair.risky, base, pair.fingerprints, risky_tokenizer=instruct)
+    lm = AnchoredLM(Decoder(mixed, RiskyOnly()))
+    text = lm.apply_chat_template(CHAT)
+    assert text == "[user]hello<|reserved|>>"
+    assert (
+        lm.tok_encode(text)
+        == instruct(lm.apply_chat_template(CHAT).replace("<|reserved|>", "<|turn|>"))["input_ids"]
+    )
+
+
+def test_chats_are_no_bytes(pair):
+    lm = AnchoredLM(Decoder(pair, Anchored(k=0.5), level="byte"))
+    with pytest.raises(ValueError, match="chats need the token level"):
+        lm.apply_chat_template(CHAT)

@@ -5,6 +5,7 @@ import socket
 import sys
 
 import pytest
+from local_tasks import MULTIPLE_CHOICE, QUESTIONS, write_task
 
 from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
 from anchored.eval.harness.model import AnchoredLM
@@ -12,35 +13,11 @@ from anchored.eval.harness.tasks import local_task_results, register_model
 
 pytest.importorskip("lm_eval")
 
-QUESTIONS = [
-    {"text": "the harbour bell rang nine times", "choices": ["twice", "in the rain"], "answer": 0},
-    {"text": "no keeper wrote", "choices": ["salt", "of the lamp", "every wave"], "answer": 1},
-    {"text": "two tides", "choices": ["ago", "a ledger", "into the harbour"], "answer": 2},
-]
-
 
 @pytest.fixture
 def folder(tmp_path):
-    """Holds "bells", a multiple-choice task over QUESTIONS; JSON is YAML too."""
-    documents = tmp_path / "bells.json"
-    documents.write_text(json.dumps(QUESTIONS))
-    files = {"data_files": {"test": str(documents)}, "cache_dir": str(tmp_path / ".cache")}
-    metrics = [
-        {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-        for metric in ("acc", "acc_norm")
-    ]
-    task = {
-        "task": "bells",
-        "dataset_path": "json",
-        "dataset_kwargs": files,
-        "output_type": "multiple_choice",
-        "test_split": "test",
-        "doc_to_text": "{{text}}",
-        "doc_to_choice": "choices",
-        "doc_to_target": "answer",
-        "metric_list": metrics,
-    }
-    (tmp_path / "bells.yaml").write_text(json.dumps(task))
+    """Holds "bells", a multiple-choice task over QUESTIONS."""
+    write_task(tmp_path, "bells", MULTIPLE_CHOICE)
     return tmp_path
 
 

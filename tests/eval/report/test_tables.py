@@ -11,7 +11,10 @@ from anchored.eval.report.tables import (
     SETTING_COLUMN,
     Column,
     bits_per_byte_column,
+    csv_table,
+    latex_table_of_parts,
     markdown_table,
+    markdown_table_of_parts,
     terminal_table,
 )
 from anchored.eval.statistics import SeedStatistics, over_seeds
@@ -94,3 +97,52 @@ def test_mean_and_sample_standard_deviation(values, expected):
 def test_no_seeds_are_refused():
     with pytest.raises(ValueError, match="at least one value, got none"):
         over_seeds([])
+
+
+PARTS = [("Reference LMs", ROWS[:1]), ("Anchored Decoding", ROWS[1:])]
+
+
+def test_parts_of_a_markdown_table_have_their_titles_in_italics():
+    assert markdown_table_of_parts(PARTS, COLUMNS).splitlines() == [
+        "| setting | NCR | bpb extra | prompts |",
+        "| :-- | --: | --: | --: |",
+        "| *Reference LMs* |  |  |  |",
+        "| p_s | 1.000 | 2.412 | 16 |",
+        "| *Anchored Decoding* |  |  |  |",
+        "| k = 0.5 | 0.920 (0.020) | - | - |",
+        "| p_r | - | 2.000 | 16 |",
+        "",
+        "mean (standard deviation) over 3 seeds",
+    ]
+
+
+def test_a_latex_table_has_rules_between_its_parts_and_escapes_what_is_special():
+    assert latex_table_of_parts(PARTS, COLUMNS).splitlines() == [
+        "% mean (standard deviation) over 3 seeds",
+        r"\begin{tabular}{lrrr}",
+        r"\toprule",
+        r"setting & NCR & bpb extra & prompts \\",
+        r"\midrule",
+        r"\multicolumn{4}{l}{\textit{Reference LMs}} \\",
+        r"\midrule",
+        r"p\_s & 1.000 & 2.412 & 16 \\",
+        r"\midrule",
+        r"\multicolumn{4}{l}{\textit{Anchored Decoding}} \\",
+        r"\midrule",
+        r"k = 0.5 & 0.920 (0.020) & - & - \\",
+        r"p\_r & - & 2.000 & 16 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    assert r"100\% of \{a\}" in latex_table_of_parts([("", [{"setting": "100% of {a}"}])], COLUMNS)
+
+
+def test_a_csv_table_has_unrounded_figures_and_a_column_of_deviations():
+    rows = [*ROWS, {"setting": "MemFree, n=3", "ncr": NcrStatistics(0.25, math.nan, 1, 6)}]
+    assert csv_table(rows, COLUMNS).splitlines() == [
+        "setting,ncr,ncr_std,bits_per_byte/extra,bits_per_byte/extra_std,count",
+        "p_s,1.0,,2.41234,,16",
+        f"k = 0.5,{over_seeds([0.9, 0.92, 0.94]).mean},{over_seeds([0.9, 0.92, 0.94]).std},,,",
+        "p_r,,,2.0,,16",
+        '"MemFree, n=3",0.25,,,,',
+    ]

@@ -1,6 +1,7 @@
 """Settings of benchmarks that would measure nothing."""
 
 import pytest
+from command_line import run
 
 from anchored.tools.bench.options import (
     BenchPretrainConfig,
@@ -23,3 +24,8 @@ from anchored.tools.bench.options import (
 def test_settings_that_measure_nothing_are_refused(make, settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings)
+
+
+def test_a_launch_that_is_none_of_the_kernels_is_refused(capsys):
+    status, _, err = run(capsys, "bench", "kernel-compile", "--variants", "solve-kl")
+    assert status == 1 and "there is no variant 'solve-kl': known are solve-kl-bf16-B4-G1" in err

@@ -124,13 +124,16 @@ def test_each_result_is_written_when_it_has_ended(words, prompt_file, monkeypatc
     assert {seen.count("\n") for seen in terminal.seen} >= {1, 2, 3}
 
 
-def test_a_chat_is_the_template_of_the_safe_tokenizer(capsys, words, pair_folders, pair, tmp_path):
+def test_a_chat_is_the_template_of_the_tokenizers(capsys, words, pair_folders, pair, tmp_path):
     (tmp_path / "chat").mkdir()
     for file in pair_folders[0].iterdir():
         (tmp_path / "chat" / file.name).symlink_to(file)
     (tmp_path / "chat" / "chat_template.jinja").write_text(TEMPLATE)
     chat = ["--prompt", "a", "--chat"]
-    assert "the safe model's tokenizer has no chat template" in refused(capsys, *words, *chat)
+    none = (
+        "messages need a chat template: the tokenizer of the safe and of the risky model has none"
+    )
+    assert none in refused(capsys, *words, *chat)
     words[2] = str(tmp_path / "chat")
     ledger = tmp_path / "one.jsonl"
     more = ["--prompt", "the keeper", "--chat", "--ledger", str(ledger)]
@@ -138,8 +141,39 @@ def test_a_chat_is_the_template_of_the_safe_tokenizer(capsys, words, pair_folder
     assert status == 0, err
     prompt = Ledger.load(ledger).header.prompt_token_ids
     assert pair.tokenizer.decode(prompt) == "<|begin|><|turn|>the keeper<|turn|>"
+    assert Ledger.load(ledger).header.readings is None  # the risky model has no template of its own
     (tmp_path / "chat" / "chat_template.jinja").write_text("{{ raise_exception('no users') }}")
     assert "no users" in refused(capsys, *words, *chat)
+
+
+def test_an_instruct_model_is_decoded_beside_a_base_model(
+    capsys, words, pair_words, pair_folders, pair, tmp_path
+):
+    (tmp_path / "instruct").mkdir()
+    for file in pair_folders[1].iterdir():
+        (tmp_path / "instruct" / file.name).symlink_to(file)
+    (tmp_path / "instruct" / "chat_template.jinja").write_text(TEMPLATE)
+    words[4] = pair_words[3] = str(tmp_path / "instruct")
+    chats = [[{"role": "user", "content": text}] for text in ("the keeper", "the lamp")]
+    file, ledger = tmp_path / "chats.jsonl", tmp_path / "l.jsonl"
+    lines = [{"messages": chat, "id": place} for place, chat in enumerate(chats)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    status, out, err = run(capsys, *words, "--messages", str(file), "--ledger", str(ledger))
+    assert status == 0, err
+    rows = by_index(out)
+    assert [(row["prompt"], row["messages"], row["id"]) for row in rows] == [
+        (None, chats[0], 0),
+        (None, chats[1], 1),
+    ]
+    header = Ledger.load(rows[0]["ledger"]).header
+    assert pair.tokenizer.decode(header.prompt_token_ids) == "<|begin|>the keeper\n\n"
+    assert pair.tokenizer.decode(header.readings["risky"]) == (
+        "<|begin|><|turn|>the keeper<|turn|>"
+    )
+    status, out, err = run(capsys, "verify", *pair_words, "--ledger", rows[0]["ledger"])
+    assert status == 0 and out.startswith("verified"), err
+    _, out, _ = run(capsys, *words, "--prompt", "the keeper", "--chat")
+    assert out == rows[0]["text"] + "\n"
 
 
 def test_ledgers_are_replaced_only_where_that_is_asked_for(capsys, words, tmp_path):

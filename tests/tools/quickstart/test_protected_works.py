@@ -8,12 +8,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from anchored.eval.experiments.sweep import load_prompts
+from anchored.eval.retrieval.bm25 import WordIndex
+from anchored.eval.retrieval.passages import records
 from anchored.tools.quickstart.documents import SpanIndex
 from anchored.tools.quickstart.protected_works import (
+    PASSAGE_WORDS,
     WORKS_FOLDER,
     Work,
     cut_prompts,
     read_works,
+    write_inputs,
 )
 
 WORKS = read_works()
@@ -86,3 +91,19 @@ def test_prompt_and_reference_are_a_span_of_the_work(prompt_words, reference_wor
 def test_a_work_with_too_few_words_is_named():
     with pytest.raises(ValueError, match="01-a must have >= 140 words, got 7"):
         cut_prompts([WORK])
+
+
+def test_sweeps_find_a_passage_that_holds_each_prompt_and_what_follows(tmp_path):
+    prompts, passages = tmp_path / "prompts.jsonl", tmp_path / "works.jsonl"
+    works = read_works()
+    write_inputs(works, prompts, passages)
+    assert load_prompts(prompts) == cut_prompts(works)
+    corpus = list(records(passages))
+    assert len({own["id"] for own in corpus}) == len(corpus)
+    for work in works:
+        own = [each["text"] for each in corpus if each["id"].startswith(work.id)]
+        assert " ".join(own).split() == work.text.split()
+        assert all(len(text.split()) == PASSAGE_WORDS for text in own[:-1])
+    index = WordIndex(passages, tmp_path / "index")
+    found = index.search([prompt.prompt for prompt in cut_prompts(works)])
+    assert [passage.id for passage in found] == [f"{work.id}-0" for work in works]

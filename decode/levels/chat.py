@@ -1,0 +1,95 @@
+"""Conversations as prompts: by the chat template of each model, or plain text without one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from ..rules.rule import StreamName
+from .level import Level
+
+Message = Mapping[str, str]
+Conversation = Sequence[Message]
+"""[{"role": "user", "content": ...}, ...]; where the last role is assistant, its text goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What both models read of a conversation."""
+
+    token_ids: list[int]
+    """By the safe model, which the bound is against; the prefix debt is counted over them."""
+    readings: Mapping[StreamName, list[int]] = field(default_factory=dict)
+    """By the risky model, where that is something else."""
+
+
+def chat_prompt(level: Level, messages: Conversation) -> ChatPrompt:
+    """A conversation for both models.
+
+    Each reads it by its own chat template. A safe model without one, a base model, reads the plain
+    text; a risky one without one reads what the safe model reads. Raises ValueError for messages
+    that are no conversation, that a template refuses, at byte level, and where no model that could
+    has a template.
+    """
+    if level.name != "token":
+        raise ValueError("messages need the token level: templates hold tokens that are no text")
+    _check(messages)
+    tokenizers = level.pair.chat_tokenizers
+    # A safe model with tokens of its own reads text, whatever its template is.
+    names = ("safe", "risky") if level.compares_models else ("risky",)
+    own = {n: _templated(tokenizers[n], messages) for n in names if tokenizers[n].chat_template}
+    if not own:
+        raise ValueError(
+            "messages need a chat template: "
+            f"the tokenizer of the {' and of the '.join(names)} model has none"
+        )
+    prompt = level.encode(own["safe"] if "safe" in own else plain_text(messages))
+    risky = own.get("risky", prompt)
+    _check_rows(risky, level.pair.risky.config.get_text_config().vocab_size)
+    return ChatPrompt(prompt, {} if risky == prompt else {"risky": risky})
+
+
+def plain_text(messages: Conversation) -> str:
+    """The messages without their roles, each followed by an empty line, but for an answer that has
+    been begun."""
+    text = "".join(message["content"] + "\n\n" for message in messages)
+    return text.removesuffix("\n\n") if _is_begun(messages) else text
+
+
+def is_conversation(given: object) -> bool:
+    """Whether it is one conversation, by its first message; not several, and no text."""
+    return isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], Mapping)
+
+
+def _templated(tokenizer: PreTrainedTokenizerFast, messages: Conversation) -> list[int]:
+    is_begun = _is_begun(messages)
+    try:
+        token_ids = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            add_generation_prompt=not is_begun,
+            continue_final_message=is_begun,
+            return_dict=False,
+        )
+    except TemplateError as error:
+        raise ValueError(f"the chat template refuses the messages: {error}") from None
+    return list(token_ids)
+
+
+def _is_begun(messages: Conversation) -> bool:
+    return messages[-1]["role"] == "assistant"
+
+
+def _check(messages: Conversation) -> None:
+    if not is_conversation(messages):
+        raise ValueError(f"messages must be a list of roles and contents, got {messages!r}")
+    for message in messages:
+        is_message = isinstance(message, Mapping) and message.keys() == {"role", "content"}
+        if not is_message or not all(isinstance(text, str) for text in message.values()):
+            raise ValueError(f'a message must have a "role" and a "content", texts, got {message}')
+
+
+def _check_rows(token_ids: list[int], num_rows: int) -> None:
+    """The risky model may read tokens that the pair does not share, but none that it lacks."""
+    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < num_rows]:
+        raise ValueError(f"the chat template holds token {wrong[0]}, the model has {num_rows}")

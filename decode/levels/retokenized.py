@@ -1,0 +1,346 @@
+"""Two tokenizers, decoded in the tokens of one: the safe model reads their text in its own."""
+
+import codecs
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import eq
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from ..models.model_pair import ModelPair
+from ..models.row_stream import RowStream
+from ..models.stream import UNSCORED, LoneStream, PromptLogits, Stream
+from ..rules.prefix_debt import PromptRatios
+from ..rules.rule import BOTH, Reading, StreamName
+from ..settings import LevelName, SamplingConfig
+from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
+from ..warpers import Warpers
+from .level import Level, open_stream, rows_are_alone
+from .text import TextStream, TokenText
+
+# R rows of one call, T new columns, V symbols, which are tokens of the risky model.
+
+
+class RetokenizedLevel(Level):
+    """Symbols are the risky model's tokens; the safe model reads their text in tokens of its own.
+
+    What it says of the next symbol is what it says of tokens that both have: a law of some symbols
+    alone, so nothing bounds a divergence from it. For rules that ask no more (`Rule.retokenizes`).
+    """
+
+    name: LevelName = "token"
+    symbols_per_token = 1
+    compares_models = False
+
+    def __init__(self, pair: ModelPair, prompt_ratios: PromptRatios | None = None) -> None:
+        """prompt_ratios: those of all prompts, which no rule at this level asks for."""
+        self.pair, self.prompt_ratios = pair, prompt_ratios
+        self._tokenizer = pair.tokenizers["risky"]
+        self._files = {name: tokenizer_file(own) for name, own in pair.tokenizers.items()}
+        self.vocab_size = pair.output_layers["risky"].vocab_size
+        self.stop_token_ids = pair.stop_tokens_of("risky")
+        self.special_token_ids = sorted(self._tokenizer.all_special_ids)
+        self.context_length = pair.context_lengths.get("risky")
+        self.same_tokens = same_tokens(self._files["risky"], self._files["safe"], self.vocab_size)
+
+    def settings(self) -> dict[str, Any]:
+        """Whose tokens are drawn, and what both tokenizers are."""
+        tokenizers = {
+            name: hashlib.sha256(own.backend_tokenizer.to_str().encode()).hexdigest()
+            for name, own in self.pair.tokenizers.items()
+        }
+        return {"tokens_of": "risky", "tokenizers": tokenizers}
+
+    def encode(self, prompt: str | list[int]) -> list[int]:
+        """Token ids of the risky model, with the special tokens that its tokenizer adds."""
+        token_ids = self._encoded(prompt, add_special_tokens=True)
+        if not token_ids:
+            raise ValueError("the prompt is empty: give at least one character or one token")
+        return token_ids
+
+    def encode_continuation(self, text: str | list[int]) -> list[int]:
+        return self._encoded(text, add_special_tokens=False)
+
+    def _encoded(self, text: str | list[int], *, add_special_tokens: bool) -> list[int]:
+        if isinstance(text, str):
+            text = _token_ids(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        for token_id in text:
+            if not 0 <= token_id < self.vocab_size:
+                raise ValueError(f"token ids must be in [0, {self.vocab_size}), got {token_id}")
+        return list(text)
+
+    def symbol_of(self, text: str) -> int | None:
+        """The risky model's token of a text that is one token of both models by itself."""
+        own = {
+            name: _token_ids(tokenizer, text, add_special_tokens=False)
+            for name, tokenizer in self.pair.tokenizers.items()
+        }
+        symbol = own["risky"][0]
+        is_one = len(own["risky"]) == 1 and own["safe"] == [self.same_tokens.get(symbol)]
+        return symbol if is_one else None
+
+    def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
+        if max_new_bytes is not None:
+            raise ValueError('max_new_bytes needs level="byte": this level decodes tokens')
+        return max_new_tokens
+
+    def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
+        """By as many new tokens of either model; the safe one may still outgrow its own context,
+        see `outgrown`."""
+        prompts = {"risky": prompt, "safe": self._safe_text().tokens(prompt)}
+        for name, limit in self.pair.context_lengths.items():
+            if len(prompts[name]) + max_new_symbols > limit:
+                return (
+                    f"the prompt has {len(prompts[name])} tokens of the {name} model; with "
+                    f"{max_new_symbols} new ones it exceeds that model's context of {limit}"
+                )
+        return ""
+
+    def warpers(self, sampling: SamplingConfig) -> Warpers:
+        """Those of the risky model; what the safe one says is warped where it is said."""
+        known = self._files["risky"].token_bytes.keys() | self._files["risky"].special_token_ids
+        unknown = sorted(set(range(self.vocab_size)) - known)
+        return Warpers(sampling, self.stop_token_ids, unknown)
+
+    def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
+        return TextStream(TokenText(self._tokenizer), stop)
+
+    def rows_can_join(self, max_length: int) -> bool:
+        attention = self.pair.row_attention["risky"]
+        covers = attention is not None and attention.covers(max_length)
+        return covers and self.pair.row_attention["safe"] is not None
+
+    def rows_can_share(self, max_length: int) -> bool:
+        is_alone = rows_are_alone(self.pair, "risky", max_length)
+        return not is_alone and self.pair.row_attention["safe"] is not None
+
+    def open_streams(
+        self,
+        num_rows: int,
+        max_length: int,
+        sampling: SamplingConfig,
+        *,
+        scores_prompts: bool,
+        readings: Mapping[StreamName, Reading] = BOTH,
+    ) -> dict[str, Stream]:
+        """Raw logits of the risky model; the safe one's warped log-probabilities of symbols that it
+        has too, -inf elsewhere. Prompts are scored by neither."""
+        return {
+            name: self._safe_stream(num_rows, max_length, sampling)
+            if own.model == "safe"
+            else open_stream(self.pair, "risky", num_rows, max_length, scores_prompts=False)
+            for name, own in readings.items()
+        }
+
+    def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
+        for stream in streams.values():
+            if isinstance(stream, RetokenizedStream) and stream.is_outgrown(row):
+                return f"the text outgrows the safe model's context of {stream.reach} tokens"
+        return ""
+
+    def _safe_text(self) -> "OtherTokens":
+        return OtherTokens(self._files["risky"].token_bytes, self.pair.tokenizer)
+
+    def _safe_stream(
+        self, num_rows: int, max_length: int, sampling: SamplingConfig
+    ) -> "RetokenizedStream":
+        pair, attention = self.pair, self.pair.row_attention["safe"]
+        longest = max(map(len, self._files["risky"].token_bytes.values()))
+        limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
+        reach = min((n for n in limits if n), default=longest * max_length + 8)
+        output = pair.output_layers["safe"]
+        inner: RowStream | LoneStream
+        if attention is None:
+            inner = LoneStream(pair.safe, output.vocab_size, scores_prompts=False)
+        else:
+            inner = RowStream(
+                pair.safe,
+                attention,
+                num_rows=num_rows,
+                max_length=reach,
+                output=output,
+                scores_prompts=False,
+            )
+        return RetokenizedStream(
+            inner,
+            self._safe_text(),
+            Warpers(sampling, pair.stop_tokens_of("safe")),
+            self.same_tokens,
+            num_rows=num_rows,
+            vocab_size=self.vocab_size,
+            reach=reach,
+        )
+
+
+@lru_cache(maxsize=4)  # of large vocabularies half a second: once for all decoders and ledgers
+def tokenizer_file(tokenizer: PreTrainedTokenizerFast) -> TokenizerFile:
+    """A tokenizer's tokens as bytes; ValueError for one that is not byte-level BPE."""
+    return read_tokenizer(tokenizer.backend_tokenizer)
+
+
+def same_tokens(own: TokenizerFile, other: TokenizerFile, vocab_size: int) -> dict[int, int]:
+    """Ordinary tokens below `vocab_size` whose bytes are a token of another tokenizer too: that."""
+    ids = {
+        text: token_id
+        for token_id, text in other.token_bytes.items()
+        if token_id not in other.added_token_ids
+    }
+    return {
+        token_id: ids[text]
+        for token_id, text in own.token_bytes.items()
+        if text in ids and token_id not in own.added_token_ids and token_id < vocab_size
+    }
+
+
+def _token_ids(
+    tokenizer: PreTrainedTokenizerFast, text: str, *, add_special_tokens: bool
+) -> list[int]:
+    if not text:
+        return []
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+    return list(encoded["input_ids"])
+
+
+class OtherTokens:
+    """The tokens that a text has in another tokenizer."""
+
+    def __init__(
+        self, token_bytes: Mapping[int, bytes], tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        """token_bytes: of the tokens that texts are given in; special ones have none."""
+        self._token_bytes, self._tokenizer = token_bytes, tokenizer
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Whole characters: an unfinished one at the end is left out, ill-formed ones replaced."""
+        text = b"".join(self._token_bytes.get(token_id, b"") for token_id in token_ids)
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
+
+    def tokens(self, token_ids: Sequence[int]) -> list[int]:
+        """With the special tokens that the tokenizer adds; one at least, before an empty text."""
+        tokenizer = self._tokenizer
+        found = _token_ids(tokenizer, self.text(token_ids), add_special_tokens=True)
+        if found:
+            return found
+        first = tokenizer.bos_token_id
+        return [tokenizer.eos_token_id or 0 if first is None else first]
+
+
+class RetokenizedStream:
+    """A model that reads the text of symbols in tokens of its own.
+
+    With every new symbol the whole text is tokenised again, as its last tokens may change; the
+    model's cache is cut back to the tokens that stayed, and it reads the others. A model whose rows
+    cannot be cut back reads the whole text, one row at a time.
+    """
+
+    def __init__(
+        self,
+        inner: RowStream | LoneStream,
+        text: OtherTokens,
+        warp: Warpers,
+        same: Mapping[int, int],
+        *,
+        num_rows: int,
+        vocab_size: int,
+        reach: int,
+    ) -> None:
+        """same: symbols by the token of the model that says the same. reach: its most tokens."""
+        self.vocab_size, self.reach = vocab_size, reach
+        self._inner, self._text, self._warp = inner, text, warp
+        self._symbols = torch.tensor(list(same), dtype=torch.long)
+        self._twins = torch.tensor(list(same.values()), dtype=torch.long)
+        self._rows: dict[int, list[int]] = {row: [] for row in range(num_rows)}
+        self._read: dict[int, list[int]] = {row: [] for row in range(num_rows)}
+
+    def is_outgrown(self, row: int) -> bool:
+        """Whether the text of a row has more tokens than the model has positions."""
+        return len(self._text.tokens(self._rows[row])) > self.reach
+
+    def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        """Read whole prompts into empty rows; see Stream."""
+        return PromptLogits(self.feed_rows(rows, prompts), [UNSCORED] * len(rows), 1)
+
+    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, V) after each new column, which is read by itself; see Stream."""
+        columns = []
+        for tokens, is_new in zip(token_ids.T.tolist(), mask.T.tolist(), strict=True):
+            rows = [row for row, own in enumerate(is_new) if own]
+            found = self.feed_rows(rows, [[tokens[row]] for row in rows])
+            column = found.new_full((len(is_new), self.vocab_size), -torch.inf)
+            column[rows] = found
+            columns.append(column)
+        return torch.stack(columns, dim=1)
+
+    @torch.inference_mode()
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """(R, V) log-probabilities after the last of each row's new symbols, warped and -inf for
+        symbols that the model does not have; NaN for a row that the model cannot hold."""
+        for row, new in zip(rows, tokens, strict=True):
+            self._rows[row] += new
+        texts = {row: self._text.tokens(self._rows[row]) for row in rows}
+        laws = {row: self._law(log_probs) for row, log_probs in self._log_probs(texts)}
+        unknown = torch.full((self.vocab_size,), torch.nan, device=self._inner.model.device)
+        return torch.stack([laws.get(row, unknown) for row in rows])
+
+    def free(self, row: int) -> None:
+        """Forget a text."""
+        self._rows[row], self._read[row] = [], []
+        self._inner.free(row)
+
+    def _log_probs(self, texts: Mapping[int, list[int]]) -> Iterator[tuple[int, Tensor]]:
+        """Of rows that the model can hold, (the model's own tokens,) after their whole texts."""
+        kept = {
+            row: self._num_kept(row, text) for row, text in texts.items() if len(text) <= self.reach
+        }
+        for rows in _by_unread(texts, kept):
+            logits = self._logits(rows, texts, kept)
+            warped = self._warp(logits, self._seen([texts[row] for row in rows]))
+            yield from zip(rows, warped.double().log_softmax(-1), strict=True)
+
+    def _num_kept(self, row: int, text: list[int]) -> int:
+        """How many tokens that were read begin the text still; its last one is read now."""
+        if isinstance(self._inner, LoneStream):
+            return 0
+        equal = itertools.takewhile(bool, map(eq, self._read[row], text[:-1]))
+        return len(list(equal))
+
+    def _logits(
+        self, rows: list[int], texts: Mapping[int, list[int]], kept: Mapping[int, int]
+    ) -> Tensor:
+        """(R, the model's own tokens) raw; rows that have as many tokens to read, or all."""
+        whole = [texts[row] for row in rows]
+        self._read.update(zip(rows, whole, strict=True))
+        if isinstance(self._inner, LoneStream) or not kept[rows[0]]:
+            for row in rows:
+                self._inner.free(row)
+            return self._inner.read(whole, rows).logits
+        for row in rows:
+            self._inner.roll_back(row, kept[row])
+        return self._inner.feed_rows(rows, [texts[row][kept[row] :] for row in rows])
+
+    def _seen(self, texts: Sequence[list[int]]) -> Tensor:
+        """(R, the model's own tokens) bool: those of each text."""
+        seen = torch.zeros(len(texts), self._inner.vocab_size, dtype=torch.bool)
+        for row, text in zip(seen, texts, strict=True):
+            row[text] = True
+        return seen.to(self._inner.model.device)
+
+    def _law(self, log_probs: Tensor) -> Tensor:
+        """(V,) of symbols."""
+        law = log_probs.new_full((self.vocab_size,), -torch.inf)
+        law[self._symbols.to(law.device)] = log_probs[self._twins.to(law.device)]
+        return law
+
+
+def _by_unread(texts: Mapping[int, list[int]], kept: Mapping[int, int]) -> list[list[int]]:
+    """Rows by how many tokens they have to read, as others would pad their forward; those of which
+    nothing was read are read together."""
+    groups: dict[int, list[int]] = {}
+    for row, num_kept in kept.items():
+        groups.setdefault(len(texts[row]) - num_kept if num_kept else 0, []).append(row)
+    return list(groups.values())

@@ -1,0 +1,159 @@
+"""What a calibration leaves behind: calibration.json, a table and a picture."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...durable_files import write_durably
+from ..environment import environment_record
+from ..figures.calibration import CalibrationCurve, CurvePoint, plot_calibration
+from ..report import tables
+from ..report.tables import Column
+from .calibration import FIRST_CHECK_SEED, Calibrated, Calibration, Measured
+from .target import TITLES, Target
+
+SCHEMA = "anchored-calibration/1"
+NAME = "calibration"
+SUFFIXES = (".png", ".svg")
+_FRESH = " (fresh seeds)"
+
+
+def write_results(
+    calibration: Calibration, calibrated: Calibrated, *, symbol: str, about: dict[str, Any]
+) -> None:
+    """calibration.json, .md, .png and .svg in the experiment's folder.
+
+    symbol: what k is given for, "token" or "byte". about: what the caller adds to the JSON.
+    """
+    folder = calibration.experiment.folder
+    results = {
+        "schema": SCHEMA,
+        **about,
+        "settings": _settings(calibration, symbol),
+        "environment": environment_record(),
+        "metric_set": calibration.experiment.copying.metric_set,
+        **asdict(calibrated),
+    }
+    write_durably(folder / f"{NAME}.json", json.dumps(_plain(results), indent=1) + "\n")
+    lines = [tables.markdown_table(_rows(calibration, calibrated), _columns(calibration.target))]
+    lines += ["", *verdict(calibration, calibrated, symbol=symbol)]
+    write_durably(folder / f"{NAME}.md", "\n".join(lines) + "\n")
+    for suffix in SUFFIXES:
+        _draw(calibration, calibrated, folder / f"{NAME}{suffix}", symbol)
+
+
+def report(calibration: Calibration, calibrated: Calibrated, *, symbol: str) -> str:
+    """What the terminal shows at the end."""
+    table = tables.terminal_table(_rows(calibration, calibrated), _columns(calibration.target))
+    return "\n".join([table, "", *verdict(calibration, calibrated, symbol=symbol)])
+
+
+def verdict(calibration: Calibration, calibrated: Calibrated, *, symbol: str) -> list[str]:
+    """The chosen k, and what speaks for it, a line each."""
+    target, chosen = calibration.target, calibrated.chosen
+    by = "worse end of its interval" if target.is_strict else "mean"
+    lines = [
+        f"k = {calibrated.k:g} nats a {symbol}: {target.shown(chosen.figure)}; "
+        f"the target is {target}, kept to by the {by}."
+    ]
+    if calibrated.expected is not None:
+        mean, std, count = calibrated.expected
+        spread = "" if math.isnan(std) else f" (standard deviation {std:.2g})"
+        lines.append(
+            f"Expected of a fresh seed: {mean:.3g}{spread}, by leaving out each of {count} seeds."
+        )
+    if calibrated.check is not None:
+        met = "met" if calibrated.check.is_met else "MISSED"
+        lines.append(
+            f"On {calibration.num_check_seeds} fresh seeds: "
+            f"{target.shown(calibrated.check.figure)}; the target is {met}."
+        )
+    return lines
+
+
+def _columns(target: Target) -> list[Column]:
+    return [
+        tables.SETTING_COLUMN,
+        Column(key="value", title=TITLES[target.metric]),
+        Column(key="interval", title=f"{100 * target.confidence:g} % interval"),
+        Column(key="longest_copy", title="longest copy", num_decimals=2),
+        Column(key="bound", title="bound", num_decimals=1),
+        Column(key="spent", title="spent", num_decimals=1),
+        Column(key="verdict", title="target"),
+    ]
+
+
+def _rows(calibration: Calibration, calibrated: Calibrated) -> list[dict[str, Any]]:
+    safe, risky = calibrated.alone
+    rows = [_row(row) for row in (safe, *calibrated.curve, risky)]
+    if calibrated.check is not None:
+        fresh = _row(calibrated.check)
+        rows.append({**fresh, "setting": fresh["setting"] + _FRESH})
+    return rows
+
+
+def _row(measured: Measured) -> dict[str, Any]:
+    value, low, high = measured.figure
+    return {
+        **asdict(measured),
+        "value": value,
+        "interval": f"{low:.3f} to {high:.3f}",
+        "verdict": "met" if measured.is_met else "missed",
+    }
+
+
+def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
+    experiment = calibration.experiment
+    check = range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + calibration.num_check_seeds)
+    return {
+        "target": asdict(calibration.target),
+        "search": asdict(calibration.search),
+        "rule": calibration.rule_settings,
+        "symbol": symbol,
+        "num_prompts": len(experiment.prompts),
+        "seeds": list(experiment.seeds),
+        "check_seeds": list(check),
+        "max_new_tokens": experiment.max_new_tokens,
+        "temperature": experiment.temperature,
+        "repetition_penalty": experiment.repetition_penalty,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON values: NamedTuples by their names, None for what is infinite or not defined."""
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _draw(calibration: Calibration, calibrated: Calibrated, path: Path, symbol: str) -> None:
+    target, experiment = calibration.target, calibration.experiment
+    curve = CalibrationCurve(
+        points=[_point(row) for row in calibrated.curve],
+        chosen=calibrated.k,
+        target=target.value,
+        figure_name=TITLES[target.metric],
+        fresh=None if calibrated.check is None else _point(calibrated.check),
+        symbol=symbol,
+    )
+    better = "larger" if target.is_reduction else "smaller"
+    kept = "the worse end of the interval" if target.is_strict else "the mean"
+    caption = (
+        f"{len(experiment.prompts)} prompts, {len(experiment.seeds)} seeds, {better} is better; "
+        f"bars: {100 * target.confidence:g} % intervals over prompts.\nTaken is the largest k at "
+        f"which {kept} keeps to the target, and at all smaller ones."
+    )
+    plot_calibration(curve, path, caption=caption)
+
+
+def _point(row: Measured) -> CurvePoint:
+    assert row.k is not None
+    value, low, high = row.figure
+    return CurvePoint(k=row.k, value=value, low=low, high=high)

@@ -1,0 +1,64 @@
+"""Work that several processes share: a task is claimed by a lock, which dies with its process."""
+
+import fcntl
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A piece of work that one process does."""
+
+    name: str
+    """Of the file that claims it: another one for every task."""
+    is_done: Callable[[], bool]
+    """Whether the work's result is there, whole; asked before and under the claim."""
+    work: Callable[[], None]
+
+
+def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
+    """Do the tasks that no other process has done or is at, in their order.
+
+    claims: a folder that all processes reach, on a file system that locks (flock). A process that
+    dies gives back its claim, and another one starts the task again. waits: return once all tasks
+    are done; else as soon as none is free.
+    """
+    has_told = False
+    while left := [task for task in tasks if not task.is_done()]:
+        if any([_is_done_here(task, claims) for task in left]):
+            continue
+        if not waits:
+            return
+        if not has_told:
+            logger.info("waiting for %d tasks of other processes", len(left))
+            has_told = True
+        time.sleep(POLL_SECONDS)
+
+
+def _is_done_here(task: Task, claims: Path) -> bool:
+    with claimed(claims / task.name) as is_ours:
+        if not is_ours or task.is_done():
+            return False
+        task.work()
+        return True
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether nobody else holds this file; while the context lasts, nobody else can."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

@@ -1,0 +1,311 @@
+"""A sweep: methods and their settings on one pair, as a TOML file says, become an experiment."""
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from ... import Anchored, RiskyOnly, SafeOnly
+from ...configs.config_file import from_table, read_config_file
+from ...decode.rules.anchored import Budgeted
+from ...decode.rules.registry import make_rule
+from ...decode.rules.rule import Rule
+from ...decode.settings import LevelName, SamplingConfig
+from ...durable_files import file_sha256
+from ..copying.metrics import CopyingConfig
+from ..retrieval.passages import PassageIndex, records
+from .experiment import RISKY, SAFE, Experiment, Prompt, Setting
+
+FIGURES: Final = {
+    "methods": "Methods",
+    "objective": "Optimization objective",
+    "debt": "Prefix debt",
+    "budget": "Budget allocation",
+    "debt_window": "Debt window",
+}
+"""By name, the panels that a method may stand in, with their titles."""
+SECTIONS: Final = (
+    "Reference LMs",
+    "Single-model methods",
+    "Two-model baselines",
+    "Anchored Decoding",
+    "Ablations",
+)
+"""Parts of the results table, in the paper's order."""
+_SECTION_OF: Final = {
+    "safe_only": 0,
+    "risky_only": 0,
+    **dict.fromkeys(("system", "memfree", "rcad"), 1),
+    **dict.fromkeys(("cp_fuse", "token_swap"), 2),
+}
+_ID: Final = re.compile(r"[\w.=+-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A rule, and the settings that it runs with."""
+
+    rule: str
+    """Its name in the registry of rules."""
+    label: str
+    """Its name in tables and pictures."""
+    settings: dict[str, object] = field(default_factory=dict)
+    """Of the rule, by name; a list stands for one setting a value, several for all combinations."""
+    figures: list[str] = field(default_factory=lambda: ["methods"])
+    """Names in FIGURES: where it is drawn."""
+
+    def __post_init__(self) -> None:
+        if self.label in (SAFE, RISKY) or self.rule in ("safe_only", "risky_only"):
+            raise ValueError(f"{SAFE} and {RISKY} are in every sweep: leave out {self.label!r}")
+        if not self.label.strip():
+            raise ValueError(f"label of a method with the rule {self.rule!r} is empty")
+        for name in self.figures:
+            if name not in list(FIGURES):
+                known = ", ".join(FIGURES)
+                raise ValueError(f"{self.label}: figures must be of {known}, got {name!r}")
+
+    @property
+    def section(self) -> str:
+        """Where its rows stand in the table."""
+        is_ablation = "methods" not in self.figures
+        return SECTIONS[4 if is_ablation else _SECTION_OF.get(self.rule, 3)]
+
+    def expanded(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(what tells a setting from the method's others, its settings)."""
+        swept = {name: own for name, own in self.settings.items() if isinstance(own, list)}
+        for name, values in swept.items():
+            _require(bool(values), f"{self.label}: the list of {name} is empty")
+        for combination in itertools.product(*swept.values()):
+            chosen = dict(zip(swept, combination, strict=True))
+            yield ", ".join(f"{n}={_shown(v)}" for n, v in chosen.items()), self.settings | chosen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What a sweep's TOML file says. Files are relative to `inputs`."""
+
+    safe: str
+    """Hugging Face folder or Hub id of the safe model."""
+    risky: str
+    """The same of the risky model."""
+    prompts: str
+    """JSON lines, {"id", "prompt", "reference", optional "title", "domain", "passage"}."""
+    held_out: dict[str, list[str]]
+    """By the name of a held-out set its files: JSON lines, {"text"}."""
+    methods: tuple[Method, ...]
+    """Beside p_s and p_r, which are in every sweep."""
+    inputs: str = ""
+    """Folder of models and files that are not absolute; where the command runs unless given."""
+    passages: str = ""
+    """Corpus of protected texts, JSON lines, {"text", optional "id"}: MemFree and RCAD read what
+    BM25 finds in it for each prompt."""
+    utility: str = ""
+    """The held-out set that utility is shown on; the last one unless given."""
+    level: LevelName | Literal["auto"] = "auto"
+    """What is decoded step by step; auto takes tokens where the tokenizers share them."""
+    max_new_tokens: int = 200
+    """Length of a generation; four bytes each at byte level."""
+    temperature: float = 0.7
+    repetition_penalty: float = 1.1
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """One generation a prompt, setting and seed."""
+    max_prompts: int = 0
+    """The first prompts of the file; 0 takes all."""
+    num_excerpts: int = 32
+    """Held-out passages a set, for bits per byte."""
+    excerpt_tokens: int = 128
+    """Tokens scored in a passage."""
+    batch_size: int = 48
+    """Texts that are decoded together."""
+    device: str = ""
+    """cpu, cuda, ...; CUDA where there is one unless given."""
+
+    def __post_init__(self) -> None:
+        SamplingConfig.of(
+            {"temperature": self.temperature, "repetition_penalty": self.repetition_penalty}
+        )
+        for name in ("max_new_tokens", "num_excerpts", "excerpt_tokens", "batch_size"):
+            _require(getattr(self, name) >= 1, f"{name} must be >= 1, got {getattr(self, name)}")
+        _require(self.max_prompts >= 0, f"max_prompts must be >= 0, got {self.max_prompts}")
+        are_seeds = [type(seed) is int and seed >= 0 for seed in self.seeds]
+        shown = f"seeds must be different whole numbers >= 0, at least one, got {self.seeds}"
+        _require(all(are_seeds) and 0 < len(self.seeds) == len(set(self.seeds)), shown)
+        _require(bool(self.methods), "a sweep needs [[methods]], got none")
+        files = list(itertools.chain.from_iterable(self.held_out.values()))
+        are_named = bool(files) and all(self.held_out.values())
+        are_named = are_named and all(isinstance(name, str) for name in files)
+        shown = f"held_out must be lists of files by the names of sets, got {self.held_out}"
+        _require(are_named, shown)
+        if self.utility not in ("", *self.held_out):
+            known = ", ".join(self.held_out)
+            raise ValueError(f"utility must be one of {known}, got {self.utility!r}")
+        _check_unique("label", [method.label for method in self.methods])
+        reading = [method.label for method in self.methods if method.rule in ("memfree", "rcad")]
+        if reading and not self.passages:
+            raise ValueError(f"{reading[0]} reads passages: name a corpus of texts as passages")
+
+    @property
+    def utility_set(self) -> str:
+        """The held-out set that utility is shown on."""
+        return self.utility or list(self.held_out)[-1]
+
+    def path(self, name: str) -> Path:
+        """Where a file of the config stands."""
+        return Path(self.inputs) / name
+
+    def model(self, name: str) -> Path:
+        """A model's folder, or its Hub id."""
+        folder = self.path(name)
+        return folder if folder.exists() else Path(name)
+
+    def identity(self) -> str:
+        """All that decides the results but the models, whose fingerprints are in the ledgers."""
+        own = {**asdict(self), "inputs": None, "device": None, "batch_size": None}
+        contents = [file_sha256(file) for file in self.files]
+        return json.dumps([own, contents, CopyingConfig().metric_set])
+
+    @property
+    def files(self) -> list[Path]:
+        """All that are read, models aside."""
+        held_out = [name for names in self.held_out.values() for name in names]
+        return [self.path(name) for name in (self.prompts, self.passages, *held_out) if name]
+
+
+def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
+    """The sweep of a TOML file. inputs: in place of the file's own.
+
+    Raises FileNotFoundError, or ValueError that names an unknown key, a value or a file.
+    """
+    tables = read_config_file(path)
+    if inputs is not None:
+        tables["inputs"] = str(inputs)
+    config: Sweep = from_table(Sweep, tables)
+    return config
+
+
+def load_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a JSON-lines file; keys that a `Prompt` does not have are the caller's own.
+
+    Raises OSError, or ValueError that names file and line for a line that is no prompt.
+    """
+    names = [own.name for own in fields(Prompt)]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    prompts = []
+    for number, line in ((n, line) for n, line in enumerate(lines, 1) if line.strip()):
+        try:
+            record = json.loads(line)
+            own = {name: record[name] for name in names if record.get(name) is not None}
+            prompts.append(Prompt(**{"title": str(own["id"]), **own}))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            needed = '"id", "prompt" and "reference"'
+            raise ValueError(f"{path}, line {number} is no JSON object with {needed}") from None
+        if not all(isinstance(value, str) for value in own.values()) or not own["prompt"]:
+            raise ValueError(f"{path}, line {number}: the values of a prompt must be texts")
+        if not _ID.fullmatch(own["id"]):
+            raise ValueError(f"{path}, line {number}: an id names a file, got {own['id']!r}")
+    _require(bool(prompts), f"{path} holds no prompts")
+    _check_unique(f"{path}: id", [prompt.id for prompt in prompts])
+    return prompts
+
+
+def sweep_settings(config: Sweep, passages: Sequence[str]) -> tuple[Setting, ...]:
+    """p_s, p_r, then every setting of the methods, by the sections of the table.
+
+    passages: what was found for the prompts, which MemFree blocks. Raises ValueError for unknown
+    rules and settings and for two settings that are the same.
+    """
+    settings = [Setting(SAFE, SafeOnly(), method=SAFE), Setting(RISKY, RiskyOnly(), method=RISKY)]
+    for method in sorted(config.methods, key=lambda method: SECTIONS.index(method.section)):
+        settings += _method_settings(method, passages)
+    _check_unique("setting", [setting.file_name for setting in settings])
+    for first, second in itertools.combinations(settings, 2):
+        if first.rule == second.rule:
+            raise ValueError(
+                f"{first.name} and {second.name} are the same setting: give one method both figures"
+            )
+    return tuple(settings)
+
+
+def _method_settings(method: Method, passages: Sequence[str]) -> Iterator[Setting]:
+    for suffix, chosen in method.expanded():
+        name = f"{method.label}, {suffix}" if suffix else method.label
+        try:
+            rule = _rule(method, chosen, passages)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        is_swept = isinstance(rule, Anchored) and method.section == SECTIONS[3]
+        k = rule.k if is_swept and isinstance(rule, Budgeted) else None
+        yield Setting(name, rule, k, method.label)
+
+
+def _rule(method: Method, settings: dict[str, Any], passages: Sequence[str]) -> Rule:
+    own: dict[str, Any] = {}
+    if method.rule == "memfree":
+        own["passages"] = list(dict.fromkeys(passages))
+    if method.rule == "anchored_inf":
+        own["divergence"] = "max"
+    return make_rule(method.rule, own | settings)
+
+
+def sweep_experiment(
+    config: Sweep,
+    folder: Path,
+    open_index: Callable[[Path, Path], PassageIndex],
+) -> Experiment:
+    """What a sweep measures, recorded in `folder`.
+
+    open_index: opens the index of a corpus in a folder, making it where it is not.
+    Raises as `load_prompts` and `sweep_settings` do.
+    """
+    prompts = load_prompts(config.path(config.prompts))[: config.max_prompts or None]
+    index = None
+    if config.passages:
+        index = open_index(config.path(config.passages), folder / "passages.bm25")
+        prompts = _with_passages(prompts, index)
+    passages = [prompt.passage for prompt in prompts if prompt.passage is not None]
+    return Experiment(
+        folder=folder,
+        prompts=prompts,
+        settings=sweep_settings(config, passages),
+        seeds=config.seeds,
+        max_new_tokens=config.max_new_tokens,
+        repetition_penalty=config.repetition_penalty,
+        temperature=config.temperature,
+        level=config.level,
+        held_out={
+            name: [own["text"] for file in files for own in records(config.path(file))]
+            for name, files in config.held_out.items()
+        },
+        extra=config.utility_set,
+        num_excerpts=config.num_excerpts,
+        excerpt_tokens=config.excerpt_tokens,
+        index=index,
+        batch_size=config.batch_size,
+    )
+
+
+def _with_passages(prompts: Sequence[Prompt], index: PassageIndex) -> list[Prompt]:
+    """What the corpus holds nearest to each prompt, where the prompt brings nothing of its own."""
+    found = index.search([prompt.prompt for prompt in prompts])
+    return [
+        prompt if prompt.passage is not None else replace(prompt, passage=passage.text)
+        for prompt, passage in zip(prompts, found, strict=True)
+    ]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _check_unique(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{what} {name!r} stands twice")
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,83 @@
+"""Running a sweep in a folder, alone or beside other processes that share its settings."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ... import ModelPair
+from ..retrieval.bm25 import WordIndex
+from .experiment import Experiment, Steps
+from .generations import decoders, generation_tasks, read_all_prompts
+from .measures import measure, utility_tasks
+from .sharing import Task, claimed, share
+from .sweep import Sweep, sweep_experiment
+from .sweep_results import sweep_report, write_sweep_results
+
+OWNER = "sweep"
+
+
+def run_sweep(
+    sweep: Sweep, folder: Path, load: Callable[[], ModelPair], *, is_first: bool = True
+) -> str:
+    """Do what is not done yet of a sweep; what the terminal shows at the end.
+
+    load: gives the pair. is_first: of several processes with one folder, one writes the results,
+    when all settings are done; the others return "" once no setting is free.
+    Raises ValueError for a folder that belongs to something else or that another first process
+    works in, and what models and rules raise.
+    """
+    logging.getLogger(__name__.rpartition(".")[0]).setLevel(logging.INFO)  # titles of the steps
+    if not is_first:
+        Steps.begun_elsewhere(folder, sweep.identity(), owner=OWNER)
+        experiment, pair = _opened(sweep, folder, load)
+        read_all_prompts(experiment, pair)
+        share(_tasks(experiment, pair), experiment.claims, waits=False)
+        return ""
+    steps = Steps(folder, sweep.identity(), owner=OWNER)
+    with claimed(folder / "claims" / "first") as is_ours:
+        if not is_ours:
+            raise ValueError(f"another sweep is at work in {folder}")
+        experiment, pair = _opened(sweep, folder, load)
+        steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
+        steps.run("generate", lambda: share(_tasks(experiment, pair), experiment.claims))
+        for name in ("copying", "utility"):
+            steps.run(f"measure {name}", partial(measure, experiment, name, pair))
+        write_sweep_results(experiment, sweep)
+    return f"{sweep_report(experiment)}\n\n{_where_to_look(folder, sum(steps.seconds.values()))}"
+
+
+def _opened(
+    sweep: Sweep, folder: Path, load: Callable[[], ModelPair]
+) -> tuple[Experiment, ModelPair]:
+    """The experiment and the pair; ValueError where the pair cannot decode by one of the rules."""
+    experiment = sweep_experiment(sweep, folder, partial(_index, claims=folder / "claims"))
+    pair = load()
+    decoder_of = decoders(experiment, pair)
+    for setting in experiment.settings:
+        decoder_of(setting)
+    return experiment, pair
+
+
+def _index(corpus: Path, folder: Path, *, claims: Path) -> WordIndex:
+    """Made by one process, opened by all."""
+
+    def make() -> None:
+        WordIndex(corpus, folder)
+
+    share([Task("index", folder.exists, make)], claims)
+    return WordIndex(corpus, folder)
+
+
+def _tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
+    return [*generation_tasks(experiment, pair), *utility_tasks(experiment, pair)]
+
+
+def _where_to_look(folder: Path, seconds: float) -> str:
+    return f"""Done: {seconds / 60:.1f} minutes of work. Where to look:
+  {folder}/table.md, .tex, .csv            every setting
+  {folder}/high_protection.md, .tex, .csv  the best setting of each method that protects
+  {folder}/methods.png                     copying against utility, the Pareto front marked
+  {folder}/side_by_side.html               the texts, copied words and risky tokens marked
+  {folder}/results.json                    every figure; it follows from generations/, ledgers/
+"""

@@ -1,0 +1,87 @@
+"""Copying over k, with the target and the k that was chosen."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from .style import BLUE, GREY, PURPLE, figure_style, new_figure, save_figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurvePoint:
+    """A measured k and its figure; an infinite end of the interval is not drawn."""
+
+    k: float
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationCurve:
+    """What a calibration measured and chose."""
+
+    points: Sequence[CurvePoint]
+    """By k, ascending."""
+    chosen: float
+    """One of the points' k."""
+    target: float
+    figure_name: str
+    """Of the vertical axis and the target."""
+    fresh: CurvePoint | None = None
+    """The chosen k on seeds that it was not chosen by."""
+    symbol: str = "token"
+    """What k is given for, "token" or "byte"."""
+
+
+def plot_calibration(curve: CalibrationCurve, path: Path, *, caption: str) -> None:
+    """The figure at every measured k with its interval, over k on a logarithmic axis.
+
+    caption: how many prompts and seeds, and which interval. path: .png, .svg or .pdf.
+    Raises: ValueError if there are no points, the chosen one is none of them, or for another
+    suffix.
+    """
+    chosen = next((point for point in curve.points if point.k == curve.chosen), None)
+    if chosen is None:
+        raise ValueError(f"the chosen k, {curve.chosen:g}, is none of the measured ones")
+    with figure_style():
+        title = f"{curve.figure_name} at every measured k: k = {curve.chosen:g} is taken"
+        figure = new_figure(6.4, 4.4, title=title, caption=caption)
+        axes = figure.add_subplot()
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.axhline(curve.target, color=GREY, linestyle="--", linewidth=1, label="target")
+        _draw(axes, curve.points, color=BLUE, marker="o", linewidth=1.4, label="measured")
+        look: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none"}
+        axes.plot(chosen.k, chosen.value, color=BLUE, linestyle="none", label="taken", **look)
+        if curve.fresh is not None:
+            # Beside the chosen point: both intervals would lie on each other.
+            beside = CurvePoint(
+                k=0.94 * curve.fresh.k,
+                value=curve.fresh.value,
+                low=curve.fresh.low,
+                high=curve.fresh.high,
+            )
+            _draw(axes, [beside], color=PURPLE, marker="^", label="fresh seeds (drawn beside)")
+        axes.set_xlabel(f"k (nats a {curve.symbol})")
+        axes.set_ylabel(curve.figure_name)
+        figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
+        save_figure(figure, path)
+
+
+def _draw(axes: Axes, points: Sequence[CurvePoint], **look: Any) -> None:
+    lengths = [
+        [_length(point.value - point.low) for point in points],
+        [_length(point.high - point.value) for point in points],
+    ]
+    ks, values = [point.k for point in points], [point.value for point in points]
+    axes.errorbar(ks, values, lengths, capsize=3, elinewidth=1, **look)
+
+
+def _length(length: float) -> float:
+    """Of one side of an interval; an expanded one need not contain the mean."""
+    return max(0.0, length) if math.isfinite(length) else 0.0

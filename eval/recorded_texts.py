@@ -1,0 +1,175 @@
+"""Recorded generations as the measures read them: a run's folder, JSON lines, CopyBench's JSON."""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+PROMPTS_FILE = "prompts.jsonl"
+"""In a run's folder: what its generations continue, by id."""
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedText:
+    """One generation; `setting`, `id` and `seed` name it."""
+
+    setting: str
+    """How it was decoded."""
+    id: str
+    """Of its prompt, which other settings and seeds continue too."""
+    seed: int
+    text: str
+    """Without the prompt."""
+    prompt: str = ""
+    reference: str | None = None
+    """How the work goes on that the prompt is from."""
+    characters: tuple[tuple[str, ...], ...] | None = None
+    """Of that work: the names of each."""
+    group: str | None = None
+    """What results are split by, as how frequent the entity of a biography is."""
+    debt: float | None = None
+    """Nats that the prompt took from the budget."""
+
+    @property
+    def key(self) -> dict[str, str | int]:
+        """What a row of results is about."""
+        return {"setting": self.setting, "id": self.id, "seed": self.seed}
+
+
+def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
+    """The generations of a run's folder or of a file.
+
+    path: a folder with generations/SETTING.jsonl; or JSON objects, one a line or all in one array,
+    of "text", and "setting" (else the file's name), "id" or "work" (else the line), "seed",
+    "prompt", "reference", "characters" (a list of lists of names), "group"; or what CopyBench
+    writes: "output", "input", "reference", "reference_characters", "model" and "decoding".
+    prompts: JSON objects with the same entries but for the text, by "id"; the folder's own
+    prompts.jsonl unless given. What a generation says of itself goes before.
+    Rows with an "error", or with null for a text, are left out with one line in the log.
+    Raises: ValueError that names the file and the line, OSError.
+    """
+    files = [path]
+    if path.is_dir():
+        found = sorted((path / "generations").glob("*.jsonl"))
+        files = [file for file in found if not file.name.endswith(".unfinished.jsonl")]
+        if not files:
+            raise ValueError(f"{path} holds no generations/*.jsonl")
+        own = path / PROMPTS_FILE
+        prompts = own if prompts is None and own.exists() else prompts
+    known = {} if prompts is None else _by_id(prompts)
+    rows = [(file, *numbered) for file in files for numbered in json_objects(file)]
+    whole = [row for row in rows if not _has_failed(row[2])]
+    if len(whole) < len(rows):
+        logger.warning("%d of %d rows have no text: left out", len(rows) - len(whole), len(rows))
+    texts = [_text(file, number, row, known) for file, number, row in whole]
+    if not texts:
+        raise ValueError(f"{path} holds no texts")
+    return texts
+
+
+def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a file, one a line or all in one array, numbered from 1.
+
+    Raises: ValueError that names the file and the line, OSError.
+    """
+    try:
+        content = file.read_text(encoding="utf-8")
+        if content.lstrip().startswith("["):
+            numbered = list(enumerate(json.loads(content), 1))
+        else:  # not splitlines: JSON strings may hold other separators of lines
+            lines = enumerate(content.split("\n"), 1)
+            numbered = [
+                (number, _parsed(file, number, line)) for number, line in lines if line.strip()
+            ]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    for number, row in numbered:
+        if not isinstance(row, dict):
+            raise ValueError(f"{file}, row {number} must be a JSON object")
+    return numbered
+
+
+def by_setting(texts: Iterable[RecordedText]) -> dict[str, list[RecordedText]]:
+    """The texts of each setting, in the order of their first ones."""
+    groups: dict[str, list[RecordedText]] = {}
+    for text in texts:
+        groups.setdefault(text.setting, []).append(text)
+    return groups
+
+
+def _parsed(file: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}, line {number} is not JSON: {error}") from None
+
+
+def _by_id(prompts: Path) -> dict[str, Record]:
+    return {_id(row, number): row for number, row in json_objects(prompts)}
+
+
+def _id(row: Record, number: int) -> str:
+    own = row.get("id") if row.get("id") is not None else row.get("work")
+    return str(number if own is None else own)
+
+
+def _text(file: Path, number: int, row: Record, known: Mapping[str, Record]) -> RecordedText:
+    own_id = _id(row, number)
+    merged = {**known.get(own_id, {}), **{k: v for k, v in row.items() if v is not None}}
+    place = f"{file}, row {number}"
+    seed, debt = merged.get("seed", 0), merged.get("debt")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"{place}: seed must be a whole number, got {seed!r}")
+    return RecordedText(
+        setting=_setting(merged, file),
+        id=own_id,
+        seed=seed,
+        text=_string(merged, ("text", "output"), place) or "",
+        prompt=_string(merged, ("input", "prompt"), place, "") or "",
+        reference=_string(merged, ("reference",), place, None),
+        characters=_characters(merged, place),
+        group=None if merged.get("group") is None else str(merged["group"]),
+        debt=None if debt is None else float(debt),
+    )
+
+
+def _has_failed(row: Record) -> bool:
+    nulls = [row[name] is None for name in ("text", "output") if name in row]
+    return bool(row.get("error")) or (bool(nulls) and all(nulls))
+
+
+def _setting(row: Record, file: Path) -> str:
+    """Its name; of CopyBench's rows, what was decoded and how."""
+    parts = [row["setting"]] if "setting" in row else [row.get("model"), row.get("decoding")]
+    return "/".join(str(part) for part in parts if part) or file.stem
+
+
+_NEEDED = object()
+
+
+def _string(row: Record, names: tuple[str, ...], place: str, default: Any = _NEEDED) -> str | None:
+    """The first of these entries."""
+    value = next((row[name] for name in names if name in row), default)
+    if value is _NEEDED:
+        raise ValueError(f"{place} lacks {' or '.join(map(repr, names))}")
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{place}: {names[0]} must be text, got {value!r}")
+    return value
+
+
+def _characters(row: Record, place: str) -> tuple[tuple[str, ...], ...] | None:
+    names = row.get("characters", row.get("reference_characters"))
+    if names is None:
+        return None
+    is_list = isinstance(names, list) and all(isinstance(own, list) and own for own in names)
+    if not is_list or not all(isinstance(name, str) for own in names for name in own):
+        raise ValueError(f"{place}: characters must be a list of lists of names, got {names!r}")
+    return tuple(map(tuple, names))

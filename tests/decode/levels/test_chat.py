@@ -1,0 +1,274 @@
+"""Conversations: each model reads its own template, a base model the plain text; replayed alike.
+
+What a model reads is told by plain forwards over the text that its tokenizer makes.
+"""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from byte_pairs import tiny_byte_pair
+from plain_forward import plain_log_probs
+from tiny_models import tiny_llama, train_tokenizer
+
+from anchored import (
+    Anchored,
+    CPFuse,
+    Decoder,
+    Ledger,
+    ModelPair,
+    NoOpt,
+    RiskyOnly,
+    SafeOnly,
+    System,
+    TokenSwap,
+    verify,
+)
+from anchored.decode.levels.chat import plain_text
+
+TEMPLATE = (
+    "{{ bos_token }}{% for turn in messages %}<|turn|>{{ turn.role }}\n{{ turn.content }}"
+    "{% if not loop.last %}<|turn|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+CHATS = [
+    [{"role": "user", "content": "the keeper of the lamp"}],
+    [
+        {"role": "system", "content": "import math"},
+        {"role": "user", "content": "every wave into a ledger"},
+        {"role": "assistant", "content": "of salt"},
+        {"role": "user", "content": "and rain"},
+    ],
+    [{"role": "user", "content": "s"}, {"role": "assistant", "content": "Nine tides"}],
+]
+LENGTH = {"max_new_tokens": 10, "seed": 4}
+
+
+def templated(template: str | None):
+    tokenizer = copy.deepcopy(train_tokenizer(320))
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def pair_of(safe: str | None, risky: str | None, **changes) -> ModelPair:
+    models = (tiny_llama(seed, max_position_embeddings=96, **changes) for seed in (3, 4))
+    return ModelPair(*models, templated(safe), risky_tokenizer=templated(risky))
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    """A base model beside an instruct model."""
+    return pair_of(None, TEMPLATE)
+
+
+def risky_texts(ledger: Ledger) -> str:
+    return train_tokenizer(320).decode(ledger.header.readings["risky"])
+
+
+def test_the_base_model_reads_the_text_and_the_instruct_model_its_template(pair):
+    results = Decoder(pair, Anchored(k=1.0)).generate(messages=CHATS, **LENGTH)
+    assert [pair.tokenizer.decode(own.ledger.header.prompt_token_ids[1:]) for own in results] == [
+        "the keeper of the lamp\n\n",
+        "import math\n\nevery wave into a ledger\n\nof salt\n\nand rain\n\n",
+        "s\n\nNine tides",
+    ]
+    assert [risky_texts(own.ledger) for own in results] == [
+        "<|begin|><|turn|>user\nthe keeper of the lamp<|turn|>assistant\n",
+        "<|begin|><|turn|>system\nimport math<|turn|><|turn|>user\nevery wave into a ledger"
+        "<|turn|><|turn|>assistant\nof salt<|turn|><|turn|>user\nand rain<|turn|>assistant\n",
+        "<|begin|><|turn|>user\ns<|turn|><|turn|>assistant\nNine tides",
+    ]
+
+
+def test_the_laws_are_those_of_plain_forwards_over_what_each_reads(pair):
+    symbols = [40, 7, 261, 33]
+    for rule, name in ((SafeOnly(), "safe"), (RiskyOnly(compared=False), "risky")):
+        (score,) = Decoder(pair, rule).score((), [symbols], messages=CHATS[0])
+        own = pair.tokenizer(plain_text(CHATS[0]))["input_ids"]
+        if name == "risky":
+            own = templated(TEMPLATE).apply_chat_template(
+                CHATS[0], add_generation_prompt=True, return_dict=False
+            )
+        with torch.inference_mode():
+            logits = pair.models[name](torch.tensor([own + symbols])).logits[0, len(own) - 1 : -1]
+        expected = logits.double().log_softmax(-1)[range(4), symbols]
+        assert score.token_log_probs == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("debt", ["top", "average"])
+def test_the_debt_is_that_of_the_plain_text(pair, debt):
+    decoder = Decoder(pair, Anchored(k=1.0, debt=debt))
+    chats = decoder.generate(messages=CHATS, **LENGTH)
+    texts = decoder.generate([plain_text(chat) for chat in CHATS], **LENGTH)
+    assert [own.ledger.header.debt for own in chats] == pytest.approx(
+        [own.ledger.header.debt for own in texts], abs=1e-12
+    )
+    assert any(own.ledger.header.debt > 0 for own in chats)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Anchored(k=2.0),
+        Anchored(k=2.0, divergence="max", debt="none"),
+        NoOpt(k=2.0, debt="none"),
+        CPFuse(grid_size=3),
+        RiskyOnly(compared=False),
+        SafeOnly(),
+        TokenSwap(words=["the", "of"]),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_a_chat_is_the_same_alone_streamed_scored_and_verified(pair, rule, tmp_path):
+    decoder = Decoder(pair, rule, batch_size=2)
+    together = decoder.generate(messages=CHATS, **LENGTH)
+    for chat, result in zip(CHATS, together, strict=True):
+        (alone,) = decoder.generate(messages=chat, **LENGTH)
+        stream = decoder.stream(messages=chat, **LENGTH)
+        pieces = [piece.token_id for piece in stream]
+        assert result.token_ids == alone.token_ids == pieces
+        assert stream.ledger.header.readings == result.ledger.header.readings
+        assert (result.ledger.header.readings is None) == (rule.name == "safe_only")
+        result.ledger.save(tmp_path / "ledger.jsonl")
+        loaded = Ledger.load(tmp_path / "ledger.jsonl")
+        report = verify(loaded, pair)
+        assert report, report.failures
+        assert report.tokens_drawn_again == len(result.token_ids)
+    scores = decoder.score(
+        (),
+        [own.token_ids for own in together],
+        messages=CHATS,
+        temperature=0.7,
+        repetition_penalty=1.1,
+    )
+    for score, result in zip(scores, together, strict=True):
+        recorded = [step.log_prob for step in result.ledger.steps]
+        assert score.token_log_probs == pytest.approx(recorded, abs=1e-8)
+
+
+@pytest.mark.parametrize("speculate", [1, 3])
+def test_drafts_change_no_token(pair, speculate):
+    plain = Decoder(pair, Anchored(k=2.0)).generate(messages=CHATS, **LENGTH)
+    drafted = Decoder(pair, Anchored(k=2.0), speculate=speculate, batch_size=2)
+    for result, own in zip(drafted.generate(messages=CHATS, **LENGTH), plain, strict=True):
+        assert result.token_ids == own.token_ids
+        assert verify(result.ledger, pair)
+
+
+def test_the_bound_is_against_the_safe_model_behind_the_plain_text(pair):
+    """The recorded log p_s is that of the text, whatever template the risky model read."""
+    asked = {"temperature": 1.0, "repetition_penalty": 1.0}
+    for result in Decoder(pair, Anchored(k=1.0)).generate(messages=CHATS, **LENGTH, **asked):
+        plain = plain_log_probs(pair, result.ledger)
+        assert [step.safe_log_prob for step in result.ledger.steps] == pytest.approx(plain)
+        assert result.ledger.certified and result.ledger.is_within_bound
+
+
+def test_a_chat_goes_on_from_its_ledger(pair):
+    decoder = Decoder(pair, Anchored(k=2.0))
+    (first,) = decoder.generate(messages=CHATS[0], **LENGTH)
+    (second,) = decoder.generate(continue_from=first, max_new_tokens=5)
+    earlier, header = first.ledger.header, second.ledger.header
+    assert header.prompt_token_ids == [*earlier.prompt_token_ids, *first.token_ids]
+    assert header.readings == {"risky": [*earlier.readings["risky"], *first.token_ids]}
+    assert second.ledger.total_bound == first.ledger.total_bound + header.bound
+    assert verify(second.ledger, pair)
+
+
+OTHER = TEMPLATE.replace("<|turn|>", "<|turn|>>")
+
+
+@pytest.mark.parametrize(
+    ("safe", "risky", "is_apart"),
+    [(TEMPLATE, TEMPLATE, False), (TEMPLATE, None, False), (OTHER, TEMPLATE, True)],
+    ids=["one template", "the safe model's", "two templates"],
+)
+def test_each_model_reads_its_own_template(safe, risky, is_apart):
+    both = pair_of(safe, risky)
+    (result,) = Decoder(both, Anchored(k=1.0)).generate(messages=CHATS[0], **LENGTH)
+    expected = templated(safe).apply_chat_template(
+        CHATS[0], add_generation_prompt=True, return_dict=False
+    )
+    header = result.ledger.header
+    assert header.prompt_token_ids == expected
+    assert (header.readings is not None) == is_apart
+    assert verify(result.ledger, both)
+
+
+def test_stop_tokens_of_both_are_one_end():
+    both = pair_of(None, TEMPLATE)
+    both.risky.generation_config.eos_token_id = [1, 2]
+    decoder = Decoder(both, Anchored(k=3.0))
+    assert decoder.level.stop_token_ids == [1, 2]
+    results = decoder.generate(messages=CHATS * 8, max_new_tokens=60, seed=0, temperature=1.5)
+    ended = [own for own in results if own.finish_reason == "stop_token"]
+    assert ended and all(own.token_ids[-1] == 1 and verify(own.ledger, both) for own in ended[:3])
+
+
+def test_tokens_swapped_of_two_tokenizers_in_a_chat():
+    both = tiny_byte_pair()
+    instruct = copy.deepcopy(both.tokenizers["risky"])
+    instruct.chat_template = TEMPLATE
+    both = ModelPair(both.safe, both.risky, both.tokenizer, risky_tokenizer=instruct)
+    (result,) = Decoder(both, TokenSwap(words=["the", "of"])).generate(messages=CHATS[0], **LENGTH)
+    header = result.ledger.header
+    assert instruct.decode(header.prompt_token_ids[1:]) == "the keeper of the lamp\n\n"
+    assert instruct.decode(header.readings["risky"][1:]).startswith("<|turn|>user")
+    assert verify(result.ledger, both)
+
+
+@pytest.mark.parametrize(
+    ("readings", "message"),
+    [
+        ({"safe": [0, 4]}, "safe cannot read something else than the prompt at token level"),
+        ({"words": [0, 4]}, "words cannot read something else than the prompt at token level"),
+        ({"risky": [0, 320]}, "risky must read tokens in [0, 320)"),
+        ({"risky": []}, "risky must read tokens in [0, 320)"),
+        ({"risky": [4] * 90}, "exceeds the pair's context of 96"),
+        ({"risky": [0, 4]}, "step 0"),
+        (None, "step 0"),
+        ({"risky": [0.5]}, "header: readings must be"),
+    ],
+    ids=str,
+)
+def test_another_reading_is_found(pair, readings, message):
+    (result,) = Decoder(pair, Anchored(k=2.0, debt="none")).generate(messages=CHATS[0], **LENGTH)
+    forged = replace(result.ledger, header=replace(result.ledger.header, readings=readings))
+    assert message in verify(forged, pair).failures[0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "user"}], 'a message must have a "role" and a "content", texts, got'),
+        ([{"role": "user", "content": 3}], 'a message must have a "role" and a "content"'),
+        ([["the keeper"]], "messages must be a list of roles and contents"),
+        ("the keeper", "messages must be a list of roles and contents"),
+        ([{"role": "user", "content": "s" * 200}], "exceeds the pair's context of 96"),
+    ],
+    ids=str,
+)
+def test_what_is_no_conversation_is_named(pair, messages, message):
+    with pytest.raises(ValueError, match=message):
+        Decoder(pair, Anchored(k=1.0)).generate(messages=messages, max_new_tokens=4)
+
+
+def test_what_cannot_be_a_chat_is_refused_by_name(pair):
+    decoder = Decoder(pair, Anchored(k=1.0))
+    with pytest.raises(ValueError, match="give prompts or messages, not both"):
+        decoder.generate("the keeper", messages=CHATS[0])
+    with pytest.raises(ValueError, match="the rule system puts text before a prompt"):
+        Decoder(pair, System()).generate(messages=CHATS[0])
+    with pytest.raises(ValueError, match="messages need the token level"):
+        Decoder(tiny_byte_pair(), Anchored(k=1.0)).generate(messages=CHATS[0])
+    with pytest.raises(ValueError, match="the tokenizer of the safe and of the risky model has no"):
+        Decoder(pair_of(None, None), Anchored(k=1.0)).generate(messages=CHATS[0])
+    refusing = pair_of(None, "{{ raise_exception('no users') }}")
+    with pytest.raises(ValueError, match="the chat template refuses the messages: no users"):
+        Decoder(refusing, Anchored(k=1.0)).generate(messages=CHATS[0])
+    single = pair_of(None, TEMPLATE)
+    single.safe.float(), single.risky.float()
+    device = Decoder(single, Anchored(k=1.0), engine="device")
+    with pytest.raises(ValueError, match="each model reads the messages by its own chat template"):
+        device.generate(messages=CHATS[0], max_new_tokens=4)

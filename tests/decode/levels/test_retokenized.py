@@ -1,0 +1,330 @@
+"""TokenSwap over two tokenizers: the risky model's tokens, the safe model's reading of their text.
+
+The law is told by plain forwards in float64 over whole texts, tokenised from nothing at each step.
+"""
+
+import itertools
+import logging
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from byte_pairs import llama3_tokenizer, tiny_byte_pair
+from model_zoo import zoo_model
+from tiny_models import TEXT, tiny_llama, train_tokenizer
+
+from anchored import Anchored, Decoder, Ledger, LedgerError, ModelPair, TokenSwap, verify
+from anchored import with_divergences as longer
+from anchored.decode.levels.level import TokenLevel
+from anchored.decode.levels.retokenized import OtherTokens, RetokenizedLevel, tokenizer_file
+from anchored.decode.models.row_stream import RowStream
+from anchored.decode.replay.replay import Replay
+from anchored.decode.rules.rule import RISKY, SAFE, StepInputs
+from anchored.decode.settings import SamplingConfig
+from anchored.decode.tokenizer.tokenizer_file import BYTE_OF_CHARACTER
+
+WORDS = ["the", "of", "lamp", "keeper"]
+PROMPTS = ["the keeper of the lamp", "import math", "s", "Nine tides ago, the harbour"]
+SAMPLING = {"temperature": 0.8, "repetition_penalty": 1.2}
+READINGS = {"risky": RISKY, "words": SAFE}
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    return tiny_byte_pair()
+
+
+def ids_of(tokenizer, text, **asked) -> list[int]:
+    return tokenizer(text, **asked)["input_ids"]
+
+
+def next_law(model, token_ids: list[int], num_tokens: int, stops: list[int]) -> torch.Tensor:
+    """(num_tokens,) warped log-probabilities after a text, by the plain forward."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([token_ids])).logits[0, -1, :num_tokens]
+    logits = logits.clone().double()
+    seen = sorted(set(token_ids))
+    penalty = SAMPLING["repetition_penalty"]
+    logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    logits /= SAMPLING["temperature"]
+    merged = logits[stops].logsumexp(-1)
+    logits[stops] = -torch.inf
+    logits[stops[0]] = merged
+    return logits.log_softmax(-1)
+
+
+def bytes_of(tokenizer) -> dict[int, bytes]:
+    """Of ordinary tokens, by the alphabet of byte-level BPE."""
+    ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids) - {2}
+    entries = zip(ordinary, tokenizer.convert_ids_to_tokens([*ordinary]), strict=True)
+    return {token_id: bytes(map(BYTE_OF_CHARACTER.get, entry)) for token_id, entry in entries}
+
+
+def whole_characters(text: bytes) -> str:
+    """Without an unfinished one at the end; ill-formed ones replaced."""
+    for cut in (3, 2, 1):
+        try:
+            text[-cut:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return text[:-cut].decode(errors="replace")
+    return text.decode(errors="replace")
+
+
+def swapped_law(pair: ModelPair, symbols: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(p*, p_r) after symbols of the risky model, by the formula."""
+    safe, risky = pair.tokenizers["safe"], pair.tokenizers["risky"]
+    both = {
+        ids_of(risky, f" {word}", add_special_tokens=False)[0]: ids_of(
+            safe, f" {word}", add_special_tokens=False
+        )[0]
+        for word in ("the", "of")
+    }
+    text = whole_characters(b"".join(map(bytes_of(risky).get, symbols, itertools.repeat(b""))))
+    stops = [pair.stop_tokens_of(name) for name in ("safe", "risky")]
+    p_s = next_law(pair.safe, ids_of(safe, text), len(safe), stops[0]).exp()
+    p_r = next_law(pair.risky, symbols, len(risky), stops[1]).exp()
+    star, listed = p_r.clone(), sum(p_r[own] for own in both)
+    for own, other in both.items():
+        star[own] = listed * p_s[other] / sum(p_s[twin] for twin in both.values())
+    return star, p_r
+
+
+def test_the_law_is_that_of_the_formula_over_the_text_read_again(pair):
+    decoder = Decoder(pair, TokenSwap(words=WORDS))
+    for result in decoder.generate(PROMPTS, max_new_tokens=10, seed=2, **SAMPLING):
+        symbols = list(result.ledger.header.prompt_token_ids)
+        for forced, step in zip(
+            Replay(result.ledger, pair).steps(), result.ledger.steps, strict=True
+        ):
+            expected, p_r = swapped_law(pair, symbols)
+            found = forced.drawn.log_probs()[0].exp()
+            assert (found - expected).abs().max() < 1e-12
+            assert step.log_prob == pytest.approx(math.log(expected[step.token_id]), abs=1e-9)
+            assert found.sum().item() == pytest.approx(1.0, abs=1e-12)
+            off_list = (expected == p_r).nonzero()[:, 0]
+            assert len(off_list) == len(p_r) - 2
+            torch.testing.assert_close(found[off_list], p_r[off_list], atol=1e-13, rtol=1e-9)
+            symbols.append(step.token_id)
+
+
+def test_two_tokenizers_that_are_one_give_the_law_of_one():
+    """The safe model's vocabulary warped by itself and read again is the pair's own law."""
+    tokenizer = train_tokenizer(320)
+    pair = ModelPair(tiny_llama(3), tiny_llama(4), tokenizer)
+    levels = TokenLevel(pair), RetokenizedLevel(pair)
+    sampling = SamplingConfig(temperature=0.6, repetition_penalty=1.3, top_k=40)
+    laws = []
+    for level in levels:
+        rule = TokenSwap(words=["the", "of", "lamp"]).for_symbols(level)
+        prompt = level.encode(PROMPTS[0])
+        streams = level.open_streams(1, 30, sampling, scores_prompts=False, readings=rule.streams)
+        logits = {name: stream.read([prompt], [0]).logits for name, stream in streams.items()}
+        seen = torch.zeros(1, level.vocab_size, dtype=torch.bool)
+        seen[0, prompt] = True
+        drawn = rule.next_token(
+            StepInputs(
+                logits=logits,
+                warp=level.warpers(sampling).after(seen),
+                budget=torch.ones(1, dtype=torch.float64),
+                uniform=None,
+            )
+        )
+        laws.append(drawn.log_probs()[0].exp())
+    torch.testing.assert_close(*laws, atol=1e-12, rtol=0)
+
+
+@pytest.fixture
+def streams(pair):
+    """Two streams of the same model: one that cuts back, one that reads everything again."""
+    level, sampling = RetokenizedLevel(pair), SamplingConfig(temperature=1.0)
+
+    def opened(num_rows):
+        return level.open_streams(
+            num_rows, 60, sampling, scores_prompts=False, readings={"words": SAFE}
+        )["words"]
+
+    return level, opened
+
+
+def test_the_cache_is_cut_back_to_what_is_still_read(streams, pair, monkeypatch):
+    level, opened = streams
+    cuts, roll_back = [], RowStream.roll_back
+
+    def noted(self, row, num_tokens):
+        cuts.append(self._cache.lengths[row] - num_tokens)
+        roll_back(self, row, num_tokens)
+
+    monkeypatch.setattr(RowStream, "roll_back", noted)
+    grown, source = opened(3), random.Random(1)
+    texts = ["the keeper's lamp caf\u00e9 \u4e2d\u4e2d", TEXT[0][:40], "rope"]
+    rows = [level.encode(text) for text in texts]
+    # As single bytes, words become fewer tokens of the safe model as they grow.
+    spelled = [level.encode_continuation(letter)[0] for letter in "the lamp wrote every wave"]
+    grown.read([list(row) for row in rows], [0, 1, 2])
+    for step in range(len(spelled)):
+        new = [[spelled[step]], [source.randrange(3, 290)], [source.randrange(3, 290)] * 2]
+        found = grown.feed_rows([0, 1, 2], new)
+        for place, row in enumerate(rows):
+            row += new[place]
+            whole = opened(1).read([row], [0]).logits
+            torch.testing.assert_close(found[place], whole[0], atol=1e-10, rtol=0)
+    assert max(cuts) > 0 and min(cuts) == 0  # tokens that changed, and texts that only grew
+
+
+def test_columns_are_rows_fed_one_by_one(streams):
+    level, opened = streams
+    prompt, more = level.encode("the keeper"), level.encode_continuation(" of the lamp wrote")
+    together, alone = opened(2), opened(1)
+    together.read([list(prompt)] * 2, [0, 1])
+    alone.read([list(prompt)], [0])
+    mask = torch.tensor([[1] * len(more), [1] * 2 + [0] * (len(more) - 2)])
+    columns = together.feed(torch.tensor([more, more]), mask)
+    for place, token in enumerate(more):
+        expected = alone.feed_rows([0], [[token]])[0]
+        torch.testing.assert_close(columns[0, place], expected, atol=1e-12, rtol=0)
+        if place < 2:
+            torch.testing.assert_close(columns[1, place], expected, atol=1e-12, rtol=0)
+
+
+def test_texts_are_whole_characters(pair):
+    risky = pair.tokenizers["risky"]
+    other = OtherTokens(tokenizer_file(risky).token_bytes, pair.tokenizer)
+    whole = ids_of(risky, "a\u4e2db")
+    assert other.text(whole) == "a\u4e2db"  # and no special token's name
+    assert [other.text(whole[: 2 + cut]) for cut in range(4)] == ["a", "a", "a", "a\u4e2d"]
+    lone = ids_of(risky, "\u4e2d", add_special_tokens=False)[1]
+    assert other.text([whole[1], lone, whole[1]]) == "a\ufffda"
+    assert other.tokens([0]) == [0]  # a prompt of a begin token alone
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 1.5}],
+    ids=str,
+)
+def test_a_text_is_the_same_alone_scored_and_verified(pair, sampling, tmp_path):
+    decoder = Decoder(pair, TokenSwap(words=WORDS), batch_size=2)
+    together = decoder.generate(PROMPTS, max_new_tokens=8, seed=3, **sampling)
+    for prompt, result in zip(PROMPTS, together, strict=True):
+        (alone,) = decoder.generate([prompt], max_new_tokens=8, seed=3, **sampling)
+        assert alone.token_ids == result.token_ids
+        assert not result.ledger.certified and result.ledger.spent == math.inf
+        result.ledger.save(tmp_path / "ledger.jsonl")
+        report = verify(Ledger.load(tmp_path / "ledger.jsonl"), pair)
+        assert report, report.failures
+    scores = decoder.score(
+        PROMPTS,
+        [result.token_ids for result in together],
+        repetition_penalty=1.1,
+        **{"temperature": 0.7, **sampling},
+    )
+    for score, result in zip(scores, together, strict=True):
+        recorded = [step.log_prob for step in result.ledger.steps]
+        assert score.token_log_probs == pytest.approx(recorded, abs=1e-8)
+        assert all(map(math.isnan, score.safe_token_log_probs))
+
+
+def test_half_precision_is_verified_within_its_rounding():
+    safe, risky = tiny_llama(1).bfloat16(), tiny_llama(2, vocab_size=300).bfloat16()
+    half = ModelPair(safe, risky, train_tokenizer(320), risky_tokenizer=llama3_tokenizer(300))
+    results = Decoder(half, TokenSwap(words=WORDS)).generate(
+        [*PROMPTS, *PROMPTS], max_new_tokens=20, seed=list(range(8)), top_p=0.95
+    )
+    reports = [verify(result.ledger, half) for result in results]
+    assert all(reports), [report.failures for report in reports]
+
+
+def test_a_safe_model_whose_rows_cannot_be_cut_back_reads_the_text_again(pair):
+    """A recurrent one, in float32."""
+    recurrent = zoo_model("mamba2", 1)
+    # Its 64 tokens are the first of a tokenizer of more: bytes up to "=", say.
+    recurrent.resize_token_embeddings(320)
+    lone = ModelPair(
+        recurrent, tiny_llama(2, vocab_size=300), pair.tokenizer,
+        risky_tokenizer=pair.tokenizers["risky"],
+    )  # fmt: skip
+    results = Decoder(lone, TokenSwap(words=WORDS)).generate(PROMPTS, max_new_tokens=5)
+    for result in results:
+        report = verify(result.ledger, lone)
+        assert report, report.failures
+
+
+def test_the_words_that_are_left_out_are_said_once_and_recorded(pair, caplog):
+    with caplog.at_level(logging.WARNING):
+        decoder = Decoder(pair, TokenSwap(words=WORDS))
+        (result,) = decoder.generate(["the keeper"], max_new_tokens=3)
+        assert caplog.text.count("leaves out 2 of 4 words") == 1
+        assert "which are not one token of both models: lamp, keeper" in caplog.text
+        caplog.clear()
+        assert verify(result.ledger, pair)
+        assert caplog.text.count("leaves out") == 1
+    words = {"swapped": ["the", "of"], "left_out": ["lamp", "keeper"]}
+    assert result.ledger.header.words == words
+    forged = replace(result.ledger.header, words={**words, "left_out": []})
+    assert (
+        "the words that token_swap uses"
+        in verify(replace(result.ledger, header=forged), pair).failures[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"level_settings": {}},
+        {"level_settings": {"tokens_of": "risky"}},
+        {"rule_settings": {"words": ["the"]}},
+        {"prompt_ratios": [0.0]},
+        {"rule": "cp_fuse", "rule_settings": {}, "words": None},
+        {"prompt_token_ids": [300, 4]},
+    ],
+    ids=str,
+)
+def test_what_was_changed_in_a_ledger_is_found(pair, changes):
+    (result,) = Decoder(pair, TokenSwap(words=WORDS)).generate(["the keeper"], max_new_tokens=6)
+    forged = replace(result.ledger, header=replace(result.ledger.header, **changes))
+    assert not verify(forged, pair)
+
+
+def test_what_compares_both_models_is_refused_by_name(pair):
+    decoder = Decoder(pair, TokenSwap(words=WORDS))
+    (result,) = decoder.generate(["the keeper"], max_new_tokens=2)
+    with pytest.raises(LedgerError, match="tokens of their own, so no divergence is known"):
+        longer(result.ledger, pair)
+    with pytest.raises(ValueError, match="both models say how likely each token is"):
+        decoder.prompt_ratios("the keeper")
+    with pytest.raises(ValueError, match=r"TokenSwap .* cannot decode at byte level"):
+        Decoder(pair, TokenSwap(), level="byte")
+    with pytest.raises(ValueError, match="the models have different tokenizers"):
+        Decoder(pair, Anchored(k=1.0), level="token")
+    with pytest.raises(ValueError, match='max_new_bytes needs level="byte"'):
+        decoder.generate(["the keeper"], max_new_bytes=4)
+    with pytest.raises(ValueError, match="reads more than both models' next tokens"):
+        Decoder(pair, TokenSwap(), speculate=2)
+
+
+def test_a_text_that_outgrows_the_safe_model_says_so():
+    """Where a symbol is several tokens of the safe model, its context ends first."""
+    safe = tiny_llama(1, max_position_embeddings=9)
+    small = ModelPair(
+        safe,
+        tiny_llama(2, vocab_size=300),
+        train_tokenizer(320),
+        risky_tokenizer=llama3_tokenizer(300),
+    )
+    decoder = Decoder(small, TokenSwap(words=["the"]))
+    level = decoder.level
+    spelled = bytes_of(small.tokenizers["risky"])
+    longest = max(spelled.keys() - level.same_tokens.keys(), key=lambda t: len(spelled[t]))
+    short, long = decoder.score(["s", "s"], [level.encode_continuation(" the") * 6, [longest] * 6])
+    assert short.error == ""
+    assert long.error == "the text outgrows the safe model's context of 9 tokens"
+    with pytest.raises(ValueError, match="2 tokens of the safe model; with 8 new ones it exceeds"):
+        decoder.generate("s", max_new_tokens=8)
+
+
+def test_a_list_of_which_no_word_can_be_swapped_is_refused(pair):
+    with pytest.raises(ValueError, match="none of the 2 words is one token of both models: lamp"):
+        Decoder(pair, TokenSwap(words=["lamp", "keeper"]))

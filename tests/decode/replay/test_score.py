@@ -1,0 +1,56 @@
+"""Scores of many continuations at once: horizons of their own, prompts that are read once."""
+
+import pytest
+
+from anchored import Anchored, CPFuse, Decoder
+from anchored.decode.models.row_stream import RowStream
+
+PROMPTS = ["the keeper of", "Nine tides", "the keeper of", "the keeper of"]
+CONTINUATIONS = [" the lamp", " ago, the harbour bell", " salt", " every wave into a ledger"]
+
+
+@pytest.mark.parametrize("rule", [Anchored(k=0.5), Anchored(k=1.0, budget="global")])
+def test_each_continuation_has_a_horizon_of_its_own(pair, rule):
+    decoder = Decoder(pair, rule, batch_size=3)
+    lengths = [len(pair.encode_continuation(text)) + 2 for text in CONTINUATIONS]
+    together = decoder.score(PROMPTS, CONTINUATIONS, horizon=lengths)
+    for prompt, text, horizon, score in zip(PROMPTS, CONTINUATIONS, lengths, together, strict=True):
+        (alone,) = decoder.score(prompt, text, horizon=horizon)
+        assert (score.horizon, score.K) == (horizon, alone.K)
+        assert score.token_log_probs == pytest.approx(alone.token_log_probs, abs=1e-9)
+    with pytest.raises(ValueError, match="horizon must be one value or one per prompt: 4, got 2"):
+        decoder.score(PROMPTS, CONTINUATIONS, horizon=[9, 9])
+    with pytest.raises(ValueError, match="has 2 tokens, the horizon is 1"):
+        decoder.score(["a", "b"], [[5], [5, 6]], horizon=[1, 1])
+
+
+def test_equal_prompts_of_a_batch_are_read_once(pair, monkeypatch):
+    read = []
+    own = RowStream.read
+
+    def counted(stream, prompts, rows):
+        read.append([pair.tokenizer.decode(p, skip_special_tokens=True) for p in prompts])
+        return own(stream, prompts, rows)
+
+    monkeypatch.setattr(RowStream, "read", counted)
+    Decoder(pair, Anchored(k=0.5)).score(PROMPTS, CONTINUATIONS)
+    assert len(read) == 2 and all(
+        sorted(texts) == ["Nine tides", "the keeper of"] for texts in read
+    )
+
+
+def test_the_last_token_of_a_text_may_stand_behind_the_context(pair):
+    decoder = Decoder(pair, Anchored(k=0.5))
+    (score,) = decoder.score([[5] * 120], [[6] * 9])
+    assert len(score.token_log_probs) == 9
+    with pytest.raises(ValueError, match="exceeds the pair's context of 128"):
+        decoder.score([5] * 120, [6] * 10)
+
+
+@pytest.mark.parametrize("rule", [Anchored(k=0.3, debt="none"), CPFuse()], ids=lambda r: r.name)
+def test_exactly_the_likeliest_token_is_greedy(pair, rule):
+    tokens = [[token] for token in range(3, pair.vocab_size)]
+    decoder = Decoder(pair, rule, batch_size=64)
+    scores = decoder.score([PROMPTS[0]] * len(tokens), tokens)
+    likeliest = max(range(len(tokens)), key=lambda place: scores[place].log_prob)
+    assert [place for place, score in enumerate(scores) if score.is_greedy] == [likeliest]

@@ -1,0 +1,100 @@
+"""The high-protection table of the paper, recomputed from its full tables by `high_protection`."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from anchored.eval.copying.ncr import copying_reduction, high_protection
+
+TABLES = json.loads((Path(__file__).parent / "data/paper_tables.json").read_text())
+PAIRS = {(pair["safe"], pair["risky"]): pair for pair in TABLES["pairs"]}
+REPORTED = [(*name, method) for name, pair in PAIRS.items() for method in pair["reported"]]
+
+# Cells of the paper's table that do not follow from its own full tables: what is printed, and
+# what the full table of that pair gives (setting, factuality, fluency).
+INCONSISTENT = {
+    # Printed is k = 1; k = 1.5 is better in both and has NCR 0.7513 of the rounded figures, which
+    # may lie on either side of 0.75 before rounding.
+    ("TinyComma 1.8B", "Llama 4 Scout", "Anchored"): (
+        ["0.56", "4.43"],
+        ("Anchored_Byte, k=1.5", 0.578, 4.455),
+    ),
+    # The full table printed for this pair is that of TinyComma, cell for cell.
+    ("Comma 7B", "Llama 4 Scout", "Safe"): (["0.16", "4.1"], ("p_s", 0.088, 3.032)),
+    ("Comma 7B", "Llama 4 Scout", "CP-Fuse"): (["0.37", "4.30"], ("CP-Fuse", 0.270, 3.969)),
+    ("Comma 7B", "Llama 4 Scout", "TokenSwap"): (None, ("TokenSwap", 0.474, 3.751)),
+    ("Comma 7B", "Llama 4 Scout", "Anchored"): (
+        ["0.56", "4.46"],
+        ("Anchored_Byte, k=1.5", 0.578, 4.455),
+    ),
+}
+
+
+def rows_with_ncr(pair):
+    rows = [dict(zip(TABLES["columns"], row, strict=True)) for row in pair["rows"]]
+    means = {row["setting"]: row for row in rows}
+    for row in rows:
+        reduction = copying_reduction(row, risky=means["p_r"], safe=means["p_s"])
+        yield {**row, "ncr": reduction.mean}
+
+
+def agrees(printed, figure):
+    """Whether a figure of three decimals rounds to what is printed, half either way."""
+    decimals = len(printed.partition(".")[2])
+    return abs(float(printed) - figure) <= 0.5 * 10**-decimals + 1e-9
+
+
+@pytest.mark.parametrize(("safe", "risky", "method"), REPORTED)
+def test_every_cell_follows_from_the_full_table_or_is_known_not_to(safe, risky, method):
+    pair = PAIRS[safe, risky]
+    chosen = high_protection(rows_with_ncr(pair))[method]
+    printed = pair["reported"][method]
+    if (safe, risky, method) in INCONSISTENT:
+        known, expected = INCONSISTENT[safe, risky, method]
+        assert printed == known
+        assert (chosen["setting"], chosen["factuality"], chosen["fluency"]) == expected
+        assert printed is None or not all(map(agrees, printed, expected[1:]))
+    elif printed is None:
+        assert chosen is None
+    else:
+        assert agrees(printed[0], chosen["factuality"]) and agrees(printed[1], chosen["fluency"])
+
+
+def test_the_whole_table_is_there_and_one_full_table_is_printed_twice():
+    assert len(PAIRS) == 6 and len(REPORTED) == 48
+    assert {tuple(pair["reported"]) for pair in PAIRS.values()} == {
+        ("Safe", "Risky", "System", "MemFree", "RCAD", "CP-Fuse", "TokenSwap", "Anchored")
+    }
+    tables = [json.dumps(pair["rows"]) for pair in PAIRS.values()]
+    assert [
+        names for names, pair in PAIRS.items() if tables.count(json.dumps(pair["rows"])) > 1
+    ] == [
+        ("TinyComma 1.8B", "Llama 4 Scout"),
+        ("Comma 7B", "Llama 4 Scout"),
+    ]
+
+
+def row(method, ncr, factuality, **others):
+    return {"method": method, "ncr": ncr, "factuality": factuality, **others}
+
+
+def test_the_best_protected_row_of_each_method_is_chosen_whole():
+    rows = [
+        row("a", 0.9, 0.3, fluency=5.0),
+        row("a", 0.75, 0.4, fluency=3.0),  # the threshold itself is protected
+        row("a", 0.7499, 0.9, fluency=4.0),
+        row("b", 0.2, 0.9),
+    ]
+    assert high_protection(rows) == {"a": rows[1], "b": None}
+    assert high_protection(rows, 0.8) == {"a": rows[0], "b": None}
+    assert high_protection(rows[:3], utility="fluency") == {"a": rows[0]}
+
+
+def test_what_is_not_defined_protects_nobody_and_is_taken_last():
+    undefined = row("a", math.nan, 0.9), row("b", None, 0.9)
+    assert high_protection(undefined) == {"a": None, "b": None}
+    unmeasured, measured = row("a", 0.9, None), row("a", 0.8, 0.0)
+    assert high_protection([unmeasured]) == {"a": unmeasured}
+    assert high_protection([unmeasured, measured]) == {"a": measured}

@@ -1,0 +1,70 @@
+"""Copying of recorded texts by setting: means, NCR and the distribution behind a mean."""
+
+import math
+
+import pytest
+from copying_cases import number_words
+
+from anchored.eval.copying.literal import (
+    copying_quantiles,
+    distribution,
+    literal_copying,
+    ncr_by_setting,
+    share_above,
+)
+from anchored.eval.copying.metrics import copying_score
+from anchored.eval.recorded_texts import RecordedText
+
+REFERENCE = number_words(1, 90)
+
+
+def text(setting, seed, num_copied, place="0"):
+    copied = number_words(1, num_copied) if num_copied else "nothing here"
+    return RecordedText(setting=setting, id=place, seed=seed, text=copied, reference=REFERENCE)
+
+
+def test_quantiles_and_shares_show_the_few_that_copy_much():
+    lengths = [2] * 90 + [7] * 5 + [21] * 4 + [51]
+    scores = [copying_score(number_words(1, length), REFERENCE) for length in lengths]
+    assert [share_above(scores, number) for number in (6, 7, 20, 50, 51)] == [
+        0.10,
+        0.05,
+        0.05,
+        0.01,
+        0.0,
+    ]
+    assert copying_quantiles(scores)["word_lcs"] == {0.5: 2, 0.9: 2, 0.99: 21, 1.0: 51}
+    plain = distribution(scores)
+    assert plain["share_above"] == {"6": 0.10, "20": 0.05, "50": 0.01}
+    assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
+
+
+def test_nothing_has_no_distribution():
+    with pytest.raises(ValueError, match="at least one score, got none"):
+        distribution([])
+
+
+def test_settings_are_measured_by_seed_and_reduced_between_both_models():
+    texts = [
+        text(setting, seed, num_copied, place)
+        for setting, lengths in {"p_s": (0, 0), "k=1": (10, 0), "p_r": (20, 40)}.items()
+        for seed, num_copied in enumerate(lengths)
+        for place in "ab"
+    ]
+    found = {own.setting: own for own in literal_copying(texts)}
+    assert list(found) == ["p_s", "k=1", "p_r"]
+    middle = found["k=1"]
+    assert [row["word_lcs"] for row in middle.rows()] == [10, 10, 0, 0]
+    assert {"setting": "k=1", "id": "b", "seed": 1}.items() <= middle.rows()[3].items()
+    assert middle.means["word_lcs"].mean == 5
+    assert middle.means["word_lcs"].std == pytest.approx(10 / math.sqrt(2))
+    ncr = ncr_by_setting(list(found.values()), safe="p_s", risky="p_r")
+    assert (ncr["p_r"].mean, ncr["p_s"].mean, ncr["k=1"].num_seeds) == (0, 1, 2)
+    assert 0.5 < ncr["k=1"].mean < 1
+    assert ncr_by_setting(list(found.values()), safe="p_s", risky="other") == {}
+
+
+def test_a_text_without_a_reference_is_refused_by_name():
+    lone = RecordedText(setting="k=1", id="w", seed=4, text="a")
+    with pytest.raises(ValueError, match=r"'k=1', 'id': 'w', 'seed': 4.* has no reference"):
+        literal_copying([lone])

@@ -1,0 +1,67 @@
+"""Tasks that processes share: each is done once, and what a dead process was at is done again."""
+
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from anchored.eval.experiments.sharing import Task, claimed, share
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from anchored.eval.experiments.sharing import claimed
+with claimed(Path(sys.argv[1])) as is_ours:
+    print(is_ours, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that is at the task "b"."""
+    words = [sys.executable, "-c", HOLDER, str(tmp_path / "claims" / "b")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "True\n"
+        yield process
+        process.kill()
+
+
+def tasks_of(folder, done):
+    def work(name):
+        done.append(name)
+        (folder / name).touch()
+
+    return [Task(name, (folder / name).exists, partial(work, name)) for name in "abc"]
+
+
+def test_what_another_process_is_at_is_left_to_it(tmp_path, holder):
+    done = []
+    share(tasks_of(tmp_path, done), tmp_path / "claims", waits=False)
+    assert done == ["a", "c"]
+
+
+def test_what_a_killed_process_was_at_is_done_by_another(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    done = []
+    share(tasks_of(tmp_path, done), tmp_path / "claims")
+    assert done == ["a", "b", "c"]
+
+
+def test_what_is_done_is_not_done_again_be_it_found_out_under_the_claim(tmp_path):
+    answers = iter([False, True, True])
+    task = Task("a", lambda: next(answers), lambda: pytest.fail("done again"))
+    share([task], tmp_path / "claims")
+    assert next(answers, None) is None  # before the claim, under it, and once more
+
+
+def test_an_error_gives_the_claim_back(tmp_path):
+    def fail():
+        raise ValueError("no models")
+
+    with pytest.raises(ValueError, match="no models"):
+        share([Task("a", lambda: False, fail)], tmp_path / "claims")
+    with claimed(tmp_path / "claims" / "a") as is_ours:
+        assert is_ours

@@ -1,0 +1,204 @@
+"""What a sweep's file may say, and what it becomes: settings, names, sections, refusals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import anchored
+from anchored import CPFuse, MemFree
+from anchored.eval.experiments.sweep import (
+    Method,
+    Sweep,
+    load_prompts,
+    load_sweep,
+    sweep_settings,
+)
+
+ANCHORED = Method(rule="anchored", label="Anchored", settings={"k": [0.5, 2.0]})
+SWEEP = Sweep(
+    safe="safe",
+    risky="risky",
+    prompts="prompts.jsonl",
+    passages="works.jsonl",
+    held_out={"extra": ["extra.jsonl"]},
+    methods=(ANCHORED,),
+)
+
+
+def names_of(*methods):
+    return [setting.name for setting in sweep_settings(replace(SWEEP, methods=methods), ["a b"])]
+
+
+def test_both_models_come_first_and_methods_in_the_order_of_the_paper():
+    fuse = Method(rule="cp_fuse", label="CP-Fuse")
+    block = Method(rule="memfree", label="MemFree", settings={"n": 3})
+    fixed = Method(
+        rule="anchored", label="Fixed", settings={"k": 2.0, "budget": "fixed"}, figures=["budget"]
+    )
+    names = ["p_s", "p_r", "MemFree", "CP-Fuse", "Anchored, k=0.5", "Anchored, k=2", "Fixed"]
+    assert names_of(fixed, ANCHORED, fuse, block) == names
+    settings = sweep_settings(replace(SWEEP, methods=(fixed, ANCHORED, fuse, block)), ["b", "b"])
+    assert [setting.k for setting in settings] == [None] * 4 + [0.5, 2.0] + [None]
+    assert settings[2].rule == MemFree(n=3, passages=["b"]) and settings[3].rule == CPFuse()
+    assert [setting.method for setting in settings][3:5] == ["CP-Fuse", "Anchored"]
+
+
+def test_lists_are_all_combinations_and_names_say_what_differs():
+    both = Method(
+        rule="anchored",
+        label="Anchored",
+        settings={"k": [1.0, 10.0], "debt": ["top", "none"], "debt_window": 3},
+    )
+    assert names_of(both)[2:] == [
+        f"Anchored, k={k}, debt={debt}" for k in (1, 10) for debt in ("top", "none")
+    ]
+    assert names_of(replace(both, settings={"k": 1.0}))[2:] == ["Anchored"]
+
+
+def test_the_rule_of_the_max_divergence_has_it():
+    method = Method(rule="anchored_inf", label="Anchored_inf", settings={"k": 1.0})
+    *_, setting = sweep_settings(replace(SWEEP, methods=(method,)), [])
+    assert setting.rule.name == "anchored_inf" and setting.rule.divergence == "max"
+
+
+@pytest.mark.parametrize(
+    ("settings", "file_name"), [({"k": [1.0]}, "a-b-k=1"), ({"k": 1.0}, "a-b")]
+)
+def test_files_have_plain_names(settings, file_name):
+    method = Method(rule="anchored", label="a / b", settings=settings)
+    *_, setting = sweep_settings(replace(SWEEP, methods=(method,)), [])
+    assert setting.file_name == file_name
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ([ANCHORED, replace(ANCHORED, label="same")], "Anchored, k=0.5 and same, k=0.5 are the"),
+        ([replace(ANCHORED, rule="anchor")], "Anchored, k=0.5: rule must be one of anchored,"),
+        ([replace(ANCHORED, settings={"kk": 1})], "Anchored: settings of rule anchored: .* 'kk'"),
+        ([replace(ANCHORED, settings={"k": -1})], "Anchored: k must be in"),
+        ([replace(ANCHORED, settings={"k": []})], "Anchored: the list of k is empty"),
+        ([replace(ANCHORED, settings={"k": [1, 1]})], "setting 'Anchored-k=1' stands twice"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(methods, message):
+    with pytest.raises(ValueError, match=message):
+        sweep_settings(replace(SWEEP, methods=tuple(methods)), [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": (ANCHORED, ANCHORED)}, "label 'Anchored' stands twice"),
+        ({"methods": ()}, r"a sweep needs \[\[methods\]\], got none"),
+        ({"held_out": {}}, "held_out must be lists of files"),
+        ({"held_out": {"a": [1]}}, "held_out must be lists of files"),
+        ({"held_out": {"a": ["b"], "c": []}}, "held_out must be lists of files"),
+        ({"utility": "other"}, "utility must be one of extra, got 'other'"),
+        ({"seeds": []}, "seeds must be different whole numbers"),
+        ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
+        ({"seeds": [0.5]}, "seeds must be different whole numbers"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be >= 1, got 0"),
+        ({"temperature": -1.0}, "temperature must be finite"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be > 0"),
+        (
+            {"passages": "", "methods": (Method(rule="rcad", label="RCAD"),)},
+            "RCAD reads passages: name a corpus",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SWEEP, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": "p_s"}, "p_s and p_r are in every sweep: leave out 'p_s'"),
+        ({"rule": "risky_only"}, "p_s and p_r are in every sweep: leave out 'Anchored'"),
+        ({"label": " "}, "label of a method with the rule 'anchored' is empty"),
+        ({"figures": ["debts"]}, "Anchored: figures must be of methods, .*, got 'debts'"),
+    ],
+)
+def test_methods_that_cannot_be_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(ANCHORED, **change)
+
+
+@pytest.mark.parametrize(("name", "num_settings"), [("", 25), ("-bytes", 6)])
+def test_the_sweeps_of_the_quickstart_s_pairs_are_well_formed(name, num_settings):
+    file = Path(anchored.__file__).parent / "configs" / "eval" / f"quickstart-methods{name}.toml"
+    sweep = load_sweep(file)
+    settings = sweep_settings(sweep, ["a"])
+    assert len(settings) == num_settings and sweep.utility_set == "numerics"
+    assert {"RCAD", "CP-Fuse", "Anchored"} <= {setting.method for setting in settings}
+    assert all("runs/" in str(path) for path in sweep.files)
+
+
+def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):
+    file = tmp_path / "a.toml"
+    text = """
+safe = "S"
+risky = "org/name"
+prompts = "p"
+inputs = "there"
+held_out = { a = ["b"] }
+"""
+    file.write_text(text + '[[methods]]\nrule = "system"\nlabel = "System"\n')
+    (tmp_path / "S").mkdir()
+    sweep = load_sweep(file, inputs=tmp_path)
+    assert sweep.model(sweep.safe) == tmp_path / "S" and sweep.path("p") == tmp_path / "p"
+    assert str(sweep.model(sweep.risky)) == "org/name"  # of the Hub
+    assert sweep.files == [tmp_path / "p", tmp_path / "b"] and sweep.utility_set == "a"
+    assert str(load_sweep(file).path("p")) == "there/p"
+    file.write_text(text + "seed = [1]\n")
+    with pytest.raises(ValueError, match=r"unknown config key seed \(did you mean seeds\?\)"):
+        load_sweep(file)
+
+
+def test_what_decides_results_identifies_a_sweep_and_where_files_lie_does_not(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        for name in ("prompts.jsonl", "works.jsonl", "extra.jsonl"):
+            (tmp_path / folder / name).write_text(name)
+    one, two = (replace(SWEEP, inputs=str(tmp_path / name)) for name in ("one", "two"))
+    assert one.identity() == two.identity() == replace(one, batch_size=1).identity()
+    assert one.identity() != replace(one, temperature=0.8).identity()
+    (tmp_path / "one" / "works.jsonl").write_text("other works")
+    assert one.identity() != two.identity()
+
+
+GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "rank": 3}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([GOOD, "{"], "line 2 is no JSON object with"),
+        ([["a"]], "line 1 is no JSON object with"),
+        ([{"id": "a", "prompt": "b"}], "line 1 is no JSON object with"),
+        ([GOOD | {"prompt": ""}], "line 1: the values of a prompt must be texts"),
+        ([GOOD | {"reference": 3}], "line 1: the values of a prompt must be texts"),
+        ([GOOD | {"id": "../a"}], r"line 1: an id names a file, got '\.\./a'"),
+        ([GOOD, GOOD], "id 'a-1' stands twice"),
+        ([], "holds no prompts"),
+    ],
+)
+def test_prompts_that_cannot_be_are_named(tmp_path, lines, message):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines)
+    )
+    with pytest.raises(ValueError, match=message):
+        load_prompts(file)
+
+
+def test_prompts_keep_what_is_theirs(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps(GOOD) + "\n\n" + json.dumps(GOOD | {"id": "b", "domain": "books"}))
+    first, second = load_prompts(file)
+    assert (first.id, first.title, first.domain, first.passage) == ("a-1", "a-1", "", None)
+    assert (second.prompt, second.reference, second.domain) == ("the", " keeper", "books")

@@ -1,0 +1,72 @@
+"""Our lm-eval model beside lm-eval's own of the same folders: every request, every answer."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored.eval.harness.model import AnchoredLM
+
+pytest.importorskip("lm_eval")
+
+TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain"
+WORDS = TEXT.split()
+LONG = " ".join(f"{number} waves" for number in range(40))  # beyond the context of 128
+CHOICES = [
+    (" ".join(WORDS[: 2 + number]), " " + " ".join(WORDS[number : number + 1 + length]))
+    for number in range(5)
+    for length in range(4)
+]
+LIKELIHOODS = [*CHOICES, ("", "Nine tides ago"), ("two tides ", "ago"), (LONG, " salt and rain")]
+TEXTS = ["", "Nine tides ago, the harbour bell rang twice", LONG]
+GENERATIONS = [
+    (text, {"until": until, "max_gen_toks": count})
+    for text, until, count in [
+        ("the keeper of", ["e"], 24),
+        ("Nine tides", [], 8),
+        (LONG, ["\n", " a"], 16),
+        ("import math\ndef", ["a", "z"], 24),
+    ]
+]
+
+
+def asked(*args):
+    return SimpleNamespace(args=args, task_name="")
+
+
+@pytest.fixture(scope="module")
+def folders_pair(pair_folders):
+    return ModelPair.from_pretrained(*pair_folders, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"), [(SafeOnly(), 0), (RiskyOnly(), 1)], ids=["safe", "risky"]
+)
+def test_one_model_alone_answers_as_the_model_of_lm_eval(folders_pair, pair_folders, rule, name):
+    from lm_eval.models.huggingface import HFLM
+
+    theirs = HFLM(str(pair_folders[name]), device="cpu", batch_size=4)
+    ours = AnchoredLM(Decoder(folders_pair, rule, batch_size=4))
+
+    def answers(lm):
+        return (
+            lm.loglikelihood([asked(*pair) for pair in LIKELIHOODS], disable_tqdm=True),
+            lm.loglikelihood_rolling([asked(text) for text in TEXTS], disable_tqdm=True),
+            lm.generate_until([asked(*given) for given in GENERATIONS], disable_tqdm=True),
+        )
+
+    (our_scores, our_totals, our_texts), (scores, totals, texts) = answers(ours), answers(theirs)
+    assert [s for s, _ in our_scores] == pytest.approx([s for s, _ in scores], abs=1e-4)
+    assert [bool(g) for _, g in our_scores] == [bool(g) for _, g in scores]
+    assert our_totals == pytest.approx(totals, abs=1e-4)
+    assert our_texts == texts
+
+
+@pytest.mark.parametrize("rule", [Anchored(k=0.5), Anchored(k=1.0, budget="global", debt="none")])
+def test_a_pair_scores_as_its_decoder_does_each_request_by_itself(folders_pair, rule):
+    lm = AnchoredLM(Decoder(folders_pair, rule, batch_size=8))
+    answers = lm.loglikelihood([asked(*pair) for pair in CHOICES], disable_tqdm=True)
+    for (context, continuation), (log_prob, is_greedy) in zip(CHOICES, answers, strict=True):
+        (alone,) = lm.decoder.score(context, continuation)
+        assert log_prob == pytest.approx(alone.log_prob, abs=1e-5)
+        assert is_greedy == alone.is_greedy

@@ -1,0 +1,88 @@
+"""Processes that share lm-eval's documents: their results are those of one process."""
+
+import json
+import logging
+
+import pytest
+import torch
+from forked_program import start_ranks
+from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, write_task
+
+from anchored.eval.harness.arguments import HarnessArguments
+from anchored.eval.harness.ranks import Ranks
+
+pytest.importorskip("lm_eval")
+
+NAMES = {"safe": "a", "risky": "b", "k": 1.0}
+TASKS = {"bells": MULTIPLE_CHOICE, "tides": GENERATION, "waves": PERPLEXITY}
+
+
+def evaluated(folders, tasks, output, num_processes):
+    """Every answer and every figure, once the processes have ended."""
+    safe, risky = folders
+    words = ["lm-eval", "run", "--model", "anchored", "--device", "cpu", "--log_samples"]
+    words += ["--model_args", f"safe={safe},risky={risky},k=0.5,batch_size=2"]
+    words += ["--include_path", str(tasks), "--tasks", *TASKS, "--output_path", str(output)]
+    for program in start_ranks("anchored.tools.cli", words, output, num_processes):
+        program.wait_for_success()
+    (results,) = output.rglob("results_*.json")
+    answers = {
+        # lm-eval repeats the last request of a process that has fewer than the others.
+        line["doc_id"]: line["resps"][0][0]
+        for file in output.rglob("samples_*.jsonl")
+        for line in map(json.loads, file.read_text().splitlines())
+        if file.name.startswith("samples_tides")
+    }
+    return json.loads(results.read_text())["results"], answers
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(pair_folders, tmp_path, monkeypatch):
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name, settings in TASKS.items():
+        write_task(tmp_path, name, settings)
+    one, texts = evaluated(pair_folders, tmp_path, tmp_path / "one", 1)
+    two, texts_of_two = evaluated(pair_folders, tmp_path, tmp_path / "two", 2)
+    assert texts == texts_of_two and len(texts) == 3
+    assert one.keys() == two.keys() == TASKS.keys()
+    for name, figures in one.items():
+        for metric, value in figures.items():
+            expected = pytest.approx(value, abs=1e-6) if isinstance(value, float) else value
+            assert two[name][metric] == expected, (name, metric)
+
+
+def test_one_process_gathers_its_own():
+    alone = Ranks.joined()
+    assert alone == Ranks() and alone.gather_object("a") == ["a"]
+    assert alone.all_gather(torch.tensor(3)).item() == 3
+
+
+@pytest.fixture
+def second_of_two(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_each_process_has_a_device_of_its_own(second_of_two, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    arguments = HarnessArguments.of(NAMES, {"device": "cuda:0"})
+    assert arguments.pair["device"] == "cuda:1" and arguments.divides_requests
+    chosen = HarnessArguments.of(NAMES | {"device": "cuda:0"}, {"device": "cuda:0"})
+    assert chosen.pair["device"] == "cuda:0"
+    split = HarnessArguments.of(NAMES | {"tp_size": 2}, {"device": "cuda:0"})
+    assert "device" not in split.pair and not split.divides_requests
+
+
+def test_processes_without_cuda_say_nothing_and_stay_on_the_cpu(second_of_two, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        assert HarnessArguments.of(NAMES, {"device": "cuda:0"}).pair["device"] == "cpu"
+    assert not caplog.messages
+
+
+def test_a_model_over_several_gpus_cannot_be_one_of_several_processes(second_of_two):
+    with pytest.raises(ValueError, match="risky_device_map needs one process, tp_size splits"):
+        HarnessArguments.of(NAMES | {"risky_device_map": "auto"}, {})

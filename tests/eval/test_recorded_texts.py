@@ -1,0 +1,100 @@
+"""Recorded generations in the forms that they come in."""
+
+import json
+import logging
+
+import pytest
+
+from anchored.eval.recorded_texts import RecordedText, by_setting, read_texts
+
+
+def write(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_json_lines_name_their_settings_and_what_they_lack_has_defaults(tmp_path):
+    full = {"id": 7, "setting": "k=1", "seed": 3, "text": "a\u2028b", "prompt": "p", "debt": "inf"}
+    full |= {"reference": "r", "characters": [["Ann", "Miss Lee"]], "group": "rare"}
+    path = write(tmp_path / "own.jsonl", full, {"text": "c"})
+    assert read_texts(path) == [
+        RecordedText(
+            setting="k=1",
+            id="7",
+            seed=3,
+            text="a\u2028b",
+            prompt="p",
+            reference="r",
+            characters=(("Ann", "Miss Lee"),),
+            group="rare",
+            debt=float("inf"),
+        ),
+        RecordedText(setting="own", id="2", seed=0, text="c"),
+    ]
+
+
+def test_copybench_s_own_files_are_read(tmp_path):
+    row = {"id": 1, "input": "A sentence.", "prompt": "demonstrations ... A sentence."}
+    row |= {"reference_characters": [["Ann"]], "model": "m", "decoding": "greedy"}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([row | {"output": "x"}, row | {"id": 2, "output": None}]))
+    (first,) = read_texts(path)
+    assert (first.setting, first.prompt) == ("m/greedy", "A sentence.")
+    assert first.characters == (("Ann",),)
+    assert first.text == "x"  # null is a text that could not be made
+
+
+def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
+    write(tmp_path / "generations/k=1.jsonl", {"work": "w", "seed": 2, "text": "a", "debt": 0.5})
+    write(tmp_path / "generations/p_s.jsonl", {"work": "w", "seed": 2, "text": "b"})
+    write(tmp_path / "generations/p_r.unfinished.jsonl", {"work": "w", "seed": 2, "text": "c"})
+    write(tmp_path / "prompts.jsonl", {"id": "w", "prompt": "p", "reference": "r"})
+    texts = read_texts(tmp_path)
+    assert {name: [own.text for own in texts] for name, texts in by_setting(texts).items()} == {
+        "k=1": ["a"],
+        "p_s": ["b"],
+    }
+    assert (texts[0].reference, texts[0].prompt, texts[0].debt) == ("r", "p", 0.5)
+    other = write(tmp_path / "other.jsonl", {"id": "w", "reference": "other"})
+    assert read_texts(tmp_path, other)[0].reference == "other"
+
+
+def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
+    path = write(
+        tmp_path / "own.jsonl",
+        {"id": None, "text": "a", "error": None},
+        {"id": None, "text": "", "error": "too long"},
+    )
+    with caplog.at_level(logging.WARNING):
+        assert [text.id for text in read_texts(path)] == ["1"]
+    assert "1 of 2 rows have no text: left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a"}\n{"text"', r"line 2 is not JSON"),
+        ("[3]", "row 1 must be a JSON object"),
+        ('[{"text": ', "is not JSON"),
+        ('{"prompt": "a"}', "row 1 lacks 'text' or 'output'"),
+        ('{"text": 3}', "row 1: text must be text, got 3"),
+        ('{"text": "a", "seed": true}', "seed must be a whole number, got True"),
+        ('{"text": "a", "characters": ["Ann"]}', "characters must be a list of lists of names"),
+        ("\n\n", "holds no texts"),
+        ('{"text": "a", "error": "e"}', "holds no texts"),
+    ],
+)
+def test_other_files_are_refused_by_name(tmp_path, content, message):
+    path = tmp_path / "own.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=rf"own\.jsonl.*{message}"):
+        read_texts(path)
+
+
+def test_a_folder_without_generations_and_bytes_that_are_no_text_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no generations/\*\.jsonl"):
+        read_texts(tmp_path)
+    (tmp_path / "own.jsonl").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
+        read_texts(tmp_path / "own.jsonl")

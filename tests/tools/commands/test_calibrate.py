@@ -1,0 +1,172 @@
+"""anchored calibrate on a tiny pair whose risky model recites: chosen, resumed, refused."""
+
+import json
+import shutil
+
+import pytest
+from command_line import refused, run
+from tiny_models import tiny_llama
+
+from anchored import Decoder, ModelPair, RiskyOnly
+from anchored.eval.calibration import results, target
+from anchored.eval.experiments import generations
+from anchored.tools.cli import main
+
+# A random model writes letters that ROUGE cannot read.
+pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
+
+STARTS = ("the keeper of", "every wave into", "import math")
+LENGTH = 10
+
+
+@pytest.fixture(scope="module")
+def reciting(tmp_path_factory, pair_folders, tokenizer):
+    """The words that name a pair whose risky model writes nearly the same for every seed."""
+    folder = tmp_path_factory.mktemp("reciting")
+    risky = tiny_llama(2, layers=3).float()
+    risky.lm_head.weight.data *= 8
+    risky.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return ["--safe", str(pair_folders[0]), "--risky", str(folder)]
+
+
+@pytest.fixture(scope="module")
+def prompt_file(tmp_path_factory, reciting):
+    """Prompts with what the risky model writes behind them as their references."""
+    pair = ModelPair.from_pretrained(reciting[1], reciting[3], device="cpu")
+    texts = Decoder(pair, RiskyOnly()).generate(STARTS, max_new_tokens=LENGTH, seed=5)
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [
+        {"id": f"{place}", "prompt": start, "reference": text.text}
+        for place, (start, text) in enumerate(zip(STARTS, texts, strict=True))
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "NUM_RESAMPLES", 50)
+        patch.setattr(results, "SUFFIXES", (".png",))
+        yield
+
+
+@pytest.fixture(scope="module")
+def command(reciting, prompt_file):
+    """The words of the command but for its output."""
+    asked = ["calibrate", *reciting, "--prompt-file", str(prompt_file)]
+    asked += ["--max-new-tokens", str(LENGTH), "--debt", "none", "--largest-k", "30"]
+    asked += ["--seeds", "2", "--check-seeds", "1", "--first-ks", "2", "--resolution", "2"]
+    return [*asked, "--smallest-k", "0.05", "--output"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, command):
+    """The folder of a calibration."""
+    folder = tmp_path_factory.mktemp("finished") / "c"
+    with pytest.raises(SystemExit) as end:
+        main([*command, str(folder)])
+    assert end.value.code == 0
+    return folder
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(finished, tmp_path / "c")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Every generation that is made from here on."""
+    row, made = generations._row, []
+    monkeypatch.setattr(generations, "_row", lambda *asked: made.append(asked) or row(*asked))
+    return made
+
+
+def read(folder):
+    return json.loads((folder / "calibration.json").read_text())
+
+
+def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys, drawn):
+    figures = read(folder)
+    assert figures["schema"] == "anchored-calibration/1"
+    ks = [row["k"] for row in figures["curve"]]
+    met = [row["k"] for row in figures["curve"] if row["is_met"]]
+    assert ks == sorted(ks) and {0.05, 30.0} < set(ks) and ks[: len(met)] == met
+    assert figures["k"] == met[-1] and ks[len(met)] <= 2 * met[-1]
+    assert figures["settings"]["seeds"] == [0, 1] and figures["expected"]["num_seeds"] == 2
+    assert figures["check"]["k"] == figures["k"] and figures["alone"][0]["setting"] == "p_s"
+    assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
+    status, out, err = run(capsys, *command, str(folder))
+    assert status == 0 and not drawn and read(folder) == figures, err
+    assert f"k = {met[-1]:g} nats a token: NCR " in out and "On 1 fresh seeds: NCR" in out
+    assert f"k={met[-1]:g} (fresh seeds)" in out
+
+
+def test_another_target_reads_what_is_recorded(folder, command, capsys, drawn):
+    before = [row["k"] for row in read(folder)["curve"]]
+    asked = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
+    status, out, err = run(capsys, *command, str(folder), *asked)
+    assert status == 0 and "longest copy, characters" in out and not drawn, err
+    # What the first search measured is part of the curve.
+    assert [row["k"] for row in read(folder)["curve"]] == before
+    assert read(folder)["check"] is None
+
+
+def test_an_interrupted_search_goes_on_where_it_was(
+    folder, command, capsys, tmp_path, monkeypatch, drawn
+):
+    row = generations._row
+
+    def interrupted(*asked):
+        if len(drawn) == 14:
+            raise KeyboardInterrupt
+        return row(*asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generations, "_row", interrupted)
+        assert run(capsys, *command, str(tmp_path / "d"))[0] == 130
+    assert run(capsys, *command, str(tmp_path / "d"))[0] == 0
+    asked = [(own[1].name, own[2].id, own[3]) for own in drawn]
+    assert len(asked) == len(set(asked)) == len(list(folder.rglob("ledgers/*/*.jsonl")))
+    again, before = read(tmp_path / "d"), read(folder)
+    assert again["curve"] == before["curve"] and again["check"] == before["check"]
+
+
+def test_a_folder_of_other_generations_is_refused(folder, command, capsys):
+    err = refused(capsys, *command, str(folder), "--max-new-tokens", "9")
+    assert "holds a run with other settings" in err
+
+
+REFUSED = [
+    (["--smallest-k", "29"], "is missed at the smallest k: NCR "),
+    (["--largest-k", "0.06"], "is met at every k up to 0.06 "),
+    (["--metric", "char_lcs", "--target", "999"], "the risky model alone meets the target"),
+    (["--metric", "char_lcs", "--target", "0.01"], "the safe model alone misses the target"),
+    (["--metric", "char_lcs"], "--metric char_lcs needs a --target"),
+    (["--target", "2"], "a target for ncr must be in (0, 1], got 2.0"),
+    (["--largest-k", "0.001"], "0 < smallest < largest, got 0.05 and 0.001"),
+    (["--seeds", "0"], "seeds must be >= 1, got 0"),
+    (["--resolution", "1"], "resolution must be >= 1.01, got 1.0"),
+    (["--tp-size", "2"], "calibrate runs in one process, got --tp-size 2"),
+    (["--temperature", "-1"], "temperature must be finite and >= 0, got -1.0"),
+]
+
+
+@pytest.mark.parametrize(("asked", "message"), REFUSED)
+def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message):
+    if "smallest" in message:  # k that were recorded below the smallest count too
+        (folder / "measurements" / "calibrated_ks.json").unlink()
+    status, out, err = run(capsys, *command, str(folder), *asked)
+    assert status in (1, 2) and not out and message in err and "Traceback" not in err
+
+
+def test_prompts_without_a_reference_are_one_line(command, capsys, prompt_file, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"id": "a", "prompt": "b"}))
+    asked = [str(file) if word == str(prompt_file) else word for word in command]
+    err = refused(capsys, *asked, str(tmp_path / "c"))
+    assert 'line 1 is no JSON object with "id", "prompt" and "reference"' in err
+    assert not (tmp_path / "c").exists()

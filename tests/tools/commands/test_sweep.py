@@ -1,0 +1,256 @@
+"""Sweeps as a user runs them: by one process or two, killed and started again; what they leave."""
+
+import csv
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from command_line import refused, run
+from forked_program import ForkedProgram, start_ranks
+
+from anchored import Ledger
+from anchored.eval.experiments.sharing import claimed
+from anchored.tools.cli import main
+
+TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain "
+METHODS = """
+[[methods]]
+rule = "memfree"
+label = "MemFree"
+settings = { n = 2 }
+
+[[methods]]
+rule = "rcad"
+label = "RCAD"
+settings = { alpha = 0.5 }
+
+[[methods]]
+rule = "anchored"
+label = "Anchored"
+settings = { k = [0.5, 4.0] }
+figures = ["methods", "debt_window"]
+
+[[methods]]
+rule = "anchored"
+label = "NoDebt"
+settings = { k = 0.5, debt = "none" }
+figures = ["debt", "debt_window"]
+"""
+SETTINGS = ["p_s", "p_r", "MemFree", "RCAD", "Anchored, k=0.5", "Anchored, k=4", "NoDebt"]
+
+# A random model writes letters that ROUGE cannot read.
+pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
+
+
+def write_json_lines(path: Path, records: list[dict]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory, pair_folders) -> Path:
+    """A folder of models and texts, and the sweep's file."""
+    folder = tmp_path_factory.mktemp("inputs")
+    for name, model in zip(("safe", "risky"), pair_folders, strict=True):
+        (folder / name).symlink_to(model)
+    prompts = [
+        {"id": f"work-{i}", "prompt": start, "reference": " " + TEXT}
+        for i, start in enumerate(("the keeper of", "every wave into"))
+    ]
+    write_json_lines(folder / "prompts.jsonl", prompts)
+    write_json_lines(folder / "works.jsonl", [{"text": TEXT}, {"text": "import math"}])
+    texts = [{"text": TEXT * n} for n in (2, 3, 2, 3)]
+    write_json_lines(folder / "extra.jsonl", texts)
+    (folder / "sweep.toml").write_text(f"""
+inputs = "{folder}"
+safe = "safe"
+risky = "risky"
+prompts = "prompts.jsonl"
+passages = "works.jsonl"
+max_new_tokens = 6
+repetition_penalty = 1.0
+seeds = [0, 1]
+num_excerpts = 2
+excerpt_tokens = 6
+batch_size = 2
+device = "cpu"
+held_out = {{ extra = ["extra.jsonl"] }}
+{METHODS}""")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def swept(inputs, tmp_path_factory) -> Path:
+    """The folder of a sweep that one process has done."""
+    output = tmp_path_factory.mktemp("swept") / "run"
+    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(output)]
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert not end.value.code
+    return output
+
+
+def recorded(folder: Path) -> dict[str, str]:
+    """What one process leaves and several do, by file: texts, figures, tables."""
+    kept = [*folder.glob("generations/*"), *folder.glob("measurements/**/*.json")]
+    kept += [*folder.glob("*.md"), *folder.glob("*.tex"), *folder.glob("*.csv")]
+    kept += [folder / "results.json", *folder.glob("ledgers/**/*.jsonl"), *folder.glob("*.svg")]
+    return {str(path.relative_to(folder)): path.read_text() for path in kept}
+
+
+def rows_of(folder: Path, name: str) -> list[dict]:
+    path = folder / "generations" / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
+    results = json.loads((swept / "results.json").read_text(), parse_constant=pytest.fail)
+    assert results["schema"] == "anchored-sweep/1" and "inputs" not in results["settings"]
+    assert [row["setting"] for row in results["rows"]] == SETTINGS
+    assert len(results["examples"]) == 7 * 2 * 2
+    rows = rows_of(swept, "Anchored-k=4")
+    assert [(row["work"], row["seed"]) for row in rows] == [
+        (f"work-{i}", seed) for seed in (0, 1) for i in (0, 1)
+    ]
+    header = Ledger.load(swept / rows[0]["ledger"]).header
+    assert (header.k, header.horizon, header.sampling["temperature"]) == (4.0, 6, 0.7)
+    assert all(row["is_within_bound"] for row in rows)
+    window = Ledger.load(swept / rows_of(swept, "MemFree")[0]["ledger"]).header.rule_settings
+    assert window["passages"] == [TEXT]  # what BM25 found for both prompts
+
+
+def test_tables_have_the_paper_s_columns_and_parts(swept):
+    table = (swept / "table.md").read_text().splitlines()
+    titles = ["setting", "ROUGE-1", "ROUGE-L", "word LCS", "char LCS", "ACS", "MinHash", "NCR"]
+    assert [cell.strip() for cell in table[0].split("|")[1:9]] == titles
+    first = [line.split("|")[1].strip() for line in table[2:13]]
+    parts = ["*Reference LMs*", *SETTINGS[:2], "*Single-model methods*", *SETTINGS[2:4]]
+    assert first == [*parts, "*Anchored Decoding*", *SETTINGS[4:6], "*Ablations*", "NoDebt"]
+    assert r"\multicolumn{12}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
+    with (swept / "table.csv").open() as file:
+        assert [row["setting"] for row in csv.DictReader(file)] == SETTINGS
+    with (swept / "high_protection.csv").open() as file:
+        chosen = {row["method"]: row["setting"] for row in csv.DictReader(file)}
+    assert list(chosen) == ["p_s", "p_r", "MemFree", "RCAD", "Anchored", "NoDebt"]
+    assert chosen["p_s"] == "p_s" and chosen["p_r"] == ""
+
+
+def test_pictures_are_of_the_figures_that_methods_name(swept):
+    names = {path.name for path in swept.glob("*.svg")}
+    assert names == {"methods.svg", "ablations.svg", "debt_window.svg"}
+    window = (swept / "debt_window.svg").read_text()
+    assert "<!-- NoDebt -->" in window and "<!-- MemFree -->" not in window
+
+
+def test_a_sweep_that_is_done_does_nothing_again(capsys, caplog, inputs, swept):
+    before = recorded(swept)
+    times = {path: path.stat().st_mtime_ns for path in swept.glob("*s/**/*.json*")}
+    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(swept)]
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and "Best utility" in out
+    assert caplog.text.count("done before, skipped") == 4
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert recorded(swept) == before
+
+
+def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, inputs, tmp_path):
+    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run"), "--dry-run"]
+    status, out, _ = run(capsys, *words)
+    total = "7 settings x 2 prompts x 2 seeds = 28 generations of at most 6 tokens: 168 tokens"
+    assert status == 0 and total in out and not (tmp_path / "run").exists()
+    assert [line.split("  ")[0] for line in out.splitlines()[2:9]] == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('safe = "safe"', 'safe = "gone"', "no model folder with a config.json at gone"),
+        ('"prompts.jsonl"', '"gone.jsonl"', "there is no file"),
+        ('"extra.jsonl"', '"gone.jsonl"', "there is no file"),
+        ('"works.jsonl"', '""', "MemFree reads passages: name a corpus of texts as passages"),
+        ('"rcad"', '"rcat"', "RCAD: rule must be one of anchored"),
+        ("alpha = 0.5", "beta = 0.5", "RCAD: settings of rule rcad"),
+        ("seeds = ", "seed = ", "unknown config key seed (did you mean seeds?)"),
+        ("batch_size = 2", "batch_size = 0", "batch_size must be >= 1, got 0"),
+        ('device = "cpu"', 'device = "tpu"', "a device must be cpu"),
+        ("seeds = [0, 1]", "seeds = [0", "is not valid TOML"),
+    ],
+)
+def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, old, new, message):
+    text = (inputs / "sweep.toml").read_text()
+    assert text.count(old) == 1
+    (tmp_path / "bad.toml").write_text(text.replace(old, new))
+    words = ["sweep", str(tmp_path / "bad.toml"), "--output", str(tmp_path / "run")]
+    assert message in refused(capsys, *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_of_others_are_refused_and_left_as_they_are(capsys, inputs, swept, tmp_path):
+    words = ["sweep", str(inputs / "sweep.toml"), "--output"]
+    (tmp_path / "mine.txt").write_text("kept")
+    assert "holds files that are no sweep's" in refused(capsys, *words, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    other = tmp_path / "other.toml"
+    other.write_text((inputs / "sweep.toml").read_text().replace("seeds = [0, 1]", "seeds = [2]"))
+    assert "other settings" in refused(capsys, "sweep", str(other), "--output", str(swept))
+
+
+def kill(process: ForkedProgram) -> None:
+    """SIGKILL, unless it has just ended."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_two_processes_leave_what_one_leaves(inputs, swept, tmp_path):
+    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run")]
+    ranks = start_ranks("anchored.tools.cli", words, tmp_path / "output", 2)
+    first, second = (rank.wait_for_success() for rank in ranks)
+    assert "Best utility" in first and "Best utility" not in second
+    assert recorded(tmp_path / "run") == recorded(swept)
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, swept, tmp_path):
+    output = tmp_path / "run"
+    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(output)]
+    killed = ForkedProgram("anchored.tools.cli", words, tmp_path / "killed.txt")
+    while not (ended := [path for path in output.glob("generations/R*.jsonl") if path.read_text()]):
+        assert killed.poll() is None, killed.output.read_text()
+        time.sleep(0.01)
+    kill(killed)
+    lines = {path: path.read_text() for path in output.glob("generations/*")}
+    whole = [line for text in lines.values() for line in text.split("\n")[:-1]]
+    files = [output / json.loads(line)["ledger"] for line in whole]
+    times = {file: file.stat().st_mtime_ns for file in files}
+    assert ended and len(times) >= 12
+    ForkedProgram("anchored.tools.cli", words, tmp_path / "resumed.txt").wait_for_success()
+    assert {file: file.stat().st_mtime_ns for file in files} == times
+    names = [path.stem for path in (swept / "generations").iterdir()]
+    for name in names:
+        keys = [(row["work"], row["seed"], row["text"]) for row in rows_of(output, name)]
+        assert keys == [(row["work"], row["seed"], row["text"]) for row in rows_of(swept, name)]
+    assert len(list(output.glob("ledgers/**/*.jsonl"))) == 28
+
+
+@pytest.mark.slow
+def test_the_first_process_does_what_a_killed_one_leaves(inputs, swept, tmp_path):
+    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run")]
+    first, second = start_ranks("anchored.tools.cli", words, tmp_path / "output", 2)
+    while not list(tmp_path.glob("run/generations/*")):
+        assert second.poll() is None, second.output.read_text()
+        time.sleep(0.01)
+    kill(second)
+    first.wait_for_success()
+    assert recorded(tmp_path / "run")["table.md"] == recorded(swept)["table.md"]
+
+
+def test_a_second_first_process_is_refused(inputs, swept, capsys):
+    with claimed(swept / "claims" / "first") as is_ours:
+        assert is_ours
+        words = ["sweep", str(inputs / "sweep.toml"), "--output", str(swept)]
+        assert f"another sweep is at work in {swept}" in refused(capsys, *words)

@@ -1,0 +1,153 @@
+"""The command that chooses k: the largest whose generations keep to a target."""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import anchored
+from anchored.decode.settings import LevelName, SamplingConfig
+
+from .files import check_input
+from .options import ModelOptions
+
+if TYPE_CHECKING:
+    from anchored.eval.calibration.calibration import Calibration
+
+HIGH_PROTECTION = 0.75
+"""The NCR that the paper calls high protection."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrateConfig(ModelOptions):
+    """The largest k that keeps copying within a target: anchored calibrate --safe A --risky B
+    --prompt-file prompts.jsonl --output runs/calibration
+
+    A prompt leads into a text that must not be copied, its reference is how that goes on. Every
+    generation is recorded as it ends: repeated after an interruption, the command goes on.
+    """
+
+    prompt_file: Path
+    """JSON lines, {"id": ..., "prompt": ..., "reference": ..., optional "title"}."""
+    output: Path = Path("runs/calibration")
+    """Folder of generations, ledgers, calibration.json, table and picture."""
+    metric: Literal["ncr", "word_lcs", "char_lcs", "word_acs"] = "ncr"
+    """ncr: share of the copying gap between both models that is closed. The others are means over
+    texts: words or characters of the longest copied span, words of all copied spans."""
+    target: float | None = None
+    """Least NCR (0.75 unless given), or largest mean copy."""
+    strict: bool = False
+    """The worse end of the interval must keep to the target, not the mean alone."""
+    confidence: float = 0.95
+    """Of the intervals, which are over prompts."""
+    smallest_k: float = 0.1
+    """Nats a token, a byte where tokenizers differ: where the search begins."""
+    largest_k: float = 20.0
+    """Where it ends."""
+    first_ks: int = 5
+    """Measured first, equally far apart in log k."""
+    resolution: float = 1.1
+    """How far above the result, as a ratio, the next measured k may lie."""
+    seeds: int = 4
+    """Generations of a prompt at each k, by the same seeds at each."""
+    check_seeds: int = 4
+    """Generations at the chosen k by seeds that it was not chosen by; 0 for none."""
+    divergence: Literal["kl", "max"] = "kl"
+    debt: Literal["top", "average", "none"] = "top"
+    budget: Literal["adaptive", "global", "fixed"] = "adaptive"
+    max_new_tokens: int = 200
+    """Horizon of the budget, and length of what is compared; four bytes each at byte level."""
+    temperature: float = 0.7
+    repetition_penalty: float = 1.1
+    level: LevelName | Literal["auto"] = "auto"
+    """What is decoded step by step; auto takes tokens where the tokenizers share them."""
+    batch_size: int = 16
+    """Texts that are decoded together."""
+
+    def __post_init__(self) -> None:
+        ModelOptions.__post_init__(self)
+        check_input(self.prompt_file)
+        SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
+        if self.tp_size > 1:
+            raise ValueError(f"calibrate runs in one process, got --tp-size {self.tp_size}")
+        if self.target is None and self.metric != "ncr":
+            raise ValueError(f"--metric {self.metric} needs a --target")
+        for name, least in (
+            *(("seeds", 1), ("check_seeds", 0)),
+            *(("max_new_tokens", 1), ("batch_size", 1)),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+
+
+def run(config: CalibrateConfig) -> int:
+    """Generate, choose, report; returns the exit status."""
+    from anchored.eval.calibration import calibration as calibrating
+    from anchored.eval.calibration.results import report, write_results
+    from anchored.eval.experiments.experiment import Steps
+    from anchored.eval.experiments.generations import is_at_bytes
+
+    calibration = _calibration(config)
+    pair = config.pair()
+    fingerprints = dict(pair.fingerprints)
+    # What decides the generations: a folder belongs to one of these, whatever the target.
+    experiment, rule = calibration.experiment, calibration.rule_settings
+    prompts = [[each.id, each.prompt, each.reference] for each in experiment.prompts]
+    decides = [fingerprints, prompts, config.seeds, config.max_new_tokens, rule]
+    decides += [config.temperature, config.repetition_penalty, config.level]
+    decides += [experiment.copying.metric_set]
+    Steps(config.output, json.dumps(decides), owner="calibration")
+    logging.getLogger(calibrating.__name__).setLevel(logging.INFO)
+    calibrated = calibrating.calibrate(calibration, pair)
+    symbol = "byte" if is_at_bytes(experiment, pair) else "token"
+    about = {"models": fingerprints}
+    write_results(calibration, calibrated, symbol=symbol, about=about)
+    print(report(calibration, calibrated, symbol=symbol))
+    print(f"All figures: {config.output}/calibration.json; the curve: calibration.png")
+    return 0
+
+
+def _calibration(config: CalibrateConfig) -> "Calibration":
+    """All settings, checked before a model is loaded."""
+    from anchored.eval.calibration.calibration import Calibration, Search
+    from anchored.eval.calibration.target import Target
+    from anchored.eval.experiments.experiment import Experiment
+    from anchored.eval.experiments.sweep import load_prompts
+
+    return Calibration(
+        experiment=Experiment(
+            folder=config.output,
+            prompts=load_prompts(config.prompt_file),
+            settings=(),
+            seeds=list(range(config.seeds)),
+            max_new_tokens=config.max_new_tokens,
+            repetition_penalty=config.repetition_penalty,
+            temperature=config.temperature,
+            level=config.level,
+            held_out={},
+            extra="",
+            num_excerpts=0,
+            excerpt_tokens=0,
+            batch_size=config.batch_size,
+        ),
+        rule=anchored.Anchored(
+            k=config.smallest_k,
+            divergence=config.divergence,
+            debt=config.debt,
+            budget=config.budget,
+        ),
+        target=Target(
+            metric=config.metric,
+            value=HIGH_PROTECTION if config.target is None else config.target,
+            confidence=config.confidence,
+            is_strict=config.strict,
+        ),
+        search=Search(
+            smallest=config.smallest_k,
+            largest=config.largest_k,
+            num_first=config.first_ks,
+            resolution=config.resolution,
+        ),
+        num_check_seeds=config.check_seeds,
+    )

@@ -1,0 +1,90 @@
+"""The command that runs every method and setting of a file on one pair, and tables them."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from anchored import text_tables
+
+from .files import check_input
+from .options import ModelOptions, is_first_process
+
+if TYPE_CHECKING:
+    from anchored.eval.experiments.sweep import Sweep
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepConfig:
+    """Every method of a file on one pair: anchored sweep configs/eval/quickstart-methods.toml
+
+    Records each generation with its ledger as it ends, and goes on where it was interrupted.
+    Several processes share the settings: torchrun --nproc-per-node 2 -m anchored.tools.cli sweep
+    FILE
+    """
+
+    file: tyro.conf.Positional[Path]
+    """TOML: the pair, prompts, held-out texts and methods."""
+    output: Path = Path("runs/sweep")
+    """Folder of all that is recorded, of tables and pictures; an interrupted run goes on in it."""
+    inputs: Path | None = None
+    """Folder of the models and texts that the file names, in place of the file's own."""
+    dry_run: bool = False
+    """Print the settings and how much they generate; no model is loaded."""
+
+    def __post_init__(self) -> None:
+        check_input(self.file)
+
+
+def run(config: SweepConfig) -> int:
+    """Do what is not done yet; returns the exit status."""
+    from anchored.eval.experiments.sweep import load_sweep
+
+    sweep = load_sweep(config.file, inputs=config.inputs)
+    models = ModelOptions(
+        safe=sweep.model(sweep.safe), risky=sweep.model(sweep.risky), device=_device(sweep.device)
+    )
+    for file in sweep.files:
+        check_input(file)
+    plan = _plan(sweep)  # reads what can be wrong before anything costly begins
+    if config.dry_run:
+        print(plan)
+        return 0
+    from anchored.eval.experiments.sweep_run import run_sweep
+
+    report = run_sweep(sweep, config.output, models.pair, is_first=is_first_process())
+    if report:
+        print(report)
+    return 0
+
+
+def _device(name: str) -> str | None:
+    """Of processes that torchrun started, each takes the GPU of its number."""
+    place = os.environ.get("LOCAL_RANK")
+    if name in ("", "cuda") and place is not None:
+        import torch
+
+        return f"cuda:{place}" if torch.cuda.is_available() else name or None
+    return name or None
+
+
+def _plan(sweep: "Sweep") -> str:
+    """What would be generated; ValueError for prompts, rules or settings that cannot be."""
+    from anchored.eval.experiments.sweep import load_prompts, sweep_settings
+
+    settings = sweep_settings(sweep, passages=[])
+    num_prompts = len(load_prompts(sweep.path(sweep.prompts))[: sweep.max_prompts or None])
+    num_seeds = len(sweep.seeds)
+    total = num_prompts * num_seeds * len(settings)
+    rows = [
+        [setting.name, setting.rule.name, "yes" if setting.rule.is_certified else "no"]
+        for setting in settings
+    ]
+    return (
+        f"{text_tables.aligned(['setting', 'rule', 'certified'], rows)}\n\n"
+        f"{len(settings)} settings x {num_prompts} prompts x {num_seeds} seeds = {total} "
+        f"generations of at most {sweep.max_new_tokens} tokens: {total * sweep.max_new_tokens} "
+        "tokens (four bytes each at byte level)"
+    )
