@@ -9,7 +9,7 @@ from typing import Any
 
 from ...configs.config_file import from_table, read_toml
 from ..tokens.manifest import MANIFEST_NAME, Manifest
-from .data_config import DataConfig, Hardware, MixtureConfig, ModelSize, read_run_config
+from .data_config import DataConfig, MixtureConfig, read_run_config
 from .data_plan import DataPlan
 from .order import Mixture
 
@@ -261,7 +261,7 @@ class RunEstimate:
     days: dict[str, float]
     """By stage."""
     shards_bytes: int
-    """All sources whole, even where a stage reads only a part."""
+    """Of what is there, and what `anchored tokenize` would write of the other sources."""
     checkpoint_bytes: int
     """Of one checkpoint with the optimizer's state."""
     state_bytes_per_gpu: int
@@ -272,18 +272,25 @@ class RunEstimate:
         return sum(self.days.values())
 
 
-def estimate_run(stages: Sequence[StagePlan], model: ModelSize, hardware: Hardware) -> RunEstimate:
+def estimate_run(stages: Sequence[StagePlan], mixture: MixtureConfig) -> RunEstimate:
     """Days = tokens * FLOPs a token / (GPUs * peak * MFU), and the sizes of what is kept."""
+    model, hardware = mixture.model, mixture.hardware
     flops_per_s = hardware.peak_flops * hardware.mfu
     days = {}
     for stage in stages:
         flops = stage.num_tokens * model.flops_per_token(stage.seq_len)
         days[stage.name] = flops / (flops_per_s * hardware.num_gpus) / _SECONDS_PER_DAY
-    sizes = {source.name: source.size.num_tokens for stage in stages for source in stage.sources}
+    sizes = {source.name: source.size for stage in stages for source in stage.sources}
+    kept = [
+        size.num_tokens
+        if size.origin == "shards"
+        else needed_tokens(mixture, name) or size.num_tokens
+        for name, size in sizes.items()
+    ]
     return RunEstimate(
         tokens_per_s_per_gpu=flops_per_s / model.flops_per_token(stages[0].seq_len),
         days=days,
-        shards_bytes=_TOKEN_BYTES * sum(sizes.values()),
+        shards_bytes=_TOKEN_BYTES * sum(kept),
         checkpoint_bytes=CHECKPOINT_BYTES_PER_PARAMETER * model.num_parameters,
         state_bytes_per_gpu=_STATE_BYTES_PER_PARAMETER * model.num_parameters // hardware.num_gpus,
     )

@@ -33,7 +33,7 @@ def run(config: PlanConfig) -> int:
         return 0
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
     planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
-    estimate = stages.estimate_run(planned, mixture.model, mixture.hardware) if mixture else None
+    estimate = stages.estimate_run(planned, mixture) if mixture else None
     lines = [line for stage in planned for line in _stage_lines(stage)]
     if mixture and estimate:
         lines += _estimate_lines(estimate, mixture)
