@@ -141,6 +141,9 @@ def _rank_variables(num_processes: int) -> list[dict[str, str]]:
     size = str(num_processes)
     group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    # Else each would take all cores for what little it computes on them.
+    cores = max(1, len(os.sched_getaffinity(0)) // num_processes)
+    group["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(cores))
     return [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
 
 

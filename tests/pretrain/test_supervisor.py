@@ -75,7 +75,8 @@ def test_when_one_process_is_gone_the_others_are_ended_too(starts):
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_a_signal_is_passed_on_and_waited_for_but_not_for_ever(starts, is_patient):
     ending = (
-        "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1], 'a').write('saved\\n'),"
+        "signal.signal(signal.SIGTERM, lambda *_: "
+        "(time.sleep(0.5), open(sys.argv[1], 'a').write('saved\\n'),"
         f"sys.exit(0)) if {is_patient} else None); print(flush=True); time.sleep(600)"
     )
     begun = []
