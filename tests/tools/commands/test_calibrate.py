@@ -98,6 +98,8 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     assert figures["k"] == met[-1] and ks[len(met)] <= 2 * met[-1]
     assert figures["settings"]["seeds"] == [0, 1] and figures["expected"]["num_seeds"] == 2
     assert figures["check"]["k"] == figures["k"] and figures["alone"][0]["setting"] == "p_s"
+    safe, risky = figures["alone"]
+    assert 0 <= safe["recited"] < figures["curve"][-1]["recited"] <= 1 and risky["recited"] is None
     assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
     status, out, err = run(capsys, *command, str(folder))
     assert status == 0 and not drawn and read(folder) == figures, err
