@@ -59,8 +59,11 @@ GROUPS = {
         "commands.training_options",
         {
             "tokenize": "text to token shards, resumable",
+            "verify-shards": "token shards against their checksums, before GPUs wait",
             "plan": "what training reads: epochs, days, documents of a step",
             "dry-run": "a training run's model, memory and time",
+            "train": "a training run, started again where it crashes",
+            "rollback": "a training run back to an earlier checkpoint",
             "export": "a training checkpoint as a Hugging Face folder",
         },
     ),
@@ -81,6 +84,15 @@ GROUPS = {
             {
                 "measure copying": "what recorded texts copy of their references",
                 "measure nonliteral": "characters that recorded texts take over",
+            },
+        ),
+        **_commands(
+            "commands.judge",
+            "commands.judge",
+            {
+                "judge fluency": "grades of recorded texts, by a model",
+                "judge factuality": "claims of recorded texts against evidence, by a model",
+                "judge win-rate": "texts beside others of the same prompt, by a model",
             },
         ),
         **_commands(

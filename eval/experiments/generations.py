@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
 from ...durable_files import write_durably
@@ -61,21 +61,38 @@ def decoders(
     experiment: Experiment, pair: ModelPair, prompt_ratios: PromptRatios | None = None
 ) -> Callable[[Setting], Decoder]:
     """A setting's decoder; at byte level prompts are read once for all: no budget decides how."""
-    cache = PromptCache() if is_at_bytes(experiment, pair) else None
-    return lambda setting: Decoder(
-        pair,
-        setting.rule,
-        level=experiment.level,
-        batch_size=experiment.batch_size,
-        prompt_cache=cache,
-        prompt_ratios=prompt_ratios,
-    )
+    cache = PromptCache()
+
+    def decoder(setting: Setting) -> Decoder:
+        symbols = symbols_of(experiment, pair, setting)
+        return Decoder(
+            pair,
+            setting.rule,
+            level=experiment.level,
+            batch_size=experiment.batch_size,
+            prompt_cache=cache if symbols == "bytes" else None,
+            prompt_ratios=None if symbols == "risky tokens" else prompt_ratios,
+        )
+
+    return decoder
 
 
 def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
-    """Whether bytes are decoded, not tokens."""
+    """Whether budgets are in nats a byte, not a token."""
     is_other = experiment.level == "auto" and not pair.shares_tokens
     return experiment.level == "byte" or is_other
+
+
+Symbols = Literal["tokens", "bytes", "risky tokens"]
+
+
+def symbols_of(experiment: Experiment, pair: ModelPair, setting: Setting) -> Symbols:
+    """What a setting decodes: tokens of both models, or, where each has its own, bytes or the
+    risky model's tokens (`Rule.retokenizes`)."""
+    has_choice = experiment.level != "byte" and not pair.shares_tokens
+    if has_choice and setting.rule.retokenizes:
+        return "risky tokens"
+    return "bytes" if is_at_bytes(experiment, pair) else "tokens"
 
 
 def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, Any]:

@@ -31,12 +31,18 @@ NOT_RUN = {
     "anchored quickstart": "trains two models: minutes",
     "anchored bench": "measures: minutes, on a machine without other work",
     "anchored sweep": "needs a trained quickstart: minutes",
+    "anchored calibrate": "needs a trained quickstart: minutes",
+    "anchored measure": "needs the texts of a run",
+    "anchored judge": "needs an endpoint",
     "anchored gpu-check": "needs a GPU",
     "anchored lm-eval": "downloads the task's data sets",
     "anchored tokenize": "downloads a source of the Common Pile",
     "anchored dry-run": "half a minute for a model of 1.8B on 8 fake processes",
     "anchored export": "needs a checkpoint of a training run",
     "anchored plan --config": "needs the token shards of the run",
+    "anchored verify-shards": "needs the token shards of the run",
+    "anchored train": "trains for days",
+    "anchored rollback": "needs a training run",
     "--risky-device": "needs two GPUs",
     "--risky-quantization": "needs a library of quantised layers",
 }
@@ -79,6 +85,7 @@ def model_folders(tmp_path_factory) -> Path:
         sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT_LENGTH}
         tiny_llama(seed, **sizes).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    (quickstart.parent / "prompts.jsonl").touch()
     return root
 
 

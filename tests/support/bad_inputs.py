@@ -159,6 +159,34 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "{texts}/one.jsonl --prompts": ("{missing}", "{garbage}", "{prompts_list}"),
         "{texts}/one.jsonl --output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
     },
+    "judge fluency --model m --base-url http://127.0.0.1:9/v1": {
+        "": words("{missing} {folder} {empty} {garbage} {prompts} {texts}"),
+        "{texts}/one.jsonl --output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
+        "{texts}/one.jsonl --prompts": ("{missing}", "{garbage}"),
+        "{texts}/one.jsonl --answers": ("{existing}",),
+        "{texts}/one.jsonl --concurrency": COUNTS,
+        "{texts}/one.jsonl --attempts": COUNTS,
+        "{texts}/one.jsonl --max-retries": ("-1", *NOT_WHOLE),
+        "{texts}/one.jsonl --limit": ("0", "-1", "1.5"),
+        "{texts}/one.jsonl --timeout-s": ("0", "-1", *NOT_FINITE),
+        "{texts}/one.jsonl --price-in": ("-1", *NOT_FINITE),
+    },
+    "judge fluency {texts}/one.jsonl": {
+        "": ("", "--model ''", "--model m --base-url nowhere"),
+        "--model m --base-url": ("http://user:key@host/v1", "ftp://host", "''"),
+    },
+    "judge factuality {texts}/one.jsonl --model m --base-url http://127.0.0.1:9/v1": {
+        "": ("", "--serper --corpus {texts}/one.jsonl", "--serper --evidence {existing}"),
+        "--corpus": ("{missing}", "{folder}"),
+        "--evidence": ("{missing}", "{folder}", "{garbage}", "{prompts}"),
+        "--evidence {prompts} --num-results": COUNTS,
+    },
+    "judge win-rate {texts}/one.jsonl --model m --base-url http://127.0.0.1:9/v1": {
+        "": ("", "--pool nobody"),
+        "--num-comparisons": COUNTS,
+        "--confidence": ("0", "1", *NOT_FINITE),
+        "--seed": NOT_WHOLE,
+    },
     "measure nonliteral": {
         "": words("{missing} {folder} {empty} {garbage} {prompts} {texts}/one.jsonl"),
         "{texts}/one.jsonl --fluency": ("{missing}", "{folder}", "{garbage}", "{empty}"),
@@ -196,6 +224,28 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--max-position-embeddings": ("x",),
     },
     "export": {"": ("",)},
+    "train": {"": ("", "{missing}", "{folder}", "{toml_broken}")},
+    "train {toml_odd}": {
+        "--processes": COUNTS,
+        "--max-crashes": COUNTS,
+        "--shutdown-seconds": ("0", "-1", "nan"),
+        "--set": ("optimizer.lr",),
+    },
+    "tokenize --tokenizer {tokens}": {
+        "": ("", "--source s", "--output {new}", "--sample 1"),
+        "--sample": ("-1", *NOT_WHOLE),
+        "--source s --sample 1 --input": ("{missing}", "{folder}"),
+    },
+    "verify-shards": {
+        "": ("", "{missing}", "{texts}", "{existing}"),
+        "--config": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),
+    },
+    "rollback": {"": ("", "{folder}", "{missing} --step 1")},
+    "rollback {folder}": {
+        "--step": ("1", *NOT_WHOLE),
+        "--step 1 --skip-steps": ("-1", *NOT_WHOLE),
+        "--step 1 --set": ("optimizer.lr",),
+    },
     "quickstart": {
         "--preset": ("huge", ""),
         "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),

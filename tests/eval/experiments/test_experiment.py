@@ -5,8 +5,9 @@ import math
 from dataclasses import replace
 
 import pytest
+from byte_pairs import tiny_byte_pair
 
-from anchored import MemFree, ModelPair, PromptRatios, TokenSwap
+from anchored import Ledger, MemFree, ModelPair, PromptRatios, TokenSwap
 from anchored.eval.experiments import generations
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import (
@@ -113,6 +114,24 @@ def test_a_rule_that_cannot_decode_the_pair_is_refused_before_anything_is_genera
     swap = replace(experiment, folder=tmp_path, level="byte", settings=(Setting("a", TokenSwap()),))
     with pytest.raises(ValueError, match="cannot decode at byte level"):
         check_rules(swap, pair)
+
+
+def test_bytes_and_the_risky_model_s_tokens_stand_side_by_side(experiment, tmp_path):
+    """TokenSwap decodes tokens of a pair with two tokenizers; what it is worth is counted alike."""
+    pair = tiny_byte_pair()
+    settings = (*budget_sweep([2.0]), Setting("swap", TokenSwap(words=["the", "of"])))
+    both = replace(experiment, folder=tmp_path, settings=settings, seeds=[0], max_new_tokens=2)
+    read_all_prompts(both, pair)
+    check_rules(both, pair)
+    generate_all(both, pair)
+    measure(both, "utility", pair)
+    found = {s.name: tmp_path / read_generations(both, s)[0]["ledger"] for s in settings}
+    levels = {name: Ledger.load(path).header.level for name, path in found.items()}
+    assert levels == {"p_s": "byte", "k=2": "byte", "p_r": "byte", "swap": "token"}
+    rows = both.read_rows("utility")
+    assert all(row["num_bytes"] == rows[0]["num_bytes"] for row in rows[:4])
+    bits = {row["setting"]: sum(row["nats"]) for row in rows[4:]}
+    assert bits["swap"] > 0 and abs(bits["swap"] / bits["p_r"] - 1) < 0.5
 
 
 def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, pair, tmp_path):
