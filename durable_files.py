@@ -42,7 +42,12 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     yield partial
+    for file in partial.rglob("*"):
+        if file.is_file():
+            with file.open("rb+") as written:
+                sync(written)
     os.replace(partial, path)
+    sync_folder(path.parent)
 
 
 def partial_path(path: Path) -> Path:

@@ -5,6 +5,7 @@ One process needs no torchrun: python -m anchored.pretrain --job.config_file FIL
 
 import os
 import sys
+from contextlib import nullcontext
 
 from .cpu_device import use_cpu_without_accelerator
 
@@ -29,12 +30,14 @@ def main() -> None:
     try:
         config = load_job_config(sys.argv[1:])
         from .run.program import prepare, run  # takes seconds, so a wrong config is refused before
+        from .run.start import follow_forks
 
-        if is_first:
-            prepare(config)
+        config = follow_forks(config)
+        claim = prepare(config) if is_first else None
     except (ValueError, OSError) as error:
         sys.exit(f"anchored.pretrain: {error}" if is_first else 1)
-    sys.exit(run(config))
+    with claim or nullcontext():
+        sys.exit(run(config))
 
 
 if __name__ == "__main__":

@@ -59,8 +59,11 @@ GROUPS = {
         "commands.training_options",
         {
             "tokenize": "text to token shards, resumable",
+            "verify-shards": "token shards against their checksums, before GPUs wait",
             "plan": "what training reads: epochs, days, documents of a step",
             "dry-run": "a training run's model, memory and time",
+            "train": "a training run, started again where it crashes",
+            "rollback": "a training run back to an earlier checkpoint",
             "export": "a training checkpoint as a Hugging Face folder",
         },
     ),

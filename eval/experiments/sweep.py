@@ -10,13 +10,14 @@ from typing import Any, Final, Literal
 
 from ... import Anchored, RiskyOnly, SafeOnly
 from ...configs.config_file import from_table, read_config_file
+from ...decode.rules.blocklist import records
 from ...decode.rules.registry import make_rule
 from ...decode.rules.rule import Rule
 from ...decode.settings import LevelName, SamplingConfig
 from ...durable_files import file_sha256, write_durably
 from ..copying.metrics import CopyingConfig
 from ..recorded_texts import json_objects
-from ..retrieval.passages import PassageIndex, records
+from ..retrieval.passages import PassageIndex
 from .experiment import RISKY, SAFE, Experiment, Prompt, Setting
 
 FIGURES: Final = {

@@ -6,8 +6,9 @@ from typing import Any
 
 import bm25s
 
+from ...decode.rules.blocklist import records
 from ...durable_files import file_sha256, new_folder
-from .passages import Passage, check_stamp, records, write_stamp
+from .passages import Passage, check_stamp, write_stamp
 
 SCHEMA = "anchored-bm25/1"
 

@@ -217,13 +217,15 @@ def llama_weights(checkpoint: Path, model: dict[str, Any], dtype: torch.dtype) -
 
     model: the shape, in the names of a Hugging Face config.
     Returns: contiguous CPU tensors of `dtype`.
-    Raises: ValueError if the checkpoint lacks a weight of this model.
+    Raises: ValueError if the checkpoint lacks a weight of this model, or one is not finite.
     """
     names = dict(_NAMES)
     for layer in range(model["num_hidden_layers"]):
         for name, exported_name in _LAYER_NAMES.items():
             names[f"layers.{layer}.{name}"] = f"model.layers.{layer}.{exported_name}"
     weights = _read_tensors(checkpoint, list(names))
+    if lost := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise ValueError(f"checkpoint {checkpoint} holds {lost[0]}, which is not finite")
     num_heads = {"q_proj": model["num_attention_heads"], "k_proj": model["num_key_value_heads"]}
     exported = {}
     for name, exported_name in names.items():

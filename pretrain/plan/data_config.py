@@ -45,7 +45,7 @@ class DataConfig:
     mask_documents: bool = False
     """Attention stays within a document; else, as in lingua, within a sequence of several."""
     verify_checksums: bool = True
-    """Read every shard once before training and compare its sha256."""
+    """Refuse shards that differ from their sha256, or that nobody has verified since they came."""
 
     def __post_init__(self) -> None:
         _check_positive("data.max_epochs", self.max_epochs)
@@ -68,6 +68,11 @@ class MixtureSource:
     """By stage; a stage that is not named does not read the source."""
     llama3_train_tokens: int = 0
     """Counted with the Llama 3 tokenizer, without the counter's held-out part; 0: not counted."""
+    licence_form: Literal["names", "spdx"] = "names"
+    """How its records state licences: by a name of `licences`, or by SPDX ids joined by commas,
+    of which each must be in `spdx_licences`."""
+    licence_if_none: str = ""
+    """What documents that state no licence are kept and counted under; empty: they are refused."""
     comma_tokens: float = 0.0
     """Tokens of the Comma tokenizer; with them the number of Llama 3 tokens is estimated."""
 
@@ -148,6 +153,8 @@ class MixtureConfig:
     """What whoever counted llama3_train_tokens had held out of every source."""
     licences: tuple[str, ...] = ()
     """Allow-list for tokenising; shell patterns."""
+    spdx_licences: tuple[str, ...] = ()
+    """Further ones for sources that state SPDX ids."""
 
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.tokens_per_step < 1 or self.tokens_per_step % self.seq_len:
@@ -171,6 +178,12 @@ class MixtureConfig:
     def stage(self, name: str) -> MixtureStage:
         """The stage of that name. Raises ValueError if there is none."""
         return _named(name, self.stages, "stage")
+
+    def allowed_licences(self, source: MixtureSource) -> tuple[str, ...]:
+        """The allow-list for one source; what has no licence there counts under one of its own."""
+        spdx = self.spdx_licences if source.licence_form == "spdx" else ()
+        none_given = (source.licence_if_none,) if source.licence_if_none else ()
+        return (*self.licences, *spdx, *none_given)
 
     def data_config(self, stage: MixtureStage) -> DataConfig:
         """The [data] section of the stage's run: with the same shards, the same plan hash."""

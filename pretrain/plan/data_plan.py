@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,14 @@ def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:
     }
 
 
+def skipped_steps(data: dict[str, Any], step: int) -> int:
+    """Steps whose data a run of this record has left out when it is after `step`.
+
+    data["skips"]: [step, count] of each place where a run went back and left out what made it fail.
+    """
+    return sum(num_skipped for after, num_skipped in data.get("skips", []) if after <= step)
+
+
 def epochs_read(data: dict[str, Any], step: int) -> dict[str, float]:
     """Passes over each source, by its name, in the first `step` steps of a run; not whole."""
     read = tokens_read(data, step)
@@ -175,7 +184,15 @@ def tokens_read(data: dict[str, Any], step: int) -> dict[str, int]:
     The time that this takes does not grow with the steps.
     """
     weights = [Fraction(source["mixture_weight"]) for source in data["sources"]]
-    counts = Mixture(weights).counts(step * data["batch_size"])
+    mixture = Mixture(weights)
+    # What is read up to the last skip, and from behind it on.
+    skips = [after for after, _ in data.get("skips", []) if after < step]
+    bounds = [0, *skips, step]
+    counts = [0] * len(weights)
+    for first, last in pairwise(bounds):
+        shift = skipped_steps(data, first) if first else 0
+        ends = (mixture.counts((one + shift) * data["batch_size"]) for one in (first, last))
+        counts = [count + end - start for count, start, end in zip(counts, *ends, strict=True)]
     return {
         source["name"]: count * data["seq_len"]
         for source, count in zip(data["sources"], counts, strict=True)

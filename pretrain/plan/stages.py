@@ -5,15 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from ...configs.config_file import from_table, read_toml
 from ..tokens.manifest import MANIFEST_NAME, Manifest
-from .data_config import DataConfig, Hardware, MixtureConfig, ModelSize, read_run_config
+from .data_config import DataConfig, MixtureConfig, read_run_config
 from .data_plan import DataPlan
 from .order import Mixture
 
 _SECONDS_PER_DAY = 86_400
 _TOKEN_BYTES = 4
+_MARGIN_OF_TOKENS = 1.1
+_LITTLE_MORE = 0.8
 # float32 weights and the two moments of AdamW, as a checkpoint holds them; in memory also float32
 # gradients.
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -76,6 +79,8 @@ class StageSpec:
     sequences_per_step: int
     sizes: dict[str, SourceSize]
     """Of sources whose shards are missing, where they are known; by name."""
+    dump_folder: Path | None = None
+    """Of the run, where the stage is one."""
 
 
 def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
@@ -180,6 +185,25 @@ def source_sizes(mixture: MixtureConfig) -> dict[str, SourceSize]:
     }
 
 
+def needed_tokens(mixture: MixtureConfig, name: str) -> int:
+    """Tokens of a source that are enough for all stages together, with a margin; 0: take all.
+
+    The margin is for input files that are shorter than their share. A source that has little more
+    than that, or of which documents are drawn rather than tokens, is taken whole.
+    """
+    if mixture.weight_unit != "tokens":
+        return 0
+    read = 0
+    for spec in mixture_specs(mixture):
+        names = [source.name for source in spec.data.sources]
+        if name in names:
+            weights = [Fraction(repr(source.weight)) for source in spec.data.sources]
+            counts = Mixture(weights).counts(spec.num_steps * spec.sequences_per_step)
+            read += counts[names.index(name)] * spec.seq_len
+    enough = round(read * _MARGIN_OF_TOKENS)
+    return enough if enough < _LITTLE_MORE * source_sizes(mixture)[name].num_tokens else 0
+
+
 def run_spec(path: Path) -> StageSpec:
     """The stage that a training run's config describes.
 
@@ -199,11 +223,18 @@ def run_spec(path: Path) -> StageSpec:
     return StageSpec(
         name=path.stem,
         data=from_table(DataConfig, data, "data."),
+        dump_folder=_dump_folder(table),
         seq_len=training["seq_len"],
         num_steps=training["steps"],
         sequences_per_step=training["global_batch_size"],
         sizes={},
     )
+
+
+def _dump_folder(table: dict[str, Any]) -> Path | None:
+    job = table.get("job")
+    folder = job.get("dump_folder") if isinstance(job, dict) else None
+    return Path(folder) if isinstance(folder, str) else None
 
 
 def check_epochs(stages: Iterable[Mapping[str, float]], max_epochs: float) -> None:
@@ -230,7 +261,7 @@ class RunEstimate:
     days: dict[str, float]
     """By stage."""
     shards_bytes: int
-    """All sources whole, even where a stage reads only a part."""
+    """Of what is there, and what `anchored tokenize` would write of the other sources."""
     checkpoint_bytes: int
     """Of one checkpoint with the optimizer's state."""
     state_bytes_per_gpu: int
@@ -241,18 +272,25 @@ class RunEstimate:
         return sum(self.days.values())
 
 
-def estimate_run(stages: Sequence[StagePlan], model: ModelSize, hardware: Hardware) -> RunEstimate:
+def estimate_run(stages: Sequence[StagePlan], mixture: MixtureConfig) -> RunEstimate:
     """Days = tokens * FLOPs a token / (GPUs * peak * MFU), and the sizes of what is kept."""
+    model, hardware = mixture.model, mixture.hardware
     flops_per_s = hardware.peak_flops * hardware.mfu
     days = {}
     for stage in stages:
         flops = stage.num_tokens * model.flops_per_token(stage.seq_len)
         days[stage.name] = flops / (flops_per_s * hardware.num_gpus) / _SECONDS_PER_DAY
-    sizes = {source.name: source.size.num_tokens for stage in stages for source in stage.sources}
+    sizes = {source.name: source.size for stage in stages for source in stage.sources}
+    kept = [
+        size.num_tokens
+        if size.origin == "shards"
+        else needed_tokens(mixture, name) or size.num_tokens
+        for name, size in sizes.items()
+    ]
     return RunEstimate(
         tokens_per_s_per_gpu=flops_per_s / model.flops_per_token(stages[0].seq_len),
         days=days,
-        shards_bytes=_TOKEN_BYTES * sum(sizes.values()),
+        shards_bytes=_TOKEN_BYTES * sum(kept),
         checkpoint_bytes=CHECKPOINT_BYTES_PER_PARAMETER * model.num_parameters,
         state_bytes_per_gpu=_STATE_BYTES_PER_PARAMETER * model.num_parameters // hardware.num_gpus,
     )

@@ -1,31 +1,40 @@
 """Metrics of a run: one JSON line a logged step in the dump folder, and a progress bar."""
 
+import errno
 import json
+import logging
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch.distributed as dist
-from torchtitan.components.metrics import LoggerContainer, MetricsProcessor, WandBLogger
+from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor, WandBLogger
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import get_peak_flops
 from tqdm import tqdm
 
-from ...durable_files import write_durably
+from ...durable_files import sync, write_durably
 from ..job_config import JobConfig
 from ..plan.data_plan import epochs_read, tokens_read
 
+logger = logging.getLogger(__name__)
 # torchtitan takes any other name for an A100.
 _KNOWN_GPUS = ("A100", "H100", "H200", "H20", "B200", "MI355X", "MI300X", "MI325X", "l40s")
 
 
 class StepLog:
-    """Lines with a "step" in ascending order; each step once, however often a run was resumed."""
+    """Lines with a "step" in ascending order; each step once, however often a run was resumed.
+
+    A disk that is full or a file that cannot be written ends nothing: lines wait for the next one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._waiting: list[str] = []
 
     def keep_until(self, step: int) -> None:
         """Drop what is said of later steps: they are about to be trained again."""
@@ -35,12 +44,58 @@ class StepLog:
         # A process killed while writing leaves a last line without its end.
         whole = [line for line in lines if line.endswith("\n")]
         kept = [line for line in whole if json.loads(line)["step"] <= step]
-        write_durably(self.path, "".join(kept))
+        if kept != lines:
+            write_durably(self.path, "".join(kept))
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write one line, which holds a "step"."""
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        """Write one line, which holds a "step", and those that could not be written before."""
+        self._waiting.append(json.dumps(line) + "\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait, if the disk takes them by now."""
+        if not self._waiting:
+            return
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                self._write(file)
+        except OSError as error:
+            if len(self._waiting) == 1:
+                logger.warning("%s cannot be written (%s): its lines wait", self.path, error)
+        else:
+            self._waiting.clear()
+
+    def _write(self, file: BinaryIO) -> None:
+        size = file.tell()
+        data = "".join(self._waiting).encode()
+        try:
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(file)
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)  # no half of a line stays
+            raise
+
+
+class _ExpendableLogger(BaseLogger):
+    """TensorBoard or Weights & Biases, until one cannot be written: it is left off then."""
+
+    def __init__(self, logger: BaseLogger) -> None:
+        self._logger = logger
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self._guarded(lambda: self._logger.log(metrics, step))
+
+    def close(self) -> None:
+        self._guarded(self._logger.close)
+
+    def _guarded(self, use: Callable[[], None]) -> None:
+        try:
+            use()
+        except OSError as error:
+            logger.warning("TensorBoard cannot be written (%s): it ends here", error)
+            self._logger = BaseLogger()
 
 
 class RunMetrics(MetricsProcessor):
@@ -49,6 +104,8 @@ class RunMetrics(MetricsProcessor):
     metrics.jsonl holds each logged step once, in order, and heldout.jsonl each measured one: a
     resumed run continues both after the step it resumes from. Only the first process writes.
     """
+
+    logger: BaseLogger
 
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: Any = None
@@ -67,6 +124,7 @@ class RunMetrics(MetricsProcessor):
                 raise RuntimeError(
                     "metrics.enable_wandb is true and Weights & Biases did not start: see train.log"
                 )
+        self.logger = _ExpendableLogger(self.logger)
 
     def start(self, step: int, data: dict[str, Any]) -> None:
         """Begin after `step`; data: what `data_record` says of the run."""
@@ -139,6 +197,8 @@ class RunMetrics(MetricsProcessor):
         return speed | {"seconds": now - self._start_time}
 
     def close(self) -> None:
+        self._log.flush()
+        self._heldout_log.flush()
         if self._bar is not None:
             self._bar.close()
         super().close()

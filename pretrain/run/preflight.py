@@ -14,6 +14,7 @@ from ..job_config import Checkpoint, JobConfig
 from ..model.tinycomma import flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import CHECKPOINT_BYTES_PER_PARAMETER, check_epochs
+from ..tokens.shards import check_shards
 from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
@@ -60,8 +61,8 @@ def check_run(
 ) -> list[str]:
     """Refuse a run that cannot work, and make its dump folder ready; returns remarks for the user.
 
-    Called by the first process only, before the processes meet. What takes long, the comparison
-    of checksums, comes last and is left out where the run goes on from a checkpoint of its own.
+    Called by the first process only, before the processes meet. What takes longest, a look at the
+    shards' checksums, comes last.
     Incomplete checkpoints of this very run, left by a process killed while saving, are set aside.
     machine: None stands for this one.
     Raises: ValueError with one line that says what is wrong.
@@ -82,8 +83,8 @@ def check_run(
     num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
     check_memory(config, machine, estimate_memory(config, args, num_shards=num_shards))
     _check_disk(config, machine, num_parameters=parameter_count(args))
-    if config.data.verify_checksums and start.step == 0:
-        DataPlan.open(config.data, seq_len=config.training.seq_len, verify=True)
+    if config.data.verify_checksums:
+        check_shards([Path(source.path) for source in config.data.sources])
     start.record.write(dump_folder)
     return [start.remark] if start.remark else []
 
@@ -116,6 +117,11 @@ def _check_checkpoint(config: Checkpoint) -> None:
         raise ValueError(
             "checkpoint.last_save_model_only and last_save_in_hf must be false: a run that ends "
             "so cannot be started again; use `anchored export` on its checkpoint"
+        )
+    if config.load_step != -1:
+        raise ValueError(
+            "checkpoint.load_step would leave later checkpoints in the way: "
+            f"`anchored rollback RUN --step {config.load_step}` goes back for good"
         )
     if config.keep_latest_k == 1:
         raise ValueError(

@@ -3,7 +3,9 @@
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
+from typing import IO
 
 import torch.distributed as dist
 from torchtitan.protocols.train_spec import register_train_spec
@@ -11,6 +13,7 @@ from torchtitan.protocols.train_spec import register_train_spec
 from ... import AnchoredError
 from ..job_config import JobConfig
 from .preflight import check_run
+from .record import lock_run
 from .train_spec import train_spec
 from .trainer import PretrainTrainer, StopSignal
 
@@ -19,13 +22,16 @@ _OUR_LOGGERS = __name__.partition(".")[0]
 logger = logging.getLogger(__name__)
 
 
-def prepare(config: JobConfig) -> None:
+def prepare(config: JobConfig) -> IO[str]:
     """Check the run and make its folder ready; in the first process, before `run` in any.
 
-    Raises: ValueError with one line that says why the run cannot start.
+    Returns: the claim on the folder, to be kept for as long as the run lasts.
+    Raises: ValueError or OSError with one line that says why the run cannot start.
     """
+    claim = lock_run(Path(config.job.dump_folder))
     for remark in check_run(config, num_processes=int(os.environ["WORLD_SIZE"])):
         print(f"anchored.pretrain: {remark}", file=sys.stderr)
+    return claim
 
 
 def run(config: JobConfig) -> int:
@@ -72,6 +78,8 @@ def _start_log(config: JobConfig) -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers
     )
     logging.captureWarnings(True)
+    # TensorBoard's, on a full disk: whoever gives it the next figure is told so too.
+    threading.excepthook = lambda end: logger.info("a thread ended", exc_info=end.exc_value)
 
 
 def _stderr_handler(*, is_verbose: bool) -> logging.Handler:

@@ -1,13 +1,17 @@
 """The record of a run in its dump folder: what decides its weights, and what led to it."""
 
+import fcntl
 import json
-from dataclasses import asdict, dataclass, replace
+import os
+import socket
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...durable_files import write_durably
 
 RECORD_NAME = "run.json"
+LOCK_NAME = "lock"
 SCHEMA = "anchored-run/1"
 
 
@@ -26,6 +30,8 @@ class RunRecord:
     """What `data_record` says of the data plan."""
     earlier: dict[str, Any] | None = None
     """The run whose weights this one began with: its record, and its "step"."""
+    forks: list[dict[str, Any]] = field(default_factory=list)
+    """Where the run went back: "step", "skip_steps" and "settings" of each, before and after."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
@@ -45,6 +51,12 @@ class RunRecord:
         """Replace the record in a dump folder."""
         text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n"
         write_durably(folder / RECORD_NAME, text)
+
+    def forked_data(self, data: dict[str, Any]) -> dict[str, Any]:
+        """What `data_record` says, with the steps of data that this run's forks left out."""
+        skips = [[fork["step"], fork["skip_steps"]] for fork in self.forks if fork["skip_steps"]]
+        others = {name: value for name, value in data.items() if name != "skips"}
+        return others | ({"skips": skips} if skips else {})
 
     def after(self, earlier: "RunRecord", step: int) -> "RunRecord":
         """This record, of a run that began with another one's weights after `step`."""
@@ -66,3 +78,24 @@ class RunRecord:
             if mine.get(key) != theirs.get(key):
                 return f"{key} was {mine.get(key)} and is now {theirs.get(key)}"
         return None
+
+
+def lock_run(folder: Path) -> IO[str]:
+    """Claim a dump folder, which is made, until what is returned is closed or this process ends.
+
+    The claim is the system's own on an open file, so that no kill leaves it behind.
+    Raises: ValueError naming who holds it, OSError if the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK_NAME).open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise ValueError(f"{folder} is in use by {holder}: one run at a time") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file

@@ -8,7 +8,7 @@ from typing import Any
 from ... import AnchoredError
 from ..job_config import SpikeGuardConfig
 from ..plan.consumption import sequence_documents
-from ..plan.data_plan import DataPlan
+from ..plan.data_plan import DataPlan, skipped_steps
 
 MAX_CONSECUTIVE_SKIPS = 8
 
@@ -90,8 +90,8 @@ class SpikeGuard:
         return mean + max(rise, self._config.min_rise_nats)
 
 
-def spike_line(spike: Spike, plan: DataPlan, *, step: int, batch_size: int) -> dict[str, Any]:
-    """The line of spikes.jsonl for a step of `batch_size` sequences.
+def spike_line(spike: Spike, plan: DataPlan, data: dict[str, Any], *, step: int) -> dict[str, Any]:
+    """The line of spikes.jsonl for a step of a run; data: what its record says of the plan.
 
     JSON has no infinity: a loss or limit that is not finite is written as text.
     """
@@ -100,5 +100,7 @@ def spike_line(spike: Spike, plan: DataPlan, *, step: int, batch_size: int) -> d
         "step": step,
         **{name: one if math.isfinite(one) else str(one) for name, one in figures.items()},
         "action": spike.action,
-        "sequences": sequence_documents(plan, step, batch_size),
+        "sequences": sequence_documents(
+            plan, step + skipped_steps(data, step - 1), data["batch_size"]
+        ),
     }

@@ -110,6 +110,31 @@ def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
+def follow_forks(config: JobConfig) -> JobConfig:
+    """The config with the settings that the forks of its run changed.
+
+    A setting that the config has changed itself stays, and shows as another run's.
+    """
+    run = Path(config.job.dump_folder)
+    if not (run / RECORD_NAME).is_file() or not (run / config.checkpoint.folder).is_dir():
+        return config
+    for name, values in _settings_of(RunRecord.read(run).forks).items():
+        section, _, key = name.partition(".")
+        table = getattr(config, section)
+        if getattr(table, key) in [None, *values]:
+            setattr(config, section, replace(table, **{key: values[-1]}))
+    return config
+
+
+def _settings_of(forks: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """All values that each setting has had, in order: before the first fork, and since each."""
+    found: dict[str, list[Any]] = {}
+    for fork in forks:
+        for name, (before, after) in fork["settings"].items():
+            found.setdefault(name, [before]).append(after)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
     """The step that a run goes on from, and what its user should know about that."""
@@ -137,7 +162,9 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
             reasons[path] = reason
             continue
         prefix = f"set aside {'; '.join(_set_aside(reasons))}: " if reasons else ""
-        record = replace(record, earlier=RunRecord.read(folder.parent).earlier)
+        before = RunRecord.read(folder.parent)
+        data = before.forked_data(record.data)
+        record = replace(record, earlier=before.earlier, forks=before.forks, data=data)
         return StartingPoint(record, step, f"{prefix}resuming from {path}")
     if was_finished(folder):
         found = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())

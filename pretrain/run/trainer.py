@@ -20,11 +20,12 @@ from torchtitan.train import Trainer
 from ... import AnchoredError
 from ..job_config import JobConfig
 from ..model.tinycomma import document_mask
-from ..plan.data_plan import data_record
+from ..plan.data_plan import skipped_steps
 from ..plan.loader import Batch, document_ids
 from .checkpointer import RunCheckpointer
 from .heldout import HeldoutLoss
 from .metrics import StepLog
+from .record import RunRecord
 from .spikes import SpikeGuard, spike_line
 from .train_spec import open_plan
 
@@ -113,9 +114,10 @@ class PretrainTrainer(Trainer):
     def train(self) -> None:
         """Run the remaining steps; torchtitan's own loop adds a fixed pause of 2 s at the end."""
         config = self.job_config
-        self.checkpointer.load(step=config.checkpoint.load_step)
-        data = data_record(self._plan, batch_size=self._batch_size)
-        self.metrics_processor.start(self.step, data)
+        self.checkpointer.load()
+        self._data = RunRecord.read(Path(config.job.dump_folder)).data
+        self._follow_config()
+        self.metrics_processor.start(self.step, self._data)
         if dist.get_rank() == 0:
             self._spike_log.keep_until(self.step)
         folder = {"global_step": self.step, "base_folder": config.job.dump_folder}
@@ -139,6 +141,23 @@ class PretrainTrainer(Trainer):
                     if observer:
                         observer.step()
         dist.barrier()  # no process leaves while another still needs it
+
+    def _follow_config(self) -> None:
+        """Go on by this run's settings and record, where the checkpoint is from before a fork."""
+        first_step = self.step + skipped_steps(self._data, self.step)
+        self.dataloader.next_sequence = first_step * self._batch_size
+        settings = self.job_config.optimizer
+        adam = {
+            "initial_lr": settings.lr,
+            "betas": (settings.beta1, settings.beta2),
+            "eps": settings.eps,
+            "weight_decay": settings.weight_decay,
+        }
+        for optimizer, scheduler in zip(self.optimizers, self.lr_schedulers, strict=True):
+            scheduler.base_lrs = [settings.lr for _ in optimizer.param_groups]
+            for group, of_step in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+                group.update(adam, lr=settings.lr * of_step(scheduler.last_epoch))
+            scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
     def _save_if_due(self) -> bool:
         """Save what the step, the clock or a signal asks for; returns whether to stop now."""
@@ -208,9 +227,7 @@ class PretrainTrainer(Trainer):
             return True
         if dist.get_rank() == 0:
             logger.warning("step %d: %s, see %s", self.step, spike, self._spike_log.path)
-            self._spike_log.append(
-                spike_line(spike, self._plan, step=self.step, batch_size=self._batch_size)
-            )
+            self._spike_log.append(spike_line(spike, self._plan, self._data, step=self.step))
         self._guard.end_if_lost(self.step)
         return not spike.is_skipped
 

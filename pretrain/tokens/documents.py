@@ -121,6 +121,10 @@ class RecordFields:
     """A name or a list of names."""
     fixed_licence: str = ""
     """The licence of every document, where records do not state it."""
+    licence_separator: str = ""
+    """Between several names in one text, all of which count; empty: a text is one name."""
+    licence_if_none: str = ""
+    """What a document without a licence counts under; empty: it has none."""
 
 
 class DamagedFile(Exception):
@@ -239,9 +243,11 @@ def _licences(table: dict[str, Any], fields: RecordFields) -> tuple[str, ...]:
     if fields.fixed_licence:
         return (fields.fixed_licence,)
     value = _field(table, fields.licence)
-    if isinstance(value, list):
-        return tuple(str(licence) for licence in value)
-    return (str(value),) if value else ()
+    given = value if isinstance(value, list) else [value] if value else []
+    separator = fields.licence_separator
+    names = [name for one in given for name in (str(one).split(separator) if separator else [one])]
+    names = [name.strip() for name in map(str, names)]
+    return tuple(filter(None, names)) or tuple(filter(None, [fields.licence_if_none]))
 
 
 def _field(table: Any, dotted: str) -> Any:

@@ -9,8 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...durable_files import file_sha256, partial_path, write_durably
-from .documents import DEFAULT_MAX_INVALID_DOCUMENTS, DocumentRules, RecordFields, input_documents
+from ...durable_files import file_sha256, partial_path, sync_folder, write_durably
+from .documents import (
+    DEFAULT_MAX_INVALID_DOCUMENTS,
+    DocumentRules,
+    RecordFields,
+    Verdict,
+    input_documents,
+)
 from .encoder import DocumentEncoder, EncodedDocument
 from .input_files import SourceFiles
 from .manifest import MANIFEST_NAME, DocumentTally
@@ -39,11 +45,16 @@ class TokenizeJob:
     fields: RecordFields
     rules: DocumentRules
     max_tokens_per_shard: int
+    max_tokens: int = 0
+    """Tokens to train on that are enough, taken from the beginning of every file in proportion to
+    its bytes; 0: all."""
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
     """Records without text to read that the source may have; no part of `identity`, as the shards
     do not depend on it: a source that was ended by them goes on with a higher number."""
 
     def __post_init__(self) -> None:
+        if self.max_tokens < 0:
+            raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
         if self.max_invalid_documents < 0:
             raise ValueError(
                 f"max_invalid_documents must be at least 0, got {self.max_invalid_documents}"
@@ -84,11 +95,18 @@ class TokenizeJob:
             "source": self.source,
             "revision": self.inputs.revision,
             "tokenizer_sha256": file_sha256(self.tokenizer_file),
-            "fields": asdict(self.fields),
+            # What is not set is left out: it was not there when older jobs were begun.
+            "fields": {
+                name: value
+                for name, value in asdict(self.fields).items()
+                if value or name not in ("licence_separator", "licence_if_none")
+            },
             "rules": asdict(self.rules),
             "max_tokens_per_shard": self.max_tokens_per_shard,
             "files": [[file.name, file.num_bytes] for file in self.inputs.files],
         }
+        if self.max_tokens:
+            table["max_tokens"] = self.max_tokens
         return json.loads(json.dumps(table))
 
     def tokenize_file(self, index: int, encoder: DocumentEncoder, observe: Observer) -> None:
@@ -106,6 +124,8 @@ class TokenizeJob:
             documents = input_documents(file, self.fields, first_record=first)
             tally = DocumentTally.total(segment.tally for segment in done)
             encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
+            if self.max_tokens:
+                encoded = _first_tokens(encoded, self._max_tokens_of(index) - _num_tokens(done))
             layout = SegmentLayout(
                 folder=self.partial,
                 input_file=file.name,
@@ -138,6 +158,7 @@ class TokenizeJob:
                 rules=self.rules,
             )
             self.partial.rename(self.output)
+            sync_folder(self.output.parent)
             return True
 
     def _watched(
@@ -151,6 +172,13 @@ class TokenizeJob:
                 self._check_problems(problems)
             observe(encoded)
             yield encoded
+
+    def _max_tokens_of(self, index: int) -> int:
+        """What is enough of one file; the same of each where their sizes are not known."""
+        sizes = [file.num_bytes for file in self.inputs.files]
+        if not all(sizes):
+            sizes = [1] * len(sizes)
+        return -(-self.max_tokens * sizes[index] // sum(sizes))
 
     def _check_problems(self, problems: Counter[str]) -> None:
         if problems.total() > self.max_invalid_documents:
@@ -181,6 +209,21 @@ class TokenizeJob:
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _num_tokens(segments: list[Segment]) -> int:
+    shards = (segment.shards.get(Verdict.TRAIN) for segment in segments)
+    return sum(shard.num_tokens for shard in shards if shard)
+
+
+def _first_tokens(documents: Iterator[EncodedDocument], count: int) -> Iterator[EncodedDocument]:
+    """Documents until those to train on have so many tokens; a generator is closed with them."""
+    for encoded in documents if count > 0 else ():
+        yield encoded
+        if encoded.verdict is Verdict.TRAIN:
+            count -= encoded.size[1]
+            if count <= 0:
+                return
 
 
 def _check_same(recorded: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:

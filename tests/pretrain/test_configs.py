@@ -118,8 +118,16 @@ def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp
 def test_the_slurm_scripts_are_valid_and_tokenise_every_source_of_the_mixture(tmp_path):
     training = CONFIGS / "slurm" / "pretrain.sbatch"
     subprocess.run(["bash", "-n", str(training)], check=True)
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
-        assert f"{name}=" in training.read_text()
+    assert "export MASTER_ADDR MASTER_PORT" in training.read_text()
+    task = {"PROCID": "9", "LOCALID": "1", "NTASKS": "16", "NTASKS_PER_NODE": "8"}
+    printed = subprocess.run(
+        [str(CONFIGS / "slurm" / "rank.sh"), "env"],
+        env={f"SLURM_{name}": value for name, value in task.items()},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert {"RANK=9", "LOCAL_RANK=1", "WORLD_SIZE=16", "LOCAL_WORLD_SIZE=8"} <= set(printed)
     program = tmp_path / "anchored"
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)

@@ -221,6 +221,28 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--max-position-embeddings": ("x",),
     },
     "export": {"": ("",)},
+    "train": {"": ("", "{missing}", "{folder}", "{toml_broken}")},
+    "train {toml_odd}": {
+        "--processes": COUNTS,
+        "--max-crashes": COUNTS,
+        "--shutdown-seconds": ("0", "-1", "nan"),
+        "--set": ("optimizer.lr",),
+    },
+    "tokenize --tokenizer {tokens}": {
+        "": ("", "--source s", "--output {new}", "--sample 1"),
+        "--sample": ("-1", *NOT_WHOLE),
+        "--source s --sample 1 --input": ("{missing}", "{folder}"),
+    },
+    "verify-shards": {
+        "": ("", "{missing}", "{texts}", "{existing}"),
+        "--config": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),
+    },
+    "rollback": {"": ("", "{folder}", "{missing} --step 1")},
+    "rollback {folder}": {
+        "--step": ("1", *NOT_WHOLE),
+        "--step 1 --skip-steps": ("-1", *NOT_WHOLE),
+        "--step 1 --set": ("optimizer.lr",),
+    },
     "quickstart": {
         "--preset": ("huge", ""),
         "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),

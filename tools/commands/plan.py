@@ -10,8 +10,9 @@ from anchored.durable_files import write_durably
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.consumption import consumed_documents
 from anchored.pretrain.plan.data_config import MixtureConfig, load_mixture
-from anchored.pretrain.plan.data_plan import DataPlan
+from anchored.pretrain.plan.data_plan import DataPlan, skipped_steps
 from anchored.pretrain.plan.stages import RunEstimate, StagePlan, StageSpec, missing_sources
+from anchored.pretrain.run.record import RECORD_NAME, RunRecord
 
 from .files import check_outputs
 from .training_options import PlanConfig
@@ -32,7 +33,7 @@ def run(config: PlanConfig) -> int:
         return 0
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
     planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
-    estimate = stages.estimate_run(planned, mixture.model, mixture.hardware) if mixture else None
+    estimate = stages.estimate_run(planned, mixture) if mixture else None
     lines = [line for stage in planned for line in _stage_lines(stage)]
     if mixture and estimate:
         lines += _estimate_lines(estimate, mixture)
@@ -80,7 +81,8 @@ def _print_step(spec: StageSpec, step: int) -> None:
         raise ValueError(f"--step needs the token shards of every source; missing: {missing[0]}")
     plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
     licences: Counter[str] = Counter()
-    for document in consumed_documents(plan, step, sequences_per_step=spec.sequences_per_step):
+    data_step = step + _skipped_before(step, spec, plan)
+    for document in consumed_documents(plan, data_step, sequences_per_step=spec.sequences_per_step):
         table = asdict(document)
         span = table.pop("span")
         print(json.dumps(table | span, ensure_ascii=False))
@@ -88,6 +90,14 @@ def _print_step(spec: StageSpec, step: int) -> None:
     print(f"step {step} of {spec.name}, plan {plan.hash}", file=sys.stderr)
     for licence, num_tokens in licences.most_common():
         print(f"  {num_tokens:>12,} tokens  {licence}", file=sys.stderr)
+
+
+def _skipped_before(step: int, spec: StageSpec, plan: DataPlan) -> int:
+    """Steps whose data the run, if it has begun, has left out where it went back."""
+    if spec.dump_folder is None or not (spec.dump_folder / RECORD_NAME).is_file():
+        return 0
+    data = RunRecord.read(spec.dump_folder).data
+    return skipped_steps(data, step - 1) if data["plan_hash"] == plan.hash else 0
 
 
 def _stage_lines(stage: StagePlan) -> list[str]:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import Positional
 
 from anchored.pretrain.tokens.documents import (
     DEFAULT_MAX_DOCUMENT_BYTES,
@@ -40,12 +42,15 @@ class TokenizeConfig:
     (configs/pretrain/slurm/tokenize.sh), each process takes its share of the input files.
     """
 
-    source: str
-    """Name of the source, recorded in the manifest."""
     tokenizer: str
     """tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
-    output: Path
+    source: str = ""
+    """Name of the source, recorded in the manifest."""
+    output: Path | None = None
     """New folder of token shards; held-out documents go to heldout/ in it."""
+    sample: int = 0
+    """Write nothing: report what would be kept and refused of so many documents of --source, or of
+    each source of the mixture (--input then holds a folder for each, in place of the Hub)."""
     input: tuple[Path, ...] = ()
     """Local files or folders: .jsonl (also .gz, .zst), .parquet."""
     dataset: str = ""
@@ -62,6 +67,13 @@ class TokenizeConfig:
     """Field of a record that holds the text."""
     licence_field: str = "metadata.license"
     """Field that holds the licence, or a list of them."""
+    licence_separator: str = ""
+    """Between several licences in one text, all of which must be allowed; as "," for SPDX ids."""
+    licence_if_none: str = ""
+    """What documents that state no licence are counted under; empty: they have none."""
+    max_tokens: int | None = None
+    """Tokens that are enough, taken from all input files; 0: all. Not given: all, but of a source
+    of a mixture what its stages read, and a tenth more."""
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     """Longer documents are left out and counted."""
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
@@ -75,6 +87,12 @@ class TokenizeConfig:
     """Processes on this machine; 0: one a core."""
 
     def __post_init__(self) -> None:
+        if self.sample < 0:
+            raise ValueError(f"sample must be at least 0 (write shards), got {self.sample}")
+        if not self.sample and not (self.source and self.output):
+            raise ValueError("--source and --output are needed, but for --sample")
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
         if self.workers < 0:
@@ -145,6 +163,96 @@ class DryRunConfig:
         for name in ("gpus", "peak_flops", "mfu", "gpu_gigabytes", "bandwidth"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyShardsConfig:
+    """Shards against their checksums: anchored verify-shards --config configs/pretrain/FILE.toml
+
+    Leaves a stamp in every folder, with which a run starts at once; what has not changed since its
+    stamp is not read again.
+    """
+
+    folders: Annotated[tuple[Path, ...], Positional] = ()
+    """Folders of token shards."""
+    config: Path | None = None
+    """A run's config or a mixture: all of its sources."""
+    again: bool = False
+    """Read also what has a stamp."""
+
+    def __post_init__(self) -> None:
+        check_input(self.config)
+        for folder in self.folders:
+            check_input(folder, "folder")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """A training run: anchored train configs/pretrain/FILE.toml --processes 8 --restart
+
+    With --restart, a run that crashes or is killed is started again from its last checkpoint, after
+    pauses that double, until it crashes too often without a new one. SIGTERM and Ctrl-C let it end
+    its step and save.
+    """
+
+    config: Annotated[Path, Positional]
+    """Config of a training run."""
+    processes: int = 1
+    """On this machine; one a GPU."""
+    restart: bool = False
+    """Start again what crashes."""
+    max_crashes: int = 3
+    """Give up after so many crashes without a new checkpoint between them."""
+    shutdown_seconds: float = 600.0
+    """After a signal, processes are killed that have not ended by then: longer than a step and a
+    save."""
+    launcher: str = ""
+    """Command that starts all processes in place of this one, such as srun on several nodes; the
+    command of a process is added to it."""
+    set: tuple[str, ...] = ()
+    """Settings in place of the config's, as SECTION.KEY=VALUE."""
+
+    def __post_init__(self) -> None:
+        check_input(self.config)
+        _ = _assignments(self.set)
+        for name in ("processes", "max_crashes", "shutdown_seconds"):
+            if not getattr(self, name) > 0:  # NaN too
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RollbackConfig:
+    """A run back to an earlier step: anchored rollback RUN --step N [--set optimizer.lr=1.5e-3]
+
+    The run keeps its weights, moments and step numbers as they were after that step. Later
+    checkpoints are moved into a folder of their own, and every later start follows.
+    """
+
+    run: Annotated[Path, Positional]
+    """Dump folder of the run."""
+    step: int
+    """Of a checkpoint."""
+    skip_steps: int = 0
+    """Leave out the data of so many steps, those behind a spike for example."""
+    set: tuple[str, ...] = ()
+    """Settings from there on, as SECTION.KEY=VALUE: of optimizer, lr_scheduler, spike_guard, or
+    training.max_norm."""
+
+    def __post_init__(self) -> None:
+        check_input(self.run, "folder")
+        _ = self.settings
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What `set` says, by name."""
+        return _assignments(self.set)
+
+
+def _assignments(words: tuple[str, ...]) -> dict[str, str]:
+    pairs = {name: value for name, _, value in (word.partition("=") for word in words)}
+    if wrong := [word for word in words if "=" not in word]:
+        raise ValueError(f"set must be SECTION.KEY=VALUE, got {wrong[0]!r}")
+    return pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

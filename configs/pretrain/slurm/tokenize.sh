@@ -3,6 +3,7 @@
 # source's files, and the last one to finish a source completes its folder. From the repository's root:
 #   sbatch --array=0-15 configs/pretrain/slurm/tokenize.sh TOKENIZER [SOURCE ...]
 # TOKENIZER: folder with the Llama 3 tokenizer.json, or OWNER/NAME@REVISION on the Hub.
+# Before, in minutes: anchored tokenize --mixture configs/pretrain/common_pile.toml --tokenizer TOKENIZER --sample 1000
 # A task that was stopped goes on where it was when it is submitted again.
 #SBATCH --job-name=tokenize
 #SBATCH --nodes=1

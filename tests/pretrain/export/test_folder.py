@@ -95,6 +95,24 @@ def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
 
 
+def test_damaged_and_non_finite_weights_are_refused(trained, corpus, tmp_path):
+    model, checkpoint = trained
+    run_folder = shutil.copytree(checkpoint.parents[1], tmp_path / "run")
+    lost = model.state_dict()
+    lost["norm.weight"] = torch.full_like(lost["norm.weight"], torch.inf)
+    save_weights(lost, run_folder / "checkpoint" / "step-99")
+    data = run_folder / "checkpoint" / "step-24" / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    for step, message in (
+        (24, "is not a complete checkpoint: __0_0.distcp is not what was written"),
+        (99, r"holds norm.weight, which is not finite"),
+    ):
+        folder = run_folder / "checkpoint" / f"step-{step}"
+        with pytest.raises(ValueError, match=message):
+            export_checkpoint(folder, corpus.tokenizer_folder, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
 def test_the_last_checkpoints_are_averaged(trained, corpus, tmp_path):
     model, checkpoint = trained
     run_folder = tmp_path / "run"

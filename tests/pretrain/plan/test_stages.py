@@ -79,10 +79,12 @@ def test_more_epochs_than_allowed_are_refused(mixture, stages):
 
 
 def test_five_days_on_eight_gpus(mixture, stages):
-    estimate = estimate_run(stages, mixture.model, mixture.hardware)
+    estimate = estimate_run(stages, mixture)
     assert estimate.total_days == pytest.approx(5.05, abs=0.005)
     assert estimate.tokens_per_s_per_gpu == pytest.approx(48_560, abs=5)
     assert mixture.model.flops_per_token(2048) == pytest.approx(1.0183e10, rel=1e-4)
+    # Whole, the sources would take 1,728 GB; the stages read 678 GB, some of them twice.
+    assert estimate.shards_bytes / 1e9 == pytest.approx(648, abs=1)
     assert estimate.checkpoint_bytes == 12 * 1_758_562_304
     assert estimate.state_bytes_per_gpu == 2 * 1_758_562_304
     args, model = flavors()["tinycomma-1.8b"], mixture.model

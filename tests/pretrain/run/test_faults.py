@@ -2,11 +2,25 @@
 
 import json
 import math
+import os
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
-from training_runs import start_run
+import torch
+from forked_program import ForkedProgram
+from training_runs import start_run, train
 
+from anchored.pretrain.export.folder import llama_weights
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
+from anchored.pretrain.supervisor import (
+    Supervision,
+    newest_step,
+    start_processes,
+    supervise,
+    training_command,
+)
 
 
 def run_with(faults, config_file, monkeypatch, *, num_processes=1):
@@ -23,8 +37,7 @@ def lines_of(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [1, 2])
-@pytest.mark.parametrize("action", ["off", "log", "skip"])
+@pytest.mark.parametrize(("action", "num_processes"), [("off", 1), ("log", 2), ("skip", 1)])
 def test_steps_that_are_not_finite_move_nothing_and_three_end_the_run(
     write_config, tmp_path, monkeypatch, action, num_processes
 ):
@@ -60,3 +73,50 @@ def test_weights_that_are_not_finite_are_never_saved(write_config, tmp_path, mon
     assert "after step 6 weights or moments are not finite and are not saved" in output
     assert "Traceback" not in output
     assert list(checkpoint_steps(run / "checkpoint")) == [3]
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_are_killed_in_turn_ends_as_the_unbroken_one(
+    write_config, tmp_path, monkeypatch
+):
+    whole = write_config(tmp_path / "whole")
+    train(whole, num_processes=2)
+    config = write_config(tmp_path / "run", checkpoint={"interval": 4, "async_mode": "async"})
+    monkeypatch.setenv("FAULTS", json.dumps({3: "kill 1", 8: "kill 0", 14: "kill 1", 15: "kill 0"}))
+    monkeypatch.setenv("FAULTS_DONE", str(tmp_path))
+    support = Path(__file__).parents[2] / "support"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(support), *sys.path]))
+    command = training_command(config)
+    command[command.index("anchored.pretrain")] = "faulty_pretrain"
+    monkeypatch.setattr("anchored.pretrain.supervisor._FIRST_PAUSE_S", 0.1)
+    status = supervise(
+        partial(start_processes, command, num_processes=2),
+        partial(newest_step, config),
+        Supervision(max_crashes=3),
+    )
+    assert status == 0
+    assert len(list(tmp_path.glob("*-[01]"))) == 4  # every fault has happened
+    curves = [lines_of(tmp_path / name / "metrics.jsonl") for name in ("run", "whole")]
+    assert [line["step"] for line in curves[0]] == list(range(1, 25))
+    for ours, theirs in zip(*curves, strict=True):
+        assert ours["loss"] == theirs["loss"] and ours["source_tokens"] == theirs["source_tokens"]
+    record = json.loads((tmp_path / "run" / "run.json").read_text())["model"]
+    last = [tmp_path / name / "checkpoint" / "step-24" for name in ("run", "whole")]
+    ours, theirs = (llama_weights(path, record, torch.float32) for path in last)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_of_two_launches_the_second_is_refused_and_the_first_unharmed(
+    write_config, tmp_path, monkeypatch
+):
+    config = write_config(tmp_path / "run")
+    (first,) = start_run(config)
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert first.poll() is None
+    second_output = tmp_path / "second.txt"
+    second = ForkedProgram("anchored.pretrain", ["--job.config_file", str(config)], second_output)
+    assert second.wait() == 1
+    (line,) = second_output.read_text().splitlines()
+    assert f"run is in use by process {first.pid} on " in line
+    assert first.wait() == 0

@@ -1,6 +1,8 @@
 """Files of one line a step that stay one curve, and the share of a GPU's arithmetic."""
 
+import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,41 @@ def test_steps_up_to_the_checkpoint_are_kept(tmp_path, steps, tail, kept):
     StepLog(path).keep_until(10)
     assert path.exists() == (tail is not None)
     assert not kept or path.read_text() == "".join(lines[: len(kept)])
+
+
+def test_lines_that_cannot_be_written_wait_for_the_next_one(tmp_path, caplog):
+    log = StepLog(Path("/dev/full"))
+    for step in (1, 2, 3):
+        log.append({"step": step})
+    (message,) = caplog.messages
+    assert message.startswith("/dev/full cannot be written ([Errno 28]")
+    assert message.endswith("): its lines wait")
+    log.path = tmp_path / "metrics.jsonl"
+    log.append({"step": 4})
+    log.append({"step": 5})
+    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+
+
+def test_half_of_a_line_is_taken_back(tmp_path, monkeypatch):
+    class FullAfter(io.FileIO):
+        def write(self, data):
+            return super().write(data[:5])
+
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    log = StepLog(path)
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: FullAfter(path, "a"))
+    log.append({"step": 2})
+    monkeypatch.undo()
+    assert path.read_text() == '{"step": 1}\n'
+    log.append({"step": 3})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
 def test_half_of_an_h200_is_48_560_tokens_a_second():

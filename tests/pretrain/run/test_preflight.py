@@ -221,6 +221,18 @@ def test_a_folder_that_another_run_began_is_refused_naming_the_difference(check,
 # Resuming this very run.
 
 
+def test_shards_changed_in_place_are_refused_on_a_resume_too(check, corpus, tmp_path):
+    folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
+    data = {"sources": {str(folder): 1.0}}
+    check(data=data)
+    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
+    assert "resuming from" in check(data=data)[0]
+    shard = folder / "tokens-00000.bin"
+    tokens = shard.read_bytes()
+    shard.write_bytes(tokens[8:] + tokens[:8])
+    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, data=data)
+
+
 def test_the_same_run_is_resumed_on_any_number_of_processes(check, tmp_path, first_stage):
     stage = {"initial_load_path": str(first_stage)}
     check(checkpoint=stage)

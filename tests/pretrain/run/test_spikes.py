@@ -101,7 +101,7 @@ def test_a_sequence_is_named_by_its_first_and_last_document(plan):
 
 
 def test_the_line_of_a_spike_is_valid_json_for_any_loss(plan):
-    line = spike_line(Spike(math.nan, math.inf, 2.0, "refused"), plan, step=3, batch_size=4)
+    line = spike_line(Spike(math.nan, math.inf, 2.0, "refused"), plan, {"batch_size": 4}, step=3)
     assert (line["loss"], line["limit"], line["grad_norm"]) == ("nan", "inf", 2.0)
     assert line["action"] == "refused"
     assert [row["sequence"] for row in line["sequences"]] == [8, 9, 10, 11]

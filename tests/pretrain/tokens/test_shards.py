@@ -1,5 +1,6 @@
 """Token shards: what is written is read back, and a changed file is refused."""
 
+import os
 import shutil
 from itertools import accumulate
 
@@ -10,8 +11,18 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from anchored.pretrain.plan.consumption import document_spans
-from anchored.pretrain.tokens.shards import TokenShards, file_sha256
+from anchored.pretrain.tokens.shards import (
+    MAX_OPEN_SHARDS,
+    STAMP_NAME,
+    TokenShards,
+    check_shards,
+    file_sha256,
+    is_verified,
+    verify_shards,
+)
 from anchored.pretrain.tokens.writer import write_token_shards
+from anchored.tools.commands.training_options import VerifyShardsConfig
+from anchored.tools.commands.verify_shards import run as verify_command
 
 ORIGIN = {"source": "letters", "licence": "CC0-1.0", "revision": "abc"}
 
@@ -150,3 +161,71 @@ def test_what_cannot_be_written_is_refused(corpus, tmp_path, tokenizer_file):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match=r"has no token <\|end_of_text\|>"):
         write(tmp_path / "s", ["salt"], tmp_path / "tokenizer.json")
+
+
+def test_a_thousand_shards_are_read_with_few_descriptors(tmp_path, tokenizer_file):
+    # As a plan opens them, three times a process: one descriptor a shard would pass 1,024.
+    texts = [f"lamp {number}" for number in range(MAX_OPEN_SHARDS + 150)]
+    write(tmp_path / "s", texts, tokenizer_file, max_tokens_per_shard=1)
+    before = len(os.listdir("/proc/self/fd"))
+    plans = [TokenShards.open(tmp_path / "s", verify=False) for _ in range(3)]
+    whole = plans[0].tokens(0, plans[0].num_tokens)
+    for shards in plans:
+        assert len(shards.manifest.shards) == len(texts)
+        assert np.array_equal(shards.tokens(0, shards.num_tokens), whole)
+    assert len(os.listdir("/proc/self/fd")) <= before + MAX_OPEN_SHARDS
+
+
+def swap_halves(path):
+    """Another order of the same tokens, in place."""
+    data = path.read_bytes()
+    half = len(data) // 8 * 4
+    path.write_bytes(data[half:] + data[:half])
+
+
+def test_a_stamp_holds_until_a_file_changes(corpus, tmp_path, monkeypatch):
+    folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
+    (folder / STAMP_NAME).unlink(missing_ok=True)
+    assert not is_verified(folder)
+    check_shards([folder])
+    assert is_verified(folder)
+    monkeypatch.setattr("anchored.pretrain.tokens.shards._NUM_SPOT_CHECKS", 0)
+    monkeypatch.setattr("anchored.pretrain.tokens.shards.files_sha256", None)
+    check_shards([folder])  # nothing is read
+    monkeypatch.undo()
+    swap_halves(folder / "tokens-00001.bin")
+    assert not is_verified(folder)
+    with pytest.raises(ValueError, match=r"tokens-00001.bin has sha256"):
+        check_shards([folder])
+    (folder / STAMP_NAME).write_text("[]")
+    assert not is_verified(folder)
+
+
+def test_a_spot_check_finds_what_keeps_its_time(corpus, tmp_path):
+    folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
+    verify_shards(folder)
+    for path in folder.glob("tokens-*.bin"):
+        stat = path.stat()
+        swap_halves(path)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert is_verified(folder)
+    with pytest.raises(ValueError, match="corrupt token shard"):
+        check_shards([folder])
+
+
+def test_more_than_is_soon_read_is_left_to_the_command(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("anchored.pretrain.tokens.shards._MOST_HASHED_BYTES", 100)
+    folders = [
+        shutil.copytree(corpus.source(name), tmp_path / name) for name in ("harbour", "quarry")
+    ]
+    for folder in folders:
+        (folder / STAMP_NAME).unlink(missing_ok=True)
+    with pytest.raises(ValueError, match="run `anchored verify-shards` on the config before"):
+        check_shards(folders)
+    assert verify_command(VerifyShardsConfig(folders=tuple(folders))) == 0
+    assert capsys.readouterr().out.count("GB verified") == 2
+    check_shards(folders)
+    swap_halves(folders[1] / "tokens-00000.bin")
+    assert verify_command(VerifyShardsConfig(folders=tuple(folders))) == 1
+    out, err = capsys.readouterr()
+    assert out.endswith("unchanged since it was verified\n") and "has sha256" in err
