@@ -256,6 +256,18 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             *("{toml_circle} --dry-run", "{toml_odd} --inputs", "{toml_odd} --output"),
         ),
     },
+    "calibrate": {"": ("", "--safe {missing} --risky {risky} --prompt-file {prompts}")},
+    "calibrate --safe {safe} --risky {risky}": {
+        "--prompt-file": ("{missing}", "{folder}", "{empty}", "{garbage}", "{prompts}"),
+    },
+    "calibrate --safe {safe} --risky {risky} --prompt-file {prompts}": {
+        "--output": ("{existing}", "{fifo}", "{under_file}"),
+        "--metric": ("nonsense",),
+        "--target": ("-1", "nan", "x"),
+        "--confidence": ("0", "1", "nan"),
+        "--smallest-k": ("0", "-1", "30", "nan"),
+        "--first-ks": ("0", "1", "x"),
+    },
     "compare": {
         "": (
             *("", "{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}", "{toml_broken}"),
@@ -273,6 +285,8 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--part": ("all-of-it",),
         "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
     },
+    "bench forward": {"--shape": ("giant",), "--vocab-size": ("0", "-1", "x")},
+    "bench kernel-compile": {"--variants": ("nonsense",)},
     "bench kernel": {
         "--batch-sizes": ("0", "-1", "x"),
         "--vocab-size": ("0", "x"),
