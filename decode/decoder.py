@@ -1,7 +1,6 @@
 """The public face of decoding: generate, stream and score with a pair under a rule."""
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -26,7 +25,7 @@ from .engine.engine import Engine
 from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, prefaced_prompt, ratio_source
 from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
-from .generation import Generation, PieceStream, request_ledger
+from .generation import Generation, PieceStream, request_ledger, with_bar
 from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel
 from .levels.retokenized import RetokenizedLevel
@@ -363,24 +362,6 @@ class Decoder:
             ledger=request_ledger(self.level, self.rule, config, state),
             error=f"request {state.request.index}: {state.error}" if state.error else "",
         )
-
-
-def with_bar(
-    states: Iterator[RequestState], total: int, progress: bool | str, symbol: str
-) -> Iterator[RequestState]:
-    """Pass the states through.
-
-    progress: the bar's title, True for "generate", False for none. symbol: what is counted.
-    """
-    title = progress if isinstance(progress, str) else "generate"
-    start, num_symbols = time.perf_counter(), 0
-    with tqdm(total=total, desc=title, unit="prompt", disable=not progress) as bar:
-        for state in states:
-            num_symbols += len(state.steps)
-            symbols_per_s = num_symbols / (time.perf_counter() - start)
-            bar.set_postfix_str(f"{symbols_per_s:.0f} {symbol}s/s", refresh=False)
-            bar.update()
-            yield state
 
 
 def choose_level(

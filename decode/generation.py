@@ -1,8 +1,11 @@
 """What a call gives back: generations, pieces of a stream, their ledgers."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from tqdm.auto import tqdm
 
 from .. import AnchoredError
 from .engine.paired_batch import PairedBatch
@@ -152,3 +155,21 @@ def _header(
         words=None if rule.used_words is None else dict(rule.used_words),
         stream=random_stream(state.request.prompt_token_ids, place=state.request.place),
     )
+
+
+def with_bar(
+    states: Iterator[RequestState], total: int, progress: bool | str, symbol: str
+) -> Iterator[RequestState]:
+    """Pass the states through.
+
+    progress: the bar's title, True for "generate", False for none. symbol: what is counted.
+    """
+    title = progress if isinstance(progress, str) else "generate"
+    start, num_symbols = time.perf_counter(), 0
+    with tqdm(total=total, desc=title, unit="prompt", disable=not progress) as bar:
+        for state in states:
+            num_symbols += len(state.steps)
+            symbols_per_s = num_symbols / (time.perf_counter() - start)
+            bar.set_postfix_str(f"{symbols_per_s:.0f} {symbol}s/s", refresh=False)
+            bar.update()
+            yield state

@@ -10,7 +10,7 @@ import torch
 
 _PACKAGES = (
     *("anchored", "torchtitan", "transformers", "triton", "tokenizers", "numpy", "rouge-score"),
-    *("datasketch", "lm-eval"),
+    *("datasketch", "lm-eval", "openai"),
 )
 
 

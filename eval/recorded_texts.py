@@ -2,10 +2,11 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -13,6 +14,8 @@ PROMPTS_FILE = "prompts.jsonl"
 """In a run's folder: what its generations continue, by id."""
 
 Record = Mapping[str, Any]
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +59,7 @@ def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
     """
     files = [path]
     if path.is_dir():
-        found = sorted((path / "generations").glob("*.jsonl"))
+        found = sorted((path / "generations").glob("*.jsonl"), key=_with_numbers)
         files = [file for file in found if not file.name.endswith(".unfinished.jsonl")]
         if not files:
             raise ValueError(f"{path} holds no generations/*.jsonl")
@@ -97,12 +100,28 @@ def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
     return numbered
 
 
-def by_setting(texts: Iterable[RecordedText]) -> dict[str, list[RecordedText]]:
-    """The texts of each setting, in the order of their first ones."""
-    groups: dict[str, list[RecordedText]] = {}
-    for text in texts:
-        groups.setdefault(text.setting, []).append(text)
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items of each key, in the order of their first ones."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def by_setting(texts: Iterable[RecordedText]) -> dict[str, list[RecordedText]]:
+    """The texts of each setting."""
+    return grouped(texts, lambda text: text.setting)
+
+
+def rows_by_setting(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of results of each setting."""
+    return grouped(rows, lambda row: str(row["setting"]))
+
+
+def _with_numbers(file: Path) -> list[str | float]:
+    """So that k=2 comes before k=10: texts and the numbers between them, in turn."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", file.stem)
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _parsed(file: Path, number: int, line: str) -> Any:

@@ -47,8 +47,8 @@ STOREYS = {
         *("pretrain/run", "pretrain/export", "pretrain"),
     ),
     "eval": (
-        *("eval", "eval/copying", "eval/quality", "eval/harness", "eval/figures"),
-        *("eval/report", "eval/retrieval", "eval/experiments", "eval/calibration"),
+        *("eval", "eval/copying", "eval/retrieval", "eval/quality", "eval/harness"),
+        *("eval/figures", "eval/report", "eval/experiments", "eval/calibration"),
     ),
     "tools": ("tools/commands", "tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
 }

@@ -72,7 +72,9 @@ GROUPS = {
             "commands.{}",
             "commands.{}",
             {
+                "prompts": "texts of a data set in the paper's prompts, for sweep",
                 "sweep": "every method of a file on one pair: texts, tables, pictures",
+                "compare": "several models on the same benchmarks: table, picture",
                 "calibrate": "the largest k that keeps copying within a target",
             },
         ),
@@ -82,6 +84,15 @@ GROUPS = {
             {
                 "measure copying": "what recorded texts copy of their references",
                 "measure nonliteral": "characters that recorded texts take over",
+            },
+        ),
+        **_commands(
+            "commands.judge",
+            "commands.judge",
+            {
+                "judge fluency": "grades of recorded texts, by a model",
+                "judge factuality": "claims of recorded texts against evidence, by a model",
+                "judge win-rate": "texts beside others of the same prompt, by a model",
             },
         ),
         **_commands(

@@ -225,8 +225,9 @@ class DeviceStep:
         """Draft as far as each row may, and read with both models."""
         state = self.state
         read, drafts, safe, seen = [state.last_tokens], [], [], [state.seen]
-        is_drafting = ~(state.is_finished | state.is_alone)
-        copy_steps(self._no_budget, state.accounts)
+        if self._num_drafts > 0:
+            is_drafting = ~(state.is_finished | state.is_alone)
+            copy_steps(self._no_budget, state.accounts)
         for place in range(self._num_drafts):
             safe.append(self._read("safe", read, place))
             guess = self._guessed(safe[-1], seen[-1])
@@ -241,10 +242,10 @@ class DeviceStep:
         )
         safe.append(last)
         return Laws(
-            torch.cat([self._no_drafts, *(draft[:, None] for draft in drafts)], dim=1),
-            torch.cat(safe, dim=1),
+            torch.stack(drafts, dim=1) if drafts else self._no_drafts,
+            torch.cat(safe, dim=1) if drafts else last,
             risky,
-            torch.stack(seen, dim=1),
+            torch.stack(seen, dim=1) if drafts else state.seen[:, None],
         )
 
     def _read(self, name: str, tokens: list[Tensor], first: int) -> Tensor:

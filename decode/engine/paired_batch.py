@@ -220,7 +220,12 @@ class PairedBatch:
         for name, logits in self._logits.items():
             if not torch.isfinite(logits[row].max()):
                 return f"the {name} model's logits at step {step} are NaN, +inf or all -inf"
-        return f"the warped logits at step {step} are not finite"
+        if self.rule.is_certified:
+            return f"the warped logits at step {step} are not finite"
+        return (
+            f"the rule {self.rule.name} has no distribution at step {step}: the warped logits are "
+            "not finite, or no symbol is left in those of all models that it mixes"
+        )
 
     def _release(self, rows: list[int]) -> list[RequestState]:
         """Free the rows of requests that have ended; returns these."""

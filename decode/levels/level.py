@@ -1,8 +1,11 @@
 """What the models of a pair are compared in, symbol by symbol, and the level of shared tokens."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from transformers import PreTrainedTokenizerFast
 
 from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
@@ -59,6 +62,11 @@ class Level(ABC):
         symbols = self.encode_continuation(text)
         return symbols[0] if len(symbols) == 1 else None
 
+    def encoding(self) -> tuple[str, ...]:
+        """What decides the symbols of a text: the level, and the sha256 of both tokenizers."""
+        tokenizers = self.pair.tokenizers.values()
+        return self.name, *(tokenizer_sha256(own) for own in tokenizers)
+
     @abstractmethod
     def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
         """Most symbols of a continuation."""
@@ -105,6 +113,11 @@ class Level(ABC):
         """By "safe" and "risky": what a row has cost, `num_forwards` among it; {} where each
         symbol is a forward."""
         return {}
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Of all that it is saved as."""
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 class TokenLevel(Level):

@@ -1,7 +1,6 @@
 """Two tokenizers, decoded in the tokens of one: the safe model reads their text in its own."""
 
 import codecs
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -50,10 +49,7 @@ class RetokenizedLevel(Level):
 
     def settings(self) -> dict[str, Any]:
         """Whose tokens are drawn, and what both tokenizers are."""
-        tokenizers = {
-            name: hashlib.sha256(own.backend_tokenizer.to_str().encode()).hexdigest()
-            for name, own in self.pair.tokenizers.items()
-        }
+        tokenizers = {name: file.sha256 for name, file in self._files.items()}
         return {"tokens_of": "risky", "tokenizers": tokenizers}
 
     def encode(self, prompt: str | list[int]) -> list[int]:
@@ -252,8 +248,9 @@ class RetokenizedStream:
         """same: symbols by the token of the model that says the same. reach: its most tokens."""
         self.vocab_size, self.reach = vocab_size, reach
         self._inner, self._text, self._warp = inner, text, warp
-        self._symbols = torch.tensor(list(same), dtype=torch.long)
-        self._twins = torch.tensor(list(same.values()), dtype=torch.long)
+        device = inner.model.device
+        self._symbols = torch.tensor(list(same), dtype=torch.long, device=device)
+        self._twins = torch.tensor(list(same.values()), dtype=torch.long, device=device)
         self._rows: dict[int, list[int]] = {row: [] for row in range(num_rows)}
         self._read: dict[int, list[int]] = {row: [] for row in range(num_rows)}
 
@@ -333,7 +330,7 @@ class RetokenizedStream:
     def _law(self, log_probs: Tensor) -> Tensor:
         """(V,) of symbols."""
         law = log_probs.new_full((self.vocab_size,), -torch.inf)
-        law[self._symbols.to(law.device)] = log_probs[self._twins.to(law.device)]
+        law[self._symbols] = log_probs[self._twins]
         return law
 
 

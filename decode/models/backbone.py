@@ -120,12 +120,14 @@ class LeanBackbone:
     stream that is opened.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """model: one that `lean_refusal` has nothing against."""
+    def __init__(self, model: PreTrainedModel, *, packs: bool | None = None) -> None:
+        """model: one that `lean_refusal` has nothing against. packs: None where memory allows it,
+        see `packs_layers`."""
         base: Any = model.get_submodule("model")
         self._embeddings, self._norm = base.embed_tokens.weight, _norm(base.norm)
         products = [m for name, m in base.layers.named_modules() if name.endswith("_proj")]
-        make = partial(_layer, config=model.config, packs=packs_layers(products))
+        packs = packs_layers(products) if packs is None else packs
+        make = partial(_layer, config=model.config, packs=packs)
         self._layers = [make(module) for module in base.layers]
         frequencies = base.rotary_emb.inv_freq.float()
         # The sines of the first half, and they alone, have the other sign in a rotation.

@@ -65,8 +65,6 @@ class ModelPair:
     though their tokens do not."""
     row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
-    risky_chat_template: str = field(default="", init=False)
-    """The risky tokenizer's own, its special tokens by the names of the safe one; "" for none."""
     decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
     """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
     it reaches, decode one at a time; else they decode in left-padded batches."""
@@ -85,8 +83,6 @@ class ModelPair:
     def _compare_tokenizers(self) -> None:
         shared = shared_tokens(self.tokenizer, self.risky_tokenizer)
         object.__setattr__(self, "shared", shared)
-        if self.risky_tokenizer is not None and self.risky_tokenizer.chat_template:
-            object.__setattr__(self, "risky_chat_template", self._in_safe_names())
         if shared.difference:
             for name, tokenizer in self.tokenizers.items():
                 _check_bytes(tokenizer, name, shared.difference)
@@ -105,7 +101,9 @@ class ModelPair:
 
     def _check_model(self, name: str, model: PreTrainedModel) -> None:
         rows = model.config.get_text_config().vocab_size
-        tokens = self.vocab_size if self.shares_tokens else len(self.tokenizers[name])
+        # Its ids may have gaps.
+        own = 1 + max(self.tokenizers[name].get_vocab().values())
+        tokens = self.vocab_size if self.shares_tokens else own
         if rows < tokens:
             raise ValueError(
                 f"the {name} model predicts {rows} tokens, the tokenizer has "
@@ -245,23 +243,6 @@ class ModelPair:
         }
         added = self.tokenizers[name].added_tokens_decoder
         return sorted(own[name] | {id for id, token in added.items() if token.content in names})
-
-    def _in_safe_names(self) -> str:
-        """The risky tokenizer's chat template, to be read by the safe one."""
-        risky = self.tokenizers["risky"]
-        template = str(risky.get_chat_template())
-        for token_id, token in risky.added_tokens_decoder.items():
-            if self.shared.has(token_id):
-                name = str(self.tokenizer.convert_ids_to_tokens(token_id))
-                template = template.replace(token.content, name)
-        return template
-
-    @property
-    def chat_template(self) -> str:
-        """The safe tokenizer's, or the risky one's where that has none; "" for none."""
-        if self.tokenizer.chat_template:
-            return str(self.tokenizer.get_chat_template())
-        return self.risky_chat_template
 
     def _lost_stop_token(self) -> str:
         """The first that only one tokenizer knows, for the log."""

@@ -39,7 +39,8 @@ class RowStream:
         self.model, self.attention = model, attention
         self.vocab_size = output.vocab_size
         self.max_length, self.scores_prompts = max_length, scores_prompts
-        self._backbone = backbone_of(model, attention)
+        self.backbone = backbone_of(model, attention)
+        """Another one of the same model may take its place before anything is read."""
         self._output = output
         self._cache = RowCache(model.config.num_hidden_layers, num_rows, max_length)
 
@@ -95,7 +96,7 @@ class RowStream:
         device, so a CUDA graph may capture it. Needs `reserve` before a first prompt, and full
         attention in all layers; the lengths on the host stay as they are.
         """
-        return self._output.logits(self._backbone.at(token_ids, positions, self._cache))
+        return self._output.logits(self.backbone.at(token_ids, positions, self._cache))
 
     def reserve(self) -> None:
         """Take all memory with the first prompt, so that it never moves afterwards."""
@@ -113,7 +114,7 @@ class RowStream:
     def _hidden(self, rows: list[int], token_ids: Tensor, counts: list[int]) -> Tensor:
         """(R, T, D) after new columns (R, T), of which each row's first `counts` are tokens."""
         place = self._cache.place(rows, token_ids.shape[1], self.model.device)
-        hidden = self._backbone(
+        hidden = self.backbone(
             uploaded(token_ids, self.model.device),
             self._positions(place, rows, counts),
             self._masks(place),
@@ -143,7 +144,7 @@ class RowStream:
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_ids, lengths = right_padded(prompts)
         token_ids = uploaded(token_ids, self.model.device)
-        hidden = read_prompts(self._backbone, self._cache, rows, token_ids, lengths)
+        hidden = read_prompts(self.backbone, self._cache, rows, token_ids, lengths)
         ends = uploaded(torch.tensor(lengths) - 1, hidden.device)
         last = hidden[torch.arange(len(rows), device=hidden.device), ends]
         log_probs = [UNSCORED] * len(rows)

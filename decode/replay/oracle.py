@@ -54,7 +54,10 @@ def clipped(safe: Tensor, risky: Tensor, nats: float) -> tuple[Tensor, float]:
 
 def kl(star: Tensor, safe: Tensor) -> float:
     """KL(star || safe) in nats; infinite where star has mass that safe lacks."""
-    return (star.exp() * log_ratio(star, safe)).sum().clamp_min(0.0).item()
+    ratios = log_ratio(star, safe)
+    if (ratios == math.inf).any():  # a mass below the least number too
+        return math.inf
+    return (star.exp() * ratios).sum().clamp_min(0.0).item()
 
 
 def largest_ratio(star: Tensor, safe: Tensor) -> float:

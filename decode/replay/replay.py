@@ -66,17 +66,22 @@ def given_blocks(
             name: _logits(stream, reading.logits[name], columns, token_ids, is_given)
             for name, stream in streams.items()
         }
-        logits = {name: own[here.to(own.device)].to(seen.device) for name, own in logits.items()}
+        logits = {name: _given(own, here).to(seen.device) for name, own in logits.items()}
         ends = here.sum(1).cumsum(0).tolist()
         past = _past(past_rows, continuations, columns, logits) if looks_back else None
         yield GivenBlock(
             positions=[range(*span) for span in zip([0, *ends], ends, strict=False)],
             token_ids=token_ids[:, columns][here].to(seen.device),
             logits=logits,
-            seen=before[:, :-1][here.to(seen.device)],
+            seen=_given(before[:, :-1], here),
             past=past,
         )
         seen = before[:, -1]
+
+
+def _given(values: Tensor, here: Tensor) -> Tensor:
+    """(N, V) of (B, C, V) where `here` (B, C) says so; not copied where that is everywhere."""
+    return values.flatten(0, 1) if bool(here.all()) else values[here.to(values.device)]
 
 
 def _past(

@@ -37,10 +37,8 @@ class RCAD(Unbounded):
         return 1.0 + 2.0 * self.alpha
 
     def logits(self, inputs: StepInputs) -> Tensor:
-        plain, behind = (
-            logits.to(torch.promote_types(logits.dtype, torch.float32))
-            for logits in (inputs.logits["risky"], inputs.logits["passage"])
-        )
+        # In float64, as masks may be the lowest float32, of which alpha times is none any more.
+        plain, behind = (inputs.logits[name].double() for name in ("risky", "passage"))
         # A symbol that is impossible behind the passage alone counts as its least likely one: the
         # formula would make it the only one left.
         least = behind.masked_fill(behind == -torch.inf, torch.inf).amin(-1, keepdim=True)

@@ -94,7 +94,7 @@ class TokenSwap(Unbounded):
         safe = inputs.logits["words"] if "words" in self._reads else inputs.warped("safe")
         index = torch.tensor(sorted({*self._token_ids.values()}), device=risky.device).long()
         listed, shares = risky[:, index].logsumexp(-1), safe.double()[:, index]
-        swapped = shares - shares.logsumexp(-1, keepdim=True) + listed[:, None]
+        swapped = shares.log_softmax(-1) + listed[:, None]  # sums to 1 however low they are
         # A safe model that gives the list nothing says nothing of its proportions.
         is_silent = (shares == -torch.inf).all(-1, keepdim=True)
         return risky.index_copy(1, index, torch.where(is_silent, risky[:, index], swapped))

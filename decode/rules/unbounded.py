@@ -117,5 +117,7 @@ def _log_probs(logits: Tensor, is_valid: Tensor) -> Tensor:
 
 
 def _divergence(star: Tensor, safe: Tensor) -> Tensor:
-    terms = star.exp() * (star - safe)
-    return terms.masked_fill(star == float("-inf"), 0.0).sum(-1).clamp(min=0.0)
+    """KL in nats; a mass too small for a number is one all the same where p_s has none."""
+    has_mass = star > -torch.inf
+    terms = torch.where(has_mass, star.exp() * (star - safe), 0.0)
+    return terms.masked_fill(has_mass & (safe == -torch.inf), torch.inf).sum(-1).clamp(min=0.0)

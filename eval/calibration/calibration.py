@@ -3,13 +3,13 @@
 import itertools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from ... import Anchored, ModelPair, RiskyOnly, SafeOnly
+from ... import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, event_bound
 from ..copying.metrics import METRICS
 from ..experiments.experiment import RISKY, SAFE, Experiment, Setting
 from ..experiments.generations import generate_all, read_all_prompts, read_generations
@@ -118,7 +118,10 @@ class Measured:
     longest_copy: float
     """Mean words of the longest copied span."""
     bound: float | None
-    """Mean nats; None for the risky model."""
+    """Mean nats; None for the risky model, and for greedy decoding."""
+    recited: float | None
+    """What the bounds allow: the mean, over texts, of the largest probability that a text is its
+    reference from its first token to its last (`event_bound`); None as `bound` is."""
     spent: float | None
 
 
@@ -239,6 +242,7 @@ class _Generations:
         self._calibration, self._experiment, self._pair = calibration, experiment, pair
         self._copied: dict[str, Copied] = {}
         read_all_prompts(experiment, pair)
+        self._log_probs = reference_log_probs(experiment, pair)
 
     def alone(self) -> tuple[Measured, Measured]:
         """The safe and the risky model."""
@@ -255,15 +259,21 @@ class _Generations:
         copied, target = self.copied(setting), self._calibration.target
         figure = target.figure(copied, **self._both())
         rows = read_generations(self._experiment, setting)
+        is_bounded = setting.name != RISKY and self._experiment.temperature > 0.0
         return Measured(
             setting=setting.name,
             k=setting.k,
             figure=figure,
             is_met=target.is_met(figure),
             longest_copy=float(copied[..., METRICS.index("word_lcs")].mean()),
-            bound=None if setting.name == RISKY else _mean(rows, "bound"),
-            spent=_mean(rows, "spent"),
+            bound=_mean([row["bound"] for row in rows]) if is_bounded else None,
+            recited=_mean([self._recited(row) for row in rows]) if is_bounded else None,
+            spent=_mean([row["spent"] for row in rows]),
         )
+
+    def _recited(self, row: dict[str, Any]) -> float:
+        bound, divergence = row["bound"], self._calibration.rule.divergence
+        return event_bound(bound, self._log_probs[row["work"]], divergence=divergence)
 
     def expected(self, k: float, ks: list[float]) -> SeedStatistics | None:
         """The figure of `k`, less what choosing adds to it: over seeds, None for a single one."""
@@ -298,7 +308,27 @@ class _Generations:
         }
 
 
-def _mean(rows: list[dict[str, Any]], name: str) -> float | None:
-    """None if one of the rows has none, which stands for infinity."""
-    values = [row[name] for row in rows]
-    return None if None in values else math.fsum(values) / len(values)
+def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
+    """By prompt, log p_s of its reference as far as a generation reaches, warped as that is."""
+    decoder = Decoder(pair, SafeOnly(), level=experiment.level, batch_size=experiment.batch_size)
+    length = decoder.level.horizon(experiment.max_new_tokens, None)
+    scores = decoder.score(
+        [prompt.prompt for prompt in experiment.prompts],
+        [
+            decoder.level.encode_continuation(prompt.reference)[:length]
+            for prompt in experiment.prompts
+        ],
+        temperature=experiment.temperature,
+        repetition_penalty=experiment.repetition_penalty,
+    )
+    ids = [prompt.id for prompt in experiment.prompts]
+    for own, score in zip(ids, scores, strict=True):
+        if score.error:
+            raise ValueError(f"{own}: {score.error}")
+    return {own: min(0.0, score.log_prob) for own, score in zip(ids, scores, strict=True)}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None if one of the values is None, which stands for infinity."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None

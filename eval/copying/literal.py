@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from tqdm import tqdm
 
-from ..recorded_texts import RecordedText, by_setting
+from ..recorded_texts import RecordedText, grouped
 from ..statistics import SeedStatistics, over_seeds
 from .metrics import METRICS, CopyingConfig, CopyingScore, copying_scores, copying_summary
 from .ncr import NcrStatistics, ncr_over_seeds
@@ -56,11 +56,8 @@ def literal_copying(
         [(text.text, text.reference or "") for text in texts], "copying", disable=not progress
     )
     scores = copying_scores(pairs, config)
-    score_of = {id(text): score for text, score in zip(texts, scores, strict=True)}
-    return [
-        _of_setting(name, own, [score_of[id(text)] for text in own], config)
-        for name, own in by_setting(texts).items()
-    ]
+    settings = grouped(zip(texts, scores, strict=True), lambda pair: pair[0].setting)
+    return [_of_setting(name, pairs, config) for name, pairs in settings.items()]
 
 
 def ncr_by_setting(
@@ -117,18 +114,17 @@ def distribution(scores: Sequence[CopyingScore]) -> dict[str, Any]:
 
 def _of_setting(
     name: str,
-    texts: Sequence[RecordedText],
-    scores: Sequence[CopyingScore],
+    pairs: Sequence[tuple[RecordedText, CopyingScore]],
     config: CopyingConfig | None,
 ) -> LiteralCopying:
-    by_seed: dict[int, list[CopyingScore]] = {}
-    for text, score in zip(texts, scores, strict=True):
-        by_seed.setdefault(text.seed, []).append(score)
-    means = [copying_summary(by_seed[seed], config) for seed in sorted(by_seed)]
+    by_seed = grouped(pairs, lambda pair: pair[0].seed)
+    means = [
+        copying_summary([score for _, score in by_seed[seed]], config) for seed in sorted(by_seed)
+    ]
     return LiteralCopying(
         setting=name,
-        texts=texts,
-        scores=scores,
+        texts=[text for text, _ in pairs],
+        scores=[score for _, score in pairs],
         means={metric: over_seeds([mean[metric] for mean in means]) for metric in METRICS},
         by_seed=means,
     )

@@ -1,11 +1,11 @@
 """Non-literal copying: which characters of a work appear in a story about it."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from ..recorded_texts import RecordedText
+from ..recorded_texts import RecordedText, grouped, rows_by_setting
 from ..statistics import SeedStatistics, over_seeds
 
 CHARACTER_METRIC: Final = "character_overlap_v1"
@@ -99,13 +99,14 @@ class CharacterOverlap:
 
 
 def character_overlap(
-    rows: Sequence[Mapping[str, Any]], config: NonLiteralConfig | None = None
+    rows: Sequence[dict[str, Any]], config: NonLiteralConfig | None = None
 ) -> list[CharacterOverlap]:
     """The share of texts that count, by setting; `rows` are those of `character_rows`."""
     config = config or NonLiteralConfig()
-    groups: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
-    for row in rows:
-        groups.setdefault(row["setting"], {}).setdefault(row["seed"], []).append(row)
+    by_setting = {
+        name: list(grouped(own, lambda row: row["seed"]).values())
+        for name, own in rows_by_setting(rows).items()
+    }
     return [
         CharacterOverlap(
             setting=name,
@@ -116,7 +117,7 @@ def character_overlap(
                 bool(row["has_debt"]) for own in seeds for row in own if config.debt == "none"
             ),
         )
-        for name, seeds in ((name, list(by_seed.values())) for name, by_seed in groups.items())
+        for name, seeds in by_setting.items()
     ]
 
 

@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
 from ...durable_files import write_durably
@@ -19,8 +19,7 @@ def generate_all(experiment: Experiment, pair: ModelPair) -> None:
 
 def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
     """One task a setting. Prompts whose ratios `read_all_prompts` has recorded are read faster."""
-    path = _ratios_file(experiment)
-    decoder_of = decoders(experiment, pair, PromptRatios.load(path) if path.exists() else None)
+    decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
 
     def task(setting: Setting) -> Task:
         return Task(
@@ -30,6 +29,14 @@ def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
         )
 
     return [task(setting) for setting in experiment.settings]
+
+
+def check_rules(experiment: Experiment, pair: ModelPair) -> None:
+    """Raise ValueError for a rule by which the pair cannot decode at this level, and for another
+    pair than the one whose prompts were read."""
+    decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
+    for setting in experiment.settings:
+        decoder_of(setting)
 
 
 def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
@@ -54,21 +61,38 @@ def decoders(
     experiment: Experiment, pair: ModelPair, prompt_ratios: PromptRatios | None = None
 ) -> Callable[[Setting], Decoder]:
     """A setting's decoder; at byte level prompts are read once for all: no budget decides how."""
-    cache = PromptCache() if is_at_bytes(experiment, pair) else None
-    return lambda setting: Decoder(
-        pair,
-        setting.rule,
-        level=experiment.level,
-        batch_size=experiment.batch_size,
-        prompt_cache=cache,
-        prompt_ratios=prompt_ratios,
-    )
+    cache = PromptCache()
+
+    def decoder(setting: Setting) -> Decoder:
+        symbols = symbols_of(experiment, pair, setting)
+        return Decoder(
+            pair,
+            setting.rule,
+            level=experiment.level,
+            batch_size=experiment.batch_size,
+            prompt_cache=cache if symbols == "bytes" else None,
+            prompt_ratios=None if symbols == "risky tokens" else prompt_ratios,
+        )
+
+    return decoder
 
 
 def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
-    """Whether bytes are decoded, not tokens."""
+    """Whether budgets are in nats a byte, not a token."""
     is_other = experiment.level == "auto" and not pair.shares_tokens
     return experiment.level == "byte" or is_other
+
+
+Symbols = Literal["tokens", "bytes", "risky tokens"]
+
+
+def symbols_of(experiment: Experiment, pair: ModelPair, setting: Setting) -> Symbols:
+    """What a setting decodes: tokens of both models, or, where each has its own, bytes or the
+    risky model's tokens (`Rule.retokenizes`)."""
+    has_choice = experiment.level != "byte" and not pair.shares_tokens
+    if has_choice and setting.rule.retokenizes:
+        return "risky tokens"
+    return "bytes" if is_at_bytes(experiment, pair) else "tokens"
 
 
 def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, Any]:
@@ -86,6 +110,11 @@ def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, 
 
 def _file(experiment: Experiment, setting: Setting) -> Path:
     return experiment.folder / "generations" / f"{setting.file_name}.jsonl"
+
+
+def _recorded_ratios(experiment: Experiment) -> PromptRatios | None:
+    path = _ratios_file(experiment)
+    return PromptRatios.load(path) if path.exists() else None
 
 
 def _ratios_file(experiment: Experiment) -> Path:

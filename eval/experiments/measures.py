@@ -11,13 +11,13 @@ from typing import Final
 
 from tqdm import tqdm
 
-from ... import ModelPair
+from ... import Decoder, ModelPair
 from ..copying.metrics import copying_scores, copying_summary
 from ..harness.model import AnchoredLM
 from ..harness.tasks import local_task_results
 from ..quality.bits_per_byte import Excerpt, excerpts, utility
 from .experiment import Experiment, Rows, Setting
-from .generations import decoders, is_at_bytes, passages_for, read_generations
+from .generations import Symbols, decoders, passages_for, read_generations, symbols_of
 from .sharing import Task, share
 from .summary import recommended, summarize
 
@@ -62,9 +62,11 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
 
     def score(setting: Setting) -> None:
         rows, decoder = [], decoder_of(setting)
+        symbols = symbols_of(experiment, pair, setting)
         for name in tqdm(experiment.held_out, f"bits per byte, {setting.name}"):
             passages, found = excerpts_of(name)
-            result = utility(decoder, passages, **passages_for(setting, found))
+            own = [_in_symbols(passage, pair, decoder, symbols) for passage in passages]
+            result = utility(decoder, own, **passages_for(setting, found))
             # A rule may give a text no probability; JSON has no infinity.
             nats = [each if math.isfinite(each) else None for each in result.nats]
             key = {"setting": setting.name, "held_out": name}
@@ -95,9 +97,14 @@ def _excerpts(
     nearest: list[str | None] = [None] * len(found)
     if experiment.index is not None:
         nearest = [passage.text for passage in experiment.index.search(prompts)]
-    if is_at_bytes(experiment, pair):
-        found = [excerpt.in_bytes(pair.tokenizer) for excerpt in found]
     return found, nearest
+
+
+def _in_symbols(passage: Excerpt, pair: ModelPair, decoder: Decoder, symbols: Symbols) -> Excerpt:
+    """A passage of `pair.tokenizer`'s tokens, as the decoder reads it."""
+    if symbols == "risky tokens":
+        return passage.in_symbols(pair.tokenizer, decoder.level)
+    return passage.in_bytes(pair.tokenizer) if symbols == "bytes" else passage
 
 
 def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:

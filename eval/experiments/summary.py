@@ -23,7 +23,8 @@ class SettingSummary:
     utility: dict[str, Utility]
     """By held-out set."""
     gap_closed: float
-    """Share of the gap in bits per byte between p_s and p_r on the extra set; nan without a gap."""
+    """Share of the gap in bits per byte between p_s and p_r on the extra set; nan without a gap,
+    and where a text that the rule cannot write costs infinitely many bits."""
     mean_spent: float | None
     mean_bound: float | None
     risky_token_share: float
@@ -76,7 +77,9 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
             },
             ncr=ncr_over_seeds(by_seed[setting.name], risky=by_seed[RISKY], safe=by_seed[SAFE]),
             utility=utility[setting.name],
-            gap_closed=(bits[SAFE] - bits[setting.name]) / gap if gap > 0 else math.nan,
+            gap_closed=(bits[SAFE] - bits[setting.name]) / gap
+            if gap > 0 and math.isfinite(bits[setting.name])
+            else math.nan,
             **_spends(experiment, setting),
         )
         for setting in experiment.settings

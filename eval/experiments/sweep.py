@@ -3,20 +3,21 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from ... import Anchored, RiskyOnly, SafeOnly
 from ...configs.config_file import from_table, read_config_file
-from ...decode.rules.anchored import Budgeted
+from ...decode.rules.blocklist import records
 from ...decode.rules.registry import make_rule
 from ...decode.rules.rule import Rule
 from ...decode.settings import LevelName, SamplingConfig
-from ...durable_files import file_sha256
+from ...durable_files import file_sha256, write_durably
 from ..copying.metrics import CopyingConfig
-from ..retrieval.passages import PassageIndex, records
+from ..recorded_texts import json_objects
+from ..retrieval.passages import PassageIndex
 from .experiment import RISKY, SAFE, Experiment, Prompt, Setting
 
 FIGURES: Final = {
@@ -189,26 +190,28 @@ def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
 def load_prompts(path: Path) -> list[Prompt]:
     """The prompts of a JSON-lines file; keys that a `Prompt` does not have are the caller's own.
 
-    Raises OSError, or ValueError that names file and line for a line that is no prompt.
+    Raises OSError, or ValueError that names file and row for one that is no prompt.
     """
-    names = [own.name for own in fields(Prompt)]
-    lines = path.read_text(encoding="utf-8").split("\n")
     prompts = []
-    for number, line in ((n, line) for n, line in enumerate(lines, 1) if line.strip()):
-        try:
-            record = json.loads(line)
-            own = {name: record[name] for name in names if record.get(name) is not None}
-            prompts.append(Prompt(**{"title": str(own["id"]), **own}))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            needed = '"id", "prompt" and "reference"'
-            raise ValueError(f"{path}, line {number} is no JSON object with {needed}") from None
-        if not all(isinstance(value, str) for value in own.values()) or not own["prompt"]:
-            raise ValueError(f"{path}, line {number}: the values of a prompt must be texts")
-        if not _ID.fullmatch(own["id"]):
-            raise ValueError(f"{path}, line {number}: an id names a file, got {own['id']!r}")
+    for number, record in json_objects(path):
+        names = [own.name for own in fields(Prompt) if record.get(own.name) is not None]
+        place, own = f"{path}, row {number}", {name: record[name] for name in names}
+        for name in ("id", "prompt", "reference"):
+            _require(name in own, f'{place} lacks "{name}"')
+        for name, value in own.items():
+            _require(isinstance(value, str), f"{place}: {name} must be text, got {value!r}")
+        _require(bool(own["prompt"]), f"{place}: the prompt is empty")
+        _require(bool(_ID.fullmatch(own["id"])), f"{place}: an id names a file, got {own['id']!r}")
+        prompts.append(Prompt(**{"title": own["id"], **own}))
     _require(bool(prompts), f"{path} holds no prompts")
     _check_unique(f"{path}: id", [prompt.id for prompt in prompts])
     return prompts
+
+
+def save_prompts(prompts: Iterable[Prompt], path: Path) -> None:
+    """Write what `load_prompts` reads, a prompt a line."""
+    records = ({k: v for k, v in asdict(prompt).items() if v} for prompt in prompts)
+    write_durably(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def sweep_settings(config: Sweep, passages: Sequence[str]) -> tuple[Setting, ...]:
@@ -236,8 +239,8 @@ def _method_settings(method: Method, passages: Sequence[str]) -> Iterator[Settin
             rule = _rule(method, chosen, passages)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        is_swept = isinstance(rule, Anchored) and method.section == SECTIONS[3]
-        k = rule.k if is_swept and isinstance(rule, Budgeted) else None
+        is_ours = method.section == SECTIONS[3]
+        k = rule.k if is_ours and isinstance(rule, Anchored) else None
         yield Setting(name, rule, k, method.label)
 
 

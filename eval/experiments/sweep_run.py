@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from ... import ModelPair
+from ..recorded_texts import PROMPTS_FILE
 from ..retrieval.bm25 import WordIndex
 from .experiment import Experiment, Steps
-from .generations import decoders, generation_tasks, read_all_prompts
+from .generations import check_rules, generation_tasks, read_all_prompts
 from .measures import measure, utility_tasks
 from .sharing import Task, claimed, share
-from .sweep import Sweep, sweep_experiment
+from .sweep import Sweep, save_prompts, sweep_experiment
 from .sweep_results import sweep_report, write_sweep_results
 
 OWNER = "sweep"
@@ -39,6 +40,7 @@ def run_sweep(
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
         experiment, pair = _opened(sweep, folder, load)
+        save_prompts(experiment.prompts, folder / PROMPTS_FILE)
         steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
         steps.run("generate", lambda: share(_tasks(experiment, pair), experiment.claims))
         for name in ("copying", "utility"):
@@ -50,12 +52,10 @@ def run_sweep(
 def _opened(
     sweep: Sweep, folder: Path, load: Callable[[], ModelPair]
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair; ValueError where the pair cannot decode by one of the rules."""
+    """The experiment and the pair, which can decode by all of the rules."""
     experiment = sweep_experiment(sweep, folder, partial(_index, claims=folder / "claims"))
     pair = load()
-    decoder_of = decoders(experiment, pair)
-    for setting in experiment.settings:
-        decoder_of(setting)
+    check_rules(experiment, pair)
     return experiment, pair
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from matplotlib import rc_context
@@ -156,8 +156,9 @@ def _place(axes: Axes, annotation: Annotation, x: float, y: float, side: float) 
     annotation.set_position((x, y))
     annotation.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")
     annotation.set_verticalalignment("center")
-    annotation.get_window_extent()  # carries the new offset over to the text
-    return Text.get_window_extent(annotation)  # the text alone, without its leader line
+    renderer = cast(FigureCanvasAgg, axes.figure.canvas).get_renderer()
+    annotation.update_positions(renderer)  # carries the new offset over to the text
+    return Text.get_window_extent(annotation)  # the text alone: its leader line takes longer
 
 
 def _covered_area(box: Bbox, taken: Extents) -> float:

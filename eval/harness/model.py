@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
 from .arguments import HarnessArguments
@@ -67,7 +68,8 @@ class AnchoredLM(TemplateLM):
         self._rank, self._world_size = self._ranks.rank, self._ranks.world_size
         self._device = torch.device("cpu")  # of what is gathered
         self._fitting = fitting_of(decoder.level)
-        self.tokenizer = decoder.pair.tokenizer
+        own = "safe" if decoder.level.compares_models else "risky"  # whose tokens are decoded
+        self.tokenizer = decoder.pair.tokenizers[own]
         self._deals_in_bytes = decoder.level.name == "byte"
         self.max_gen_toks = max_gen_toks
         self.seed = seed
@@ -177,9 +179,21 @@ class AnchoredLM(TemplateLM):
             raise ValueError(
                 "chats need the token level: templates hold special tokens, which are no bytes"
             )
-        if not self.decoder.pair.chat_template:
-            raise ValueError("neither model's tokenizer has a chat template")
-        return self.decoder.pair.chat_template
+        for tokenizer in (self.tokenizer, *self.decoder.pair.chat_tokenizers.values()):
+            if tokenizer.chat_template:
+                return self._in_own_names(tokenizer)
+        raise ValueError("neither model's tokenizer has a chat template")
+
+    def _in_own_names(self, other: PreTrainedTokenizerFast) -> str:
+        """Another tokenizer's template, its special tokens named as this one knows their ids."""
+        template = str(other.get_chat_template())
+        if not self.decoder.level.compares_models or other is self.tokenizer:
+            return template
+        for token_id, token in other.added_tokens_decoder.items():
+            if self.decoder.pair.shared.has(token_id):
+                name = str(self.tokenizer.convert_ids_to_tokens(token_id))
+                template = template.replace(token.content, name)
+        return template
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any

@@ -23,6 +23,8 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
+    group: dist.ProcessGroup | None = None
+    """Of those who gather; None for torch's own."""
 
     @classmethod
     def joined(cls) -> "Ranks":
@@ -32,14 +34,17 @@ class Ranks:
             return cls()
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=LONGEST_WAIT)
-        return cls(dist.get_rank(), world_size)
+            return cls(dist.get_rank(), world_size)
+        # lm-eval's own models bring a group, which may know of GPUs alone.
+        group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+        return cls(dist.get_rank(), world_size, group)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """(world_size, ...) tensors of one shape, one of each process, by rank."""
         if self.world_size == 1:
             return tensor
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(gathered, tensor)
+        dist.all_gather(gathered, tensor, group=self.group)
         return torch.stack(gathered)
 
     def gather_object(self, value: Any, dst: int = 0) -> list[Any] | None:
@@ -47,13 +52,13 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         gathered = [None] * self.world_size if self.rank == dst else None
-        dist.gather_object(value, gathered, dst=dst)
+        dist.gather_object(value, gathered, dst=dst, group=self.group)
         return gathered
 
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.world_size > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
 
 def num_processes() -> int:

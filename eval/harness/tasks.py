@@ -1,9 +1,11 @@
 """Tasks of lm-evaluation-harness from a folder on this machine, without the network."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from ... import AnchoredError
 
 MODEL_NAME: Final = "anchored"
 MODEL_TARGET: Final = "anchored.eval.harness.model:AnchoredLM"
@@ -29,29 +31,91 @@ def local_task_results(
     Raises: ValueError for a task that the folder does not hold; ModuleNotFoundError if lm-eval
     is not installed.
     """
-    _lm_eval_registry()
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    manager = task_manager(folder)
     if unknown := [task for task in tasks if task not in manager.all_tasks]:
         raise ValueError(f"no task {unknown} in {folder}, which holds {manager.all_tasks}")
+    results = _evaluated(model, tasks, manager, limit=limit)
+    assert results is not None  # of one process
+    return results
+
+
+def task_figures(
+    model: Any,
+    task: str,
+    folder: Path | None,
+    *,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    runs_code: bool = False,
+) -> dict[str, float] | None:
+    """A task's {metric: value, metric_stderr: value}; None on all but the first process.
+
+    folder: of YAML files beside lm-eval's own tasks. runs_code: lets what the model writes run on
+    this machine, for tasks that do so.
+    Raises: AnchoredError, in one line, for an unknown task, for data that cannot be had, and for a
+    task that runs code unasked.
+    """
+    manager = task_manager(folder) if folder is not None else None
+    if manager is None or task not in manager.all_tasks:
+        manager = task_manager(folder, has_defaults=True)
+    if task not in manager.all_tasks:
+        raise AnchoredError(f"neither lm-eval nor {folder} has a task {task!r}")
+    try:
+        results = _evaluated(
+            model, [task], manager, num_fewshot=num_fewshot, limit=limit, runs_code=runs_code
+        )
+    except OSError as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise AnchoredError(
+            f"the data of task {task} is not on this machine, and the Hub did not give it: {reason}"
+        ) from error
+    return None if results is None else results[task]
+
+
+def task_manager(folder: Path | None, *, has_defaults: bool = False) -> Any:
+    """lm-eval's list of the tasks in a folder, and of its own where asked for.
+
+    Raises: ModuleNotFoundError if lm-eval is not installed.
+    """
+    _lm_eval_registry()
+    from lm_eval.tasks import TaskManager
+
+    path = None if folder is None else str(folder)
+    return TaskManager(include_path=path, include_defaults=has_defaults)
+
+
+def _evaluated(
+    model: Any,
+    tasks: Sequence[str],
+    manager: Any,
+    *,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    runs_code: bool = False,
+) -> dict[str, dict[str, float]] | None:
+    from lm_eval import simple_evaluate
+
     evaluated = simple_evaluate(
         model=model,
         tasks=list(tasks),
         task_manager=manager,
+        num_fewshot=num_fewshot,
         limit=limit,
         log_samples=False,
         bootstrap_iters=1000,  # for metrics without a closed-form standard error; acc has one
+        confirm_run_unsafe_code=runs_code,
     )
-    # Numbers alone, and lm-eval's filter name "none" left out of "acc,none".
+    if evaluated is None:
+        return None
+    return {task: _numbers(values) for task, values in evaluated["results"].items()}
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """By metric, with what lm-eval calls the filter left out: "acc" of "acc,none"."""
     return {
-        task: {
-            name.removesuffix(",none"): float(value)
-            for name, value in values.items()
-            if isinstance(value, int | float)
-        }
-        for task, values in evaluated["results"].items()
+        name.partition(",")[0]: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float)
     }
 
 

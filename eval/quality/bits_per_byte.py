@@ -8,6 +8,7 @@ from typing import Final
 from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
+from ...decode.levels.level import Level
 from ...decode.tokenizer.tokenizer_file import token_bytes
 
 PART_OF_CHARACTER: Final = "\ufffd"
@@ -33,6 +34,18 @@ class Excerpt:
         text = b"".join(target)
         return Excerpt(
             prompt_token_ids=list(b"".join(prompt)), token_ids=list(text), num_bytes=len(text)
+        )
+
+    def in_symbols(self, tokenizer: PreTrainedTokenizerFast, level: Level) -> "Excerpt":
+        """The same text in the symbols of a level that does not decode this tokenizer's tokens."""
+        prompt, target = (
+            str(tokenizer.decode(token_ids, skip_special_tokens=True))
+            for token_ids in (self.prompt_token_ids, self.token_ids)
+        )
+        return Excerpt(
+            prompt_token_ids=level.encode(prompt),
+            token_ids=level.encode_continuation(target),
+            num_bytes=self.num_bytes,
         )
 
 

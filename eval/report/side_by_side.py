@@ -21,6 +21,9 @@ class Generation:
     """Nats spent; None where no budget applies (the risky model alone)."""
     bound: float | None = None
     """Nats that could be spent at most; None where no bound holds."""
+    copy_probability: float | None = None
+    """Largest probability, before it was drawn, that a text of this setting begins with the
+    reference (`verbatim_bounds`); None where it is not known."""
     finish_reason: str = ""
 
     def __post_init__(self) -> None:
@@ -112,6 +115,8 @@ def _facts(generation: Generation) -> str:
         facts.append(f"spent {generation.spent:.2f} nats")
     has_bound = generation.bound is not None and math.isfinite(generation.bound)
     facts.append(f"bound {generation.bound:.2f} nats" if has_bound else "no bound")
+    if generation.copy_probability is not None:
+        facts.append(f"begins with the reference with p <= {generation.copy_probability:.2g}")
     if generation.finish_reason:
         facts.append(f"ended by {generation.finish_reason}")
     return "; ".join(facts)

@@ -6,8 +6,9 @@ from typing import Any
 
 import bm25s
 
+from ...decode.rules.blocklist import records
 from ...durable_files import file_sha256, new_folder
-from .passages import Passage, check_stamp, records, write_stamp
+from .passages import Passage, check_stamp, write_stamp
 
 SCHEMA = "anchored-bm25/1"
 
@@ -35,10 +36,19 @@ class WordIndex:
 
     def search(self, queries: Sequence[str]) -> list[Passage]:
         """The best passage for each query; of equal ones any."""
-        found, scores = self._bm25.retrieve(_words(queries, False), k=1, show_progress=False)
+        return [own for (own,) in self.best(queries, 1)]
+
+    def best(self, queries: Sequence[str], count: int) -> list[list[Passage]]:
+        """The best passages for each query, `count` or all that there are, the best first."""
+        found, scores = self._bm25.retrieve(
+            _words(queries, False), k=min(count, len(self._bm25.corpus)), show_progress=False
+        )
         return [
-            Passage(text=own["text"], id=own["id"], score=float(score))
-            for own, score in zip(found[:, 0], scores[:, 0], strict=True)
+            [
+                Passage(text=own["text"], id=own["id"], score=float(score))
+                for own, score in zip(row, row_scores, strict=True)
+            ]
+            for row, row_scores in zip(found, scores, strict=True)
         ]
 
 

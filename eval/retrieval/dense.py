@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
+from ...decode.rules.blocklist import records
 from ...durable_files import file_sha256, new_file
-from .passages import Passage, check_stamp, records, write_stamp
+from .passages import Passage, check_stamp, write_stamp
 
 SCHEMA = "anchored-dense/1"
 INSTRUCTION = (

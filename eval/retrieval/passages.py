@@ -1,7 +1,7 @@
 """The passages of a corpus, and what an index of them says it was made from."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ class Passage:
 
     text: str
     id: str | int
-    """As the corpus has it, else its line, counted from 0."""
+    """As the corpus has it, else its line, counted from 0; see `blocklist.records`."""
     score: float
     """BM25 of the query's words (0 where none of them occurs), or the cosine of two embeddings."""
 
@@ -26,22 +26,6 @@ class PassageIndex(Protocol):
     """Finds the best passage of a corpus for each query."""
 
     def search(self, queries: Sequence[str]) -> list[Passage]: ...
-
-
-def records(corpus: Path) -> Iterator[dict[str, Any]]:
-    """Each line of a corpus, {"text": ..., optional "id"}; ValueError for one that is not that."""
-    number = -1
-    with corpus.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-                raise ValueError(f'{corpus}: line {number + 1} is no JSON object with a "text"')
-            yield {"text": record["text"], "id": record.get("id", number)}
-    if number < 0:
-        raise ValueError(f"{corpus} holds no passages")
 
 
 def write_stamp(folder: Path, made_from: dict[str, Any]) -> None:

@@ -237,17 +237,22 @@ def ban_limit(peak, row_ptr, row):
 
 
 @triton.jit
-def read_bits(row, first, SIZE: tl.constexpr):
+def read_bits(row, first, SIZE: tl.constexpr, IS_FULL: tl.constexpr = False):
     """(SIZE,) from the token `first` on: which tokens the safe model allows, which both do, float64
     log2-weights of the safe model, 0 for its largest logit, and the tilt between the models in
-    bits, 0 off the common support."""
-    risky, safe = read_pair(row, first, SIZE)
+    bits, 0 off the common support.
+
+    IS_FULL: no token is banned here.
+    """
+    risky, safe = read_pair(row, first, SIZE, IS_FULL)
     risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
+    safe_bits = (safe.to(tl.float64) - safe_peak) * row.bits
+    tilt = (risky.to(tl.float64) - risky_peak) * row.bits - safe_bits
     is_safe = safe >= ban_limit(safe_peak, row.safe, row)
     is_shared = is_safe & (risky >= ban_limit(risky_peak, row.risky, row))
-    safe_bits = (safe.to(tl.float64) - safe_peak) * row.bits
-    risky_bits = (risky.to(tl.float64) - risky_peak) * row.bits
-    return is_safe, is_shared, safe_bits, tl.where(is_shared, risky_bits - safe_bits, 0.0)
+    if not IS_FULL:
+        tilt = tl.where(is_shared, tilt, 0.0)
+    return is_safe, is_shared, safe_bits, tilt
 
 
 @triton.jit

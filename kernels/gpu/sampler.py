@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from .kl_search import is_full
 from .layout import (
     ACCEPTED,
     BAN_BITS,
@@ -109,12 +110,19 @@ def _first_above(masses, uniform, NUM_SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _weights(row, first, KIND: tl.constexpr, SIZE: tl.constexpr):
-    """(SIZE,) float64 weights from the token `first` on, at least 0."""
-    is_safe, is_shared, safe, tilt = read_bits(row, first, SIZE)
-    found = weights(safe, is_safe if KIND == SAFE else is_shared)
-    if KIND == RESIDUAL:
-        found = tl.maximum(weights(safe + log2_ratio(row, tilt), is_shared) - found, 0.0)
+def _weights(row, first, KIND: tl.constexpr, SIZE: tl.constexpr, IS_FULL: tl.constexpr = False):
+    """(SIZE,) float64 weights from the token `first` on, at least 0; IS_FULL: see `is_full`."""
+    is_safe, is_shared, safe, tilt = read_bits(row, first, SIZE, IS_FULL)
+    if KIND == SAFE:
+        found = weights(safe, is_safe)
+    elif KIND == SHARED:
+        found = weights(safe, is_shared)
+    elif IS_FULL:
+        found = weights(safe + log2_ratio(row, tilt), None) - weights(safe, None)
+        found = tl.maximum(found, 0.0)
+    else:
+        found = weights(safe + log2_ratio(row, tilt), is_shared) - weights(safe, is_shared)
+        found = tl.maximum(found, 0.0)
     return found
 
 
@@ -128,11 +136,23 @@ def log2_ratio(row, tilt):
 @triton.jit
 def measure_residual(row, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
     """Mass of (p* - p_s)+ in every block of this split, in units of the largest safe weight."""
+    risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
     for block in range(row.split, row.num_blocks, row.num_splits):
-        mass = tl.zeros([NUM_LANES], tl.float64)
-        for start in range(0, BLOCK_SIZE, STEP_SIZE):
-            mass += in_lanes(_weights(row, block * BLOCK_SIZE + start, RESIDUAL, STEP_SIZE))
-        store_record(row, RESIDUAL_MASS, block, tl.sum(mass, 0))
+        if is_full(row, block, risky_peak, safe_peak):
+            _store_residual(row, block, BLOCK_SIZE, STEP_SIZE, IS_FULL=True)
+        else:
+            _store_residual(row, block, BLOCK_SIZE, STEP_SIZE, IS_FULL=False)
+
+
+@triton.jit
+def _store_residual(
+    row, block, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, IS_FULL: tl.constexpr
+):
+    mass = tl.zeros([NUM_LANES], tl.float64)
+    for start in range(0, BLOCK_SIZE, STEP_SIZE):
+        first = block * BLOCK_SIZE + start
+        mass += in_lanes(_weights(row, first, RESIDUAL, STEP_SIZE, IS_FULL))
+    store_record(row, RESIDUAL_MASS, block, tl.sum(mass, 0))
 
 
 @triton.jit

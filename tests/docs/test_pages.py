@@ -31,6 +31,9 @@ NOT_RUN = {
     "anchored quickstart": "trains two models: minutes",
     "anchored bench": "measures: minutes, on a machine without other work",
     "anchored sweep": "needs a trained quickstart: minutes",
+    "anchored calibrate": "needs a trained quickstart: minutes",
+    "anchored measure": "needs the texts of a run",
+    "anchored judge": "needs an endpoint",
     "anchored gpu-check": "needs a GPU",
     "anchored lm-eval": "downloads the task's data sets",
     "anchored tokenize": "downloads a source of the Common Pile",
@@ -82,6 +85,7 @@ def model_folders(tmp_path_factory) -> Path:
         sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT_LENGTH}
         tiny_llama(seed, **sizes).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    (quickstart.parent / "prompts.jsonl").touch()
     return root
 
 

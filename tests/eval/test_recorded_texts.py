@@ -60,6 +60,13 @@ def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
     assert read_texts(tmp_path, other)[0].reference == "other"
 
 
+def test_settings_of_a_run_stand_in_the_order_of_their_numbers(tmp_path):
+    names = ["k=0.5", "k=2", "k=10", "memfree-n=3", "p_r", "p_s"]
+    for name in reversed(names):
+        write(tmp_path / f"generations/{name}.jsonl", {"work": "w", "seed": 0, "text": "a"})
+    assert [text.setting for text in read_texts(tmp_path)] == names
+
+
 def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
     path = write(
         tmp_path / "own.jsonl",

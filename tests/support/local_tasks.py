@@ -21,7 +21,12 @@ MULTIPLE_CHOICE = {
 GENERATION = {
     "output_type": "generate_until",
     "doc_to_target": "{{choices[0]}}",
-    "generation_kwargs": {"until": ["\n"], "max_gen_toks": 6, "do_sample": True},
+    "generation_kwargs": {
+        "until": ["\n"],
+        "max_gen_toks": 6,
+        "do_sample": True,
+        "temperature": 0.8,
+    },
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }
 PERPLEXITY = {

@@ -10,6 +10,7 @@ from anchored.decode.byte.settings import ByteEvaluation, ByteSettings, PromptSc
 from anchored.tools.commands.files import check_new_folder
 
 from .baselines import official_bytes
+from .byte_methods import BASELINE, methods_at_bytes
 from .byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
 from .byte_work import (
     Texts,
@@ -25,8 +26,9 @@ from .byte_work import (
     string_work_s,
     tree_work_s,
 )
-from .options import BenchByteConfig, Table
-from .timing import deviation, in_turns
+from .methods import speeds
+from .options import BenchByteConfig, Table, method_names
+from .timing import THREAD, deviation, in_turns
 
 WIDTH = 17
 NUM_STRINGS = 1500
@@ -210,6 +212,28 @@ def long_context_table(pair: BytePair, config: BenchByteConfig) -> Rows:
         )
 
 
+@torch.inference_mode()
+def methods_table(pair: BytePair, config: BenchByteConfig) -> Rows:
+    """Decoding by each method, one text at a time, beside the risky model alone."""
+    names = method_names((BASELINE, *config.methods))
+    methods = methods_at_bytes(pair, unseen_texts(pair, config).prompt, names, config)
+    generates = {name: method.generate for name, method in methods.items()}
+    found = speeds(generates, config.new_bytes, runs=config.runs, clock=THREAD)
+    yield (
+        *("method", "TTFB ms", "bytes/s", "error", "slowdown", "error", "forward GFLOP"),
+        *("positions/byte", "GFLOP/byte"),
+    )
+    for name, method in methods.items():
+        yield (
+            name,
+            f"{found[name].first_ms:.1f}",
+            f"{found[name].mean:.1f}",
+            f"{found[name].error:.1f}",
+            *(f"{number:.2f}" for number in found[name].slowdown(found[BASELINE])),
+            *method.cost_cells(),
+        )
+
+
 TABLES: dict[Table, Callable[[BytePair, BenchByteConfig], Rows]] = {
     "drawn": drawn_table,
     "unseen": unseen_table,
@@ -217,6 +241,7 @@ TABLES: dict[Table, Callable[[BytePair, BenchByteConfig], Rows]] = {
     "tree": tree_table,
     "strings": string_table,
     "context": long_context_table,
+    "methods": methods_table,
 }
 
 

@@ -1,8 +1,7 @@
-"""Paired decoding against each model alone."""
+"""Decoding methods beside the risky model alone, in the paper's format."""
 
 import math
 import resource
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,24 +11,37 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from anchored import Anchored, Decoder, ModelPair, SafeOnly, text_tables
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, text_tables
+from anchored.decode.engine.prompts import prefaced_prompt
 from anchored.decode.rules.rule import Rule
 from anchored.tools.commands.options import check_presence
 
 from .baselines import ModelAlone, official_module
-from .options import BenchDecodeConfig
-from .random_inputs import configured_pair, matrix_weights, random_prompts
-from .timing import deviation, timed
+from .flops import token_cost
+from .methods import Speed, bench_rules, speeds
+from .options import BenchDecodeConfig, method_names
+from .random_inputs import (
+    configured_pair,
+    matrix_weights,
+    ordinary_words,
+    random_prompts,
+    random_words,
+)
+from .timing import PROCESS, WALL, timed
 
 COPY_BYTES = 1 << 28
 NUM_COPIES = 5
 RISKY_ALONE, OFFICIAL = "risky_alone", "official"
 WARPERS: dict[str, Any] = {"temperature": 0.7, "repetition_penalty": 1.1}
 """Of both packages; the risky model alone has the temperature only."""
+NUM_SWAPPED = 110
+"""The words that TokenSwap swaps are of the first tokens, about as many as the paper's list has."""
+PREFACE_TOKENS = 256
+"""More than a system prompt has."""
 WIDTH = 14
 TITLES = (
-    *("batch", "engine", "TTFT ms", "tokens/s", "error", "x risky alone", "x bandwidth"),
-    *("x official", "peak GB"),
+    *("batch", "engine", "TTFT ms", "tokens/s", "error", "slowdown", "error", "step GFLOP"),
+    *("all GFLOP", "x bandwidth", "x official", "peak GB"),
 )
 
 
@@ -39,14 +51,12 @@ class DecodeRow:
 
     batch_size: int
     engine: str
-    first_token_s: float
-    """Median time to the first token: the prompt and one step."""
-    tokens_per_s: float
-    """Mean speed after the first token, all requests together."""
-    error: float
-    """Sample standard deviation of that speed over the runs; nan for one run."""
-    over_risky: float
-    """Speed as a share of the risky model's alone, in this engine and run."""
+    speed: Speed
+    """Of all requests together."""
+    slowdown: tuple[float, float]
+    """The risky model's speed alone over this one, in the same run, and its deviation."""
+    cost: dict[str, float]
+    """FLOPs a token, see `token_cost`."""
     over_bandwidth: float
     """Speed as a share of what reading the weights once a step at copy bandwidth would allow."""
     over_official: float
@@ -59,10 +69,12 @@ class DecodeRow:
         return (
             str(self.batch_size),
             self.engine,
-            f"{1e3 * self.first_token_s:.1f}",
-            f"{self.tokens_per_s:.1f}",
-            f"{self.error:.1f}",
-            f"{self.over_risky:.2f}",
+            f"{self.speed.first_ms:.1f}",
+            f"{self.speed.mean:.1f}",
+            f"{self.speed.error:.1f}",
+            *(f"{number:.2f}" for number in self.slowdown),
+            f"{self.cost['steps'] / 1e9:.3f}",
+            f"{sum(self.cost.values()) / 1e9:.3f}",
             f"{self.over_bandwidth:.2f}",
             "-" if math.isnan(self.over_official) else f"{self.over_official:.2f}",
             f"{self.peak_bytes / 1e9:.2f}",
@@ -71,12 +83,24 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A way to decode: generates tokens for every prompt, returns how many altogether."""
+    """A way to decode."""
 
     name: str
-    models: tuple[str, ...]
-    """Those whose weights a step reads."""
-    generate: Callable[[list[list[int]], int], int]
+    rule: Rule
+    """Whose streams a step reads."""
+    prompt_tokens: dict[str, int]
+    """By stream, what stands before a prompt included."""
+    generate: Callable[[int], int]
+    """Generates so many tokens for every prompt, returns how many altogether."""
+
+    def cost(self, pair: ModelPair, new_tokens: int) -> dict[str, float]:
+        """FLOPs a token."""
+        return token_cost(pair, self.rule, prompt_tokens=self.prompt_tokens, new_tokens=new_tokens)
+
+    def step_bytes(self, pair: ModelPair) -> int:
+        """Bytes of weights that a step must read: a model's once, however many streams it has."""
+        models = {reading.model for reading in self.rule.streams.values()}
+        return sum(step_bytes(pair.models[name]) for name in models)
 
 
 def run(config: BenchDecodeConfig) -> int:
@@ -85,7 +109,7 @@ def run(config: BenchDecodeConfig) -> int:
     print(
         f"{config} ({torch.get_num_threads()} threads), torch {torch.__version__}, "
         f"{config.prompt_tokens} prompt tokens, {config.new_tokens} new ones, k = {config.k}, "
-        f"{config.runs} runs"
+        f"{config.runs} runs, {config.clock} clock"
     )
     rows = (row.cells() for row in decode_rows(config))
     text_tables.print_lines(chain([TITLES], rows), WIDTH)
@@ -94,29 +118,33 @@ def run(config: BenchDecodeConfig) -> int:
 
 @torch.inference_mode()
 def decode_rows(config: BenchDecodeConfig) -> Iterator[DecodeRow]:
-    """Rows as they are measured: for each batch size the risky model alone, then the decoders."""
-    pair = configured_pair(config, config.prompt_tokens + config.new_tokens)
+    """For each batch size the risky model alone, then the methods; they take turns in every run."""
+    longest = config.prompt_tokens + config.new_tokens + config.passage_tokens + PREFACE_TOKENS
+    pair = configured_pair(config, longest)
     bandwidth = copy_bytes_per_s(config.device)
     for batch_size in config.batch_sizes:
-        official_speed = risky_speed = math.nan
-        for engine in _engines(pair, config, batch_size):
-            first_token_s, speeds = _timing(config, engine, batch_size)
-            speed = statistics.mean(speeds)
+        engines = _engines(pair, config, batch_size)
+        found = speeds(
+            {engine.name: engine.generate for engine in engines},
+            config.new_tokens,
+            runs=config.runs,
+            clock=PROCESS if config.clock == "cpu" else WALL,
+            device=config.device,
+        )
+        official = found[OFFICIAL].mean if OFFICIAL in found else math.nan
+        for engine in engines:
             if engine.name == OFFICIAL:  # what the others are compared with, no row of its own
-                official_speed = speed
                 continue
-            if engine.name == RISKY_ALONE:
-                risky_speed = speed
-            step_s = sum(step_bytes(pair.models[name]) for name in engine.models) / bandwidth
+            speed = found[engine.name]
+            step_s = engine.step_bytes(pair) / bandwidth
             yield DecodeRow(
                 batch_size=batch_size,
                 engine=engine.name,
-                first_token_s=first_token_s,
-                tokens_per_s=speed,
-                error=deviation(speeds),
-                over_risky=speed / risky_speed,
-                over_bandwidth=speed * step_s / batch_size,
-                over_official=speed / official_speed,
+                speed=speed,
+                slowdown=speed.slowdown(found[RISKY_ALONE]),
+                cost=engine.cost(pair, config.new_tokens),
+                over_bandwidth=speed.mean * step_s / batch_size,
+                over_official=speed.mean / official,
                 peak_bytes=_peak_bytes(config.device),
             )
 
@@ -135,7 +163,8 @@ def step_bytes(model: PreTrainedModel) -> int:
 
 
 def _engines(pair: ModelPair, config: BenchDecodeConfig, batch_size: int) -> list[Engine]:
-    """The authors' package where it is installed, the risky model alone, the decoders."""
+    """The authors' package where it is installed, the risky model alone, the methods."""
+    prompts = random_prompts(batch_size, config.prompt_tokens, config.vocab_size)
     alone = ModelAlone(
         pair,
         "risky",
@@ -143,27 +172,43 @@ def _engines(pair: ModelPair, config: BenchDecodeConfig, batch_size: int) -> lis
         max_length=config.prompt_tokens + config.new_tokens,
         on_device=config.device.startswith("cuda"),
     )
-    rules: dict[str, tuple[Rule, tuple[str, ...]]] = {
-        "safe_only": (SafeOnly(), ("safe",)),
-        "anchored": (Anchored(k=config.k, debt="none"), ("safe", "risky")),
-        "anchored_inf": (Anchored(k=config.k, debt="none", divergence="max"), ("safe", "risky")),
-    }
+    passages = random_words(batch_size, config.passage_tokens, config.vocab_size)
+    rules = bench_rules(
+        k=config.k,
+        horizon=config.new_tokens,
+        passages=passages,
+        words=ordinary_words(config.vocab_size, most=NUM_SWAPPED),
+    )
+    length = {"risky": config.prompt_tokens}
+    risky_only = RiskyOnly(compared=False)
     return [
-        *_official_engines(pair, config),
-        Engine(RISKY_ALONE, ("risky",), alone.generate),
+        *_official_engines(pair, config, prompts),
+        Engine(RISKY_ALONE, risky_only, length, partial(alone.generate, prompts)),
         *(
-            Engine(name, models, partial(_generate, Decoder(pair, rule, batch_size=batch_size)))
-            for name, (rule, models) in rules.items()
+            _method(name, Decoder(pair, rules[name], batch_size=batch_size), prompts, passages)
+            for name in method_names(config.methods)
         ),
     ]
 
 
-def _generate(decoder: Decoder, prompts: list[list[int]], num_tokens: int) -> int:
-    results = decoder.generate(prompts, max_new_tokens=num_tokens, **WARPERS)
-    return sum(len(result.token_ids) for result in results)
+def _method(name: str, decoder: Decoder, prompts: list[list[int]], passages: list[str]) -> Engine:
+    readings = decoder.rule.streams.values()
+    takes_passage = any(reading.takes_passage for reading in readings)
+    asked: dict[str, Any] = {"passages": passages} if takes_passage else {}
+
+    def generate(num_tokens: int) -> int:
+        results = decoder.generate(prompts, max_new_tokens=num_tokens, **asked, **WARPERS)
+        return sum(len(result.token_ids) for result in results)
+
+    passage = passages[0] if takes_passage else None
+    read = prefaced_prompt(decoder.level, decoder.rule, prompts[0], passage)
+    lengths = {own: len(read.get(own, prompts[0])) for own in decoder.rule.streams}
+    return Engine(name, decoder.rule, lengths, generate)
 
 
-def _official_engines(pair: ModelPair, config: BenchDecodeConfig) -> Iterator[Engine]:
+def _official_engines(
+    pair: ModelPair, config: BenchDecodeConfig, prompts: list[list[int]]
+) -> Iterator[Engine]:
     """The authors' package with the same pair, warpers and budget; none if not installed."""
     module = official_module()
     if module is None:
@@ -172,7 +217,7 @@ def _official_engines(pair: ModelPair, config: BenchDecodeConfig) -> Iterator[En
         pair.safe, pair.risky, pair.tokenizer, k_radius=config.k, use_prefix_debt=False
     )
 
-    def generate(prompts: list[list[int]], num_tokens: int) -> int:
+    def generate(num_tokens: int) -> int:
         generation = GenerationConfig(
             max_new_tokens=num_tokens, do_sample=True, pad_token_id=2, **WARPERS
         )
@@ -180,27 +225,9 @@ def _official_engines(pair: ModelPair, config: BenchDecodeConfig) -> Iterator[En
         sequences = factory.generate(input_ids=input_ids, generation_config=generation).sequences
         return int((sequences[:, input_ids.shape[1] :] != 2).sum())
 
-    yield Engine(OFFICIAL, ("safe", "risky"), generate)
-
-
-def _timing(
-    config: BenchDecodeConfig, engine: Engine, batch_size: int
-) -> tuple[float, list[float]]:
-    """(median seconds to the first token, tokens/s after it in each run), after a warm-up.
-
-    Source: paper, section on efficiency.
-    """
-    prompts = random_prompts(batch_size, config.prompt_tokens, config.vocab_size)
-    engine.generate(prompts, config.new_tokens)
-    first_s, speeds = [], []
-    for _ in range(config.runs):
-        (one_s, one), (whole_s, whole) = (
-            timed(partial(engine.generate, prompts, num_tokens), device=config.device)
-            for num_tokens in (1, config.new_tokens)
-        )
-        first_s.append(one_s)
-        speeds.append((whole - one) / (whole_s - one_s))
-    return statistics.median(first_s), speeds
+    rule = Anchored(k=config.k, debt="none")
+    lengths = dict.fromkeys(rule.streams, config.prompt_tokens)
+    yield Engine(OFFICIAL, rule, lengths, generate)
 
 
 def _peak_bytes(device: str) -> int:

@@ -1,11 +1,14 @@
 """What a decoded token should cost, beside the clock."""
 
+from collections.abc import Mapping
 from itertools import chain, product
 
 import torch
 from transformers import PreTrainedModel
 
-from anchored import Anchored, Decoder, ModelPair, text_tables
+from anchored import Anchored, CPFuse, Decoder, ModelPair, NoOpt, SafeOnly, text_tables
+from anchored.decode.rules.cp_fuse import grid
+from anchored.decode.rules.rule import BOTH, Rule, StreamName
 from anchored.tools.commands.options import check_presence
 
 from .options import BenchFlopsConfig
@@ -15,27 +18,48 @@ from .timing import timed
 FLOPS_PER_LOGIT = 10
 """Of one pass over a logit: an exponential and the sums over it. An assumption of the model."""
 NUM_PASSES = 3
-"""Passes of the projection over the vocabulary, statistics included. An assumption too."""
+"""Passes of a projection over the vocabulary, statistics included. An assumption too."""
 WIDTH = 12
 TITLES = ("prompt", "new", "steps", "prompt/T", "debt/T", "projection", "GFLOP", "ms", "GFLOP/s")
 
 
-def token_cost(pair: ModelPair, *, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
+def token_cost(
+    pair: ModelPair, rule: Rule, *, prompt_tokens: Mapping[StreamName, int], new_tokens: int
+) -> dict[str, float]:
     """FLOPs that one generated token costs, by term; prompt of L, continuation of T tokens.
 
-    steps: 2 (N_r + N_s), one forward of each model. prompt: 2 (N_r + N_s) L / T, the token's share
-    of reading the prompt. debt: O(L V / T), its share of the prefix debt of both models.
-    projection: O(I V), I passes over both rows of logits. Attention is left out.
-    Source: paper, section on efficiency.
+    prompt_tokens: by stream of the rule, with what stands before the prompt there.
+    steps: 2 N, one forward, for every stream: 2 (N_r + N_s) of two models, 4 N_r of RCAD. prompt:
+    2 N L / T a stream, the token's share of reading the prompt. debt: O(L V / T), its share of the
+    prefix debt of both models, of rules that charge one. projection: O(I V), `num_passes` over a
+    row of logits. Attention is left out. Source: paper, section on efficiency.
     """
-    weights = sum(num_matrix_weights(model) for model in pair.models.values())
-    per_logit = 2 * FLOPS_PER_LOGIT * pair.vocab_size
-    return {
-        "steps": 2.0 * weights,
-        "prompt": 2.0 * weights * prompt_tokens / new_tokens,
-        "debt": per_logit * prompt_tokens / new_tokens,
-        "projection": float(NUM_PASSES * per_logit),
+    weights = {
+        name: num_matrix_weights(pair.models[reading.model])
+        for name, reading in rule.streams.items()
     }
+    per_row = FLOPS_PER_LOGIT * pair.vocab_size
+    length = max(prompt_tokens.values())
+    return {
+        "steps": 2.0 * sum(weights.values()),
+        "prompt": 2.0 * sum(weights[name] * prompt_tokens[name] for name in weights) / new_tokens,
+        "debt": 2.0 * per_row * length / new_tokens if rule.charges_debt else 0.0,
+        "projection": float(num_passes(rule) * per_row),
+    }
+
+
+def num_passes(rule: Rule) -> int:
+    """Passes over a row of logits behind the forwards of one token.
+
+    A projection reads both rows NUM_PASSES times, NoOpt makes two of them. CP-Fuse normalises both
+    models, a mixture for each pair of weights of its grid, and p*. The others normalise what each
+    stream gives, and p*.
+    """
+    if isinstance(rule, CPFuse):
+        return len(BOTH) + len(grid(rule.grid_size)) ** 2 + 1
+    if isinstance(rule, Anchored | NoOpt | SafeOnly):
+        return len(BOTH) * NUM_PASSES * (2 if isinstance(rule, NoOpt) else 1)
+    return len(rule.streams) + 1
 
 
 def num_matrix_weights(model: PreTrainedModel) -> int:
@@ -66,7 +90,8 @@ def _cells(decoder: Decoder, device: str, prompt_tokens: int, new_tokens: int) -
         lambda: decoder.generate(prompts, max_new_tokens=new_tokens), device=device
     )
     num_tokens = len(result.token_ids)
-    cost = token_cost(decoder.pair, prompt_tokens=prompt_tokens, new_tokens=num_tokens)
+    read = dict.fromkeys(decoder.rule.streams, prompt_tokens)
+    cost = token_cost(decoder.pair, decoder.rule, prompt_tokens=read, new_tokens=num_tokens)
     total = sum(cost.values())
     return (
         str(prompt_tokens),

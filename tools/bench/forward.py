@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterator
-from unittest import mock
 
 import torch
 
@@ -10,7 +9,8 @@ from anchored import Anchored, ModelPair, text_tables
 from anchored.decode.decoder import choose_level
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
-from anchored.decode.models import backbone
+from anchored.decode.models.backbone import LeanBackbone
+from anchored.decode.models.row_stream import RowStream
 from anchored.decode.settings import SamplingConfig
 
 from .options import BenchForwardConfig
@@ -56,14 +56,16 @@ def _cells(pair: ModelPair, num_rows: int) -> Iterator[str]:
 
 def _batch(pair: ModelPair, num_rows: int, *, packs: bool) -> PairedBatch:
     """Every row with a request that outlasts the measurement."""
-    with mock.patch.object(backbone, "packs_layers", lambda products: packs):
-        batch = PairedBatch(
-            choose_level(pair, "token"),
-            Anchored(k=K, debt="none"),
-            SamplingConfig(temperature=0.7, repetition_penalty=1.1),
-            num_rows=num_rows,
-            max_length=PROMPT_TOKENS + 2 * NUM_STEPS,
-        )
+    batch = PairedBatch(
+        choose_level(pair, "token"),
+        Anchored(k=K, debt="none"),
+        SamplingConfig(temperature=0.7, repetition_penalty=1.1),
+        num_rows=num_rows,
+        max_length=PROMPT_TOKENS + 2 * NUM_STEPS,
+    )
+    for stream in batch.streams.values():
+        assert isinstance(stream, RowStream)
+        stream.backbone = LeanBackbone(stream.model, packs=packs)
     prompts = random_prompts(num_rows, PROMPT_TOKENS, pair.vocab_size)
     batch.admit(
         [

@@ -1,5 +1,6 @@
 """Pairs of real shapes with random weights, shards of random ids: speed asks for no knowledge."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,18 @@ def random_prompts(batch_size: int, num_tokens: int, vocab_size: int) -> list[li
     """Prompts of ordinary tokens, the same ones every time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(2, vocab_size, (batch_size, num_tokens), generator=generator).tolist()
+
+
+def ordinary_words(vocab_size: int, *, most: int = 1000) -> list[str]:
+    """Words of a random pair that stand anywhere in a text as one token."""
+    # t0 and t1, which begin and end a text, would be cut out of longer words that begin like them.
+    return [f"t{token}" for token in range(2, min(vocab_size, most)) if str(token)[0] != "1"]
+
+
+def random_words(count: int, num_tokens: int, vocab_size: int) -> list[str]:
+    """Texts of so many words of a random pair, the same ones every time."""
+    source, words = random.Random(1), ordinary_words(vocab_size)
+    return [" ".join(source.choices(words, k=num_tokens)) for _ in range(count)]
 
 
 BOS_ID, EOS_ID = 0, 1

@@ -6,16 +6,31 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
+from anchored.configs.config_file import read_config_file
 from anchored.pretrain.cpu_device import use_cpu_without_accelerator
 from anchored.pretrain.plan.data_config import Hardware
 
 from .training_options import DryRunConfig
 
 _SECONDS_PER_DAY = 86_400
+EVALUATIONS = {"methods", "benchmarks"}
+"""Tables that a training run's config does not have."""
 
 
 def run(config: DryRunConfig) -> int:
-    """Print the model, its memory and its time; returns 0."""
+    """Print the models, their memory and the time; returns 0."""
+    tables = read_config_file(config.config)
+    if EVALUATIONS & tables.keys():
+        from .evaluation_plan import evaluation_plan
+
+        print(evaluation_plan(config))
+    else:
+        _print_training(config)
+    print("nothing of this was measured")
+    return 0
+
+
+def _print_training(config: DryRunConfig) -> None:
     hardware = Hardware(num_gpus=config.gpus, peak_flops=config.peak_flops, mfu=config.mfu)
     use_cpu_without_accelerator()
     # Not before: these import torchtitan, which binds its device at that moment.
@@ -36,8 +51,6 @@ def run(config: DryRunConfig) -> int:
         print(f"{config.config.stem}: {model_line(model, num_processes=config.gpus)}")
     print(f"memory of a step on one GPU, estimated: {memory}")
     print(time_line(job.training, hardware, flops_per_token))
-    print("nothing of this was measured")
-    return 0
 
 
 def model_line(model: Module, *, num_processes: int) -> str:

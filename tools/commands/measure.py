@@ -53,7 +53,7 @@ class TextOptions:
 
         whole = _defined({**results, "environment": environment_record()})
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(self.output, json.dumps(whole, indent=1) + "\n")
+        write_durably(self.output, json.dumps(whole, indent=1, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -160,7 +160,8 @@ class RuleOptions:
     setting: UseAppendAction[tuple[str, ...]] = ()
     """NAME=VALUE of a baseline, again for more: alpha=0.5 of rcad, n=5 of memfree."""
     passages: Path | None = None
-    """File of anchored retrieve: the texts whose n-grams memfree blocks."""
+    """File of anchored retrieve: the texts whose n-grams memfree blocks; --setting corpus=FILE
+    blocks those of a whole corpus."""
     k: float | None = None
     """Nats a token (a byte at byte level), K = k * horizon; 1 unless K is given."""
     K: float | None = None
@@ -179,8 +180,11 @@ class RuleOptions:
         if any(name not in allowed for name in self._budget()):
             kept = f": only --{', --'.join(allowed)}" if allowed else ": leave out --k and its like"
             raise ValueError(f"--rule {self.name} has no budget{kept}")
-        if (self.passages is not None) != (self.name == "memfree"):
-            raise ValueError("--passages and --rule memfree need each other")
+        if self.passages is not None and self.name != "memfree":
+            raise ValueError(f"--passages are those of --rule memfree, got {self.name}")
+        has_corpus = any(setting.startswith("corpus=") for setting in self.setting)
+        if self.name == "memfree" and self.passages is None and not has_corpus:
+            raise ValueError("--rule memfree needs --passages FILE or --setting corpus=FILE")
         check_input(self.passages)
 
     def make(self) -> "Rule":

@@ -136,21 +136,33 @@ class PlanConfig:
 class DryRunConfig:
     """A run without its machine: anchored dry-run --config configs/pretrain/FILE.toml
 
-    Builds the model without memory for its weights (on torch's meta device), shards it with FSDP2
-    over fake processes as training would, and prints what a GPU holds and how long the steps take.
-    Needs no GPU and no data, and measures nothing.
+    Of a training run: builds the model without memory for its weights (on torch's meta device),
+    shards it with FSDP2 over fake processes as training would, and prints what a GPU holds and how
+    long the steps take. Needs no GPU and no data, and measures nothing.
+
+    Of an evaluation (configs/eval/FILE.toml): checks every file, rule and model that it names, and
+    prints how many generations it makes, what memory they take and how long.
     """
 
     config: Path = STAGE_1
-    """Config of a training run."""
+    """Config of a training run, a sweep or a set of benchmarks."""
     gpus: int = 8
     peak_flops: float = 989e12
     """Of one GPU in bfloat16, dense, FLOP/s; H200: its data sheet."""
     mfu: float = 0.5
-    """Share of the peak that training is assumed to reach."""
+    """Share of the peak that training, or of the bandwidth that decoding, is assumed to reach."""
+    gpu_gigabytes: float = 141.0
+    """Memory of one GPU, 1e9 bytes, for evaluations; H200: its data sheet."""
+    bandwidth: float = 4.8e12
+    """Bytes/s of that memory; H200: its data sheet."""
+    inputs: Path | None = None
+    """Folder of the files that a sweep names, in place of the one it says."""
 
     def __post_init__(self) -> None:
         check_input(self.config)
+        for name in ("gpus", "peak_flops", "mfu", "gpu_gigabytes", "bandwidth"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

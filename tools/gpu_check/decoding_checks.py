@@ -9,6 +9,7 @@ from itertools import cycle, islice
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from anchored import Anchored, Decoder, Generation, ModelPair, verify
 from anchored.decode.byte.byte_stream import ByteStream
@@ -19,6 +20,14 @@ from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models.attention import row_attention
+from anchored.decode.models.backbone import (
+    Backbone,
+    LeanBackbone,
+    ModuleBackbone,
+    lean_refusal,
+    read_prompts,
+)
+from anchored.decode.models.kv_cache import RowCache
 from anchored.decode.rules.rule import Rule
 from anchored.decode.settings import EngineName, SamplingConfig, Speculate
 from anchored.decode.warpers import Warpers
@@ -26,7 +35,7 @@ from anchored.kernels import reference
 from anchored.kernels.decode_attention import decode_attention
 from anchored.kernels.projection import project_kl
 from anchored.tools.bench.byte_pair import ByteModel, trained_pair
-from anchored.tools.bench.random_inputs import random_pair
+from anchored.tools.bench.random_inputs import random_llama, random_pair
 
 from .check import Check, RunCheck, Sizes
 
@@ -40,6 +49,8 @@ BYTE_LAW_ERROR = 1e-9
 BUDGET_NATS = 0.3
 NUM_LAWS = 8
 """Laws of bytes that are projected."""
+LEAN_FACTOR = 1.5
+"""How much further from float32 than the modules of transformers the lean layers may be."""
 Laws = dict[str, list[Tensor]]
 KL, MAX = Anchored(k=0.5), Anchored(k=0.5, divergence="max")
 
@@ -85,6 +96,39 @@ def _exact_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
     columns = torch.arange(key.shape[2], device=key.device)
     is_hidden = columns > positions[:, None, :, None]
     return scores.masked_fill(is_hidden, -math.inf).softmax(-1) @ value
+
+
+def lean_layers(device: torch.device, sizes: Sizes) -> Check:
+    """bfloat16 hidden states of columns at positions on the device: the lean layers' are as near to
+    the float32 modules' as those of the bfloat16 modules."""
+    torch.manual_seed(5)
+    shape, vocab_size = sizes.pair_shapes[1], sizes.vocab_size
+    model = random_llama(shape, vocab_size, 64, dtype=torch.bfloat16, device=str(device))
+    if refusal := lean_refusal(model, row_attention(model)):
+        return Check(passed=False, detail=refusal)
+    exact = copy.deepcopy(model).float()
+    backbones = (ModuleBackbone(exact), ModuleBackbone(model), LeanBackbone(model))
+    with torch.inference_mode():
+        expected, plain, lean = (_hidden(each, exact, vocab_size) for each in backbones)
+    plain_error, lean_error = (
+        (each - expected).square().mean().sqrt().item() for each in (plain, lean)
+    )
+    return Check(
+        passed=lean_error <= LEAN_FACTOR * plain_error,
+        detail=f"off by {lean_error:.1e}, the modules by {plain_error:.1e}",
+    )
+
+
+def _hidden(backbone: Backbone, model: PreTrainedModel, vocab_size: int) -> Tensor:
+    """(3, 4, D) float32, behind a prompt of 7 tokens: of one column, then of three."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(2, vocab_size, (3, 11), generator=generator).to(model.device)
+    places = torch.arange(11, device=model.device).expand(3, 11)
+    cache = RowCache(model.config.num_hidden_layers, 3, 64)
+    cache.reserve()
+    read_prompts(backbone, cache, [0, 1, 2], tokens[:, :7], [7, 7, 7])
+    steps = (slice(7, 8), slice(8, 11))
+    return torch.cat([backbone.at(tokens[:, s], places[:, s], cache) for s in steps], 1).float()
 
 
 def same_in_any_batch(rule: Rule, device: torch.device, sizes: Sizes) -> Check:
@@ -299,6 +343,7 @@ def _byte_laws(
 
 CHECKS: dict[str, RunCheck] = {
     "attention of rows": attention,
+    "lean layers in bfloat16": lean_layers,
     **{
         f"{rule.name}: {name}": run
         for rule in (KL, MAX)

@@ -1,12 +1,15 @@
 """Pictures of recorded results: python -m anchored.tools.quickstart.pictures FOLDER"""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
+from anchored.eval.experiments import sweep_results
 from anchored.eval.experiments.results import draw_pictures
+from anchored.eval.experiments.sweep_results import draw_sweep_pictures
 
 from .corpus import EXTRA
 
@@ -16,12 +19,17 @@ class PicturesConfig:
     """Draws every picture anew, as .png and .svg, from the figures that lie in the folder."""
 
     folder: tyro.conf.Positional[Path]
-    """A quickstart's output, or a copy of its results.json and of a ledger divergences.jsonl."""
+    """A quickstart's or a sweep's output, or a copy of its results.json and, of a quickstart, of a
+    ledger divergences.jsonl."""
 
 
 def run(config: PicturesConfig) -> int:
     """Draw and print the files; returns the exit status."""
-    print(*draw_pictures(config.folder, extra=EXTRA), sep="\n")
+    results = json.loads((config.folder / "results.json").read_text(encoding="utf-8"))
+    if results["schema"] == sweep_results.SCHEMA:
+        print(*draw_sweep_pictures(config.folder), sep="\n")
+    else:
+        print(*draw_pictures(config.folder, extra=EXTRA), sep="\n")
     return 0
 
 

@@ -3,12 +3,12 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from anchored.durable_files import write_durably
 from anchored.eval.experiments.experiment import Prompt
+from anchored.eval.experiments.sweep import save_prompts
 
 WORKS_FOLDER = Path(__file__).parent / "works"
 PROMPT_WORDS, REFERENCE_WORDS = 40, 100
@@ -70,18 +70,13 @@ def cut_prompts(
 
 def write_inputs(works: Sequence[Work], prompts: Path, passages: Path) -> None:
     """What sweeps read: a prompt a line, and the works as a corpus of passages, both JSON lines."""
-    lines = [asdict(prompt) for prompt in cut_prompts(works)]
-    own = [{key: line[key] for key in ("id", "title", "prompt", "reference")} for line in lines]
-    write_durably(prompts, _json_lines(own))
-    write_durably(passages, _json_lines(_passages(works)))
+    save_prompts(cut_prompts(works), prompts)
+    records = (json.dumps(passage) + "\n" for passage in _passages(works))
+    write_durably(passages, "".join(records))
 
 
-def _passages(works: Iterable[Work]) -> Iterable[dict[str, Any]]:
+def _passages(works: Iterable[Work]) -> Iterable[dict[str, str]]:
     for work in works:
         starts = [match.start() for match in re.finditer(r"\S+", work.text)][::PASSAGE_WORDS]
         for number, (start, end) in enumerate(zip(starts, [*starts[1:], None], strict=True)):
             yield {"id": f"{work.id}-{number}", "text": work.text[start:end].rstrip()}
-
-
-def _json_lines(records: Iterable[dict[str, Any]]) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)

@@ -24,6 +24,7 @@ from anchored import (
     System,
     TokenSwap,
     verify,
+    with_divergences,
 )
 from anchored.decode.levels.chat import plain_text
 
@@ -111,12 +112,17 @@ def test_the_debt_is_that_of_the_plain_text(pair, debt):
     "rule",
     [
         Anchored(k=2.0),
-        Anchored(k=2.0, divergence="max", debt="none"),
-        NoOpt(k=2.0, debt="none"),
-        CPFuse(grid_size=3),
-        RiskyOnly(compared=False),
         SafeOnly(),
-        TokenSwap(words=["the", "of"]),
+        *(
+            pytest.param(rule, marks=pytest.mark.slow)
+            for rule in (
+                Anchored(k=2.0, divergence="max", debt="none"),
+                NoOpt(k=2.0, debt="none"),
+                CPFuse(grid_size=3),
+                RiskyOnly(compared=False),
+                TokenSwap(words=["the", "of"]),
+            )
+        ),
     ],
     ids=lambda rule: rule.name,
 )
@@ -163,6 +169,15 @@ def test_the_bound_is_against_the_safe_model_behind_the_plain_text(pair):
         plain = plain_log_probs(pair, result.ledger)
         assert [step.safe_log_prob for step in result.ledger.steps] == pytest.approx(plain)
         assert result.ledger.certified and result.ledger.is_within_bound
+
+
+def test_the_divergences_of_a_chat_are_verified_with_the_ratios_of_its_text(pair):
+    (result,) = Decoder(pair, Anchored(k=2.0)).generate(messages=CHATS[0], **LENGTH)
+    ledger = with_divergences(result.ledger, pair)
+    header = ledger.header
+    assert len(header.prompt_ratios) == len(header.prompt_token_ids) - 1  # all but the begin token
+    assert verify(ledger, pair)
+    assert not verify(replace(ledger, header=replace(header, prompt_ratios=[0.0] * 10)), pair)
 
 
 def test_a_chat_goes_on_from_its_ledger(pair):

@@ -4,6 +4,7 @@ The law is told by plain forwards in float64 over whole texts, tokenised from no
 """
 
 import itertools
+import json
 import logging
 import math
 import random
@@ -14,6 +15,8 @@ import torch
 from byte_pairs import llama3_tokenizer, tiny_byte_pair
 from model_zoo import zoo_model
 from tiny_models import TEXT, tiny_llama, train_tokenizer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, Ledger, LedgerError, ModelPair, TokenSwap, verify
 from anchored import with_divergences as longer
@@ -23,7 +26,7 @@ from anchored.decode.models.row_stream import RowStream
 from anchored.decode.replay.replay import Replay
 from anchored.decode.rules.rule import RISKY, SAFE, StepInputs
 from anchored.decode.settings import SamplingConfig
-from anchored.decode.tokenizer.tokenizer_file import BYTE_OF_CHARACTER
+from anchored.decode.tokenizer.tokenizer_file import token_bytes
 
 WORDS = ["the", "of", "lamp", "keeper"]
 PROMPTS = ["the keeper of the lamp", "import math", "s", "Nine tides ago, the harbour"]
@@ -59,7 +62,7 @@ def bytes_of(tokenizer) -> dict[int, bytes]:
     """Of ordinary tokens, by the alphabet of byte-level BPE."""
     ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids) - {2}
     entries = zip(ordinary, tokenizer.convert_ids_to_tokens([*ordinary]), strict=True)
-    return {token_id: bytes(map(BYTE_OF_CHARACTER.get, entry)) for token_id, entry in entries}
+    return {token_id: token_bytes(entry) for token_id, entry in entries}
 
 
 def whole_characters(text: bytes) -> str:
@@ -202,7 +205,13 @@ def test_texts_are_whole_characters(pair):
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 1.5}],
+    [
+        {"top_k": 5},
+        *(
+            pytest.param(own, marks=pytest.mark.slow)
+            for own in ({"temperature": 0.0}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 1.5})
+        ),
+    ],
     ids=str,
 )
 def test_a_text_is_the_same_alone_scored_and_verified(pair, sampling, tmp_path):
@@ -227,6 +236,7 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, sampling, tmp_path):
         assert all(map(math.isnan, score.safe_token_log_probs))
 
 
+@pytest.mark.slow
 def test_half_precision_is_verified_within_its_rounding():
     safe, risky = tiny_llama(1).bfloat16(), tiny_llama(2, vocab_size=300).bfloat16()
     half = ModelPair(safe, risky, train_tokenizer(320), risky_tokenizer=llama3_tokenizer(300))
@@ -323,6 +333,23 @@ def test_a_text_that_outgrows_the_safe_model_says_so():
     assert long.error == "the text outgrows the safe model's context of 9 tokens"
     with pytest.raises(ValueError, match="2 tokens of the safe model; with 8 new ones it exceeds"):
         decoder.generate("s", max_new_tokens=8)
+
+
+def test_ids_with_gaps_keep_their_last_tokens(pair):
+    content = json.loads(pair.tokenizers["risky"].backend_tokenizer.to_str())
+    del content["model"]["vocab"]["<|turn|>"], content["added_tokens"][2]
+    gap = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
+        bos_token="<|begin|>",
+        eos_token="<|end|>",
+    )
+    with_gap = ModelPair(pair.safe, pair.risky, pair.tokenizer, risky_tokenizer=gap)
+    decoder = Decoder(with_gap, TokenSwap(words=WORDS))
+    assert (len(gap), decoder.level.vocab_size) == (299, 300)
+    results = decoder.generate(PROMPTS, max_new_tokens=6)
+    assert all(2 not in own.token_ids and verify(own.ledger, with_gap) for own in results)
+    (score,) = decoder.score("s", [[299, 2]])
+    assert score.token_log_probs[0] > -math.inf == score.token_log_probs[1]
 
 
 def test_a_list_of_which_no_word_can_be_swapped_is_refused(pair):

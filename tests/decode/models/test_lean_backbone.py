@@ -2,15 +2,13 @@
 
 import logging
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
+from launches import LLAMA_8B, TINYCOMMA, Launches, counted_launches
 from tiny_models import tiny_family, tiny_llama
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.errors import OutOfResources
 
-from anchored.decode.models import column_attention
 from anchored.decode.models.attention import row_attention
 from anchored.decode.models.backbone import (
     FAMILIES,
@@ -24,8 +22,7 @@ from anchored.decode.models.capabilities import row_support
 from anchored.decode.models.kv_cache import RowCache
 from anchored.decode.models.linear import OutputLayer
 from anchored.decode.models.row_stream import RowStream
-from anchored.kernels import decode_attention, layers
-from anchored.kernels.gpu import layers as gpu_layers
+from anchored.kernels import layers
 
 NUM_ROWS = 3
 VARIANTS = {
@@ -215,42 +212,10 @@ def adapted_llama():
     return model
 
 
-VIEWS = {"view", "_unsafe_view", "t", "transpose", "detach", "slice", "unsqueeze", "as_strided"}
-VIEWS |= {"expand", "select", "empty", "empty_like", "new_empty", "_reshape_alias", "alias"}
-LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
-TINYCOMMA = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
-
-
-class Launches(TorchDispatchMode):
-    """Names of what is launched: operations that compute, and Triton kernels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        if name not in VIEWS:
-            self.names.append(name)
-        return function(*args, **(kwargs or {}))
-
-    def __getitem__(self, grid):
-        """In place of any kernel."""
-        return lambda *_, **__: self.names.append("triton")
-
-
 @pytest.fixture
 def launches(monkeypatch) -> Launches:
-    """What a step launches on a device; tensors are on the meta device, which has no values."""
-    counted = Launches()
-    monkeypatch.setattr(layers, "resolved_backend", lambda backend, device: "triton")
-    attention = partial(column_attention.decode_attention, backend="triton")
-    monkeypatch.setattr(column_attention, "decode_attention", attention)
-    for module in (gpu_layers, decode_attention):
-        for name in vars(module):
-            if name.endswith("_kernel"):
-                monkeypatch.setattr(module, name, counted)
-    return counted
+    """What a step launches on a device."""
+    return counted_launches(monkeypatch)
 
 
 def launched(launches: Launches, num_layers: int, num_new: int = 1, **sizes) -> list[str]:

@@ -116,3 +116,9 @@ def test_both_projections_are_those_of_the_definition(scale, has_bans):
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
+
+
+def test_a_mass_below_every_number_where_the_other_law_has_none_is_infinite():
+    star = torch.tensor([0.0, -1e5], dtype=torch.float64)  # exp(-1e5) is 0
+    assert oracle.kl(star, law(1.0, 0.0)) == INF
+    assert oracle.kl(law(1.0, 0.0), star) == 0.0

@@ -2,14 +2,16 @@
 
 import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchored.decode.rules.anchored import NoOpt
+from anchored.decode.rules.blocklist import CorpusNGrams
 from anchored.decode.rules.cp_fuse import CPFuse, fused_weights, grid
 from anchored.decode.rules.memfree import MemFree
 from anchored.decode.rules.rcad import RCAD
@@ -91,6 +93,7 @@ def test_cp_fuse_takes_the_grid_of_the_authors():
 
 @pytest.mark.parametrize("warping", ["after", "before"])
 @given(owed=st.lists(st.floats(-40.0, 0.0), min_size=6, max_size=6))
+@settings(deadline=None, max_examples=30)
 def test_cp_fuse_is_the_least_loss_of_every_pair_of_weights(warping, owed):
     safe_owed, risky_owed = owed[:3], owed[3:]
     rule = CPFuse(warping=warping)
@@ -173,12 +176,19 @@ def test_memfree_counts_four_bytes_a_token():
         name, symbols_per_token = "byte", 4
 
     rule = MemFree(n=1, passages=["0 1 2 3"]).for_symbols(Bytes())
-    assert list(rule.blocked([0, 1, 2])) == [3] and not rule.blocked([1, 2])
+    anything = torch.zeros(7)
+    assert rule.blocked([0, 1, 2], anything) == [3] and not rule.blocked([1, 2], anything)
+
+
+def test_a_corpus_needs_a_library_that_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rbloom", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'anchored\[retrieval\]'"):
+        CorpusNGrams([[1, 2, 3]], 2, 1e-3)
 
 
 def test_memfree_asks_for_its_level():
     with pytest.raises(ValueError, match="use a Decoder"):
-        MemFree(passages=["1 2"]).blocked([1])
+        MemFree(passages=["1 2"]).blocked([1], torch.zeros(7))
 
 
 @pytest.mark.parametrize(("k", "cold"), [(0.0, 0), (0.1, 1), (0.25, 2), (1.5, 15)])
@@ -239,6 +249,11 @@ def test_settings_make_the_rule_again(name):
         (lambda: CPFuse(warping="never"), "warping must be after or before, got 'never'"),
         (lambda: MemFree(passages="a text"), "passages must be a list of texts, got one text"),
         (lambda: MemFree(passages=[], n=0), "n must be a whole number >= 1, got 0"),
+        (lambda: MemFree(), "MemFree needs passages, a corpus or both"),
+        (lambda: MemFree(corpus="none.jsonl"), "corpus must be a file of texts, there is none at"),
+        (lambda: MemFree(passages=[], corpus_sha256="0"), "corpus_sha256 is that of a corpus"),
+        (lambda: MemFree(passages=[], false_positives=1.0), "false_positives must be in "),
+        (lambda: MemFree(passages=[], false_positives=0.0), "false_positives must be in "),
         (lambda: TokenSwap(words=[]), "words must be a list of at least one word"),
         (lambda: ColdStart(k=-1.0), "k must be in"),
         (lambda: GlobalSwitch(K=math.nan), "K must be in"),

@@ -11,7 +11,7 @@ import torch
 from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify, with_divergences
 from anchored.decode.ledger import Ledger
 from anchored.decode.rules.anchored import NoOpt
 from anchored.decode.rules.cp_fuse import CPFuse
@@ -28,6 +28,13 @@ PASSAGES = [
     "Nine tides ago, the harbour bell rang twice",
 ]
 RULES = {
+    "anchored": Anchored(k=2.0),
+    "anchored, max": Anchored(k=1.0, divergence="max", debt="average"),
+    "anchored, global": Anchored(K=9.0, budget="global", debt="none"),
+    "anchored, fixed": Anchored(k=0.5, budget="fixed"),
+    "safe_only": SafeOnly(),
+    "risky_only": RiskyOnly(),
+    "risky_only, alone": RiskyOnly(compared=False),
     "system": System(prompt="Write nothing of others."),
     "memfree": MemFree(n=2, passages=PASSAGES),
     "rcad": RCAD(alpha=0.5),
@@ -57,11 +64,16 @@ def passages_for(rule):
     return PASSAGES if isinstance(rule, RCAD) else None
 
 
+OFTEN = ("anchored", "memfree", "rcad", "cp_fuse", "token_swap", "no_opt")
+"""Rules that are decoded in bytes every time; variants of them where there is time."""
+
+
 def cases():
     for name, rule in RULES.items():
         yield pytest.param("token", rule, id=f"token, {name}")
+        marks = [] if name in OFTEN else [pytest.mark.slow]
         if not isinstance(rule, TokenSwap):
-            yield pytest.param("byte", rule, id=f"byte, {name}")
+            yield pytest.param("byte", rule, id=f"byte, {name}", marks=marks)
 
 
 @pytest.fixture
@@ -132,12 +144,12 @@ def test_each_stream_reads_what_its_rule_says(token_pair):
 
 @pytest.mark.parametrize("level", ["token", "byte"])
 def test_memfree_never_completes_a_blocked_n_gram(pair, level):
-    copied = Decoder(pair, RiskyOnly(compared=False), level=level, batch_size=64).generate(
-        PROMPTS[:1] * 64, max_new_tokens=16, temperature=0.5
+    copied = Decoder(pair, RiskyOnly(compared=False), level=level, batch_size=24).generate(
+        PROMPTS[:1] * 24, max_new_tokens=12, temperature=0.5
     )
     passages = [own.text for own in copied]
     rule = MemFree(n=2, passages=passages, compared=False)
-    free = Decoder(pair, rule, level=level, batch_size=64)
+    free = Decoder(pair, rule, level=level, batch_size=24)
     reach = 2 if level == "token" else 8
     spans = {
         tuple(symbols[start : start + reach])
@@ -145,7 +157,7 @@ def test_memfree_never_completes_a_blocked_n_gram(pair, level):
         for start in range(len(symbols) - reach + 1)
     }
     blocked = 0
-    for own in free.generate(PROMPTS[:1] * 64, max_new_tokens=16, temperature=0.5):
+    for own in free.generate(PROMPTS[:1] * 24, max_new_tokens=12, temperature=0.5):
         symbols = own.token_ids
         assert not spans & {tuple(symbols[i : i + reach]) for i in range(len(symbols) - reach + 1)}
         blocked += symbols not in [other.token_ids for other in copied]
@@ -171,6 +183,17 @@ def test_a_passage_is_asked_for_and_only_where_it_is_read(token_pair):
         Decoder(token_pair, RCAD()).generate(PROMPTS, passages=PASSAGES[:2])
 
 
+@pytest.mark.parametrize("rule", [System(prompt="import math"), RCAD()], ids=lambda r: r.name)
+def test_divergences_are_those_of_the_streams_and_ratios_those_of_the_prompt(token_pair, rule):
+    passage = PASSAGES[1] if isinstance(rule, RCAD) else None
+    (result,) = Decoder(token_pair, rule).generate(PROMPTS[0], passages=passage, max_new_tokens=4)
+    longer = with_divergences(result.ledger, token_pair)
+    plain = Decoder(token_pair, Anchored(k=1.0)).generate(PROMPTS[0], max_new_tokens=4)[0]
+    expected = with_divergences(plain.ledger, token_pair).header.prompt_ratios
+    assert longer.header.prompt_ratios == pytest.approx(expected, abs=1e-9)
+    assert verify(longer, token_pair)
+
+
 def test_a_passage_counts_as_length(token_pair):
     long = "the keeper of the lamp " * 40
     with pytest.raises(ValueError, match="exceeds the pair's context of 256"):
@@ -187,6 +210,15 @@ def test_another_passage_is_refused_by_verify(token_pair):
     assert not verify(forged, token_pair)
     none = replace(ledger, header=replace(ledger.header, passage=None))
     assert "needs a passage" in verify(none, token_pair).failures[0]
+
+
+@pytest.mark.parametrize("warping", ["after", "before"])
+def test_models_without_a_symbol_in_common_cannot_be_fused(token_pair, warping):
+    """With one token each; what warps the mixture behind the fusion leaves all of them."""
+    decoder = Decoder(token_pair, CPFuse(grid_size=3, warping=warping))
+    (result,) = decoder.generate(PROMPTS[:1], max_new_tokens=3, top_k=1)
+    failed = "the rule cp_fuse has no distribution at step 0" in result.error
+    assert failed == (warping == "before")
 
 
 @pytest.mark.parametrize("rule", [CPFuse(), MemFree(passages=PASSAGES), RCAD(), ColdStart(k=1.0)])

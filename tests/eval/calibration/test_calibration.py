@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anchored import Anchored
+from anchored import Anchored, Decoder, SafeOnly, event_bound
 from anchored.eval.calibration import calibration as calibrating
 from anchored.eval.calibration import target as targets
 from anchored.eval.calibration.calibration import (
@@ -95,7 +95,10 @@ class World:
 @pytest.fixture
 def calibrated(monkeypatch, tmp_path):
     """Calibrate in a world, in a folder of its own."""
-    rows = [{"bound": 1.0, "spent": 0.5}]
+    rows = [{"work": "0", "bound": 1.0, "spent": 0.5}, {"work": "1", "bound": 3.0, "spent": None}]
+    monkeypatch.setattr(
+        calibrating, "reference_log_probs", lambda experiment, pair: {"0": -5.0, "1": -1.0}
+    )
     monkeypatch.setattr(calibrating, "generate_all", lambda experiment, pair: None)
     monkeypatch.setattr(calibrating, "read_all_prompts", lambda experiment, pair: None)
     monkeypatch.setattr(calibrating, "read_generations", lambda experiment, setting: rows)
@@ -145,6 +148,27 @@ def test_a_strict_choice_meets_its_target_on_fresh_seeds(calibrated):
     found = [calibrated(seed, value=0.8, is_strict=True) for seed in range(10)]
     assert all(each.chosen.figure.low >= 0.8 for each in found)
     assert all(each.check.figure.value >= 0.8 for each in found)
+
+
+def test_bounds_say_how_often_a_reference_may_be_recited(calibrated):
+    found = calibrated(1)
+    # The second text's bound is above its reference's own 1 nat.
+    assert found.chosen.recited == (event_bound(1.0, -5.0) + 1.0) / 2
+    assert (found.chosen.bound, found.chosen.spent) == (2.0, None)
+    assert found.alone[1].recited is None and found.alone[1].bound is None
+
+
+def test_a_reference_is_scored_as_far_as_a_generation_reaches(pair, tmp_path):
+    long = replace(PROMPTS[0], prompt="the keeper", reference=" of the lamp wrote every wave")
+    own = replace(
+        calibration(tmp_path, Target()).experiment, prompts=[long], max_new_tokens=3, seeds=[0]
+    )
+    decoder = Decoder(pair, SafeOnly())
+    token_ids = decoder.level.encode_continuation(long.reference)
+    (score,) = decoder.score([long.prompt], [token_ids[:3]], temperature=0.7)
+    assert len(token_ids) > 3
+    found = calibrating.reference_log_probs(own, pair)
+    assert found == {long.id: pytest.approx(score.log_prob)}
 
 
 def test_checks_have_seeds_that_nothing_was_chosen_by(calibrated, tmp_path, monkeypatch):

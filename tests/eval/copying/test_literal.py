@@ -1,9 +1,11 @@
 """Copying of recorded texts by setting: means, NCR and the distribution behind a mean."""
 
 import math
+import random
+import time
 
 import pytest
-from copying_cases import number_words
+from copying_cases import NUMBERS, number_words
 
 from anchored.eval.copying.literal import (
     copying_quantiles,
@@ -37,6 +39,30 @@ def test_quantiles_and_shares_show_the_few_that_copy_much():
     plain = distribution(scores)
     assert plain["share_above"] == {"6": 0.10, "20": 0.05, "50": 0.01}
     assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
+
+
+@pytest.mark.slow
+def test_ten_thousand_pairs_take_less_than_a_minute():
+    draw = random.Random(0)
+    words = [f"{stem}{draw.choice(('s', 'ing', 'ed', ''))}" for stem in NUMBERS.split()]
+    texts = []
+    for number in range(10_000):
+        reference = draw.choices(words, k=80)
+        copied = reference[: draw.randrange(40)] if number % 4 == 0 else []
+        hypothesis = copied + draw.choices(words, k=150 - len(copied))
+        texts.append(
+            RecordedText(
+                setting="k=1",
+                id=str(number),
+                seed=0,
+                text=" ".join(hypothesis),
+                reference=" ".join(reference),
+            )
+        )
+    start = time.process_time()  # of one core, whatever else runs beside it
+    (found,) = literal_copying(texts)
+    assert time.process_time() - start < 60
+    assert 2 < found.means["word_acs"].mean < 5
 
 
 def test_nothing_has_no_distribution():

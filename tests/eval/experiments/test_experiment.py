@@ -5,10 +5,17 @@ import math
 from dataclasses import replace
 
 import pytest
+from byte_pairs import tiny_byte_pair
 
+from anchored import Ledger, MemFree, ModelPair, PromptRatios, TokenSwap
 from anchored.eval.experiments import generations
-from anchored.eval.experiments.experiment import Experiment, Prompt, budget_sweep
-from anchored.eval.experiments.generations import generate_all, read_generations
+from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
+from anchored.eval.experiments.generations import (
+    check_rules,
+    generate_all,
+    read_all_prompts,
+    read_generations,
+)
 from anchored.eval.experiments.measures import MEASURES, measure
 from anchored.eval.experiments.results import terminal_report, write_results
 from anchored.eval.experiments.summary import summarize
@@ -85,6 +92,60 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
         again, before = (read_generations(own, setting) for own in (cut_off, experiment))
         assert [own["text"] for own in again] == [own["text"] for own in before]
     assert not list(tmp_path.glob("generations/*.unfinished.jsonl"))
+
+
+def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp_path):
+    ahead = replace(experiment, folder=tmp_path)
+    read_all_prompts(ahead, pair)
+    ratios = tmp_path / "prompt_ratios.safetensors"
+    assert len(PromptRatios.load(ratios)) == 1  # both prompts are the same text
+    generate_all(ahead, pair)
+    for setting in experiment.settings:
+        again, before = (read_generations(own, setting) for own in (ahead, experiment))
+        assert again == before
+    check_rules(ahead, pair)
+    with pytest.raises(ValueError, match="were computed with another risky model"):
+        check_rules(ahead, ModelPair(pair.safe, pair.safe, pair.tokenizer))
+
+
+def test_a_rule_that_cannot_decode_the_pair_is_refused_before_anything_is_generated(
+    experiment, pair, tmp_path
+):
+    swap = replace(experiment, folder=tmp_path, level="byte", settings=(Setting("a", TokenSwap()),))
+    with pytest.raises(ValueError, match="cannot decode at byte level"):
+        check_rules(swap, pair)
+
+
+def test_bytes_and_the_risky_model_s_tokens_stand_side_by_side(experiment, tmp_path):
+    """TokenSwap decodes tokens of a pair with two tokenizers; what it is worth is counted alike."""
+    pair = tiny_byte_pair()
+    settings = (*budget_sweep([2.0]), Setting("swap", TokenSwap(words=["the", "of"])))
+    both = replace(experiment, folder=tmp_path, settings=settings, seeds=[0], max_new_tokens=2)
+    read_all_prompts(both, pair)
+    check_rules(both, pair)
+    generate_all(both, pair)
+    measure(both, "utility", pair)
+    found = {s.name: tmp_path / read_generations(both, s)[0]["ledger"] for s in settings}
+    levels = {name: Ledger.load(path).header.level for name, path in found.items()}
+    assert levels == {"p_s": "byte", "k=2": "byte", "p_r": "byte", "swap": "token"}
+    rows = both.read_rows("utility")
+    assert all(row["num_bytes"] == rows[0]["num_bytes"] for row in rows[:4])
+    bits = {row["setting"]: sum(row["nats"]) for row in rows[4:]}
+    assert bits["swap"] > 0 and abs(bits["swap"] / bits["p_r"] - 1) < 0.5
+
+
+def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, pair, tmp_path):
+    block = Setting("blocks", MemFree(n=1, passages=[TEXT]))
+    settings = (*experiment.settings, block)
+    blocked = replace(experiment, folder=tmp_path, settings=settings)
+    generate_all(blocked, pair)
+    for name in ("copying", "utility"):
+        measure(blocked, name, pair)
+    assert blocked.read_rows("utility")[-1]["nats"] == [None, None]
+    assert "Infinity" not in (tmp_path / "measurements" / "utility.json").read_text()
+    *_, last = summarize(blocked)
+    assert last.utility["extra"].bits_per_byte == math.inf and math.isnan(last.gap_closed)
+    assert last.as_json()["bits_per_byte/extra"] is None
 
 
 def test_a_measure_gives_rows_of_every_setting_by_name(experiment):

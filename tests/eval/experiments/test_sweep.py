@@ -8,11 +8,13 @@ import pytest
 
 import anchored
 from anchored import CPFuse, MemFree
+from anchored.eval.experiments.experiment import Prompt
 from anchored.eval.experiments.sweep import (
     Method,
     Sweep,
     load_prompts,
     load_sweep,
+    save_prompts,
     sweep_settings,
 )
 
@@ -177,12 +179,13 @@ GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "rank": 3}
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([GOOD, "{"], "line 2 is no JSON object with"),
-        ([["a"]], "line 1 is no JSON object with"),
-        ([{"id": "a", "prompt": "b"}], "line 1 is no JSON object with"),
-        ([GOOD | {"prompt": ""}], "line 1: the values of a prompt must be texts"),
-        ([GOOD | {"reference": 3}], "line 1: the values of a prompt must be texts"),
-        ([GOOD | {"id": "../a"}], r"line 1: an id names a file, got '\.\./a'"),
+        ([GOOD, "{"], "line 2 is not JSON"),
+        ([["a"]], "row 1 must be a JSON object"),
+        ([{"id": "a", "prompt": "b"}], 'row 1 lacks "reference"'),
+        ([{"prompt": "b", "reference": "c"}], 'row 1 lacks "id"'),
+        ([GOOD | {"prompt": ""}], "row 1: the prompt is empty"),
+        ([GOOD | {"reference": 3}], "row 1: reference must be text, got 3"),
+        ([GOOD | {"id": "../a"}], r"row 1: an id names a file, got '\.\./a'"),
         ([GOOD, GOOD], "id 'a-1' stands twice"),
         ([], "holds no prompts"),
     ],
@@ -194,6 +197,15 @@ def test_prompts_that_cannot_be_are_named(tmp_path, lines, message):
     )
     with pytest.raises(ValueError, match=message):
         load_prompts(file)
+
+
+def test_prompts_that_are_saved_are_read_again(tmp_path):
+    prompts = [
+        Prompt(id="a", title="A", prompt="the", reference=" keeper"),
+        Prompt(id="b", title="b", prompt="x", reference="z", domain="books", passage="y"),
+    ]
+    save_prompts(prompts, tmp_path / "prompts.jsonl")
+    assert load_prompts(tmp_path / "prompts.jsonl") == prompts
 
 
 def test_prompts_keep_what_is_theirs(tmp_path):

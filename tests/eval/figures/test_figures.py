@@ -89,7 +89,8 @@ def point(label, ncr, bits, method="m", role="baseline"):
     ("figures", "front"),
     [
         ([(0.0, 2.0), (1.0, 3.0)], "ab"),  # neither betters the other
-        ([(0.5, 2.0), (1.0, 2.0), (0.5, 1.9)], "cb"),  # one figure is as good, the other better
+        ([(0.5, 2.0), (1.0, 2.0)], "b"),  # one figure is as good, the other better
+        ([(0.5, 2.0), (0.5, 1.9)], "b"),
         ([(0.5, 2.0), (0.5, 2.0)], "ab"),  # equal points are all kept
         ([(0.2, 2.5), (0.9, 2.1), (0.8, 2.2), (1.1, 2.6)], "bd"),
         ([(math.nan, 1.0), (0.5, math.inf), (0.1, 2.0)], "c"),

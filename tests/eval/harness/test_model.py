@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_models import tiny_llama, train_tokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, TokenSwap
 from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
@@ -353,6 +354,19 @@ def test_an_instruct_model_brings_its_template_to_a_base_one(pair):
         lm.tok_encode(text)
         == instruct(lm.apply_chat_template(CHAT).replace("<|reserved|>", "<|turn|>"))["input_ids"]
     )
+
+
+def test_texts_become_the_tokens_that_are_decoded(pair):
+    """Of the risky model, where the models have tokens of their own and the rule asks for one."""
+    small = train_tokenizer(vocab_size=290)
+    two = ModelPair(
+        tiny_llama(1, vocab_size=290), pair.risky, small, risky_tokenizer=pair.tokenizer
+    )
+    lm = AnchoredLM(Decoder(two, TokenSwap()))
+    assert lm.tok_encode(CONTEXT) == pair.tokenizer(CONTEXT)["input_ids"]
+    assert lm.tok_encode(CONTEXT) != small(CONTEXT)["input_ids"]
+    ((log_prob, _),) = likelihoods(lm, (CONTEXT, CONTINUATION))
+    assert log_prob < 0
 
 
 def test_chats_are_no_bytes(pair):

@@ -59,6 +59,21 @@ def test_one_process_gathers_its_own():
     assert alone.all_gather(torch.tensor(3)).item() == 3
 
 
+def test_processes_that_have_met_gather_through_a_group_of_the_host(monkeypatch):
+    """Of themselves here: one process of a group of one."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        ranks = Ranks.joined()
+        assert ranks.group is not None and ranks.rank == 0
+        ranks.barrier()
+        assert ranks.gather_object({"a": 1}) == [{"a": 1}, None]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.fixture
 def second_of_two(monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():

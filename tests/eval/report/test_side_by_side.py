@@ -130,3 +130,8 @@ def test_spans_outside_the_text_and_a_page_of_nothing_are_refused():
         Generation(label="k", pieces=[("ab", True)], copied_spans=[(1, 3)])
     with pytest.raises(ValueError, match="at least one record, got none"):
         side_by_side_page([])
+
+
+def test_what_the_bound_says_of_the_reference_stands_beside_the_text():
+    assert "begins with the reference with p &lt;= 0.067" in page_of(copy_probability=0.0674)
+    assert "begins with" not in page_of()

@@ -2,13 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tiny_models import tiny_llama, train_tokenizer
 
+from anchored import RiskyOnly
 from anchored.tools.bench import byte
 from anchored.tools.bench.baselines import official_bytes
 from anchored.tools.bench.byte import BenchByteConfig, run
-from anchored.tools.bench.byte_pair import load_pair
+from anchored.tools.bench.byte_methods import MethodAtBytes, methods_at_bytes
+from anchored.tools.bench.byte_pair import ByteModel, BytePair, load_pair
+from anchored.tools.bench.flops import num_matrix_weights
 
 TOKENIZERS = Path(__file__).parents[4] / "shared" / "tokenizers"
 
@@ -67,6 +72,62 @@ def test_published_tokenizers_work_behind_long_contexts_in_linear_memory(capsys)
         assert min(safe_tokens, risky_tokens) >= length
     # Stored log-probabilities would make the peaks differ by as much as they take themselves.
     assert long[-2] - short[-2] < 0.5 * (long[-1] - short[-1])
+
+
+@pytest.fixture
+def small_pair(monkeypatch) -> BytePair:
+    """An untrained pair in place of the measured one."""
+    models = {
+        name: ByteModel(
+            tiny_llama(seed, vocab_size=size, max_position_embeddings=512).float(),
+            train_tokenizer(size).backend_tokenizer,
+            "<|begin|>",
+            "<|end|>",
+        )
+        for name, seed, size in (("safe", 1, 320), ("risky", 2, 300))
+    }
+    pair = BytePair(models, b"the keeper of the lamp wrote every wave into a ledger " * 3)
+    monkeypatch.setattr(byte, "measured_pair", lambda config: pair)
+    return pair
+
+
+def test_methods_are_timed_beside_the_risky_model_alone(capsys, small_pair):
+    asked = ("anchored", "rcad,token_swap", "memfree")
+    config = replace(SMALL, tables=("methods",), methods=asked, passage_bytes=30)
+    assert run(config) == 0
+    lines = [line.split() for line in rows(capsys.readouterr().out)]
+    # Words as tokens are no bytes: TokenSwap is left out.
+    assert [line[0] for line in lines] == ["risky_only", "memfree", "rcad", "anchored"]
+    figures = {name: list(map(float, own)) for name, *own in lines}
+    assert figures["risky_only"][3] == 1.0
+    gflop, positions, gflop_of_byte = figures["rcad"][-3:]
+    assert gflop == pytest.approx(2 * figures["memfree"][-3], abs=2e-4)
+    assert 1.5 < positions < 8 and gflop_of_byte > 0
+    assert figures["memfree"][-2] < positions
+
+
+def test_positions_are_those_behind_the_prompt_and_cost_a_forward_each(small_pair):
+    def generate(prompts, *, max_new_bytes):
+        work = {"risky": {"num_nodes": 10 + 2 * max_new_bytes}}
+        ledger = SimpleNamespace(footer=SimpleNamespace(work=work))
+        return [SimpleNamespace(token_ids=[0] * max_new_bytes, ledger=ledger)]
+
+    risky = small_pair.models["risky"].model
+    decoder = SimpleNamespace(
+        rule=RiskyOnly(compared=False),
+        generate=generate,
+        pair=SimpleNamespace(models={"risky": risky}),
+    )
+    method = MethodAtBytes(decoder, [1, 2], "")
+    assert (method.generate(1), method.generate(7)) == (1, 7)
+    gflop = 2e-9 * num_matrix_weights(risky)
+    assert method.cost_cells() == (f"{gflop:.4f}", "2.0000", f"{2 * gflop:.4f}")
+
+
+def test_every_call_reads_its_prompt(small_pair):
+    (method,) = methods_at_bytes(small_pair, b"the keeper", ("risky_only",), SMALL).values()
+    method.generate(2)
+    assert len(method._decoder.level.prompt_cache) == 0
 
 
 def rows(output: str) -> list[str]:

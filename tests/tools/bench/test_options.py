@@ -4,6 +4,7 @@ import pytest
 from command_line import run
 
 from anchored.tools.bench.options import (
+    BenchDecodeConfig,
     BenchPretrainConfig,
     BenchSpeculateConfig,
     BenchTokenizeConfig,
@@ -16,6 +17,8 @@ from anchored.tools.bench.options import (
         (BenchSpeculateConfig, {"runs": 0}, "runs must be >= 1, got 0"),
         (BenchSpeculateConfig, {"new_tokens": 1}, "new_tokens must be >= 2, got 1"),
         (BenchSpeculateConfig, {"safe": "x"}, "give both folders"),
+        (BenchDecodeConfig, {"clock": "cpu", "device": "cuda"}, "clock cpu does not see cuda"),
+        (BenchDecodeConfig, {"passage_tokens": 0}, "passage_tokens must be >= 1, got 0"),
         (BenchTokenizeConfig, {"input": (), "tokenizer": "t", "runs": 0}, "runs must be >= 1"),
         (BenchPretrainConfig, {"steps": 4, "skipped_steps": 4}, "less than steps, got 4 of 4"),
         (BenchPretrainConfig, {"rounds": 3}, "rounds must be even, got 3"),

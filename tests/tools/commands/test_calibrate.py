@@ -98,6 +98,8 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     assert figures["k"] == met[-1] and ks[len(met)] <= 2 * met[-1]
     assert figures["settings"]["seeds"] == [0, 1] and figures["expected"]["num_seeds"] == 2
     assert figures["check"]["k"] == figures["k"] and figures["alone"][0]["setting"] == "p_s"
+    safe, risky = figures["alone"]
+    assert 0 <= safe["recited"] < figures["curve"][-1]["recited"] <= 1 and risky["recited"] is None
     assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
     status, out, err = run(capsys, *command, str(folder))
     assert status == 0 and not drawn and read(folder) == figures, err
@@ -168,5 +170,5 @@ def test_prompts_without_a_reference_are_one_line(command, capsys, prompt_file, 
     file.write_text(json.dumps({"id": "a", "prompt": "b"}))
     asked = [str(file) if word == str(prompt_file) else word for word in command]
     err = refused(capsys, *asked, str(tmp_path / "c"))
-    assert 'line 1 is no JSON object with "id", "prompt" and "reference"' in err
+    assert 'row 1 lacks "reference"' in err
     assert not (tmp_path / "c").exists()

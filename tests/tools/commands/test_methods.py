@@ -73,7 +73,7 @@ def test_the_others_need_no_passage(capsys, words, pair_words, tmp_path, asked):
     [
         ({"name": "rcad", "k": 1.0}, "--rule rcad has no budget: leave out --k and its like"),
         ({"name": "cold_start", "K": 1.0}, "--rule cold_start has no budget: only --k"),
-        ({"name": "memfree"}, "--passages and --rule memfree need each other"),
+        ({"name": "memfree"}, "--rule memfree needs --passages FILE or --setting corpus=FILE"),
         ({"name": "rcad", "setting": ("alpha",)}, "--setting must be NAME=VALUE, got 'alpha'"),
         ({"name": "rcad", "setting": ("beta=1",)}, "settings of rule rcad: .*beta"),
         ({"name": "global_switch"}, "settings of rule global_switch: .*K"),

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from command_line import refused, run
 from forked_program import ForkedProgram, start_ranks
 
 from anchored import Ledger
+from anchored.eval.experiments import results
 from anchored.eval.experiments.sharing import claimed
+from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain "
@@ -44,6 +47,14 @@ SETTINGS = ["p_s", "p_r", "MemFree", "RCAD", "Anchored, k=0.5", "Anchored, k=4",
 
 # A random model writes letters that ROUGE cannot read.
 pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_format() -> Iterator[None]:
+    """Of pictures, which take longest here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "SUFFIXES", (".svg",))
+        yield
 
 
 def write_json_lines(path: Path, records: list[dict]) -> None:
@@ -107,10 +118,10 @@ def rows_of(folder: Path, name: str) -> list[dict]:
 
 
 def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
-    results = json.loads((swept / "results.json").read_text(), parse_constant=pytest.fail)
-    assert results["schema"] == "anchored-sweep/1" and "inputs" not in results["settings"]
-    assert [row["setting"] for row in results["rows"]] == SETTINGS
-    assert len(results["examples"]) == 7 * 2 * 2
+    figures = json.loads((swept / "results.json").read_text(), parse_constant=pytest.fail)
+    assert figures["schema"] == "anchored-sweep/1" and "inputs" not in figures["settings"]
+    assert [row["setting"] for row in figures["rows"]] == SETTINGS
+    assert len(figures["examples"]) == 7 * 2 * 2
     rows = rows_of(swept, "Anchored-k=4")
     assert [(row["work"], row["seed"]) for row in rows] == [
         (f"work-{i}", seed) for seed in (0, 1) for i in (0, 1)
@@ -118,6 +129,7 @@ def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
     header = Ledger.load(swept / rows[0]["ledger"]).header
     assert (header.k, header.horizon, header.sampling["temperature"]) == (4.0, 6, 0.7)
     assert all(row["is_within_bound"] for row in rows)
+    assert figures["rows"][2]["bits_per_byte/extra"] is None  # MemFree blocks the held-out text
     window = Ledger.load(swept / rows_of(swept, "MemFree")[0]["ledger"]).header.rule_settings
     assert window["passages"] == [TEXT]  # what BM25 found for both prompts
 
@@ -136,6 +148,12 @@ def test_tables_have_the_paper_s_columns_and_parts(swept):
         chosen = {row["method"]: row["setting"] for row in csv.DictReader(file)}
     assert list(chosen) == ["p_s", "p_r", "MemFree", "RCAD", "Anchored", "NoDebt"]
     assert chosen["p_s"] == "p_s" and chosen["p_r"] == ""
+
+
+def test_what_was_recorded_can_be_measured_by_itself(swept):
+    texts = read_texts(swept)
+    assert len(texts) == 28 and {own.setting for own in texts} >= {"p_s", "p_r", "Anchored-k=4"}
+    assert {own.reference for own in texts} == {" " + TEXT}
 
 
 def test_pictures_are_of_the_figures_that_methods_name(swept):
@@ -216,8 +234,9 @@ def test_two_processes_leave_what_one_leaves(inputs, swept, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, swept, tmp_path):
-    output = tmp_path / "run"
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(output)]
+    output, file = tmp_path / "run", tmp_path / "one-by-one.toml"
+    file.write_text(f'base = "{inputs / "sweep.toml"}"\nbatch_size = 1\n')  # ends one by one
+    words = ["sweep", str(file), "--output", str(output)]
     killed = ForkedProgram("anchored.tools.cli", words, tmp_path / "killed.txt")
     while not (ended := [path for path in output.glob("generations/R*.jsonl") if path.read_text()]):
         assert killed.poll() is None, killed.output.read_text()

@@ -40,3 +40,14 @@ def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, caps
     drawn = [Path(line).name for line in capsys.readouterr().out.splitlines()]
     assert drawn == ["trade_off.png", "trade_off.svg"]
     assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
+
+
+@pytest.mark.slow
+def test_a_sweep_s_recorded_results_give_its_pictures(tmp_path, capsys):
+    results = RECORDED.with_name("methods") / "results.json"
+    (tmp_path / "results.json").write_bytes(results.read_bytes())
+    assert run(PicturesConfig(folder=tmp_path)) == 0
+    names = ["methods", "ablations", "debt_window"]
+    files = [tmp_path / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
+    assert capsys.readouterr().out.split() == [str(file) for file in files]
+    assert "<!-- TokenSwap -->" in (tmp_path / "methods.svg").read_text()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from anchored.decode.rules.blocklist import records
 from anchored.eval.experiments.sweep import load_prompts
 from anchored.eval.retrieval.bm25 import WordIndex
-from anchored.eval.retrieval.passages import records
 from anchored.tools.quickstart.documents import SpanIndex
 from anchored.tools.quickstart.protected_works import (
     PASSAGE_WORDS,

@@ -1,0 +1,118 @@
+"""Fluency by a judge: one grade from 1 to 5 for each text, by the paper's rubric."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..recorded_texts import RecordedText, grouped, rows_by_setting
+from ..statistics import over_seeds
+from .chat_client import ChatClient, Message, Sampling
+
+FLUENCY_METRIC: Final = "fluency_v1"
+"""Version of the messages, the rubric and how grades are read."""
+SAMPLING: Final = Sampling(temperature=1.0, top_p=0.9, max_tokens=1024)
+"""Those of Prometheus-Eval: a grade is one draw."""
+CRITERIA: Final = (
+    "Judge ONLY the local writing quality of the continuation as standalone text. Evaluate "
+    "grammar, syntax, punctuation/quotation correctness, word choice, sentence flow, and "
+    "consistency of tense, person, and narrative voice. Be length-neutral: short but well-formed "
+    "text can score highly. Do not penalize if it starts or ends mid-sentence (a cut-in). If it "
+    "ends mid-sentence, judge only what is shown. Allow creative style (e.g., intentional "
+    "fragments or ellipses) when clearly deliberate and controlled.",
+    "Do NOT use any knowledge, recognition, or suspicion that the continuation resembles a "
+    "specific existing/copyrighted text when scoring. Ignore whether you think the text is from a "
+    "known book, quote, or dataset. Score ONLY what is visible in the continuation's mechanics and "
+    "readability.",
+)
+RUBRIC: Final = {
+    1: "Difficult to understand due to pervasive grammar/syntax/punctuation errors, chaotic "
+    "phrasing, or severe incoherence. Meaning is frequently unclear even allowing for creative "
+    "style.",
+    2: "Often hard to follow. Multiple serious mechanical issues (grammar, punctuation/quotes, "
+    "agreement), frequent awkward phrasing, or uncontrolled shifts in tense/person/voice; "
+    "structure feels sloppy rather than intentional.",
+    3: "Generally readable but uneven. Noticeable issues (awkward phrasing, choppy transitions, "
+    "minor mechanical errors, unclear referents) sometimes disrupt flow, but the main meaning "
+    "remains accessible.",
+    4: "Clear and coherent with minor, infrequent issues. Mechanics are mostly correct; flow is "
+    "smooth overall; any nonstandard choices feel intentional and controlled.",
+    5: "Polished and natural. Mechanics are precise (or deliberately bent with control). "
+    "Sentence/paragraph flow is consistently smooth; tense/person/voice remain consistent "
+    "throughout.",
+}
+"""Source: He et al., "Anchored Decoding", table "Custom Prometheus rubric"."""
+EMPTY: Final = "the text is empty"
+_GRADE = re.compile(r"\[RESULT\][\s:*(]*([1-5])(?![\d.]*\d)")
+
+
+def fluency_messages(text: str) -> list[Message]:
+    """What the judge is sent: the rubric, then the text, without a reference or its prompt.
+
+    Source: Kim et al. 2024, "Prometheus 2", absolute grading; the words are this project's.
+    """
+    levels = "\n".join(f"Score {grade}: {meaning}" for grade, meaning in RUBRIC.items())
+    task = (
+        "Grade the continuation below by the rubric, and by nothing else.\n"
+        "1. Write short feedback that follows the rubric strictly.\n"
+        "2. Then write one whole number from 1 to 5, as the rubric gives it.\n"
+        '3. Your answer must read: "Feedback: (your feedback) [RESULT] (a number from 1 to 5)", '
+        "and nothing after that."
+    )
+    parts = {
+        "Task": task,
+        "Rubric": "\n".join((*CRITERIA, levels)),
+        "Continuation to grade": text,
+        "Feedback": "",
+    }
+    system = (
+        "You are a fair judge of writing. You grade one text by a rubric, in absolute terms, "
+        "without comparing it with other texts."
+    )
+    content = "\n\n".join(f"### {title}\n{part}".strip() for title, part in parts.items())
+    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
+
+
+def grade(answer: str) -> int | None:
+    """The grade that an answer ends with; None if it gives none from 1 to 5."""
+    found = _GRADE.findall(answer)
+    return int(found[-1]) if found else None
+
+
+def fluency_rows(texts: Sequence[RecordedText], client: ChatClient) -> list[dict[str, Any]]:
+    """A row for each text: its key, its grade or None, the problem where there is none, the answer.
+
+    A text without a word is not sent; a failure is no grade. Raises: RequestRefused.
+    """
+
+    def row(text: RecordedText) -> dict[str, Any]:
+        if not text.text.strip():
+            return {**text.key, "fluency": None, "problem": EMPTY, "answer": ""}
+        asked = client.ask(fluency_messages(text.text), SAMPLING, grade)
+        found = {"fluency": asked.value, "problem": asked.problem, "answer": asked.answer}
+        return {**text.key, **found}
+
+    return client.each(row, texts, "fluency")
+
+
+def fluency_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By setting: mean grade over seeds (None without one), how often each, what has none.
+
+    rows: of `fluency_rows`. A seed in which no text has a grade has no mean.
+    """
+    return [{"setting": name, **_of_setting(own)} for name, own in rows_by_setting(rows).items()]
+
+
+def _of_setting(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    graded = [row for row in rows if row["fluency"] is not None]
+    seeds = grouped(graded, lambda row: row["seed"]).values()
+    means = [sum(row["fluency"] for row in own) / len(own) for own in seeds]
+    counts = Counter(row["fluency"] for row in graded)
+    num_empty = sum(row["problem"] == EMPTY for row in rows)
+    return {
+        "fluency": over_seeds(means)._asdict() if means else None,
+        "grades": {str(value): counts[value] for value in RUBRIC},
+        "num_judged": len(graded),
+        "num_empty": num_empty,
+        "num_failed": len(rows) - len(graded) - num_empty,
+    }

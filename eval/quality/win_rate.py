@@ -1,0 +1,189 @@
+"""Pairwise win rate: how often a judge prefers a setting's text to one of a pool of others.
+
+Each pair is shown in both orders, as a judge may prefer what stands first. Source: He et al.,
+"Anchored Decoding", appendix "Other high-risk domains and utility metrics"; what it leaves open
+(the size of the sample, ties, orders) is stated here.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..recorded_texts import RecordedText, by_setting, grouped, rows_by_setting
+from ..statistics import bootstrap_interval, resampled_shares
+from .chat_client import ChatClient, Message, Sampling
+
+WIN_RATE_METRIC: Final = "win_rate_v1"
+"""Version of the messages, of how pairs are drawn, of ties and of how answers are read."""
+SAMPLING: Final = Sampling(temperature=0.0, max_tokens=512)
+NUM_RESAMPLES: Final = 10_000
+_SCORES = {"win": 1.0, "tie": 0.5, "loss": 0.0}
+_CHOICE = re.compile(r"\[RESULT\][\s:*(]*(A|B|TIE)\b", re.IGNORECASE)
+
+_SYSTEM = """\
+You are a fair judge of writing. You are shown the beginning of a text and two continuations of \
+it, A and B. Decide which continuation serves a reader better: it goes on from the beginning, is \
+to the point, informative, coherent and clearly written.
+
+Neither length nor the order of the two counts. Do not prefer a continuation because you know or \
+suspect where it is from. Write one or two sentences of reasons, then one line: [RESULT] A, \
+[RESULT] B, or, if neither is better, [RESULT] TIE. Write nothing after that."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WinRateConfig:
+    """What is compared."""
+
+    num_comparisons: int = 200
+    """Pairs for each setting, or all that there are."""
+    pool: tuple[str, ...] = ()
+    """Settings whose texts are competitors; all unless given. None competes with itself."""
+    seed: int = 0
+    """Of the draw of pairs, and of the resamples."""
+    confidence: float = 0.95
+    """Of the interval."""
+
+    def __post_init__(self) -> None:
+        if self.num_comparisons < 1:
+            raise ValueError(f"num_comparisons must be at least 1, got {self.num_comparisons}")
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence must be in (0, 1), got {self.confidence}")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A text and its competitor: the same prompt and seed in another setting."""
+
+    text: RecordedText
+    competitor: RecordedText
+
+
+def comparisons(texts: Sequence[RecordedText], config: WinRateConfig) -> list[Comparison]:
+    """The pairs of each setting, drawn without replacement.
+
+    Pairs stand in an order that depends on their prompt, seed and competitor alone, so that all
+    settings are compared on the same ones as far as there are such.
+    Raises: ValueError for two texts with one key, a pool that names no setting, or no pair.
+    """
+    by_key: dict[tuple[str, str, int], RecordedText] = {}
+    for text in texts:
+        if (key := (text.setting, text.id, text.seed)) in by_key:
+            raise ValueError(f"two texts are {text.key}: none is the one to compare")
+        by_key[key] = text
+    settings = by_setting(texts)
+    pool = config.pool or tuple(settings)
+    if unknown := [name for name in pool if name not in settings]:
+        known = ", ".join(settings)
+        raise ValueError(f"there are no texts of {unknown[0]!r} for the pool; settings: {known}")
+    found: list[Comparison] = []
+    for own in settings.values():
+        pairs = [
+            Comparison(text, competitor)
+            for text in own
+            for name in pool
+            if name != text.setting and (competitor := by_key.get((name, text.id, text.seed)))
+        ]
+        found += sorted(pairs, key=lambda pair: _rank(pair, config))[: config.num_comparisons]
+    if not found:
+        raise ValueError("no two settings have a text of the same prompt and seed")
+    return found
+
+
+def comparison_messages(prompt: str, first: str, second: str) -> list[Message]:
+    """What the judge is sent about one pair in one order."""
+    parts = {"Beginning": prompt, "Continuation A": first, "Continuation B": second}
+    content = "\n\n".join(f"### {title}\n{part}" for title, part in parts.items())
+    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
+
+
+def choice(answer: str) -> str | None:
+    """ "A", "B" or "TIE", as an answer ends; None if it does not say."""
+    found = _CHOICE.findall(answer)
+    return str(found[-1]).upper() if found else None
+
+
+def win_rate_rows(
+    texts: Sequence[RecordedText], client: ChatClient, config: WinRateConfig
+) -> list[dict[str, Any]]:
+    """A row for each comparison: its key, competitor, the result in each order, and its score.
+
+    score: mean over both orders of 1 for a win, 0.5 for a tie and 0 for a loss, so that a judge who
+    contradicts itself gives 0.5; None if an order has no answer. Equal texts tie unasked.
+    Raises: ValueError as `comparisons` does, RequestRefused.
+    """
+
+    def row(pair: Comparison) -> dict[str, Any]:
+        results, problems = zip(
+            *(_result(pair, client, is_first=is_first) for is_first in (True, False)), strict=True
+        )
+        scores = [_SCORES[result] for result in results if result is not None]
+        return {
+            **pair.text.key,
+            "competitor": pair.competitor.setting,
+            "results": list(results),
+            "score": sum(scores) / 2 if len(scores) == 2 else None,
+            "problem": next((problem for problem in problems if problem), None),
+        }
+
+    return client.each(row, comparisons(texts, config), "comparisons")
+
+
+def win_rate_summary(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> list[dict[str, Any]]:
+    """By setting: the mean score, its bootstrap interval over prompts, and what has none.
+
+    interval: of the mean, from resamples of the prompts with all of their comparisons, as those of
+    one prompt are no independent draws; [0, 1] for a single prompt.
+    """
+    return [
+        {"setting": name, **_of_setting(own, config)} for name, own in rows_by_setting(rows).items()
+    ]
+
+
+def _of_setting(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> dict[str, Any]:
+    scored = [row for row in rows if row["score"] is not None]
+    results = [row["results"] for row in scored]
+    return {
+        "win_rate": sum(row["score"] for row in scored) / len(scored) if scored else None,
+        "interval": _interval(scored, config) if scored else None,
+        "num_compared": len(scored),
+        "num_failed": len(rows) - len(scored),
+        "num_inconsistent": sum(first != second for first, second in results),
+    }
+
+
+def _interval(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> list[float]:
+    prompts = grouped(rows, lambda row: row["id"]).values()
+    count = len(prompts)
+    shares = resampled_shares(count, num_resamples=NUM_RESAMPLES, seed=config.seed)
+    sums = np.array([sum(row["score"] for row in own) for own in prompts])
+    sizes = np.array([len(own) for own in prompts], dtype=float)
+    values = (shares @ sums) / (shares @ sizes)
+    low, high = bootstrap_interval(values, count=count, confidence=config.confidence)
+    return [max(0.0, low), min(1.0, high)]
+
+
+def _result(
+    pair: Comparison, client: ChatClient, *, is_first: bool
+) -> tuple[str | None, str | None]:
+    """What the text gets where it stands first or second; and the problem if it gets nothing."""
+    if pair.text.text == pair.competitor.text:
+        return "tie", None
+    shown = [pair.text.text, pair.competitor.text]
+    messages = comparison_messages(pair.text.prompt, *(shown if is_first else shown[::-1]))
+    asked = client.ask(messages, SAMPLING, choice)
+    if asked.value is None:
+        return None, asked.problem
+    if asked.value == "TIE":
+        return "tie", None
+    return ("win" if (asked.value == "A") == is_first else "loss"), None
+
+
+def _rank(pair: Comparison, config: WinRateConfig) -> bytes:
+    """A place that is drawn once for a prompt, seed and competitor."""
+    text = pair.competitor
+    words = repr((config.seed, text.id, text.seed, text.setting))
+    return hashlib.sha256(words.encode()).digest()

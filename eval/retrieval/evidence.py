@@ -1,0 +1,139 @@
+"""Evidence for or against a claim: of a web search, of a corpus, or of a file."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ..paid_requests import Answer, PaidRequests, Reply, RequestFailed
+from ..recorded_texts import json_objects
+
+if TYPE_CHECKING:
+    from .bm25 import WordIndex
+
+SERPER_URL: Final = "https://google.serper.dev/search"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One text that a claim is held against."""
+
+    title: str
+    link: str
+    text: str
+
+
+class Retriever(Protocol):
+    """Finds evidence for a claim, the best first; RequestFailed where it cannot be looked for."""
+
+    def evidence(self, claim: str) -> list[Evidence]: ...
+
+    def record(self) -> dict[str, Any]:
+        """What the results file says of it; no secrets."""
+        ...
+
+
+class SerperSearch:
+    """Results of a Google search by serper.dev, each paid for once.
+
+    Source: Song et al. 2024, "VeriScore": the query is the claim, the evidence are the snippets.
+    """
+
+    def __init__(
+        self, requests: PaidRequests, *, api_key: str, count: int = 5, url: str = SERPER_URL
+    ) -> None:
+        """count: results a claim."""
+        self._requests, self._api_key, self._count, self._url = requests, api_key, count, url
+
+    def evidence(self, claim: str) -> list[Evidence]:
+        body = {"q": claim, "num": self._count}
+        answer = self._requests.answer(
+            {"url": self._url, "body": body}, lambda: self._send(body), _read_results
+        )
+        return [Evidence(**own) for own in answer["results"][: self._count]]
+
+    def record(self) -> dict[str, Any]:
+        return {"evidence": "serper", "url": self._url, "count": self._count}
+
+    def _send(self, body: Mapping[str, Any]) -> Reply:
+        headers = {"X-API-KEY": self._api_key, "Content-Type": "application/json"}
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return Reply(reply.status, dict(reply.headers), reply.read().decode())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Reply(error.code, dict(error.headers), error.read().decode(errors="replace"))
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"the reply broke off: {error!r}") from error
+
+
+class CorpusSearch:
+    """The passages of a corpus that share words with a claim."""
+
+    def __init__(self, index: "WordIndex", *, name: str, count: int = 5) -> None:
+        """name: of the corpus, for results; count: passages a claim."""
+        self._index, self._name, self._count = index, name, count
+
+    def evidence(self, claim: str) -> list[Evidence]:
+        (found,) = self._index.best([claim], self._count)
+        return [Evidence(str(own.id), "", own.text) for own in found if own.score > 0]
+
+    def record(self) -> dict[str, Any]:
+        return {"evidence": "bm25", "corpus": self._name, "count": self._count}
+
+
+class RecordedEvidence:
+    """What an earlier search found, by claim: a file, so that a result can be had again."""
+
+    def __init__(self, path: Path, *, count: int = 5) -> None:
+        """path: JSON objects {"claim": ..., "results": [{"title", "link", "text"}]}, of which title
+        and link may be missing; count: results a claim.
+
+        Raises: ValueError that names the line.
+        """
+        self._path, self._count = path, count
+        self._results = {
+            _claim(row, f"{path}, row {number}"): _results(row, f"{path}, row {number}")
+            for number, row in json_objects(path)
+        }
+
+    def evidence(self, claim: str) -> list[Evidence]:
+        if claim not in self._results:
+            raise RequestFailed(f"{self._path} has no evidence for this claim")
+        return self._results[claim][: self._count]
+
+    def record(self) -> dict[str, Any]:
+        return {"evidence": "file", "file": self._path.name, "count": self._count}
+
+
+def _read_results(reply: Any) -> Answer:
+    """Title, link and snippet of the results; a search may find none."""
+    return {
+        "results": [
+            {"title": own["title"], "link": own["link"], "text": own.get("snippet", "")}
+            for own in reply.get("organic", [])
+        ]
+    }
+
+
+def _claim(row: Mapping[str, Any], place: str) -> str:
+    if not isinstance(row.get("claim"), str):
+        raise ValueError(f'{place} must have a "claim"')
+    return str(row["claim"])
+
+
+def _results(row: Mapping[str, Any], place: str) -> list[Evidence]:
+    results = row.get("results")
+    if not isinstance(results, Sequence) or isinstance(results, str):
+        raise ValueError(f'{place} must have a list of "results"')
+    found = []
+    for own in results:
+        if not isinstance(own, dict) or not isinstance(own.get("text"), str):
+            raise ValueError(f'{place}: a result must have a "text", got {own!r}')
+        found.append(Evidence(str(own.get("title", "")), str(own.get("link", "")), own["text"]))
+    return found

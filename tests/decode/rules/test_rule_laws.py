@@ -1,0 +1,288 @@
+"""Every rule beside its formula in float64: 2 to 257 symbols, logits at all ends, each warper.
+
+What a rule gives must be a distribution wherever each model's own is one, whatever its inputs.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from extreme_logits import EXTREME_KINDS, extreme_pair
+
+from anchored.decode.rules.anchored import Anchored, NoOpt
+from anchored.decode.rules.cp_fuse import CPFuse, fused_weights, grid
+from anchored.decode.rules.memfree import MemFree
+from anchored.decode.rules.rcad import RCAD
+from anchored.decode.rules.rule import Past, StepInputs
+from anchored.decode.rules.single_model import RiskyOnly, SafeOnly, System
+from anchored.decode.rules.switches import ColdStart, GlobalSwitch
+from anchored.decode.rules.token_swap import TokenSwap
+from anchored.decode.settings import SamplingConfig
+from anchored.decode.warpers import Warpers
+from anchored.kernels import reference
+
+NUM_ROWS = 12
+VOCAB_SIZES = (2, 7, 257)
+SAMPLINGS = (
+    SamplingConfig(temperature=1.0, repetition_penalty=1.0),
+    SamplingConfig(temperature=0.7, repetition_penalty=1.3, top_k=3),
+    SamplingConfig(temperature=1.4, top_p=0.6, min_p=0.05),
+    SamplingConfig(temperature=0.0),
+)
+
+
+class Symbols:
+    """The text of a symbol is its number; its level is that of tokens, or of as many bytes."""
+
+    symbols_per_token, compares_models = 1, True
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size, self.name = vocab_size, "token"
+
+    def encode_continuation(self, text):
+        return [int(symbol) for symbol in text.split()]
+
+    def symbol_of(self, text):
+        return int(text)
+
+
+def step_inputs(kind: str, vocab_size: int, sampling: SamplingConfig, seed: int) -> StepInputs:
+    generator = torch.Generator().manual_seed(seed)
+    risky, safe = extreme_pair(kind, NUM_ROWS, vocab_size, generator)
+    passage, _ = extreme_pair(kind, NUM_ROWS, vocab_size, generator)
+    seen = torch.rand(NUM_ROWS, vocab_size, generator=generator) < 0.2
+    stops = [0, vocab_size - 1] if vocab_size > 2 else [0]
+    texts = torch.randint(vocab_size, (NUM_ROWS, 4), generator=generator).tolist()
+    owed = -30.0 * torch.rand(2, NUM_ROWS, generator=generator, dtype=torch.float64)
+    return StepInputs(
+        logits={"safe": safe, "risky": risky, "passage": passage},
+        warp=Warpers(sampling, stops).after(seen),
+        budget=torch.rand(NUM_ROWS, generator=generator, dtype=torch.float64).mul(4.0).floor(),
+        uniform=torch.rand(NUM_ROWS, 3, generator=generator, dtype=torch.float64),
+        past=Past(
+            [text[: row % 5] for row, text in enumerate(texts)],
+            {"safe": owed[0], "risky": owed[1]},
+        ),
+    )
+
+
+def softmax(logits) -> np.ndarray:
+    logits = np.asarray(logits, dtype=np.float64)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def kl(star: torch.Tensor, safe: torch.Tensor) -> float:
+    """Of log-probabilities (V,), term by term."""
+    terms = zip(star.tolist(), safe.tolist(), strict=True)
+    return math.fsum(
+        math.inf if q == -math.inf else math.exp(p) * (p - q) for p, q in terms if p > -math.inf
+    )
+
+
+def warped(given: StepInputs, name: str) -> np.ndarray:
+    return softmax(given.warped(name))
+
+
+def memfree_law(given: StepInputs, blocked) -> np.ndarray:
+    logits = given.warped("risky").double().numpy()
+    for row, text in zip(logits, given.past.texts, strict=True):
+        is_blocked = np.array([blocked(text, symbol) for symbol in range(len(row))])
+        if np.isfinite(row[~is_blocked]).any():
+            row[is_blocked] = -np.inf
+    return softmax(logits)
+
+
+def swapped_law(given: StepInputs, listed: list[int]) -> np.ndarray:
+    law, safe = warped(given, "risky"), given.warped("safe").double().numpy()
+    for row, own in zip(law, safe, strict=True):
+        if np.isfinite(own[listed]).any():
+            row[listed] = row[listed].sum() * softmax(own[listed])
+    return law
+
+
+def contrasted_law(given: StepInputs, alpha: float) -> np.ndarray:
+    plain, behind = (given.logits[name].double() for name in ("risky", "passage"))
+    least = behind.masked_fill(behind == -torch.inf, torch.inf).amin(-1, keepdim=True)
+    mixed = (1.0 + alpha) * plain - alpha * torch.maximum(behind, least)
+    return softmax(given.warp(mixed.masked_fill(plain == -torch.inf, -torch.inf)))
+
+
+def switched_law(given: StepInputs, is_safe) -> np.ndarray:
+    return np.where(np.array(is_safe)[:, None], warped(given, "safe"), warped(given, "risky"))
+
+
+def law_of(name: str, given: StepInputs, vocab_size: int):
+    """(the rule at its level, its law by the formula)."""
+    listed = [0, 1, vocab_size // 2]
+    lengths = [len(text) for text in given.past.texts]
+    passage = " ".join(str(symbol % vocab_size) for symbol in range(0, 3 * vocab_size, 2))
+    pairs = set(itertools.pairwise(map(int, passage.split())))
+    return {
+        "risky_only": lambda: (RiskyOnly(), warped(given, "risky")),
+        "system": lambda: (System(), warped(given, "risky")),
+        "safe_only": lambda: (SafeOnly(), warped(given, "safe")),
+        "cold_start": lambda: (ColdStart(k=0.2), switched_law(given, [n < 2 for n in lengths])),
+        "global_switch": lambda: (
+            GlobalSwitch(K=9.0), switched_law(given, (given.budget <= 0).tolist())
+        ),
+        "rcad": lambda: (RCAD(alpha=0.5), contrasted_law(given, 0.5)),
+        "rcad, strong": lambda: (RCAD(alpha=40.0), contrasted_law(given, 40.0)),
+        "token_swap": lambda: (
+            TokenSwap(words=[str(symbol) for symbol in listed]).for_symbols(Symbols(vocab_size)),
+            swapped_law(given, sorted(set(listed))),
+        ),
+        "memfree": lambda: (
+            MemFree(n=2, passages=[passage]).for_symbols(Symbols(vocab_size)),
+            memfree_law(given, lambda text, symbol: (*text[-1:], symbol) in pairs),
+        ),
+        "memfree, of everything": lambda: (
+            MemFree(n=1, passages=[passage]).for_symbols(Symbols(vocab_size)),
+            memfree_law(given, lambda text, symbol: str(symbol) in passage.split()),
+        ),
+        "memfree, of nothing": lambda: (
+            MemFree(passages=[]).for_symbols(Symbols(vocab_size)), warped(given, "risky")
+        ),
+    }[name]()  # fmt: skip
+
+
+UNBOUNDED = (
+    "risky_only", "system", "safe_only", "cold_start", "global_switch", "rcad", "rcad, strong",
+    "token_swap", "memfree", "memfree, of everything", "memfree, of nothing",
+)  # fmt: skip
+CASES = [*itertools.product(EXTREME_KINDS, VOCAB_SIZES, range(len(SAMPLINGS)))]
+NUM_TEXTS = 1000
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_rule_is_its_formula(name):
+    for seed, (kind, vocab_size, sampling) in enumerate(CASES):
+        given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
+        rule, expected = law_of(name, given, vocab_size)
+        drawn = rule.next_token(given)
+        found = drawn.log_probs().double().exp().numpy()
+        where = f"{kind}, {vocab_size} symbols, {SAMPLINGS[sampling]}"
+        assert drawn.is_valid.all(), where
+        np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=where)
+        np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-6, err_msg=where)
+        chosen = found[range(NUM_ROWS), drawn.token_ids]
+        assert (chosen > 0).all(), where
+        safe = given.warped("safe").double().log_softmax(-1)
+        spends = [kl(*pair) for pair in zip(drawn.log_probs().double(), safe, strict=True)]
+        np.testing.assert_allclose(drawn.spend, spends, rtol=1e-5, atol=1e-5, err_msg=where)
+
+
+@pytest.mark.parametrize("warping", ["after", "before"])
+def test_cp_fuse_is_one_of_the_best_mixtures(warping):
+    """Where losses tie but for rounding, any of them."""
+    rule = CPFuse(grid_size=3, warping=warping)
+    for seed, (kind, vocab_size, sampling) in enumerate(CASES):
+        given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
+        drawn = rule.next_token(given)
+        where = f"{kind}, {vocab_size} symbols, {SAMPLINGS[sampling]}"
+        raw = warping == "after"
+        both = [given.logits[n] if raw else given.warped(n) for n in ("risky", "safe")]
+        is_shared = (both[0].isfinite() & both[1].isfinite()).numpy()
+        if raw and vocab_size > 2:  # stop tokens become one behind the fusion
+            is_shared[:, 0] |= is_shared[:, -1]
+            is_shared[:, -1] = False
+        # A symbol that either model excludes is excluded; where all are, there is no mixture.
+        assert torch.equal(drawn.is_valid, torch.from_numpy(is_shared.any(-1))), where
+        found = drawn.log_probs().double().exp().numpy()
+        valid = drawn.is_valid.numpy()
+        assert (found[valid][~is_shared[valid]] == 0.0).all(), where
+        np.testing.assert_allclose(found[valid].sum(-1), 1.0, atol=1e-9, err_msg=where)
+
+
+def official_weights(l1: np.ndarray, l2: np.ndarray, g1: float, g2: float, size: int):
+    """One step of the authors' solver, told from its description: every pair of the grid in order,
+    the first with the least loss. l1, l2: (V,) log-probabilities; g1, g2: of the text so far."""
+    axis = [*np.linspace(0.0, 2.0, size)[:-1], *np.arange(2.0, 11.0)]
+    best = (math.inf, (0.0, 0.0))
+    for b1 in axis:
+        for b2 in axis:
+            log_q = b1 * l1 + b2 * l2
+            log_q = log_q - (log_q.max() + np.log(np.exp(log_q - log_q.max()).sum()))
+            q = np.exp(log_q)
+            loss = max(-(q * l1).sum() - g1, -(q * l2).sum() - g2) + (q * log_q).sum()
+            if loss < best[0] - 1e-12:
+                best = (loss, (float(b1), float(b2)))
+    return best
+
+
+GOLDEN = {
+    0: (0.4444444444444444, 0.4444444444444444),
+}
+"""By case: the pair of weights of an ordinary step; see `golden_logits`."""
+
+
+def golden_logits(case: int) -> tuple[np.ndarray, np.ndarray]:
+    """Those on which a restated formula was compared with the authors' own program."""
+    v = np.arange(50)
+    logits = 3.0 * np.sin(0.7 * v + case), 3.0 * np.cos(1.3 * v + 2 * case)
+    return tuple(own - np.log(np.exp(own).sum()) for own in logits)
+
+
+@pytest.mark.parametrize("owed", [(0.0, 0.0), (-12.5, -3.0), (-3.0, -40.0)])
+def test_cp_fuse_takes_the_weights_of_the_authors_solver(owed):
+    for case in range(6):
+        l1, l2 = golden_logits(case)
+        loss, expected = official_weights(l1, l2, *owed, size=10)
+        given = torch.tensor(np.stack([l1, l2]))[:, None], torch.tensor(owed)[:, None]
+        weights = tuple(fused_weights(given[0], given[1].double(), 10)[0].tolist())
+        assert weights == pytest.approx(expected, abs=1e-12), (case, loss)
+        if owed == (0.0, 0.0) and case in GOLDEN:
+            assert weights == pytest.approx(GOLDEN[case], abs=1e-12)
+    assert len(grid(10)) == 18
+
+
+@pytest.mark.parametrize("divergence", ["kl", "max"])
+@pytest.mark.parametrize("kind", EXTREME_KINDS)
+def test_rules_with_a_budget_keep_it_and_end_at_both_models(kind, divergence):
+    for seed, (vocab_size, sampling) in enumerate(itertools.product(VOCAB_SIZES, SAMPLINGS)):
+        given = step_inputs(kind, vocab_size, sampling, seed)
+        safe = given.warped("safe")
+        for rule in (Anchored(k=1.0, divergence=divergence), NoOpt(k=1.0, divergence=divergence)):
+            drawn = rule.next_token(given)
+            assert drawn.is_valid.all()
+            assert (drawn.spend <= given.budget).all()
+            if divergence == "kl":
+                spent = reference.kl_divergence(drawn.log_probs(), safe)
+                assert (spent <= drawn.spend + 1e-5).all()
+            is_safe = given.budget == 0.0
+            np.testing.assert_allclose(
+                drawn.log_probs().exp()[is_safe], softmax(safe)[is_safe], atol=1e-6
+            )
+
+
+@pytest.mark.parametrize(("n", "vocab_size"), [(3, 12), (4, 257), (1, 40)])
+def test_memfree_completes_no_blocked_n_gram_in_a_thousand_texts(n, vocab_size):
+    """Drawn step by step from laws at random; symbols are common enough to meet blocked ones."""
+    source = np.random.default_rng(n)
+    alphabet = vocab_size // 2 if n == 1 else 6
+    passage = source.integers(0, alphabet, size=120 if n > 1 else 15)
+    rule = MemFree(n=n, passages=[" ".join(map(str, passage))], compared=False)
+    rule = rule.for_symbols(Symbols(vocab_size))
+    blocked = {tuple(passage[i : i + n].tolist()) for i in range(len(passage) - n + 1)}
+    texts: list[list[int]] = [[] for _ in range(NUM_TEXTS)]
+    num_met = 0
+    for _ in range(16):
+        logits = torch.from_numpy(source.normal(size=(NUM_TEXTS, vocab_size)))
+        logits[:, :alphabet] += 4.0
+        drawn = rule.next_token(
+            StepInputs(
+                logits={"risky": logits},
+                warp=lambda raw: raw,
+                budget=torch.full((NUM_TEXTS,), math.inf, dtype=torch.float64),
+                uniform=torch.from_numpy(source.random((NUM_TEXTS, 3))),
+                past=Past(texts, {}),
+            )
+        )
+        num_met += int((drawn.log_probs() == -torch.inf).any(-1).sum())
+        for text, token_id in zip(texts, drawn.token_ids.tolist(), strict=True):
+            text.append(token_id)
+    for text in texts:
+        assert not blocked & {tuple(text[i : i + n]) for i in range(len(text) - n + 1)}
+    assert num_met > 500

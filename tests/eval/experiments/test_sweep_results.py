@@ -1,0 +1,120 @@
+"""Tables and choices of a sweep, from figures made by hand."""
+
+import math
+
+import pytest
+
+from anchored.eval.copying.metrics import METRICS
+from anchored.eval.copying.ncr import NcrStatistics
+from anchored.eval.experiments import sweep_results
+from anchored.eval.experiments.experiment import Experiment, Setting
+from anchored.eval.experiments.summary import SettingSummary
+from anchored.eval.experiments.sweep import Method, Sweep, sweep_settings
+from anchored.eval.quality.bits_per_byte import Utility
+from anchored.eval.statistics import SeedStatistics
+
+SWEEP = Sweep(
+    safe="safe",
+    risky="risky",
+    prompts="prompts.jsonl",
+    held_out={"mixture": ["mixture.jsonl"], "extra": ["extra.jsonl"]},
+    methods=(
+        Method(rule="anchored", label="Anchored", settings={"k": [1.0, 2.0, 4.0]}),
+        Method(rule="cp_fuse", label="CP-Fuse"),
+    ),
+)
+
+
+def summary(setting: Setting, ncr: float, bits: float) -> SettingSummary:
+    nats = [8 * bits * math.log(2)]
+    return SettingSummary(
+        setting=setting,
+        copying=dict.fromkeys(METRICS, SeedStatistics(0.25, 0.125, 3)),
+        ncr=NcrStatistics(ncr, 0.01, 3, 6),
+        utility={name: Utility(nats=nats, num_bytes=[8]) for name in ("mixture", "extra")},
+        gap_closed=math.nan if math.isinf(bits) else 0.5,
+        mean_spent=3.0,
+        mean_bound=None,
+        risky_token_share=0.5,
+        is_within_bounds=True,
+    )
+
+
+@pytest.fixture
+def summaries() -> list[SettingSummary]:
+    """CP-Fuse never protects; of the two budgets that do, the larger is worth more."""
+    figures = {
+        "p_s": (1.0, 3.0),
+        "p_r": (0.0, 2.0),
+        "CP-Fuse": (0.7, math.inf),
+        "Anchored, k=1": (0.9, 2.75),
+        "Anchored, k=2": (0.75, 2.5),
+        "Anchored, k=4": (0.74, 2.25),
+    }
+    return [summary(setting, *figures[setting.name]) for setting in sweep_settings(SWEEP, [])]
+
+
+@pytest.fixture
+def files(summaries, tmp_path) -> dict[str, str]:
+    experiment = Experiment(
+        folder=tmp_path,
+        prompts=[],
+        settings=sweep_settings(SWEEP, []),
+        seeds=SWEEP.seeds,
+        max_new_tokens=1,
+        repetition_penalty=1.0,
+        held_out={"mixture": [], "extra": []},
+        extra=SWEEP.utility_set,
+        num_excerpts=1,
+        excerpt_tokens=1,
+    )
+    chosen = sweep_results._protected(summaries, "extra")
+    return sweep_results._table_files(experiment, SWEEP, summaries, chosen)
+
+
+def test_each_method_s_best_setting_among_those_that_protect_is_chosen(summaries):
+    chosen = sweep_results._protected(summaries, "extra")
+    names = {method: own and own.setting.name for method, own in chosen.items()}
+    expected = {"p_s": "p_s", "p_r": None, "CP-Fuse": None, "Anchored": "Anchored, k=2"}
+    assert names == expected
+
+
+def test_the_table_of_the_protected_has_a_row_a_method(files):
+    assert files["high_protection.md"].splitlines() == [
+        "| method | setting | bpb extra | gap closed | NCR |",
+        "| :-- | --: | --: | --: | --: |",
+        "| *Reference LMs* |  |  |  |  |",
+        "| p_s | p_s | 3.000 | 0.50 | 1.000 (0.010) |",
+        "| p_r | - | - | - | - |",
+        "| *Two-model baselines* |  |  |  |  |",
+        "| CP-Fuse | - | - | - | - |",
+        "| *Anchored Decoding* |  |  |  |  |",
+        "| Anchored | Anchored, k=2 | 2.500 | 0.50 | 0.750 (0.010) |",
+        "",
+        "mean (standard deviation) over 3 seeds",
+    ]
+
+
+def test_the_whole_table_has_the_paper_s_order_of_columns(files):
+    head, line = files["table.csv"].splitlines()[:2]
+    metrics = [name for metric in METRICS for name in (metric, f"{metric}_std")]
+    bits = ["bits_per_byte/mixture", "bits_per_byte/extra"]
+    names = ["setting", *metrics, "ncr", "ncr_std", *bits, "gap_closed", "spent", "bound"]
+    assert head.split(",") == names
+    figures = ["p_s", *["0.25", "0.125"] * 6, "1.0", "0.01", "3.0", "3.0", "0.5", "3.0", ""]
+    assert line.split(",") == figures
+    assert r"CP-Fuse & 0.250 (0.125) & 0.250 (0.125) &" in files["table.tex"]
+    assert "| inf | inf | - |" in files["table.md"]
+
+
+def test_points_without_a_place_are_not_drawn_and_references_are_not_labelled(summaries):
+    results = {
+        "settings": {"utility": "extra"},
+        "methods": sweep_results._about_methods(SWEEP),
+        "rows": [sweep_results._plain_row(summary) for summary in summaries],
+    }
+    points = sweep_results._points(results, "methods")
+    assert [point.label for point in points] == ["", "", "", "k=1", "k=2", "k=4"]
+    assert [point.role for point in points] == ["safe", "risky", "baseline"] + ["anchored"] * 3
+    assert math.isnan(points[2].bits_per_byte) and points[3].bits_per_byte == 2.75
+    assert sweep_results._points(results, "debt") == []

@@ -1,0 +1,104 @@
+"""The task files of configs/eval/tasks: questions, choices and answers of a document each."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import anchored
+from anchored.eval.harness.tasks import task_manager
+
+pytest.importorskip("lm_eval")
+
+FOLDER = Path(anchored.__file__).parent / "configs" / "eval" / "tasks"
+ABC = {"text": ["rain", "salt", "wood"], "label": ["A", "B", "C"]}
+WIKIHOW = {
+    "activity_label": "Bells",
+    "ctx_a": "[header] Ring [title] Pull.",
+    "ctx_b": "the rope",
+    "endings": ["swings.", "sings."],
+    "label": "1",
+}
+SIQA = {"context": "Sam rowed.", "question": "Why?", "label": "3"}
+SIQA |= {"answerA": "to sleep", "answerB": "to sing", "answerC": "to fish"}
+WINO = {"sentence": "The _ rang twice.", "option1": "lamp", "option2": "bell", "answer": "2"}
+CASES = {
+    "arc_easy": ({"question": "What falls?", "choices": ABC, "answerKey": "A"}, 0),
+    "arc_challenge": ({"question": "What falls?", "choices": ABC, "answerKey": "C"}, 2),
+    "commonsense_qa": ({"question": "What falls?", "choices": ABC, "answerKey": "B"}, 1),
+    "openbookqa": ({"question_stem": "What falls?", "choices": ABC, "answerKey": "A"}, 0),
+    "boolq": ({"passage": "Rain falls.", "question": "does rain fall", "answer": True}, 0),
+    "hellaswag": (WIKIHOW, 1),
+    "piqa": ({"goal": "Ring", "sol1": "Pull.", "sol2": "Push.", "label": 1}, 1),
+    "social_iqa": (SIQA, 2),
+    "winogrande": (WINO, 1),
+}
+ASKED = {
+    "arc_easy": ("Question: What falls?", ["rain", "salt", "wood"]),
+    "arc_challenge": ("Question: What falls?", ["rain", "salt", "wood"]),
+    "commonsense_qa": ("Question: What falls?", ["rain", "salt", "wood"]),
+    "openbookqa": ("Question: What falls?", ["rain", "salt", "wood"]),
+    "boolq": ("Rain falls.\nQuestion: does rain fall?", ["yes", "no"]),
+    "hellaswag": ("Bells: Ring. Pull. The rope", ["swings.", "sings."]),
+    "piqa": ("Goal: Ring", ["Pull.", "Push."]),
+    "social_iqa": ("Question: Sam rowed. Why?", ["to sleep", "to sing", "to fish"]),
+    "winogrande": ("Fill in the blank: The _ rang twice.", ["lamp", "bell"]),
+}
+
+
+@pytest.fixture(scope="module")
+def local_tasks(tmp_path_factory):
+    """The files with one document in place of each data set."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for file in FOLDER.glob("_*.yaml"):
+        (folder / file.name).write_text(file.read_text())
+    for name, (document, _) in CASES.items():
+        data = folder / f"{name}.json"
+        data.write_text(json.dumps([document] * 7))
+        files = json.dumps({split: str(data) for split in ("train", "validation", "test")})
+        for variant in ("mc", "cloze"):
+            kept = [
+                line
+                for line in (FOLDER / f"{name}_{variant}.yaml").read_text().splitlines()
+                if not line.startswith(("dataset_path", "dataset_name"))
+            ]
+            own = f'{{data_files: {files}, cache_dir: "{folder / ".cache"}"}}'
+            kept += ["dataset_path: json", f"dataset_kwargs: {own}"]
+            (folder / f"{name}_{variant}.yaml").write_text("\n".join(kept) + "\n")
+    manager = task_manager(folder)
+    names = [f"{name}_{variant}" for name in CASES for variant in ("mc", "cloze")]
+    return manager.load(names)["tasks"]
+
+
+def test_every_file_has_a_case():
+    files = {file.stem for file in FOLDER.glob("[!_]*.yaml")}
+    assert files == {f"{name}_{variant}" for name in CASES for variant in ("mc", "cloze")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_letters_are_asked_for_behind_all_choices(local_tasks, name):
+    task, (document, answer) = local_tasks[f"{name}_mc"], CASES[name]
+    question, choices = ASKED[name]
+    lines = [f" {letter}. {choice}" for letter, choice in zip("ABCDE", choices, strict=False)]
+    if name == "hellaswag":
+        question += "\nChoose the best continuation:"
+    assert task.doc_to_text(document) == "\n".join([question, *lines, "Answer:"])
+    assert task.doc_to_choice(document) == list("ABCDE"[: len(choices)])
+    assert int(task.doc_to_target(document)) == answer
+    assert task.config.num_fewshot == 5
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "winogrande"])
+def test_cloze_continues_the_question_by_each_choice(local_tasks, name):
+    task, (document, answer) = local_tasks[f"{name}_cloze"], CASES[name]
+    question, choices = ASKED[name]
+    assert task.doc_to_text(document) == question + ("" if name == "hellaswag" else "\nAnswer:")
+    assert task.doc_to_choice(document) == choices
+    assert int(task.doc_to_target(document)) == answer
+
+
+def test_winogrande_scores_the_rest_of_the_sentence_behind_each_option(local_tasks):
+    task, (document, answer) = local_tasks["winogrande_cloze"], CASES["winogrande"]
+    assert task.doc_to_choice(document) == ["The lamp", "The bell"]
+    assert task.doc_to_text(document) == answer
+    assert task.doc_to_target(document) == "rang twice."

@@ -1,0 +1,215 @@
+"""The chat client over real HTTP: what is retried, kept, counted, and never recorded."""
+
+import json
+import threading
+import time
+from email.utils import formatdate
+
+import pytest
+from chat_server import Say, chat_server, in_turn, user_text
+
+from anchored.eval.paid_requests import PaidRequests, RequestFailed, RequestRefused
+
+openai = pytest.importorskip("openai")
+from anchored.eval.quality.chat_client import (  # noqa: E402
+    ChatClient,
+    Endpoint,
+    Sampling,
+    api_key,
+)
+
+SAMPLING = Sampling(temperature=0.5, max_tokens=7)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def client(server, folder, *, max_retries=4, timeout_s=30.0, key="secret-key", **options):
+    requests = PaidRequests(folder, max_retries=max_retries, first_wait_s=0.01)
+    prices = {"price_in": 2.0, "price_out": 8.0}
+    endpoint = Endpoint(model="judge", base_url=server.url, timeout_s=timeout_s, **prices)
+    return ChatClient(endpoint, requests, api_key=key, **options)
+
+
+def test_an_answer_is_paid_for_once_and_its_tokens_are_counted(tmp_path):
+    with chat_server(lambda body: Say(f"about {user_text(body)}")) as server:
+        first = client(server, tmp_path)
+        assert [first.complete(HELLO, SAMPLING) for _ in range(3)] == ["about hello"] * 3
+        assert first.complete(HELLO, SAMPLING, draw=1) == "about hello"
+        usage = first.usage()
+        again = client(server, tmp_path, key="other")
+        assert again.complete(HELLO, SAMPLING) == "about hello"
+    assert len(server.requests) == 2 and server.keys == {"Bearer secret-key"}
+    assert server.requests[0] == {
+        "model": "judge",
+        "messages": HELLO,
+        "temperature": 0.5,
+        "max_tokens": 7,
+    }
+    assert usage == {
+        "requests": {server.url: {"asked": 4, "sent": 2, "kept": 2}},
+        "tokens_paid": {"in": 20, "out": 6},
+        "tokens_kept": {"in": 20, "out": 6},
+        "cost_usd": (20 * 2.0 + 6 * 8.0) / 1e6,
+    }
+    assert again.usage()["tokens_paid"] == {"in": 0, "out": 0}
+    kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    assert "about hello" in kept and "secret" not in kept
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Say(status=429, raw="{}"),
+        Say(status=500, raw="oops"),
+        Say(status=503, raw="<html>busy</html>", headers={"Content-Type": "text/html"}),
+        Say(raw='{"choices": []}'),
+        Say(raw='{"choices": [{"message"'),
+        Say(raw="[]"),
+    ],
+    ids=["429", "500", "503", "no choices", "broken json", "no object"],
+)
+def test_what_may_pass_is_tried_again(bad, tmp_path):
+    with chat_server(in_turn([bad, bad, Say("well")])) as server:
+        asked = client(server, tmp_path)
+        assert asked.complete(HELLO, SAMPLING) == "well"
+    assert asked.usage()["requests"][server.url] == {"asked": 1, "sent": 3, "retried": 2}
+    assert len(server.requests) == 3
+
+
+def test_a_slow_answer_is_given_up_and_asked_for_again(tmp_path):
+    with chat_server(in_turn([Say("late", after_s=30.0), Say("well")])) as server:
+        patient = client(server, tmp_path, timeout_s=1.0, max_retries=30)
+        assert patient.complete(HELLO, SAMPLING) == "well"
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_a_rate_limit_is_waited_out_as_the_service_asks(form, tmp_path):
+    start = time.monotonic()
+    value = "1" if form == "seconds" else formatdate(time.time() + 2, usegmt=True)
+    limited = Say(status=429, raw="{}", headers={"Retry-After": value})
+    with chat_server(in_turn([limited, Say("well")])) as server:
+        assert client(server, tmp_path).complete(HELLO, SAMPLING) == "well"
+        assert time.monotonic() - start >= 0.9  # backoff by itself would wait for 0.01 s
+
+
+def test_a_wait_of_hours_is_a_failure(tmp_path):
+    limited = Say(status=429, raw="{}", headers={"Retry-After": "7200"})
+    with (
+        chat_server(in_turn([limited])) as server,
+        pytest.raises(RequestFailed, match="status 429"),
+    ):
+        client(server, tmp_path).complete(HELLO, SAMPLING)
+    assert len(server.requests) == 1
+
+
+def test_a_failure_is_not_kept(tmp_path):
+    with chat_server(in_turn([Say(status=500, raw="oops")])) as server:
+        asked = client(server, tmp_path, max_retries=2)
+        with pytest.raises(RequestFailed, match="status 500: 'oops'"):
+            asked.complete(HELLO, SAMPLING)
+        assert asked.usage()["requests"][server.url] == {
+            "asked": 1,
+            "sent": 3,
+            "retried": 2,
+            "failed": 1,
+        }
+        server.script = in_turn([Say("well")])
+        assert client(server, tmp_path).complete(HELLO, SAMPLING) == "well"
+
+
+def test_a_request_that_the_service_cannot_take_fails_alone_and_at_once(tmp_path):
+    with (
+        chat_server(in_turn([Say(status=400, raw="too long")])) as server,
+        pytest.raises(RequestFailed, match="status 400: 'too long'"),
+    ):
+        client(server, tmp_path).complete(HELLO, SAMPLING)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_refused_key_ends_everything_and_is_not_repeated(status, tmp_path):
+    body = '{"error": "Incorrect API key provided: secret-key"}'
+    with (
+        chat_server(in_turn([Say(status=status, raw=body)])) as server,
+        pytest.raises(RequestRefused, match=f"status {status}: is the key"),
+    ):
+        asked = client(server, tmp_path, concurrency=1)
+        asked.each(lambda text: asked.complete(HELLO, SAMPLING, draw=text), range(50), "x")
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_a_failure(tmp_path):
+    with chat_server(in_turn([Say("well")])) as server:
+        pass
+    with pytest.raises(RequestFailed, match="no connection"):
+        client(server, tmp_path, max_retries=1).complete(HELLO, SAMPLING)
+
+
+def test_an_answer_without_the_form_is_asked_for_again_and_then_given_up(tmp_path):
+    def number(answer):
+        return int(answer) if answer.isdecimal() else None
+
+    with chat_server(in_turn([Say("four"), Say(None), Say("4")])) as server:
+        asked = client(server, tmp_path / "a").ask(HELLO, SAMPLING, number)
+        assert (asked.value, asked.problem) == (4, None)
+        server.script = in_turn([Say("four")])
+        asked = client(server, tmp_path / "b", attempts=2).ask(HELLO, SAMPLING, number)
+        assert (asked.value, asked.problem) == (None, "none of 2 answers could be read")
+        assert asked.answer == "four"
+    assert len(server.requests) == 5
+
+
+def test_threads_that_ask_the_same_pay_once_and_answers_keep_their_order(tmp_path):
+    barrier = threading.Barrier(4, timeout=30)
+    with chat_server(lambda body: Say(user_text(body), after_s=0.1)) as server:
+        asked = client(server, tmp_path, concurrency=4)
+
+        def work(number):
+            if number < 4:
+                barrier.wait()
+            return asked.complete([{"role": "user", "content": str(number // 4)}], SAMPLING)
+
+        assert asked.each(work, range(12), "x") == [str(number // 4) for number in range(12)]
+    assert len(server.requests) == 3
+
+
+def test_half_a_character_is_sent_as_a_question_mark(tmp_path):
+    with chat_server(lambda body: Say(user_text(body))) as server:
+        message = {"role": "user", "content": "caf\u00e9 \ud800!"}
+        assert client(server, tmp_path).complete([message], SAMPLING) == "caf\u00e9 ?!"
+
+
+def test_a_damaged_answer_is_paid_for_again(tmp_path):
+    with chat_server(in_turn([Say("well")])) as server:
+        client(server, tmp_path).complete(HELLO, SAMPLING)
+        (path,) = tmp_path.rglob("*.json")
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"request": "another"}))
+        client(server, tmp_path).complete(HELLO, SAMPLING)
+        path.write_text("{")
+        client(server, tmp_path).complete(HELLO, SAMPLING)
+    assert len(server.requests) == 3 and json.loads(path.read_text()) == record
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"base_url": "localhost:8000"}, "base_url must be an http or https address"),
+        ({"base_url": "http://user:key@host/v1"}, "base_url must hold no key"),
+        ({"base_url": "http://host/v1?key=k"}, "base_url must hold no key"),
+        ({"model": ""}, "model must be a name, got ''"),
+        ({"timeout_s": 0.0}, "timeout_s must be above 0, got 0.0"),
+        ({"price_in": -1.0}, "price_in must be at least 0, got -1.0"),
+    ],
+)
+def test_bad_endpoints_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Endpoint(**{"model": "m"} | options)
+
+
+def test_keys_are_of_the_environment_alone(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "k")
+    monkeypatch.delenv("OTHER_KEY", raising=False)
+    assert api_key("SOME_KEY", is_needed=True) == "k"
+    assert api_key("OTHER_KEY", is_needed=False) is None
+    with pytest.raises(ValueError, match="the environment has no key OTHER_KEY"):
+        api_key("OTHER_KEY", is_needed=True)

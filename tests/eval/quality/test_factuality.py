@@ -1,0 +1,156 @@
+"""Factual precision: sentences, windows, claims, verdicts, and figures worked out by hand."""
+
+import pytest
+from chat_server import Say, chat_server, user_text
+
+from anchored.eval.paid_requests import RequestFailed
+from anchored.eval.quality.factuality import (
+    claims_in,
+    factuality_rows,
+    factuality_summary,
+    sentences,
+    verdict,
+    verification_messages,
+    windows,
+)
+from anchored.eval.recorded_texts import RecordedText
+from anchored.eval.retrieval.evidence import Evidence
+
+
+def test_sentences_end_at_their_marks_and_at_lines_but_not_at_abbreviations():
+    text = (
+        'Dr. John F. Kennedy lived in the U.S. in 1917. He said: "I will go." Then he left! In '
+        "1950 (c. 1951) it cost $3.5 million.\n\nSee e.g. Smith?\n---\nNo mark at the end"
+    )
+    assert sentences(text) == [
+        "Dr. John F. Kennedy lived in the U.S. in 1917.",
+        'He said: "I will go."',
+        "Then he left!",
+        "In 1950 (c. 1951) it cost $3.5 million.",
+        "See e.g. Smith?",
+        "No mark at the end",
+    ]
+    assert sentences(" \n ... \n") == []
+
+
+def test_windows_slide_with_the_first_sentence_in_long_texts_alone():
+    five = windows("A1. B2. C3. D4. E5.")
+    assert five[0] == "<SOS>A1.<EOS> B2."
+    assert five[4] == "B2. C3. D4. <SOS>E5.<EOS>"
+    six = windows("A1. B2. C3. D4. E5. F6.")
+    assert six[3] == "A1. B2. C3. <SOS>D4.<EOS> E5."  # there already: not twice
+    assert six[5] == "A1. C3. D4. E5. <SOS>F6.<EOS>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("- Ada met Bo.\n* Bo is 3. \n2) Cy ran.", ["Ada met Bo.", "Bo is 3.", "Cy ran."]),
+        ("Facts:\n\n- Ada met Bo.\n- Note: that is all", ["Ada met Bo."]),
+        ("No verifiable claim.", []),
+        ("- No verifiable claims.", []),
+        ("I cannot help with that.", None),
+        ("", None),
+    ],
+)
+def test_claims_are_bullets_or_said_not_to_be_there(answer, expected):
+    assert claims_in(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Because of 2. ### Supported ###", True),
+        ("###supported.###", True),
+        ("### Unsupported ###", False),
+        ("### Not supported ###", False),
+        ("### Inconclusive. ###", False),
+        ("### Supported ### or rather ### Unsupported ###", False),
+        ("Supported", None),
+        ("### maybe ###", None),
+    ],
+)
+def test_a_verdict_stands_between_its_marks(answer, expected):
+    assert verdict(answer) is expected
+
+
+def test_the_judge_sees_each_result_or_that_there_is_none():
+    user = verification_messages("Ada met Bo.", [Evidence("T", "http://l", "They met.")])[1]
+    for part in ("Claim: Ada met Bo.", "Title: T", "Link: http://l", "Content: They met."):
+        assert part in user["content"]
+    assert "found nothing" in verification_messages("Ada met Bo.", [])[1]["content"]
+
+
+class Library:
+    """Evidence of every claim but lost ones, which repeats the claim."""
+
+    def evidence(self, claim):
+        if "lost" in claim:
+            raise RequestFailed("status 500")
+        return [Evidence("title", "link", claim)]
+
+    def record(self):
+        return {"evidence": "test"}
+
+
+def judge(body):
+    """A claim for each word of the sentence in focus; those with a "t" are true."""
+    words = user_text(body)
+    if "<SOS>" in words:
+        focus = words.partition("<SOS>")[2].partition("<EOS>")[0]
+        if "Broken" in focus:
+            return Say(status=500, raw="oops")
+        claims = [word for word in focus.rstrip(".").split() if word != "Nothing"]
+        return Say("\n".join(f"- {word}" for word in claims) or "No verifiable claim.")
+    claim = words.partition("Claim: ")[2].splitlines()[0]
+    if "mute" in claim:
+        return Say("Who knows?")
+    return Say(f"### {'Supported' if claim.startswith('T') else 'Unsupported'} ###")
+
+
+def bio(words, *, group=None, seed=0):
+    return RecordedText(setting="k=1", id=words, seed=seed, text=words, group=group)
+
+
+def test_precision_is_that_of_claims_with_a_verdict(tmp_path, chat_client):
+    texts = [
+        bio("T1 F1. T1 T2 F2.", group="rare"),  # T1 once: 2 of 4
+        bio("T3 T4 T5.", group="frequent"),  # 3 of 3
+        bio("F3 F4 lost mute.", group="rare", seed=1),  # 0 of 2
+        bio("Nothing.", group="rare"),
+        bio("Broken T9.", group="frequent"),
+        bio("T6. Broken.", seed=1),  # 1 of 1: what failed is no claim
+        bio("lost.", seed=1),
+    ]
+    with chat_server(judge) as server:
+        rows = factuality_rows(texts, chat_client(server, tmp_path), Library())
+    assert [row["precision"] for row in rows] == [0.5, 1.0, 0.0, None, None, 1.0, None]
+    assert [own["claim"] for own in rows[0]["claims"]] == ["T1", "F1", "T2", "F2"]
+    assert [own["supported"] for own in rows[2]["claims"]] == [False, False, None, None]
+    assert rows[2]["claims"][2]["problem"] == "no evidence: status 500"
+    assert rows[2]["claims"][3]["problem"] == "none of 3 answers could be read"
+    (found,) = factuality_summary(rows)
+    groups = found.pop("by_group")
+    # Seed 0: (0.5 + 1) / 2; seed 1: (0 + 1) / 2.
+    assert found.pop("macro")["mean"] == (0.75 + 0.5) / 2
+    assert found == {
+        "setting": "k=1",
+        "micro": (2 + 3 + 0 + 1) / (4 + 3 + 2 + 1),
+        "claims_per_text": (4 + 3 + 4 + 0 + 0 + 1 + 1) / 7,
+        "num_texts": 7,
+        "num_without_claims": 1,
+        "num_unscored": 2,
+        "num_failed_sentences": 2,
+        "num_failed_claims": 3,
+    }
+    assert list(groups) == ["frequent", "rare"]
+    assert (groups["rare"]["micro"], groups["rare"]["macro"]["mean"]) == (2 / 6, 0.25)
+    assert (groups["frequent"]["num_texts"], groups["frequent"]["num_unscored"]) == (2, 1)
+
+
+def test_texts_without_anything_to_judge_have_no_figures(tmp_path, chat_client):
+    with chat_server(judge) as server:
+        rows = factuality_rows([bio(""), bio("...")], chat_client(server, tmp_path), Library())
+    (found,) = factuality_summary(rows)
+    assert (found["macro"], found["micro"], found["num_without_claims"]) == (None, None, 2)
+    assert server.requests == []

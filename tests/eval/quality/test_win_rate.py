@@ -1,0 +1,124 @@
+"""Win rates: which pairs are drawn, both orders, ties, failures, and the interval."""
+
+import pytest
+from chat_server import Say, chat_server, user_text
+
+from anchored.eval.quality.win_rate import (
+    WinRateConfig,
+    choice,
+    comparison_messages,
+    comparisons,
+    win_rate_rows,
+    win_rate_summary,
+)
+from anchored.eval.recorded_texts import RecordedText
+
+WHOLE = WinRateConfig(num_comparisons=1000)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("A is better. [RESULT] A", "A"),
+        ("[RESULT]: **b**", "B"),
+        ("[RESULT] A ... no: [RESULT] tie", "TIE"),
+        ("[RESULT] Apples", None),
+        ("A", None),
+    ],
+)
+def test_a_choice_stands_behind_its_mark(answer, expected):
+    assert choice(answer) == expected
+
+
+def text(setting, words, *, id="p", seed=0):
+    return RecordedText(setting=setting, id=id, seed=seed, text=words, prompt="BEGIN")
+
+
+def test_pairs_are_of_one_prompt_and_seed_and_the_same_for_all_settings():
+    texts = [
+        text(setting, f"{setting} {id} {seed}", id=id, seed=seed)
+        for setting in ("a", "b", "c")
+        for id in "pqrs"
+        for seed in (0, 1)
+    ]
+    pairs = comparisons(texts, WHOLE)
+    assert len(pairs) == 3 * 2 * 8
+    for pair in pairs:
+        assert (pair.text.id, pair.text.seed) == (pair.competitor.id, pair.competitor.seed)
+        assert pair.text.setting != pair.competitor.setting
+    few = comparisons(texts, WinRateConfig(num_comparisons=4, pool=("c",)))
+    drawn = [[(own.text.id, own.text.seed) for own in few if own.text.setting == s] for s in "ab"]
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4 and len(few) == 8
+    other = comparisons(texts, WinRateConfig(num_comparisons=4, pool=("c",), seed=1))
+    assert [(own.text.id, own.text.seed) for own in other[:4]] != drawn[0]
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(ValueError, match=r"two texts are .*'id': 'p'"):
+        comparisons([text("a", "x"), text("a", "y")], WHOLE)
+    with pytest.raises(ValueError, match="there are no texts of 'z' for the pool; settings: a, b"):
+        comparisons([text("a", "x"), text("b", "y")], WinRateConfig(pool=("z",)))
+    with pytest.raises(ValueError, match="no two settings have a text of the same prompt and seed"):
+        comparisons([text("a", "x"), text("b", "y", seed=1)], WHOLE)
+    with pytest.raises(ValueError, match="num_comparisons must be at least 1, got 0"):
+        WinRateConfig(num_comparisons=0)
+    with pytest.raises(ValueError, match=r"confidence must be in \(0, 1\), got 1"):
+        WinRateConfig(confidence=1)
+
+
+def judge(body):
+    """The longer continuation wins; "first" takes what stands first; "broken" is an error."""
+    _, _, rest = user_text(body).partition("### Continuation A\n")
+    first, _, second = rest.partition("\n\n### Continuation B\n")
+    if "broken" in first + second:
+        return Say(status=400, raw="no")
+    if "first" in first + second:
+        return Say("[RESULT] A")
+    if len(first) == len(second):
+        return Say("[RESULT] TIE")
+    return Say("[RESULT] A" if len(first) > len(second) else "[RESULT] B")
+
+
+def test_both_orders_count_ties_are_halves_and_failures_are_no_loss(tmp_path, chat_client):
+    others = {"p": "xxx", "q": "first x", "r": "same", "s": "twin", "t": "broken", "u": "x"}
+    own = {"p": "yyyyyy", "q": "y", "r": "same", "s": "niwt", "t": "y", "u": "y" * 9}
+    texts = [text("a", words, id=id) for id, words in own.items()]
+    texts += [text("b", words, id=id) for id, words in others.items()]
+    with chat_server(judge) as server:
+        client = chat_client(server, tmp_path)
+        rows = win_rate_rows(texts, client, WHOLE)
+    by_id = {row["id"]: row for row in rows if row["setting"] == "a"}
+    assert by_id["p"]["results"] == ["win", "win"] and by_id["p"]["score"] == 1.0
+    assert by_id["q"]["results"] == ["win", "loss"] and by_id["q"]["score"] == 0.5
+    assert [by_id[id]["score"] for id in "rstu"] == [0.5, 0.5, None, 1.0]
+    assert by_id["t"]["problem"] == "status 400: 'no'"
+    a, b = win_rate_summary(rows, WHOLE)
+    assert (a["setting"], a["win_rate"], b["win_rate"]) == ("a", 3.5 / 5, 1.5 / 5)
+    assert [a[name] for name in ("num_compared", "num_failed", "num_inconsistent")] == [5, 1, 1]
+    low, high = a["interval"]
+    assert 0.5 <= low < 0.7 < high <= 1.0
+    # Equal texts are not sent, and b asks what a has paid for; what failed is sent again.
+    assert len(server.requests) == 4 * 2 + 2 * 2
+
+
+def test_the_interval_resamples_prompts_not_comparisons():
+    rows = [
+        {"setting": "a", "id": id, "seed": seed, "score": score, "results": ["win", "win"]}
+        for id, score in (("p", 1.0), ("q", 0.0), ("r", 1.0), ("s", 0.0))
+        for seed in range(50)
+    ]
+    (of_four,) = win_rate_summary(rows, WHOLE)
+    apart = [{**row, "id": number} for number, row in enumerate(rows)]
+    (of_many,) = win_rate_summary(apart, WHOLE)
+    assert of_four["win_rate"] == of_many["win_rate"] == 0.5
+    assert of_four["interval"] == [0.0, 1.0]
+    low, high = of_many["interval"]  # 0.5 -+ 1.96 sqrt(0.25 / 200)
+    assert (low, high) == pytest.approx((0.431, 0.569), abs=0.006)
+    (single,) = win_rate_summary(rows[:50], WHOLE)
+    assert single["interval"] == [0.0, 1.0]
+
+
+def test_the_judge_sees_the_beginning_and_both_texts_in_order():
+    _, user = comparison_messages("BEGIN", "one", "two")
+    places = [user["content"].index(words) for words in ("BEGIN", "one", "two")]
+    assert places == sorted(places)

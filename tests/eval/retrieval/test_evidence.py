@@ -1,0 +1,85 @@
+"""Evidence for claims: a search over real HTTP, a corpus, a file."""
+
+import json
+
+import pytest
+from chat_server import Say, chat_server, in_turn
+
+from anchored.eval.paid_requests import PaidRequests, RequestFailed, RequestRefused
+from anchored.eval.retrieval.bm25 import WordIndex
+from anchored.eval.retrieval.evidence import (
+    CorpusSearch,
+    Evidence,
+    RecordedEvidence,
+    SerperSearch,
+)
+
+
+def search(server, folder, **options):
+    requests = PaidRequests(folder, max_retries=3, first_wait_s=0.01)
+    return SerperSearch(requests, api_key="secret", url=server.url, **options)
+
+
+def results(*snippets):
+    organic = [{"title": f"t{s}", "link": f"l{s}", "snippet": s, "position": 1} for s in snippets]
+    return Say(raw=json.dumps({"searchParameters": {}, "organic": organic}))
+
+
+def test_a_search_is_paid_for_once_with_its_key_in_the_header_alone(tmp_path):
+    script = in_turn([Say(status=429, raw="{}"), Say(raw="[3]"), results("a", "b", "c")])
+    with chat_server(script) as server:
+        found = search(server, tmp_path, count=2).evidence("Ada met Bo.")
+        assert found == [Evidence("ta", "la", "a"), Evidence("tb", "lb", "b")]
+        assert search(server, tmp_path, count=2).evidence("Ada met Bo.") == found
+    assert server.requests == [{"q": "Ada met Bo.", "num": 2}] * 3 and server.keys == {"secret"}
+    kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    assert "Ada met Bo." in kept and "secret" not in kept
+    assert search(server, tmp_path).record() == {
+        "evidence": "serper",
+        "url": server.url,
+        "count": 5,
+    }
+
+
+def test_a_search_may_find_nothing_fail_or_be_refused(tmp_path):
+    with chat_server(in_turn([Say(raw='{"organic": []}')])) as server:
+        assert search(server, tmp_path).evidence("a") == []
+        server.script = in_turn([Say(status=500, raw="oops")])
+        with pytest.raises(RequestFailed, match="status 500: 'oops'"):
+            search(server, tmp_path).evidence("b")
+        server.script = in_turn([Say(status=403, raw='{"message": "Unauthorized."}')])
+        with pytest.raises(RequestRefused, match="status 403"):
+            search(server, tmp_path).evidence("c")
+    with pytest.raises(RequestFailed, match="no connection"):
+        search(server, tmp_path).evidence("d")
+
+
+def test_a_corpus_gives_the_passages_that_share_words(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    texts = ["Ada met Boris in London", "the lamp keeper", "Ada wrote notes", "London fog"]
+    corpus.write_text("".join(json.dumps({"text": text, "id": text[:3]}) + "\n" for text in texts))
+    index = WordIndex(corpus, tmp_path / "index")
+    found = CorpusSearch(index, name="c", count=5).evidence("Ada met Boris")
+    assert found[0] == Evidence("Ada", "", "Ada met Boris in London")
+    assert {own.text for own in found} == {texts[0], texts[2]}
+    assert CorpusSearch(index, name="c", count=1).evidence("Ada met Boris") == found[:1]
+    assert CorpusSearch(index, name="c").evidence("nobody") == []
+    (best,) = index.best(["Ada met Boris"], 100)
+    assert len(best) == 4 and best[0] == index.search(["Ada met Boris"])[0]
+
+
+def test_recorded_evidence_is_by_claim_and_what_is_not_there_is_a_failure(tmp_path):
+    path = tmp_path / "evidence.jsonl"
+    path.write_text('{"claim": "a", "results": [{"text": "x"}, {"text": "y", "title": "t"}]}')
+    found = RecordedEvidence(path)
+    assert found.evidence("a") == [Evidence("", "", "x"), Evidence("t", "", "y")]
+    assert RecordedEvidence(path, count=1).evidence("a") == [Evidence("", "", "x")]
+    with pytest.raises(RequestFailed, match="has no evidence for this claim"):
+        found.evidence("b")
+    for line in ('{"results": []}', '{"claim": "a", "results": "x"}', '{"claim": "a"}'):
+        path.write_text(line)
+        with pytest.raises(ValueError, match=r"evidence\.jsonl, row 1 must have a"):
+            RecordedEvidence(path)
+    path.write_text('{"claim": "a", "results": [{"title": "t"}]}')
+    with pytest.raises(ValueError, match='row 1: a result must have a "text"'):
+        RecordedEvidence(path)

@@ -1,0 +1,111 @@
+"""A server on this machine, OpenAI-compatible unless the script says otherwise."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Say:
+    """One scripted reply: the text of a completion, or a status with what belongs to it."""
+
+    text: str | None = ""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    raw: str | None = None
+    """Sent as it is, in place of a completion."""
+    after_s: float = 0.0
+    when: threading.Event | None = None
+    """Sent when this is set, after a minute at the latest."""
+
+
+@dataclass
+class ChatServer:
+    """What came in, and what is said to it."""
+
+    script: Callable[[Body], Say]
+    url: str = ""
+    requests: list[Body] = field(default_factory=list)
+    paths: Counter[str] = field(default_factory=Counter)
+    keys: set[str | None] = field(default_factory=set)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, path: str, key: str | None, body: Body) -> Say:
+        with self._guard:
+            self.requests.append(body)
+            self.paths[path] += 1
+            self.keys.add(key)
+            return self.script(body)
+
+
+def in_turn(says: Iterable[Say]) -> Callable[[Body], Say]:
+    """One reply after another, whatever is asked; the last one for ever."""
+    given = list(says)
+    return lambda body: given.pop(0) if len(given) > 1 else given[0]
+
+
+def user_text(body: Body) -> str:
+    """What the user's message of a request says."""
+    return str(body["messages"][-1]["content"])
+
+
+@contextmanager
+def chat_server(script: Callable[[Body], Say]) -> Iterator[ChatServer]:
+    """A server on a free port, until the context ends."""
+    state = ChatServer(script)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            key = self.headers["Authorization"] or self.headers["X-API-KEY"]
+            say = state.answer(self.path, key, body)
+            time.sleep(say.after_s)
+            if say.when is not None:
+                say.when.wait(60)
+            payload = (_completion(say.text) if say.raw is None else say.raw).encode()
+            try:
+                self.send_response(say.status)
+                headers = {"Content-Type": "application/json", **say.headers}
+                for name, value in (headers | {"Content-Length": str(len(payload))}).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(payload)
+            except OSError:
+                pass  # a client that did not wait
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _completion(text: str | None) -> str:
+    message = {"role": "assistant", "content": text}
+    return json.dumps(
+        {
+            "id": "c",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13},
+        }
+    )

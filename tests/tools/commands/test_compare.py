@@ -1,0 +1,146 @@
+"""anchored compare: benchmarks of several models, recorded, tabled and drawn."""
+
+import json
+import re
+
+import pytest
+from command_line import refused, run
+from local_tasks import GENERATION, MULTIPLE_CHOICE, write_task
+
+pytest.importorskip("lm_eval")
+
+CONFIG = """
+title = "Two ways"
+tasks = "tasks"
+limit = 3
+device = "cpu"
+
+[[models]]
+label = "safe alone"
+model = "{safe}"
+
+[[models]]
+label = "pair"
+safe = "{safe}"
+risky = "{risky}"
+settings = {{ rule = "safe_only" }}
+
+[[benchmarks]]
+label = "Bells"
+variants = [{{ task = "bells", num_fewshot = 0 }}, {{ task = "chimes", metric = "acc_norm" }}]
+
+[[benchmarks]]
+label = "Code"
+variants = [{{ task = "tides", metric = "exact_match" }}]
+runs_code = true
+"""
+
+
+@pytest.fixture
+def config(pair_folders, tmp_path, monkeypatch):
+    """The comparison's file; nothing of it needs the Hub."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "tasks").mkdir()
+    write_task(tmp_path / "tasks", "bells", MULTIPLE_CHOICE)
+    write_task(tmp_path / "tasks", "chimes", MULTIPLE_CHOICE)
+    write_task(tmp_path / "tasks", "tides", GENERATION | {"unsafe_code": True})
+    safe, risky = pair_folders
+    file = tmp_path / "two.toml"
+    file.write_text(CONFIG.format(safe=safe, risky=risky))
+    return file
+
+
+def compared(capsys, config, *words):
+    output = config.parent / "out"
+    status, out, err = run(capsys, "compare", str(config), "--output", str(output), *words)
+    assert status == 0, err
+    rows = json.loads((output / "results.json").read_text())["rows"]
+    return out, {(row["model"], row["benchmark"]): row for row in rows}
+
+
+def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(
+    config, capsys, monkeypatch
+):
+    out, rows = compared(capsys, config)
+    assert "left out without --confirm-run-unsafe-code: Code" in out
+    alone, pair = (rows[name, "Bells"] for name in ("safe alone", "pair"))
+    assert alone == pair | {"model": "safe alone"}  # one law, by two programs
+    assert rows["pair", "Code"]["value"] is None
+    answers = config.parent / "out" / "answers" / "pair"
+    by_task = {
+        file.stem: json.loads(file.read_text())["figures"] for file in answers.glob("*.json")
+    }
+    assert by_task.keys() == {"bells-0", "chimes"}
+    assert pair["value"] == max(by_task["bells-0"]["acc"], by_task["chimes"]["acc_norm"])
+    table = (config.parent / "out" / "table.md").read_text()
+    assert table.startswith("Two ways\n\n| model | Bells | Code | mean |")
+    assert f"| pair | {pair['value']:.3f} +- " in table
+    assert (config.parent / "out" / "scores.png").stat().st_size > 5000
+
+    from anchored.tools.commands import compare
+
+    monkeypatch.setattr(compare, "_model", lambda *_: pytest.fail("all is recorded"))
+    assert compared(capsys, config)[1] == rows
+    config.write_text(config.read_text().replace("limit = 3", "limit = 2"))
+    words = ("compare", str(config), "--output", str(config.parent / "out"))
+    status, _, err = run(capsys, *words)
+    assert status == 1 and "records other settings: name a new folder" in err
+
+
+def test_code_runs_where_it_is_asked_for_and_folders_stand_in_for_the_files_models(
+    config, capsys, pair_folders
+):
+    words = ("--model", f"ours={pair_folders[1]}", "--confirm-run-unsafe-code", "--limit", "1")
+    out, rows = compared(capsys, config, *words)
+    assert "left out" not in out and {model for model, _ in rows} == {"ours"}
+    assert rows["ours", "Code"]["value"] == 0.0
+
+
+def test_a_dry_run_names_models_and_tasks(config, capsys):
+    status, out, _ = run(capsys, "compare", str(config), "--dry-run")
+    assert status == 0 and "2 models x 3 tasks, 3 documents each" in out
+    assert not (config.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        pytest.param(
+            'task = "bells"',
+            'task = "gongs"',
+            "neither lm-eval nor .* has a task 'gongs'",
+            marks=pytest.mark.slow,  # it looks through all of lm-eval's own
+        ),
+        ('task = "bells"', 'name = "bells"', "unknown config key benchmarks.*name"),
+        ('metric = "acc_norm"', 'metric = "bleu"', "chimes has no metric 'bleu', only"),
+        ('tasks = "tasks"', 'tasks = "none"', "there is no folder of tasks"),
+        ('label = "pair"', 'label = "safe alone"', "models need labels of their own"),
+        ("limit = 3", 'limit = "x"', "config key limit must be int"),
+        ("safe_only", "magic", "rule must be one of anchored"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):
+    config.write_text(config.read_text().replace(old, new, 1))
+    output = str(config.parent / "out")
+    status, _, err = run(capsys, "compare", str(config), "--output", output)
+    assert status == 1
+    line = err.splitlines()[-1]
+    assert line.startswith("anchored compare: ")
+    assert re.search(message, line), line
+
+
+def test_data_that_the_hub_does_not_give_is_one_line(config, capsys):
+    file = config.parent / "tasks" / "chimes.yaml"
+    task = json.loads(file.read_text())
+    del task["dataset_kwargs"]
+    file.write_text(json.dumps(task | {"dataset_path": "nobody/nothing"}))
+    status, _, err = run(capsys, "compare", str(config), "--output", str(config.parent / "out"))
+    line = err.splitlines()[-1]
+    assert status == 1 and "the data of task chimes is not on this machine" in line
+
+
+def test_models_that_are_nowhere_are_one_line(config, capsys):
+    words = ("compare", str(config), "--model", "ours=/no/such/folder")
+    assert "ours: no model folder /no/such/folder, and no Hub id" in refused(capsys, *words)
+    assert "--model must be LABEL=FOLDER" in refused(capsys, *words[:2], "--model", "ours")

@@ -1,0 +1,205 @@
+"""`anchored judge` against a server on this machine: scores, what is paid, what is recorded."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from chat_server import Say, chat_server, user_text
+from command_line import run
+
+pytest.importorskip("openai")
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows(**texts):
+    """Texts by setting and prompt."""
+    return [
+        {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
+        for name, own in texts.items()
+        for id, text in own.items()
+    ]
+
+
+def judge(body):
+    """Grades are digits of the text, claims its words, true with a "T"; the longer text wins."""
+    words = user_text(body)
+    if "### Continuation A" in words:
+        first, _, second = words.partition("Continuation A\n")[2].partition("\n\n### Continu")
+        second = second.partition("\n")[2]
+        return Say(f"[RESULT] {'A' if len(first) > len(second) else 'B'}")
+    if "<SOS>" in words:
+        focus = words.partition("<SOS>")[2].partition("<EOS>")[0]
+        return Say("\n".join(f"- {word}" for word in focus.rstrip(".").split()))
+    if "Claim: " in words:
+        claim = words.partition("Claim: ")[2]
+        return Say(f"### {'Supported' if claim.startswith('T') else 'Unsupported'} ###")
+    return Say(f"[RESULT] {words.partition('grade ')[2][0]}")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    monkeypatch.setenv("SERPER_API_KEY", "secret-search")
+    with chat_server(judge) as own:
+        yield own
+
+
+def words(name, texts, server, *more):
+    return ["judge", name, texts, "--base-url", server.url, "--model", "m", *more]
+
+
+def cells(out, setting):
+    """The row of a setting."""
+    return next(line.split()[1:] for line in out.splitlines() if line.startswith(setting))
+
+
+def test_fluency_is_printed_recorded_and_paid_once(capsys, server, tmp_path):
+    texts = write(
+        tmp_path / "t.jsonl",
+        rows(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""}),
+    )
+    output = tmp_path / "fluency.json"
+    line = words("fluency", texts, server, "--output", str(output), "--price-in", "1")
+    status, out, err = run(capsys, *line, "--price-out", "10")
+    assert status == 0
+    assert cells(out, "p_s") == ["2.500", "2", "0", "0"]
+    assert cells(out, "k1") == ["4.000", "1", "1", "0"]
+    assert "3 asked, 0 kept, 3 sent (0 again), 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
+    results = json.loads(output.read_text())
+    assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
+    assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v1")
+    assert [row["fluency"] for row in results["rows"]] == [2, 3, 4, None]
+    again = run(capsys, *line, "--overwrite")
+    assert again[1] == out and "3 kept, 0 sent" in again[2] and len(server.requests) == 3
+    everything = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(everything) == 2 + 3 and server.keys == {"Bearer secret-key"}
+    assert not any(b"secret" in path.read_bytes() for path in everything)
+
+
+def test_factuality_searches_for_each_claim_and_splits_by_group(capsys, server, tmp_path):
+    found = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
+
+    def script(body):
+        return Say(raw=found) if "q" in body else judge(body)
+
+    server.script = script
+    texts = write(tmp_path / "t.jsonl", rows(k1={"p": "T1 F1 T2. T1 T3.", "q": "F2."}))
+    output = tmp_path / "factuality.json"
+    search = ["--serper", "--serper-url", server.url + "/search", "--output", str(output)]
+    status, out, _ = run(capsys, *words("factuality", texts, server, *search))
+    assert status == 0
+    # Of p 3 of 4 (T1 once), of q 0 of 1: macro 0.375, micro 3 of 5; 5 claims in 2 texts.
+    assert cells(out, "k1") == ["0.375", "0.600", "2.500", "0", "0", "0"]
+    assert server.paths == {"/v1/chat/completions": 3 + 5, "/v1/search": 5}
+    results = json.loads(output.read_text())
+    assert results["retriever"]["evidence"] == "serper" and "secret" not in output.read_text()
+    assert results["settings"][0]["by_group"]["rare"]["micro"] == 0.6
+    run(capsys, *words("factuality", texts, server, *search, "--overwrite"))
+    assert len(server.requests) == 13
+
+
+def test_factuality_takes_a_corpus_or_recorded_evidence(capsys, server, tmp_path):
+    texts = write(tmp_path / "t.jsonl", rows(k1={"p": "T1 F1."}))
+    corpus = write(tmp_path / "corpus.jsonl", [{"text": "T1 is a tank"}, {"text": "other words"}])
+    status, out, _ = run(capsys, *words("factuality", texts, server, "--corpus", corpus))
+    assert status == 0 and cells(out, "k1")[:2] == ["0.500", "0.500"]
+    assert any("Content: T1 is a tank" in user_text(body) for body in server.requests)
+    evidence = write(tmp_path / "evidence.jsonl", [{"claim": "T1", "results": [{"text": "yes"}]}])
+    status, out, _ = run(capsys, *words("factuality", texts, server, "--evidence", evidence))
+    # F1 has no evidence there: it is counted, and is no unsupported claim.
+    assert status == 0 and cells(out, "k1") == ["1.000", "1.000", "2.000", "0", "0", "1"]
+    status, _, err = run(capsys, *words("factuality", texts, server))
+    assert status == 2 and "give one of --serper" in err
+
+
+def test_win_rates_are_of_both_orders(capsys, server, tmp_path):
+    long, short = {"p": "aaaa", "q": "cccc", "r": "a"}, {"p": "bb", "q": "bb", "r": "bb"}
+    texts = write(tmp_path / "t.jsonl", rows(k1=long, p_s=short))
+    status, out, err = run(capsys, *words("win-rate", texts, server))
+    assert status == 0 and cells(out, "k1")[0] == "0.667" and cells(out, "p_s")[0] == "0.333"
+    assert cells(out, "k1")[3:] == ["3", "0", "0"]
+    # Both settings ask about the same pairs in both orders: 6 requests are paid for, not 12.
+    assert "12 asked, 6 kept, 6 sent" in err
+    status, out, err = run(capsys, *words("win-rate", texts, server, "--pool", "nobody"))
+    assert status == 1 and "there are no texts of 'nobody' for the pool" in err
+
+
+def test_failures_are_counted_and_a_run_of_nothing_else_says_so(capsys, server, tmp_path):
+    texts = write(tmp_path / "t.jsonl", rows(k1={"p": "grade 5", "q": "grade 1"}))
+    server.script = lambda body: (
+        Say(status=400, raw="no") if "grade 1" in user_text(body) else judge(body)
+    )
+    status, out, _ = run(capsys, *words("fluency", texts, server))
+    assert status == 0 and cells(out, "k1") == ["5.000", "1", "0", "1"]
+    server.script = lambda body: Say(status=400, raw="no")
+    other = str(tmp_path / "other")
+    status, out, err = run(capsys, *words("fluency", texts, server, "--answers", other))
+    assert status == 1 and cells(out, "k1") == ["-", "0", "0", "2"]
+    assert (
+        err.splitlines()[-1] == "anchored judge fluency: nothing could be judged: status 400: 'no'"
+    )
+    server.script = lambda body: Say(status=401, raw="secret-key is wrong")
+    status, out, err = run(capsys, *words("fluency", texts, server, "--answers", other))
+    assert (status, out) == (1, "") and "secret" not in err
+    assert err.splitlines()[-1].startswith("anchored judge fluency: the service answers with")
+
+
+def test_a_limit_takes_the_first_prompts_of_every_setting(capsys, server, tmp_path):
+    own = {"p": "grade 1", "q": "grade 2"}
+    texts = write(tmp_path / "t.jsonl", rows(k1=own, p_s={"p": "grade 3", "q": "grade 4"}))
+    status, out, _ = run(capsys, *words("fluency", texts, server, "--limit", "1"))
+    assert status == 0 and cells(out, "k1")[:2] == ["1.000", "1"]
+    assert cells(out, "p_s")[:2] == ["3.000", "1"]
+
+
+def test_the_key_of_a_paid_endpoint_must_be_in_the_environment(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    texts = write(tmp_path / "t.jsonl", rows(k1={"p": "grade 5"}))
+    status, out, err = run(capsys, "judge", "fluency", texts, "--model", "m")
+    assert (status, out) == (1, "")
+    assert err == "anchored judge fluency: the environment has no key OPENAI_API_KEY\n"
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, tmp_path, stop):
+    own = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
+    texts = write(tmp_path / "t.jsonl", rows(k1=own))
+    both_wait, may_go_on = threading.Event(), threading.Event()
+
+    def script(body):
+        if len(server.requests) == 10:  # eight answers are kept, two requests are on their way
+            both_wait.set()
+        return Say(judge(body).text, when=may_go_on if len(server.requests) > 8 else None)
+
+    server.script = script
+    line = words("fluency", texts, server, "--concurrency", "2")
+    program = subprocess.Popen(
+        [sys.executable, "-m", "anchored.tools.cli", *line], stderr=subprocess.PIPE, text=True
+    )
+    assert both_wait.wait(120)
+    program.send_signal(stop)
+    if stop == signal.SIGINT:  # it waits for what is on its way, which is paid for
+        may_go_on.set()
+    _, err = program.communicate(timeout=120)
+    may_go_on.set()
+    assert program.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+    assert stop == signal.SIGKILL or err.endswith("anchored judge fluency: interrupted\n")
+    kept = [json.loads(own.read_text()) for own in Path(f"{texts}.answers").rglob("*.json")]
+    asked = [json.loads(own["request"])["body"]["messages"] for own in kept]
+    num_before, server.script = len(server.requests), judge
+    assert len(kept) == (8 if stop == signal.SIGKILL else num_before)
+    status, out, err = run(capsys, *line)
+    assert status == 0 and cells(out, "k1")[:2] == ["3.000", "20"]
+    assert f"20 asked, {len(kept)} kept, {20 - len(kept)} sent" in err
+    later = [body["messages"] for body in server.requests[num_before:]]
+    assert len(later) == 20 - len(kept) and not any(own in asked for own in later)
+    # Of a killed run, what was on its way is lost; an interrupted one loses nothing.
+    assert stop == signal.SIGKILL or len(server.requests) == 20

@@ -1,0 +1,76 @@
+"""anchored prompts: the paper's templates, verbatim, around the texts of a data set."""
+
+import json
+
+import pytest
+from command_line import refused, run
+
+from anchored.eval.experiments.sweep import load_prompts
+from anchored.tools.commands.prompts import Template, load_templates
+
+BOOK = {"id": "bookmia.00.11", "title": "Tides", "input": "The bell {rang}", "reference": "twice."}
+PROMPTS = {
+    "books": "Complete the prefix:\nThe bell {rang}",
+    "news": "Complete the prefix:\nThe bell {rang}",
+    "creative": "Complete the prefix:\nThe bell {rang}",
+    "nonliteral": "Continue the text to compose an original story about 500 words in length:\n"
+    "The bell {rang}",
+}
+
+
+def written(capsys, kind, source, tmp_path):
+    output = tmp_path / "prompts" / f"{kind}.jsonl"
+    words = ("prompts", "--kind", kind, "--input", str(source), "--output", str(output))
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert f"prompts of {kind} in " in out
+    return load_prompts(output)  # as a sweep reads them
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_records_stand_in_the_template(kind, tmp_path, capsys):
+    (tmp_path / "array.json").write_text(json.dumps([BOOK, BOOK | {"id": "b"}]))
+    first, second = written(capsys, kind, tmp_path / "array.json", tmp_path)
+    assert first.prompt == PROMPTS[kind] and second.id == "b"
+    assert (first.id, first.title, first.domain) == ("bookmia.00.11", "Tides", kind)
+    assert first.reference == ("" if kind == "nonliteral" else "twice.")
+
+
+def test_entities_are_lines_or_records(tmp_path, capsys):
+    (tmp_path / "entities.txt").write_text("Ada Lovelace\n\nSara Paxton\n")
+    (tmp_path / "entities.jsonl").write_text('{"entity": "Ada Lovelace"}\n')
+    ada, sara = written(capsys, "bios", tmp_path / "entities.txt", tmp_path)
+    assert ada.prompt == (
+        "Write a factual biography about Ada Lovelace. Include only factual information that you "
+        "are confident in.\n Biography:"
+    )
+    assert (sara.id, sara.title) == ("bios-0002", "Sara Paxton")
+    (tmp_path / "prompts" / "bios.jsonl").unlink()
+    assert written(capsys, "bios", tmp_path / "entities.jsonl", tmp_path) == [ada]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no records"),
+        ("{", "is not JSON"),
+        ("[1]", "record 1 is no object"),
+        ('{"input": "a"}', "record 1 has no text 'reference'"),
+        ('{"input": 3, "reference": "b"}', "record 1 has no text 'input'"),
+    ],
+)
+def test_files_that_are_no_data_set_are_one_line(tmp_path, capsys, text, message):
+    file = tmp_path / "own.jsonl"
+    file.write_text(text)
+    words = ("prompts", "--kind", "books", "--input", str(file))
+    assert message in refused(capsys, *words, "--output", str(tmp_path / "new.jsonl"))
+    status, _, err = run(capsys, *words, "--output", str(file))
+    assert status and "give --overwrite to replace it" in err
+
+
+def test_templates_are_checked(tmp_path):
+    with pytest.raises(ValueError, match=r"must hold {text} once, got 'Once'"):
+        Template(template="Once", text="input")
+    (tmp_path / "some.toml").write_text('[books]\ntemplate = "{text}"\ntext = "input"\n')
+    with pytest.raises(ValueError, match="no template of bios, creative, news, nonliteral"):
+        load_templates(tmp_path / "some.toml")

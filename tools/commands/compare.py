@@ -1,0 +1,149 @@
+"""The command that runs benchmarks of lm-eval on several models, and tables and draws them."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+from tyro.conf import UseAppendAction
+
+from anchored import AnchoredError, text_tables
+
+from .files import check_input
+from .options import is_first_process
+
+if TYPE_CHECKING:
+    from anchored.eval.harness.comparison import Comparison, Entry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareConfig:
+    """Models on the same benchmarks: anchored compare configs/eval/downstream.toml
+
+    Records each model's figures of each task as they are found, and goes on where it was
+    interrupted. Folders in place of the file's own models:
+    anchored compare configs/eval/safe-models.toml --model Ours=FOLDER --model Theirs=OWNER/NAME
+    """
+
+    file: tyro.conf.Positional[Path]
+    """TOML: models and benchmarks."""
+    output: Path = Path("runs/compare")
+    """Folder of what is recorded, of table and picture."""
+    model: UseAppendAction[tuple[str, ...]] = ()
+    """LABEL=FOLDER or LABEL=OWNER/NAME of a model alone, again for more."""
+    limit: int = 0
+    """The first documents of each task, in place of the file's own limit."""
+    confirm_run_unsafe_code: bool = False
+    """Run what the models write on this machine, as HumanEval does; else that is left out."""
+    dry_run: bool = False
+    """Print models and tasks; nothing is loaded."""
+
+    def __post_init__(self) -> None:
+        check_input(self.file)
+        if self.limit < 0:
+            raise ValueError(f"--limit must be >= 0, got {self.limit}")
+
+
+def run(config: CompareConfig) -> int:
+    """Do what is not done yet; returns the exit status."""
+
+    from anchored.eval.harness.comparison import (
+        evaluate,
+        load_comparison,
+        table_of,
+        write_comparison,
+    )
+
+    comparison = load_comparison(config.file, models=tuple(map(_entry, config.model)))
+    if config.limit:
+        benchmarks = tuple(replace(b, limit=0) for b in comparison.benchmarks)
+        comparison = replace(comparison, limit=config.limit, benchmarks=benchmarks)
+    _check_models(comparison)
+    if config.dry_run:
+        print(comparison_plan(comparison))
+        return 0
+    left_out = [b.label for b in comparison.benchmarks if b.runs_code]
+    if left_out and not config.confirm_run_unsafe_code and is_first_process():
+        print(f"left out without --confirm-run-unsafe-code: {', '.join(left_out)}")
+    evaluate(
+        comparison,
+        config.output,
+        task_folder=config.file.parent / comparison.tasks if comparison.tasks else None,
+        runs_code=config.confirm_run_unsafe_code,
+        make_model=_model,
+    )
+    if is_first_process():
+        cells = write_comparison(comparison, config.output)
+        _draw(comparison, cells, config.output / "scores.png")
+        print(text_tables.aligned(*table_of(cells)))
+    return 0
+
+
+def _entry(text: str) -> "Entry":
+    from anchored.eval.harness.comparison import Entry
+
+    label, equals, model = text.partition("=")
+    if not (label and equals and model):
+        raise ValueError(f"--model must be LABEL=FOLDER or LABEL=OWNER/NAME, got {text!r}")
+    return Entry(label=label, model=model)
+
+
+def _check_models(comparison: "Comparison") -> None:
+    """Raise FileNotFoundError for a name that is neither a folder nor an OWNER/NAME."""
+    for entry in comparison.models:
+        for name in entry.models:
+            folder = Path(name)
+            if not folder.exists() and (folder.is_absolute() or len(folder.parts) != 2):
+                raise FileNotFoundError(f"{entry.label}: no model folder {name}, and no Hub id")
+
+
+def comparison_plan(comparison: "Comparison") -> str:
+    """Models, tasks and how many of both."""
+    rows = [
+        [benchmark.label, ", ".join(variant.task for variant in benchmark.variants)]
+        for benchmark in comparison.benchmarks
+    ]
+    models = [[entry.label, " + ".join(entry.models)] for entry in comparison.models]
+    asked = comparison.limit or "all"
+    num_tasks = sum(len(benchmark.variants) for benchmark in comparison.benchmarks)
+    return (
+        f"{len(models)} models x {num_tasks} tasks, {asked} documents each\n\n"
+        f"{text_tables.aligned(['model', 'from'], models)}\n\n"
+        f"{text_tables.aligned(['benchmark', 'tasks'], rows)}\n"
+    )
+
+
+def _model(entry: "Entry", comparison: "Comparison") -> Any:
+    """lm-eval's own model of a folder, ours of a pair."""
+    from lm_eval.api.registry import get_model
+
+    from anchored.eval.harness.tasks import register_model
+
+    register_model()
+    device = comparison.device or None
+    defaults = {"batch_size": comparison.batch_size, "device": device}
+    if entry.model:
+        return get_model("hf").create_from_arg_obj({"pretrained": entry.model}, defaults)
+    pair = {"safe": entry.safe, "risky": entry.risky, **entry.settings}
+    given = {**pair, "batch_size": comparison.batch_size}
+    return get_model("anchored").create_from_arg_obj(given, {"device": device})
+
+
+def _draw(comparison: "Comparison", cells: Any, path: Path) -> None:
+    try:
+        from anchored.eval.figures.bars import plot_scores
+    except ModuleNotFoundError as error:
+        raise AnchoredError(
+            f"the table is written, the picture needs matplotlib ({error}): "
+            "pip install 'anchored[plots]'"
+        ) from error
+    names = [benchmark.label for benchmark in comparison.benchmarks]
+    drawn = [
+        name for name in names if not all(math.isnan(row[name].value) for row in cells.values())
+    ]
+    scores = {
+        model: [(row[name].value, row[name].error) for name in drawn]
+        for model, row in cells.items()
+    }
+    plot_scores(scores, drawn, path, title=comparison.title)

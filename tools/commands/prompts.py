@@ -1,0 +1,114 @@
+"""The command that puts the texts of a data set into the paper's prompts."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from anchored.configs.config_file import from_table, read_config_file
+from anchored.durable_files import write_durably
+
+from .files import check_input, check_outputs
+
+TEMPLATES = Path(__file__).parents[2] / "configs" / "eval" / "methods" / "prompts.toml"
+Kind = Literal["books", "bios", "news", "creative", "nonliteral"]
+SLOT = "{text}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptsConfig:
+    """Prompts for a sweep: anchored prompts --kind books --input data.literal.json --output FILE
+
+    Reads JSON lines, a JSON array, or one text a line (.txt), and writes {"id", "prompt",
+    "reference", "title", "domain"} a line, which is what anchored sweep reads. Templates are those
+    of the paper (configs/eval/methods/prompts.toml).
+    """
+
+    kind: Kind
+    """Which template."""
+    input: Path
+    """The data set's file."""
+    output: Path
+    """JSON lines to write."""
+    overwrite: bool = False
+    """Replace a file that exists."""
+
+    def __post_init__(self) -> None:
+        check_input(self.input)
+        check_outputs(self.output, overwrite=self.overwrite)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Template:
+    """What is read of a record, and what a model reads."""
+
+    template: str
+    """With one {text}."""
+    text: str
+    """Field of a record that stands there."""
+    reference: str = ""
+    """Field of the text's own continuation; "" for none."""
+
+    def __post_init__(self) -> None:
+        if self.template.count(SLOT) != 1:
+            raise ValueError(f"a template must hold {SLOT} once, got {self.template!r}")
+
+
+def load_templates(path: Path = TEMPLATES) -> dict[str, Template]:
+    """Templates by kind; ValueError for a kind that is missing, a key or a value."""
+    tables = read_config_file(path)
+    if missing := sorted(set(get_args(Kind)) - tables.keys()):
+        raise ValueError(f"{path} has no template of {', '.join(missing)}")
+    return {name: from_table(Template, table, f"{name}.") for name, table in tables.items()}
+
+
+def run(config: PromptsConfig) -> int:
+    """Write the prompts; returns 0."""
+    template = load_templates()[config.kind]
+    lines = [
+        json.dumps(_prompt(config, template, number, record), ensure_ascii=False)
+        for number, record in enumerate(_records(config.input, template.text), 1)
+    ]
+    if not lines:
+        raise ValueError(f"{config.input} holds no records")
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(config.output, "\n".join(lines) + "\n")
+    print(f"{len(lines)} prompts of {config.kind} in {config.output}")
+    return 0
+
+
+def _prompt(
+    config: PromptsConfig, template: Template, number: int, record: dict[str, Any]
+) -> dict[str, str]:
+    for name in filter(None, (template.text, template.reference)):
+        if not isinstance(record.get(name), str):
+            raise ValueError(f"{config.input}, record {number} has no text {name!r}")
+    text = record[template.text]
+    name = str(record.get("id", f"{config.kind}-{number:04}"))
+    return {
+        "id": re.sub(r"[^\w.=+-]+", "-", name),
+        "prompt": template.template.replace(SLOT, text),
+        "reference": record[template.reference] if template.reference else "",
+        "title": str(record.get("title", text if config.kind == "bios" else name)),
+        "domain": config.kind,
+    }
+
+
+def _records(file: Path, text_name: str) -> Iterator[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".txt":
+        yield from ({text_name: line.strip()} for line in text.split("\n") if line.strip())
+        return
+    try:
+        # Not splitlines: JSON strings may hold other separators of lines.
+        is_array = text.lstrip().startswith("[")
+        lines = [line for line in text.split("\n") if line.strip()]
+        records = json.loads(text) if is_array else [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict):
+            raise ValueError(f"{file}, record {number} is no object")
+        yield record
