@@ -111,8 +111,10 @@ def _csv_cells(cell: Cell, has_spread: bool) -> Iterator[str | int | float]:
     else:
         figures = [cell, None] if has_spread else [cell]
     for each in figures:
-        is_undefined = each is None or (isinstance(each, float) and math.isnan(each))
-        yield "" if is_undefined or each is None else each
+        if each is None or (isinstance(each, float) and math.isnan(each)):
+            yield ""
+        else:
+            yield each
 
 
 def _cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[list[str]]:

@@ -211,6 +211,9 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--gpus": ("0", "-1", "x"),
         "--mfu": ("0", "2", "nan"),
         "--peak-flops": ("0", "-1", "nan"),
+        "--gpu-gigabytes": ("0", "nan"),
+        "--bandwidth": ("0", "x"),
+        "--inputs": ("",),
     },
     EXPORT: {
         "--checkpoint": ("{missing}", "{folder}", "{empty}", "{safe}"),
@@ -253,11 +256,37 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             *("{toml_circle} --dry-run", "{toml_odd} --inputs", "{toml_odd} --output"),
         ),
     },
+    "calibrate": {"": ("", "--safe {missing} --risky {risky} --prompt-file {prompts}")},
+    "calibrate --safe {safe} --risky {risky}": {
+        "--prompt-file": ("{missing}", "{folder}", "{empty}", "{garbage}", "{prompts}"),
+    },
+    "calibrate --safe {safe} --risky {risky} --prompt-file {prompts}": {
+        "--output": ("{existing}", "{fifo}", "{under_file}"),
+        "--metric": ("nonsense",),
+        "--target": ("-1", "nan", "x"),
+        "--confidence": ("0", "1", "nan"),
+        "--smallest-k": ("0", "-1", "30", "nan"),
+        "--first-ks": ("0", "1", "x"),
+    },
+    "compare": {
+        "": (
+            *("", "{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}", "{toml_broken}"),
+            *("{toml_circle} --dry-run", "{toml_odd} --model ours", "{toml_odd} --limit -1"),
+        ),
+    },
+    "prompts": {
+        "": ("", "--kind books --input {missing} --output {missing}"),
+        "--kind books --output new.jsonl --input": ("{folder}", "{empty}", "{garbage}"),
+        "--kind books --input {prompts} --output": ("{existing}", "{folder}", "{fifo}"),
+        "--kind": ("poems",),
+    },
     "lm-eval": {"": ("--nonsense", "nonsense", "run --limit x", "run --model", "validate")},
     "gpu-check": {
         "--part": ("all-of-it",),
         "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
     },
+    "bench forward": {"--shape": ("giant",), "--vocab-size": ("0", "-1", "x")},
+    "bench kernel-compile": {"--variants": ("nonsense",)},
     "bench kernel": {
         "--batch-sizes": ("0", "-1", "x"),
         "--vocab-size": ("0", "x"),
@@ -285,6 +314,12 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--device": ("cuda:7",),
         "--clock cpu --device": ("cuda",),
         "--dtype": ("float23",),
+    },
+    "bench lm-eval": {
+        "--questions": ("0", "x"),
+        "--runs": ("0",),
+        "--k": ("-1", "nan"),
+        "--device": ("cuda:7",),
     },
     "bench tokenize": {
         "": ("", "--input {missing} --tokenizer {tokens}", "--input {texts} --tokenizer {folder}"),

@@ -88,6 +88,7 @@ def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(
     assert status == 1 and "records other settings: name a new folder" in err
 
 
+@pytest.mark.slow
 def test_code_runs_where_it_is_asked_for_and_folders_stand_in_for_the_files_models(
     config, capsys, pair_folders
 ):
@@ -113,7 +114,12 @@ def test_a_dry_run_names_models_and_tasks(config, capsys):
             marks=pytest.mark.slow,  # it looks through all of lm-eval's own
         ),
         ('task = "bells"', 'name = "bells"', "unknown config key benchmarks.*name"),
-        ('metric = "acc_norm"', 'metric = "bleu"', "chimes has no metric 'bleu', only"),
+        pytest.param(
+            'metric = "acc_norm"',
+            'metric = "bleu"',
+            "chimes has no metric 'bleu', only",
+            marks=pytest.mark.slow,  # it shows when all is done
+        ),
         ('tasks = "tasks"', 'tasks = "none"', "there is no folder of tasks"),
         ('label = "pair"', 'label = "safe alone"', "models need labels of their own"),
         ("limit = 3", 'limit = "x"', "config key limit must be int"),
