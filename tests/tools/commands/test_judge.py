@@ -168,6 +168,15 @@ def test_the_key_of_a_paid_endpoint_must_be_in_the_environment(capsys, tmp_path,
     assert err == "anchored judge fluency: the environment has no key OPENAI_API_KEY\n"
 
 
+# A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
+INTERRUPTIBLE = """
+import signal
+from anchored.tools.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, tmp_path, stop):
     own = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
@@ -182,7 +191,7 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, tmp
     server.script = script
     line = words("fluency", texts, server, "--concurrency", "2")
     program = subprocess.Popen(
-        [sys.executable, "-m", "anchored.tools.cli", *line], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTIBLE, *line], stderr=subprocess.PIPE, text=True
     )
     assert both_wait.wait(120)
     program.send_signal(stop)
