@@ -1,8 +1,9 @@
-r"""The o200k family (o200k, Llama 4): words cut by case.
+r"""The o200k family (o200k, Llama 4; Tekken): words cut by case.
 
 With U = \p{Lu}\p{Lt}, B = \p{Lm}\p{Lo}\p{M}, D = \p{Ll} and C a contraction as in cl100k:
     [^\r\n\p{L}\p{N}]?[UB]*[DB]+C?|[^\r\n\p{L}\p{N}]?[UB]+[DB]*C?|\p{N}{1,3}
     | ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+Tekken (Mistral NeMo) has no C, and \p{N} for \p{N}{1,3}.
 A run of U and B followed by no D ends, by backtracking, at its last B: "both" then splits before
 the U that follow ("upper_only", which owes to be followed by U or by no letter), or joins them
 ("upper_owing", which owes a later B or D).
@@ -30,13 +31,13 @@ UPPER = ("upper", "upper_stmd", "upper_rv", "upper_e", "upper_l")
 BOTH = ("both", MARK)
 LETTERS = (*LOWER, *UPPER, *BOTH)
 SYMBOLS = (OTHER, SLASH, APOSTROPHE)
-ENDS = ("lower", "upper", "both", "upper_only", "contracted", "digits_1", "digits_2", "digits_3")
+ENDS = ("lower", "upper", "both", "upper_only", "contracted")
 OWING_ENDS = ("lower_not_e", "lower_not_l", "upper_not_e", "upper_not_l")
 SYMBOL_ENDS = ("symbol", "symbols", "apostrophe", "closing_newlines", "last_newline")
 
 
-def o200k() -> PretokenizerAutomaton:
-    """o200k and Llama 4."""
+def o200k(*, longest_number: int = 3, has_contractions: bool = True) -> PretokenizerAutomaton:
+    """o200k and Llama 4; Tekken with longest_number=1 and without contractions."""
     rules = TransitionRules(
         {
             **_word_starts(),
@@ -50,14 +51,16 @@ def o200k() -> PretokenizerAutomaton:
     _add_words(rules)
     roles = ("stmd", "rv", "e", "l")
     rules.add_contraction({role: (f"lower_{role}", f"upper_{role}") for role in roles})
-    rules.add_digits(3)
+    rules.add_digits(longest_number)
     _add_symbols(rules)
     _add_suffix_apostrophe(rules)
     keeps = {(kind, name): to for kind in ("space", "gap") for name, to in _word_starts().items()}
     keeps |= {("space", name): ("symbols",) for name in SYMBOLS}
     rules.add_white_space(keeps)
     rules.add_newlines()
-    return rules.automaton(_class, (*ENDS, *OWING_ENDS, *SYMBOL_ENDS))
+    digits = [f"digits_{count}" for count in range(1, longest_number + 1)]
+    classify = _class if has_contractions else _class_without_roles
+    return rules.automaton(classify, (*ENDS, *OWING_ENDS, *SYMBOL_ENDS, *digits))
 
 
 def _word_starts() -> dict[str, tuple[str, ...]]:
@@ -140,3 +143,9 @@ def _class(character: str, category: str) -> str:
     if category == "N":
         return NUMBER
     return {"'": APOSTROPHE, "/": SLASH}.get(character, OTHER)
+
+
+def _class_without_roles(character: str, category: str) -> str:
+    """As `_class`, but apostrophes and letters have no part in contractions."""
+    name = _class(character, category)
+    return OTHER if name == APOSTROPHE else name.partition("_")[0]

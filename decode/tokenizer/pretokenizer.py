@@ -12,7 +12,7 @@ from .utf8 import completions
 
 NUM_CODE_POINTS = 0x110000
 SURROGATES = range(0xD800, 0xE000)
-CATEGORIES = ("Lu", "Lt", "Ll", "Lm", "Lo", "M", "N")
+CATEGORIES = ("Lu", "Lt", "Ll", "Lm", "Lo", "M", "N", "P", "S")
 # Unicode White_Space: what \s means to Oniguruma, and less than str.isspace.
 WHITE_SPACE = frozenset(
     chain(
@@ -33,7 +33,15 @@ class CharacterClasses:
     `names`: the classes in order; `of`: (0x110000,) uint8, the class of each code point.
     """
 
-    def __init__(self, classify: Callable[[str, str], str]) -> None:
+    def __init__(self, names: Sequence[str], of: NDArray[np.integer]) -> None:
+        """names: the first is that of class 0. of: (0x110000,) the class of each code point."""
+        self.names = [*names]
+        self.of = of.astype(np.uint8)
+        self.of[SURROGATES.start : SURROGATES.stop] = 0
+        self._completions: dict[bytes, frozenset[int]] = {}
+
+    @classmethod
+    def by_category(cls, classify: Callable[[str, str], str]) -> "CharacterClasses":
         """classify: name of the class of a character, given it and its category.
 
         Categories are those of CATEGORIES, "" for all others. Of a character that is not among
@@ -42,12 +50,11 @@ class CharacterClasses:
         categories = _categories()
         kinds = [classify(_UNNAMED, category) for category in ("", *CATEGORIES)]
         named = {code: classify(chr(code), _category(categories, code)) for code in NAMED}
-        self.names = ["", *sorted({*kinds, *named.values()})]
-        self.of = np.array([self.names.index(kind) for kind in kinds], np.uint8)[categories]
+        names = ["", *sorted({*kinds, *named.values()})]
+        of = np.array([names.index(kind) for kind in kinds], np.uint8)[categories]
         for code, name in named.items():
-            self.of[code] = self.names.index(name)
-        self.of[SURROGATES.start : SURROGATES.stop] = 0
-        self._completions: dict[bytes, frozenset[int]] = {}
+            of[code] = names.index(name)
+        return cls(names, of)
 
     def index(self, name: str) -> int:
         """Number of a named class."""
@@ -55,7 +62,7 @@ class CharacterClasses:
 
     def of_text(self, text: str) -> NDArray[np.uint8]:
         """Class of each character, (len(text),) uint8."""
-        return self.of[_code_points(text)]
+        return self.of[code_points(text)]
 
     def of_partial(self, partial: bytes) -> frozenset[int]:
         """Classes of the characters whose UTF-8 form starts with `partial`."""
@@ -68,7 +75,7 @@ class CharacterClasses:
 
 
 @lru_cache(maxsize=1)
-def _characters() -> str:
+def assigned_characters() -> str:
     """Planes 0 to 3 and 14 without the surrogates: all that is assigned, private use aside."""
     spans = (range(SURROGATES.start), range(SURROGATES.stop, 0x40000), range(0xE0000, 0xE1000))
     return "".join(map(chr, chain(*spans)))
@@ -76,7 +83,7 @@ def _characters() -> str:
 
 @lru_cache(maxsize=1)
 def _categories() -> NDArray[np.uint8]:
-    """(0x110000,) 1 + the place in CATEGORIES of each letter, mark and number, 0 for all others.
+    """(0x110000,) 1 + the place in CATEGORIES of each character that has one, 0 for all others.
 
     As the pretokenizers' own regex engine has it: Python's table would differ from it by the
     version of Unicode, 9,392 letters with Python 3.11.
@@ -84,7 +91,7 @@ def _categories() -> NDArray[np.uint8]:
     found = np.zeros(NUM_CODE_POINTS, np.uint8)
     for number, name in enumerate(CATEGORIES, 1):
         others = normalizers.Replace(Regex(rf"\P{{{name}}}+"), "")
-        found[_code_points(others.normalize_str(_characters()))] = number
+        found[code_points(others.normalize_str(assigned_characters()))] = number
     return found
 
 
@@ -92,7 +99,8 @@ def _category(categories: NDArray[np.uint8], code: int) -> str:
     return ("", *CATEGORIES)[categories[code]]
 
 
-def _code_points(text: str) -> NDArray[np.uint32]:
+def code_points(text: str) -> NDArray[np.uint32]:
+    """(len(text),) the code point of each character."""
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
@@ -203,7 +211,8 @@ class TransitionRules:
         """
         self.split(BEGIN, list(self.start))
         ends = {BEGIN, *WHITE_ENDS, *accepting}
-        return PretokenizerAutomaton(CharacterClasses(classify), self.joins, self.splits, ends)
+        classes = CharacterClasses.by_category(classify)
+        return PretokenizerAutomaton(classes, self.joins, self.splits, ends)
 
     def join(self, state: str, classes: Collection[str], *targets: str) -> None:
         """Characters of `classes` belong to the open pretoken."""

@@ -98,7 +98,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
 
 
 def _check_pre_tokenizer(pre_tokenizer: Mapping[str, Any] | None) -> None:
-    steps = _steps(pre_tokenizer, "pretokenizers")
+    steps = steps_of(pre_tokenizer, "pretokenizers")
     _refuse_sentence_piece(steps)
     byte_level = [step for step in steps if step["type"] == "ByteLevel"]
     if not byte_level:
@@ -107,7 +107,8 @@ def _check_pre_tokenizer(pre_tokenizer: Mapping[str, Any] | None) -> None:
         raise ValueError("byte level does not support ByteLevel with add_prefix_space=true")
 
 
-def _steps(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
+def steps_of(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
+    """The parts of a Sequence (under the name `members`), or the one part itself."""
     if part is None:
         return []
     return list(part[members]) if part["type"] == "Sequence" else [part]
@@ -122,7 +123,7 @@ def _refuse_sentence_piece(steps: list[Mapping[str, Any]]) -> None:
 
 
 def _is_nfc(normalizer: Mapping[str, Any] | None) -> bool:
-    steps = _steps(normalizer, "normalizers")
+    steps = steps_of(normalizer, "normalizers")
     _refuse_sentence_piece(steps)
     if other := [step["type"] for step in steps if step["type"] != "NFC"]:
         raise ValueError(f"byte level supports no normalizer but NFC, got {other[0]}")

@@ -1,4 +1,4 @@
-"""Small byte-level BPEs with the pretokenizers of the four families, trained on hard text."""
+"""Small byte-level BPEs with the pretokenizers of published models, trained on hard text."""
 
 from functools import cache
 from pathlib import Path
@@ -22,20 +22,71 @@ REGEXES = {
     + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
     + SPACES,
 }
+CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{CASED[0]}*{CASED[1]}+|[^\r\n\p{{L}}\p{{N}}]?{CASED[0]}+{CASED[1]}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
+)
+DEEPSEEK_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES
+)
+# As published but for the letters of DeepSeek-V2, of which it names more ranges.
+CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+DEEPSEEK_LETTERS = (
+    r"\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0370-\u0481\u048a-\u0556]+"
+)
+DEEPSEEK_SYMBOLS = r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+STEPS: dict[str, tuple[str | pre_tokenizers.PreTokenizer, ...]] = {
+    "Tekken": (TEKKEN,),
+    "BLOOM": (r" ?[^(\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",),
+    "StarCoder": (
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ),
+    "DeepSeek-V3": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        DEEPSEEK_WORDS,
+    ),
+    "DeepSeek-V2": (
+        "[\r\n]",
+        DEEPSEEK_LETTERS,
+        DEEPSEEK_SYMBOLS,
+        r"\s+$",
+        CJK,
+        pre_tokenizers.Digits(individual_digits=True),
+    ),
+    "DeepSeek Coder": (
+        "[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        CJK,
+        pre_tokenizers.Digits(individual_digits=True),
+    ),
+}
+"""Steps of the others; what is text is the regex of a Split."""
 
 
-def regex_split(regex: str) -> pre_tokenizers.PreTokenizer:
-    steps = [
-        pre_tokenizers.Split(Regex(regex), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+def regex_split(*steps: str | pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """Regexes and other steps, one after another, and the letters of bytes for what they cut."""
+    made = [
+        pre_tokenizers.Split(Regex(step), behavior="isolated") if isinstance(step, str) else step
+        for step in steps
     ]
-    return pre_tokenizers.Sequence(steps)
+    if not any(isinstance(step, pre_tokenizers.ByteLevel) for step in made):
+        made.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(made)
+
+
+def pre_tokenizer_of(family: str) -> pre_tokenizers.PreTokenizer:
+    return regex_split(*STEPS.get(family, (REGEXES.get(family),)))
 
 
 @cache
 def trained(family: str, num_merges: int = 700) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = regex_split(REGEXES[family])
+    tokenizer.pre_tokenizer = pre_tokenizer_of(family)
     if family == "Qwen":
         tokenizer.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(

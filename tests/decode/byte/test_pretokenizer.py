@@ -1,12 +1,15 @@
-"""The automata of the four families against the library's regexes, and their detection."""
+"""The automata of pretokenizers against the library's own cuts, and their detection."""
 
+import random
+
+import numpy as np
 import pytest
-from byte_tokenizers import REGEXES, regex_split
+from byte_tokenizers import REGEXES, STEPS, regex_split
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from anchored.decode.tokenizer.detection import detect_pretokenizer
 from anchored.decode.tokenizer.families import family as automaton_of
 from anchored.decode.tokenizer.pretokenizer import CharacterClasses
-from anchored.decode.tokenizer.vocabulary import detect_pretokenizer
 from anchored.tools.bench.byte_work import draw_hard_strings
 
 UNKNOWN = {
@@ -24,6 +27,33 @@ def test_automata_cut_as_the_regexes_do(family):
         assert automaton.pretokens(text) == expected, text
 
 
+def with_steps(*steps) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = regex_split(*steps)
+    return tokenizer
+
+
+def strings_of_all_kinds(classes: CharacterClasses, number: int) -> list[str]:
+    """Strings of which each character is any one of a class, the classes equally often."""
+    source = random.Random(6)
+    kinds = [np.flatnonzero(classes.of == kind).tolist() for kind in range(1, len(classes.names))]
+    lengths = (source.randint(1, 9) for _ in range(number))
+    return [
+        "".join(chr(source.choice(source.choice(kinds))) for _ in range(length))
+        for length in lengths
+    ]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_cut_as_the_library_does(name):
+    tokenizer = with_steps(*STEPS[name])
+    automaton = detect_pretokenizer(tokenizer)
+    for text in (*draw_hard_strings(1000, seed=5), *strings_of_all_kinds(automaton.classes, 1500)):
+        pieces = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        expected = [end - start for _, (start, end) in pieces]
+        assert [*map(len, automaton.pretokens(text))] == expected, text
+
+
 def test_each_family_is_recognised(family, tokenizer):
     assert detect_pretokenizer(tokenizer) is automaton_of(family)
 
@@ -36,14 +66,44 @@ def test_gpt2s_own_byte_level_regex_is_recognised():
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_other_regexes_are_refused_in_one_line(name):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = regex_split(UNKNOWN[name])
-    with pytest.raises(ValueError, match="unsupported pre-tokenizer: it cuts like none of GPT-2, "):
-        detect_pretokenizer(tokenizer)
+    with pytest.raises(ValueError, match=r"pre-tokenizer: Split .* cuts like none of GPT-2, "):
+        detect_pretokenizer(with_steps(UNKNOWN[name]))
+
+
+FALCON = (
+    pre_tokenizers.Punctuation("contiguous"),
+    pre_tokenizers.ByteLevel(add_prefix_space=False),
+    pre_tokenizers.Digits(individual_digits=False),
+    pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+)
+UNKNOWN_STEPS = {
+    r"Digits behind ByteLevel .* \(Falcon": FALCON,
+    r"Split '\[0-9\]\[0-9\]' cuts like none": ("[0-9][0-9]", REGEXES["GPT-2"]),
+    "Whitespace cuts like none": (pre_tokenizers.Whitespace(), REGEXES["GPT-2"]),
+    "it does not cut": (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),),
+    # White space at the end of lines, as nothing cuts at newlines before.
+    "its steps together cut otherwise": (r"\s+$",),
+    "its steps together need .* states": (r"\p{N}{1,9}", r"[0-8]{1,9}", r"[0-7]{1,9}"),
+}
+
+
+@pytest.mark.parametrize("reason", UNKNOWN_STEPS)
+def test_other_steps_are_refused_by_name(reason):
+    with pytest.raises(ValueError, match=f"unsupported pre-tokenizer: {reason}") as refusal:
+        detect_pretokenizer(with_steps(*UNKNOWN_STEPS[reason]))
+    assert "\n" not in str(refusal.value)
+
+
+def test_falcon_cuts_inside_characters():
+    tokenizer = with_steps(*FALCON)
+    pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("\u043c")]
+    assert len(pieces) == 2
 
 
 def test_partial_characters_have_the_classes_of_their_completions():
-    classes = CharacterClasses(lambda character, category: category[:1] or "other")
+    classes = CharacterClasses.by_category(
+        lambda _, category: {"L": "L"}.get(category[:1], "other")
+    )
     assert classes.of_partial("\u4e2d".encode()[:2]) == {classes.index("L")}
     assert classes.of_partial(b"\xc3") == {classes.index("L"), classes.index("other")}
     assert classes.of_partial(b"\xed\xa0") == frozenset()
