@@ -63,7 +63,7 @@ def _stages(steps: list[Step]) -> list[PretokenizerAutomaton]:
         if before is not None and before["type"] == "ByteLevel":
             raise ValueError(
                 f"{_shown(step)} behind ByteLevel cuts the bytes of characters "
-                "(Falcon's Digits take 0xb2 for a number), byte level needs whole characters there"
+                "(Falcon's Digits take 0xbc for a number), byte level needs whole characters there"
             )
         before = step
         if step["type"] != "ByteLevel" or step["use_regex"]:

@@ -38,7 +38,7 @@ class ByteVocabulary:
         """stop_token_ids: tokens that end a text, of either model.
 
         Raises ValueError, in one line, for tokenizers that are not byte-level BPE, for
-        pretokenizers that cut like no supported family, for stop tokens that stand for text, and
+        pretokenizers with a step that is not known, for stop tokens that stand for text, and
         for missing start tokens.
         """
         file = read_tokenizer(tokenizer)

@@ -21,10 +21,14 @@ HOLDING = tuple("'sStTmMdDrRvVeElL\u017f\n\r ")
 # One of every other kind that no merge touches: letters of each case and of none, mark, number,
 # white space, control character.
 FRESH = tuple("\u0436\u0416\ud55c\u0900\u096b\u1680\x01")
+# What else pretokenizers of several steps tell apart: other scripts, symbols of ASCII and not, CJK.
+FRESH_OF_STEPS = tuple("\u0639\u055a^\u0964\u8a02")
 ONE = (*HOLDING, *FRESH)
 CONTRACTED = tuple("".join(pair) for pair in (*product("rRvV", "eE"), *product("lL", "lL")))
 RUNS = tuple("".join(run) for n in range(3) for run in product(*[" \t\n\r"] * n, "\n\r"))
 WHITE = [chr(point) for point in range(0x10000) if chr(point).isspace()]
+# Of the symbols that some steps name, one of each first two bytes.
+SYMBOLS_OF_STEPS = [*"\u2018\u3001\u2026\u0964\u06d4\u060c\uff0c"]
 CONTINUATIONS = range(0x80, 0xC0)
 FEW = (0x80, 0x90, 0xA0, 0xBF)
 
@@ -37,22 +41,24 @@ class TextOracle:
     - The bytes so far, where they are whole characters, and behind them nothing, one of HOLDING or
       FRESH; behind an apostrophe one of CONTRACTED, behind white space one of RUNS.
     - A cut character finished in all ways (of two bytes that it lacks the last is one of FEW, of
-      three the second is and the last is the first of FEW), and as every white space it may be.
+      three the second is and the last is the first of FEW), and as every white space it may be and
+      each of SYMBOLS_OF_STEPS.
     - Behind these, where it is white space or lacked one byte that some merge joins: HOLDING,
       FRESH, and for each byte that some merge joins, characters that begin with it; behind white
       space one of RUNS.
 
     So nothing is taken to occur that does not: a mask with the same laws lets in nothing more.
     Nor should it let in less. What comes later changes the tokens before it in two ways. It moves a
-    border: the regexes of the four families look at the kind of one character, at two in a
-    contraction, and at white space as far as a line end. Or it joins a merge, which a fresh
+    border: the pretokenizers look at the kind of one character, at two in a contraction, and at
+    white space as far as a line end or the end. Or it joins a merge, which a fresh
     character never does; so what any text shows is shown by one with a fresh character of the same
     kind in its place, and the kinds without a fresh one are there in full. A cut character can end
     in a fresh byte, unless the kind that is asked for has few characters, as white space; then the
     one behind it must keep it from merging. Texts are those behind the normalizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, has_steps: bool = False) -> None:
+        """has_steps: whether its pretokenizer tells more kinds apart than those of one regex."""
         content = json.loads(tokenizer.to_str())
         self._library = Tokenizer.from_str(json.dumps({**content, "normalizer": None}))
         byte_of, special = byte_alphabet(), {entry["id"] for entry in content["added_tokens"]}
@@ -61,12 +67,17 @@ class TextOracle:
             for piece, token in tokenizer.get_vocab().items()
             if token not in special
         }
-        fresh = {letter.encode()[0] for letter in FRESH}
+        self._one = (*ONE, *FRESH_OF_STEPS) if has_steps else ONE
+        self._rare = [*WHITE, *SYMBOLS_OF_STEPS] if has_steps else WHITE
+        fresh = {text.encode()[0] for text in set(self._one) - {*HOLDING}}
         assert not any(len(text) > 1 and fresh & set(text) for text in self.bytes_of.values())
         merged = {byte for text in self.bytes_of.values() if len(text) > 1 for byte in text}
         self._merged = merged.intersection(CONTINUATIONS)
         first = sorted(merged - {*CONTINUATIONS})
-        self._behind = [*ONE, *(text for byte in first for text in _first_texts(bytes([byte])))]
+        self._behind = [
+            *self._one,
+            *(text for byte in first for text in _first_texts(bytes([byte]))),
+        ]
         self._followers: dict[tuple[int, ...], list[int]] = {}
 
     def text(self, path: Sequence[int]) -> bytes:
@@ -110,15 +121,16 @@ class TextOracle:
         if not missing:
             whole = text.decode()
             tails = [
-                *ONE,
+                *self._one,
                 *(CONTRACTED if whole[-1:] == "'" else RUNS if whole[-1:].isspace() else ()),
             ]
             return [whole + tail for tail in tails]
-        white = [begun for letter in WHITE if (begun := _completed(text, letter, missing))]
+        rare = [begun for letter in self._rare if (begun := _completed(text, letter, missing))]
+        white = [begun for begun in rare if begun[-1] in WHITE]
         merged = _wholes(text, [sorted(self._merged)]) if missing == 1 else []
         every = _wholes(text, [CONTINUATIONS, FEW, FEW[:1]][:missing])
-        behind = product(white, RUNS), product([*white, *merged], self._behind)
-        return [*every, *white, *map("".join, chain(*behind))]
+        behind = product(white, RUNS), product([*rare, *merged], self._behind)
+        return [*every, *rare, *map("".join, chain(*behind))]
 
 
 def _first_texts(text: bytes) -> list[str]:

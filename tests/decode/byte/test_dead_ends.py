@@ -5,10 +5,11 @@ them might have come; the strings are those where that happens most.
 """
 
 import random
+from itertools import product
 
 import pytest
 from byte_streams import model_of, stream_of, vocabulary_of
-from byte_tokenizers import REGEXES, regex_split, trained
+from byte_tokenizers import REGEXES, STEPS, pre_tokenizer_of, trained
 from text_oracle import OracleLaws, TextOracle, byte_alphabet, worst_error
 from tokenizers import Tokenizer, models
 
@@ -17,8 +18,9 @@ STRINGS = ("'re\t\n", "x  \u3000", "e\u0301's", "\n \t1", "'RE12", "1''", "\u00e
 NUM_STRINGS = {"random": 4, "trained": len(STRINGS)}
 # Bytes of which most pairs merge, so that many sequences can only go on in a few ways.
 CROWDED = "'rReEsS1 \n\tx\u3000\u0301".encode()
-# With these, each family has dead ends in the strings.
+# With these, each family of one regex has dead ends in the strings.
 SEEDS = {"GPT-2": 4, "cl100k": 4, "Qwen": 4, "o200k": 3}
+SEEDS |= dict.fromkeys(STEPS, 4)
 NUM_LONGER = 60
 
 
@@ -50,15 +52,24 @@ def beginnings(strings: tuple[str, ...]) -> list[bytes]:
     return list(dict.fromkeys(cut))
 
 
-@pytest.mark.parametrize("merges", NUM_STRINGS)
-def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(family, merges):
+QUICK = [("random", "DeepSeek-V3"), ("trained", "BLOOM")]
+CASES = [*product(NUM_STRINGS, REGEXES), *QUICK]
+SLOW_CASES = [case for case in product(NUM_STRINGS, STEPS) if case not in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("merges", "family"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
+def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(merges, family):
     if merges == "trained":
         hard_tokenizer = trained(family, 100)
     else:
-        hard_tokenizer = crowded_tokenizer(regex_split(REGEXES[family]), SEEDS[family])
+        hard_tokenizer = crowded_tokenizer(pre_tokenizer_of(family), SEEDS[family])
     vocabulary = vocabulary_of(hard_tokenizer)
     model, end = model_of(vocabulary), hard_tokenizer.token_to_id("<|end|>")
-    laws = OracleLaws(TextOracle(hard_tokenizer), model, vocabulary.start_token_ids, end)
+    oracle = TextOracle(hard_tokenizer, has_steps=family in STEPS)
+    laws = OracleLaws(oracle, model, vocabulary.start_token_ids, end)
     stream, errors = stream_of(model, vocabulary), {}
     for text in beginnings(STRINGS[: NUM_STRINGS[merges]]):
         read = stream.read([list(text)], [0])

@@ -5,7 +5,7 @@ from itertools import chain, product
 
 import pytest
 from byte_streams import alive, closed_path, path_of, vocabulary_of
-from byte_tokenizers import REGEXES, regex_split, trained
+from byte_tokenizers import REGEXES, STEPS, regex_split, trained
 from tokenizers import AddedToken, Tokenizer, models
 
 from anchored.decode.byte.token_tree import TokenTree
@@ -70,6 +70,7 @@ def has_witness(tokenizer: Tokenizer, text: bytes, path: tuple[int, ...]) -> boo
     return False
 
 
+@pytest.mark.parametrize("family", [*REGEXES, "DeepSeek-V2"])
 def test_rows_and_single_tokens_agree(family):
     vocabulary = vocabulary_of(trained(family, 300))
     viability = vocabulary.viability
@@ -92,6 +93,7 @@ def assert_row_is_right(viability: Viability, standing: Standing) -> None:
     assert viability.allowed(standing).tolist() == expected
 
 
+@pytest.mark.parametrize("family", [*REGEXES, *STEPS])
 def test_texts_may_end_where_their_tokenisation_does(tokenizer, vocabulary):
     for text in draw_hard_strings(800, seed=8):
         normal = vocabulary.normalize(text)
