@@ -49,7 +49,7 @@ def _detected(content: str) -> PretokenizerAutomaton:
         stages = _stages(steps_of(json.loads(content), "pretokenizers"))
         automaton = reduce(cut_again, stages)
         if not _cuts_like(automaton, json.loads(content)):
-            raise ValueError("its steps together cut otherwise than each of them alone")
+            raise ValueError("it does not cut as its steps do where each is read by itself")
     except ValueError as error:
         raise ValueError(f"unsupported pre-tokenizer: {error}") from None
     return automaton

@@ -82,7 +82,7 @@ UNKNOWN_STEPS = {
     "Whitespace cuts like none": (pre_tokenizers.Whitespace(), REGEXES["GPT-2"]),
     "it does not cut": (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),),
     # White space at the end of lines, as nothing cuts at newlines before.
-    "its steps together cut otherwise": (r"\s+$",),
+    "it does not cut as its steps do": (r"\s+$",),
     "its steps together need .* states": (r"\p{N}{1,9}", r"[0-8]{1,9}", r"[0-7]{1,9}"),
 }
 
