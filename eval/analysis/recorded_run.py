@@ -104,6 +104,11 @@ class RecordedRun:
             self._read[setting] = [(own, Ledger.load(path)) for own, path in chosen]
         return self._read[setting]
 
+    def ledger(self, generation: RecordedGeneration) -> Ledger | None:
+        """Its ledger, if it is there."""
+        path = self.ledger_file(generation)
+        return None if path is None else Ledger.load(path)
+
     def ledger_file(self, generation: RecordedGeneration) -> Path | None:
         """Where its ledger lies, if it is there, within the folder."""
         path = self.folder / str(generation.row.get("ledger") or "")
