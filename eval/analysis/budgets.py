@@ -23,16 +23,16 @@ def budget_trajectories(run: RecordedRun) -> Analysis:
 
     Source: paper, section "Adaptive Budgeting Handles Non-uniform Risk".
     """
-    found = [(name, run.ledgers(name)) for name in run.budgeted if run.ledgers(name)]
+    found = [(name, run.ledgers(name)) for name in run.budgeted if _accrues(run, name)]
     if not found:
-        raise NotMeasured("no setting with a bound has its ledgers here")
+        raise NotMeasured("no setting whose budget accrues step by step has its ledgers here")
     count = min(NUM_TRAJECTORIES, len(found))
     chosen = [found[place * len(found) // count] for place in range(count)]
     shown = [(name, *_longest(own)) for name, own in chosen]
     return Analysis(
         title="What single texts might spend and spent",
-        note=f"The longest text of {count} of {len(found)} settings with a bound, as recorded in "
-        "its ledger; nats.",
+        note=f"The longest text of {count} of {len(found)} settings whose budget accrues step by "
+        "step, as recorded in its ledger; nats.",
         columns=[
             Column(key="setting", title="setting"),
             Column(key="text", title="text"),
@@ -62,6 +62,11 @@ def budget_trajectories(run: RecordedRun) -> Analysis:
     )
 
 
+def _accrues(run: RecordedRun, name: str) -> bool:
+    """What is left unspent stays: the other budgets are not drawn as sums of k."""
+    return run.ledgers(name)[0][1].header.rule_settings.get("budget") == "adaptive"
+
+
 def _longest(own: Sequence[tuple[RecordedGeneration, Ledger]]) -> tuple[RecordedGeneration, Ledger]:
     return max(own, key=lambda each: len(each[1].steps))
 
@@ -86,13 +91,14 @@ def acceptance(run: RecordedRun) -> Analysis:
     rows = [row for row in found if row is not None]
     if not rows:
         raise NotMeasured("no setting with a bound has recorded tokens")
-    drawn = [row for row in rows if isinstance(row["k"], float) and math.isfinite(row["k"])]
+    drawn = [row for row in rows if row["setting"] in run.k_sweep]
     return Analysis(
         title="How often the safe model's draw is kept",
         note="Kept: the share of tokens that are the safe model's own draw, which estimates the "
         "mean of 1 - TV(p*, p_s). At least: what follows for it from the spends (Pinsker; "
         "Bretagnolle and Huber), and for 1 - TV(p*, p_r) from recorded divergences "
-        "(anchored divergences), where a k has them.",
+        "(anchored divergences), where a setting has them. The picture shows the settings that "
+        "differ in k alone.",
         columns=[
             Column(key="setting", title="setting"),
             Column(key="k", title="k", num_decimals=2),
@@ -139,7 +145,6 @@ def _kept(
         - sum(own.row["risky_tokens"] for own in rows) / sum(own.row["num_tokens"] for own in rows)
         for rows in grouped(counted, lambda own: own.seed).values()
     ]
-    k = ledgers[0].header.k
     spends = [step.spend for ledger in ledgers for step in ledger.steps]
     like = [ledger for ledger in run.replayed if ledger.header.rule_settings == _settings(ledgers)]
     apart = [
@@ -150,7 +155,7 @@ def _kept(
     ]
     return {
         "setting": name,
-        "k": k if math.isfinite(k) else None,
+        "k": run.ks.get(name),
         "kept": over_seeds(shares),
         "safe_overlap": _mean_overlap(spends),
         "risky_overlap": _mean_overlap(apart),

@@ -22,21 +22,22 @@ def precision_by_group(run: RecordedRun, judged: Path | None) -> Analysis:
     results = read_json(judged, "anchored judge factuality")
     if results.get("judge") != "factuality" or not isinstance(results.get("settings"), list):
         raise ValueError(f"{judged} is not what anchored judge factuality writes")
-    budgets = {row["setting"]: row.get("k") for row in run.results.get("rows", [])}
     groups = list(dict.fromkeys(name for own in results["settings"] for name in own["by_group"]))
     if not groups:
         raise NotMeasured("the judged texts name no group (as how frequent an entity is)")
     rows = [
         {
             "setting": own["setting"],
-            "k": budgets.get(own["setting"]),
+            "k": run.ks.get(own["setting"]),
             **{name: _macro(own["by_group"].get(name)) for name in groups},
         }
         for own in results["settings"]
     ]
+    swept = [row for row in rows if row["setting"] in run.k_sweep]
     return Analysis(
         title="Factual precision by group of texts",
-        note="Share of supported claims, the mean over texts, then over seeds.",
+        note="Share of supported claims, the mean over texts, then over seeds. The picture shows "
+        "the settings that differ in k alone.",
         columns=[
             Column(key="setting", title="setting"),
             Column(key="k", title="k", num_decimals=2),
@@ -45,7 +46,7 @@ def precision_by_group(run: RecordedRun, judged: Path | None) -> Analysis:
         rows=rows,
         draw=partial(
             plot_series,
-            {"": {name: _curve(rows, name) for name in groups}},
+            {"": {name: _curve(swept, name) for name in groups}},
             title="Factual precision by group of texts",
             x_label="k, nats a step",
             y_label="share of supported claims",
@@ -63,5 +64,5 @@ def _macro(figures: Any) -> SeedStatistics | None:
 
 
 def _curve(rows: list[dict[str, Any]], name: str) -> Series:
-    found = sorted((row["k"], row[name].mean) for row in rows if row["k"] and row[name])
+    found = sorted((row["k"], row[name].mean) for row in rows if row[name])
     return Series([k for k, _ in found], [precision for _, precision in found])

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
-from .distributions import looks
+from .distributions import COLOURS, looks
 from .style import figure_style, new_figure, save_figure, set_log_scale
 
+MARKERS: Final = ("o", "^", "s", "x")
+"""Of points: another for each round of colours."""
 Look = Literal["lines", "steps", "points"]
 
 
@@ -73,7 +75,9 @@ def plot_series(
 def _draw(axes: Axes, series: Series, label: str, place: int, look: Look) -> None:
     style = looks(place)
     if look == "points":
-        axes.plot(*series, "o", color=style["color"], markersize=3.5, alpha=0.6, label=label)
+        marker = MARKERS[place // len(COLOURS) % len(MARKERS)]
+        look_of = {"color": style["color"], "markersize": 3.5, "alpha": 0.6}
+        axes.plot(*series, marker, label=label, **look_of)
     elif look == "steps":
         axes.step(*series, where="post", label=label, **style)
     else:

@@ -30,6 +30,8 @@ def test_settings_have_their_own_names_and_order(run):
     assert list(run.by_setting) == ["p_s", "k=1", f"k=2 {HOSTILE}", "p_r"]
     assert (run.risky, run.budgeted) == ("p_r", ["k=1", f"k=2 {HOSTILE}"])
     assert run.debts == {"a": 1.0, "b": 3.0}
+    assert run.ks == {"k=1": 1.0, f"k=2 {HOSTILE}": 2.0}
+    assert run.k_sweep == list(run.ks)
 
 
 def test_divergences_are_split_by_domain_and_their_tail_by_a_common_quantile(run):
