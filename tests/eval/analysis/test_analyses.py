@@ -99,8 +99,8 @@ def test_spends_are_related_to_copies(run):
 
 def test_rank_correlation_shares_the_ranks_of_ties():
     assert rank_correlation([1, 2, 3], [10, 20, 15]) == pytest.approx(0.5)
-    # Ranks 1.5, 1.5, 3 and 1, 2, 3.
-    assert rank_correlation([5, 5, 9], [1, 2, 3]) == pytest.approx(1.5 / math.sqrt(1.5 * 2))
+    # Ranks 1.5, 1.5, 3, 4 and 1, 2, 3, 4.
+    assert rank_correlation([5, 5, 9, 12], [1, 2, 3, 4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
 
 
 def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
