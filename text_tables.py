@@ -1,9 +1,10 @@
-"""Tables of text: as Markdown, LaTeX or CSV, aligned for a terminal, or line by line."""
+"""Tables of text: as Markdown, LaTeX, HTML or CSV, aligned for a terminal, or line by line."""
 
 import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
+from html import escape
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: bool) -> str:
@@ -16,7 +17,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: 
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *cells))
 
 
-_LATEX_SPECIAL = re.compile(r"[&%$#_{}]")
+_LATEX_SPECIAL = re.compile(r"[&%$#_{}\\^~]")
+_LATEX_WORDS = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+"""Characters that a backslash before them does not escape."""
 
 
 def latex(head: Sequence[str], parts: Iterable[tuple[str, Iterable[Sequence[object]]]]) -> str:
@@ -40,7 +43,18 @@ def _latex_line(cells: Sequence[object]) -> str:
 
 
 def _latex_cell(cell: object) -> str:
-    return _LATEX_SPECIAL.sub(r"\\\g<0>", str(cell))
+    return _LATEX_SPECIAL.sub(lambda own: _LATEX_WORDS.get(own[0], rf"\{own[0]}"), str(cell))
+
+
+def html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A <table>; cells are escaped."""
+    lines = (_html_line(row, "td") for row in rows)
+    table = "\n".join([f"<thead>{_html_line(head, 'th')}</thead>", "<tbody>", *lines, "</tbody>"])
+    return f"<table>\n{table}\n</table>"
+
+
+def _html_line(cells: Sequence[object], kind: str) -> str:
+    return f"<tr>{''.join(f'<{kind}>{escape(str(cell))}</{kind}>' for cell in cells)}</tr>"
 
 
 def comma_separated(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -59,10 +59,7 @@ def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
     """
     files = [path]
     if path.is_dir():
-        found = sorted((path / "generations").glob("*.jsonl"), key=_with_numbers)
-        files = [file for file in found if not file.name.endswith(".unfinished.jsonl")]
-        if not files:
-            raise ValueError(f"{path} holds no generations/*.jsonl")
+        files = generation_files(path)
         own = path / PROMPTS_FILE
         prompts = own if prompts is None and own.exists() else prompts
     known = {} if prompts is None else _by_id(prompts)
@@ -74,6 +71,20 @@ def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
     if not texts:
         raise ValueError(f"{path} holds no texts")
     return texts
+
+
+def generation_files(folder: Path) -> list[Path]:
+    """generations/SETTING.jsonl of a run's folder, k=2 before k=10; ValueError without any."""
+    found = sorted((folder / "generations").glob("*.jsonl"), key=_with_numbers)
+    files = [file for file in found if not file.name.endswith(".unfinished.jsonl")]
+    if not files:
+        raise ValueError(f"{folder} holds no generations/*.jsonl")
+    return files
+
+
+def file_name(setting: str) -> str:
+    """A setting's name, as its files and folders bear it."""
+    return re.sub(r"[^\w.=+-]+", "-", setting)
 
 
 def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:

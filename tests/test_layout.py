@@ -48,7 +48,7 @@ STOREYS = {
     ),
     "eval": (
         *("eval", "eval/copying", "eval/retrieval", "eval/quality", "eval/harness"),
-        *("eval/figures", "eval/report", "eval/experiments", "eval/calibration"),
+        *("eval/figures", "eval/report", "eval/analysis", "eval/experiments", "eval/calibration"),
     ),
     "tools": ("tools/commands", "tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
 }

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from ...decode.rules.rule import Rule
 from ...decode.settings import LevelName
 from ...durable_files import write_durably
 from ..copying.metrics import CopyingConfig
+from ..recorded_texts import file_name
 from ..retrieval.passages import PassageIndex
 
 Rows = list[dict[str, Any]]
@@ -39,7 +39,7 @@ class Setting:
     @property
     def file_name(self) -> str:
         """The name, as files and folders bear it."""
-        return re.sub(r"[^\w.=+-]+", "-", self.name)
+        return file_name(self.name)
 
     @property
     def takes_passage(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from .style import BLUE, GREY, PURPLE, figure_style, new_figure, save_figure
+from .style import BLUE, GREY, PURPLE, figure_style, new_figure, save_figure, set_log_scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +52,7 @@ def plot_calibration(curve: CalibrationCurve, path: Path, *, caption: str) -> No
         title = f"{curve.figure_name} at every measured k: k = {curve.chosen:g} is taken"
         figure = new_figure(6.4, 4.4, title=title, caption=caption)
         axes = figure.add_subplot()
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
+        set_log_scale(axes.xaxis)
         axes.axhline(curve.target, color=GREY, linestyle="--", linewidth=1, label="target")
         _draw(axes, curve.points, color=BLUE, marker="o", linewidth=1.4, label="measured")
         look: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none"}

@@ -9,9 +9,11 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.text import Annotation, Text
+from matplotlib.ticker import NullFormatter
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
@@ -34,6 +36,7 @@ _RC: Final[dict[Any, Any]] = {
     "axes.titlesize": 10,
     "legend.frameon": False,
     "svg.hashsalt": "anchored",
+    "text.parse_math": False,  # names of settings and works are text: "$" stays what it is
 }
 
 
@@ -52,6 +55,14 @@ def new_figure(width: float, height: float, *, title: str, caption: str) -> SubF
     figure.suptitle(title, x=_EDGE, ha="left", fontsize=11, fontweight="bold")
     figure.supxlabel(caption, x=_EDGE, ha="left", fontsize=8.5, color=GREY)
     return figure.add_subfigure(figure.add_gridspec()[0])
+
+
+def set_log_scale(axis: Axis) -> None:
+    """Powers of ten as plain numbers: formulas are not read in any text (see _RC)."""
+    axes = axis.axes
+    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save_figure(figure: SubFigure, path: Path) -> None:

@@ -2,10 +2,32 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Final
+from typing import Final, NamedTuple
+
+from .html_page import html_page
+
+
+class TokenSpend(NamedTuple):
+    """A step's figures in nats, as its ledger has them."""
+
+    spend: float
+    allowance: float
+    weight: float
+    log_prob: float
+    """log p* of the token."""
+    safe_log_prob: float | None
+    """log p_s; None where the safe model was not read."""
+
+    def shown(self, text: str) -> str:
+        """What the token's tooltip says."""
+        ratio = None if self.safe_log_prob is None else self.log_prob - self.safe_log_prob
+        return (
+            f"{text!r}: spend {self.spend:.4g}, allowance {self.allowance:.4g}, weight "
+            f"{self.weight:.3g}, log p*/p_s {'unknown' if ratio is None else f'{ratio:.3g}'}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +47,8 @@ class Generation:
     """Largest probability, before it was drawn, that a text of this setting begins with the
     reference (`verbatim_bounds`); None where it is not known."""
     finish_reason: str = ""
+    tokens: Sequence[TokenSpend] = ()
+    """What each piece spent, for colours and tooltips; () shows neither."""
 
     def __post_init__(self) -> None:
         length = sum(len(text) for text, _ in self.pieces)
@@ -33,6 +57,10 @@ class Generation:
                 raise ValueError(
                     f"copied span of {self.label!r} must lie in [0, {length}], got [{start}, {end}]"
                 )
+        if self.tokens and len(self.tokens) != len(self.pieces):
+            raise ValueError(
+                f"{self.label!r} has {len(self.pieces)} pieces and {len(self.tokens)} tokens"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +84,20 @@ def side_by_side_page(
     """
     if not records:
         raise ValueError("a side-by-side page needs at least one record, got none")
+    return html_page(title, records_html(records))
+
+
+def records_html(records: Sequence[SideBySideRecord]) -> str:
+    """The page's body: what the marks mean, the list of records, and the records."""
     entries = "\n".join(
         f'<li><a href="#record-{i}">{escape(record.title)}</a></li>'
         for i, record in enumerate(records)
     )
+    has_spends = any(column.tokens for record in records for column in record.columns)
     articles = "\n".join(_article(i, record) for i, record in enumerate(records))
-    return _PAGE.format(
-        title=escape(title), style=_STYLE, legend=_LEGEND, entries=entries, articles=articles
+    return (
+        f'{_SPEND_LEGEND if has_spends else _LEGEND}\n<nav aria-label="Prompts"><ul>\n'
+        f"{entries}\n</ul></nav>\n{articles}"
     )
 
 
@@ -81,30 +116,53 @@ def _article(index: int, record: SideBySideRecord) -> str:
 
 
 def _column(generation: Generation) -> str:
-    body = "".join(_marked(*run) for run in _runs(generation))
+    looks = _looks(generation)
+    if generation.tokens:
+        per_token = zip(generation.pieces, generation.tokens, strict=True)
+        body = "".join(_token(text, own, looks) for (text, _), own in per_token if text)
+    else:
+        body = _runs(looks)
+    kind = "text spends" if generation.tokens else "text"
     return (
         f"<section><h3>{escape(generation.label)}</h3>"
-        f'<p class="text">{body}</p><p class="facts">{escape(_facts(generation))}</p></section>'
+        f'<p class="{kind}">{body}</p><p class="facts">{escape(_facts(generation))}</p></section>'
     )
 
 
-def _runs(generation: Generation) -> Iterator[tuple[str, bool, bool]]:
-    """Longest stretches of one look: text, whether it is copied, whether the risky model chose."""
+Look = tuple[str, bool, bool]
+"""A character, whether it is copied, whether the risky model chose it."""
+
+
+def _looks(generation: Generation) -> Iterator[Look]:
     copied = {i for start, end in generation.copied_spans for i in range(start, end)}
     characters = ((each, accepted) for text, accepted in generation.pieces for each in text)
-    looks = (
+    return (
         # An underlined space hangs on to the end of the line when the text wraps there.
         (character, place in copied, not accepted and not character.isspace())
         for place, (character, accepted) in enumerate(characters)
     )
-    for (is_copied, is_risky), run in itertools.groupby(looks, key=lambda look: look[1:]):
-        yield "".join(character for character, _, _ in run), is_copied, is_risky
+
+
+def _token(text: str, spend: TokenSpend, looks: Iterator[Look]) -> str:
+    """One token, coloured by its spend; takes its characters of `looks`."""
+    level = sum(spend.spend >= nats for nats in SPEND_LEVELS)
+    shade = f' class="s{level}"' if level else ""
+    inner = _runs(itertools.islice(looks, len(text)))
+    return f'<span{shade} title="{escape(spend.shown(text))}">{inner}</span>'
+
+
+def _runs(looks: Iterable[Look]) -> str:
+    """Longest stretches of one look, marked as such."""
+    return "".join(
+        _marked("".join(character for character, _, _ in run), is_copied, is_risky)
+        for (is_copied, is_risky), run in itertools.groupby(looks, key=lambda look: look[1:])
+    )
 
 
 def _marked(text: str, is_copied: bool, is_risky: bool) -> str:
     marked = escape(text)
     if is_risky:
-        marked = f'<u title="the risky model chose this">{marked}</u>'
+        marked = f"<u>{marked}</u>"
     return f"<mark>{marked}</mark>" if is_copied else marked
 
 
@@ -122,56 +180,19 @@ def _facts(generation: Generation) -> str:
     return "; ".join(facts)
 
 
+SPEND_LEVELS: Final = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
+"""Nats from which on a token has the next darker colour: classes s1 to s6 of the style."""
+
+_SPEND_LEGEND: Final = (
+    '<p class="legend spends"><mark>overlined</mark>: also in the reference, in a run of words '
+    "long enough to count as copied. <u>underlined</u>: the risky model chose the token. Darker: "
+    "the token spent more nats; from "
+    + ", ".join(f'<span class="s{i}">{nats:g}</span>' for i, nats in enumerate(SPEND_LEVELS, 1))
+    + ". Resting on a token shows its figures.</p>"
+)
+
 _LEGEND: Final = (
     '<p class="legend"><mark>highlighted</mark>: also in the reference, in a run of words '
     "long enough to count as copied. <u>underlined</u>: the draw from the safe model was "
     "rejected and the risky model chose the token.</p>"
 )
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #5f5f5f;
-  --line: #d4d4d4; --panel: #f6f6f4; --mark: #ffe08a; --risky: #c2410c; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e6; --paper: #161618; --soft: #a3a3a3;
-  --line: #3a3a3d; --panel: #1f1f22; --mark: #6b5300; --risky: #ff9d6b; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem; color: var(--ink); background: var(--paper);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.4rem; margin: 0 0 .5rem; }
-h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
-h3 { font-size: .85rem; margin: 0 0 .4rem; color: var(--soft); }
-p { margin: 0; }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; font-family: Georgia, serif; }
-.facts { margin-top: .6rem; font-size: .8rem; color: var(--soft); }
-.legend { max-width: 60rem; color: var(--soft); }
-.legend mark, .legend u { color: var(--ink); }
-nav ul { columns: 16rem; margin: .5rem 0 0; padding-left: 1.2rem; }
-article { margin-top: 2rem; padding-top: 1rem; border-top: 1px solid var(--line); }
-section { padding: .7rem .9rem; border: 1px solid var(--line); border-radius: .4rem; }
-.prompt { margin-bottom: .7rem; }
-.columns { display: grid; grid-auto-flow: column; grid-auto-columns: minmax(17rem, 1fr);
-  gap: .7rem; overflow-x: auto; padding-bottom: .4rem; }
-.reference, .prompt { background: var(--panel); }
-.reference { position: sticky; left: 0; }
-a { color: inherit; }
-mark { background: var(--mark); color: inherit; border-radius: .15rem; }
-u { text-decoration: underline 2px var(--risky); text-underline-offset: 3px; }
-"""
-
-_PAGE: Final = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-{legend}
-<nav aria-label="Prompts"><ul>
-{entries}
-</ul></nav>
-{articles}
-</body>
-</html>
-"""

@@ -1,4 +1,4 @@
-"""Tables of results, for a terminal, as Markdown, LaTeX and CSV."""
+"""Tables of results, for a terminal, as Markdown, LaTeX, HTML and CSV."""
 
 import itertools
 import math
@@ -57,6 +57,13 @@ def markdown_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]
     head, *lines = _cells(rows, columns)
     table = text_tables.markdown(head, lines, numbers=True)
     return "\n".join([table, *("\n" + note for note in _notes(rows, columns))])
+
+
+def html_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
+    """The same as HTML, every cell escaped."""
+    head, *lines = _cells(rows, columns)
+    notes = (f'<p class="facts">{note}</p>' for note in _notes(rows, columns))
+    return "\n".join([f'<div class="wide">{text_tables.html(head, lines)}</div>', *notes])
 
 
 Parts = Sequence[tuple[str, Sequence[Mapping[str, Cell]]]]

@@ -34,6 +34,8 @@ NOT_RUN = {
     "anchored calibrate": "needs a trained quickstart: minutes",
     "anchored measure": "needs the texts of a run",
     "anchored judge": "needs an endpoint",
+    "anchored analyse": "needs the texts of a run",
+    "anchored report": "needs the texts of a run",
     "anchored gpu-check": "needs a GPU",
     "anchored lm-eval": "downloads the task's data sets",
     "anchored tokenize": "downloads a source of the Common Pile",

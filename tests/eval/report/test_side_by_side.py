@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.eval.report.side_by_side import Generation, SideBySideRecord, side_by_side_page
+from anchored.eval.report.side_by_side import (
+    Generation,
+    SideBySideRecord,
+    TokenSpend,
+    side_by_side_page,
+)
 
 VOID = {"meta"}
 
@@ -135,3 +140,14 @@ def test_spans_outside_the_text_and_a_page_of_nothing_are_refused():
 def test_what_the_bound_says_of_the_reference_stands_beside_the_text():
     assert "begins with the reference with p &lt;= 0.067" in page_of(copy_probability=0.0674)
     assert "begins with" not in page_of()
+
+
+def test_tokens_are_coloured_by_what_they_spent_and_tell_it():
+    tokens = [TokenSpend(0.0, 1.0, 0.0, -1.0, -1.0), TokenSpend(2.5, 3.0, 1.0, -0.5, None)]
+    html = page_of(pieces=[("a", True), ("b", False)], copied_spans=[(1, 2)], tokens=tokens)
+    assert '<span title="&#x27;a&#x27;: spend 0, allowance 1, weight 0, log p*/p_s 0">a<' in html
+    assert '<span class="s5" title="&#x27;b&#x27;: spend 2.5, allowance 3, weight 1, ' in html
+    assert 'log p*/p_s unknown"><mark><u>b</u></mark></span>' in html
+    assert "Darker: the token spent more nats" in html
+    with pytest.raises(ValueError, match="'k = 1' has 1 pieces and 2 tokens"):
+        page_of(pieces=[("a", True)], tokens=tokens)

@@ -12,6 +12,7 @@ from anchored.eval.report.tables import (
     Column,
     bits_per_byte_column,
     csv_table,
+    html_table,
     latex_table_of_parts,
     markdown_table,
     markdown_table_of_parts,
@@ -135,6 +136,16 @@ def test_a_latex_table_has_rules_between_its_parts_and_escapes_what_is_special()
         r"\end{tabular}",
     ]
     assert r"100\% of \{a\}" in latex_table_of_parts([("", [{"setting": "100% of {a}"}])], COLUMNS)
+    command = latex_table_of_parts([("", [{"setting": r"\input{a^~}"}])], COLUMNS)
+    escaped = r"\textbackslash{}input\{a\textasciicircum{}\textasciitilde{}\}"
+    assert escaped in command
+
+
+def test_an_html_table_has_every_cell_escaped_and_says_what_brackets_mean():
+    html = html_table([*ROWS, {"setting": "<b>&"}], COLUMNS)
+    assert "<tr><th>setting</th><th>NCR</th>" in html
+    assert "<tr><td>&lt;b&gt;&amp;</td><td>-</td><td>-</td><td>-</td></tr>" in html
+    assert html.endswith("mean (standard deviation) over 3 seeds</p>")
 
 
 def test_a_csv_table_has_unrounded_figures_and_a_column_of_deviations():

@@ -1,0 +1,160 @@
+"""The analyses against figures by hand, on ledgers and rows made up for them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from recorded_runs import HOSTILE, record_run
+
+from anchored.eval.analysis.budgets import acceptance, budget_trajectories, overlap_bound
+from anchored.eval.analysis.copied_spans import (
+    debt_deciles,
+    rank_correlation,
+    spend_and_copying,
+    start_positions,
+)
+from anchored.eval.analysis.divergences import prefix_ratios, step_divergences
+from anchored.eval.analysis.factuality import precision_by_group
+from anchored.eval.analysis.recorded_run import NotMeasured, RecordedRun
+from anchored.eval.analysis.registry import ANALYSES, analyses, write_analyses
+from anchored.eval.figures.distributions import density, tail
+
+
+@pytest.fixture
+def run(tmp_path) -> RecordedRun:
+    return RecordedRun(record_run(tmp_path / "run"))
+
+
+def test_settings_have_their_own_names_and_order(run):
+    assert list(run.by_setting) == ["p_s", "k=1", f"k=2 {HOSTILE}", "p_r"]
+    assert (run.risky, run.budgeted) == ("p_r", ["k=1", f"k=2 {HOSTILE}"])
+    assert run.debts == {"a": 1.0, "b": 3.0}
+    assert run.ks == {"k=1": 1.0, f"k=2 {HOSTILE}": 2.0}
+    assert run.k_sweep == list(run.ks)
+
+
+def test_divergences_are_split_by_domain_and_their_tail_by_a_common_quantile(run):
+    found = step_divergences(run)
+    # The risky model's steps diverge by 1, 2, 3 (books) and 4, 5, 6 nats (news): q90 is 6.
+    books, news = found.rows
+    assert (books["domain"], books["steps"], books["mean"], books["tail"]) == ("books", 3, 2.0, 0)
+    assert (news["domain"], news["median"], news["tail"]) == ("news", 5.0, 1 / 3)
+
+
+def test_ratios_of_prompts_stand_beside_their_debts(run):
+    rows = {(row["figure"], row["domain"]): row for row in prefix_ratios(run).rows}
+    assert rows["debt of a prompt", "books"]["mean"] == 1.0
+    # divergences.jsonl holds the ratios of prompt a alone: -1, 0.5, 2.
+    ratios = rows["ratio of a symbol", "books"]
+    assert (ratios["count"], ratios["mean"], ratios["q99"]) == (3, 0.5, 2.0)
+    assert ("ratio of a symbol", "news") not in rows
+
+
+def test_what_the_risky_model_copies_is_grouped_by_debt(run):
+    first, second = debt_deciles(run).rows
+    assert (first["from"], first["to"], first["word_lcs"]) == (1.0, 1.0, 2.0)
+    assert (second["from"], second["prompts"], second["word_lcs"]) == (3.0, 1, 8.0)
+
+
+def test_spans_begin_where_they_were_recorded(run):
+    rows = {(row["setting"], row["spans"]): row for row in start_positions(run).rows}
+    # Of the two spans of p_r, of 2 and 8 words, the second begins at word 12.
+    assert rows["p_r", "word LCS"]["median"] == 8.0
+    assert rows["p_r", "word LCS"]["early"] == 0.5
+    assert rows["p_r", "word LCS of 5 words"]["median"] == 12.0
+    assert rows["p_r", "ACS"]["texts"] == 1
+    assert ("p_s", "ACS") not in rows
+
+
+def test_trajectories_are_of_the_longest_texts(run):
+    first, _ = budget_trajectories(run).rows
+    assert (first["text"], first["k"], first["debt"]) == ("a, seed 0", 1.0, 1.0)
+    assert (first["spent"], first["steps"], first["idle"]) == (0.75, 3, 1)
+
+
+def test_kept_draws_lie_above_what_spends_and_divergences_allow(run):
+    first, second = acceptance(run).rows
+    # One of three tokens of each text of k=1 is the risky model's own.
+    assert first["kept"].mean == pytest.approx(2 / 3)
+    spends = [0.0, 0.25, 0.5]
+    assert first["safe_overlap"] == pytest.approx(np.mean([*map(overlap_bound, spends)]))
+    # divergences.jsonl holds those of k=1: log 2 at each step.
+    assert first["risky_overlap"] == pytest.approx(1 - math.sqrt(math.log(2) / 2))
+    assert second["risky_overlap"] is None
+
+
+@pytest.mark.parametrize("nats", [0.0, 1e-9, 0.1, 1.0, 3.0, 50.0, math.inf])
+def test_the_overlap_of_two_coins_is_never_below_its_bound(nats):
+    # KL((1, 0) || (p, 1 - p)) = -log p, and 1 - TV = p.
+    assert 0.0 <= overlap_bound(nats) <= math.exp(-nats) + 1e-12
+
+
+def test_spends_are_related_to_copies(run):
+    rows = {row["setting"]: row for row in spend_and_copying(run).rows}
+    assert (rows["k=1"]["spent"], rows["k=1"]["word_lcs"]) == (0.75, 1.5)
+    assert math.isnan(rows["k=1"]["correlation"])  # both texts spent as much
+    assert rows["all of them"]["texts"] == 4
+
+
+def test_rank_correlation_shares_the_ranks_of_ties():
+    assert rank_correlation([1, 2, 3], [10, 20, 15]) == pytest.approx(0.5)
+    # Ranks 1.5, 1.5, 3, 4 and 1, 2, 3, 4.
+    assert rank_correlation([5, 5, 9, 12], [1, 2, 3, 4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+
+
+def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
+    path = tmp_path / "factuality.json"
+    figures = {"macro": {"mean": 0.5, "std": None, "num_seeds": 1}}
+    settings = [{"setting": "k=1", "by_group": {"rare": figures, "frequent": {"macro": None}}}]
+    path.write_text(json.dumps({"judge": "factuality", "settings": settings}))
+    (row,) = precision_by_group(run, path).rows
+    assert (row["k"], row["rare"].mean, row["frequent"]) == (1.0, 0.5, None)
+    with pytest.raises(NotMeasured, match="--factuality"):
+        precision_by_group(run, None)
+    path.write_text('{"judge": "fluency"}')
+    with pytest.raises(ValueError, match=r"factuality\.json is not what anchored judge factual"):
+        precision_by_group(run, path)
+
+
+def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
+    assert tail([1, 2, 2, 4], 2) == ([2, 4], [0.75, 0.25])
+    for values in ([1.0, 2.0, 2.5], [3.0], [0.0, 0.0]):
+        points, densities = density(values)
+        assert np.trapezoid(densities, points) == pytest.approx(1, abs=0.01)
+
+
+def test_all_of_them_are_written_with_a_picture_each(run, tmp_path):
+    result = analyses(run)
+    assert set(result.found) == set(ANALYSES)
+    assert list(result.not_measured) == ["precision_by_group"]
+    write_analyses(result.found, tmp_path / "analysis")
+    for name in ANALYSES:
+        for suffix in ("md", "tex", "csv", "png", "svg"):
+            assert (tmp_path / "analysis" / f"{name}.{suffix}").stat().st_size
+
+
+def test_what_a_run_does_not_hold_is_said_and_nothing_fails(tmp_path):
+    folder = record_run(tmp_path / "run", measured=False, ledgers=False)
+    result = analyses(RecordedRun(folder))
+    assert result.found == {}
+    assert "no setting is the risky model alone" in result.not_measured["step_divergences"]
+
+
+def test_as_many_ledgers_as_asked_for_are_read_and_none_from_elsewhere(tmp_path):
+    folder = record_run(tmp_path / "run")
+    assert len(RecordedRun(folder, max_ledgers=1).ledgers("p_r")) == 1
+    assert len(RecordedRun(folder, max_ledgers=0).ledgers("p_r")) == 2
+    elsewhere = folder / "ledgers/p_r/a-0.jsonl"
+    elsewhere.rename(tmp_path / "a-0.jsonl")
+    rows = folder / "generations/p_r.jsonl"
+    rows.write_text(rows.read_text().replace("ledgers/p_r/a-0.jsonl", "../a-0.jsonl"))
+    assert len(RecordedRun(folder).ledgers("p_r")) == 1
+
+
+def test_a_damaged_ledger_is_named(tmp_path):
+    folder = record_run(tmp_path / "run")
+    path = folder / "ledgers/p_r/a-0.jsonl"
+    path.write_text(path.read_text().replace('"spend": 2.0', '"spend": 2.5'))
+    with pytest.raises(ValueError, match=r"a-0\.jsonl: a figure was changed"):
+        analyses(RecordedRun(folder))

@@ -1,0 +1,158 @@
+"""The page on a run: complete, and safe whatever models, settings and works are called or wrote."""
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from recorded_runs import HOSTILE, record_run
+
+from anchored.eval.analysis.recorded_run import RecordedRun
+from anchored.eval.analysis.registry import ANALYSES, analyses
+from anchored.eval.analysis.run_report import run_report
+
+VOID = {"meta", "img"}
+ALLOWED = {
+    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "a"),
+    *("nav", "table", "thead", "tbody", "tr", "th", "td", "div", "figure", "img", "article"),
+    *("section", "span", "mark", "u"),
+}
+PIXEL = b"\x89PNG of one pixel"
+
+
+class Page(HTMLParser):
+    """All tags with their attributes; the texts inside and outside the style sheet."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.open_tags, self.texts, self.style = [], [], [], ""
+        self.feed(html)
+        self.close()
+        assert self.open_tags == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open_tags.pop() == tag
+
+    def handle_data(self, data):
+        if self.open_tags[-1:] == ["style"]:
+            self.style += data
+        else:
+            self.texts.append(data)
+
+    def all(self, name):
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+
+def report_on(folder, num_texts=2):
+    run = RecordedRun(folder)
+    return run_report(run, analyses(run), num_texts=num_texts)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = record_run(tmp_path_factory.mktemp("runs") / HOSTILE.replace("/", ""))
+    (folder / "methods.png").write_bytes(PIXEL)
+    return report_on(folder)
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return Page(report.html())
+
+
+def test_hostile_text_stays_text(report, page):
+    assert {tag for tag, _ in page.tags} <= ALLOWED
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    assert "<script" not in report.html().lower() and "</script" not in report.html().lower()
+    shown = "".join(page.texts)
+    assert shown.count(HOSTILE) >= 8  # prompt, reference, title and text, of two prompts
+
+
+def test_the_page_loads_nothing(report, page):
+    addresses = [attrs["src"] for attrs in page.all("img")]
+    addresses += [attrs["href"] for attrs in page.all("a")]
+    assert all(re.match(r"#|data:image/(png|svg\+xml);base64,", each) for each in addresses)
+    assert not re.search(r"@import|url\(|https?:", page.style)
+    assert not page.all("link") and not page.all("script")
+
+
+def test_the_policy_allows_the_style_sheet_and_no_more(page):
+    (policy,) = [a["content"] for a in page.all("meta") if "http-equiv" in a]
+    digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
+    assert policy.split("; ")[0] == "default-src 'none'"
+    assert f"style-src 'sha256-{digest}'" in policy
+    assert not [attrs for _, attrs in page.tags if "style" in attrs]  # which it would not allow
+
+
+def test_every_analysis_has_its_picture_and_so_has_what_the_run_drew(page):
+    pictures = [attrs["src"] for attrs in page.all("img")]
+    assert len(pictures) == len(ANALYSES) + 1
+    assert pictures[0] == "data:image/png;base64," + base64.b64encode(PIXEL).decode()
+    for source in pictures[1:]:
+        assert base64.b64decode(source.partition(",")[2]).startswith(b"<?xml")
+
+
+def test_every_link_has_its_place(page):
+    places = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
+    assert {attrs["href"].removeprefix("#") for attrs in page.all("a")} == places
+
+
+def test_tokens_tell_what_they_spent(page):
+    titles = [attrs["title"] for attrs in page.all("span") if "title" in attrs]
+    assert len(titles) == 2 * 4 * 3  # prompts, settings, tokens
+    figures = "spend 0.25, allowance 0.25, weight 0.5, log p*/p_s 0.5"
+    assert sum(figures in title for title in titles) == 4
+    assert [a.get("class") for a in page.all("span") if figures in a.get("title", "")] == ["s2"] * 4
+
+
+def test_what_is_missing_is_said(report, page):
+    assert "anchored judge factuality" in report.not_measured["precision_by_group"]
+    assert "Not measured" in page.texts
+
+
+def test_tables_stand_in_markdown_and_latex_too(report):
+    tables = [own for own in report.sections if own.rows]
+    assert len(tables) == len(ANALYSES) + 1
+    assert report.markdown().count("| :-- |") == len(tables)
+    assert report.latex().count(r"\begin{tabular}") == len(tables)
+    assert "| k=1 | 0.500 | 0.500 | 0.50 | 0.5 |" in report.markdown()
+    assert r"k=2 </script><img onerror=alert(1) src=x>\$x\_\{\&\%" in report.latex()
+
+
+def test_as_many_texts_as_asked_for(tmp_path):
+    folder = record_run(tmp_path / "run", measured=False, ledgers=False)
+    one = report_on(folder, num_texts=1)
+    assert [record.title for record in one.records] == [HOSTILE]
+    assert one.texts_note.startswith("1 of 2 prompts")
+    assert "Texts" not in Page(report_on(folder, num_texts=0).html()).texts
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        report_on(folder, num_texts=-1)
+
+
+def test_a_run_that_has_only_texts_gives_a_page(tmp_path):
+    folder = record_run(tmp_path / "run", measured=False, ledgers=False)
+    (folder / "prompts.jsonl").unlink()
+    report = report_on(folder)
+    assert {"results", "copying", "prompts", "ledgers"} <= set(report.not_measured)
+    assert "(not recorded)" in Page(report.html()).texts
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium on the PATH")
+def test_a_browser_shows_it_and_runs_nothing(report, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text(report.html(), encoding="utf-8")
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    shot = tmp_path / "page.png"
+    command = [*words, f"--screenshot={shot}", "--window-size=1200,2000", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert shot.stat().st_size > 10_000
+    assert "Content Security Policy" not in done.stderr  # neither style nor picture was refused

@@ -1,0 +1,151 @@
+"""A run's folder made up by hand: four settings, two prompts, ledgers of three steps."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from anchored import Ledger
+from anchored.decode.ledger import LedgerHeader, LedgerStep
+from anchored.eval.recorded_texts import file_name
+
+HOSTILE = "</script><img onerror=alert(1) src=x>$x_{&%"
+"""In the names of a setting, a work and a domain, and in texts."""
+DOMAINS = {"a": "books", "b": "news"}
+DEBTS = {"a": 1.0, "b": 3.0}
+SPENDS = [0.0, 0.25, 0.5]
+
+
+def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> Path:
+    """Write it; without its measurements, or its ledgers, where asked for."""
+    settings = {"p_s": None, "k=1": 1.0, f"k=2 {HOSTILE}": 2.0, "p_r": None}
+    prompts = [
+        {"id": name, "title": HOSTILE, "prompt": HOSTILE, "reference": HOSTILE, "domain": domain}
+        for name, domain in DOMAINS.items()
+    ]
+    _write(folder / "prompts.jsonl", prompts)
+    copying = []
+    for setting, k in settings.items():
+        rows = []
+        for place, prompt in enumerate(DOMAINS):
+            path = folder / "ledgers" / file_name(setting) / f"{prompt}-0.jsonl"
+            ledger = _ledger(setting, k, prompt)
+            if ledgers:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                ledger.save(path)
+            rows.append(_row(prompt, path.relative_to(folder).as_posix(), ledger))
+            copying.append(_copying(setting, prompt, place))
+        _write(folder / "generations" / f"{file_name(setting)}.jsonl", rows)
+    if ledgers:
+        _longer(_ledger("k=1", 1.0, "a")).save(folder / "divergences.jsonl")
+    if measured:
+        (folder / "measurements").mkdir()
+        (folder / "measurements/copying.json").write_text(json.dumps(copying))
+        results = {"schema": "anchored-sweep/1", "rows": [*map(_result, settings.items())]}
+        (folder / "results.json").write_text(json.dumps(results, indent=1))
+    return folder
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:
+    rule = {"p_s": "safe_only", "p_r": "risky_only"}.get(setting, "anchored")
+    nats = {"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]}[prompt]
+    spends = {"safe_only": [0.0] * 3, "risky_only": nats}.get(rule, SPENDS)
+    header = LedgerHeader(
+        rule=rule,
+        rule_settings={"k": k, "debt": "top", "budget": "adaptive"} if k else {},
+        sampling={},
+        seed=0,
+        prompt_token_ids=[1, 2, 3, ord(prompt)],
+        stop_token_ids=[],
+        fingerprints={},
+        dtype="float32",
+        debt=DEBTS[prompt] if k else 0.0,
+        k=k or 0.0,
+        K=3 * (k or 0.0),
+        horizon=3,
+        bound=3 * k if k else (0.0 if rule == "safe_only" else math.inf),
+    )
+    steps = [
+        LedgerStep(
+            step=step,
+            token_id=step,
+            accepted=rule == "safe_only" or step > 0,
+            budget=spend,
+            spend=spend,
+            weight=0.5,
+            log_prob=-1.0,
+            safe_log_prob=-1.5,
+        )
+        for step, spend in enumerate(spends)
+    ]
+    is_certified = rule != "risky_only"
+    return Ledger(header=header, steps=steps, certified=is_certified, finish_reason="length")
+
+
+def _longer(ledger: Ledger) -> Ledger:
+    """With divergences, as `with_divergences` adds them."""
+    ledger.header = _with(ledger.header, prompt_ratios=[-1.0, 0.5, 2.0])
+    apart = {"kl_risky_safe": 1.0, "kl_star_risky": math.log(2)}
+    ledger.steps = [_with(step, **apart) for step in ledger.steps]
+    return ledger
+
+
+def _with(record: Any, **changes: Any) -> Any:
+    return type(record)(**{n: getattr(record, n) for n in type(record).__slots__} | changes)
+
+
+def _row(prompt: str, path: str, ledger: Ledger) -> dict[str, Any]:
+    pieces = [["the ", True], [HOSTILE, False], [" end", True]]
+    return {
+        "work": prompt,
+        "seed": 0,
+        "text": "".join(text for text, _ in pieces),
+        "pieces": pieces,
+        "ledger": path,
+        "spent": ledger.spent,
+        "bound": ledger.header.bound if math.isfinite(ledger.header.bound) else None,
+        "debt": ledger.header.debt,
+        "finish_reason": "length",
+        "num_tokens": 3,
+        "risky_tokens": sum(not step.accepted for step in ledger.steps),
+    }
+
+
+def _copying(setting: str, prompt: str, place: int) -> dict[str, Any]:
+    """p_r copies 2 and 8 words, the others 1 and 2."""
+    words = (2, 8)[place] if setting == "p_r" else 1 + place
+    span = [4 + 8 * place, 0, words]
+    return {
+        "setting": setting,
+        "work": prompt,
+        "seed": 0,
+        **dict.fromkeys(("rouge1_f1", "rougeL_f1", "minhash"), 0.1 * words),
+        "word_lcs": words,
+        "char_lcs": 5 * words,
+        "word_acs": words if words > 5 else 0,
+        "word_lcs_span": span,
+        "word_acs_spans": [span] if words > 5 else [],
+        "copied_characters": [[4, 9]],
+    }
+
+
+def _result(item: tuple[str, float | None]) -> dict[str, Any]:
+    setting, k = item
+    figures = {"mean": 0.5, "std": None, "num_seeds": 1}
+    names = ("rouge1_ge_tau", "rougeL_ge_tau", "word_lcs", "char_lcs", "word_acs", "minhash")
+    return {
+        "setting": setting,
+        "k": k,
+        **dict.fromkeys(names, figures),
+        "ncr": {**figures, "num_metrics": 6},
+        "bits_per_byte/mixture": 2.25,
+        "bits_per_byte/extra": 2.5,
+        "gap_closed": None,
+        "spent": 0.75,
+        "bound": None,
+    }
