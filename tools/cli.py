@@ -58,6 +58,7 @@ GROUPS = {
         "commands.{}",
         "commands.training_options",
         {
+            "decontaminate": "training text searched for works and benchmarks",
             "tokenize": "text to token shards, resumable",
             "verify-shards": "token shards against their checksums, before GPUs wait",
             "plan": "what training reads: epochs, days, documents of a step",

@@ -147,6 +147,8 @@ def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:
             "licences": shards.manifest.licences,
             "num_documents": shards.manifest.num_documents,
             "num_tokens": shards.manifest.num_tokens,
+            # Left out where nothing was searched: records of earlier runs have no such entry.
+            **({"decontamination": search} if (search := shards.manifest.decontamination) else {}),
         }
         for source, mixture_weight, num_windows, shards in zip(
             plan.config.sources, plan.mixture.weights, plan.num_windows, plan.shards, strict=True

@@ -36,6 +36,7 @@ NOT_RUN = {
     "anchored judge": "needs an endpoint",
     "anchored gpu-check": "needs a GPU",
     "anchored lm-eval": "downloads the task's data sets",
+    "anchored decontaminate": "downloads a source of the Common Pile",
     "anchored tokenize": "downloads a source of the Common Pile",
     "anchored dry-run": "half a minute for a model of 1.8B on 8 fake processes",
     "anchored export": "needs a checkpoint of a training run",

@@ -13,6 +13,7 @@ from anchored.pretrain.plan.data_config import MixtureConfig, load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, skipped_steps
 from anchored.pretrain.plan.stages import RunEstimate, StagePlan, StageSpec, missing_sources
 from anchored.pretrain.run.record import RECORD_NAME, RunRecord
+from anchored.pretrain.tokens.decontamination import search_summary
 
 from .files import check_outputs
 from .training_options import PlanConfig
@@ -113,6 +114,9 @@ def _stage_lines(stage: StagePlan) -> list[str]:
             f"{source.size.origin:<10} {source.share:>9.4%} "
             f"{_billions(source.num_tokens):>10} {source.epochs:>7.3f}"
         )
+    for source in stage.sources:
+        if search := source.decontamination:
+            lines.append(f"  {source.name} was searched: {search_summary(search)}")
     known = stage.plan_hash or "none until the shards of all sources are there"
     return [*lines, f"  plan hash: {known}", ""]
 

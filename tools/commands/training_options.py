@@ -79,6 +79,8 @@ class TokenizeConfig:
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
     """Records that are left out and counted for having no text that can be read; more of them end
     the source, which goes on when this is raised. The rest of a damaged file counts as one."""
+    leave_out: Path | None = None
+    """Report of `anchored decontaminate` on the same input: what it left out is not written."""
     heldout_fraction: float = 0.001
     """Share of documents, chosen by their hash, that is kept from training."""
     shard_tokens: int = DEFAULT_SHARD_TOKENS
@@ -93,10 +95,58 @@ class TokenizeConfig:
             raise ValueError("--source and --output are needed, but for --sample")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
+        check_input(self.leave_out)
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
         if self.workers < 0:
             raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecontaminateConfig:
+    """Texts in training data: anchored decontaminate --source NAME --input TEXTS --against FILE...
+    --output FOLDER
+
+    Looks in every document for 13 words or 64 letters in a row of the texts of --against,
+    whatever their case, spaces and punctuation, and writes FOLDER/NAME.jsonl, which
+    `anchored tokenize --leave-out` takes. Run again after an interruption it goes on with the next
+    input file; under torchrun or as a Slurm array each process takes its share of the files.
+    """
+
+    against: tuple[Path, ...]
+    """Works, prompts, benchmarks: JSON lines or JSON (every string in them counts), plain text, or
+    folders of these."""
+    output: Path
+    """Folder of the reports; all sources share the hashes in it, 14 to 16 bytes a passage."""
+    source: str = ""
+    """Name of the source; not given: every source of the mixture."""
+    input: tuple[Path, ...] = ()
+    """Local files or folders: .jsonl (also .gz, .zst), .parquet; without --source a folder that
+    holds one a source."""
+    dataset: str = ""
+    """Hub dataset to stream instead of local files."""
+    revision: str = ""
+    """As for tokenize."""
+    mixture: Path | None = None
+    """TOML that gives dataset and revision of its sources."""
+    text_field: str = "text"
+    """Field of a record that holds the text."""
+    least_chars: int = 0
+    """Characters that a document must share to be left out; others are reported and kept."""
+    workers: int = 0
+    """Processes on this machine; 0: one a core."""
+
+    def __post_init__(self) -> None:
+        check_input(self.mixture)
+        if not self.source and self.mixture is None:
+            raise ValueError("--source is needed, or a --mixture of several")
+        if self.least_chars < 0:
+            raise ValueError(f"least_chars must be at least 0 (all), got {self.least_chars}")
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
+        for path in self.against:
+            if not path.is_dir():
+                check_input(path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
