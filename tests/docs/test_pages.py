@@ -41,6 +41,7 @@ NOT_RUN = {
     "anchored dry-run": "half a minute for a model of 1.8B on 8 fake processes",
     "anchored export": "needs a checkpoint of a training run",
     "anchored plan --config": "needs the token shards of the run",
+    "anchored provenance": "needs the token shards of the run",
     "anchored verify-shards": "needs the token shards of the run",
     "anchored train": "trains for days",
     "anchored rollback": "needs a training run",

@@ -12,7 +12,7 @@ from anchored.pretrain.tokens.decontamination import (
     Report,
 )
 
-from .files import check_new_folder
+from .files import check_input, check_new_folder
 from .tokenize import source_of
 from .training_options import DecontaminateConfig, TokenizeConfig
 
@@ -21,6 +21,8 @@ _NUM_SHOWN = 10
 
 def run(config: DecontaminateConfig) -> int:
     """Search this process's share of the files of each source; the last process reports."""
+    for path in config.against:
+        check_input(path, "folder" if path.is_dir() else "file")
     share = workers.FileShare.of(os.environ)
     jobs = [_job(config, name) for name in _names(config)]
     _check_output(config.output)

@@ -22,6 +22,7 @@ from anchored.pretrain.tokens.job import TokenizeJob
 from anchored.pretrain.tokens.manifest import MANIFEST_NAME, DocumentTally, Manifest
 from anchored.pretrain.tokens.segments import HELDOUT_FOLDER
 
+from .files import check_input
 from .training_options import TokenizeConfig
 
 _NUM_NAMED = 3
@@ -93,6 +94,7 @@ class Source:
 def _job(config: TokenizeConfig) -> TokenizeJob:
     assert config.output is not None
     source = source_of(config)
+    check_input(config.leave_out)
     report = None if config.leave_out is None else Report.read(config.leave_out)
     if report is not None:
         report.check(source.inputs, source.fields)

@@ -95,7 +95,6 @@ class TokenizeConfig:
             raise ValueError("--source and --output are needed, but for --sample")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
-        check_input(self.leave_out)
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
         if self.workers < 0:
@@ -144,9 +143,6 @@ class DecontaminateConfig:
             raise ValueError(f"least_chars must be at least 0 (all), got {self.least_chars}")
         if self.workers < 0:
             raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
-        for path in self.against:
-            if not path.is_dir():
-                check_input(path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +176,40 @@ class PlanConfig:
     def __post_init__(self) -> None:
         if not self.max_epochs >= 0:  # NaN too
             raise ValueError(f"max_epochs must be >= 0, got {self.max_epochs}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProvenanceConfig:
+    """Whether a document was read: anchored provenance --config RUN.toml --document SOURCE:FILE:N
+
+    Says under which licence, in which steps, how often, and prints one JSON object for every part
+    of it that a step read. Nothing is searched: the data plan is inverted.
+    """
+
+    config: Path
+    """Config of a run, or a mixture."""
+    document: str
+    """SOURCE:INPUT_FILE:RECORD, its line or row from 0, as reports and `anchored plan --step`
+    name it."""
+    stage: str = ""
+    """Stage of a mixture, where it has several."""
+    steps: int = 0
+    """As if the run had ended after this step; 0: the config's last."""
+
+    def __post_init__(self) -> None:
+        check_input(self.config)
+        if self.steps < 0:
+            raise ValueError(f"steps must be at least 0 (all), got {self.steps}")
+        _ = self.place
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Source, input file and record."""
+        source, _, rest = self.document.partition(":")
+        input_file, colon, record = rest.rpartition(":")
+        if not (source and colon and record.isdecimal()):
+            raise ValueError(f"document must be SOURCE:INPUT_FILE:RECORD, got {self.document!r}")
+        return source, input_file, int(record)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
