@@ -58,9 +58,11 @@ GROUPS = {
         "commands.{}",
         "commands.training_options",
         {
+            "decontaminate": "training text searched for works and benchmarks",
             "tokenize": "text to token shards, resumable",
             "verify-shards": "token shards against their checksums, before GPUs wait",
             "plan": "what training reads: epochs, days, documents of a step",
+            "provenance": "which steps read a document, and under which licence",
             "dry-run": "a training run's model, memory and time",
             "train": "a training run, started again where it crashes",
             "rollback": "a training run back to an earlier checkpoint",

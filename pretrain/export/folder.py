@@ -20,6 +20,7 @@ from ...durable_files import file_sha256, new_folder
 from ..plan.data_plan import epochs_read, tokens_read
 from ..run.checkpoints import checkpoint_step, last_complete
 from ..run.record import RunRecord
+from ..tokens.decontamination import search_summary
 from ..tokens.encoder import EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME
 
 _MAX_LICENCES = 4
@@ -39,6 +40,7 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str) -> str:
     ]
     for number, (stage, step) in enumerate(stages, start=1):
         sections += [f"## Stage {number}: {step:,} steps\n", _data_section(stage.data, step)]
+        sections += _searches(stage.data)
         sections += [_table(("setting", "value"), sorted(stage.identity.items()))]
     return "\n".join([*sections, _limits([stage for stage, _ in stages])])
 
@@ -91,6 +93,18 @@ def _data_section(data: dict[str, Any], step: int) -> str:
         f"{total:,} tokens in sequences of {data['seq_len']:,}; weights count "
         f"{data['weight_unit']}; data plan `{data['plan_hash']}`.\n\n{_table(head, rows)}"
     )
+
+
+def _searches(data: dict[str, Any]) -> list[str]:
+    """What each source was searched for before it was read; nothing where none was."""
+    rows = [
+        (source["name"], search_summary(search) if search else "not searched")
+        for source in data["sources"]
+        for search in [source.get("decontamination")]
+    ]
+    if not any("decontamination" in source for source in data["sources"]):
+        return []
+    return [_table(("source", "texts that must not be in it"), rows)]
 
 
 def _licences(licences: dict[str, int]) -> str:

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,29 @@ class DataPlan:
         epoch, index = divmod(occurrence, self.num_windows[source])
         phase, order = self._epoch(source, epoch)
         return Window(source, epoch, phase + order[index] * self.seq_len)
+
+    def sequences_with(
+        self, source: int, start: int, stop: int, *, num_sequences: int
+    ) -> Iterator[tuple[int, Window]]:
+        """Those of the first `num_sequences` that read any of a source's tokens start .. stop - 1.
+
+        Epoch by epoch; the time does not grow with the sequences but with what is found.
+        """
+        num_windows, num_tokens = self.num_windows[source], self.shards[source].num_tokens
+        for epoch in count():
+            if self.mixture.position(source, epoch * num_windows) >= num_sequences:
+                return
+            phase, order = self._epoch(source, epoch)
+            found = set()
+            for shift in (0, num_tokens):  # the last windows run on at token 0
+                first = -(-(start + shift - phase - self.seq_len) // self.seq_len)
+                last = (stop + shift - 1 - phase) // self.seq_len
+                found |= set(range(max(first, 0), min(last, num_windows - 1) + 1))
+            for number in sorted(found):
+                occurrence = epoch * num_windows + order.index(number)
+                sequence = self.mixture.position(source, occurrence)
+                if sequence < num_sequences:
+                    yield sequence, Window(source, epoch, phase + number * self.seq_len)
 
     def tokens(self, sequence: int) -> np.ndarray:
         """The tokens of one sequence, (seq_len + 1,) uint32."""
@@ -147,6 +170,8 @@ def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:
             "licences": shards.manifest.licences,
             "num_documents": shards.manifest.num_documents,
             "num_tokens": shards.manifest.num_tokens,
+            # Left out where nothing was searched: records of earlier runs have no such entry.
+            **({"decontamination": search} if (search := shards.manifest.decontamination) else {}),
         }
         for source, mixture_weight, num_windows, shards in zip(
             plan.config.sources, plan.mixture.weights, plan.num_windows, plan.shards, strict=True
@@ -167,6 +192,15 @@ def skipped_steps(data: dict[str, Any], step: int) -> int:
     data["skips"]: [step, count] of each place where a run went back and left out what made it fail.
     """
     return sum(num_skipped for after, num_skipped in data.get("skips", []) if after <= step)
+
+
+def step_reading(data: dict[str, Any], data_step: int) -> int | None:
+    """The step of a run with this record that reads the plan's step `data_step`; None if none."""
+    for num_skipped in {0, *accumulate(skipped for _, skipped in sorted(data.get("skips", [])))}:
+        step = data_step - num_skipped
+        if step >= 1 and step + skipped_steps(data, step - 1) == data_step:
+            return step
+    return None
 
 
 def epochs_read(data: dict[str, Any], step: int) -> dict[str, float]:

@@ -52,6 +52,30 @@ class Mixture:
                 node, position = node.right, position - before
         return node, position
 
+    def position(self, source: int, occurrence: int) -> int:
+        """Where `locate` finds this sequence of this source."""
+        position = occurrence
+        for node, is_left in reversed(self._path(source)):
+            twice = (2 * position + 1) * node.weight
+            if is_left:  # the first position behind which the left has one more
+                position = -(-twice // (2 * node.left_weight)) - 1
+            else:
+                position = twice // (2 * (node.weight - node.left_weight))
+        return position
+
+    def _path(self, source: int) -> "list[tuple[_Split, bool]]":
+        """From the root to a leaf: each node, and whether the leaf is on its left."""
+        pending: list[tuple[_Split | int, list[tuple[_Split, bool]]]] = [(self._root, [])]
+        while True:
+            node, path = pending.pop()
+            if isinstance(node, _Split):
+                pending += [
+                    (node.left, [*path, (node, True)]),
+                    (node.right, [*path, (node, False)]),
+                ]
+            elif node == source:
+                return path
+
     def counts(self, num_positions: Any) -> list[Any]:
         """How many of the first `num_positions` positions belong to each source.
 
@@ -117,6 +141,21 @@ class KeyedPermutation:
         while image >= self.size:
             image = self._encrypt(image)
         return image
+
+    def index(self, element: int) -> int:
+        """Where `element`, in range(size), stands."""
+        index = self._decrypt(element)
+        while index >= self.size:
+            index = self._decrypt(index)
+        return index
+
+    def _decrypt(self, value: int) -> int:
+        half_bits = self._half_bits
+        mask = (1 << half_bits) - 1
+        left, right = value >> half_bits, value & mask
+        for round_key in reversed(self._round_keys):
+            left, right = right ^ (_scramble(left ^ round_key) & mask), left
+        return left << half_bits | right
 
     def _encrypt(self, value: int) -> int:
         half_bits = self._half_bits

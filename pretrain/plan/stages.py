@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class SourcePlan:
     num_sequences: int
     num_tokens: int
     epochs: float
+    decontamination: dict[str, Any] = field(default_factory=dict)
+    """What its manifest says of it; empty where nothing was searched, or shards are missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +123,9 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
                 num_sequences=count,
                 num_tokens=count * spec.seq_len,
                 epochs=count / num_windows,
+                decontamination={}
+                if source.name in missing
+                else dict(Manifest.read(Path(source.path)).decontamination),
             )
             for source, size, weight, count, num_windows in zip(
                 sources, sizes, mixture.weights, counts, windows, strict=True

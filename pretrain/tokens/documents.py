@@ -38,6 +38,7 @@ class Verdict(StrEnum):
     INVALID = "invalid"
     OVERSIZED = "oversized"
     REFUSED = "refused"
+    CONTAMINATED = "contaminated"
 
     @property
     def is_kept(self) -> bool:
@@ -80,6 +81,8 @@ class DocumentRules:
     """Allow-list of names, shell patterns allowed, case ignored; empty allows every document."""
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     heldout_fraction: float = 0.0
+    left_out: frozenset[bytes] = frozenset()
+    """`text_digest` of documents that hold what is not to be trained on."""
 
     def __post_init__(self) -> None:
         if self.max_document_bytes < 1:
@@ -99,6 +102,8 @@ class DocumentRules:
             return Verdict.OVERSIZED
         if self.licences and not (document.licences and all(map(self._lists, document.licences))):
             return Verdict.REFUSED
+        if self.left_out and text_digest(document.text) in self.left_out:
+            return Verdict.CONTAMINATED
         return Verdict.HELDOUT if self._holds_out(document.text) else Verdict.TRAIN
 
     def _holds_out(self, text: bytes) -> bool:
@@ -127,6 +132,11 @@ class RecordFields:
     """What a document without a licence counts under; empty: it has none."""
 
 
+def text_digest(text: bytes) -> bytes:
+    """16 bytes that name a document's text wherever it stands."""
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
 class DamagedFile(Exception):
     """What a file holds cannot be read; errors of reading, which may pass, are OSErrors."""
 
@@ -140,9 +150,10 @@ def input_documents(
     Raises: ValueError if the file cannot be opened or read, or if a parquet file has no column of
     texts of that name.
     """
-    rows = _parquet_rows(file, fields) if file.is_parquet else _json_lines(file)
-    document: Callable[[Any, int, RecordFields], Document]
-    document = _parquet_document if file.is_parquet else _json_document
+    rows: Iterator[Any] = file_lines(file)
+    document: Callable[[Any, int, RecordFields], Document] = _json_document
+    if file.is_parquet:
+        rows, document = _parquet_rows(file, fields), _parquet_document
     record = 0
     try:
         for row in rows:
@@ -157,7 +168,8 @@ def input_documents(
         raise ValueError(f"input file {file.name} cannot be read: {error}") from error
 
 
-def _json_lines(file: InputFile) -> Iterator[Any]:
+def file_lines(file: InputFile) -> Iterator[bytes]:
+    """The lines of a file, decompressed; raises DamagedFile where it cannot be read to its end."""
     # Not the JSON reader of datasets: it gives up 10 MB for one invalid byte, and a file where
     # metadata differ from row to row. fsspec is what datasets opens files with, hf:// included.
     import fsspec

@@ -1,11 +1,12 @@
 """Tokenising one source: its settings, its folder, and the work on one input file."""
 
 import fcntl
+import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ from .encoder import DocumentEncoder, EncodedDocument
 from .input_files import SourceFiles
 from .manifest import MANIFEST_NAME, DocumentTally
 from .segments import Segment, SegmentLayout, write_segments
+from .workers import FileWork, Observer
 from .writer import write_manifests
 
 SCHEMA = "anchored-tokenize/2"
 _PROGRESS_FOLDER = "progress"
-
-Observer = Callable[[EncodedDocument], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +51,8 @@ class TokenizeJob:
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
     """Records without text to read that the source may have; no part of `identity`, as the shards
     do not depend on it: a source that was ended by them goes on with a higher number."""
+    decontamination: dict[str, Any] = field(default_factory=dict)
+    """What the report says whose documents `rules` leave out; empty where there is none."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
@@ -84,7 +86,7 @@ class TokenizeJob:
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock("start"):
             if path.exists():
-                _check_same(json.loads(path.read_text()), self.identity(), folder)
+                check_same(json.loads(path.read_text()), self.identity(), folder)
             else:
                 write_durably(path, json.dumps(self.identity(), indent=2) + "\n")
 
@@ -101,15 +103,23 @@ class TokenizeJob:
                 for name, value in asdict(self.fields).items()
                 if value or name not in ("licence_separator", "licence_if_none")
             },
-            "rules": asdict(self.rules),
+            "rules": {
+                name: value for name, value in asdict(self.rules).items() if name != "left_out"
+            },
             "max_tokens_per_shard": self.max_tokens_per_shard,
             "files": [[file.name, file.num_bytes] for file in self.inputs.files],
         }
         if self.max_tokens:
             table["max_tokens"] = self.max_tokens
+        if self.decontamination:
+            table["decontamination"] = self.decontamination
         return json.loads(json.dumps(table))
 
-    def tokenize_file(self, index: int, encoder: DocumentEncoder, observe: Observer) -> None:
+    def open(self) -> FileWork:
+        """Tokenises the file of an index with a tokenizer that is read once."""
+        return functools.partial(self.tokenize_file, encoder=DocumentEncoder(self.tokenizer_file))
+
+    def tokenize_file(self, index: int, observe: Observer, *, encoder: DocumentEncoder) -> None:
         """Write the segments of input file `index` that are missing.
 
         Where another process is at work on the same file, waits until that one is done.
@@ -156,6 +166,7 @@ class TokenizeJob:
                 revision=self.inputs.revision,
                 encoder=encoder,
                 rules=self.rules,
+                decontamination=self.decontamination,
             )
             self.partial.rename(self.output)
             sync_folder(self.output.parent)
@@ -164,13 +175,13 @@ class TokenizeJob:
     def _watched(
         self, documents: Iterator[EncodedDocument], done: DocumentTally, observe: Observer
     ) -> Iterator[EncodedDocument]:
-        """The documents of a file after those that are done, each shown to `observe`."""
+        """The documents of a file after those that are done, each counted by `observe`."""
         problems = Counter(done.problems)
         for encoded in documents:
             if problem := encoded.document.problem:
                 problems[problem.value] += 1
                 self._check_problems(problems)
-            observe(encoded)
+            observe(*encoded.size)
             yield encoded
 
     def _max_tokens_of(self, index: int) -> int:
@@ -226,7 +237,8 @@ def _first_tokens(documents: Iterator[EncodedDocument], count: int) -> Iterator[
                 return
 
 
-def _check_same(recorded: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
+def check_same(recorded: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
+    """Raise ValueError, naming the first that differs, unless settings are as recorded before."""
     for key, value in ours.items():
         if recorded.get(key) != value:
             before, now = (

@@ -68,6 +68,10 @@ class Manifest:
     shards: tuple[Shard, ...]
     invalid_documents: dict[str, int] = field(default_factory=dict)
     """Of num_invalid_documents, how many have which problem; empty where that was not counted."""
+    num_contaminated_documents: int = 0
+    """Documents left out because they share passages with texts that are not to be trained on."""
+    decontamination: dict[str, object] = field(default_factory=dict)
+    """What the report says that left them out; empty where nothing was searched."""
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":

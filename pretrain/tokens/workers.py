@@ -1,21 +1,19 @@
-"""Processes that tokenise one job's input files: whose share is which, how far they are."""
+"""Processes that work on one job's input files: whose share is which, how far they are."""
 
 import multiprocessing
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
 from ... import AnchoredError
-from .encoder import DocumentEncoder, EncodedDocument
-from .job import TokenizeJob
 
 _LOG_SECONDS = 30.0
 _REFRESH_SECONDS = 0.5
@@ -57,12 +55,28 @@ class FileShare:
         return cls(0, 1, 1)
 
 
-class Throughput:
-    """Counts what was tokenised since the start, on stderr: a bar, or a line now and then."""
+Observer = Callable[[int, int], None]
+"""Is shown the bytes that were done since it was last called, and the tokens or documents."""
+FileWork = Callable[[int, Observer], None]
+"""Does the input file of an index, or what is missing of it."""
 
-    def __init__(self, description: str, *, num_files: int) -> None:
+
+class FileJob(Protocol):
+    """Work on input files, each by itself; it is sent to the processes that do it."""
+
+    def open(self) -> FileWork:
+        """What takes time or memory is made here, once a process."""
+        ...
+
+
+class Throughput:
+    """Counts what was done since the start, on stderr: a bar, or a line now and then."""
+
+    def __init__(self, description: str, *, num_files: int, unit: str = "tokens") -> None:
+        """unit: what is counted beside bytes."""
         self.num_bytes = 0
-        self.num_tokens = 0
+        self.num_units = 0
+        self._unit = unit
         self._num_files = num_files
         self._num_finished = 0
         self._start = time.perf_counter()
@@ -74,28 +88,28 @@ class Throughput:
             mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else _LOG_SECONDS,
         )
 
-    def add(self, encoded: EncodedDocument) -> None:
+    def add(self, num_bytes: int, num_units: int) -> None:
         """Count a document."""
-        num_bytes, num_tokens = encoded.size
-        self.advance_to(self.num_bytes + num_bytes, self.num_tokens + num_tokens)
+        self.advance_to(self.num_bytes + num_bytes, self.num_units + num_units)
 
-    def advance_to(self, num_bytes: int, num_tokens: int) -> None:
+    def advance_to(self, num_bytes: int, num_units: int) -> None:
         """Set the totals; the bar itself sees to it that it is not drawn too often."""
-        self.num_bytes, self.num_tokens = num_bytes, num_tokens
+        self.num_bytes, self.num_units = num_bytes, num_units
         files = f"{self._num_finished}/{self._num_files} files"
-        self._bar.set_postfix_str(f"{self._per_second(num_tokens):,.0f} tokens/s, {files}", False)
+        rate = f"{self._per_second(num_units):,.0f} {self._unit}/s"
+        self._bar.set_postfix_str(f"{rate}, {files}", False)
         self._bar.update(num_bytes - self._bar.n)
 
     def finish_file(self) -> None:
         """Count an input file as done."""
         self._num_finished += 1
-        self.advance_to(self.num_bytes, self.num_tokens)
+        self.advance_to(self.num_bytes, self.num_units)
 
     def close(self) -> str:
         """End the bar; returns the average rates in words."""
-        rates = self._per_second(self.num_bytes / 1e6), self._per_second(self.num_tokens)
+        rates = self._per_second(self.num_bytes / 1e6), self._per_second(self.num_units)
         self._bar.close()
-        return f"{rates[0]:.2f} MB/s, {rates[1]:,.0f} tokens/s"
+        return f"{rates[0]:.2f} MB/s, {rates[1]:,.0f} {self._unit}/s"
 
     def _per_second(self, total: float) -> float:
         return total / max(time.perf_counter() - self._start, 1e-9)
@@ -120,29 +134,50 @@ class WorkerCounts:
         return cls(num_workers, max(1, num_cores // num_workers))
 
 
-def tokenize_here(
-    job: TokenizeJob, encoder: DocumentEncoder, indices: Sequence[int], throughput: Throughput
-) -> None:
-    """Tokenise the input files with these indices in this process."""
+def do_share(
+    job: FileJob, share: FileShare, *, name: str, num_files: int, num_workers: int, unit: str
+) -> str:
+    """Do this process's share of a job's files; returns one line about what was done.
+
+    num_workers: processes of this machine, 0 for one a core. unit: what is counted beside bytes.
+    Raises: AnchoredError if a process is killed.
+    """
+    indices = range(share.index, num_files, share.count)
+    num_cores = max(1, len(os.sched_getaffinity(0)) // share.num_local)
+    counts = WorkerCounts.of(num_cores=num_cores, num_files=len(indices), requested=num_workers)
+    throughput = Throughput(name, num_files=len(indices), unit=unit)
+    try:
+        if counts.num_workers == 1:
+            _work_here(job.open(), indices, throughput)
+        else:
+            _work_in_processes(job, indices, counts, throughput)
+    finally:
+        rate = throughput.close()
+    return (
+        f"{name}: process {share.index} of {share.count} with {counts.num_workers} "
+        f"workers: {len(indices)} of {num_files} files, {rate}"
+    )
+
+
+def _work_here(work: FileWork, indices: Sequence[int], throughput: Throughput) -> None:
     for index in indices:
-        job.tokenize_file(index, encoder, throughput.add)
+        work(index, throughput.add)
         throughput.finish_file()
 
 
-def tokenize_in_processes(
-    job: TokenizeJob, indices: Sequence[int], counts: WorkerCounts, throughput: Throughput
+def _work_in_processes(
+    job: FileJob, indices: Sequence[int], counts: WorkerCounts, throughput: Throughput
 ) -> None:
-    """Tokenise them in several processes. Raises AnchoredError if one is killed."""
     context = multiprocessing.get_context("spawn")
     totals = context.Array("q", 2)
     try:
         with ProcessPoolExecutor(
             counts.num_workers, context, _start_worker, (job, counts.num_threads, totals)
         ) as pool:
-            _follow([pool.submit(_tokenize_file, index) for index in indices], totals, throughput)
+            _follow([pool.submit(_do_file, index) for index in indices], totals, throughput)
     except BrokenProcessPool as error:
         raise AnchoredError(
-            "a tokenising process was killed (out of memory?): run the same command again to go on"
+            "a working process was killed (out of memory?): run the same command again to go on"
         ) from error
 
 
@@ -159,15 +194,15 @@ def _follow(futures: Sequence[Future[None]], totals: Any, throughput: Throughput
             throughput.finish_file()
 
 
-_worker: tuple[TokenizeJob, DocumentEncoder, Any]
-"""Of a process of the pool: its job, its tokenizer and the totals of all processes."""
+_worker: tuple[FileWork, Any]
+"""Of a process of the pool: its work, and the totals of all processes."""
 
 
-def _start_worker(job: TokenizeJob, num_threads: int, totals: Any) -> None:
+def _start_worker(job: FileJob, num_threads: int, totals: Any) -> None:
     global _worker
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)  # read when the tokenizer first encodes
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = job, DocumentEncoder(job.tokenizer_file), totals
+    _worker = job.open(), totals
 
 
 def _end_with_parent() -> None:
@@ -178,11 +213,11 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _tokenize_file(index: int) -> None:
-    job, encoder, totals = _worker
+def _do_file(index: int) -> None:
+    work, totals = _worker
 
-    def observe(encoded: EncodedDocument) -> None:
+    def observe(num_bytes: int, num_units: int) -> None:
         with totals.get_lock():
-            totals[:] = [total + size for total, size in zip(totals, encoded.size, strict=True)]
+            totals[:] = [totals[0] + num_bytes, totals[1] + num_units]
 
-    job.tokenize_file(index, encoder, observe)
+    work(index, observe)

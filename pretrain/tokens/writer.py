@@ -1,7 +1,8 @@
 """Texts to a folder of token shards with its manifests, which appears only when it is complete."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...durable_files import new_folder, write_durably
 from .documents import DEFAULT_SHARD_TOKENS, Document, DocumentRules, Verdict
@@ -58,9 +59,11 @@ def write_manifests(
     revision: str,
     encoder: DocumentEncoder,
     rules: DocumentRules,
+    decontamination: Mapping[str, Any] | None = None,
 ) -> None:
     """Write manifest.json of `folder`, and of its held-out documents where it has any.
 
+    decontamination: recorded as it is.
     Raises: ValueError if there is no document to train on.
     """
     tally = DocumentTally.total(segment.tally for segment in segments)
@@ -87,6 +90,8 @@ def write_manifests(
             invalid_documents=dict(tally.problems),
             num_oversized_documents=tally.verdicts[Verdict.OVERSIZED],
             max_document_bytes=rules.max_document_bytes,
+            num_contaminated_documents=tally.verdicts[Verdict.CONTAMINATED],
+            decontamination=dict(decontamination or {}),
             num_bytes=tally.num_bytes[split],
             num_tokens=sum(shard.num_tokens for shard in shards),
             shards=shards,

@@ -30,6 +30,11 @@ class TinyCorpus:
     def source(self, name: str) -> Path:
         return self.folder / name
 
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """The documents of each source."""
+        return {name: tiny_texts(seed, size) for seed, (name, size) in enumerate(SOURCES.items())}
+
     def data_config(self, weights: dict[str, float], **changes: object) -> DataConfig:
         """A mixture of some of the sources."""
         sources = tuple(
@@ -55,7 +60,7 @@ def one_thread_in_child_processes() -> None:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> TinyCorpus:
     corpus = TinyCorpus(tmp_path_factory.mktemp("corpus"))
-    texts = {name: tiny_texts(seed, count) for seed, (name, count) in enumerate(SOURCES.items())}
+    texts = corpus.texts
     tokenizer = train_tokenizer([text for group in texts.values() for text in group], 300)
     save_tokenizer(tokenizer, corpus.tokenizer_folder, model_max_length=512)
     for name, documents in texts.items():

@@ -236,6 +236,24 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--sample": ("-1", *NOT_WHOLE),
         "--source s --sample 1 --input": ("{missing}", "{folder}"),
     },
+    "decontaminate --against {mixture_key} --output {new}": {
+        "": ("", "--source s", "--source s --input {missing}", "--source s --input {folder}"),
+        "--source s --input {texts} --against": (
+            *("{missing}", "{folder}", "{garbage}", "{empty}", "{texts}", "{prompts_blank}"),
+            *("{garbage_jsonl}", "{fifo}"),
+        ),
+        "--source s --input {texts} --output": ("{somebody}", "{under_file}", "{existing}"),
+        "--source s --input {texts} --least-chars": ("-1", *NOT_WHOLE),
+        "--source s --input {texts} --workers": ("-1", *NOT_WHOLE),
+        "--mixture": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),
+    },
+    "provenance --config {toml_odd}": {
+        "": ("", "--document a", "--document a:b:c", "--document a:b:1 --steps -1"),
+        "--document a:b:1": ("", "--stage nothing"),
+    },
+    "provenance --document a:b:1 --config": {
+        "": ("", "{missing}", "{folder}", "{toml_broken}", "{garbage}"),
+    },
     "verify-shards": {
         "": ("", "{missing}", "{texts}", "{existing}"),
         "--config": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),

@@ -121,7 +121,7 @@ def tokenize(
                 max_tokens_per_shard=DEFAULT_SHARD_TOKENS,
             )
             job.start()
-            job.tokenize_file(0, encoder, lambda encoded: None)
+            job.tokenize_file(0, lambda num_bytes, num_tokens: None, encoder=encoder)
             job.finish(encoder)
         seconds = watch.seconds
         shards = TokenShards.open(job.output)

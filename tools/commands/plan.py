@@ -5,14 +5,16 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from anchored.durable_files import write_durably
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.consumption import consumed_documents
 from anchored.pretrain.plan.data_config import MixtureConfig, load_mixture
-from anchored.pretrain.plan.data_plan import DataPlan, skipped_steps
+from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
 from anchored.pretrain.plan.stages import RunEstimate, StagePlan, StageSpec, missing_sources
 from anchored.pretrain.run.record import RECORD_NAME, RunRecord
+from anchored.pretrain.tokens.decontamination import search_summary
 
 from .files import check_outputs
 from .training_options import PlanConfig
@@ -29,7 +31,7 @@ def run(config: PlanConfig) -> int:
         mixture = _overridden(load_mixture(config.config[0]), config)
     specs = stages.mixture_specs(mixture) if mixture else list(map(stages.run_spec, config.config))
     if config.step:
-        _print_step(_stage_of(specs, config.stage), config.step)
+        _print_step(stage_of(specs, config.stage), config.step)
         return 0
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
     planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
@@ -65,7 +67,7 @@ def _overridden(mixture: MixtureConfig, config: PlanConfig) -> MixtureConfig:
     return replace(mixture, hardware=hardware, shards_folder=folder)
 
 
-def _stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
+def stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
     by_name = {spec.name: spec for spec in specs}
     if not name and len(specs) == 1:
         return specs[0]
@@ -81,7 +83,7 @@ def _print_step(spec: StageSpec, step: int) -> None:
         raise ValueError(f"--step needs the token shards of every source; missing: {missing[0]}")
     plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
     licences: Counter[str] = Counter()
-    data_step = step + _skipped_before(step, spec, plan)
+    data_step = step + skipped_steps(run_data(spec, plan), step - 1)
     for document in consumed_documents(plan, data_step, sequences_per_step=spec.sequences_per_step):
         table = asdict(document)
         span = table.pop("span")
@@ -92,12 +94,13 @@ def _print_step(spec: StageSpec, step: int) -> None:
         print(f"  {num_tokens:>12,} tokens  {licence}", file=sys.stderr)
 
 
-def _skipped_before(step: int, spec: StageSpec, plan: DataPlan) -> int:
-    """Steps whose data the run, if it has begun, has left out where it went back."""
+def run_data(spec: StageSpec, plan: DataPlan) -> dict[str, Any]:
+    """What a stage's run records of its data, and of what it left out where it went back."""
+    data = data_record(plan, batch_size=spec.sequences_per_step)
     if spec.dump_folder is None or not (spec.dump_folder / RECORD_NAME).is_file():
-        return 0
-    data = RunRecord.read(spec.dump_folder).data
-    return skipped_steps(data, step - 1) if data["plan_hash"] == plan.hash else 0
+        return data
+    recorded = RunRecord.read(spec.dump_folder).data
+    return recorded if recorded["plan_hash"] == plan.hash else data
 
 
 def _stage_lines(stage: StagePlan) -> list[str]:
@@ -113,6 +116,9 @@ def _stage_lines(stage: StagePlan) -> list[str]:
             f"{source.size.origin:<10} {source.share:>9.4%} "
             f"{_billions(source.num_tokens):>10} {source.epochs:>7.3f}"
         )
+    for source in stage.sources:
+        if search := source.decontamination:
+            lines.append(f"  {source.name} was searched: {search_summary(search)}")
     known = stage.plan_hash or "none until the shards of all sources are there"
     return [*lines, f"  plan hash: {known}", ""]
 

@@ -9,6 +9,7 @@ from anchored import text_tables
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.tokens import workers
+from anchored.pretrain.tokens.decontamination import Report
 from anchored.pretrain.tokens.documents import (
     DocumentRules,
     RecordFields,
@@ -21,6 +22,7 @@ from anchored.pretrain.tokens.job import TokenizeJob
 from anchored.pretrain.tokens.manifest import MANIFEST_NAME, DocumentTally, Manifest
 from anchored.pretrain.tokens.segments import HELDOUT_FOLDER
 
+from .files import check_input
 from .training_options import TokenizeConfig
 
 _NUM_NAMED = 3
@@ -36,7 +38,15 @@ def run(config: TokenizeConfig) -> int:
     encoder = None if job.is_complete else DocumentEncoder(job.tokenizer_file)
     job.start()
     if encoder is not None:
-        _tokenize_share(job, encoder, share, config.workers)
+        done = workers.do_share(
+            job,
+            share,
+            name=job.source,
+            num_files=len(job.inputs.files),
+            num_workers=config.workers,
+            unit="tokens",
+        )
+        print(done)
         if not job.finish(encoder):
             print(f"{config.source}: other processes are still at work on {job.partial}")
             return 0
@@ -52,6 +62,7 @@ def report(folder: Path) -> str:
         **manifest.invalid_documents,
         f"longer than {manifest.max_document_bytes:,} bytes": manifest.num_oversized_documents,
         "licence not allowed": sum(manifest.refused_licences.values()),
+        "found by decontamination": manifest.num_contaminated_documents,
     }
     lines = [f"{manifest.source}: {_size(manifest)} in {folder}"]
     if (folder / HELDOUT_FOLDER / MANIFEST_NAME).is_file():
@@ -70,30 +81,8 @@ def _size(manifest: Manifest) -> str:
     )
 
 
-def _tokenize_share(
-    job: TokenizeJob, encoder: DocumentEncoder, share: workers.FileShare, requested_workers: int
-) -> None:
-    indices = range(share.index, len(job.inputs.files), share.count)
-    num_cores = max(1, len(os.sched_getaffinity(0)) // share.num_local)
-    counts = workers.WorkerCounts.of(
-        num_cores=num_cores, num_files=len(indices), requested=requested_workers
-    )
-    throughput = workers.Throughput(job.source, num_files=len(indices))
-    try:
-        if counts.num_workers == 1:
-            workers.tokenize_here(job, encoder, indices, throughput)
-        else:
-            workers.tokenize_in_processes(job, indices, counts, throughput)
-    finally:
-        rate = throughput.close()
-    print(
-        f"{job.source}: process {share.index} of {share.count} with {counts.num_workers} "
-        f"workers: {len(indices)} of {len(job.inputs.files)} files, {rate}"
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """What is read of a source, and by which rules."""
 
     inputs: SourceFiles
@@ -104,21 +93,26 @@ class _Source:
 
 def _job(config: TokenizeConfig) -> TokenizeJob:
     assert config.output is not None
-    source = _source(config)
+    source = source_of(config)
+    check_input(config.leave_out)
+    report = None if config.leave_out is None else Report.read(config.leave_out)
+    if report is not None:
+        report.check(source.inputs, source.fields)
     return TokenizeJob(
         source=config.source,
         output=config.output,
         inputs=source.inputs,
         tokenizer_file=tokenizer_file(config.tokenizer),
         fields=source.fields,
-        rules=source.rules,
+        rules=replace(source.rules, left_out=report.left_out) if report else source.rules,
+        decontamination=report.summary() if report else {},
         max_tokens=source.max_tokens,
         max_tokens_per_shard=config.shard_tokens,
         max_invalid_documents=config.max_invalid_documents,
     )
 
 
-def _source(config: TokenizeConfig) -> _Source:
+def source_of(config: TokenizeConfig) -> Source:
     """The config, with what the mixture says where it says nothing itself."""
     if config.mixture is not None:
         mixture = load_mixture(config.mixture)
@@ -147,7 +141,7 @@ def _source(config: TokenizeConfig) -> _Source:
         licence_separator=config.licence_separator,
         licence_if_none=config.licence_if_none,
     )
-    return _Source(_inputs(config), fields, rules, config.max_tokens or 0)
+    return Source(_inputs(config), fields, rules, config.max_tokens or 0)
 
 
 def _inputs(config: TokenizeConfig) -> SourceFiles:
@@ -189,7 +183,7 @@ def run_sample(config: TokenizeConfig) -> int:
 
 def _sampled(config: TokenizeConfig, encoder: DocumentEncoder) -> tuple[DocumentTally, int]:
     """A tally over documents of the first, middle and last file, and the tokens that are kept."""
-    source = _source(config)
+    source = source_of(config)
     files = source.inputs.files
     chosen = sorted({0, len(files) // 2, len(files) - 1})
     tally, num_tokens = DocumentTally(), 0

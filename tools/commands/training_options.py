@@ -79,6 +79,8 @@ class TokenizeConfig:
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
     """Records that are left out and counted for having no text that can be read; more of them end
     the source, which goes on when this is raised. The rest of a damaged file counts as one."""
+    leave_out: Path | None = None
+    """Report of `anchored decontaminate` on the same input: what it left out is not written."""
     heldout_fraction: float = 0.001
     """Share of documents, chosen by their hash, that is kept from training."""
     shard_tokens: int = DEFAULT_SHARD_TOKENS
@@ -95,6 +97,50 @@ class TokenizeConfig:
             raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecontaminateConfig:
+    """Texts in training data: anchored decontaminate --source NAME --input TEXTS --against FILE...
+    --output FOLDER
+
+    Looks in every document for 13 words or 64 letters in a row of the texts of --against,
+    whatever their case, spaces and punctuation, and writes FOLDER/NAME.jsonl, which
+    `anchored tokenize --leave-out` takes. Run again after an interruption it goes on with the next
+    input file; under torchrun or as a Slurm array each process takes its share of the files.
+    """
+
+    against: tuple[Path, ...]
+    """Works, prompts, benchmarks: JSON lines or JSON (every string in them counts), plain text, or
+    folders of these."""
+    output: Path
+    """Folder of the reports; all sources share the hashes in it, 14 to 16 bytes a passage."""
+    source: str = ""
+    """Name of the source; not given: every source of the mixture."""
+    input: tuple[Path, ...] = ()
+    """Local files or folders: .jsonl (also .gz, .zst), .parquet; without --source a folder that
+    holds one a source."""
+    dataset: str = ""
+    """Hub dataset to stream instead of local files."""
+    revision: str = ""
+    """As for tokenize."""
+    mixture: Path | None = None
+    """TOML that gives dataset and revision of its sources."""
+    text_field: str = "text"
+    """Field of a record that holds the text."""
+    least_chars: int = 0
+    """Characters that a document must share to be left out; others are reported and kept."""
+    workers: int = 0
+    """Processes on this machine; 0: one a core."""
+
+    def __post_init__(self) -> None:
+        check_input(self.mixture)
+        if not self.source and self.mixture is None:
+            raise ValueError("--source is needed, or a --mixture of several")
+        if self.least_chars < 0:
+            raise ValueError(f"least_chars must be at least 0 (all), got {self.least_chars}")
         if self.workers < 0:
             raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
 
@@ -130,6 +176,40 @@ class PlanConfig:
     def __post_init__(self) -> None:
         if not self.max_epochs >= 0:  # NaN too
             raise ValueError(f"max_epochs must be >= 0, got {self.max_epochs}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProvenanceConfig:
+    """Whether a document was read: anchored provenance --config RUN.toml --document SOURCE:FILE:N
+
+    Says under which licence, in which steps, how often, and prints one JSON object for every part
+    of it that a step read. Nothing is searched: the data plan is inverted.
+    """
+
+    config: Path
+    """Config of a run, or a mixture."""
+    document: str
+    """SOURCE:INPUT_FILE:RECORD, its line or row from 0, as reports and `anchored plan --step`
+    name it."""
+    stage: str = ""
+    """Stage of a mixture, where it has several."""
+    steps: int = 0
+    """As if the run had ended after this step; 0: the config's last."""
+
+    def __post_init__(self) -> None:
+        check_input(self.config)
+        if self.steps < 0:
+            raise ValueError(f"steps must be at least 0 (all), got {self.steps}")
+        _ = self.place
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Source, input file and record."""
+        source, _, rest = self.document.partition(":")
+        input_file, colon, record = rest.rpartition(":")
+        if not (source and colon and record.isdecimal()):
+            raise ValueError(f"document must be SOURCE:INPUT_FILE:RECORD, got {self.document!r}")
+        return source, input_file, int(record)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,8 @@ from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.tokens.writer import write_token_shards
 from anchored.tools.commands.plan import run
-from anchored.tools.commands.training_options import COMMON_PILE, PlanConfig
+from anchored.tools.commands.provenance import run as provenance
+from anchored.tools.commands.training_options import COMMON_PILE, PlanConfig, ProvenanceConfig
 
 WEIGHTS = {"bay": 0.75, "cove": 0.25}
 RUN = """
@@ -91,6 +92,29 @@ def test_a_run_that_is_another_one_but_for_some_values_is_planned_too(capsys, tm
     (whole, half) = (planned(capsys, tmp_path, config=(path,))[1] for path in (run_file, variant))
     assert half["stages"][0]["plan_hash"] == whole["stages"][0]["plan_hash"]
     assert [one["stages"][0]["num_steps"] for one in (whole, half)] == [20, 10]
+
+
+def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
+    by_step = {}
+    for step in range(1, 21):
+        run(PlanConfig(config=(run_file,), step=step))
+        for row in map(json.loads, capsys.readouterr().out.splitlines()):
+            if (row["source"], row["record"]) == ("bay", 7):
+                by_step.setdefault(step, []).append((row["sequence"], row["first_token"]))
+    assert provenance(ProvenanceConfig(config=run_file, document="bay::7")) == 0
+    captured = capsys.readouterr()
+    said = {}
+    for row in map(json.loads, captured.out.splitlines()):
+        said.setdefault(row["step"], []).append((row["sequence"], row["first_token"]))
+    assert said == by_step and said
+    assert f"under bay licence; read in {len(said)} steps, " in captured.err
+
+    assert provenance(ProvenanceConfig(config=run_file, document="bay::777")) == 0
+    assert "never read: the token shards of bay do not hold it" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="harbour reads no source 'x': bay, cove"):
+        provenance(ProvenanceConfig(config=run_file, document="x::7"))
+    with pytest.raises(ValueError, match=r"--steps must be in \[1, 20\], got 21"):
+        provenance(ProvenanceConfig(config=run_file, document="bay::7", steps=21))
 
 
 def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run_file):

@@ -1,0 +1,319 @@
+"""Searching one source for texts that it must not hold, and the report that leaves them out."""
+
+import fcntl
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...durable_files import file_sha256, new_file, new_folder, write_durably
+from .documents import DamagedFile, Document, RecordFields, file_lines, input_documents, text_digest
+from .input_files import InputFile, SourceFiles
+from .job import check_same
+from .passages import NUM_LETTERS, NUM_WORDS, Passages, is_long_enough
+from .workers import FileWork, Observer
+
+SCHEMA = "anchored-decontamination/1"
+_JSON_LINES = (".jsonl", ".ndjson", ".gz", ".zst", ".zstd")
+_AGAINST = "against"
+
+
+@dataclass(frozen=True, slots=True)
+class ForbiddenTexts:
+    """The texts looked for: their names, the files that they are from, and their passages."""
+
+    names: list[str]
+    files: list[dict[str, Any]]
+    """"name", "sha256", "num_texts", and "num_short": texts without a passage to look for."""
+    passages: Passages
+
+    @classmethod
+    def prepare(cls, files: Sequence[Path], output: Path) -> "ForbiddenTexts":
+        """Hash the texts of some files into a folder of `output`, or check what is there.
+
+        files: JSON lines or JSON, of which every string counts as text, else plain text; or
+        folders of these. Raises: ValueError for a file that cannot be read, or other texts there.
+        """
+        paths = [each for path in files for each in _files(path)]
+        wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
+        folder = output / _AGAINST
+        if not folder.exists():
+            hashed = cls._hashed(paths, wanted)
+            with lock(output / f"{_AGAINST}.lock"):
+                if not folder.exists():  # another process may have been faster
+                    hashed._save(folder)
+        texts = cls.load(output)
+        kept = [{name: file[name] for name in ("name", "sha256")} for file in texts.files]
+        check_same({_AGAINST: kept}, {_AGAINST: wanted}, folder)
+        return texts
+
+    @classmethod
+    def load(cls, output: Path) -> "ForbiddenTexts":
+        """The texts that `prepare` hashed; processes of a machine share their memory."""
+        folder = output / _AGAINST
+        table = json.loads((folder / "texts.json").read_text())
+        return cls(table["names"], table["files"], Passages.load(folder))
+
+    @staticmethod
+    def are_in(output: Path) -> bool:
+        """Whether `prepare` was begun there."""
+        return (output / f"{_AGAINST}.lock").exists()
+
+    @classmethod
+    def _hashed(cls, paths: Sequence[Path], files: list[dict[str, Any]]) -> "ForbiddenTexts":
+        names: list[str] = []
+        counts: list[dict[str, int]] = []
+
+        def numbered() -> Iterator[tuple[int, str]]:
+            for path in paths:
+                num_before, num_short = len(names), 0
+                for name, strings in _texts(path):
+                    num_short += not any(map(is_long_enough, strings))
+                    names.append(name)
+                    yield from ((len(names) - 1, string) for string in strings)
+                counts.append({"num_texts": len(names) - num_before, "num_short": num_short})
+
+        passages = Passages.of(numbered())
+        if not len(passages.hashes):
+            raise ValueError(
+                f"the texts to look for hold no {NUM_WORDS} words or {NUM_LETTERS} letters in a row"
+            )
+        counted = [file | count for file, count in zip(files, counts, strict=True)]
+        return cls(names, counted, passages)
+
+    def _save(self, folder: Path) -> None:
+        with new_folder(folder) as partial:
+            self.passages.save(partial)
+            table = {"names": self.names, "files": self.files}
+            (partial / "texts.json").write_text(json.dumps(table) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecontaminationJob:
+    """The search of one source; any number of processes share its input files.
+
+    OUTPUT/progress/SOURCE records every finished file, OUTPUT/against the passages looked for.
+    """
+
+    source: str
+    output: Path
+    inputs: SourceFiles
+    fields: RecordFields
+
+    @property
+    def report_file(self) -> Path:
+        return self.output / f"{self.source}.jsonl"
+
+    @property
+    def _progress(self) -> Path:
+        return self.output / "progress" / self.source
+
+    def start(self, texts: ForbiddenTexts) -> None:
+        """Make the folder; raises ValueError if it was begun with other inputs or texts."""
+        self._progress.mkdir(parents=True, exist_ok=True)
+        identity = self._identity(texts)
+        path = self._progress / "job.json"
+        with lock(self._progress / "start.lock"):
+            if path.exists():
+                check_same(json.loads(path.read_text()), identity, self._progress)
+            else:
+                write_durably(path, json.dumps(identity, indent=2) + "\n")
+
+    def open(self) -> FileWork:
+        """Searches the file of an index."""
+        texts = ForbiddenTexts.load(self.output)
+        return functools.partial(self.search_file, texts=texts)
+
+    def search_file(self, index: int, observe: Observer, *, texts: ForbiddenTexts) -> None:
+        """Record what the file's documents share with the texts, unless that is done."""
+        path = self._file_path(index)
+        with lock(path.with_suffix(".lock")):
+            if path.exists():
+                return
+            found, num_documents, num_bytes = [], 0, 0
+            for document in input_documents(self.inputs.files[index], self.fields):
+                size = len(document.text or b"")
+                num_documents, num_bytes = num_documents + 1, num_bytes + size
+                if match := _match(document, texts):
+                    found.append({"input_file": self.inputs.files[index].name} | match)
+                observe(size, 1)
+            table = {"num_documents": num_documents, "num_bytes": num_bytes, "documents": found}
+            write_durably(path, json.dumps(table) + "\n")
+
+    def finish(self, texts: ForbiddenTexts, *, least_chars: int) -> "Report | None":
+        """Write the report, in place of an earlier one; None while input files are missing.
+
+        least_chars: documents that share fewer characters are reported and kept.
+        """
+        paths = [self._file_path(index) for index in range(len(self.inputs.files))]
+        if not all(path.exists() for path in paths):
+            return None
+        tables = [json.loads(path.read_text()) for path in paths]
+        documents = [document for table in tables for document in table["documents"]]
+        for document in documents:
+            document["left_out"] = document["num_chars"] >= least_chars
+        report = Report(
+            **self._identity(texts),
+            least_chars=least_chars,
+            num_documents=sum(table["num_documents"] for table in tables),
+            num_bytes=sum(table["num_bytes"] for table in tables),
+            documents=documents,
+        )
+        with lock(self._progress / "finish.lock"):
+            report.write(self.report_file)
+        return report
+
+    def _identity(self, texts: ForbiddenTexts) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "revision": self.inputs.revision,
+            "text_field": self.fields.text,
+            "files": [[file.name, file.num_bytes] for file in self.inputs.files],
+            "against": texts.files,
+            "num_words": NUM_WORDS,
+            "num_letters": NUM_LETTERS,
+        }
+
+    def _file_path(self, index: int) -> Path:
+        return self._progress / f"file-{index:05d}.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a source shares with the texts looked for: a JSON line of its own, then one a document.
+
+    A document has "input_file", "record", "digest" of its text, what `SharedText` says, and
+    "left_out".
+    """
+
+    source: str
+    revision: str
+    text_field: str
+    files: list[list[Any]]
+    """Name and size of each input file."""
+    against: list[dict[str, Any]]
+    num_words: int
+    num_letters: int
+    least_chars: int
+    num_documents: int
+    num_bytes: int
+    documents: list[dict[str, Any]]
+
+    @property
+    def left_out(self) -> frozenset[bytes]:
+        """Digests of the texts that are not trained on."""
+        return frozenset(bytes.fromhex(one["digest"]) for one in self.documents if one["left_out"])
+
+    @property
+    def num_left_out(self) -> int:
+        return sum(document["left_out"] for document in self.documents)
+
+    def summary(self) -> dict[str, Any]:
+        """What manifests and model cards say of it: all but the documents and files, counted."""
+        table = {name: value for name, value in asdict(self).items() if name not in _LISTS}
+        return table | {"num_matched": len(self.documents), "num_left_out": self.num_left_out}
+
+    def write(self, path: Path) -> None:
+        """Replace the file."""
+        head = {"schema": SCHEMA, **asdict(self)}
+        del head["documents"]
+        with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+            for row in (head, *self.documents):
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> "Report":
+        """Raises ValueError if the file is no such report."""
+        try:
+            head, *documents = map(json.loads, path.read_bytes().splitlines())
+            if head.pop("schema") != SCHEMA:
+                raise ValueError(f"its schema is not {SCHEMA}")
+            report = cls(**head, documents=documents)
+            _ = report.left_out
+            return report
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a decontamination report: {error}") from error
+
+    def check(self, inputs: SourceFiles, fields: RecordFields) -> None:
+        """Raise ValueError unless these are the texts that were searched."""
+        ours = {
+            "revision": inputs.revision,
+            "text_field": fields.text,
+            "files": [[file.name, file.num_bytes] for file in inputs.files],
+        }
+        for name, value in ours.items():
+            if value != getattr(self, name):
+                raise ValueError(
+                    f"the decontamination report of {self.source} was made of other inputs: their "
+                    f"{name} differ; run `anchored decontaminate` on these"
+                )
+
+
+_LISTS = ("documents", "files")
+
+
+def search_summary(summary: Mapping[str, Any]) -> str:
+    """One line of what `Report.summary` says."""
+    against = ", ".join(file["name"] for file in summary["against"])
+    return (
+        f"{summary['num_matched']:,} of {summary['num_documents']:,} documents share "
+        f"{summary['num_words']} words or {summary['num_letters']} letters in a row with "
+        f"{against}; {summary['num_left_out']:,} left out"
+    )
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Wait until no other process holds it; the system ends it with the process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _match(document: Document, texts: ForbiddenTexts) -> dict[str, Any] | None:
+    shared = texts.passages.shared_with((document.text or b"").decode(), texts.names)
+    if shared is None or document.text is None:
+        return None
+    digest = text_digest(document.text).hex()
+    return {"record": document.record, "digest": digest, **asdict(shared)}
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if not (found := sorted(each for each in path.rglob("*") if each.is_file())):
+        raise ValueError(f"folder {path} holds no texts to look for")
+    return found
+
+
+def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The texts of a file: a name, and all strings that it consists of."""
+    try:
+        if path.name.endswith(_JSON_LINES):
+            lines = file_lines(InputFile(path.name, str(path), 0))
+            rows: Iterator[tuple[int, Any]]
+            rows = ((number, json.loads(line)) for number, line in enumerate(lines, 1) if line)
+        elif path.suffix == ".json":
+            table = json.loads(path.read_bytes())
+            rows = enumerate(table if isinstance(table, list) else [table], 1)
+        else:
+            yield path.name, [path.read_text(encoding="utf-8")]
+            return
+        for number, row in rows:
+            yield f"{path.name}:{number}", list(_strings(row))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason}") from None
+    except (DamagedFile, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as texts to look for: {error}") from None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)

@@ -1,0 +1,210 @@
+"""Passages that texts share: 13 words, or 64 letters, in a row, found by their hashes."""
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_WORDS = 13
+NUM_LETTERS = 64  # 13 words of English have about 61
+LETTER_STRIDE = 8
+"""Of the texts looked for, a stretch begins at every so many letters; documents are tried at each
+letter. So NUM_LETTERS + LETTER_STRIDE - 1 shared letters are always found, whatever the spaces."""
+# 13 words of one or two letters are columns of a table or an alphabet: nobody's.
+_LEAST_LETTERS = 30
+# Texts are hashed in blocks, so that a document of 20 MB takes no more memory than one of 1 MB;
+# what begins in a block may end so many characters behind it.
+_BLOCK, _OVERLAP = 1 << 18, 1 << 12
+_FILTER_BITS = 16  # of the filter in front of the hashes, a hash: one look-up in 16 goes on
+_ARRAYS = ("hashes", "texts", "filter")
+_NUM_NAMED = 5
+_EXCERPT_CHARS = 120
+
+Hashes = NDArray[np.uint64]
+Places = NDArray[np.int64]
+_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+
+
+def normalised(text: str) -> str:
+    """Unicode NFKC without case; spaces and punctuation are left out when it is hashed."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+@dataclass(frozen=True, slots=True)
+class SharedText:
+    """What a document shares with the texts looked for, in characters of its normalised form."""
+
+    num_chars: int
+    """Matched characters, spaces within a match included."""
+    share: float
+    """Of the document."""
+    longest: int
+    """Characters of the longest stretch."""
+    texts: tuple[str, ...]
+    """Names of the texts with most matches, at most 5."""
+    excerpt: str
+    """Beginning of the longest stretch, normalised."""
+
+
+class Passages:
+    """The hashes of all passages of some texts, 14 to 16 bytes each.
+
+    8 for the hash, 4 for the number of its text, 2 to 4 for the filter before them. Any two
+    passages have the same hash by a chance of about 2^-57 or less, so what is found is there.
+    """
+
+    def __init__(
+        self, hashes: Hashes, texts: NDArray[np.uint32], filter: NDArray[np.uint8]
+    ) -> None:
+        """hashes: ascending; texts: the number of one text that has each; filter: bits."""
+        self.hashes, self.texts, self.filter = hashes, texts, filter
+        self._shift = np.uint64(64 - (8 * len(filter)).bit_length() + 1)
+
+    @classmethod
+    def of(cls, texts: Iterable[tuple[int, str]]) -> "Passages":
+        """The passages of numbered texts; a number may come several times."""
+        hashes, numbers = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
+        for number, text in texts:
+            for _, block in _blocks(normalised(text)):
+                for found, starts, _ in block.spans(LETTER_STRIDE):
+                    hashes.append(found)
+                    numbers.append(np.full(len(starts), number, np.uint32))
+        unique, first = np.unique(np.concatenate(hashes), return_index=True)
+        num_bits = 1 << max(3, (_FILTER_BITS * len(unique) - 1).bit_length())
+        passages = cls(unique, np.concatenate(numbers)[first], np.zeros(num_bits // 8, np.uint8))
+        slot = unique >> passages._shift
+        np.bitwise_or.at(passages.filter, slot >> np.uint64(3), _bit(slot))
+        return passages
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory."""
+        return sum(int(getattr(self, name).nbytes) for name in _ARRAYS)
+
+    def save(self, folder: Path) -> None:
+        """Write the arrays as .npy files."""
+        for name in _ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(self, name))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Passages":
+        """The arrays that `save` wrote, mapped: processes of a machine share their memory."""
+        return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS))
+
+    def find(self, hashes: Hashes) -> tuple[Places, Places]:
+        """Which of some hashes are there: their places, and where each stands in `self.hashes`."""
+        slot = hashes >> self._shift
+        likely = np.flatnonzero(self.filter[slot >> np.uint64(3)] & _bit(slot))
+        entries = np.searchsorted(self.hashes, hashes[likely])
+        entries = np.minimum(entries, len(self.hashes) - 1)
+        is_there = self.hashes[entries] == hashes[likely] if len(self.hashes) else likely < 0
+        return likely[is_there], entries[is_there]
+
+    def shared_with(self, text: str, names: list[str]) -> SharedText | None:
+        """What a text shares with those looked for, or None. names: of these, by number."""
+        plain = normalised(text)
+        found = [np.zeros((3, 0), np.int64)]
+        for offset, block in _blocks(plain):
+            for hashes, starts, ends in block.spans(1):
+                places, entries = self.find(hashes)
+                if len(places):
+                    first = block.places[starts[places]] + offset
+                    behind = block.places[ends[places] - 1] + offset + 1
+                    found.append(np.stack([first, behind, self.texts[entries].astype(np.int64)]))
+        starts, ends, texts = np.concatenate(found, axis=1)
+        if not len(starts):
+            return None
+        stretches = _union(starts, ends)
+        lengths = stretches[1] - stretches[0]
+        begin = int(stretches[0][lengths.argmax()])
+        longest = int(lengths.max())
+        numbers, counts = np.unique(texts, return_counts=True)
+        most = numbers[np.argsort(-counts, kind="stable")][:_NUM_NAMED]
+        return SharedText(
+            num_chars=int(lengths.sum()),
+            share=int(lengths.sum()) / len(plain),
+            longest=longest,
+            texts=tuple(names[number] for number in most),
+            excerpt=" ".join(plain[begin : begin + min(longest, _EXCERPT_CHARS)].split()),
+        )
+
+
+def is_long_enough(text: str) -> bool:
+    """Whether a text has any passage to look for."""
+    blocks = (block for _, block in _blocks(normalised(text)))
+    return any(len(hashes) for block in blocks for hashes, _, _ in block.spans(LETTER_STRIDE))
+
+
+class _Block:
+    """Letters of a stretch of text, hashed so that any span of them has its hash at once.
+
+    A span's hash is the sum of value(letter) * base^i, i from 0 at its first letter, modulo 2^64,
+    scrambled: prefix sums divided by a power of the base. Source: Karp and Rabin 1987.
+    """
+
+    def __init__(self, text: str) -> None:
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        values = _letter_values()[codes]
+        self.places: Places = np.flatnonzero(values)
+        """Of each letter, in characters."""
+        count = len(self.places)
+        self._sums = np.zeros(count + 1, np.uint64)
+        np.cumsum(values[self.places] * _powers(_BASE)[:count], out=self._sums[1:])
+
+    def spans(self, stride: int) -> Iterator[tuple[Hashes, Places, Places]]:
+        """(hashes, first letters, letters behind the last) of all words' and letters' spans."""
+        count = len(self.places)
+        words = np.append(np.flatnonzero(np.diff(self.places, prepend=-2) > 1), count)
+        starts, ends = words[:-NUM_WORDS], words[NUM_WORDS:]
+        is_long = ends - starts >= _LEAST_LETTERS
+        yield self._hashed(starts[is_long], ends[is_long])
+        starts = np.arange(0, count - NUM_LETTERS + 1, stride)
+        yield self._hashed(starts, starts + NUM_LETTERS)
+
+    def _hashed(self, starts: Places, ends: Places) -> tuple[Hashes, Places, Places]:
+        sums = self._sums[ends] - self._sums[starts]
+        hashes = sums * _powers(pow(_BASE, -1, 1 << 64))[starts]
+        return _scrambled(hashes), starts, ends
+
+
+def _blocks(plain: str) -> Iterator[tuple[int, _Block]]:
+    for offset in range(0, len(plain), _BLOCK):
+        yield offset, _Block(plain[offset : offset + _BLOCK + _OVERLAP])
+
+
+def _union(starts: Places, ends: Places) -> tuple[Places, Places]:
+    """The stretches that some overlapping ones cover, in order."""
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    is_new = np.append(True, starts[1:] > ends[:-1])
+    return starts[is_new], ends[np.append(is_new[1:], True)]
+
+
+def _bit(slot: Hashes) -> NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (slot & np.uint64(7)).astype(np.uint8))
+
+
+@lru_cache(maxsize=2)
+def _powers(base: int) -> Hashes:
+    factors = np.full(_BLOCK + _OVERLAP, base, np.uint64)
+    factors[0] = 1
+    return np.cumprod(factors)
+
+
+@lru_cache(maxsize=1)
+def _letter_values() -> Hashes:
+    """A number for each code point that is a letter or a digit, 0 for every other."""
+    is_letter = np.array([chr(code).isalnum() for code in range(0x110000)])
+    numbers = _scrambled(np.arange(1, 0x110001, dtype=np.uint64))
+    return np.where(is_letter, numbers, np.uint64(0))
+
+
+def _scrambled(values: Hashes) -> Hashes:
+    # Finaliser of splitmix64 (Steele et al. 2014).
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

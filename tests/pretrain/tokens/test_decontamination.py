@@ -1,0 +1,279 @@
+"""Planted passages are found whatever was done to them, others are not, and are left out."""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from anchored.pretrain.export.folder import model_card
+from anchored.pretrain.plan.data_config import DataConfig, DataSource
+from anchored.pretrain.plan.data_plan import DataPlan, data_record
+from anchored.pretrain.plan.stages import StageSpec, plan_stage
+from anchored.pretrain.run.record import RunRecord
+from anchored.pretrain.tokens import passages
+from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report, search_summary
+from anchored.pretrain.tokens.manifest import Manifest
+from anchored.pretrain.tokens.passages import Passages, normalised
+from anchored.tools.commands.decontaminate import run
+from anchored.tools.commands.tokenize import run as tokenize
+from anchored.tools.commands.training_options import DecontaminateConfig, TokenizeConfig
+
+LETTERS = "aaabcdeeeefghiijklmnoooprsttuuvwy"
+
+
+def words(generator: random.Random, count: int) -> list[str]:
+    return ["".join(generator.choices(LETTERS, k=generator.randint(2, 9))) for _ in range(count)]
+
+
+def recased(generator, text):
+    return generator.choice([text.upper(), text.title(), text.swapcase()])
+
+
+def respaced(generator, text):
+    return "".join(
+        generator.choice([" ", "\n", " -- ", ",\t", "\u00a0"]) if c == " " else c for c in text
+    )
+
+
+def unspaced(generator, text):
+    return "".join(c + generator.choice(["", "", " ", "\u00ad"]) for c in text if c != " ")
+
+
+def cut(generator, text):
+    """A few words of the middle."""
+    middle = text.split()
+    first = generator.randint(1, len(middle) - 21)
+    return " ".join(middle[first : first + 20])
+
+
+DISGUISES = (lambda generator, text: text, recased, respaced, unspaced, cut)
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Documents with passages of works in some of them; common phrases are in all."""
+
+    folder: Path
+    works: Path
+    planted: dict[tuple[str, int], str]
+    """The work in the document of an input file and a record."""
+    num_documents: int
+
+
+def make_haystack(folder: Path, *, num_bytes: int, num_planted: int, num_files: int) -> Haystack:
+    generator = random.Random(11)
+    # Frequent words are rather short, as Zipf found.
+    vocabulary = sorted(words(generator, 8000), key=lambda word: len(word) + 6 * generator.random())
+    frequencies = [1 / rank for rank in range(1, len(vocabulary) + 1)]
+
+    def text(count):
+        return generator.choices(vocabulary, frequencies, k=count)
+
+    # Words that anyone may write, in every work and in many documents.
+    common = text(6)
+    works = [text(3000) + common + text(2000) for _ in range(20)]
+    documents, size = [], 0
+    while size < num_bytes:
+        document = text(generator.randint(20, 400))
+        if generator.random() < 0.3:
+            document[5:5] = common
+        documents.append(" ".join(document))
+        size += len(documents[-1])
+    planted = {}
+    per_file = -(-len(documents) // num_files)
+    for number, place in enumerate(generator.sample(range(len(documents)), num_planted)):
+        work = generator.randrange(len(works))
+        first = generator.randrange(len(works[work]) - 60)
+        passage = " ".join(works[work][first : first + 60])
+        passage = DISGUISES[number % len(DISGUISES)](generator, passage)
+        before = generator.randrange(len(documents[place]))
+        documents[place] = f"{documents[place][:before]} {passage} {documents[place][before:]}"
+        planted[f"{place // per_file}.jsonl", place % per_file] = f"works.jsonl:{work + 1}"
+    (folder / "texts").mkdir(parents=True)
+    for number in range(num_files):
+        rows = documents[number * per_file :][:per_file]
+        lines = (json.dumps({"text": row, "metadata": {"license": "CC0"}}) for row in rows)
+        (folder / "texts" / f"{number}.jsonl").write_text("\n".join(lines))
+    file = folder / "works.jsonl"
+    table = [{"id": str(n), "title": "A", "text": " ".join(work)} for n, work in enumerate(works)]
+    file.write_text("\n".join(map(json.dumps, table)))
+    return Haystack(folder, file, planted, len(documents))
+
+
+def search(haystack: Haystack, **changes) -> Report:
+    settings = {
+        "source": "hay",
+        "input": (haystack.folder / "texts",),
+        "against": (haystack.works,),
+        "output": haystack.folder / "reports",
+        "workers": 1,
+    }
+    assert run(DecontaminateConfig(**settings | changes)) == 0
+    return Report.read(haystack.folder / "reports" / "hay.jsonl")
+
+
+def check_found(haystack: Haystack, report: Report) -> None:
+    """Every planted passage, with its work, and at most one other document in 10,000."""
+    found = {(one["input_file"], one["record"]): one["texts"] for one in report.documents}
+    assert report.num_documents == haystack.num_documents
+    missed = [place for place, work in haystack.planted.items() if work not in found.get(place, ())]
+    assert not missed
+    assert len(found) - len(haystack.planted) <= haystack.num_documents / 10_000
+
+
+@pytest.fixture(scope="module")
+def haystack(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("haystack")
+    return make_haystack(folder, num_bytes=400_000, num_planted=20, num_files=4)
+
+
+@pytest.fixture(scope="module")
+def report(haystack):
+    return search(haystack)
+
+
+def test_planted_passages_are_found_and_nothing_else(haystack, report, capsys):
+    check_found(haystack, report)
+    assert search(haystack, workers=2) == report
+    out = capsys.readouterr().out
+    assert "20 of" in out and "20 to be left out" in out
+    assert 14 <= float(out.split(" bytes a passage")[0].split()[-1]) <= 16.01
+
+
+@pytest.mark.slow
+def test_fifty_passages_in_forty_megabytes(tmp_path):
+    haystack = make_haystack(tmp_path, num_bytes=40_000_000, num_planted=50, num_files=8)
+    check_found(haystack, search(haystack, workers=2))
+
+
+def test_what_was_searched_before_an_interruption_is_not_searched_again(
+    haystack, report, monkeypatch
+):
+    progress = haystack.folder / "reports" / "progress" / "hay"
+    kept = {file: file.stat().st_ino for file in sorted(progress.glob("file-*.json"))}
+    lost = progress / "file-00002.json"
+    lost.unlink()
+    searched = []
+    before = Passages.shared_with
+
+    def counted(self, text, names):
+        searched.append(text)
+        return before(self, text, names)
+
+    monkeypatch.setattr(Passages, "shared_with", counted)
+    assert search(haystack) == report
+    lines = (haystack.folder / "texts" / "2.jsonl").read_text().splitlines()
+    assert searched == [json.loads(line)["text"] for line in lines]
+    assert all(file.stat().st_ino == kept[file] for file in kept if file != lost)
+
+
+def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_path, capsys):
+    config = {
+        "source": "hay",
+        "tokenizer": str(corpus.tokenizer_folder),
+        "input": (haystack.folder / "texts",),
+        "heldout_fraction": 0.0,
+        "workers": 1,
+    }
+    file = haystack.folder / "reports" / "hay.jsonl"
+    assert tokenize(TokenizeConfig(**config, output=tmp_path / "s", leave_out=file)) == 0
+    assert "left out, found by decontamination: 20" in capsys.readouterr().out
+    manifest = Manifest.read(tmp_path / "s")
+    assert manifest.num_documents == haystack.num_documents - 20
+    assert manifest.num_contaminated_documents == 20
+    assert manifest.decontamination == report.summary()
+    assert manifest.decontamination["against"][0]["num_texts"] == 20
+
+    source = DataSource(name="hay", path=str(tmp_path / "s"), weight=1.0)
+    data = DataConfig(sources=(source,))
+    plan = DataPlan.open(data, seq_len=32, verify=False)
+    record = RunRecord(
+        model={},
+        tokenizer_sha256="",
+        bos_id=0,
+        eos_id=1,
+        identity={},
+        data=data_record(plan, batch_size=4),
+    )
+    words = (
+        "20 of 268 documents share 13 words or 64 letters in a row with works.jsonl; 20 left out"
+    )
+    words = words.replace("268", str(haystack.num_documents))
+    assert words in model_card(record, steps=[3], title="model")
+    spec = StageSpec(name="s", data=data, seq_len=32, num_steps=2, sequences_per_step=4, sizes={})
+    (planned,) = plan_stage(spec, []).sources
+    assert search_summary(planned.decontamination) == words
+
+    lines = haystack.folder / "texts" / "0.jsonl"
+    other = tmp_path / "0.jsonl"
+    other.write_text(lines.read_text() + "\n{}")
+    with pytest.raises(ValueError, match="was made of other inputs: their files differ"):
+        tokenize(
+            TokenizeConfig(**config | {"input": (other,)}, output=tmp_path / "t", leave_out=file)
+        )
+
+
+def test_documents_that_share_less_are_reported_and_kept(haystack, report):
+    least = sorted(one["num_chars"] for one in report.documents)[5]
+    kept = search(haystack, least_chars=least)
+    assert len(kept.documents) == 20
+    assert kept.num_left_out == sum(one["num_chars"] >= least for one in report.documents)
+    assert 0 < kept.num_left_out < 20
+
+
+def test_other_texts_or_inputs_need_another_folder(haystack, report, tmp_path):
+    (tmp_path / "other.txt").write_text("salt and rain " * 20)
+    with pytest.raises(ValueError, match="was begun with other settings"):
+        search(haystack, against=(tmp_path / "other.txt",))
+    with pytest.raises(ValueError, match=r"was begun with other settings \(files was"):
+        search(haystack, input=(haystack.folder / "texts" / "0.jsonl",))
+
+
+def test_a_passage_across_the_blocks_of_a_long_document_is_found(monkeypatch):
+    monkeypatch.setattr(passages, "_BLOCK", 1 << 10)
+    monkeypatch.setattr(passages, "_OVERLAP", 1 << 8)
+    generator = random.Random(3)
+    work = " ".join(words(generator, 30))
+    sought = Passages.of([(0, work)])
+    for offset in range(900, 1100, 9):
+        filler = " ".join(words(generator, 400))
+        shared = sought.shared_with(f"{filler[:offset]} {work} {filler[offset:]}", ["w"])
+        assert shared is not None and shared.num_chars == shared.longest == len(work)
+        assert shared.excerpt.startswith(work[:50])
+
+
+def test_any_71_shared_letters_are_found_and_63_are_not():
+    generator = random.Random(4)
+    work = "".join(words(generator, 500))
+    sought = Passages.of([(0, work)])
+    for first in range(0, 1000, 13):
+        assert sought.shared_with("qq" + work[first : first + 71] + "qq", ["w"])
+        assert not sought.shared_with("qq" + work[first : first + 63] + "qq", ["w"])
+
+
+def test_forms_of_unicode_are_one():
+    assert normalised("\ufb01n\uff21\u0301 Stra\u00dfe") == normalised("FIN\u00c1 STRASSE")
+
+
+def test_tables_of_numbers_are_nobodys():
+    assert Passages.of([(0, " ".join(map(str, range(20))))]).hashes.size == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"doc": {"question": TEXT, "choices": ["no", 3]}}\n'),
+        ("a.json", '[{"prompt": TEXT}]'),
+        ("a.txt", "TEXT"),
+    ],
+)
+def test_every_string_of_a_file_is_looked_for(tmp_path, name, text):
+    work = " ".join(words(random.Random(5), 14))
+    quoted = work if name == "a.txt" else json.dumps(work)
+    (tmp_path / name).write_text(text.replace("TEXT", quoted))
+    texts = ForbiddenTexts.prepare([tmp_path], tmp_path.with_suffix(".out"))
+    shared = texts.passages.shared_with(work.upper(), texts.names)
+    assert shared is not None and shared.texts[0].partition(":")[0] == name
+    assert texts.files[0]["num_texts"] == 1 and texts.files[0]["num_short"] == 0

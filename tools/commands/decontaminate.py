@@ -1,0 +1,118 @@
+"""Training text searched for works and benchmarks that it must not hold."""
+
+import os
+from pathlib import Path
+
+from anchored import text_tables
+from anchored.pretrain.plan.data_config import load_mixture
+from anchored.pretrain.tokens import workers
+from anchored.pretrain.tokens.decontamination import (
+    DecontaminationJob,
+    ForbiddenTexts,
+    Report,
+)
+
+from .files import check_input, check_new_folder
+from .tokenize import source_of
+from .training_options import DecontaminateConfig, TokenizeConfig
+
+_NUM_SHOWN = 10
+
+
+def run(config: DecontaminateConfig) -> int:
+    """Search this process's share of the files of each source; the last process reports."""
+    for path in config.against:
+        check_input(path, "folder" if path.is_dir() else "file")
+    share = workers.FileShare.of(os.environ)
+    jobs = [_job(config, name) for name in _names(config)]
+    _check_output(config.output)
+    texts = ForbiddenTexts.prepare(config.against, config.output)
+    print(_texts_report(texts))
+    for job in jobs:
+        job.start(texts)
+        num_files = len(job.inputs.files)
+        done = workers.do_share(
+            job,
+            share,
+            name=job.source,
+            num_files=num_files,
+            num_workers=config.workers,
+            unit="documents",
+        )
+        print(done)
+        report = job.finish(texts, least_chars=config.least_chars)
+        print(_report(report) if report else f"{job.source}: other processes are still at work")
+        if report:
+            print(job.report_file)
+    return 0
+
+
+def _check_output(folder: Path) -> None:
+    if not folder.is_dir():
+        check_new_folder(folder)
+    elif any(folder.iterdir()) and not ForbiddenTexts.are_in(folder):
+        raise ValueError(f"{folder} holds other things: name a new folder")
+
+
+def _names(config: DecontaminateConfig) -> list[str]:
+    if config.source or config.mixture is None:
+        return [config.source]
+    return [source.name for source in load_mixture(config.mixture).sources]
+
+
+def _job(config: DecontaminateConfig, name: str) -> DecontaminationJob:
+    own = config.input if config.source else tuple(folder / name for folder in config.input)
+    source = source_of(
+        TokenizeConfig(
+            tokenizer="",
+            source=name,
+            output=config.output,
+            input=own,
+            dataset=config.dataset,
+            revision=config.revision,
+            mixture=config.mixture,
+            text_field=config.text_field,
+            max_tokens=0,
+        )
+    )
+    return DecontaminationJob(
+        source=name, output=config.output, inputs=source.inputs, fields=source.fields
+    )
+
+
+def _texts_report(texts: ForbiddenTexts) -> str:
+    passages = texts.passages
+    each = passages.num_bytes / len(passages.hashes)
+    lines = [
+        f"looking for {len(passages.hashes):,} passages of {len(texts.names):,} texts: "
+        f"{passages.num_bytes / 1e6:,.1f} MB of memory, {each:.1f} bytes a passage"
+    ]
+    lines += [
+        f"  {file['name']}: {file['num_short']:,} of {file['num_texts']:,} texts are too short"
+        for file in texts.files
+        if file["num_short"]
+    ]
+    return "\n".join(lines)
+
+
+def _report(report: Report) -> str:
+    """How much was found, and the documents that share most."""
+    lines = [
+        f"{report.source}: {len(report.documents):,} of {report.num_documents:,} documents share "
+        f"passages, {report.num_left_out:,} to be left out"
+    ]
+    most = sorted(report.documents, key=lambda one: -int(one["num_chars"]))[:_NUM_SHOWN]
+    rows = [
+        [
+            f"{one['input_file']}:{one['record']}",
+            f"{one['num_chars']:,}",
+            f"{one['share']:.1%}",
+            f"{one['longest']:,}",
+            one["texts"][0],
+        ]
+        for one in most
+    ]
+    if rows:
+        head = ("document", "characters", "share", "longest", "with")
+        lines.append(text_tables.aligned(head, rows))
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""Whether, when and how often a run reads a document."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from anchored.pretrain.plan import stages
+from anchored.pretrain.plan.data_config import load_mixture
+from anchored.pretrain.plan.data_plan import DataPlan
+from anchored.pretrain.plan.provenance import Reading, StreamDocument, find_document, readings
+from anchored.pretrain.plan.stages import StageSpec, missing_sources
+from anchored.pretrain.tokens.manifest import MANIFEST_NAME
+from anchored.pretrain.tokens.segments import HELDOUT_FOLDER
+from anchored.pretrain.tokens.shards import TokenShards
+
+from .plan import run_data, stage_of
+from .training_options import ProvenanceConfig
+
+
+def run(config: ProvenanceConfig) -> int:
+    """Print the readings of the document as JSON lines, a summary on stderr."""
+    spec = _spec(config)
+    num_steps = config.steps or spec.num_steps
+    if num_steps > spec.num_steps:
+        raise ValueError(f"--steps must be in [1, {spec.num_steps}], got {num_steps}")
+    source, input_file, record = config.place
+    by_name = {each.name: each for each in spec.data.sources}
+    if source not in by_name:
+        raise ValueError(f"{spec.name} reads no source {source!r}: {', '.join(by_name)}")
+    if missing := missing_sources(spec.data):
+        raise ValueError(f"the token shards of every source are needed; missing: {missing[0]}")
+    plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+    shards = plan.shards[list(by_name).index(source)]
+    document = find_document(source, shards, input_file, record)
+    if document is None:
+        print(f"{config.document}: {_absence(shards.folder, source, input_file, record)}")
+        return 0
+    found = readings(plan, document, run_data(spec, plan), num_steps=num_steps)
+    for reading in found:
+        print(json.dumps(asdict(reading)))
+    print(_summary(config.document, document, found, num_steps, plan.seq_len), file=sys.stderr)
+    return 0
+
+
+def _spec(config: ProvenanceConfig) -> StageSpec:
+    if not stages.is_mixture(config.config):
+        return stages.run_spec(config.config)
+    return stage_of(stages.mixture_specs(load_mixture(config.config)), config.stage)
+
+
+def _absence(folder: Path, source: str, input_file: str, record: int) -> str:
+    """Why training never reads a document of a source."""
+    heldout = folder / HELDOUT_FOLDER
+    if (heldout / MANIFEST_NAME).is_file():
+        shards = TokenShards.open(heldout, verify=False)
+        if find_document(source, shards, input_file, record):
+            return "never read: it is held out"
+    return f"never read: the token shards of {source} do not hold it"
+
+
+def _summary(
+    name: str, document: StreamDocument, found: list[Reading], num_steps: int, seq_len: int
+) -> str:
+    steps = sorted({reading.step for reading in found})
+    # The last token of a sequence is a label alone and opens the next one as an input.
+    num_inputs = sum(min(one.num_tokens, seq_len - one.position) for one in found)
+    when = f"in {len(steps):,} steps, {steps[0]:,} to {steps[-1]:,}" if steps else "never"
+    return (
+        f"{name}: {document.num_tokens:,} tokens under {document.licence}; read {when} of the "
+        f"first {num_steps:,}: {num_inputs / document.num_tokens:.2f} times in whole"
+    )
