@@ -139,6 +139,15 @@ def is_long_enough(text: str) -> bool:
     return any(len(hashes) for block in blocks for hashes, _, _ in block.spans(LETTER_STRIDE))
 
 
+def letter_hashes(text: str, one_in: int) -> Hashes:
+    """The hashes of a text's stretches of NUM_LETTERS that are multiples of `one_in`, ascending."""
+    found = [np.zeros(0, np.uint64)]
+    for _, block in _blocks(normalised(text)):
+        _, (hashes, _, _) = block.spans(1)
+        found.append(hashes[hashes % np.uint64(one_in) == 0])
+    return np.unique(np.concatenate(found))
+
+
 class _Block:
     """Letters of a stretch of text, hashed so that any span of them has its hash at once.
 

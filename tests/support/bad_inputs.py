@@ -249,7 +249,8 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "provenance --config {toml_odd}": {
         "": ("", "--document a", "--document a:b:c", "--document a:b:1 --steps -1"),
-        "--document a:b:1": ("", "--stage nothing"),
+        "--document a:b:1": ("", "--stage nothing", "--text {existing}"),
+        "--text": ("{missing} --tokenizer {tokens}", "{existing}"),
     },
     "provenance --document a:b:1 --config": {
         "": ("", "{missing}", "{folder}", "{toml_broken}", "{garbage}"),

@@ -183,14 +183,20 @@ class ProvenanceConfig:
     """Whether a document was read: anchored provenance --config RUN.toml --document SOURCE:FILE:N
 
     Says under which licence, in which steps, how often, and prints one JSON object for every part
-    of it that a step read. Nothing is searched: the data plan is inverted.
+    of it that a step read, by inverting the data plan. With --text FILE --tokenizer T it does so
+    for every document that holds some of a text.
     """
 
     config: Path
     """Config of a run, or a mixture."""
-    document: str
+    document: str = ""
     """SOURCE:INPUT_FILE:RECORD, its line or row from 0, as reports and `anchored plan --step`
     name it."""
+    text: Path | None = None
+    """A file of about 300 letters or more: every document that holds some of it. The first time,
+    an index is made beside the shards, of 0.75 bytes a letter."""
+    tokenizer: str = ""
+    """For --text, that of the shards: tokenizer.json, its folder, or a Hub model."""
     stage: str = ""
     """Stage of a mixture, where it has several."""
     steps: int = 0
@@ -200,7 +206,14 @@ class ProvenanceConfig:
         check_input(self.config)
         if self.steps < 0:
             raise ValueError(f"steps must be at least 0 (all), got {self.steps}")
-        _ = self.place
+        if bool(self.document) == bool(self.text):
+            raise ValueError("give one of --document and --text")
+        if self.text is not None and not self.tokenizer:
+            raise ValueError("--text needs the --tokenizer of the shards")
+        if self.text is None:
+            _ = self.place
+        else:
+            check_input(self.text)
 
     @property
     def place(self) -> tuple[str, str, int]:

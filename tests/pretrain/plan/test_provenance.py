@@ -1,5 +1,6 @@
 """What is said of a document is what reading every step shows."""
 
+import shutil
 from collections import defaultdict
 from fractions import Fraction
 
@@ -11,9 +12,13 @@ from training_runs import train
 from anchored.pretrain.plan.consumption import consumed_documents, document_spans
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, step_reading
 from anchored.pretrain.plan.order import KeyedPermutation, Mixture
-from anchored.pretrain.plan.provenance import find_document, readings
+from anchored.pretrain.plan.provenance import document_of_shard, find_document, readings
 from anchored.pretrain.plan.stages import run_spec
 from anchored.pretrain.run.record import RunRecord
+from anchored.pretrain.tokens.shards import TokenShards
+from anchored.pretrain.tokens.text_index import TextIndex
+from anchored.tools.commands.provenance import run
+from anchored.tools.commands.training_options import ProvenanceConfig
 
 BATCH_SIZE = 3
 
@@ -101,3 +106,43 @@ def test_a_document_that_shards_do_not_hold_is_not_found(corpus):
     (shards,) = DataPlan.open(config, seq_len=40, verify=False).shards
     assert find_document("harbour", shards, "", 10**6) is None
     assert find_document("harbour", shards, "other.jsonl", 0) is None
+
+
+def test_every_text_is_found_in_its_document(corpus, tmp_path):
+    folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
+    shards = TokenShards.open(folder)
+    tokenizer_file = corpus.tokenizer_folder / "tokenizer.json"
+    index = TextIndex(shards, tokenizer_file)
+    num_found = 0
+    for record, text in enumerate(corpus.texts["quarry"]):
+        part = text[20:].upper()
+        if len(part) < 200:
+            continue
+        num_found += 1
+        shard, number, base, share = max(index.find(part), key=lambda found: found[3])
+        assert share == 1.0
+        document = document_of_shard("quarry", shards, shard, number, base)
+        assert document == find_document("quarry", shards, "", record)
+    assert num_found > 5
+    assert not list(index.find("entirely other words " * 40))
+    with pytest.raises(ValueError, match="the text is too short to be found"):
+        next(index.find("salt"))
+    made = {path: path.stat().st_mtime_ns for path in folder.glob("text-*.index")}
+    assert len(made) == len(shards.manifest.shards)
+    assert list(TextIndex(shards, tokenizer_file).find(part)) == list(index.find(part))
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_a_text_tells_the_steps_that_read_it(corpus, write_config, tmp_path, capsys):
+    config = write_config(tmp_path / "run", steps=200)
+    (tmp_path / "text.txt").write_text(max(corpus.texts["orchard"], key=len).title())
+    record = corpus.texts["orchard"].index(max(corpus.texts["orchard"], key=len))
+    tokenizer = str(corpus.tokenizer_folder)
+    assert run(ProvenanceConfig(config=config, document=f"orchard::{record}")) == 0
+    named = capsys.readouterr()
+    assert named.out
+    text = tmp_path / "text.txt"
+    assert run(ProvenanceConfig(config=config, text=text, tokenizer=tokenizer)) == 0
+    found = capsys.readouterr()
+    assert named.out in found.out
+    assert f"orchard::{record}, which holds 100% of the text: " in found.err
