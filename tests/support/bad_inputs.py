@@ -287,6 +287,11 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--smallest-k": ("0", "-1", "30", "nan"),
         "--first-ks": ("0", "1", "x"),
     },
+    "analyse": {"": ("", "{missing}", "{existing}", "{folder}")},
+    "report": {
+        "": ("", "{missing}", "{existing}", "{folder}", "{folder} --texts -1"),
+        "{folder} --ledgers": ("-1", "x"),
+    },
     "compare": {
         "": (
             *("", "{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}", "{toml_broken}"),
