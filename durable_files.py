@@ -1,5 +1,6 @@
-"""Files and folders that appear whole or not at all, and what a file holds as a hash."""
+"""Files and folders that appear whole or not at all, locks, and hashes of what files hold."""
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -17,6 +18,22 @@ def write_durably(path: Path, text: str) -> None:
     """
     with new_file(path) as partial:
         partial.write_bytes(text.encode())
+
+
+@contextmanager
+def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
+    """Whether this file is ours: nobody else can hold it while the context lasts.
+
+    The system ends it with the process. waits: until nobody else holds it; else False is said.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 @contextmanager

@@ -67,9 +67,11 @@ class Level(ABC):
         tokenizers = self.pair.tokenizers.values()
         return self.name, *(tokenizer_sha256(own) for own in tokenizers)
 
-    @abstractmethod
     def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
-        """Most symbols of a continuation."""
+        """Most symbols of a continuation: tokens, unless the level is another."""
+        if max_new_bytes is not None:
+            raise ValueError('max_new_bytes needs level="byte": this pair decodes tokens')
+        return max_new_tokens
 
     @abstractmethod
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
@@ -155,11 +157,6 @@ class TokenLevel(Level):
 
     def encode_continuation(self, text: str | list[int]) -> list[int]:
         return self.pair.encode_continuation(text)
-
-    def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
-        if max_new_bytes is not None:
-            raise ValueError('max_new_bytes needs level="byte": this pair decodes tokens')
-        return max_new_tokens
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
         limit = self.context_length

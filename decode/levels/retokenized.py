@@ -80,11 +80,6 @@ class RetokenizedLevel(Level):
         is_one = len(own["risky"]) == 1 and own["safe"] == [self.same_tokens.get(symbol)]
         return symbol if is_one else None
 
-    def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
-        if max_new_bytes is not None:
-            raise ValueError('max_new_bytes needs level="byte": this level decodes tokens')
-        return max_new_tokens
-
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
         """By as many new tokens of either model; the safe one may still outgrow its own context,
         see `outgrown`."""

@@ -56,7 +56,7 @@ def budget_trajectories(run: RecordedRun) -> Analysis:
         ],
         draw=partial(
             plot_budget_trajectories,
-            [_trajectory(f"{name}, {own.id}", ledger) for name, own, ledger in shown],
+            [BudgetTrajectory.of(f"{name}, {own.id}", ledger) for name, own, ledger in shown],
             symbol=shown[0][2].header.level,
         ),
     )
@@ -69,17 +69,6 @@ def _accrues(run: RecordedRun, name: str) -> bool:
 
 def _longest(own: Sequence[tuple[RecordedGeneration, Ledger]]) -> tuple[RecordedGeneration, Ledger]:
     return max(own, key=lambda each: len(each[1].steps))
-
-
-def _trajectory(label: str, ledger: Ledger) -> BudgetTrajectory:
-    return BudgetTrajectory(
-        label=label,
-        k=ledger.header.k,
-        debt=ledger.header.debt,
-        bound=ledger.header.bound,
-        spends=[step.spend for step in ledger.steps],
-        accepted=[step.accepted for step in ledger.steps],
-    )
 
 
 def acceptance(run: RecordedRun) -> Analysis:

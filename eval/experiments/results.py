@@ -85,14 +85,7 @@ def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
         # The first that went on to its length, if there is one.
         row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
         ledger = Ledger.load(experiment.folder / row["ledger"])
-        yield BudgetTrajectory(
-            label=f"{setting.name}, {row['work']}",
-            k=ledger.header.k,
-            debt=ledger.header.debt,
-            bound=ledger.header.bound,
-            spends=[step.spend for step in ledger.steps],
-            accepted=[step.accepted for step in ledger.steps],
-        )
+        yield BudgetTrajectory.of(f"{setting.name}, {row['work']}", ledger)
 
 
 def write_side_by_side(experiment: Experiment, *, title: str) -> None:

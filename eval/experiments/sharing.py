@@ -1,12 +1,12 @@
 """Work that several processes share: a task is claimed by a lock, which dies with its process."""
 
-import fcntl
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ...durable_files import locked
 
 logger = logging.getLogger(__name__)
 
@@ -44,21 +44,8 @@ def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
 
 
 def _is_done_here(task: Task, claims: Path) -> bool:
-    with claimed(claims / task.name) as is_ours:
+    with locked(claims / task.name, waits=False) as is_ours:
         if not is_ours or task.is_done():
             return False
         task.work()
         return True
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Whether nobody else holds this file; while the context lasts, nobody else can."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True

@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from ... import ModelPair
+from ...durable_files import locked
 from ..recorded_texts import PROMPTS_FILE
 from ..retrieval.bm25 import WordIndex
 from .experiment import Experiment, Steps
 from .generations import check_rules, generation_tasks, read_all_prompts
 from .measures import measure, utility_tasks
-from .sharing import Task, claimed, share
+from .sharing import Task, share
 from .sweep import Sweep, save_prompts, sweep_experiment
 from .sweep_results import sweep_report, write_sweep_results
 
@@ -36,7 +37,7 @@ def run_sweep(
         share(_tasks(experiment, pair), experiment.claims, waits=False)
         return ""
     steps = Steps(folder, sweep.identity(), owner=OWNER)
-    with claimed(folder / "claims" / "first") as is_ours:
+    with locked(folder / "claims" / "first", waits=False) as is_ours:
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
         experiment, pair = _opened(sweep, folder, load)

@@ -38,6 +38,18 @@ class BudgetTrajectory:
                 f"and {len(self.accepted)}"
             )
 
+    @classmethod
+    def of(cls, label: str, ledger: Ledger) -> "BudgetTrajectory":
+        """What a ledger records."""
+        return cls(
+            label=label,
+            k=ledger.header.k,
+            debt=ledger.header.debt,
+            bound=ledger.header.bound,
+            spends=[step.spend for step in ledger.steps],
+            accepted=[step.accepted for step in ledger.steps],
+        )
+
 
 def plot_budget_trajectories(
     trajectories: Sequence[BudgetTrajectory], path: Path, *, symbol: str = "token"

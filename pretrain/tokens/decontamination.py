@@ -1,15 +1,13 @@
 """Searching one source for texts that it must not hold, and the report that leaves them out."""
 
-import fcntl
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...durable_files import file_sha256, new_file, new_folder, write_durably
+from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
 from .documents import DamagedFile, Document, RecordFields, file_lines, input_documents, text_digest
 from .input_files import InputFile, SourceFiles
 from .job import check_same
@@ -42,7 +40,7 @@ class ForbiddenTexts:
         folder = output / _AGAINST
         if not folder.exists():
             hashed = cls._hashed(paths, wanted)
-            with lock(output / f"{_AGAINST}.lock"):
+            with locked(output / f"{_AGAINST}.lock"):
                 if not folder.exists():  # another process may have been faster
                     hashed._save(folder)
         texts = cls.load(output)
@@ -116,7 +114,7 @@ class DecontaminationJob:
         self._progress.mkdir(parents=True, exist_ok=True)
         identity = self._identity(texts)
         path = self._progress / "job.json"
-        with lock(self._progress / "start.lock"):
+        with locked(self._progress / "start.lock"):
             if path.exists():
                 check_same(json.loads(path.read_text()), identity, self._progress)
             else:
@@ -130,7 +128,7 @@ class DecontaminationJob:
     def search_file(self, index: int, observe: Observer, *, texts: ForbiddenTexts) -> None:
         """Record what the file's documents share with the texts, unless that is done."""
         path = self._file_path(index)
-        with lock(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             if path.exists():
                 return
             found, num_documents, num_bytes = [], 0, 0
@@ -162,7 +160,7 @@ class DecontaminationJob:
             num_bytes=sum(table["num_bytes"] for table in tables),
             documents=documents,
         )
-        with lock(self._progress / "finish.lock"):
+        with locked(self._progress / "finish.lock"):
             report.write(self.report_file)
         return report
 
@@ -263,15 +261,6 @@ def search_summary(summary: Mapping[str, Any]) -> str:
         f"{summary['num_words']} words or {summary['num_letters']} letters in a row with "
         f"{against}; {summary['num_left_out']:,} left out"
     )
-
-
-@contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Wait until no other process holds it; the system ends it with the process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _match(document: Document, texts: ForbiddenTexts) -> dict[str, Any] | None:

@@ -6,13 +6,14 @@ from functools import partial
 
 import pytest
 
-from anchored.eval.experiments.sharing import Task, claimed, share
+from anchored.durable_files import locked
+from anchored.eval.experiments.sharing import Task, share
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from anchored.eval.experiments.sharing import claimed
-with claimed(Path(sys.argv[1])) as is_ours:
+from anchored.durable_files import locked
+with locked(Path(sys.argv[1]), waits=False) as is_ours:
     print(is_ours, flush=True)
     time.sleep(600)
 """
@@ -63,5 +64,5 @@ def test_an_error_gives_the_claim_back(tmp_path):
 
     with pytest.raises(ValueError, match="no models"):
         share([Task("a", lambda: False, fail)], tmp_path / "claims")
-    with claimed(tmp_path / "claims" / "a") as is_ours:
+    with locked(tmp_path / "claims" / "a", waits=False) as is_ours:
         assert is_ours

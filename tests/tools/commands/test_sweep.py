@@ -14,8 +14,8 @@ from command_line import refused, run
 from forked_program import ForkedProgram, start_ranks
 
 from anchored import Ledger
+from anchored.durable_files import locked
 from anchored.eval.experiments import results
-from anchored.eval.experiments.sharing import claimed
 from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
 
@@ -269,7 +269,7 @@ def test_the_first_process_does_what_a_killed_one_leaves(inputs, swept, tmp_path
 
 
 def test_a_second_first_process_is_refused(inputs, swept, capsys):
-    with claimed(swept / "claims" / "first") as is_ours:
+    with locked(swept / "claims" / "first", waits=False) as is_ours:
         assert is_ours
         words = ["sweep", str(inputs / "sweep.toml"), "--output", str(swept)]
         assert f"another sweep is at work in {swept}" in refused(capsys, *words)
