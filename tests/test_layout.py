@@ -50,7 +50,10 @@ STOREYS = {
         *("eval", "eval/copying", "eval/retrieval", "eval/quality", "eval/harness"),
         *("eval/figures", "eval/report", "eval/analysis", "eval/experiments", "eval/calibration"),
     ),
-    "tools": ("tools/commands", "tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
+    "tools": (
+        *("tools/commands", "tools/commands/training", "tools/commands/evaluation"),
+        *("tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
+    ),
 }
 # Side by side: neither imports from the other, though one comes first.
 APART = (

@@ -39,7 +39,7 @@ def _commands(module: str, options: str, summaries: dict[str, str]) -> dict[str,
 GROUPS = {
     "start here": _commands(
         "quickstart.program",
-        "commands.training_options",
+        "commands.training.training_options",
         {"quickstart": "train a pair, decode, measure: all in one go"},
     ),
     "decode": _commands(
@@ -55,8 +55,8 @@ GROUPS = {
         },
     ),
     "train": _commands(
-        "commands.{}",
-        "commands.training_options",
+        "commands.training.{}",
+        "commands.training.training_options",
         {
             "decontaminate": "training text searched for works and benchmarks",
             "tokenize": "text to token shards, resumable",
@@ -71,8 +71,8 @@ GROUPS = {
     ),
     "evaluate": {
         **_commands(
-            "commands.{}",
-            "commands.{}",
+            "commands.evaluation.{}",
+            "commands.evaluation.{}",
             {
                 "prompts": "texts of a data set in the paper's prompts, for sweep",
                 "sweep": "every method of a file on one pair: texts, tables, pictures",
@@ -83,16 +83,16 @@ GROUPS = {
             },
         ),
         **_commands(
-            "commands.measure",
-            "commands.measure",
+            "commands.evaluation.measure",
+            "commands.evaluation.measure",
             {
                 "measure copying": "what recorded texts copy of their references",
                 "measure nonliteral": "characters that recorded texts take over",
             },
         ),
         **_commands(
-            "commands.judge",
-            "commands.judge",
+            "commands.evaluation.judge",
+            "commands.evaluation.judge",
             {
                 "judge fluency": "grades of recorded texts, by a model",
                 "judge factuality": "claims of recorded texts against evidence, by a model",
@@ -100,7 +100,9 @@ GROUPS = {
             },
         ),
         **_commands(
-            "commands.{}", "", {"lm-eval": "lm-evaluation-harness with a pair as its model"}
+            "commands.evaluation.{}",
+            "",
+            {"lm-eval": "lm-evaluation-harness with a pair as its model"},
         ),
     },
     "benchmark": {

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from anchored.decode.byte.settings import DebtEvaluation
 from anchored.tools.commands.files import check_input
 from anchored.tools.commands.options import Dtype, check_device_name
-from anchored.tools.commands.training_options import STAGE_1
+from anchored.tools.commands.training.training_options import STAGE_1
 
 Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "wide", "medium", "small", "tiny"]
 LLAMA_3_VOCAB_SIZE = 128_256

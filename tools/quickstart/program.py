@@ -16,7 +16,7 @@ from anchored.eval.experiments.measures import measure
 from anchored.eval.experiments.results import terminal_report, write_results
 from anchored.eval.experiments.summary import summarize
 from anchored.tools.commands.options import ModelOptions
-from anchored.tools.commands.training_options import QuickstartConfig
+from anchored.tools.commands.training.training_options import QuickstartConfig
 
 from . import training
 from .corpus import EXTRA, read

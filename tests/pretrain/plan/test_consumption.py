@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from anchored.pretrain.plan.consumption import consumed_documents, document_spans
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.tools.commands.tokenize import run
-from anchored.tools.commands.training_options import TokenizeConfig
+from anchored.tools.commands.training.tokenize import run
+from anchored.tools.commands.training.training_options import TokenizeConfig
 
 SEQ_LEN = 24
 STEP_SEQUENCES = 6

@@ -17,8 +17,8 @@ from anchored.pretrain.plan.stages import run_spec
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
 from anchored.pretrain.tokens.text_index import TextIndex
-from anchored.tools.commands.provenance import run
-from anchored.tools.commands.training_options import ProvenanceConfig
+from anchored.tools.commands.training.provenance import run
+from anchored.tools.commands.training.training_options import ProvenanceConfig
 
 BATCH_SIZE = 3
 

@@ -16,9 +16,9 @@ from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord, lock_run
 from anchored.pretrain.run.rollback import roll_back
 from anchored.pretrain.run.start import follow_forks
-from anchored.tools.commands.plan import run as plan_command
-from anchored.tools.commands.rollback import run as rollback_command
-from anchored.tools.commands.training_options import PlanConfig, RollbackConfig
+from anchored.tools.commands.training.plan import run as plan_command
+from anchored.tools.commands.training.rollback import run as rollback_command
+from anchored.tools.commands.training.training_options import PlanConfig, RollbackConfig
 
 
 @pytest.fixture

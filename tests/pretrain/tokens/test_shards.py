@@ -22,8 +22,8 @@ from anchored.pretrain.tokens.shards import (
     verify_shards,
 )
 from anchored.pretrain.tokens.writer import write_token_shards
-from anchored.tools.commands.training_options import VerifyShardsConfig
-from anchored.tools.commands.verify_shards import run as verify_command
+from anchored.tools.commands.training.training_options import VerifyShardsConfig
+from anchored.tools.commands.training.verify_shards import run as verify_command
 
 ORIGIN = {"source": "letters", "licence": "CC0-1.0", "revision": "abc"}
 

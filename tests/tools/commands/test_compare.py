@@ -78,7 +78,7 @@ def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(
     assert f"| pair | {pair['value']:.3f} +- " in table
     assert (config.parent / "out" / "scores.png").stat().st_size > 5000
 
-    from anchored.tools.commands import compare
+    from anchored.tools.commands.evaluation import compare
 
     monkeypatch.setattr(compare, "_model", lambda *_: pytest.fail("all is recorded"))
     assert compared(capsys, config)[1] == rows

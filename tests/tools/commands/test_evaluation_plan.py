@@ -11,10 +11,10 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 import anchored
 from anchored.configs.config_file import read_config_file
-from anchored.tools.commands import model_sizes
-from anchored.tools.commands.evaluation_plan import Load, memory_line, time_line
-from anchored.tools.commands.model_sizes import ModelSize, model_size
-from anchored.tools.commands.training_options import DryRunConfig
+from anchored.tools.commands.evaluation import model_sizes
+from anchored.tools.commands.evaluation.evaluation_plan import Load, memory_line, time_line
+from anchored.tools.commands.evaluation.model_sizes import ModelSize, model_size
+from anchored.tools.commands.training.training_options import DryRunConfig
 
 FOLDER = Path(anchored.__file__).parent / "configs" / "eval"
 CONFIGS = sorted(FOLDER.glob("*.toml"))

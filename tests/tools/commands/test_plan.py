@@ -8,9 +8,13 @@ import pytest
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.tokens.writer import write_token_shards
-from anchored.tools.commands.plan import run
-from anchored.tools.commands.provenance import run as provenance
-from anchored.tools.commands.training_options import COMMON_PILE, PlanConfig, ProvenanceConfig
+from anchored.tools.commands.training.plan import run
+from anchored.tools.commands.training.provenance import run as provenance
+from anchored.tools.commands.training.training_options import (
+    COMMON_PILE,
+    PlanConfig,
+    ProvenanceConfig,
+)
 
 WEIGHTS = {"bay": 0.75, "cove": 0.25}
 RUN = """

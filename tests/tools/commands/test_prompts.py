@@ -6,7 +6,7 @@ import pytest
 from command_line import refused, run
 
 from anchored.eval.experiments.sweep import load_prompts
-from anchored.tools.commands.prompts import Template, load_templates
+from anchored.tools.commands.evaluation.prompts import Template, load_templates
 
 BOOK = {"id": "bookmia.00.11", "title": "Tides", "input": "The bell {rang}", "reference": "twice."}
 PROMPTS = {

@@ -18,8 +18,8 @@ from anchored.pretrain.tokens.manifest import Manifest
 from anchored.pretrain.tokens.segments import Segment
 from anchored.pretrain.tokens.shards import TokenShards
 from anchored.pretrain.tokens.writer import write_token_shards
-from anchored.tools.commands.tokenize import run
-from anchored.tools.commands.training_options import COMMON_PILE, TokenizeConfig
+from anchored.tools.commands.training.tokenize import run
+from anchored.tools.commands.training.training_options import COMMON_PILE, TokenizeConfig
 
 WORDS = ["the", "keeper", "of", "lamp", "wrote", "every", "wave", "salt", "rain", "bells", "rang"]
 
@@ -285,7 +285,7 @@ def test_a_mixture_gives_dataset_revision_and_licences(config, tmp_path, monkeyp
         asked.append((dataset, revision))
         return local_files([texts_folder], revision=revision)
 
-    monkeypatch.setattr("anchored.tools.commands.tokenize.hub_files", listed)
+    monkeypatch.setattr("anchored.tools.commands.training.tokenize.hub_files", listed)
     settings = {"mixture": COMMON_PILE, "source": "wikimedia", "input": ()}
     assert run(config(tmp_path / "s", **settings)) == 0
     assert Manifest.read(tmp_path / "s").refused_licences == {"CC BY-NC": 60}

@@ -9,8 +9,8 @@ from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.stages import needed_tokens
 from anchored.pretrain.tokens.manifest import Manifest
 from anchored.pretrain.tokens.shards import TokenShards
-from anchored.tools.commands.tokenize import run
-from anchored.tools.commands.training_options import COMMON_PILE, TokenizeConfig
+from anchored.tools.commands.training.tokenize import run
+from anchored.tools.commands.training.training_options import COMMON_PILE, TokenizeConfig
 
 CC = "Creative Commons - "
 BY = f"{CC}Attribution - https://creativecommons.org/licenses/by/4.0/"

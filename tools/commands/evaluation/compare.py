@@ -10,8 +10,8 @@ from tyro.conf import UseAppendAction
 
 from anchored import AnchoredError, text_tables
 
-from .files import check_input
-from .options import is_first_process
+from ..files import check_input
+from ..options import is_first_process
 
 if TYPE_CHECKING:
     from anchored.eval.harness.comparison import Comparison, Entry

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from .files import check_input
+from ..files import check_input
 
 if TYPE_CHECKING:
     from anchored.eval.analysis.recorded_run import RecordedRun

@@ -12,9 +12,9 @@ from anchored.pretrain.tokens.documents import (
     DEFAULT_SHARD_TOKENS,
 )
 
-from .files import check_input
+from ..files import check_input
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
+CONFIGS = Path(__file__).parents[3] / "configs" / "pretrain"
 COMMON_PILE = CONFIGS / "common_pile.toml"
 STAGE_1 = CONFIGS / "tinycomma-1.8b-stage1.toml"
 

@@ -16,7 +16,7 @@ from anchored.pretrain.plan.stages import RunEstimate, StagePlan, StageSpec, mis
 from anchored.pretrain.run.record import RECORD_NAME, RunRecord
 from anchored.pretrain.tokens.decontamination import search_summary
 
-from .files import check_outputs
+from ..files import check_outputs
 from .training_options import PlanConfig
 
 

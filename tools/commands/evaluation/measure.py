@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from anchored.durable_files import write_durably
 from anchored.eval.recorded_texts import RecordedText, read_texts
 
-from .files import check_outputs
+from ..files import check_outputs
 
 if TYPE_CHECKING:
     from anchored.eval.report.tables import Cell

@@ -2,7 +2,7 @@
 
 from anchored.pretrain.export.folder import export_checkpoint
 
-from .files import check_new_folder
+from ..files import check_new_folder
 from .training_options import ExportConfig
 
 

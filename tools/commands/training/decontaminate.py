@@ -12,7 +12,7 @@ from anchored.pretrain.tokens.decontamination import (
     Report,
 )
 
-from .files import check_input, check_new_folder
+from ..files import check_input, check_new_folder
 from .tokenize import source_of
 from .training_options import DecontaminateConfig, TokenizeConfig
 

@@ -22,7 +22,7 @@ from anchored.pretrain.tokens.job import TokenizeJob
 from anchored.pretrain.tokens.manifest import MANIFEST_NAME, DocumentTally, Manifest
 from anchored.pretrain.tokens.segments import HELDOUT_FOLDER
 
-from .files import check_input
+from ..files import check_input
 from .training_options import TokenizeConfig
 
 _NUM_NAMED = 3

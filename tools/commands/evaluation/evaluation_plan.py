@@ -10,10 +10,10 @@ from anchored.decode.byte.byte_level import BYTES_PER_TOKEN
 from anchored.eval.experiments.sweep import Sweep, load_prompts, load_sweep, sweep_settings
 from anchored.eval.harness.comparison import load_comparison
 
+from ..files import check_input
+from ..training.training_options import DryRunConfig
 from .compare import comparison_plan
-from .files import check_input
 from .model_sizes import BYTES_PER_WEIGHT, OFFLINE, ModelSize, model_size
-from .training_options import DryRunConfig
 
 GB = 1e9
 WORKSPACE = 1.1

@@ -12,7 +12,7 @@ from anchored.eval.quality.chat_client import OPENAI_URL
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.retrieval.evidence import SERPER_URL
 
-from .files import check_input
+from ..files import check_input
 from .measure import TextOptions
 
 if TYPE_CHECKING:

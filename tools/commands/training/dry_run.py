@@ -21,7 +21,7 @@ def run(config: DryRunConfig) -> int:
     """Print the models, their memory and the time; returns 0."""
     tables = read_config_file(config.config)
     if EVALUATIONS & tables.keys():
-        from .evaluation_plan import evaluation_plan
+        from ..evaluation.evaluation_plan import evaluation_plan
 
         print(evaluation_plan(config))
     else:

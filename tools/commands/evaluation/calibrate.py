@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import anchored
 from anchored.decode.settings import LevelName, SamplingConfig
 
-from .files import check_input
-from .options import ModelOptions
+from ..files import check_input
+from ..options import ModelOptions
 
 if TYPE_CHECKING:
     from anchored.eval.calibration.calibration import Calibration

@@ -8,7 +8,7 @@ from typing import Any
 
 from anchored.configs.config_file import from_table, read_config_file
 
-PUBLISHED = Path(__file__).parents[2] / "configs" / "eval" / "models" / "published.toml"
+PUBLISHED = Path(__file__).parents[3] / "configs" / "eval" / "models" / "published.toml"
 BYTES_PER_WEIGHT = 2
 """bfloat16: of what is published, and of the keys and values of a cache."""
 OFFLINE = "table, offline"

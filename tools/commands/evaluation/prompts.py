@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 from anchored.configs.config_file import from_table, read_config_file
 from anchored.durable_files import write_durably
 
-from .files import check_input, check_outputs
+from ..files import check_input, check_outputs
 
-TEMPLATES = Path(__file__).parents[2] / "configs" / "eval" / "methods" / "prompts.toml"
+TEMPLATES = Path(__file__).parents[3] / "configs" / "eval" / "methods" / "prompts.toml"
 Kind = Literal["books", "bios", "news", "creative", "nonliteral"]
 SLOT = "{text}"
 

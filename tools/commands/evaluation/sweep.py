@@ -9,8 +9,8 @@ import tyro
 
 from anchored import text_tables
 
-from .files import check_input
-from .options import ModelOptions, is_first_process
+from ..files import check_input
+from ..options import ModelOptions, is_first_process
 
 if TYPE_CHECKING:
     from anchored.eval.experiments.sweep import Sweep
