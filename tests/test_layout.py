@@ -52,6 +52,7 @@ STOREYS = {
     ),
     "tools": (
         *("tools/commands", "tools/commands/training", "tools/commands/evaluation"),
+        "tools/commands/dry_run.py",
         *("tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
     ),
 }

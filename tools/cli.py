@@ -54,21 +54,27 @@ GROUPS = {
             "divergences": "how far apart the models were along a ledger",
         },
     ),
-    "train": _commands(
-        "commands.training.{}",
-        "commands.training.training_options",
-        {
-            "decontaminate": "training text searched for works and benchmarks",
-            "tokenize": "text to token shards, resumable",
-            "verify-shards": "token shards against their checksums, before GPUs wait",
-            "plan": "what training reads: epochs, days, documents of a step",
-            "provenance": "which steps read a document, and under which licence",
-            "dry-run": "a training run's model, memory and time",
-            "train": "a training run, started again where it crashes",
-            "rollback": "a training run back to an earlier checkpoint",
-            "export": "a training checkpoint as a Hugging Face folder",
-        },
-    ),
+    "train": {
+        **_commands(
+            "commands.training.{}",
+            "commands.training.training_options",
+            {
+                "decontaminate": "training text searched for works and benchmarks",
+                "tokenize": "text to token shards, resumable",
+                "verify-shards": "token shards against their checksums, before GPUs wait",
+                "plan": "what training reads: epochs, days, documents of a step",
+                "provenance": "which steps read a document, and under which licence",
+                "train": "a training run, started again where it crashes",
+                "rollback": "a training run back to an earlier checkpoint",
+                "export": "a training checkpoint as a Hugging Face folder",
+            },
+        ),
+        "dry-run": Command(
+            "commands.dry_run",
+            "commands.training.training_options.DryRunConfig",
+            "a training run's model, memory and time",
+        ),
+    },
     "evaluate": {
         **_commands(
             "commands.evaluation.{}",

@@ -10,7 +10,7 @@ from anchored.configs.config_file import read_config_file
 from anchored.pretrain.cpu_device import use_cpu_without_accelerator
 from anchored.pretrain.plan.data_config import Hardware
 
-from .training_options import DryRunConfig
+from .training.training_options import DryRunConfig
 
 _SECONDS_PER_DAY = 86_400
 EVALUATIONS = {"methods", "benchmarks"}
@@ -21,7 +21,7 @@ def run(config: DryRunConfig) -> int:
     """Print the models, their memory and the time; returns 0."""
     tables = read_config_file(config.config)
     if EVALUATIONS & tables.keys():
-        from ..evaluation.evaluation_plan import evaluation_plan
+        from .evaluation.evaluation_plan import evaluation_plan
 
         print(evaluation_plan(config))
     else:
