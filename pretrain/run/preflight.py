@@ -1,15 +1,17 @@
 """Checks before training: everything that would fail later, or train the wrong thing, fails now."""
 
 import os
+import secrets
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from ...durable_files import file_sha256
+from ...environment import environment_record
 from ..job_config import Checkpoint, JobConfig
 from ..model.tinycomma import flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
@@ -19,7 +21,7 @@ from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
 from .record import RunRecord
-from .start import find_starting_point, record_of
+from .start import StartingPoint, find_starting_point, record_of, resolved_settings
 from .trainer import global_batch_size
 
 FLOAT8_CONVERTER = "quantize.linear.float8"
@@ -85,8 +87,21 @@ def check_run(
     _check_disk(config, machine, num_parameters=parameter_count(args))
     if config.data.verify_checksums:
         check_shards([Path(source.path) for source in config.data.sources])
-    start.record.write(dump_folder)
+    _started(config, start, num_processes=num_processes).write(dump_folder)
     return [start.remark] if start.remark else []
+
+
+def _started(config: JobConfig, start: StartingPoint, *, num_processes: int) -> RunRecord:
+    """The record of a run that has been looked at and starts now."""
+    record = start.record.started(
+        start.step,
+        resolved_settings(config),
+        num_processes=num_processes,
+        environment=environment_record(),
+    )
+    if config.metrics.enable_wandb and not record.wandb_id:
+        record = replace(record, wandb_id=os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
+    return record
 
 
 def check_settings(config: JobConfig) -> None:

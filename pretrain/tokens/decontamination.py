@@ -34,7 +34,8 @@ class ForbiddenTexts:
         """Hash the texts of some files into a folder of `output`, or check what is there.
 
         files: JSON lines, JSON or Parquet, of which every string counts as text, else plain
-        text; or folders of these. Raises: ValueError for a file that cannot be read, or other texts there.
+        text; or folders of these.
+        Raises: ValueError for a file that cannot be read, or other texts there.
         """
         paths = [each for path in files for each in _files(path)]
         wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
