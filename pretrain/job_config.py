@@ -112,6 +112,9 @@ class Checkpoint(titan.Checkpoint):
     last_save_model_only: bool = False
     """Must stay false: a finished run could not be extended, nor started again without failing"""
 
+    keep_moments: bool = False
+    """Take AdamW's moments over from initial_load_path with the weights; else they start at zero"""
+
     interval_minutes: float = 0.0
     """Also save after this many minutes without a checkpoint; 0: by steps only"""
 

@@ -133,6 +133,12 @@ def _check_checkpoint(config: Checkpoint) -> None:
             "checkpoint.last_save_model_only and last_save_in_hf must be false: a run that ends "
             "so cannot be started again; use `anchored export` on its checkpoint"
         )
+    if config.keep_moments and not (config.initial_load_path and config.initial_load_model_only):
+        raise ValueError(
+            "checkpoint.keep_moments takes them from checkpoint.initial_load_path, with "
+            f"initial_load_model_only; got {config.initial_load_path} and "
+            f"{config.initial_load_model_only}"
+        )
     if config.load_step != -1:
         raise ValueError(
             "checkpoint.load_step would leave later checkpoints in the way: "

@@ -94,6 +94,7 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
         "spike_guard": config.spike_guard.action == "skip",  # else it only watches
         "quantize": bool(config.model.converters),
         "fault_tolerance": config.fault_tolerance.enable,
+        "checkpoint.keep_moments": config.checkpoint.keep_moments,  # records of before lack it
     }
     left_out = [name for names in MAY_DIFFER.values() for name in names]
     left_out += [section for section, is_on in is_at_work.items() if not is_on]
