@@ -193,11 +193,25 @@ class RunMetrics(MetricsProcessor):
         self._bar.update(step - self._last_step)
         self._last_step, self._last_time = step, time.perf_counter()
 
-    def log_heldout(self, step: int, losses: dict[str, float], *, seconds: float) -> None:
-        """Record held-out losses in nats a token, measured in `seconds` between two steps."""
-        self.logger.log({f"heldout_loss/{name}": loss for name, loss in losses.items()}, step)
+    def log_heldout(
+        self,
+        step: int,
+        losses: dict[str, float],
+        answers: dict[str, dict[str, float]],
+        *,
+        seconds: float,
+    ) -> None:
+        """Record what was measured in `seconds` between two steps.
+
+        losses: in nats a token, by source. answers: what `QuestionSuite.measure` says, by suite.
+        """
+        curves = {f"heldout_loss/{name}": loss for name, loss in losses.items()}
+        for name, figures in answers.items():
+            curves |= {f"questions/{name}/{kind}": figure for kind, figure in figures.items()}
+        self.logger.log(curves, step)
         if self._is_writer:
-            self._heldout_log.append({"step": step, "losses": losses})
+            asked = {"questions": answers} if answers else {}
+            self._heldout_log.append({"step": step, "losses": losses, **asked})
         # Not part of the time that the next steps take: speeds are of training.
         self._last_time += seconds
         self.time_last_log += seconds

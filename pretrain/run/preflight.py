@@ -20,6 +20,7 @@ from ..tokens.shards import check_shards
 from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
+from .questions import question_suites
 from .record import RunRecord
 from .start import StartingPoint, find_starting_point, record_of, resolved_settings
 from .trainer import global_batch_size
@@ -79,6 +80,7 @@ def check_run(
     record = record_of(config, plan, num_processes=num_processes)
     _check_tokenizer(config, plan, num_model_tokens=record.model["vocab_size"])
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
+    question_suites(config)
     start = find_starting_point(config, record)
     _check_epochs(config, start.record)
     args = model_args(config)
