@@ -145,12 +145,6 @@ class DeviceByteStream(ByteStream):
         own = super().counts(row)
         return replace(own, masked_mass=float(own.masked_mass))
 
-    def _seen(self, paths: list[NDArray[np.int64]]) -> Tensor:
-        seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
-        for row, path in zip(seen, paths, strict=True):
-            row[torch.from_numpy(path)] = True
-        return uploaded(seen, self._device)
-
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
         """As `node_laws`, with sums in float64 on the device."""
         vocabulary, mode = self.vocabulary, self.evaluation.mode
