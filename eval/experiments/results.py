@@ -182,8 +182,8 @@ def trade_off_point(row: dict[str, Any], extra: str) -> TradeOffPoint:
     return TradeOffPoint(
         label=label,
         role=role,
-        ncr=ncr["mean"],  # JSON has no nan: what is not defined is recorded as null
+        protection=ncr["mean"],  # JSON has no nan: what is not defined is recorded as null
         num_metrics=row["ncr"].get("num_metrics", len(METRICS)),  # older results are over all
-        bits_per_byte=row[f"bits_per_byte/{extra}"],
-        ncr_std=ncr["std"],
+        utility=row[f"bits_per_byte/{extra}"],
+        protection_std=ncr["std"],
     )

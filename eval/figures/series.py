@@ -7,8 +7,8 @@ from typing import Final, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
-from .distributions import COLOURS, looks
-from .style import figure_style, new_figure, save_figure, set_log_scale
+from .distributions import looks
+from .style import COLOURS, figure_style, new_figure, save_figure, set_log_scale
 
 MARKERS: Final = ("o", "^", "s", "x")
 """Of points: another for each round of colours."""
