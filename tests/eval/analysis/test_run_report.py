@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from recorded_runs import HOSTILE, record_run
 
 from anchored.eval.analysis.recorded_run import RecordedRun
-from anchored.eval.analysis.registry import ANALYSES, analyses
+from anchored.eval.analysis.registry import ANALYSES, Analyses, analyses
 from anchored.eval.analysis.run_report import run_report
 
 VOID = {"meta", "img"}
@@ -54,6 +55,11 @@ class Page(HTMLParser):
 def report_on(folder, num_texts=2):
     run = RecordedRun(folder)
     return run_report(run, analyses(run), num_texts=num_texts)
+
+
+def tables_on(folder):
+    """Without analyses, whose pictures take longest."""
+    return run_report(RecordedRun(folder), Analyses(), num_texts=0)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +120,39 @@ def test_tokens_tell_what_they_spent(page):
 
 
 def test_what_is_missing_is_said(report, page):
-    assert "anchored judge factuality" in report.not_measured["precision_by_group"]
+    assert list(report.not_measured) == ["speed"]
     assert "Not measured" in page.texts
+
+
+def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
+    folder = record_run(tmp_path / "run")
+    report = tables_on(folder)
+    (results, *_) = report.sections
+    titles = [column.title for column in results.columns]
+    assert titles[8] == "bpb mixture" and titles[10:13] == ["fluency", "factuality", "win rate"]
+    assert "| 4.00 (0.50) | 0.50 | 0.75 |" in report.markdown()
+    for path in (folder / "evaluation").glob("*.json"):
+        path.unlink()
+    missing = analyses(RecordedRun(folder)).not_measured
+    assert missing["win_rate"].startswith("no results of anchored judge win-rate are here")
+    assert {"fluency", "factuality", "character_overlap", "copying_distribution"} <= set(missing)
+
+
+def test_the_best_factuality_of_each_protected_method_is_a_table_of_its_own(tmp_path):
+    folder = record_run(tmp_path / "run")
+    path = folder / "results.json"
+    results = json.loads(path.read_text())
+    for row, method in zip(results["rows"], ["p_s", "Anchored", "Anchored", "p_r"], strict=True):
+        row |= {"method": method, "ncr": {"mean": 0.8, "std": None, "num_metrics": 6}}
+    results["methods"] = {name: {"is_swept": True} for name in ("p_s", "Anchored", "p_r")}
+    path.write_text(json.dumps(results))
+    judged = folder / "evaluation/factuality.json"
+    own = json.loads(judged.read_text())
+    own["settings"][2]["macro"]["mean"] = 0.75  # of k=1
+    judged.write_text(json.dumps(own))
+    (table,) = [own for own in tables_on(folder).sections if "by factuality" in own.title]
+    assert [row["setting"] for row in table.rows] == ["p_s", "k=1", "p_r"]
+    assert [row["fluency"] and row["fluency"].mean for row in table.rows] == [4.0, 4.0, None]
 
 
 def test_tables_stand_in_markdown_and_latex_too(report):
