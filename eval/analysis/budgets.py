@@ -56,7 +56,7 @@ def budget_trajectories(run: RecordedRun) -> Analysis:
         ],
         draw=partial(
             plot_budget_trajectories,
-            [BudgetTrajectory.of(f"{name}, {own.id}", ledger) for name, own, ledger in shown],
+            [BudgetTrajectory.of(f"{name}\n{own.id}", ledger) for name, own, ledger in shown],
             symbol=shown[0][2].header.level,
         ),
     )
