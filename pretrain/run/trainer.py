@@ -19,7 +19,7 @@ from torchtitan.train import Trainer
 
 from ... import AnchoredError
 from ..job_config import JobConfig
-from ..model.tinycomma import document_mask
+from ..model.attention import document_mask
 from ..plan.data_plan import skipped_steps
 from ..plan.loader import Batch, document_ids
 from .checkpointer import RunCheckpointer

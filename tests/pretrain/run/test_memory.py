@@ -24,7 +24,7 @@ def test_a_layer_saves_the_activations_that_are_counted():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        output = model.layers["0"](hidden, model.freqs_cis, None)
+        output = model.layers["0"](hidden, None, None)
     # On a CPU both norms also keep their output before it is scaled; the fused ones do not.
     values = layer_activation_values(args, is_compiled=False) + 2 * args.dim
     # Rotary angles and the norms' reciprocals are not counted.
