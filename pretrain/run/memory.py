@@ -58,7 +58,7 @@ def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) 
     num_tokens = config.training.local_batch_size * config.training.seq_len
     return MemoryEstimate(
         weights=shard_bytes,
-        gradients=shard_bytes,
+        gradients=_gradient_bytes(config, num_parameters, num_shards=num_shards),
         optimizer=_ADAM_MOMENTS * shard_bytes,
         gathered=_gathered_bytes(config, args, width, num_shards=num_shards),
         activations=num_tokens * _activation_bytes_per_token(config, args, width),
@@ -95,6 +95,16 @@ def _layer_parameters(args: TinyCommaArgs) -> int:
     kv_width = args.dim * (args.n_kv_heads or args.n_heads) // args.n_heads
     attention = 2 * args.dim * args.dim + 2 * args.dim * kv_width
     return attention + 3 * args.dim * args.hidden_dim + 2 * args.dim
+
+
+def _gradient_bytes(config: JobConfig, num_parameters: int, *, num_shards: int) -> int:
+    """Of weights that stay divided; of all, where rounds add up before they are reduced."""
+    training = config.training
+    num_replicas = config.parallelism.data_parallel_replicate_degree
+    round_size = training.local_batch_size * num_shards * num_replicas
+    if training.global_batch_size > round_size:
+        return TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * num_parameters
+    return _FLOAT32_BYTES * -(-num_parameters // num_shards)
 
 
 def _gathered_bytes(config: JobConfig, args: TinyCommaArgs, width: int, *, num_shards: int) -> int:

@@ -210,7 +210,11 @@ class PretrainTrainer(Trainer):
         """Gradients of a step; returns this process's part of its mean loss a token."""
         num_tokens = torch.tensor(float(self._batch_size * self._plan.seq_len)).to(self.device)
         losses = []
-        for _ in range(self.gradient_accumulation_steps):
+        for rounds_left in reversed(range(self.gradient_accumulation_steps)):
+            keeps_weights = self.job_config.parallelism.fsdp_reshard_after_forward == "never"
+            schedule_reduction(
+                self.model_parts, is_due=not rounds_left, keeps_weights=keeps_weights
+            )
             inputs, labels = next(data_iterator)
             loss = self.forward_backward_step(
                 input_dict={name: tensor.to(self.device) for name, tensor in inputs.items()},
@@ -281,6 +285,20 @@ def fsdp_modules(model_parts: list[torch.nn.Module]) -> list[FSDPModule]:
     """All modules whose weights FSDP2 has divided among the processes."""
     modules = [module for model in model_parts for module in model.modules()]
     return [module for module in modules if isinstance(module, FSDPModule)]
+
+
+def schedule_reduction(
+    model_parts: list[torch.nn.Module], *, is_due: bool, keeps_weights: bool
+) -> None:
+    """Say whether the processes add their gradients up in the next backward.
+
+    Until that is due, each adds up its own rounds, in the dtype of the reduction: a step of any
+    number of rounds reduces once. keeps_weights: they stay gathered until then, too.
+    """
+    for model in model_parts:
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(is_due)
+            model.set_reshard_after_backward(is_due or not keeps_weights)
 
 
 def any_rank(*claims: bool, device: torch.device) -> list[bool]:

@@ -43,6 +43,9 @@ def test_the_1_8b_model_is_estimated_on_one_and_on_eight_gpus():
     assert one.weights == one.gradients == 4 * 1_758_562_304
     assert one.optimizer == 8 * 1_758_562_304
     assert eight.weights == one.weights // 8
+    assert eight.gradients == one.gradients // 8
+    config.training.global_batch_size = 2 * 8 * 16  # two rounds: whole until they are added up
+    assert estimate_memory(config, args, num_shards=8).gradients == one.gradients
     # A layer and a token: 8 * 2048 + 3 * 5632 + 32 numbers of bfloat16.
     assert eight.activations == 16 * 2048 * 24 * 2 * (8 * 2048 + 3 * 5632 + 32)
     assert eight.logits == 128256 * (4096 * 12 + 6 * 2048)
