@@ -34,7 +34,7 @@ class MemoryEstimate:
     activations: int
     """Saved for backward by all layers."""
     logits: int
-    """Of one chunk, or of all tokens, with their float32 forms and gradients."""
+    """Of one chunk, or of all tokens, with their gradients and, uncompiled, float32 forms."""
 
     @property
     def total(self) -> int:
@@ -62,7 +62,7 @@ def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) 
         optimizer=_ADAM_MOMENTS * shard_bytes,
         gathered=_gathered_bytes(config, args, width, num_shards=num_shards),
         activations=num_tokens * _activation_bytes_per_token(config, args, width),
-        logits=_logits_bytes(args, num_tokens, width),
+        logits=_logits_bytes(config, args, num_tokens, width),
     )
 
 
@@ -119,9 +119,13 @@ def _gathered_bytes(config: JobConfig, args: TinyCommaArgs, width: int, *, num_s
     return width * weights + (width + _FLOAT32_BYTES) * embedding
 
 
-def _logits_bytes(args: TinyCommaArgs, num_tokens: int, width: int) -> int:
-    # Logits and gradient in the training dtype, and in float32 a copy and its softmax.
-    per_logit = 2 * width + 2 * _FLOAT32_BYTES
+def _logits_bytes(config: JobConfig, args: TinyCommaArgs, num_tokens: int, width: int) -> int:
+    # Logits and gradient in the training dtype, and in float32 a copy and its softmax, which a
+    # compiled chunk has in registers.
+    is_compiled = config.compile.enable and "loss" in config.compile.components
+    per_logit = 2 * width
+    if not (args.loss_chunk_tokens and is_compiled):
+        per_logit += 2 * _FLOAT32_BYTES
     rows = min(args.loss_chunk_tokens or num_tokens, num_tokens)
     weight_gradients = (width + _FLOAT32_BYTES) * args.dim if args.loss_chunk_tokens else 0
     return args.vocab_size * (rows * per_logit + weight_gradients)
