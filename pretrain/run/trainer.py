@@ -217,12 +217,15 @@ class PretrainTrainer(Trainer):
             )
             inputs, labels = next(data_iterator)
             loss = self.forward_backward_step(
-                input_dict={name: tensor.to(self.device) for name, tensor in inputs.items()},
-                labels=labels.to(self.device),
+                input_dict={name: self._on_device(tensor) for name, tensor in inputs.items()},
+                labels=self._on_device(labels),
                 global_valid_tokens=num_tokens,
             )
             losses.append(loss.detach())
         return torch.stack(losses).sum()
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)  # the loader pins what it reads
 
     def _permits_step(self, loss: float, grad_norm: float) -> bool:
         """Whether the gradients may move the weights; all processes have the same figures."""

@@ -91,6 +91,7 @@ def test_a_step_of_the_trainer_reduces_in_its_last_round(monkeypatch):
         model_parts=[],
         device=torch.device("cpu"),
         gradient_accumulation_steps=NUM_ROUNDS,
+        _on_device=lambda tensor: tensor,
         forward_backward_step=lambda **inputs: torch.tensor(1.0),
         _batch_size=NUM_ROUNDS,
         _plan=SimpleNamespace(seq_len=16),
