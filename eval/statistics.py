@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,16 @@ class SeedStatistics(NamedTuple):
     mean: float
     std: float
     num_seeds: int
+
+    @classmethod
+    def recorded(cls, figures: Mapping[str, Any] | None) -> "SeedStatistics | None":
+        """Of a results file, in which nan is null; None where it has none."""
+        if not figures:
+            return None
+        mean, std = (
+            math.nan if figures[name] is None else figures[name] for name in ("mean", "std")
+        )
+        return cls(mean, std, figures.get("num_seeds", 1))
 
 
 def over_seeds(values: Sequence[float]) -> SeedStatistics:

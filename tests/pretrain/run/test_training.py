@@ -147,9 +147,12 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     torch.testing.assert_close(final_weights(run), final_weights(finished), rtol=0, atol=0)
 
 
-def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path):
-    # On two processes, which hold half of the vocabulary's weights each: see below.
-    train(write_config(tmp_path / "run", loss={"chunk_tokens": 24}, heldout=HELDOUT))
+def test_a_chunked_loss_on_two_processes_gives_the_same_curve(finished, write_config, tmp_path):
+    # On two processes, which hold half of the vocabulary's weights each and add their gradients up
+    # in the last of two rounds.
+    settings = {"loss": {"chunk_tokens": 24}, "training": {"local_batch_size": 1}}
+    config_file = write_config(tmp_path / "run", heldout=HELDOUT, **settings)
+    train(config_file, num_processes=2)
     assert_same_curves(tmp_path / "run", finished)
     norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
     assert norms[0] == pytest.approx(norms[1], abs=1e-4)
