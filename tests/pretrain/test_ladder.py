@@ -156,7 +156,7 @@ def test_toy_models_predict_a_larger_one_that_is_then_trained(write_config, tmp_
             "learning_rates": [3e-3, 1e-2],
             "seeds": [0, 1],
         },
-        {"flavor": "quickstart-safe", "sequences_per_step": 8, "learning_rates": [3e-3, 6e-3]},
+        {"flavor": "quickstart-safe", "sequences_per_step": 8, "learning_rates": [3e-3]},
     ]
     path = tmp_path / "ladder.toml"
     path.write_text(
@@ -172,7 +172,7 @@ def test_toy_models_predict_a_larger_one_that_is_then_trained(write_config, tmp_
     train(target)
     (line,) = (tmp_path / "target" / "heldout.jsonl").read_text().splitlines()
     trained = json.loads(line)["losses"]["unseen"]
-    # Toys lie off any law by more than seeds differ, so the interval of seeds is not asked for.
     assert trained < min(run.losses()["unseen"] for run in runs)
-    assert prediction["loss"] == pytest.approx(trained, abs=0.2)
-    assert prediction["low"] < prediction["loss"] < prediction["high"]
+    assert prediction["low"] < trained < prediction["high"]
+    # Of so few tokens, losses lie off any law by more than seeds differ.
+    assert prediction["loss"] == pytest.approx(trained, abs=0.5)
