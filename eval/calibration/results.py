@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...durable_files import write_durably
-from ..environment import environment_record
+from ...environment import environment_record
 from ..figures.calibration import CalibrationCurve, CurvePoint, plot_calibration
 from ..report import tables
 from ..report.tables import Column

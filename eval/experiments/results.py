@@ -9,8 +9,8 @@ from typing import Any
 
 from ... import Ledger
 from ...durable_files import write_durably
+from ...environment import environment_record
 from ..copying.metrics import METRICS
-from ..environment import environment_record
 from ..figures import curves
 from ..figures.curves import BudgetTrajectory, LossCurve
 from ..figures.style import Role

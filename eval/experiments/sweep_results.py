@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...durable_files import write_durably
+from ...environment import environment_record
 from ..copying.ncr import high_protection
-from ..environment import environment_record
 from ..figures.style import Role
 from ..figures.trade_off import Scale, TradeOffPoint, plot_methods
 from ..report import tables

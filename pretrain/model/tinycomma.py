@@ -7,58 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
-from torchtitan.models.attention import FlexAttentionWrapper
+from torch.nn.attention.flex_attention import BlockMask
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
 from ..job_config import JobConfig
 from ..tokens.manifest import Manifest
+from .attention import RotaryAttention, rotary_table
 from .loss import LossHead
-
-
-def document_mask(document_ids: Tensor) -> BlockMask:
-    """The mask under which a token attends to itself and to what precedes it in its document.
-
-    document_ids: (B, T) int64, as of `document_ids.document_ids`; the mask is on their device.
-    """
-
-    def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (document_ids[row, query] == document_ids[row, key])
-
-    num_rows, seq_len = document_ids.shape
-    return create_block_mask(
-        attends, num_rows, None, seq_len, seq_len, device=str(document_ids.device)
-    )
-
-
-class DocumentAttention(FlexAttentionWrapper):
-    """torchtitan's flex attention; on a CPU, where that has no backward, the same mask in full."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        block_mask: BlockMask,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """query, key, value: (B, H, T, D), of one dtype. Returns: (B, H, T, D)."""
-        if not query.is_cpu:
-            attended: Tensor = super().forward(
-                query, key, value, block_mask=block_mask, enable_gqa=enable_gqa
-            )
-            return attended
-        num_rows, _, seq_len, _ = query.shape
-        mask = create_mask(block_mask.mask_mod, num_rows, 1, seq_len, seq_len, device="cpu")
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, enable_gqa=enable_gqa
-        )
-
 
 # Truncated at three standard deviations, as lingua does for every matrix.
 _CUTOFF = 3.0
@@ -100,9 +58,9 @@ class TinyComma(Transformer):
 
     def __init__(self, model_args: TinyCommaArgs) -> None:
         super().__init__(model_args)
-        if model_args.attn_type == "flex":
-            for layer in self.layers.values():
-                layer.attention.inner_attention = DocumentAttention()
+        for layer in self.layers.values():
+            layer.attention = RotaryAttention(model_args)
+        self._share_rotary_table()
         if model_args.loss_chunk_tokens:
             self.output = LossHead(
                 model_args.dim, model_args.vocab_size, chunk_tokens=model_args.loss_chunk_tokens
@@ -122,15 +80,24 @@ class TinyComma(Transformer):
         """
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():
-            hidden = layer(hidden, self.freqs_cis, attention_masks, positions)
+            hidden = layer(hidden, None, attention_masks, positions)
         hidden = self.norm(hidden)
         return self.output(hidden) if labels is None else self.output(hidden, labels)
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         with torch.device(buffer_device or self.freqs_cis.device):
             self.freqs_cis = self._precompute_freqs_cis()
+        self._share_rotary_table()
         args = self.model_args
         initialize_weights(self, dim=args.dim, hidden_dim=args.hidden_dim, seed=args.init_seed)
+
+    def _precompute_freqs_cis(self) -> Tensor:
+        return rotary_table(super()._precompute_freqs_cis())
+
+    def _share_rotary_table(self) -> None:
+        for module in self.modules():
+            if isinstance(module, RotaryAttention):
+                module.rotary_table = self.freqs_cis
 
 
 def flavors() -> dict[str, TinyCommaArgs]:
