@@ -83,6 +83,7 @@ GROUPS = {
                 "prompts": "texts of a data set in the paper's prompts, for sweep",
                 "sweep": "every method of a file on one pair: texts, tables, pictures",
                 "compare": "several models on the same benchmarks: table, picture",
+                "evaluate": "a recorded run through all measures, judges and analyses to a page",
                 "analyse": "a run's ledgers and texts: divergences, debts, spans, budgets",
                 "report": "one page on a whole run: tables, pictures, texts token by token",
                 "calibrate": "the largest k that keeps copying within a target",

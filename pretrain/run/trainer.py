@@ -25,6 +25,7 @@ from ..plan.loader import Batch, document_ids
 from .checkpointer import RunCheckpointer
 from .heldout import HeldoutLoss
 from .metrics import StepLog
+from .questions import question_suites
 from .record import RunRecord
 from .spikes import SpikeGuard, spike_line
 from .train_spec import open_plan
@@ -82,6 +83,7 @@ class PretrainTrainer(Trainer):
             batch_size=job_config.training.local_batch_size,
             device=self.device,
         )
+        self._suites = question_suites(job_config)
         self._guard = SpikeGuard(job_config.spike_guard)
         self._spike_log = StepLog(Path(job_config.job.dump_folder) / "spikes.jsonl")
         if self.device.type == "cpu":
@@ -262,9 +264,11 @@ class PretrainTrainer(Trainer):
             return
         start = time.perf_counter()
         losses = self._heldout.measure(self._batch_loss)
+        answers = {one.name: one.measure(self._batch_loss, self.device) for one in self._suites}
         for module in fsdp_modules(self.model_parts):
             module.reshard()  # the output layer stays gathered where no backward follows
-        self.metrics_processor.log_heldout(self.step, losses, seconds=time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.metrics_processor.log_heldout(self.step, losses, answers, seconds=seconds)
 
     @torch.no_grad()
     def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:

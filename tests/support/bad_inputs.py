@@ -287,6 +287,12 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--smallest-k": ("0", "-1", "30", "nan"),
         "--first-ks": ("0", "1", "x"),
     },
+    "evaluate": {
+        "": ("", "{missing}", "{existing}", "{folder}", "{folder} --texts -1"),
+        "{folder} --judge-model m --limit": ("0", "x"),
+        "{folder} --judge-model m --evidence": ("{missing}", "{existing} --serper"),
+        "{folder} --evidence": ("{existing}",),
+    },
     "analyse": {"": ("", "{missing}", "{existing}", "{folder}")},
     "report": {
         "": ("", "{missing}", "{existing}", "{folder}", "{folder} --texts -1"),

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from anchored.eval.analysis.recorded_run import RecordedRun
     from anchored.eval.analysis.registry import Analyses
 
+FOLDER = "analysis"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOptions:
@@ -20,7 +22,8 @@ class RunOptions:
     run: Positional[Path]
     """Folder of anchored quickstart or anchored sweep."""
     factuality: Path | None = None
-    """What anchored judge factuality wrote about the run's texts."""
+    """What anchored judge factuality wrote about the run's texts; RUN/evaluation/factuality.json
+    unless given."""
     ledgers: int = 64
     """Ledgers of each setting that are read, evenly among its texts; 0 reads all."""
 
@@ -35,8 +38,9 @@ class RunOptions:
         from anchored.eval.analysis.recorded_run import RecordedRun
         from anchored.eval.analysis.registry import analyses
 
-        recorded = RecordedRun(self.run, max_ledgers=self.ledgers)
-        return recorded, analyses(recorded, self.factuality)
+        named = {} if self.factuality is None else {"factuality": self.factuality}
+        recorded = RecordedRun(self.run, max_ledgers=self.ledgers, named=named)
+        return recorded, analyses(recorded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,5 +65,5 @@ def run(config: AnalyseConfig) -> int:
         print(f"{own.title}\n{terminal_table(own.rows, own.columns)}\n")
     for name, why in result.not_measured.items():
         print(f"not measured: {name}: {why}")
-    write_analyses(result.found, config.output or config.run / "analysis")
+    write_analyses(result.found, config.output or config.run / FOLDER)
     return 0

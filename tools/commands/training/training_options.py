@@ -113,8 +113,8 @@ class DecontaminateConfig:
     """
 
     against: tuple[Path, ...]
-    """Works, prompts, benchmarks: JSON lines or JSON (every string in them counts), plain text, or
-    folders of these."""
+    """Works, prompts, benchmarks: JSON lines, JSON or Parquet (every string in them counts), plain
+    text, or folders of these."""
     output: Path
     """Folder of the reports; all sources share the hashes in it, 14 to 16 bytes a passage."""
     source: str = ""
