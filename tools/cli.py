@@ -63,6 +63,7 @@ GROUPS = {
                 "tokenize": "text to token shards, resumable",
                 "verify-shards": "token shards against their checksums, before GPUs wait",
                 "plan": "what training reads: epochs, days, documents of a step",
+                "ladder": "small models below a run, and the loss that they predict for it",
                 "provenance": "which steps read a document, and under which licence",
                 "train": "a training run, started again where it crashes",
                 "rollback": "a training run back to an earlier checkpoint",
