@@ -52,6 +52,10 @@ class JournalWriter:
         if rows:
             self._write({"steps": [[name, *_figures(step)] for name, step in rows]})
 
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._file.close()
+
     def fail(self, request_id: str, error: str) -> None:
         """A request that ends without a law to draw from."""
         self._write({"failed": request_id, "error": error})

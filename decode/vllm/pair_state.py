@@ -27,9 +27,9 @@ from .settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
-NUM_PARKED = 65_536
-"""Requests without a slot that are remembered: preempted ones come back, and the engine does not
-say which have ended. One that comes back later draws nothing more."""
+NUM_PARKED = 8_192
+"""Requests without a slot that are remembered: preempted ones come back first of all, and the
+engine does not say which have ended. One that was forgotten and comes back draws nothing more."""
 
 TILE = 256
 """Rows of logits at once, of both models, where a prompt is scored."""

@@ -89,21 +89,21 @@ def test_chats_are_the_decoders(running, pair, stream):
         max_tokens=LENGTH,
         temperature=0.8,
         stream=stream,
-        extra_body={"vllm_xargs": {"anchored_k": 2.0, "anchored_seed": 5}},
+        extra_body={
+            "vllm_xargs": {"anchored_k": 2.0, "anchored_seed": 5},
+            "return_token_ids": True,
+        },
     )
-    text, spent = "", None
-    if stream:
-        for chunk in answer:
-            text += chunk.choices[0].delta.content or ""
-            spent = getattr(chunk, "anchored", None) or spent
-    else:
-        text, spent = answer.choices[0].message.content, answer.anchored
+    token_ids, spent = [], None
+    for part in answer if stream else [answer]:
+        token_ids += getattr(part.choices[0], "token_ids", None) or []
+        spent = getattr(part, "anchored", None) or spent
     decoder = anchored.Decoder(pair, anchored.Anchored(k=2.0), level="token")
     prompt = pair.tokenizer(PROMPTS[0] + " ", add_special_tokens=False)["input_ids"]
     (result,) = decoder.generate(
         [prompt], max_new_tokens=LENGTH, temperature=0.8, repetition_penalty=1.0, seed=5
     )
-    assert text == result.text
+    assert token_ids == result.token_ids
     assert spent["k"] == 2.0
     assert spent["certified"] is True
 
@@ -143,7 +143,7 @@ def test_endpoints_that_nobody_looked_at_are_not_served(running):
 
 
 def test_a_client_can_only_raise_the_debt(running):
-    client, journal, _ = running
+    client, _, _ = running
 
     def owed(debt: float) -> dict:
         answer = client.completions.create(
