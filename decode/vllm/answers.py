@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .journal import JournalError, JournalReader, checked_answer
+from .journal import LOOK_S, WAIT_S, JournalError, JournalReader
 from .settings import REQUEST_PREFIX, Asked
 
 Message = MutableMapping[str, Any]
@@ -57,22 +58,21 @@ class Answers:
             async for output in outputs:
                 (text,) = output.outputs
                 token_ids = [*(token_ids if is_delta else ()), *text.token_ids]
-                answer = self._answer(name, token_ids)
+                answer = await self._answer(name, token_ids)
                 if output.finished:
                     self._by_id[name] = answer
                 yield output
         finally:
-            if (record := self.journal.find(name)) is not None:
-                self.journal.forget(record)
+            self.journal.forget(name)
 
-    def _answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
-        self.journal.refresh()
-        record = self.journal.find(name)
-        if record is None:
-            if not token_ids:
-                return {}
-            raise JournalError(f"the journal holds nothing of request {name}")
-        return checked_answer(record, token_ids)
+    async def _answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
+        """What is to be said of these tokens, once the journal holds them."""
+        for _ in range(round(WAIT_S / LOOK_S)):
+            try:
+                return self.journal.answer(name, token_ids)
+            except JournalError:
+                await asyncio.sleep(LOOK_S)
+        return self.journal.answer(name, token_ids)
 
 
 answers: Answers | None = None

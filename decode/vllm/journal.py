@@ -14,6 +14,11 @@ from ..settings import SamplingConfig
 
 SCHEMA = "anchored-journal/1"
 PATTERN = "journal-*.jsonl"
+WAIT_S = 5.0
+"""What a journal may be late: on a device it is written beside the steps, not in them."""
+
+LOOK_S = 0.01
+
 NUM_KEPT = 65_536
 """Records of requests that nobody asked for, kept at most: those that clients left."""
 
@@ -205,7 +210,7 @@ class JournalReader:
             for line in whole.splitlines():
                 self._take(line)
         while len(self._records) > NUM_KEPT:
-            self.forget(next(iter(self._records.values())))
+            self.forget(next(iter(self._records)))
 
     def find(self, name: str) -> Record | None:
         """The record of a request by its id, or by what vLLM made its id of."""
@@ -213,10 +218,24 @@ class JournalReader:
             return self._records[name]
         return self._records.get(self._ids.get(name, ""))
 
-    def forget(self, record: Record) -> None:
+    def answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
+        """What a response says of a text, as `checked_answer`; {} of one that has not begun.
+
+        Raises JournalError where the journal does not hold these tokens.
+        """
+        self.refresh()
+        record = self.find(name)
+        if record is not None:
+            return checked_answer(record, token_ids)
+        if token_ids:
+            raise JournalError(f"the journal holds nothing of request {name}")
+        return {}
+
+    def forget(self, name: str) -> None:
         """Its request has ended."""
-        self._records.pop(record.request_id, None)
-        self._ids.pop(_outer_name(record.request_id), None)
+        if (record := self.find(name)) is not None:
+            del self._records[record.request_id]
+            self._ids.pop(_outer_name(record.request_id), None)
 
     def records(self) -> Iterator[Record]:
         """All that was read and not forgotten."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from vllm import LLM
 
-from .journal import JournalError, JournalReader, checked_answer
+from .journal import LOOK_S, WAIT_S, JournalError, JournalReader
 from .settings import EngineSettings
 
 
@@ -21,15 +22,17 @@ class PairLLM(LLM):
     def _run_engine(self, *args: Any, **kwargs: Any) -> Any:
         """Of both `generate` and `chat`: the results, each compared with its record."""
         outputs = super()._run_engine(*args, **kwargs)
-        self._journal.refresh()
         for output in outputs:
             output.anchored = self._answer(output)
+            self._journal.forget(output.request_id)
         return outputs
 
     def _answer(self, output: Any) -> dict[str, Any]:
         (text,) = output.outputs
-        record = self._journal.find(output.request_id)
-        if record is None:
-            raise JournalError(f"the journal holds nothing of request {output.request_id}")
-        self._journal.forget(record)
-        return checked_answer(record, list(text.token_ids))
+        token_ids = list(text.token_ids)
+        for _ in range(round(WAIT_S / LOOK_S)):
+            try:
+                return self._journal.answer(output.request_id, token_ids)
+            except JournalError:
+                time.sleep(LOOK_S)
+        return self._journal.answer(output.request_id, token_ids)

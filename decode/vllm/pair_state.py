@@ -1,11 +1,10 @@
-"""Who sits in which slot of the engine, what their prompts owe, and what is written of them."""
+"""Who sits in which slot of the engine, and what their prompts owe."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,14 +13,14 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from ...kernels.accounts import SPENT, STEP, new_accounts
 from ...kernels.token_log_probs import token_log_probs
-from ..engine.request import Drawn, random_key, random_stream
-from ..ledger import LedgerHeader, LedgerStep
+from ..engine.request import random_key
 from ..models.kv_cache import uploaded
 from ..rules.prefix_debt import debt_nats, log_likelihood_ratios
 from . import processor
-from .admission import NO_RATIOS, Admitted, admitted, unadmitted
+from .admission import NO_RATIOS, admitted, unadmitted
 from .fusion import Rows, SlotAccounts
 from .journal import JournalWriter
+from .recorder import UNWRITTEN, Recorder, SlotRequest
 from .self_test import check_walk
 from .settings import EngineSettings
 
@@ -35,42 +34,14 @@ TILE = 256
 """Rows of logits at once, of both models, where a prompt is scored."""
 
 
-@dataclass(kw_only=True, slots=True)
-class SlotRequest:
-    """A request of the engine, and what is known of it on the host."""
-
-    request_id: str
-    prompt: list[int]
-    admitted: Admitted
-    seed: int
-    has_stops: bool
-    steps: list[tuple[int, float]] = field(default_factory=list)
-    """(token, spend) of what was drawn."""
-    debt: Tensor | None = None
-    """() float64 nats once the prompt was read; None before."""
-    ratios: list[Tensor] = field(default_factory=list)
-    num_scored: int = 0
-    """Positions of the prompt whose ratios are known."""
-    is_open: bool = False
-    """The journal holds its header."""
-    error: str = ""
-    is_told: bool = False
-    """The journal holds its error."""
-
-    def rewound(self, emitted: list[int]) -> bool:
-        """Forget what was drawn beyond the tokens that the engine kept; False if these differ."""
-        del self.steps[len(emitted) :]
-        return [token for token, _ in self.steps] == emitted
-
-
 class PairState(DefaultModelState):
-    """Knows requests by the engine's ids; holds their accounts, by slot, and the journal."""
+    """Knows requests by the engine's ids; holds their accounts, by slot."""
 
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
         settings = EngineSettings.of(vllm_config.additional_config)
         self.facts, self.limits = settings.facts, settings.limits
-        self._dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+        dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
         check_walk(self.facts.vocab_size, torch.device(device))
         self.slots = SlotAccounts(self.max_num_reqs, self.facts, torch.device(device))
         speculative = vllm_config.speculative_config
@@ -80,7 +51,8 @@ class PairState(DefaultModelState):
         self._parked: OrderedDict[str, SlotRequest] = OrderedDict()
         self._special = frozenset(self.facts.special_token_ids)
         is_first = vllm_config.parallel_config.rank == 0
-        self._journal = JournalWriter(settings.journal) if is_first else None
+        journal = JournalWriter(settings.journal) if is_first else None
+        self.recorder = Recorder(journal, self.facts, dtype)
         self._batch: Any = None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
@@ -89,6 +61,8 @@ class PairState(DefaultModelState):
         tokens = list(new_req_data.prefill_token_ids)
         length = new_req_data.prompt_len
         request = self._parked.pop(new_req_data.req_id, None)
+        if request is not None:
+            self.recorder.drain()
         emitted = tokens[length:]
         if request is None:
             request = self._new_request(new_req_data, tokens[:length])
@@ -144,7 +118,12 @@ class PairState(DefaultModelState):
             num_rows=self.num_rows if num_rows > len(host_slots) else 1,
         )
         tokens, records = self.slots.decide(rows, risky, safe)
-        self._keep(host_slots, records, tokens)
+        requests = [self._requests[slot] for slot in host_slots]
+        self.recorder.keep(requests, records)
+        if unwritten := [i for i, own in enumerate(requests) if own.error == UNWRITTEN]:
+            # Ends with this step; on a device, where the journal is late, with a later one.
+            self.slots.is_failed[[host_slots[i] for i in unwritten]] = True
+            tokens[unwritten] = self.slots.end
         places = ctx.expanded_local_pos.long()
         request = (places == 0).long().cumsum(0) - 1
         return tokens[request, places]
@@ -258,74 +237,3 @@ class PairState(DefaultModelState):
 
     def _shared(self, logits: Tensor) -> Tensor:
         return logits[:, : self.facts.vocab_size]
-
-    def _keep(self, host_slots: list[int], records: Tensor, tokens: Tensor) -> None:
-        """Journal what was drawn; a request whose lines are not on the disk ends with this step."""
-        figures = records.tolist()
-        rows: list[tuple[str, LedgerStep]] = []
-        try:
-            for slot, own in zip(host_slots, figures, strict=True):
-                rows += self._noted(self._requests[slot], own)
-            if self._journal is not None:
-                self._journal.steps(rows)
-        except OSError as error:
-            logger.error("the journal cannot be written: %s", error)
-            for slot in host_slots:
-                self._requests[slot].error = "the journal cannot be written"
-            self.slots.is_failed[host_slots] = True
-            tokens.fill_(self.slots.end)
-
-    def _noted(
-        self, request: SlotRequest, figures: list[list[float]]
-    ) -> list[tuple[str, LedgerStep]]:
-        """The steps of a request's rows; its header and its error go before them."""
-        noted = []
-        for *own, is_drawn, failed, debt in figures:
-            drawn = Drawn(*own)
-            if failed and not request.error:
-                request.error = f"the logits at step {len(request.steps)} are no distribution"
-            if not is_drawn:
-                continue
-            self._open(request, debt)
-            values = drawn._asdict() | {
-                "token_id": int(drawn.token_id),
-                "accepted": bool(drawn.accepted),
-            }
-            noted.append((request.request_id, LedgerStep(step=len(request.steps), **values)))
-            request.steps.append((int(drawn.token_id), drawn.spend))
-        if request.error and not request.is_told:
-            self._open(request, figures[0][-1])
-            request.is_told = True
-            if self._journal is not None:
-                self._journal.fail(request.request_id, request.error)
-        return noted
-
-    def _open(self, request: SlotRequest, debt: float) -> None:
-        if not request.is_open and self._journal is not None:
-            header = self._header(request, debt)
-            self._journal.open(request.request_id, header, has_stops=request.has_stops)
-        request.is_open = True
-
-    def _header(self, request: SlotRequest, debt: float) -> LedgerHeader:
-        own, least = request.admitted, request.admitted.least_debt
-        budget = own.budget
-        total = budget.total
-        return LedgerHeader(
-            rule=own.rule.name,
-            rule_settings=own.rule.settings(),
-            sampling=own.sampling.as_dict(),
-            seed=request.seed,
-            prompt_token_ids=request.prompt,
-            stop_token_ids=self.facts.stop_token_ids,
-            fingerprints=self.facts.fingerprints,
-            dtype=self._dtype,
-            debt=debt,
-            k=budget.per_step,
-            K=total,
-            horizon=own.horizon,
-            bound=total if budget.schedule == "fixed" else max(0.0, total - debt),
-            quantization=self.facts.quantization,
-            level_settings=self.facts.level_settings,
-            least_debt=least or None,
-            stream=random_stream(request.prompt, place=0),
-        )

@@ -10,6 +10,7 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 
 import httpx
 import openai
+import torch
 from vllm_server import end, server
 
 import anchored
@@ -174,10 +175,8 @@ def test_logprobs_are_the_safe_models(running, pair):
         max_tokens=1,
         logprobs=5,
         echo=True,
-        extra_body={"anchored": {"k": 4.0}, "return_token_ids": True},
+        extra_body={"anchored": {"k": 4.0}, "return_tokens_as_token_ids": True},
     )
-    import torch
-
     token_ids = pair.encode("the keeper")
     with torch.no_grad():
         safe = pair.safe(torch.tensor([token_ids])).logits[0].log_softmax(-1)

@@ -131,7 +131,7 @@ def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path):
     record = reader.find("a")
     assert record.error == "NaN"
     assert record.answer()["certified"] is False
-    reader.forget(record)
+    reader.forget("a")
     assert reader.find("a") is None
 
 
