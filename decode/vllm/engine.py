@@ -65,7 +65,8 @@ def engine_arguments(settings: EngineSettings, given: dict[str, Any]) -> dict[st
     Raises ValueError, in one line, for an argument that cannot go with a pair.
     """
     for name, reason in REFUSED_ARGUMENTS.items():
-        if given.get(name) not in (None, False, 1):
+        value = given.get(name)
+        if value and (value is True or value != 1):  # one pipeline stage is none
             raise ValueError(f"{name}={given[name]!r} cannot go with a pair: {reason}")
     _check_speculation(given.get("speculative_config"))
     facts = settings.facts

@@ -116,6 +116,8 @@ class SlotAccounts:
         self._temperature = torch.ones(num_slots, device=device)
         self._penalty = torch.ones(num_slots, device=device)
         self._laws: dict[int, Law] = {}
+        self._warpers: dict[int, Warpers] = {}
+        """Of slots whose sampling truncates or is greedy: kept, as they hold tensors there."""
         self._device, self._vocab_size = device, facts.vocab_size
         self._banned = torch.tensor(facts.banned_token_ids, dtype=torch.int64, device=device)
         self._stop_token_ids = facts.stop_token_ids
@@ -142,6 +144,8 @@ class SlotAccounts:
         """
         shares = not (sampling.is_truncating or sampling.is_greedy)
         self._laws[slot] = (divergence, None if shares else sampling)
+        if not shares:
+            self._warpers[slot] = Warpers(sampling, self._stop_token_ids, self._banned_token_ids)
         self.accounts[slot] = uploaded(account, self._device)
         self.set_debt(slot, debt)
         self.is_failed[slot] = is_failed
@@ -167,6 +171,7 @@ class SlotAccounts:
     def leave(self, slot: int) -> None:
         """Its request is gone; what it held is overwritten by the next one."""
         self._laws.pop(slot, None)
+        self._warpers.pop(slot, None)
 
     def decide(self, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the next tokens of all requests and charge their accounts.
@@ -244,8 +249,7 @@ class SlotAccounts:
                 stops=self._stops,
             )
         else:
-            warpers = Warpers(sampling, self._stop_token_ids, self._banned_token_ids)
-            warp = warpers.after(self._seen_by_row(rows).flatten(0, 1))
+            warp = self._warpers[rows.host_slots[0]].after(self._seen_by_row(rows).flatten(0, 1))
             shape = tuple(rows.index.shape)
             risky, safe = (
                 warp(logits.flatten(0, 1)).unflatten(0, shape) for logits in (risky, safe)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -41,8 +42,7 @@ class JournalWriter:
         """Raises OSError where no file can be made there."""
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)
-        number = sum(1 for _ in root.glob(PATTERN))
-        self.path = root / f"journal-{os.getpid()}-{number}.jsonl"
+        self.path = root / f"journal-{time.time_ns()}-{os.getpid()}.jsonl"
         self._file: BinaryIO = self.path.open("xb", buffering=0)
         self._is_torn = False
         self._write({"schema": SCHEMA})
@@ -192,9 +192,11 @@ def checked_answer(record: Record, token_ids: list[int]) -> dict[str, Any]:
 class JournalReader:
     """Follows the journals of a folder as they grow; remembers what nobody has taken yet."""
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, skips_written: bool = False) -> None:
+        """skips_written: what earlier engines left in the folder is not read."""
         self._folder = Path(folder)
-        self._offsets: dict[Path, int] = {}
+        written = self._folder.glob(PATTERN) if skips_written else ()
+        self._offsets: dict[Path, int] = {path: path.stat().st_size for path in written}
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._ids: dict[str, str] = {}
         """By the id that a request came with: the engine's own."""

@@ -17,7 +17,7 @@ class PairLLM(LLM):
     def __init__(self, settings: EngineSettings, **engine: Any) -> None:
         self.settings = settings
         super().__init__(**engine)
-        self._journal = JournalReader(settings.journal)
+        self._journal = JournalReader(settings.journal, skips_written=True)
 
     def _run_engine(self, *args: Any, **kwargs: Any) -> Any:
         """Of both `generate` and `chat`: the results, each compared with its record."""

@@ -46,7 +46,7 @@ def server_arguments(settings: EngineSettings, words: Sequence[str]) -> Any:
 
 async def _serve(settings: EngineSettings, arguments: Any) -> None:
     address, socket = setup_server(arguments, reuse_port=False)
-    answers.answers = answers.Answers(JournalReader(settings.journal))
+    answers.answers = answers.Answers(JournalReader(settings.journal, skips_written=True))
     try:
         async with build_async_engine_client(arguments) as engine:
             _hold(engine, answers.answers)

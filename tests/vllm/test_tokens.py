@@ -4,12 +4,15 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
+import torch
+from tiny_models import FAMILIES
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 from vllm_requests import mixed_requests, run
 
 import anchored
 from anchored.decode.vllm.journal import journal_ledgers
 
-from .conftest import opened
+from .conftest import SIZES, opened
 
 
 def check(requests, pair, folder) -> None:
@@ -55,3 +58,19 @@ def test_drafts_of_the_safe_model_change_no_token(folders, pair, tmp_path, num_d
         )  # vLLM refuses min_p beside drafts
     assert len(ended) == 40
     check(ended, pair, tmp_path)
+
+
+def test_models_of_two_other_families_are_a_pair(tokenizer, tmp_path):
+    torch.manual_seed(3)
+    safe = Qwen2Config(**{**FAMILIES["qwen2"].to_dict(), **SIZES, "intermediate_size": 256})
+    risky = GPT2Config(vocab_size=320, n_embd=128, n_layer=2, n_head=4, n_positions=256)
+    risky.update({"bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.1})
+    folders = tmp_path / "safe", tmp_path / "risky"
+    for folder, config in zip(folders, (safe, risky), strict=True):
+        AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    own = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
+    with opened(folders, ledgers=tmp_path / "journal") as llm:
+        ended = run(llm, mixed_requests(tokenizer, 20))
+    assert len(ended) == 20
+    check(ended, own, tmp_path / "journal")

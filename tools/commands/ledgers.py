@@ -1,5 +1,6 @@
 """The command that makes ledgers of a server's journal."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def run(config: LedgersConfig) -> int:
 
     folder = config.out or config.journal / "ledgers"
     found = list(journal_ledgers(config.journal))
-    paths = [folder / f"{name}.jsonl" for name, _ in found]
+    paths = [folder / f"{_file_name(name)}.jsonl" for name, _ in found]
     check_outputs(*paths, overwrite=config.overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     for path, (_, ledger) in zip(paths, found, strict=True):
@@ -38,3 +39,8 @@ def run(config: LedgersConfig) -> int:
     num_certified = sum(ledger.certified for _, ledger in found)
     print(f"{len(found)} ledgers in {folder}, {num_certified} certified")
     return 0
+
+
+def _file_name(request_id: str) -> str:
+    """An id is the caller's, offline: of a path it would leave the folder."""
+    return re.sub(r"[^\w.-]", "_", request_id)

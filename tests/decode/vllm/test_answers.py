@@ -90,6 +90,11 @@ def test_what_nobody_can_ask_for_is_refused(asked, monkeypatch):
     assert (status, seen) == (400, [])
 
 
+def test_beams_are_refused():
+    with pytest.raises(ValueError, match="use_beam_search"):
+        asked_body(b'{"use_beam_search": true}')
+
+
 def test_other_endpoints_are_not_there(monkeypatch):
     for path in ("/v1/responses", "/v1/embeddings", "/inference/v1/generate", "/collective_rpc"):
         assert call(path, [b"{}"], monkeypatch=monkeypatch)[0] == 404

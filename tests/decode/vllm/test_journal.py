@@ -164,6 +164,25 @@ def test_the_command_writes_a_ledger_a_request_and_overwrites_none(tmp_path, cap
     assert "1 certified" in capsys.readouterr().out
 
 
+def test_a_file_is_named_by_an_id_within_the_folder(tmp_path, capsys):
+    writer = written(tmp_path / "journal", [step(0)])
+    writer.open("../out/of-12345678", header(), has_stops=False)
+    writer.steps([("../out/of-12345678", step(0))])
+    with pytest.raises(SystemExit):
+        main(["ledgers", "--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "made")])
+    names = {path.name for path in (tmp_path / "made").iterdir()}
+    assert names == {"a-12345678.jsonl", ".._out_of-12345678.jsonl"}
+
+
+def test_a_server_reads_nothing_of_the_engines_before_it(tmp_path):
+    written(tmp_path, [step(0)])
+    reader = JournalReader(tmp_path, skips_written=True)
+    written(tmp_path, [step(0)], [step(1)])
+    reader.refresh()
+    (record,) = reader.records()
+    assert len(record.steps) == 2
+
+
 def test_a_folder_without_journals_is_refused(tmp_path):
     with pytest.raises(LedgerError, match="no journal"):
         list(journal_ledgers(tmp_path))
