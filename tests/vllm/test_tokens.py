@@ -6,7 +6,7 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 
 import torch
 from tiny_models import FAMILIES
-from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 from vllm_requests import mixed_requests, run
 
 import anchored
@@ -62,7 +62,7 @@ def test_drafts_of_the_safe_model_change_no_token(folders, pair, tmp_path, num_d
 
 def test_models_of_two_other_families_are_a_pair(tokenizer, tmp_path):
     torch.manual_seed(3)
-    safe = Qwen2Config(**{**FAMILIES["qwen2"].to_dict(), **SIZES, "intermediate_size": 256})
+    safe = Qwen3Config(**{**FAMILIES["qwen3"].to_dict(), **SIZES, "head_dim": 32})
     risky = GPT2Config(vocab_size=320, n_embd=128, n_layer=2, n_head=4, n_positions=256)
     risky.update({"bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.1})
     folders = tmp_path / "safe", tmp_path / "risky"
