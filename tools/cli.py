@@ -54,6 +54,12 @@ GROUPS = {
             "divergences": "how far apart the models were along a ledger",
         },
     ),
+    "serve": {
+        "vllm serve": Command("commands.serve", "", "an OpenAI server that answers with p*"),
+        **_commands(
+            "commands.{}", "commands.{}", {"ledgers": "ledgers of a server's journal, to verify"}
+        ),
+    },
     "train": {
         **_commands(
             "commands.training.{}",

@@ -294,6 +294,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "evaluate": {
         "": ("", "{missing}", "{existing}", "{folder}", "{folder} --texts -1"),
         "{folder} --judge-model m --limit": ("0", "x"),
+        "{folder} --ncr-of": ("{missing}", "{existing}"),
         "{folder} --judge-model m --evidence": ("{missing}", "{existing} --serper"),
         "{folder} --evidence": ("{existing}",),
     },
