@@ -16,6 +16,8 @@ from anchored.pretrain.model.tinycomma import flavors
 from anchored.pretrain.run.preflight import check_batch, check_settings
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards
+from anchored.tools.commands.training import ladder as command
+from anchored.tools.commands.training.training_options import LadderConfig
 
 LADDER = Path(__file__).parents[2] / "configs" / "pretrain" / "ladder.toml"
 SIZES = {"20m": 20e6, "60m": 62e6, "190m": 190e6, "600m": 595e6}
@@ -41,14 +43,16 @@ def test_every_rung_reads_as_many_tokens_a_parameter_as_the_run_above(tmp_path, 
     assert ladder.num_tokens == pytest.approx(156e9, rel=1e-4) and 126 < ratio < 127
     assert len({run.name for run in ladder.runs}) == len(ladder.runs) == 8 + 6 + 2 + 1
     for run in ladder.runs:
+        assert run.num_tokens / run.num_parameters == pytest.approx(ratio, rel=1e-3)
         run.write_config()
+    for run in {run.flavor: run for run in ladder.runs}.values():  # the last of each
         config = load_job_config(["--job.config_file", str(run.config_file)])
         check_settings(config)
         check_batch(config, 8)
         training, schedule = config.training, config.lr_scheduler
         num_tokens = training.steps * training.global_batch_size * training.seq_len
         assert num_tokens == run.num_tokens
-        assert num_tokens / model_size(config.model.flavor) == pytest.approx(ratio, rel=1e-3)
+        assert model_size(config.model.flavor) == run.num_parameters
         assert schedule.warmup_steps / training.steps == pytest.approx(1000 / 37193, rel=0.01)
         assert 9_000 < training.steps < 37_193
         assert config.optimizer.lr == run.learning_rate
@@ -72,12 +76,19 @@ def ladder_command(arguments, folder):
     return program.wait_for_success()
 
 
-def test_recorded_runs_of_a_known_law_predict_the_run_above(tmp_path):
+def test_recorded_runs_of_a_known_law_predict_the_run_above(tmp_path, monkeypatch, capsys):
     table = read_toml(LADDER) | {"folder": str(tmp_path / "runs")}
     table["run"] = str(LADDER.with_name(table["run"]))
     path = tmp_path / "ladder.toml"
     path.write_text(toml_text(table))
-    assert "a prediction needs 4 finished runs of 3 sizes" in ladder_command([str(path)], tmp_path)
+    # torchtitan has been imported in this process.
+    monkeypatch.setattr(command, "use_cpu_without_accelerator", lambda: None)
+
+    def said():
+        assert command.run(LadderConfig(ladder=path)) == 0
+        return capsys.readouterr().out
+
+    assert "a prediction needs 4 finished runs of 3 sizes" in said()
     generator = np.random.default_rng(1)
     ladder = load_ladder(path)
     for run in ladder.runs[:-1]:  # 3e-3 is best; the last one is still to do
@@ -87,7 +98,7 @@ def test_recorded_runs_of_a_known_law_predict_the_run_above(tmp_path):
     finish(unfinished, 9.0)
     text = (unfinished.folder / "heldout.jsonl").read_text()
     (unfinished.folder / "heldout.jsonl").write_text(text.replace(str(unfinished.num_steps), "500"))
-    output = ladder_command([str(path)], tmp_path)
+    output = said()
     assert "tinycomma-600m-lr0.003-seed0" in output and "step 500" in output
     # A rate between others is no edge; of the two of 190m the best one is.
     assert "tinycomma-190m: the best learning rate, 0.003, is the last one on its side" in output
@@ -101,7 +112,7 @@ def test_recorded_runs_of_a_known_law_predict_the_run_above(tmp_path):
     assert len(saved["runs"]) == 17 and saved["runs"][-1]["losses"] is None
     assert (tmp_path / "runs" / "ladder.png").stat().st_size > 10_000
     finish(unfinished, LAW.loss(unfinished.num_parameters))
-    ladder_command([str(path)], tmp_path)
+    said()
     saved = json.loads((tmp_path / "runs" / "ladder.json").read_text())["predictions"]["mean"]
     check = saved["of_largest"]
     assert check["low"] < LAW.loss(unfinished.num_parameters) < check["high"]

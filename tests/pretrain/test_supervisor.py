@@ -65,7 +65,9 @@ def test_crashes_with_progress_go_on_to_the_end(starts):
 
 
 def test_when_one_process_is_gone_the_others_are_ended_too(starts):
-    ending = "sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
+    # Not before all have begun: the others are given little time then.
+    waiting = "any(time.sleep(.01) for _ in iter(lambda: len(open(sys.argv[1]).readlines()), 3))"
+    ending = f"{waiting}; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
     begin = program(starts, ending, num_processes=3)
     policy = Supervision(restart=False)
     assert supervise(begin, lambda: 0, policy) == 3

@@ -56,7 +56,7 @@ def figures_of(model, tokenizer):
 
 @pytest.mark.parametrize(
     ("num_processes", "settings"),
-    [(1, {}), (2, {"loss": {"chunk_tokens": 24}})],
+    [(1, {}), pytest.param(2, {"loss": {"chunk_tokens": 24}}, marks=pytest.mark.slow)],
 )
 def test_answers_are_those_of_the_exported_model(
     num_processes, settings, questions, write_config, corpus, tmp_path

@@ -70,6 +70,7 @@ def test_a_record_without_starts_can_be_read(start, tmp_path):
     assert "torchtitan |" not in model_card(record, steps=[5], title="model")
 
 
+@pytest.mark.slow
 def test_starts_and_forks_of_a_run_are_one_run_in_wandb(write_config, tmp_path, monkeypatch):
     notes, run = tmp_path / "notes.jsonl", tmp_path / "run"
     monkeypatch.setenv("WANDB_NOTES", str(notes))
