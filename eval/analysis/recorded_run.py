@@ -60,6 +60,9 @@ class RecordedRun:
     """Ledgers of each setting that are read, evenly among its generations; 0 reads all."""
     named: Mapping[str, Path] = field(default_factory=dict)
     """By measure or judge, as "win-rate", results that lie elsewhere than in the folder."""
+    ncr_of: "RecordedRun | None" = None
+    """Another run of the same settings, whose NCR stands for that of this one: of other prompts, as
+    those of judged texts have no references."""
     _read: dict[str, list[tuple[RecordedGeneration, Ledger]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,9 +78,13 @@ class RecordedRun:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """A row of results a setting, its figures as cells of tables; [] before there are any."""
-        return [
+        rows = [
             {name: _cell(own) for name, own in row.items()} for row in self.results.get("rows", [])
         ]
+        if self.ncr_of is None:
+            return rows
+        ncr = {row["setting"]: row["ncr"] for row in self.ncr_of.rows}
+        return [{**row, "ncr": ncr.get(row["setting"])} for row in rows]
 
     @cached_property
     def prompts(self) -> dict[str, Mapping[str, Any]]:

@@ -118,6 +118,8 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         *LAST_COLUMNS,
     ]
     note = "Copying of the references, held-out bits per byte, nats spent and their bound."
+    if run.ncr_of is not None:
+        note += f" NCR is that of {run.ncr_of.folder.resolve().name}."
     yield Section(title="Results", note=note, columns=columns, rows=rows)
     best = run.results.get("high_protection") or {}
     chosen = [row for row in rows if row["setting"] in best.values()]

@@ -126,19 +126,22 @@ def _verbatim(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
 
 
 def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
-    """By prompt, log p_s of its reference as far as a generation reaches, warped as that is."""
+    """By prompt, log p_s of its reference as far as a generation reaches, warped as that is.
+
+    Prompts without a reference have none.
+    """
+    prompts = [prompt for prompt in experiment.prompts if prompt.reference]
+    if not prompts:
+        return {}
     decoder = Decoder(pair, SafeOnly(), level=experiment.level, batch_size=experiment.batch_size)
     length = decoder.level.horizon(experiment.max_new_tokens, None)
     scores = decoder.score(
-        [prompt.prompt for prompt in experiment.prompts],
-        [
-            decoder.level.encode_continuation(prompt.reference)[:length]
-            for prompt in experiment.prompts
-        ],
+        [prompt.prompt for prompt in prompts],
+        [decoder.level.encode_continuation(prompt.reference)[:length] for prompt in prompts],
         temperature=experiment.temperature,
         repetition_penalty=experiment.repetition_penalty,
     )
-    ids = [prompt.id for prompt in experiment.prompts]
+    ids = [prompt.id for prompt in prompts]
     for own, score in zip(ids, scores, strict=True):
         if score.error:
             raise ValueError(f"{own}: {score.error}")

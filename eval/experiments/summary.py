@@ -125,7 +125,9 @@ def copy_probabilities(experiment: Experiment, setting: Setting) -> list[float |
     divergence = setting.rule.divergence or "kl"
     bounds = [row["bound"] if row["certified"] else None for row in rows]
     return [
-        None if bound is None else event_bound(bound, log_probs[row["work"]], divergence=divergence)
+        None
+        if bound is None or row["work"] not in log_probs
+        else event_bound(bound, log_probs[row["work"]], divergence=divergence)
         for row, bound in zip(rows, bounds, strict=True)
     ]
 

@@ -10,6 +10,7 @@ import pytest
 from browser import CHROMIUM, browser_page
 from recorded_runs import HOSTILE, record_run
 
+from anchored.eval.analysis.evaluated import judgement
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.registry import ANALYSES, Analyses, analyses
 from anchored.eval.analysis.run_report import run_report
@@ -135,6 +136,18 @@ def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
     missing = analyses(RecordedRun(folder)).not_measured
     assert missing["win_rate"].startswith("no results of anchored judge win-rate are here")
     assert {"fluency", "factuality", "character_overlap", "copying_distribution"} <= set(missing)
+
+
+def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
+    books = record_run(tmp_path / "books", ledgers=False)
+    path = books / "results.json"
+    path.write_text(path.read_text().replace('"mean": 0.5', '"mean": 0.875'))
+    own = RecordedRun(record_run(tmp_path / "bios"), ncr_of=RecordedRun(books))
+    (results, *_) = run_report(own, Analyses(), num_texts=0).sections
+    assert [row["ncr"].mean for row in results.rows] == [0.875] * 4
+    assert results.rows[0]["minhash"].mean == 0.5 and "NCR is that of books" in results.note
+    points = judgement("factuality", own).draw.args[0][""]
+    assert [each.protection for each in points] == [0.875] * 4
 
 
 def test_the_best_factuality_of_each_protected_method_is_a_table_of_its_own(tmp_path):

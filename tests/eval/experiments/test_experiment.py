@@ -17,7 +17,7 @@ from anchored.eval.experiments.generations import (
     read_all_prompts,
     read_generations,
 )
-from anchored.eval.experiments.measures import MEASURES, measure
+from anchored.eval.experiments.measures import MEASURES, measure, reference_log_probs
 from anchored.eval.experiments.results import terminal_report, write_results
 from anchored.eval.experiments.summary import VERBATIM, copy_probabilities, summarize
 
@@ -68,6 +68,17 @@ def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment,
     page = (own.folder / "side_by_side.html").read_text()
     assert page.count("begins with the reference with p &lt;=") == 2 * 3  # texts with a bound
     assert "recited, at most" in (own.folder / "table.md").read_text()
+
+
+def test_prompts_without_a_reference_have_no_such_bound(experiment, pair, tmp_path):
+    first, second = experiment.prompts
+    some = replace(experiment, prompts=[replace(first, reference=""), second])
+    assert list(reference_log_probs(some, pair)) == [second.id]
+    none = replace(some, prompts=[some.prompts[0]], folder=tmp_path / "copy")
+    assert reference_log_probs(none, pair) == {}
+    shutil.copytree(experiment.folder, none.folder)
+    measure(none, VERBATIM, pair)
+    assert copy_probabilities(none, none.settings[1]) == [None] * 4
 
 
 def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):

@@ -91,9 +91,11 @@ def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
 def test_characters_are_counted_where_prompts_name_them(capsys, folder):
     path = folder / "prompts.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({**r, "characters": [["Ann"]]}) + "\n" for r in rows))
+    rows = [{**row, "reference": "", "characters": [["Ann"]]} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     status, out, err = run(capsys, "evaluate", str(folder))
-    assert status == 0 and "[2/4] characters\n" in err and "characters > 3" in out
+    assert status == 0 and "[1/3] characters\n" in err and "characters > 3" in out
+    assert "copying" not in err  # there is nothing to copy from
 
 
 def test_what_cannot_be_done_is_refused_before_anything_else(capsys, folder, monkeypatch):

@@ -24,11 +24,15 @@ class RunOptions:
     factuality: Path | None = None
     """What anchored judge factuality wrote about the run's texts; RUN/evaluation/factuality.json
     unless given."""
+    ncr_of: Path | None = None
+    """Folder of another run of the same settings, whose NCR is taken: of prompts with references,
+    where the judged texts have none, as biographies."""
     ledgers: int = 64
     """Ledgers of each setting that are read, evenly among its texts; 0 reads all."""
 
     def __post_init__(self) -> None:
         check_input(self.run, "folder")
+        check_input(self.ncr_of, "folder")
         check_input(self.factuality)
         if self.ledgers < 0:
             raise ValueError(f"--ledgers must be at least 0, got {self.ledgers}")
@@ -39,7 +43,8 @@ class RunOptions:
         from anchored.eval.analysis.registry import analyses
 
         named = {} if self.factuality is None else {"factuality": self.factuality}
-        recorded = RecordedRun(self.run, max_ledgers=self.ledgers, named=named)
+        other = None if self.ncr_of is None else RecordedRun(self.ncr_of)
+        recorded = RecordedRun(self.run, max_ledgers=self.ledgers, named=named, ncr_of=other)
         return recorded, analyses(recorded)
 
 

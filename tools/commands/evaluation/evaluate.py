@@ -119,6 +119,7 @@ def run(config: EvaluateConfig) -> int:
 def _steps(config: EvaluateConfig) -> Iterator[Step]:
     from anchored.eval.analysis.recorded_run import evaluation_file
 
+    recorded = read_texts(config.run)
     texts = [*generation_files(config.run), config.run / PROMPTS_FILE]
     written: list[Path] = []
 
@@ -128,8 +129,9 @@ def _steps(config: EvaluateConfig) -> Iterator[Step]:
         own = kind(texts=config.run, output=output, overwrite=True, **options)
         return Step(title, output, texts, own, of.run)
 
-    yield step("copying", "copying", measure.MeasureCopyingConfig, measure)
-    if all(own.characters is not None for own in read_texts(config.run)):
+    if all(own.reference for own in recorded):
+        yield step("copying", "copying", measure.MeasureCopyingConfig, measure)
+    if all(own.characters is not None for own in recorded):
         yield step("characters", "nonliteral", measure.MeasureNonliteralConfig, measure)
     if config.judge_model is not None:
         asking = {"model": config.judge_model, "base_url": config.judge_url}
@@ -143,6 +145,7 @@ def _steps(config: EvaluateConfig) -> Iterator[Step]:
     shared = _shared(analyse.RunOptions, config)
     figures = [*(config.run / "measurements").glob("*.json"), config.run / "results.json"]
     inputs = [*texts, *sorted(figures), *written, *filter(None, [config.factuality])]
+    inputs += [config.ncr_of / "results.json"] if config.ncr_of else []
     yield Step(
         "analyses",
         config.run / analyse.FOLDER,
