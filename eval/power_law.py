@@ -55,7 +55,8 @@ def predict_loss(
 ) -> Prediction:
     """The loss at the size `target`, by the law of least squares.
 
-    sizes: positive, at least 3 different ones; losses: one each, at least 4, in nats a token.
+    sizes: positive, at least 3 different ones, none above the target; losses: one each, at least
+    4, in nats a token. No law has an E below 0.
     The interval holds every loss at the target that some law has which is not much further from
     the losses (profile likelihood): their squared deviations exceed the least by no more than
     t^2 / (n - 3) of it, with Student's t of n - 3 degrees of freedom. It assumes deviations of one
@@ -69,25 +70,26 @@ def predict_loss(
     logs = np.log(x / target)
     # With E and A linear, one search over a is left; finer where it matters.
     exponents = np.geomspace(*_EXPONENTS, _GRID)
-    best = int(_profile(exponents, logs, y).squares.argmin())
+    best = _laws(exponents, logs, y).best % _GRID
     first, last = exponents[max(0, best - 1)], exponents[min(_GRID - 1, best + 1)]
-    profile = _profile(np.append(exponents, np.geomspace(first, last, _GRID)), logs, y)
-    best = int(profile.squares.argmin())
-    if not profile.slopes[best] > 0:
+    laws = _laws(np.append(exponents, np.geomspace(first, last, _GRID)), logs, y)
+    best = laws.best
+    if not (np.log(x) - np.log(x).mean()) @ y < 0:
         raise ValueError("the losses do not fall with size: no power law predicts a larger model")
     freedom = len(y) - _NUM_PARAMETERS
-    least = profile.squares[best]
-    spare = least * (1 + student_quantile(confidence, freedom) ** 2 / freedom) - profile.squares
-    is_near = (spare >= 0) & (profile.slopes > 0)
-    reach = np.sqrt(np.where(is_near, spare, 0.0) * profile.variances)[is_near]
-    centres = profile.predicted[is_near]
-    exponent, scale = float(profile.exponents[best]), float(profile.slopes[best])
-    predicted = float(profile.predicted[best])
+    least = laws.squares[best]
+    spare = least * (1 + student_quantile(confidence, freedom) ** 2 / freedom) - laws.squares
+    reach = np.sqrt(np.maximum(spare, 0.0) * laws.variances)
+    lows = np.maximum(laws.predicted - reach, laws.lowest)
+    highs = np.minimum(laws.predicted + reach, laws.highest)
+    is_near = (spare >= 0) & (lows <= highs)
+    exponent, scale = float(laws.exponents[best]), float(laws.slopes[best])
+    predicted = float(laws.predicted[best])
     return Prediction(
-        law=PowerLaw(predicted - scale, scale * target**exponent, exponent),
+        law=PowerLaw(max(0.0, predicted - scale), scale * target**exponent, exponent),
         loss=predicted,
-        low=float((centres - reach).min()),
-        high=float((centres + reach).max()),
+        low=float(lows[is_near].min()),
+        high=float(highs[is_near].max()),
         confidence=confidence,
         deviation=math.sqrt(least / freedom),
     )
@@ -98,6 +100,8 @@ def _check(x: Array, y: Array, target: float, confidence: float) -> None:
         raise ValueError(f"sizes and losses must be as many, got {x.shape} and {y.shape}")
     if not (np.isfinite([*x, *y]).all() and 0 < target < math.inf and (x > 0).all()):
         raise ValueError("sizes must be positive, and they and the losses finite")
+    if x.max() > target:
+        raise ValueError(f"target must be no smaller than every size, got {target} and {x.max()}")
     if len(np.unique(x)) < _NUM_PARAMETERS or len(y) <= _NUM_PARAMETERS:
         raise ValueError(
             f"a power law and its interval need losses of at least {_NUM_PARAMETERS} sizes and at "
@@ -108,8 +112,11 @@ def _check(x: Array, y: Array, target: float, confidence: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Profile:
-    """The best law of each exponent, all of shape (num_exponents,)."""
+class _Laws:
+    """The best law of each exponent with any E, then the best with E = 0.
+
+    All of shape (2 * num_exponents,).
+    """
 
     exponents: Array
     squares: Array
@@ -120,20 +127,41 @@ class _Profile:
     """A, in units of the target's size."""
     variances: Array
     """Of `predicted`, for deviations of variance 1."""
+    lowest: Array
+    highest: Array
+    """Losses at the target between which the best laws have neither E nor A below 0."""
+
+    @property
+    def best(self) -> int:
+        """Of those that have neither below 0, the one nearest to the losses."""
+        is_law = (self.lowest <= self.predicted) & (self.predicted <= self.highest)
+        return int(np.where(is_law, self.squares, np.inf).argmin())
 
 
-def _profile(exponents: Array, logs: Array, losses: Array) -> _Profile:
-    """Linear regression on x^-a - 1 with x in units of the target, where its intercept is."""
-    powers = np.expm1(-exponents[:, None] * logs)  # a small a loses no digits
-    centred = powers - powers.mean(1, keepdims=True)
+def _laws(exponents: Array, logs: Array, losses: Array) -> _Laws:
+    """Linear regressions on x^-a with x in units of the target, whose loss is E + A.
+
+    With E = 0 the one number A is left.
+    """
+    powers = np.expm1(-exponents[:, None] * logs)  # of x^-a - 1; a small a loses no digits
+    means, mean = powers.mean(1), losses.mean()
+    centred = powers - means[:, None]
     spread = (centred**2).sum(1)
-    slopes = centred @ (losses - losses.mean()) / spread
-    means = powers.mean(1)
-    residuals = losses - losses.mean() - slopes[:, None] * centred
-    return _Profile(
-        exponents=exponents,
-        squares=(residuals**2).sum(1),
-        predicted=losses.mean() - slopes * means,
-        slopes=slopes,
-        variances=1 / len(losses) + means**2 / spread,
+    slopes = centred @ (losses - mean) / spread
+    predicted = mean - slopes * means
+    residuals = losses - mean - slopes[:, None] * centred
+    squares = (residuals**2).sum(1)
+    total = (powers**2).sum(1)
+    along, sums = powers @ losses, powers.sum(1)
+    whole = ((powers + 1) ** 2).sum(1)
+    without = (powers + 1) @ losses / whole
+    off = losses - without[:, None] * (powers + 1)
+    return _Laws(
+        exponents=np.append(exponents, exponents),
+        squares=np.append(squares, (off**2).sum(1)),
+        predicted=np.append(predicted, without),
+        slopes=np.append(slopes, without),
+        variances=np.append(1 / len(losses) + means**2 / spread, 1 / whole),
+        lowest=np.append(along / (total + sums), np.zeros_like(without)),
+        highest=np.append(along / sums, np.full_like(without, np.inf)),
     )

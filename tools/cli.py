@@ -54,6 +54,12 @@ GROUPS = {
             "divergences": "how far apart the models were along a ledger",
         },
     ),
+    "serve": {
+        "vllm serve": Command("commands.serve", "", "an OpenAI server that answers with p*"),
+        **_commands(
+            "commands.{}", "commands.{}", {"ledgers": "ledgers of a server's journal, to verify"}
+        ),
+    },
     "train": {
         **_commands(
             "commands.training.{}",
@@ -63,6 +69,7 @@ GROUPS = {
                 "tokenize": "text to token shards, resumable",
                 "verify-shards": "token shards against their checksums, before GPUs wait",
                 "plan": "what training reads: epochs, days, documents of a step",
+                "ladder": "small models below a run, and the loss that they predict for it",
                 "provenance": "which steps read a document, and under which licence",
                 "train": "a training run, started again where it crashes",
                 "rollback": "a training run back to an earlier checkpoint",

@@ -24,8 +24,8 @@ from .tree_cache import TreeBackbone, TreeCache, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
-ROWS_PER_TILE = 256
-"""Nodes of a prompt whose laws are summed together."""
+ROWS_PER_TILE = 32
+"""Nodes of a prompt whose (rows, V) logits exist at once; a product of more is hardly faster."""
 
 Warp = Callable[[Tensor, Seen], Tensor]
 """Logits (N, V) and the tokens seen before each to warped logits (N, V)."""
@@ -72,7 +72,6 @@ class ByteStream:
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
         self._output = OutputLayer(model, vocabulary.vocab_size, packs=True)
-        self._ordered_tokens = torch.from_numpy(vocabulary.ordered_tokens)
         self._rows: list[ByteRow | None] = [None] * num_rows
 
     def counts(self, row: int) -> ByteCounts:
@@ -177,10 +176,10 @@ class ByteStream:
         pairs = list(zip(prompts, rows, strict=True))
         if all(prompt.is_short for prompt in prompts):
             self._read_nodes([(p, row, p.whole_forward()) for p, row in pairs], num_before)
-            return
-        trunks = [prompt.trunk_token_ids for prompt in prompts]
-        for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
-            self._take(prompt, prompt.trunk, hidden[num_before:])
+        else:
+            trunks = [prompt.trunk_token_ids for prompt in prompts]
+            for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
+                self._take(prompt, prompt.trunk, hidden[num_before:])
         while forwards := [
             (prompt, row, forward)
             for prompt, row in pairs
@@ -203,8 +202,9 @@ class ByteStream:
             return
         for start in range(0, len(nodes), ROWS_PER_TILE):
             tile = slice(start, start + ROWS_PER_TILE)
-            logits = self._output.tiles(hidden[tile], self._ordered_tokens)
-            prompt.sums.add(nodes[tile], prompt.kept(nodes[tile], logits))
+            logits = self._output.logits(hidden[tile])
+            prompt.keep_logits(nodes[tile], logits)
+            prompt.sums.add(nodes[tile], logits)
 
     def _foresee(self, continuations: dict[int, bytes]) -> None:
         """Compute what given continuations need, by row."""

@@ -103,6 +103,9 @@ class TinyComma(Transformer):
 def flavors() -> dict[str, TinyCommaArgs]:
     """The models that `model.flavor` can name."""
     small = partial(TinyCommaArgs, multiple_of=32, use_tokenizer_vocab=True)
+    comma = partial(
+        TinyCommaArgs, vocab_size=128256, multiple_of=256, norm_eps=1e-5, rope_theta=10000.0
+    )
     return {
         "smoke": small(dim=32, n_layers=2, n_heads=2),
         # For trials of the pipeline: 4.9 million parameters with 8,192 tokens; and so narrow that
@@ -111,13 +114,16 @@ def flavors() -> dict[str, TinyCommaArgs]:
         "narrow": small(dim=64, n_layers=2, n_heads=1),
         "quickstart-safe": small(dim=128, n_layers=3, n_heads=4),
         "quickstart-risky": small(dim=256, n_layers=4, n_heads=4),
+        # Rungs below TinyComma, of its shape: heads of 64, 85 times wider than deep. Named by the
+        # parameters without embeddings, which are 66 to 205 million at either end.
+        "tinycomma-20m": comma(dim=512, n_layers=6, n_heads=8),
+        "tinycomma-60m": comma(dim=768, n_layers=9, n_heads=12),
+        "tinycomma-190m": comma(dim=1088, n_layers=13, n_heads=17),
+        "tinycomma-600m": comma(dim=1600, n_layers=19, n_heads=25),
         # Widths: paper. Vocabulary: Llama 3 tokenizer. Feed-forward 5632 and untied embeddings
         # follow from the paper's parameter count; theta, eps: lingua defaults.
-        "tinycomma-1.8b": TinyCommaArgs(
-            dim=2048, n_layers=24, n_heads=32, vocab_size=128256, multiple_of=256,
-            norm_eps=1e-5, rope_theta=10000.0,
-        ),
-    }  # fmt: skip
+        "tinycomma-1.8b": comma(dim=2048, n_layers=24, n_heads=32),
+    }
 
 
 def model_args(config: JobConfig) -> TinyCommaArgs:

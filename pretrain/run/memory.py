@@ -68,8 +68,12 @@ def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) 
 
 def parameter_count(args: TinyCommaArgs) -> int:
     """Of an untied model without biases."""
-    embedding = args.vocab_size * args.dim
-    return 2 * embedding + args.n_layers * _layer_parameters(args) + args.dim
+    return 2 * args.vocab_size * args.dim + body_parameter_count(args)
+
+
+def body_parameter_count(args: TinyCommaArgs) -> int:
+    """`parameter_count` without embedding and output: what a model's size stands for in laws."""
+    return args.n_layers * _layer_parameters(args) + args.dim
 
 
 def layer_activation_values(args: TinyCommaArgs, *, is_compiled: bool) -> int:

@@ -59,6 +59,7 @@ def test_units_of_size_change_nothing_and_more_confidence_is_wider():
         ([1, 2, 3], [3.0, 2.0, 1.5], "got 3 of 3"),
         ([1, 1, 2, 2], [3.0, 3.1, 2.0, 2.1], "got 4 of 2"),
         ([1, 2, 3, 4], [3.0, 2.0, np.nan, 1.0], "finite"),
+        ([1, 2, 3, 40], [3.0, 2.0, 1.5, 1.0], "no smaller than every size, got 10.0 and 40"),
         ([0, 2, 3, 4], [3.0, 2.0, 1.5, 1.0], "sizes must be positive"),
         ([1, 2, 3, 4], [1.0, 1.1, 1.2, 1.3], "do not fall with size"),
         ([1, 2, 3, 4], [1.0, 1.1], "must be as many"),
@@ -67,6 +68,14 @@ def test_units_of_size_change_nothing_and_more_confidence_is_wider():
 def test_losses_without_a_law_are_refused(sizes, losses, message):
     with pytest.raises(ValueError, match=message):
         predict_loss(sizes, losses, 10.0)
+
+
+def test_losses_that_fall_ever_faster_have_the_law_without_a_rest():
+    losses = [5.6, 5.5, 5.1, 4.2]
+    prediction = predict_loss(SIZES, losses, TARGET)
+    assert prediction.law.irreducible == 0.0
+    assert prediction.law.loss(TARGET) == pytest.approx(prediction.loss)
+    assert 0.0 <= prediction.low < prediction.loss < prediction.high
 
 
 def test_confidence_is_a_share():

@@ -206,6 +206,10 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--step 1 --stage": ("stage9",),
         "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
     },
+    "ladder": {
+        "": words("{missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} {toml_circle}"),
+        "--confidence": ("0", "1", "-1", "nan", "most"),
+    },
     "dry-run": {
         "--config": ("{missing}", "{folder}"),
         "--gpus": ("0", "-1", "x"),
