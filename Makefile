@@ -1,11 +1,12 @@
-# The words of this project: quickstart test test-slow lint typecheck docs bench clean.
+# The words of this project: quickstart test test-slow test-vllm lint typecheck docs bench clean.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
-AREAS := __init__.py durable_files.py text_tables.py configs pretrain decode kernels eval tools
+AREAS := __init__.py durable_files.py environment.py text_tables.py configs pretrain decode kernels eval tools
 
-.PHONY: quickstart test test-slow lint typecheck docs bench clean
+.PHONY: quickstart test test-slow test-vllm lint typecheck docs bench clean
 
 quickstart: $(VENV)/quickstart
 	$(BIN)/anchored quickstart
@@ -15,6 +16,10 @@ test: $(VENV)/dev
 
 test-slow: $(VENV)/dev # another seven minutes: compilations, killed runs, whole programs
 	$(PYTEST) -m "slow and not gpu"
+
+test-vllm: $(VLLM)/ready # a pair inside vLLM's CPU build; minutes, as its kernels are interpreted
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm --override-ini filterwarnings=default \
+		--durations=10
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -41,5 +46,14 @@ $(VENV)/dev: $(VENV)/quickstart
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
+# The CPU build pulls libraries of pictures and sound that break beside the CPU's torch.
+$(VLLM)/ready: pyproject.toml tests/vllm/requirements.txt
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet --requirement tests/vllm/requirements.txt
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -89,7 +89,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported at first use: `import anchored` loads neither torch nor models."""
+    """Public names are imported at first use: `import anchored` loads neither torch nor models.
+
+    `anchored.vllm` is a module, of the extra of that name."""
+    if name == "vllm":
+        return importlib.import_module(".decode.vllm.engine", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

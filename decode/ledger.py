@@ -49,6 +49,8 @@ class LedgerHeader:
     """Nats that the prompt may have spent, where it ends with an earlier generation."""
     prompt_ratios: list[float] | None = None
     """Nats, log p_r - log p_s of the prompt's symbols; where asked for, see `with_divergences`."""
+    least_debt: float | None = None
+    """Nats that the caller said the prompt owes at least; the debt is no smaller."""
     passage: str | None = None
     """What some streams of the rule read before the prompt."""
     readings: dict[str, list[int]] | None = None

@@ -40,7 +40,7 @@ STOREYS = {
     "decode": (
         *("decode/settings.py", "decode/ledger.py", "decode/warpers.py", "decode/tokenizer"),
         *("decode/rules", "decode/models", "decode/levels", "decode/byte", "decode/engine"),
-        *("decode/replay", "decode"),
+        *("decode/replay", "decode", "decode/vllm"),
     ),
     "pretrain": (
         *("pretrain/tokens", "pretrain/plan", "pretrain/job_config.py", "pretrain/model"),

@@ -54,6 +54,12 @@ GROUPS = {
             "divergences": "how far apart the models were along a ledger",
         },
     ),
+    "serve": {
+        "vllm serve": Command("commands.serve", "", "an OpenAI server that answers with p*"),
+        **_commands(
+            "commands.{}", "commands.{}", {"ledgers": "ledgers of a server's journal, to verify"}
+        ),
+    },
     "train": {
         **_commands(
             "commands.training.{}",
@@ -63,6 +69,7 @@ GROUPS = {
                 "tokenize": "text to token shards, resumable",
                 "verify-shards": "token shards against their checksums, before GPUs wait",
                 "plan": "what training reads: epochs, days, documents of a step",
+                "ladder": "small models below a run, and the loss that they predict for it",
                 "provenance": "which steps read a document, and under which licence",
                 "train": "a training run, started again where it crashes",
                 "rollback": "a training run back to an earlier checkpoint",
@@ -83,6 +90,7 @@ GROUPS = {
                 "prompts": "texts of a data set in the paper's prompts, for sweep",
                 "sweep": "every method of a file on one pair: texts, tables, pictures",
                 "compare": "several models on the same benchmarks: table, picture",
+                "evaluate": "a recorded run through all measures, judges and analyses to a page",
                 "analyse": "a run's ledgers and texts: divergences, debts, spans, budgets",
                 "report": "one page on a whole run: tables, pictures, texts token by token",
                 "calibrate": "the largest k that keeps copying within a target",

@@ -273,8 +273,14 @@ class ByteStream:
         return logits.masked_fill(~uploaded(torch.from_numpy(by_token), self._device), -torch.inf)
 
     def _seen(self, paths: list[NDArray[np.int64]]) -> Seen:
-        """The tokens of each path as the warper takes them."""
-        return np.repeat(np.arange(len(paths)), [*map(len, paths)]), np.concatenate(paths)
+        """The tokens of each path as the warper takes them: marked where the model is, and on the
+        CPU, where a mask is more to look through than its few places, by these."""
+        if self._device.type == "cpu":
+            return np.repeat(np.arange(len(paths)), [*map(len, paths)]), np.concatenate(paths)
+        seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
+        for row, path in zip(seen, paths, strict=True):
+            row[torch.from_numpy(path)] = True
+        return uploaded(seen, self._device)
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
         """What follows nodes by their warped logits (N, V)."""

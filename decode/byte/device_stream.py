@@ -148,12 +148,6 @@ class DeviceByteStream(ByteStream):
         weighed, masked_mass = float(own.weighed), float(own.masked_mass)
         return replace(own, weighed=weighed, masked_mass=masked_mass)
 
-    def _seen(self, paths: list[NDArray[np.int64]]) -> Tensor:
-        seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
-        for row, path in zip(seen, paths, strict=True):
-            row[torch.from_numpy(path)] = True
-        return uploaded(seen, self._device)
-
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
         """As `node_laws`, with sums in float64 on the device."""
         vocabulary, mode = self.vocabulary, self.evaluation.mode

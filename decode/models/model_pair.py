@@ -6,7 +6,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..tokenizer.tokenizer_file import read_tokenizer
@@ -218,7 +223,7 @@ class ModelPair:
     def context_lengths(self) -> dict[str, int]:
         """By "safe" and "risky", in tokens; a model that states none is left out."""
         lengths = {
-            n: _context_of(model.config.get_text_config()) for n, model in self.models.items()
+            n: context_of(model.config.get_text_config()) for n, model in self.models.items()
         }
         return {name: length for name, length in lengths.items() if length}
 
@@ -253,10 +258,8 @@ class ModelPair:
         return ""
 
     def _own_stop_tokens(self, name: str) -> set[int]:
-        model, tokenizer = self.models[name], self.tokenizers[name]
-        stops = _ids(model.generation_config.eos_token_id) | _ids(model.config.eos_token_id)
-        stops |= _ids(tokenizer.eos_token_id)
-        return {t for t in stops if tokenizer.backend_tokenizer.id_to_token(t) is not None}
+        model = self.models[name]
+        return own_stop_tokens(model.config, model.generation_config, self.tokenizers[name])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -296,6 +299,17 @@ class ModelPair:
             raise ValueError(f"token ids must be in [0, {self.vocab_size}), got {wrong}")
 
 
+def own_stop_tokens(
+    config: PretrainedConfig,
+    generation_config: GenerationConfig,
+    tokenizer: PreTrainedTokenizerFast,
+) -> set[int]:
+    """Tokens at which a model ends a text, by any of the three that say so."""
+    stops = _ids(generation_config.eos_token_id) | _ids(config.eos_token_id)
+    stops |= _ids(tokenizer.eos_token_id)
+    return {t for t in stops if tokenizer.backend_tokenizer.id_to_token(t) is not None}
+
+
 def _refuse_quantized(config: PretrainedConfig) -> None:
     if method := quantization_method(config):
         raise ValueError(
@@ -304,7 +318,7 @@ def _refuse_quantized(config: PretrainedConfig) -> None:
         )
 
 
-def _context_of(config: PretrainedConfig) -> int:
+def context_of(config: PretrainedConfig) -> int:
     """Longest text of a model, in tokens; 0 where it states none."""
     length: int = getattr(config, "max_position_embeddings", 0)
     rotary = getattr(config, "rope_parameters", None) or {}

@@ -25,7 +25,7 @@ from ..rules.rule import Rule
 from ..settings import SamplingConfig
 from .replay import recorded_level
 
-FINISH_REASONS = ("length", "stop_token", "stop_string", "error")
+FINISH_REASONS = ("length", "stop_token", "stop_string", "aborted", "error")
 NO_RATIOS = torch.empty(0, dtype=torch.float64)
 
 

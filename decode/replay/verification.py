@@ -95,6 +95,7 @@ def _prompt_failures(replay: Replay) -> list[str]:
     tolerance = NUM_DEVIATIONS * level.symbols_per_token * sum(deviations)
     ratios = reading.ratios[0]
     debt = replay.rule.budget_for(horizon=header.horizon, k=None, ratios=ratios).debt
+    debt = max(debt, header.least_debt or 0.0)
     failures = []
     if not difference(debt, header.debt) <= tolerance:
         failures.append(f"debt {header.debt}, replayed {debt}")

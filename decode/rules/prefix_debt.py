@@ -37,16 +37,25 @@ def prefix_debt(ratios: Tensor, *, mode: DebtMode = "top", window: int = 5) -> f
     Source: paper, section "Prefix debt" and algorithm PrefixDebt; special tokens and padding do not
     count as positions here, so the debt of a prompt does not depend on its batch.
     """
-    if ratios.isnan().any():
+    debt = debt_nats(ratios, mode=mode, window=window).item()
+    if math.isnan(debt):
         raise ValueError("the prompt's log-likelihood ratios hold NaN, of which no debt follows")
-    if mode == "none" or ratios.numel() == 0:
-        return 0.0
-    if ratios.isposinf().any():
-        return math.inf  # a mean with a token that the risky model never writes would be NaN
-    if mode == "average":
-        return max(0.0, ratios.mean().item())
-    largest = torch.topk(ratios.clamp(min=0.0), min(window, ratios.numel())).values
-    return largest.mean().item()
+    return debt
+
+
+def debt_nats(ratios: Tensor, *, mode: DebtMode, window: int) -> Tensor:
+    """As `prefix_debt`, () on the device of the ratios, which is not waited for; NaN for NaN."""
+    if ratios.numel() == 0:
+        return ratios.new_zeros(())
+    if mode == "top":
+        nats = torch.topk(ratios.clamp(min=0.0), min(window, ratios.numel())).values.mean()
+    else:
+        nats = ratios.mean().clamp(min=0.0)
+    if mode == "none":
+        nats = torch.zeros_like(nats)
+    # A mean with a token that the risky model never writes would be NaN.
+    nats = nats.masked_fill(ratios.isposinf().any() & (mode != "none"), math.inf)
+    return nats.masked_fill(ratios.isnan().any(), math.nan)
 
 
 SCHEMA = "anchored-prompt-ratios/1"

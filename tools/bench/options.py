@@ -359,6 +359,8 @@ class BenchPretrainConfig:
     vocab_size: int = LLAMA_3_VOCAB_SIZE
     levers: tuple[str, ...] = ()
     """Only these; empty: all of them."""
+    modelled: bool = False
+    """Run nothing: print a round's time as it follows from counted work, on GPUs not needed."""
 
     def __post_init__(self) -> None:
         check_input(self.config)

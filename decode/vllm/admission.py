@@ -1,0 +1,161 @@
+"""Which sampling parameters of vLLM are honoured before the projection, and which are refused."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from ..engine.request import MAX_SEED
+from ..rules.anchored import Anchored
+from ..rules.budget import Budget
+from ..settings import SamplingConfig
+from .settings import Asked, Limits
+
+# By field of SamplingParams. A field that stands in no table is refused unless it has its default,
+# and fails a test: a new version of vLLM has to be looked at.
+
+WARPED: Final = ("temperature", "repetition_penalty", "top_k", "top_p", "min_p")
+"""Act on both models' logits before the projection: see `sampling_of`."""
+
+ASKED: Final = ("max_tokens", "seed", "extra_args")
+"""Decide the budget and the draws: the horizon, the seed and what `Asked` names."""
+
+AFTER_THE_TEXT: Final = {
+    "stop": "ends the text, changes no law",
+    "stop_token_ids": "ends the text, changes no law",
+    "logprobs": "those of the safe model, raw",
+    "prompt_logprobs": "those of the safe model, raw",
+    "prompt_logprob_token_ids": "those of the safe model, raw",
+    "prompt_logprob_start": "of prompt_logprobs",
+    "logprob_token_ids": "those of the safe model, raw",
+    "flat_logprobs": "a form of logprobs",
+    "detokenize": "text of the tokens",
+    "skip_special_tokens": "text of the tokens",
+    "spaces_between_special_tokens": "text of the tokens",
+    "include_stop_str_in_output": "text of the tokens",
+    "output_kind": "how results are handed over",
+    "stream_interval": "how results are handed over",
+    "skip_clone": "of vLLM's own memory",
+    "output_text_buffer_length": "follows from stop",
+    "_eos_token_id": "the engine's own",
+    "_all_stop_token_ids": "the engine's own, of stop_token_ids",
+    "_watermarking_skipped": "of watermarking, which is refused",
+    "skip_reading_prefix_cache": "set here: the prefix debt needs all of the prompt",
+    "repetition_detection": "ends the text, changes no law",
+    "routed_experts_prompt_start": "of a report that is refused with its engine argument",
+}
+"""Change nothing of p*, and why."""
+
+NEUTRAL: Final[dict[str, Any]] = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "watermarking": None,
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "structured_outputs": None,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": None,
+    "_bad_words_token_ids": None,
+    "thinking_token_budget": None,
+    "trace_decode_token_ids": None,
+}
+"""Would change the law after the projection, or could not be honoured: refused beside these."""
+
+KNOWN: Final = {*WARPED, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
+
+NO_RATIOS = torch.empty(0, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admitted:
+    """A request as the fusion takes it."""
+
+    rule: Anchored
+    sampling: SamplingConfig
+    horizon: int
+    seed: int | None
+    least_debt: float
+    """Nats that the caller says the prompt owes at least."""
+
+    @property
+    def budget(self) -> Budget:
+        """Without the debt of the prompt, which is not known yet."""
+        return self.rule.budget_for(horizon=self.horizon, k=None, ratios=NO_RATIOS)
+
+
+def admitted(params: Any, limits: Limits) -> Admitted:
+    """What a request's SamplingParams ask for.
+
+    Raises ValueError, in one line that names field and value, for one that cannot be honoured
+    within the bound, and for a budget or a length beyond the limits.
+    """
+    _refuse_unhonoured(params)
+    asked = Asked.of(params.extra_args)
+    if params.max_tokens is None:
+        raise ValueError("anchored: max_tokens is the horizon of the budget and must be given")
+    if limits.max_horizon is not None and params.max_tokens > limits.max_horizon:
+        raise ValueError(
+            f"anchored: max_tokens must be at most {limits.max_horizon}, got {params.max_tokens}"
+        )
+    rule = limits.rule(k=asked.k, total=asked.K, divergence=asked.divergence)
+    seed = params.seed if asked.seed is None else asked.seed
+    if seed is not None and not 0 <= seed < MAX_SEED:
+        raise ValueError(f"anchored: seed must be in [0, 2**63), got {seed}")
+    own = Admitted(
+        rule=rule,
+        sampling=sampling_of(params),
+        horizon=params.max_tokens,
+        seed=seed,
+        least_debt=asked.debt,
+    )
+    _check_caps(own.budget, limits)
+    return own
+
+
+def unadmitted(params: Any) -> Admitted:
+    """Stands for a request that was refused and came all the same: it will draw nothing."""
+    return Admitted(
+        rule=Anchored(k=0.0),
+        sampling=SamplingConfig(),
+        horizon=max(params.max_tokens or 1, 1),
+        seed=0,
+        least_debt=0.0,
+    )
+
+
+def sampling_of(params: Any) -> SamplingConfig:
+    """The warpers that SamplingParams ask for; vLLM says -1 too for no top_k."""
+    return SamplingConfig(
+        temperature=float(params.temperature),
+        repetition_penalty=float(params.repetition_penalty),
+        top_k=max(int(params.top_k), 0),
+        top_p=float(params.top_p),
+        min_p=float(params.min_p),
+    )
+
+
+def _check_caps(budget: Budget, limits: Limits) -> None:
+    for name, nats, most in (
+        ("k", budget.per_step, limits.max_k),
+        ("K", budget.total, limits.max_total),
+    ):
+        if most is not None and nats > most:
+            raise ValueError(f"anchored: {name} must be at most {most:g} nats here, got {nats:g}")
+
+
+def _refuse_unhonoured(params: Any) -> None:
+    for name, neutral in NEUTRAL.items():
+        value = getattr(params, name, neutral)
+        if value != neutral and value not in ([], {}, False):
+            raise ValueError(
+                f"anchored: {name}={value!r} cannot be honoured within the bound: leave it out"
+            )
+    for name in type(params).__struct_fields__:
+        if name not in KNOWN and getattr(params, name) != _default(params, name):
+            raise ValueError(f"anchored: {name} is not known here: leave it out")
+
+
+def _default(params: Any, name: str) -> Any:
+    return getattr(type(params)(), name)

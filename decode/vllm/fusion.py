@@ -1,0 +1,319 @@
+"""The draw of a step's rows: p* of every request by its account, where the models are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.accounts import DEBT, SPENT, STEP, allowance, empty_accounts
+from ...kernels.projection import project_kl, project_max
+from ...kernels.walk import Divergence, Walk, walk
+from ...kernels.warping import Stops, Warping
+from ..engine.request import Drawn
+from ..models.kv_cache import uploaded
+from ..settings import SamplingConfig
+from ..warpers import Warpers
+from .settings import PairFacts
+
+# S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
+
+NUM_FIELDS = len(Drawn._fields) + 3
+"""Of a record: those of `Drawn`, whether the token was drawn, whether its request has failed, and
+the debt, nats."""
+
+Law = tuple[Divergence, SamplingConfig | None]
+"""What rows that are walked together share: the sampling too, where it truncates or is greedy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """A step's rows of logits, by request."""
+
+    slots: Tensor
+    """(B,) int64."""
+    host_slots: Sequence[int]
+    """The same, on the host."""
+    index: Tensor
+    """(B, G) int64: where each request's rows stand among the R; its first where it has fewer."""
+    drafts: Tensor
+    """(B, G - 1) int64: the tokens that rows after the first assume, -1 where there is none."""
+    last_tokens: Tensor
+    """(B,) int64: the last one of the text before these rows."""
+    lengths: Tensor
+    """(B,) int64: tokens of the text that the first row follows."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        slots: Tensor,
+        host_slots: Sequence[int],
+        places: Tensor,
+        token_ids: Tensor,
+        positions: Tensor,
+        num_rows: int,
+    ) -> Rows:
+        """Of rows that stand request by request.
+
+        slots: (B,). places: (R,) int, offset of each row among its request's. token_ids: (R,) read
+        by the model at the row, a draft but for the first; -1 for no draft. positions: (R,) of it.
+        num_rows: G. Nothing here waits for the device.
+        """
+        places, count = places.long(), len(slots)
+        request = (places == 0).long().cumsum(0) - 1
+        index = torch.zeros(count, num_rows, dtype=torch.int64, device=slots.device)
+        index[request, places] = torch.arange(len(places), device=slots.device)
+        first = index[:, :1]
+        read = torch.full_like(index, -1)
+        read[request, places] = token_ids.long()
+        is_there = torch.zeros_like(index, dtype=torch.bool)
+        is_there[request, places] = True
+        return cls(
+            slots=slots.long(),
+            host_slots=host_slots,
+            index=torch.where(is_there, index, first),
+            drafts=read[:, 1:].contiguous(),
+            last_tokens=read[:, 0],
+            lengths=positions.long()[first[:, 0]] + 1,
+        )
+
+    def part(self, chosen: Sequence[int]) -> Rows:
+        """Those of some of the requests."""
+        at = uploaded(torch.tensor(chosen), self.slots.device)
+        return Rows(
+            slots=self.slots[at],
+            host_slots=[self.host_slots[place] for place in chosen],
+            index=self.index[at],
+            drafts=self.drafts[at],
+            last_tokens=self.last_tokens[at],
+            lengths=self.lengths[at],
+        )
+
+
+class SlotAccounts:
+    """What the requests in an engine's slots may spend, have spent and draw by, on its device.
+
+    A slot whose request has failed draws the end of the text and spends nothing.
+    """
+
+    def __init__(self, num_slots: int, facts: PairFacts, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self.accounts = empty_accounts(num_slots, device)
+        """(S, 6) float64."""
+        self.debts = zeros(num_slots, dtype=torch.float64)
+        """(S,) nats, as in the accounts."""
+        self.is_failed = zeros(num_slots, dtype=torch.bool)
+        self.prompt_lens = zeros(num_slots)
+        self.text_lens = zeros(num_slots)
+        """(S,) tokens of prompt and output when the request joined: none is drawn before."""
+        self._keys = zeros(num_slots)
+        self._seen = zeros(num_slots, facts.vocab_size, dtype=torch.bool)
+        self._temperature = torch.ones(num_slots, device=device)
+        self._penalty = torch.ones(num_slots, device=device)
+        self._laws: dict[int, Law] = {}
+        self._warpers: dict[int, Warpers] = {}
+        """Of slots whose sampling truncates or is greedy: kept, as they hold tensors there."""
+        self._device, self._vocab_size = device, facts.vocab_size
+        self._banned = torch.tensor(facts.banned_token_ids, dtype=torch.int64, device=device)
+        self._stop_token_ids = facts.stop_token_ids
+        self._banned_token_ids = facts.banned_token_ids
+        self._stops = Stops.of(facts.stop_token_ids, facts.vocab_size, device)
+        self.end = min(facts.stop_token_ids)
+
+    def join(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        *,
+        prompt_len: int,
+        account: Tensor,
+        debt: Tensor,
+        key: int,
+        sampling: SamplingConfig,
+        divergence: Divergence,
+        is_failed: bool,
+    ) -> None:
+        """A request takes a slot; token_ids: its prompt and what it has drawn before.
+
+        account: (6,) float64. debt: () float64 nats.
+        """
+        shares = not (sampling.is_truncating or sampling.is_greedy)
+        self._laws[slot] = (divergence, None if shares else sampling)
+        if not shares:
+            self._warpers[slot] = Warpers(sampling, self._stop_token_ids, self._banned_token_ids)
+        self.accounts[slot] = uploaded(account, self._device)
+        self.set_debt(slot, debt)
+        self.is_failed[slot] = is_failed
+        for field, number in (
+            (self._keys, key),
+            (self.prompt_lens, prompt_len),
+            (self.text_lens, len(token_ids)),
+            (self._temperature, sampling.temperature or 1.0),
+            (self._penalty, sampling.repetition_penalty),
+        ):
+            field[slot] = number
+        self._seen[slot] = False
+        known = [token for token in token_ids if 0 <= token < self._vocab_size]
+        self._seen[slot, uploaded(torch.tensor(known), self._device)] = True
+
+    def set_debt(self, slot: int, debt: Tensor) -> None:
+        """What the prompt owes, () float64 nats; NaN fails the request."""
+        debt = debt.to(self._device)
+        self.debts[slot] = debt
+        self.accounts[slot, DEBT] = debt
+        self.is_failed[slot] = self.is_failed[slot] | debt.isnan()
+
+    def leave(self, slot: int) -> None:
+        """Its request is gone; what it held is overwritten by the next one."""
+        self._laws.pop(slot, None)
+        self._warpers.pop(slot, None)
+
+    def decide(self, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the next tokens of all requests and charge their accounts.
+
+        risky, safe: (R, V) raw logits, any float dtype.
+        Returns: (B, G) int64 tokens to emit, the end of the text for a request that has failed and
+        in rows that nobody reads; (B, G, NUM_FIELDS) float64 records. Nothing waits for the device.
+        """
+        shape = tuple(rows.index.shape)
+        emitted = torch.full(shape, self.end, dtype=torch.int64, device=self._device)
+        records = torch.zeros(*shape, NUM_FIELDS, dtype=torch.float64, device=self._device)
+        for law, chosen in self._groups(rows.host_slots).items():
+            is_all = len(chosen) == len(rows.host_slots)
+            own = rows if is_all else rows.part(chosen)
+            tokens, record = self._decide(law, own, risky, safe)
+            if is_all:
+                return tokens, record
+            at = uploaded(torch.tensor(chosen), self._device)
+            emitted[at], records[at] = tokens, record
+        return emitted, records
+
+    def _groups(self, slots: Sequence[int]) -> Mapping[Law, list[int]]:
+        groups: dict[Law, list[int]] = {}
+        for place, slot in enumerate(slots):
+            groups.setdefault(self._laws[slot], []).append(place)
+        return groups
+
+    def _decide(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
+        accounts = self.accounts[rows.slots]
+        drawing = self._is_drawing(rows, accounts)
+        drawn = self._walk(law, rows, self._of(risky, rows), self._of(safe, rows), accounts)
+        told = drawn.was_reached & drawing[:, None]
+        is_drawn = told & (drawn.token_ids >= 0)
+        self.is_failed[rows.slots] |= (told & ~is_drawn).any(1)
+        old = self.accounts[rows.slots]
+        self.accounts[rows.slots] = torch.where(drawing[:, None], accounts, old)
+        tokens = drawn.token_ids.where(is_drawn, self.end)
+        seen = self._seen[rows.slots]
+        # Where nothing was drawn, a token that was seen before.
+        seen.scatter_(1, drawn.token_ids.where(is_drawn, rows.last_tokens[:, None]), True)
+        self._seen[rows.slots] = seen
+        return tokens, self._records(rows, drawn, is_drawn)
+
+    def _is_drawing(self, rows: Rows, accounts: Tensor) -> Tensor:
+        """(B,) bool: the prompt is read, the request has not failed, and the account stands where
+        the text does; one that does not fails."""
+        is_read = rows.lengths >= self.text_lens[rows.slots]
+        at_step = accounts[:, STEP].long() == rows.lengths - self.prompt_lens[rows.slots]
+        self.is_failed[rows.slots] |= is_read & ~at_step
+        return is_read & ~self.is_failed[rows.slots]
+
+    def _of(self, logits: Tensor, rows: Rows) -> Tensor:
+        """(B, G, V) of the tokens that both models know."""
+        own = logits[rows.index.flatten(), : self._vocab_size]
+        if len(self._banned):
+            own = own.index_fill(1, self._banned, float("-inf"))
+        return own.unflatten(0, tuple(rows.index.shape))
+
+    def _seen_by_row(self, rows: Rows) -> Tensor:
+        """(B, G, V) bool: tokens of the text, and the drafts before each row."""
+        seen = [self._seen[rows.slots]]
+        for draft in rows.drafts.unbind(1):
+            # Rows behind a missing draft are not reached, whatever they have seen.
+            seen.append(seen[-1].scatter(1, draft.clamp(min=0)[:, None], True))
+        return torch.stack(seen, dim=1)
+
+    def _walk(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor, accounts: Tensor) -> Walk:
+        divergence, sampling = law
+        warping = None
+        if sampling is None:
+            warping = Warping(
+                temperature=self._temperature[rows.slots],
+                penalty=self._penalty[rows.slots],
+                seen=self._seen_by_row(rows),
+                stops=self._stops,
+            )
+        else:
+            warp = self._warpers[rows.host_slots[0]].after(self._seen_by_row(rows).flatten(0, 1))
+            shape = tuple(rows.index.shape)
+            risky, safe = (
+                warp(logits.flatten(0, 1)).unflatten(0, shape) for logits in (risky, safe)
+            )
+            if sampling.is_greedy:
+                return _greedy_walk(risky, safe, accounts, rows.drafts, divergence)
+        return walk(
+            risky,
+            safe,
+            accounts=accounts,
+            uniform=self._keys[rows.slots],
+            drafts=rows.drafts,
+            warping=warping,
+            divergence=divergence,
+        )
+
+    def _records(self, rows: Rows, drawn: Walk, is_drawn: Tensor) -> Tensor:
+        found = Drawn(
+            token_id=drawn.token_ids,
+            accepted=drawn.accepted,
+            budget=drawn.budget,
+            spend=drawn.spend,
+            weight=drawn.weight,
+            log_prob=drawn.log_probs,
+            safe_log_prob=drawn.safe_log_probs,
+        )
+        failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
+        debts = self.debts[rows.slots, None].expand_as(is_drawn)
+        fields = [*found, is_drawn, failed, debts]
+        return torch.stack([field.double() for field in fields], dim=-1)
+
+
+def _greedy_walk(
+    risky: Tensor, safe: Tensor, accounts: Tensor, drafts: Tensor, divergence: Divergence
+) -> Walk:
+    """As `walk` of warped rows, with the likeliest token of each p*: no bound holds for these."""
+    project = project_kl if divergence == "kl" else project_max
+    is_going, rows = torch.ones_like(accounts[:, SPENT], dtype=torch.bool), []
+    for place in range(safe.shape[1]):
+        budget = allowance(accounts, 0, accounts[:, SPENT])
+        found = project(risky[:, place], safe[:, place], budget)
+        token_ids = found.log_probs().argmax(-1).masked_fill(~found.is_valid, -1)
+        given = token_ids.clamp(min=0)
+        is_counted = is_going & found.is_valid
+        rows.append(
+            Walk(
+                was_reached=is_going,
+                is_valid=found.is_valid,
+                is_safe_only=found.is_safe_only,
+                accepted=token_ids == safe[:, place].argmax(-1),
+                token_ids=token_ids,
+                weight=found.weight,
+                spend=found.spend,
+                budget=budget,
+                log_probs=found.token_log_probs(given),
+                safe_log_probs=found.safe_token_log_probs(given),
+            )
+        )
+        accounts[:, STEP] += is_counted
+        accounts[:, SPENT] += torch.where(is_counted, found.spend, 0.0)
+        if place < drafts.shape[1]:
+            is_going = is_counted & (drafts[:, place] == token_ids)
+    return Walk(*(torch.stack(column, dim=1) for column in zip(*map(_values, rows), strict=True)))
+
+
+def _values(row: Walk) -> list[Tensor]:
+    return [getattr(row, name) for name in Walk.__dataclass_fields__]

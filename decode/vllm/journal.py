@@ -1,0 +1,289 @@
+"""The journal of an engine: what was drawn, on disk before a token leaves; ledgers made of it."""
+
+import json
+import math
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..ledger import Ledger, LedgerError, LedgerHeader, LedgerStep
+from ..settings import SamplingConfig
+
+SCHEMA = "anchored-journal/1"
+PATTERN = "journal-*.jsonl"
+WAIT_S = 5.0
+"""What a journal may be late: on a device it is written beside the steps, not in them."""
+
+LOOK_S = 0.01
+
+NUM_KEPT = 65_536
+"""Records of requests that nobody asked for, kept at most: those that clients left."""
+
+# A line is one of
+#   {"schema": ...}                        the first
+#   {"open": id, "header": {...}, "stops": bool}
+#   {"steps": [[id, step, token_id, accepted, budget, spend, weight, log p*, log p_s], ...]}
+#   {"failed": id, "error": "..."}
+# A step that stands twice counts by its last line: a preempted request draws it again.
+
+
+class JournalError(ValueError):
+    """A journal that cannot be read, or that lacks what was to be sent."""
+
+
+class JournalWriter:
+    """Appends lines to a file of its own, each by one write that a killed process leaves whole."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Raises OSError where no file can be made there."""
+        root = Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        self.path = root / f"journal-{time.time_ns()}-{os.getpid()}.jsonl"
+        self._file: BinaryIO = self.path.open("xb", buffering=0)
+        self._is_torn = False
+        self._write({"schema": SCHEMA})
+
+    def open(self, request_id: str, header: LedgerHeader, *, has_stops: bool) -> None:
+        """A request that draws its first token. has_stops: its caller named ends of its own."""
+        known = {name: value for name, value in asdict(header).items() if value is not None}
+        self._write({"open": request_id, "header": known, "stops": has_stops})
+
+    def steps(self, rows: Sequence[tuple[str, LedgerStep]]) -> None:
+        """What one step of the engine drew."""
+        if rows:
+            self._write({"steps": [[name, *_figures(step)] for name, step in rows]})
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._file.close()
+
+    def fail(self, request_id: str, error: str) -> None:
+        """A request that ends without a law to draw from."""
+        self._write({"failed": request_id, "error": error})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        """Raises OSError where the line is not on the file, whole."""
+        text = ("\n" if self._is_torn else "") + json.dumps(_plain(line)) + "\n"
+        content = text.encode()
+        self._is_torn = True
+        if self._file.write(content) != len(content):
+            raise OSError(f"{self.path}: the disk is full")
+        self._is_torn = False
+
+
+_STEP_FIELDS = (
+    "step",
+    "token_id",
+    "accepted",
+    "budget",
+    "spend",
+    "weight",
+    "log_prob",
+    "safe_log_prob",
+)
+
+
+def _figures(step: LedgerStep) -> list[Any]:
+    return [getattr(step, name) for name in _STEP_FIELDS]
+
+
+def _plain(value: Any) -> Any:
+    """Infinite floats as strings, as ledgers have them."""
+    if isinstance(value, Mapping):
+        return {name: _plain(own) for name, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(own) for own in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(kw_only=True, slots=True)
+class Record:
+    """What a journal says of one request."""
+
+    request_id: str
+    header: LedgerHeader
+    has_stops: bool
+    steps: list[LedgerStep] = field(default_factory=list)
+    error: str = ""
+
+    def add(self, step: LedgerStep) -> None:
+        """A step, which replaces itself and what came after where it stands twice."""
+        if step.step > len(self.steps):
+            self.error = self.error or f"steps {len(self.steps)} to {step.step - 1} are missing"
+            return
+        del self.steps[step.step :]
+        self.steps.append(step)
+
+    @property
+    def drawn(self) -> list[LedgerStep]:
+        """The steps up to the end of the text; an engine may have drawn beyond it."""
+        ends = set(self.header.stop_token_ids)
+        first = next((i for i, own in enumerate(self.steps) if own.token_id in ends), None)
+        last = self.header.horizon if first is None else first + 1
+        return self.steps[: min(last, self.header.horizon)]
+
+    def certified(self) -> bool:
+        """Whether the bound holds for this text."""
+        return not self.error and not SamplingConfig.of(self.header.sampling).is_greedy
+
+    def ledger(self) -> Ledger:
+        """As the Decoder would have written it."""
+        steps = self.drawn
+        return Ledger(
+            header=self.header,
+            steps=steps,
+            certified=self.certified(),
+            finish_reason=self._finish_reason(steps),
+            # One row of logits each; the engine does not tell how many forwards these shared.
+            safe_forwards=len(steps),
+            risky_forwards=len(steps),
+        )
+
+    def _finish_reason(self, steps: Sequence[LedgerStep]) -> str:
+        if self.error or not steps:
+            return "error"
+        if steps[-1].token_id in self.header.stop_token_ids:
+            return "stop_token"
+        if len(steps) == self.header.horizon:
+            return "length"
+        return "stop_string" if self.has_stops else "aborted"
+
+    def answer(self, num_tokens: int | None = None) -> dict[str, Any]:
+        """What a response says of its text: figures of its first `num_tokens`, in nats.
+
+        Raises JournalError where the journal holds fewer.
+        """
+        steps = self.drawn if num_tokens is None else self.drawn[:num_tokens]
+        if num_tokens is not None and len(steps) < num_tokens and not self.error:
+            raise JournalError(
+                f"the journal holds {len(steps)} of {num_tokens} tokens of {self.request_id}"
+            )
+        header = self.header
+        figures: dict[str, Any] = {
+            "id": self.request_id,
+            "k": header.k,
+            "K": header.K,
+            "debt": header.debt,
+            "spent": math.fsum(step.spend for step in steps),
+            "bound": header.bound,
+            "certified": self.certified(),
+        }
+        if self.error:
+            figures["error"] = self.error
+        plain: dict[str, Any] = _plain(figures)
+        return plain
+
+
+def checked_answer(record: Record, token_ids: list[int]) -> dict[str, Any]:
+    """What a response says of a text, all of whose tokens the journal holds.
+
+    Raises JournalError where it holds others, unless the request has failed.
+    """
+    drawn = [step.token_id for step in record.drawn[: len(token_ids)]]
+    if drawn != token_ids and not record.error:
+        raise JournalError(f"{record.request_id}: the journal holds {drawn}, not {token_ids}")
+    return record.answer(min(len(token_ids), len(drawn)))
+
+
+class JournalReader:
+    """Follows the journals of a folder as they grow; remembers what nobody has taken yet."""
+
+    def __init__(self, folder: Path | str, *, skips_written: bool = False) -> None:
+        """skips_written: what earlier engines left in the folder is not read."""
+        self._folder = Path(folder)
+        written = self._folder.glob(PATTERN) if skips_written else ()
+        self._offsets: dict[Path, int] = {path: path.stat().st_size for path in written}
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._ids: dict[str, str] = {}
+        """By the id that a request came with: the engine's own."""
+
+    def refresh(self) -> None:
+        """Read what was written since; a line that is still being written waits."""
+        for path in sorted(self._folder.glob(PATTERN)):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                content = file.read()
+            whole, newline, _ = content.rpartition(b"\n")
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
+            for line in whole.splitlines():
+                self._take(line)
+        while len(self._records) > NUM_KEPT:
+            self.forget(next(iter(self._records)))
+
+    def find(self, name: str) -> Record | None:
+        """The record of a request by its id, or by what vLLM made its id of."""
+        if name in self._records:
+            return self._records[name]
+        return self._records.get(self._ids.get(name, ""))
+
+    def answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
+        """What a response says of a text, as `checked_answer`; {} of one that has not begun.
+
+        Raises JournalError where the journal does not hold these tokens.
+        """
+        self.refresh()
+        record = self.find(name)
+        if record is not None:
+            return checked_answer(record, token_ids)
+        if token_ids:
+            raise JournalError(f"the journal holds nothing of request {name}")
+        return {}
+
+    def forget(self, name: str) -> None:
+        """Its request has ended."""
+        if (record := self.find(name)) is not None:
+            del self._records[record.request_id]
+            self._ids.pop(_outer_name(record.request_id), None)
+
+    def records(self) -> Iterator[Record]:
+        """All that was read and not forgotten."""
+        return iter(list(self._records.values()))
+
+    def _take(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            return  # torn: the disk was full; whose steps are missing shows by their numbers
+        if "open" in entry:
+            header = LedgerHeader(**_read(entry["header"]))
+            name = entry["open"]
+            self._records[name] = Record(
+                request_id=name, header=header, has_stops=bool(entry["stops"])
+            )
+            self._ids[_outer_name(name)] = name
+        for name, *figures in entry.get("steps", ()):
+            if name in self._records:
+                step = LedgerStep(**dict(zip(_STEP_FIELDS, _read(figures), strict=True)))
+                self._records[name].add(step)
+        if (name := entry.get("failed")) in self._records:
+            self._records[name].error = entry["error"]
+
+
+def _outer_name(request_id: str) -> str:
+    """Without the "-" and eight random letters that vLLM adds to what a request came with."""
+    return request_id[:-9] if request_id[-9:-8] == "-" else request_id
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _read(own) for name, own in value.items()}
+    if isinstance(value, list):
+        return [_read(own) for own in value]
+    return {"inf": math.inf, "-inf": -math.inf}.get(value, value) if type(value) is str else value
+
+
+def journal_ledgers(folder: Path | str) -> Iterable[tuple[str, Ledger]]:
+    """Every request of a folder's journals that drew a token, with its ledger, by the order in
+    which they began.
+
+    Raises LedgerError for a folder without journals.
+    """
+    if not list(Path(folder).glob(PATTERN)):
+        raise LedgerError(f"{folder} holds no journal: its files are named {PATTERN}")
+    reader = JournalReader(folder)
+    reader.refresh()
+    return [(own.request_id, own.ledger()) for own in reader.records() if own.drawn]

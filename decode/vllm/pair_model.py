@@ -1,0 +1,137 @@
+"""One model of vLLM that holds two: its logits are p_s, those of p_r are kept beside."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.compilation.backends import set_model_tag
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.models.utils import init_vllm_registered_model, maybe_prefix
+from vllm.transformers_utils.config import get_config
+
+from .settings import EngineSettings
+
+ARCHITECTURE = "AnchoredPairForCausalLM"
+RISKY = "risky."
+NAMES = ("safe", "risky")
+
+# N tokens of a step, R rows of logits, H_s and H_r hidden sizes, V vocabulary.
+
+
+class AnchoredPairForCausalLM(nn.Module):
+    """p_s and p_r side by side: every token passes both bodies, each with its own KV caches.
+
+    `compute_logits` returns the SAFE model's rows, so whatever the engine samples or reports
+    without asking the fusion (raw logprobs, prompt logprobs, a processor that was not loaded) is
+    p_s: a mistake costs utility, never the bound.
+    """
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        facts = EngineSettings.of(vllm_config.additional_config).facts
+        # The overrides by which the engine finds this class stand in the safe model's config.
+        configs = {name: get_config(getattr(facts, name), False) for name in NAMES}
+        self.safe: Any = _body(vllm_config, configs["safe"], maybe_prefix(prefix, "safe"))
+        self.risky: Any = _body(vllm_config, configs["risky"], maybe_prefix(prefix, "risky"))
+        self._safe_width = _text(configs["safe"]).hidden_size
+        self._num_risky_rows = _text(configs["risky"]).vocab_size
+        self._must_clamp = self._num_risky_rows < _text(configs["safe"]).vocab_size
+        self.secondary_weights = [
+            DefaultModelLoader.Source(facts.risky, None, prefix=RISKY, fall_back_to_pt=False)
+        ]
+        self.rows: tuple[Tensor, Tensor] | None = None
+        """(R, V) each, of the safe and the risky model: the rows that were computed last."""
+        self.hidden: Tensor | None = None
+        """(N, H_s + H_r) of the step's tokens; None where a CUDA graph was replayed."""
+        self.last_hidden: Tensor | None = None
+        """(R, H_s + H_r) of the rows that were computed last."""
+
+    @staticmethod
+    def get_model_state_cls() -> type:
+        """Of the V2 runner, the only one that has it."""
+        from .pair_state import PairState
+
+        return PairState
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        """The safe model's: asked for by the loader, not used, as no embeddings are taken."""
+        embeddings: Tensor = self.safe.embed_input_ids(input_ids)
+        return embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        intermediate_tensors: object = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """(N, H_s + H_r), both bodies' hidden states; the engine's own gathering of rows keeps the
+        two together. Raises ValueError for embeddings and for pipeline stages."""
+        if inputs_embeds is not None or intermediate_tensors is not None:
+            raise ValueError("a pair takes token ids only, on one pipeline stage")
+        # An id that only the safe model has is banned and fails its request: never read by p_r.
+        risky_ids = input_ids.clamp(max=self._num_risky_rows - 1) if self._must_clamp else input_ids
+        hidden = torch.cat([self.safe(input_ids, positions), self.risky(risky_ids, positions)], -1)
+        self.hidden = hidden
+        return hidden
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        """(R, V) logits of the safe model; the risky one's are kept beside, in `rows`."""
+        safe, risky = self.both_logits(hidden_states)
+        self.last_hidden = hidden_states
+        if safe is not None and risky is not None:  # only some ranks gather
+            # The engine edits logits in place (penalties): what is fused is a copy of our own.
+            self.rows = safe.clone(), risky
+        return safe
+
+    def both_logits(self, hidden_states: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(R, V) logits of the safe and of the risky model behind hidden states (R, H_s + H_r)."""
+        width = self._safe_width
+        safe = self.safe.compute_logits(hidden_states[:, :width].contiguous())
+        return safe, self.risky.compute_logits(hidden_states[:, width:].contiguous())
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Both checkpoints, the safe one first as the loader reads them; returns what was set."""
+        loaded: set[str] = set()
+        for name, own in _by_model(weights):
+            body = self.safe if name == "safe" else self.risky
+            loaded |= {f"{name}.{parameter}" for parameter in body.load_weights(own)}
+        return loaded
+
+
+def _by_model(
+    weights: Iterable[tuple[str, Tensor]],
+) -> Iterable[tuple[str, Iterable[tuple[str, Tensor]]]]:
+    """The safe model's weights, then the risky one's: neither checkpoint is held in memory."""
+    stream = iter(weights)
+    held: list[tuple[str, Tensor]] = []
+
+    def of_safe() -> Iterable[tuple[str, Tensor]]:
+        for name, weight in stream:
+            if name.startswith(RISKY):
+                held.append((name, weight))
+                return
+            yield name, weight
+
+    def of_risky() -> Iterable[tuple[str, Tensor]]:
+        for name, weight in itertools.chain(held, stream):
+            yield name.removeprefix(RISKY), weight
+
+    yield "safe", of_safe()
+    yield "risky", of_risky()
+
+
+def _body(vllm_config: Any, config: Any, prefix: str) -> nn.Module:
+    with set_model_tag(prefix.split(".")[-1]):
+        body: nn.Module = init_vllm_registered_model(
+            vllm_config, hf_config=config, architectures=config.architectures, prefix=prefix
+        )
+    return body
+
+
+def _text(config: Any) -> Any:
+    return config.get_text_config()

@@ -1,0 +1,239 @@
+"""Who sits in which slot of the engine, and what their prompts owe."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+from ...kernels.accounts import SPENT, STEP, new_accounts
+from ...kernels.token_log_probs import token_log_probs
+from ..engine.request import random_key
+from ..models.kv_cache import uploaded
+from ..rules.prefix_debt import debt_nats, log_likelihood_ratios
+from . import processor
+from .admission import NO_RATIOS, admitted, unadmitted
+from .fusion import Rows, SlotAccounts
+from .journal import JournalWriter
+from .recorder import UNWRITTEN, Recorder, SlotRequest
+from .self_test import check_walk
+from .settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+NUM_PARKED = 8_192
+"""Requests without a slot that are remembered: preempted ones come back first of all, and the
+engine does not say which have ended. One that was forgotten and comes back draws nothing more."""
+
+TILE = 256
+"""Rows of logits at once, of both models, where a prompt is scored."""
+
+
+class PairState(DefaultModelState):
+    """Knows requests by the engine's ids; holds their accounts, by slot."""
+
+    def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        settings = EngineSettings.of(vllm_config.additional_config)
+        self.facts, self.limits = settings.facts, settings.limits
+        dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+        check_walk(self.facts.vocab_size, torch.device(device))
+        self.slots = SlotAccounts(self.max_num_reqs, self.facts, torch.device(device))
+        speculative = vllm_config.speculative_config
+        self.num_rows = 1 + (speculative.num_speculative_tokens if speculative else 0)
+        self._requests: dict[int, SlotRequest] = {}
+        self._slot_of: dict[str, int] = {}
+        self._parked: OrderedDict[str, SlotRequest] = OrderedDict()
+        self._special = frozenset(self.facts.special_token_ids)
+        is_first = vllm_config.parallel_config.rank == 0
+        journal = JournalWriter(settings.journal) if is_first else None
+        self.recorder = Recorder(journal, self.facts, dtype)
+        self._batch: Any = None
+
+    def add_request(self, req_index: int, new_req_data: Any) -> None:
+        """A request takes a slot, for the first time or after it was preempted."""
+        super().add_request(req_index, new_req_data)
+        tokens = list(new_req_data.prefill_token_ids)
+        length = new_req_data.prompt_len
+        request = self._parked.pop(new_req_data.req_id, None)
+        if request is not None:
+            self.recorder.drain()
+        emitted = tokens[length:]
+        if request is None:
+            request = self._new_request(new_req_data, tokens[:length])
+        if not request.rewound(emitted):
+            request.error = request.error or "tokens that were not drawn here came back"
+        self._requests[req_index] = request
+        self._slot_of[request.request_id] = req_index
+        self.slots.join(
+            req_index,
+            tokens,
+            prompt_len=length,
+            account=self._account(request),
+            debt=self._known_debt(request),
+            key=random_key(request.seed, request.prompt, level="token", place=0),
+            sampling=request.admitted.sampling,
+            divergence=request.admitted.rule.divergence,
+            is_failed=bool(request.error),
+        )
+
+    def remove_request(self, req_id: str) -> None:
+        """It was preempted or has ended: the engine does not say which."""
+        super().remove_request(req_id)
+        slot = self._slot_of.pop(req_id, None)
+        if slot is None:
+            return
+        request = self._requests.pop(slot)
+        self.slots.leave(slot)
+        if len(request.steps) < request.admitted.horizon and not self._has_ended(request):
+            self._parked[req_id] = request
+            while len(self._parked) > NUM_PARKED:
+                self._parked.popitem(last=False)
+
+    def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+        """Before each forward; the draw that follows reads what is noted here."""
+        processor.current, self._batch, self.model.hidden = self, input_batch, None
+        inputs: dict[str, Any] = super().prepare_inputs(input_batch, req_states)
+        return inputs
+
+    def draw(self, ctx: Any, num_rows: int) -> Tensor:
+        """(R,) int64, the token of each row of logits that were computed last."""
+        risky_safe = self.model.rows
+        if risky_safe is None or len(risky_safe[0]) != num_rows:
+            raise RuntimeError(f"{num_rows} rows to sample, others were computed")
+        safe, risky = risky_safe
+        self._count_debts()
+        host_slots = ctx.idx_mapping_np.tolist()
+        rows = Rows.of(
+            slots=ctx.idx_mapping,
+            host_slots=host_slots,
+            places=ctx.expanded_local_pos,
+            token_ids=ctx.input_ids,
+            positions=ctx.pos,
+            num_rows=self.num_rows if num_rows > len(host_slots) else 1,
+        )
+        tokens, records = self.slots.decide(rows, risky, safe)
+        requests = [self._requests[slot] for slot in host_slots]
+        self.recorder.keep(requests, records)
+        if unwritten := [i for i, own in enumerate(requests) if own.error == UNWRITTEN]:
+            # Ends with this step; on a device, where the journal is late, with a later one.
+            self.slots.is_failed[[host_slots[i] for i in unwritten]] = True
+            tokens[unwritten] = self.slots.end
+        places = ctx.expanded_local_pos.long()
+        request = (places == 0).long().cumsum(0) - 1
+        return tokens[request, places]
+
+    def _new_request(self, data: Any, prompt: list[int]) -> SlotRequest:
+        error = "" if all(map(self._is_shared, prompt)) else "a token of the prompt is not shared"
+        try:
+            own = admitted(data.sampling_params, self.limits)
+        except ValueError as refusal:  # the front end, which would have answered, was passed by
+            error = error or str(refusal)
+            own = unadmitted(data.sampling_params)
+        seed = own.seed
+        if seed is None:  # the same in every process of a split model
+            seed = int.from_bytes(hashlib.sha256(data.req_id.encode()).digest()[:8], "big") >> 1
+        params = data.sampling_params
+        return SlotRequest(
+            request_id=data.req_id,
+            prompt=prompt,
+            admitted=own,
+            seed=seed,
+            has_stops=bool(params.stop or params.stop_token_ids or params.repetition_detection),
+            error=error,
+        )
+
+    def _is_shared(self, token: int) -> bool:
+        return 0 <= token < self.facts.vocab_size and token not in self.facts.banned_token_ids
+
+    def _has_ended(self, request: SlotRequest) -> bool:
+        return bool(request.steps) and request.steps[-1][0] in self.facts.stop_token_ids
+
+    def _account(self, request: SlotRequest) -> Tensor:
+        budget = request.admitted.budget
+        account = new_accounts(
+            [budget.per_step], [budget.total], [0.0], budget.schedule, torch.device("cpu")
+        )[0]
+        account[STEP] = len(request.steps)
+        account[SPENT] = sum(spend for _, spend in request.steps)
+        return account
+
+    def _known_debt(self, request: SlotRequest) -> Tensor:
+        """Of a prompt that is still to be read, infinite: nothing is spent before."""
+        if request.debt is None and not request.admitted.rule.charges_debt:
+            least = request.admitted.least_debt
+            request.debt = torch.tensor(least, dtype=torch.float64)
+        if request.debt is not None:
+            return request.debt
+        return torch.tensor(float("inf"), dtype=torch.float64)
+
+    def _count_debts(self) -> None:
+        """Score what this step read of prompts whose debts are not known."""
+        batch = self._batch
+        for place, slot in enumerate(batch.idx_mapping_np.tolist()):
+            request = self._requests[slot]
+            if request.debt is None:
+                self._score(slot, request, place)
+
+    def _score(self, slot: int, request: SlotRequest, place: int) -> None:
+        start = int(self._batch.num_computed_tokens_np[place])
+        count = int(self._batch.num_scheduled_tokens[place])
+        if start == 0:  # preempted while its prompt was read, it begins again
+            request.num_scored, request.ratios = 0, []
+        last = len(request.prompt) - 1  # nothing of the prompt follows its last token
+        end = min(start + count, last)
+        hidden = self._hidden(place, count)
+        if start > request.num_scored or hidden is None:
+            logger.warning("%s: a part of the prompt was not read here", request.request_id)
+            request.debt = torch.tensor(float("inf"), dtype=torch.float64)
+        else:
+            request.ratios += self._ratios(hidden, request.prompt[start + 1 : end + 1])
+            request.num_scored = max(end, start)
+            if start + count < len(request.prompt):
+                return
+            request.debt = self._debt(request)
+        request.ratios = []
+        self.slots.set_debt(slot, request.debt)
+
+    def _debt(self, request: SlotRequest) -> Tensor:
+        rule, least = request.admitted.rule, request.admitted.least_debt
+        ratios = torch.cat([*request.ratios, NO_RATIOS.to(self.slots.debts.device)])
+        return debt_nats(ratios, mode=rule.debt, window=rule.debt_window).clamp(min=least)
+
+    def _hidden(self, place: int, count: int) -> Tensor | None:
+        """(count, H_s + H_r) of a request's tokens of this step; None where they are not known."""
+        first = int(self._batch.query_start_loc_np[place])
+        if self.model.hidden is not None:
+            hidden: Tensor = self.model.hidden[first : first + count]
+            return hidden
+        # A CUDA graph was replayed: it reads one token a request, whose row the sampler was given.
+        rows = self.model.last_hidden
+        is_one_each = count == 1 and len(rows) == self._batch.num_reqs
+        return rows[place : place + 1] if is_one_each else None
+
+    def _ratios(self, hidden: Tensor, targets: list[int]) -> list[Tensor]:
+        """Per tile, log p_r - log p_s in nats of the tokens behind these states, special ones left
+        out."""
+        counted = [
+            i for i, token in enumerate(targets) if token not in self.facts.special_token_ids
+        ]
+        tiles = [counted[at : at + TILE] for at in range(0, len(counted), TILE)]
+        return [self._tile(hidden, places, [targets[i] for i in places]) for places in tiles]
+
+    def _tile(self, hidden: Tensor, places: list[int], targets: list[int]) -> Tensor:
+        device = hidden.device
+        rows = hidden[uploaded(torch.tensor(places), device)]
+        token_ids = uploaded(torch.tensor(targets), device)
+        safe, risky = (
+            token_log_probs(self._shared(logits), token_ids)
+            for logits in self.model.both_logits(rows)
+        )
+        return log_likelihood_ratios(risky, safe)
+
+    def _shared(self, logits: Tensor) -> Tensor:
+        return logits[:, : self.facts.vocab_size]

@@ -1,0 +1,54 @@
+"""The hook of vLLM's V2 runner: each row of logits becomes the one token that was drawn from p*.
+
+The front end loads this file too, to refuse requests, so the runner's own modules are not imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+
+from .admission import admitted
+from .settings import EngineSettings, Limits
+
+
+class Drawing(Protocol):
+    """What draws: the state of the pair, see `pair_state`."""
+
+    def draw(self, ctx: Any, num_rows: int) -> Tensor: ...  # (R,) int64
+
+
+current: Drawing | None = None
+"""The one whose forward was prepared last: an engine draws after its forward, in one thread."""
+
+limits = Limits()
+"""Of requests that this process's front end admits; set where an engine is opened. The engine's own
+processes read theirs from its config."""
+
+
+class AnchoredDraw(LogitsProcessor):
+    """The engine's sampler runs after it, on rows that leave it no choice."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Raise ValueError for a request that cannot be honoured; see `admission`."""
+        admitted(sampling_params, limits)
+        # The debt needs all rows of the prompt; no later hook is asked before they are read.
+        sampling_params.skip_reading_prefix_cache = limits.debt != "none"
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        super().__init__(vllm_config, req_states)
+        EngineSettings.of(vllm_config.additional_config)  # refuses another engine
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Every request is drawn here."""
+        return True
+
+    def apply(self, logits: Tensor, ctx: Any) -> Tensor:
+        """(R, V): rows that are -inf but for one token."""
+        if current is None:
+            raise RuntimeError("the model that runs is no pair")
+        tokens = current.draw(ctx, len(logits))
+        return logits.fill_(float("-inf")).scatter_(1, tokens[:, None], 0.0)

@@ -1,0 +1,151 @@
+"""From records on the device to lines of the journal; what the host knows of a request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..engine.request import Drawn, random_stream
+from ..ledger import LedgerHeader, LedgerStep
+from .admission import Admitted
+from .journal import JournalWriter
+from .settings import PairFacts
+
+logger = logging.getLogger(__name__)
+
+UNWRITTEN = "the journal cannot be written"
+
+
+@dataclass(kw_only=True, slots=True)
+class SlotRequest:
+    """A request of the engine, and what is known of it on the host."""
+
+    request_id: str
+    prompt: list[int]
+    admitted: Admitted
+    seed: int
+    has_stops: bool
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    """(token, spend) of what was drawn."""
+    debt: Tensor | None = None
+    """() float64 nats once the prompt was read; None before."""
+    ratios: list[Tensor] = field(default_factory=list)
+    num_scored: int = 0
+    """Positions of the prompt whose ratios are known."""
+    is_open: bool = False
+    """The journal holds its header."""
+    error: str = ""
+    is_told: bool = False
+    """The journal holds its error."""
+
+    def rewound(self, emitted: list[int]) -> bool:
+        """Forget what was drawn beyond the tokens that the engine kept; False if these differ."""
+        del self.steps[len(emitted) :]
+        return [token for token, _ in self.steps] == emitted
+
+
+class Recorder:
+    """Writes what each step drew: in the step on the CPU; by a thread on a device, which nobody
+    waits for but the front end, which sends no token that the journal does not hold.
+
+    A request whose lines are not on the disk has an error from then on.
+    """
+
+    def __init__(self, journal: JournalWriter | None, facts: PairFacts, dtype: str) -> None:
+        """journal: None in all but the first process of a split model. dtype: of both models."""
+        self._journal, self._facts, self._dtype = journal, facts, dtype
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._last: Future[None] | None = None
+
+    def keep(self, requests: Sequence[SlotRequest], records: Tensor) -> None:
+        """Note the records of a step, (B, G, NUM_FIELDS), of one request each."""
+        if records.device.type != "cuda":
+            self._note(requests, records.tolist())
+            return
+        copy = torch.empty(records.shape, dtype=records.dtype, pin_memory=True)
+        copy.copy_(records, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._last = self._thread.submit(self._note_later, list(requests), copy, arrived)
+
+    def drain(self) -> None:
+        """Wait until all steps are noted."""
+        if self._last is not None:
+            self._last.result()
+
+    def _note_later(
+        self, requests: Sequence[SlotRequest], records: Tensor, arrived: torch.cuda.Event
+    ) -> None:
+        arrived.synchronize()
+        self._note(requests, records.tolist())
+
+    def _note(self, requests: Sequence[SlotRequest], records: list[list[list[float]]]) -> None:
+        rows: list[tuple[str, LedgerStep]] = []
+        try:
+            for request, own in zip(requests, records, strict=True):
+                rows += self._noted(request, own)
+            if self._journal is not None:
+                self._journal.steps(rows)
+        except OSError as error:
+            logger.error("%s: %s", UNWRITTEN, error)
+            for request in requests:
+                request.error = request.error or UNWRITTEN
+
+    def _noted(
+        self, request: SlotRequest, records: list[list[float]]
+    ) -> list[tuple[str, LedgerStep]]:
+        """The steps of a request's rows; its header and its error go before them."""
+        noted = []
+        for *own, is_drawn, failed, debt in records:
+            drawn = Drawn(*own)
+            if failed and not request.error:
+                request.error = f"the logits at step {len(request.steps)} are no distribution"
+            if not is_drawn:
+                continue
+            self._open(request, debt)
+            values = drawn._asdict() | {
+                "token_id": int(drawn.token_id),
+                "accepted": bool(drawn.accepted),
+            }
+            noted.append((request.request_id, LedgerStep(step=len(request.steps), **values)))
+            request.steps.append((int(drawn.token_id), drawn.spend))
+        if request.error and not request.is_told:
+            self._open(request, records[0][-1])
+            if self._journal is not None:
+                self._journal.fail(request.request_id, request.error)
+            request.is_told = True
+        return noted
+
+    def _open(self, request: SlotRequest, debt: float) -> None:
+        if not request.is_open and self._journal is not None:
+            header = self._header(request, debt)
+            self._journal.open(request.request_id, header, has_stops=request.has_stops)
+        request.is_open = True
+
+    def _header(self, request: SlotRequest, debt: float) -> LedgerHeader:
+        own = request.admitted
+        budget = own.budget
+        return LedgerHeader(
+            rule=own.rule.name,
+            rule_settings=own.rule.settings(),
+            sampling=own.sampling.as_dict(),
+            seed=request.seed,
+            prompt_token_ids=request.prompt,
+            stop_token_ids=self._facts.stop_token_ids,
+            fingerprints=self._facts.fingerprints,
+            dtype=self._dtype,
+            debt=debt,
+            k=budget.per_step,
+            K=budget.total,
+            horizon=own.horizon,
+            bound=replace(budget, debt=debt).bound,
+            quantization=self._facts.quantization,
+            level_settings=self._facts.level_settings,
+            least_debt=own.least_debt or None,
+            stream=random_stream(request.prompt, place=0),
+        )

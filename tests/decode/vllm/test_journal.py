@@ -1,0 +1,188 @@
+"""Journals: what is written, what a killed writer leaves, and ledgers made of it."""
+
+import json
+
+import pytest
+
+from anchored.decode.ledger import Ledger, LedgerError, LedgerHeader, LedgerStep
+from anchored.decode.vllm.journal import (
+    JournalError,
+    JournalReader,
+    JournalWriter,
+    checked_answer,
+    journal_ledgers,
+)
+from anchored.tools.cli import main
+
+
+def header(**changes) -> LedgerHeader:
+    own = {
+        "rule": "anchored",
+        "rule_settings": {"k": 1.0},
+        "sampling": {"temperature": 1.0},
+        "seed": 3,
+        "prompt_token_ids": [5, 6],
+        "stop_token_ids": [1],
+        "fingerprints": {"safe": "a", "risky": "b"},
+        "dtype": "float32",
+        "debt": 0.25,
+        "k": 1.0,
+        "K": 4.0,
+        "horizon": 4,
+        "bound": 3.75,
+    }
+    return LedgerHeader(**{**own, **changes})
+
+
+def step(number: int, token_id: int = 9, spend: float = 0.5) -> LedgerStep:
+    return LedgerStep(
+        step=number,
+        token_id=token_id,
+        accepted=True,
+        budget=1.0,
+        spend=spend,
+        weight=0.5,
+        log_prob=-1.0,
+        safe_log_prob=float("-inf"),
+    )
+
+
+WRITERS: list[JournalWriter] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_writers():
+    yield
+    while WRITERS:
+        WRITERS.pop().close()
+
+
+def written(folder, *lines, has_stops=False, **changes) -> JournalWriter:
+    """A journal with a request "a-12345678", and steps of it, a line each."""
+    writer = JournalWriter(folder)
+    WRITERS.append(writer)
+    writer.open("a-12345678", header(**changes), has_stops=has_stops)
+    for line in lines:
+        writer.steps([("a-12345678", own) for own in line])
+    return writer
+
+
+def test_a_journal_becomes_the_ledger_of_what_was_drawn(tmp_path):
+    written(tmp_path, [step(0)], [step(1, 8), step(2)], [step(3, 1)])
+    ((name, ledger),) = journal_ledgers(tmp_path)
+    assert name == "a-12345678"
+    assert ledger.header == header()
+    assert ledger.steps == [step(0), step(1, 8), step(2), step(3, 1)]
+    assert (ledger.finish_reason, ledger.certified) == ("stop_token", True)
+    ledger.save(tmp_path / "own.jsonl")
+    assert Ledger.load(tmp_path / "own.jsonl") == ledger
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "has_stops", "reason"),
+    [(4, False, "length"), (2, True, "stop_string"), (2, False, "aborted")],
+)
+def test_how_a_text_ended(tmp_path, num_steps, has_stops, reason):
+    written(tmp_path, *([step(n)] for n in range(num_steps)), has_stops=has_stops)
+    ((_, ledger),) = journal_ledgers(tmp_path)
+    assert ledger.finish_reason == reason
+
+
+def test_a_step_that_was_drawn_again_counts_by_its_last_line(tmp_path):
+    written(tmp_path, [step(0)], [step(1, 8)], [step(1, 7)])
+    ((_, ledger),) = journal_ledgers(tmp_path)
+    assert ledger.token_ids == [9, 7]
+
+
+def test_what_was_drawn_beyond_the_end_is_left_out(tmp_path):
+    written(tmp_path, [step(0)], [step(1, 1)], [step(2)])
+    ((_, ledger),) = journal_ledgers(tmp_path)
+    assert ledger.token_ids == [9, 1]
+
+
+def test_a_line_that_a_full_disk_tore_costs_its_requests_the_certificate(tmp_path):
+    writer = written(tmp_path, [step(0)])
+
+    class Full:
+        def write(self, content):
+            return file.write(content[:10])
+
+    file, writer._file = writer._file, Full()
+    with pytest.raises(OSError, match="disk is full"):
+        writer.steps([("a-12345678", step(1))])
+    writer._file = file
+    writer.steps([("a-12345678", step(2))])
+    ((_, ledger),) = journal_ledgers(tmp_path)
+    assert ledger.certified is False
+    assert ledger.token_ids == [9]
+
+
+def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path):
+    writer, reader = written(tmp_path, [step(0)]), JournalReader(tmp_path)
+    reader.refresh()
+    with writer.path.open("ab") as file:
+        line = json.dumps({"failed": "a-12345678", "error": "NaN"}).encode()
+        file.write(line[:20])
+        file.flush()
+        reader.refresh()
+        assert reader.find("a").error == ""
+        file.write(line[20:] + b"\n")
+    reader.refresh()
+    record = reader.find("a")
+    assert record.error == "NaN"
+    assert record.answer()["certified"] is False
+    reader.forget("a")
+    assert reader.find("a") is None
+
+
+def test_an_answer_counts_the_tokens_that_were_sent_and_refuses_others(tmp_path):
+    written(tmp_path, [step(0)], [step(1, 8)], debt=float("inf"), bound=0.0)
+    reader = JournalReader(tmp_path)
+    reader.refresh()
+    record = reader.find("a-12345678")
+    answer = checked_answer(record, [9])
+    assert (answer["spent"], answer["debt"], answer["certified"]) == (0.5, "inf", True)
+    for others in ([9, 7], [9, 8, 7]):
+        with pytest.raises(JournalError):
+            checked_answer(record, others)
+
+
+def test_a_greedy_text_is_not_certified(tmp_path):
+    written(tmp_path, [step(0)], sampling={"temperature": 0.0})
+    ((_, ledger),) = journal_ledgers(tmp_path)
+    assert ledger.certified is False
+
+
+def test_the_command_writes_a_ledger_a_request_and_overwrites_none(tmp_path, capsys):
+    written(tmp_path, [step(0)])
+    words = ["ledgers", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]
+    for status in (0, 1):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == status
+    assert Ledger.load(tmp_path / "out" / "a-12345678.jsonl").token_ids == [9]
+    assert "1 certified" in capsys.readouterr().out
+
+
+def test_a_file_is_named_by_an_id_within_the_folder(tmp_path, capsys):
+    writer = written(tmp_path / "journal", [step(0)])
+    writer.open("../out/of-12345678", header(), has_stops=False)
+    writer.steps([("../out/of-12345678", step(0))])
+    with pytest.raises(SystemExit):
+        main(["ledgers", "--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "made")])
+    names = {path.name for path in (tmp_path / "made").iterdir()}
+    assert names == {"a-12345678.jsonl", ".._out_of-12345678.jsonl"}
+
+
+def test_a_server_reads_nothing_of_the_engines_before_it(tmp_path):
+    written(tmp_path, [step(0)])
+    reader = JournalReader(tmp_path, skips_written=True)
+    written(tmp_path, [step(0)], [step(1)])
+    reader.refresh()
+    (record,) = reader.records()
+    assert len(record.steps) == 2
+
+
+def test_a_folder_without_journals_is_refused(tmp_path):
+    with pytest.raises(LedgerError, match="no journal"):
+        list(journal_ledgers(tmp_path))

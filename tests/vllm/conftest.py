@@ -1,0 +1,63 @@
+"""A pair in vLLM's CPU build: `make test-vllm` has it; elsewhere these files skip themselves."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import tiny_llama, train_tokenizer
+
+import anchored
+
+if find_spec("vllm"):
+    from vllm_on_cpu import interpret
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    interpret()
+
+SIZES = {"hidden_size": 128, "max_position_embeddings": 256, "initializer_range": 0.15}
+"""Heads of 32, the smallest that vLLM's CPU attention takes, and no sharp attention."""
+
+ENGINE = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 64,
+    "block_size": 32,
+    "disable_log_stats": True,
+}
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory) -> tuple[Path, Path]:
+    """A safe and a risky model in float32, with one tokenizer."""
+    root, tokenizer = tmp_path_factory.mktemp("pair"), train_tokenizer()
+    for name, model in (
+        ("safe", tiny_llama(1, **SIZES)),
+        ("risky", tiny_llama(2, layers=3, **SIZES)),
+    ):
+        model.float().save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root / "safe", root / "risky"
+
+
+@pytest.fixture(scope="session")
+def pair(folders) -> anchored.ModelPair:
+    """The same in transformers."""
+    return anchored.ModelPair.from_pretrained(*folders, dtype="float32")
+
+
+@contextmanager
+def opened(folders: tuple[Path, Path], **changes: Any) -> Iterator[Any]:
+    """An engine in this process, gone afterwards."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm = anchored.vllm.open_pair(*folders, **{**ENGINE, **changes})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()

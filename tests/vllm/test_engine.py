@@ -1,0 +1,296 @@
+"""What an engine refuses, what it falls back to, and what it forgets."""
+
+import gc
+import tracemalloc
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+from vllm import LLM, SamplingParams
+from vllm.exceptions import VLLMValidationError
+
+import anchored
+from anchored.decode.vllm import admission, engine, self_test
+from anchored.decode.vllm.journal import JournalError
+from anchored.decode.vllm.pair_state import NUM_PARKED
+from anchored.decode.vllm.settings import Limits
+
+from .conftest import ENGINE, opened
+
+PROMPT = "the keeper of the lamp"
+
+
+@pytest.fixture(scope="module")
+def llm(folders, tmp_path_factory):
+    with opened(folders, ledgers=tmp_path_factory.mktemp("journal")) as own:
+        yield own
+
+
+def params(number: int = 0, **changes) -> SamplingParams:
+    extra = {"anchored_k": 1.5, "anchored_seed": number, **changes.pop("extra", {})}
+    return SamplingParams(**{"max_tokens": 8, "temperature": 0.9, **changes}, extra_args=extra)
+
+
+def state(llm):
+    core = llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner.model_state
+
+
+def test_every_field_of_sampling_params_is_looked_at():
+    """A new release of vLLM with a new field fails here: honour it or refuse it."""
+    assert set(SamplingParams.__struct_fields__) == admission.KNOWN
+    tables = admission.WARPED, admission.ASKED, admission.AFTER_THE_TEXT, admission.NEUTRAL
+    assert sum(map(len, tables)) == len(admission.KNOWN)
+
+
+CHANGED = {
+    "n": 2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "watermarking": True,
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "structured_outputs": SimpleNamespace(json="{}"),
+    "logit_bias": {5: 1.0},
+    "allowed_token_ids": [5],
+    "bad_words": ["a"],
+    "_bad_words_token_ids": [[5]],
+    "thinking_token_budget": 3,
+    "trace_decode_token_ids": [5],
+}
+
+
+@pytest.mark.parametrize("name", admission.NEUTRAL)
+def test_what_acts_after_the_projection_is_refused(name):
+    own = params()
+    admission.admitted(own, Limits())
+    setattr(own, name, CHANGED[name])
+    with pytest.raises(ValueError, match=rf"{name}=.* cannot be honoured"):
+        admission.admitted(own, Limits())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"extra": {"anchored_k": 5.0}}, "k must be at most 4"),
+        ({"extra": {"anchored_k": None, "anchored_K": 41.0}}, "K must be at most 40"),
+        ({"extra": {"anchored_k": -1.0}}, "k must be in"),
+        ({"max_tokens": 31}, "max_tokens must be at most 30"),
+        ({"max_tokens": None}, "must be given"),
+    ],
+)
+def test_caps_hold(changes, message):
+    limits = Limits(max_k=4.0, max_total=40.0, max_horizon=30)
+    admission.admitted(params(max_tokens=10, extra={"anchored_k": 4.0}), limits)
+    with pytest.raises(ValueError, match=message):
+        admission.admitted(params(**{"max_tokens": 12, **changes}), limits)
+
+
+def test_the_engine_answers_what_is_refused_before_it_draws(llm):
+    with pytest.raises(VLLMValidationError, match="logit_bias"):
+        llm.generate([PROMPT], params(logit_bias={5: 2.0}), use_tqdm=False)
+    with pytest.raises(VLLMValidationError, match="unknown field 'kk'"):
+        llm.generate([PROMPT], params(extra={"anchored_kk": 2.0}), use_tqdm=False)
+
+
+@pytest.mark.parametrize("own", ["0.30.2", "0.33.0", "1.0"])
+def test_other_releases_are_refused_by_name(monkeypatch, own):
+    monkeypatch.setattr(engine, "version", lambda name: own)
+    with pytest.raises(ImportError, match=rf"vLLM {own} is not supported"):
+        engine.check_version()
+
+
+def test_a_device_that_draws_wrongly_is_refused(monkeypatch):
+    self_test.check_walk(320, torch.device("cpu"))
+    walk = self_test.walk
+
+    def wrong(*args, **kwargs):
+        drawn = walk(*args, **kwargs)
+        drawn.spend[5] += 1e-3
+        return drawn
+
+    monkeypatch.setattr(self_test, "walk", wrong)
+    with pytest.raises(RuntimeError, match="spend of row 5"):
+        self_test.check_walk(320, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"enable_lora": True},
+        {"pipeline_parallel_size": 2},
+        {"enable_prompt_embeds": True},
+        {"trust_remote_code": True},
+        {"max_model_len": 257},
+        {"speculative_config": {"rejection_sample_method": "synthetic"}},
+    ],
+    ids=str,
+)
+def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(llm, given):
+    with pytest.raises(ValueError, match=r"cannot go with a pair|must be"):
+        engine.engine_arguments(llm.settings, given)
+
+
+def test_a_row_of_nan_ends_its_request_alone_uncertified(llm):
+    alone = llm.generate([PROMPT] * 4, [params(n) for n in range(4)], use_tqdm=False)
+    model = state(llm).model
+    both, calls = model.both_logits, []
+
+    def broken(hidden):
+        safe, risky = both(hidden)
+        calls.append(len(hidden))
+        if len(calls) == 9:
+            risky[2] = float("nan")
+        return safe, risky
+
+    model.both_logits = broken
+    try:
+        outputs = llm.generate([PROMPT] * 4, [params(n) for n in range(4)], use_tqdm=False)
+    finally:
+        model.both_logits = both
+    (failed,) = [own for own in outputs if not own.anchored["certified"]]
+    assert "no distribution" in failed.anchored["error"]
+    for own, before in zip(outputs, alone, strict=True):
+        if own is not failed:
+            assert own.outputs[0].token_ids == before.outputs[0].token_ids
+        else:
+            drawn = own.outputs[0].token_ids[:-1]
+            assert drawn == before.outputs[0].token_ids[: len(drawn)]
+
+
+def test_a_journal_that_cannot_be_written_fails_the_request(llm):
+    writer = state(llm).recorder._journal
+    file = writer._file
+
+    class Full:
+        def __init__(self):
+            self.num_lines = 0
+
+        def write(self, content):
+            self.num_lines += 1
+            if self.num_lines > 3:
+                raise OSError("no space left on device")
+            return file.write(content)
+
+    writer._file = Full()
+    try:
+        with pytest.raises(JournalError):
+            llm.generate([PROMPT], params(11), use_tqdm=False)
+    finally:
+        writer._file = file
+    (output,) = llm.generate([PROMPT], params(12), use_tqdm=False)
+    assert output.anchored["certified"] is True
+
+
+def test_greedy_texts_say_that_nothing_bounds_them(llm, pair):
+    (output,) = llm.generate([PROMPT], params(temperature=0.0), use_tqdm=False)
+    assert output.anchored["certified"] is False
+    decoder = anchored.Decoder(pair, anchored.Anchored(k=1.5), level="token")
+    (result,) = decoder.generate(
+        [PROMPT], max_new_tokens=8, temperature=0.0, repetition_penalty=1.0
+    )
+    assert list(output.outputs[0].token_ids) == result.token_ids
+
+
+def test_a_request_that_came_past_the_front_end_draws_nothing(llm):
+    own = state(llm)
+    data = SimpleNamespace(
+        req_id="past",
+        prefill_token_ids=[0, 5],
+        prompt_len=2,
+        sampling_params=params(logit_bias={5: 2.0}),
+        mm_features=[],
+    )
+    own.add_request(3, data)
+    assert own.slots.is_failed[3]
+    own.remove_request("past")
+
+
+def test_a_preempted_request_whose_tokens_are_not_ours_fails(llm):
+    own = state(llm)
+    data = SimpleNamespace(
+        req_id="other",
+        prefill_token_ids=[0, 5, 9],
+        prompt_len=2,
+        sampling_params=params(),
+        mm_features=[],
+    )
+    own.add_request(3, data)
+    assert own.slots.is_failed[3]
+    own.remove_request("other")
+
+
+def test_memory_is_flat_over_a_hundred_thousand_requests(llm):
+    own, asked = state(llm), params()
+    asked_tokens = list(range(3, 20))
+    before = len(own._requests)  # the engine says of the last one with its next step
+
+    def pass_by(count: int, start: int) -> None:
+        for number in range(start, start + count):
+            data = SimpleNamespace(
+                req_id=f"short-{number}",
+                prefill_token_ids=asked_tokens,
+                prompt_len=len(asked_tokens),
+                sampling_params=asked,
+                mm_features=[],
+            )
+            own.add_request(number % 8, data)
+            if number % 2:  # others were aborted, or ended by stop strings
+                own._requests[number % 8].steps.append((own.slots.end, 0.0))
+            own.remove_request(data.req_id)
+
+    pass_by(2 * NUM_PARKED, 0)
+    gc.collect()
+    tracemalloc.start()
+    pass_by(100_000 - 2 * NUM_PARKED, 2 * NUM_PARKED)
+    gc.collect()
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(own._requests) <= before
+    assert len(own._parked) == NUM_PARKED
+    # What is parked was made since the start; it stands for as much that went.
+    assert grown < 3000 * NUM_PARKED
+
+
+def chi_square(token_ids: list[int], log_probs: torch.Tensor) -> float:
+    """The p-value of tokens against a law; those expected fewer than 5 times are one kind."""
+    expected = log_probs.double().exp() * len(token_ids)
+    observed = torch.bincount(torch.tensor(token_ids), minlength=len(expected)).double()
+    is_common = expected >= 5.0
+    parts = [torch.cat([x[is_common], x[~is_common].sum()[None]]) for x in (observed, expected)]
+    statistic = ((parts[0] - parts[1]) ** 2 / parts[1]).sum()
+    half = torch.tensor(int(is_common.sum()) / 2.0, dtype=torch.float64)
+    return torch.special.gammaincc(half, statistic / 2.0).item()
+
+
+def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, tmp_path):
+    settings = engine.prepare(*folders, Limits(), tmp_path)
+    changes = {"max_num_seqs": 64, "max_num_batched_tokens": 1024}
+    given = engine.engine_arguments(settings, {**ENGINE, **changes})
+    llm = LLM(**{**given, "logits_processors": []})
+    own = SamplingParams(max_tokens=1, temperature=1.0, logprobs=5, prompt_logprobs=1, seed=None)
+    prompt = pair.encode(PROMPT)
+    outputs = llm.generate([{"prompt_token_ids": prompt}] * 600, own, use_tqdm=False)
+    with torch.no_grad():
+        laws = {
+            name: model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+            for name, model in pair.models.items()
+        }
+    drawn = [output.outputs[0].token_ids[0] for output in outputs]
+    assert chi_square(drawn, laws["safe"][-1]) > 1e-3
+    assert chi_square(drawn, laws["risky"][-1]) < 1e-9
+    figures = [
+        (own.logprob, laws["safe"][place, token].item(), laws["risky"][place, token].item())
+        for output in outputs[:50]
+        for place, told in [
+            (len(prompt) - 1, output.outputs[0].logprobs[0]),
+            *((at - 1, own) for at, own in enumerate(output.prompt_logprobs) if own),
+        ]
+        for token, own in told.items()
+    ]
+    assert all(abs(told - safe) < 1e-3 for told, safe, _ in figures)
+    assert not any(told == risky for told, _, risky in figures)
+    llm.llm_engine.engine_core.shutdown()

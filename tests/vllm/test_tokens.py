@@ -1,0 +1,76 @@
+"""A pair in vLLM draws the Decoder's tokens, and its journal becomes ledgers that verify."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+import torch
+from tiny_models import FAMILIES
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
+from vllm_requests import mixed_requests, run
+
+import anchored
+from anchored.decode.vllm.journal import journal_ledgers
+
+from .conftest import SIZES, opened
+
+
+def check(requests, pair, folder) -> None:
+    pairs = [(request, request.decoded(pair)) for request in requests]
+    different = [(r, g.token_ids) for r, g in pairs if r.tokens != g.token_ids]
+    assert different == []
+    ledgers = dict(journal_ledgers(folder))
+    assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers.values())
+    failures = {name: anchored.verify(own, pair).failures for name, own in ledgers.items()}
+    assert {name: own for name, own in failures.items() if own} == {}
+
+
+def test_two_hundred_mixed_requests_with_chunks_a_prefix_cache_and_aborts(folders, pair, tmp_path):
+    with opened(folders, ledgers=tmp_path, enable_prefix_caching=True) as llm:
+        requests = mixed_requests(pair.tokenizer, 204)
+        ended = run(llm, requests, aborts_at=(20, 40))
+    assert len(ended) == 200
+    check(ended, pair, tmp_path)
+
+
+def test_preempted_requests_go_on_where_they_were(folders, pair, tmp_path):
+    few = {"num_gpu_blocks_override": 24, "enable_prefix_caching": False}
+    with opened(folders, ledgers=tmp_path, **few) as llm:
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        preempt, preempted = scheduler._preempt_request, []
+        scheduler._preempt_request = lambda *a, **k: (preempted.append(a), preempt(*a, **k))[1]
+        ended = run(llm, mixed_requests(pair.tokenizer, 40, longest=60, tokens=(30, 60)))
+    assert len(preempted) >= 10
+    assert len(ended) == 40
+    check(ended, pair, tmp_path)
+
+
+@pytest.mark.parametrize("num_drafts", [2, 4])
+def test_drafts_of_the_safe_model_change_no_token(folders, pair, tmp_path, num_drafts):
+    drafts = {
+        "model": str(folders[0]),
+        "method": "draft_model",
+        "num_speculative_tokens": num_drafts,
+    }
+    with opened(folders, ledgers=tmp_path, speculative_config=drafts) as llm:
+        ended = run(
+            llm, mixed_requests(pair.tokenizer, 40, min_p=0.0)
+        )  # vLLM refuses min_p beside drafts
+    assert len(ended) == 40
+    check(ended, pair, tmp_path)
+
+
+def test_models_of_two_other_families_are_a_pair(tokenizer, tmp_path):
+    torch.manual_seed(3)
+    safe = Qwen3Config(**{**FAMILIES["qwen3"].to_dict(), **SIZES, "head_dim": 32})
+    risky = GPT2Config(vocab_size=320, n_embd=128, n_layer=2, n_head=4, n_positions=256)
+    risky.update({"bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.1})
+    folders = tmp_path / "safe", tmp_path / "risky"
+    for folder, config in zip(folders, (safe, risky), strict=True):
+        AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    own = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
+    with opened(folders, ledgers=tmp_path / "journal") as llm:
+        ended = run(llm, mixed_requests(tokenizer, 20))
+    assert len(ended) == 20
+    check(ended, own, tmp_path / "journal")
