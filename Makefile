@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
-AREAS := __init__.py durable_files.py text_tables.py configs pretrain decode kernels eval tools
+AREAS := __init__.py durable_files.py environment.py text_tables.py configs pretrain decode kernels eval tools
 
 .PHONY: quickstart test test-slow test-vllm lint typecheck docs bench clean
 

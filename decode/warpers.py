@@ -56,6 +56,8 @@ class Warpers:
     def _warped(self, seen: Seen | None, logits: Tensor) -> Tensor:
         raw = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
+        if seen is None and divisor == 1.0 and self._changes_nothing_else:
+            return raw  # a copy of all would be its whole cost
         if seen is None:
             scores = raw / divisor
         elif isinstance(seen, Tensor):
@@ -73,6 +75,11 @@ class Warpers:
             scores = truncate(None, scores)
         self._merge_end_symbols(scores)
         return scores
+
+    @property
+    def _changes_nothing_else(self) -> bool:
+        has_ends = len(self.stop_token_ids) > 1
+        return not (has_ends or len(self._banned) or self._truncations)
 
     def end_merged(self, token_id: int) -> int:
         """The token itself, or the end symbol for any stop token."""

@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,16 @@ class SeedStatistics(NamedTuple):
     mean: float
     std: float
     num_seeds: int
+
+    @classmethod
+    def recorded(cls, figures: Mapping[str, Any] | None) -> "SeedStatistics | None":
+        """Of a results file, in which nan is null; None where it has none."""
+        if not figures:
+            return None
+        mean, std = (
+            math.nan if figures[name] is None else figures[name] for name in ("mean", "std")
+        )
+        return cls(mean, std, figures.get("num_seeds", 1))
 
 
 def over_seeds(values: Sequence[float]) -> SeedStatistics:
@@ -53,19 +63,20 @@ def bootstrap_interval(values: Array, *, count: int, confidence: float) -> tuple
     """
     if count < 2:
         return -math.inf, math.inf
-    quantile = math.sqrt(count / (count - 1)) * _student_quantile(confidence, count - 1)
+    quantile = math.sqrt(count / (count - 1)) * student_quantile(confidence, count - 1)
     tail = statistics.NormalDist().cdf(-quantile)
     # Values between two resamples are none of a resample: the outer one is taken.
     low = np.quantile(values, tail, method="lower")
     return float(low), float(np.quantile(values, 1.0 - tail, method="higher"))
 
 
-def _student_quantile(confidence: float, freedom: int) -> float:
-    """The two-sided quantile, by Abramowitz and Stegun 1964, 26.7.5: within 2 % from 4 on."""
-    z = statistics.NormalDist().inv_cdf(0.5 + 0.5 * confidence)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom ** (place + 1) for place, term in enumerate(terms))
+def student_quantile(confidence: float, freedom: int) -> float:
+    """The t that Student's distribution exceeds, up or down, with probability 1 - confidence.
+
+    With t = sqrt(freedom) tan(angle), the angle has the density cos(angle)^(freedom - 1).
+    """
+    angles = np.linspace(0.0, math.pi / 2, 100_001)
+    density = np.cos(angles) ** (freedom - 1)
+    below = np.append(0.0, np.cumsum(density[1:] + density[:-1]))
+    angle = np.interp(confidence * below[-1], below, angles)
+    return math.sqrt(freedom) * math.tan(angle)

@@ -24,6 +24,15 @@ class HeldoutSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionSource:
+    """Multiple-choice questions to put to the model."""
+
+    name: str
+    path: str = str(Path(__file__).resolve().parent.parent / "configs/pretrain/questions.jsonl")
+    """JSON lines of "question", "choices" and "answer"; not given: some of our own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldoutConfig:
     """What the model is measured on while it trains, and how often."""
 
@@ -32,9 +41,14 @@ class HeldoutConfig:
     num_sequences: int = 64
     """Of each source, from its beginning; fewer where it is shorter"""
     sources: tuple[HeldoutSource, ...] = ()
-    """None: nothing is measured"""
+    """Token shards to take the loss on"""
+    questions: tuple[QuestionSource, ...] = ()
+    """Questions to answer; they need model.tokenizer"""
 
     def __post_init__(self) -> None:
+        for names in ([one.name for one in self.sources], [one.name for one in self.questions]):
+            if len(set(names)) < len(names):
+                raise ValueError(f"heldout names must differ, got {', '.join(names)}")
         if self.interval < 1 or self.num_sequences < 1:
             raise ValueError(
                 f"heldout.interval and num_sequences must be positive, got {self.interval} and "
@@ -111,6 +125,9 @@ class Checkpoint(titan.Checkpoint):
 
     last_save_model_only: bool = False
     """Must stay false: a finished run could not be extended, nor started again without failing"""
+
+    keep_moments: bool = False
+    """Take AdamW's moments over from initial_load_path with the weights; else they start at zero"""
 
     interval_minutes: float = 0.0
     """Also save after this many minutes without a checkpoint; 0: by steps only"""

@@ -1,6 +1,6 @@
 """A pair decoded byte by byte: what its models have in common when their tokenizers differ."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -78,10 +78,11 @@ class ByteLevel(Level):
         }
 
     def encode(self, prompt: str | list[int]) -> list[int]:
-        """The bytes of a text, in the normal form of both tokenizers, or given ones."""
+        """The bytes of a text, in the normal form of both tokenizers, or given ones.
+
+        There may be none: each model's start tokens stand before every text.
+        """
         symbols = self._symbols(prompt)
-        if not symbols:
-            raise ValueError("the prompt is empty: give at least one character or one byte")
         _check_range(symbols)
         if cut_partial(bytes(symbols)) is None:
             raise ValueError("the bytes are not the beginning of a UTF-8 text")
@@ -129,8 +130,10 @@ class ByteLevel(Level):
         warps_bytes = self.byte_settings.warped == "byte"
         return Warpers(sampling if warps_bytes else UNWARPED, self.stop_token_ids)
 
-    def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
-        return TextStream(ByteText(), stop)
+    def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
+        """A character that the prompt ends inside is part of it."""
+        cut = cut_partial(bytes(prompt))
+        return TextStream(ByteText(b"" if cut is None else cut[1]), stop)
 
     def open_streams(
         self,

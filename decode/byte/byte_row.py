@@ -53,6 +53,8 @@ class ByteRow:
         self.logits: dict[int, Tensor] = {}
         self.is_over = self.is_outgrown = False
         self._guessed: set[int] = set()
+        self.unweighed: list[tuple[float, float]] = []
+        """Log mass and masked mass of laws that were not counted yet."""
         self._foreseen: list[int] = []
         self._num_trunk = 0
         self._trunk_tokens = set(tree.vocabulary.start_token_ids)
@@ -198,11 +200,17 @@ class ByteRow:
 
     def add_law(self, node: int, law: NodeLaw) -> None:
         """Learn what follows a node."""
-        self.counts.num_laws += 1
-        self.counts.masked_mass += law.masked_mass
         self.counts.num_hits += node in self._guessed
         del self.logits[node]
         self.marginals.add_law(node, law)
+        self.unweighed.append((self.marginals.log_mass[node], law.masked_mass))
+
+    def _weigh_laws(self, log_total: float) -> None:
+        """Count what masking took in new laws, each by its share of the text's mass."""
+        for log_mass, masked_mass in self.unweighed:
+            share = math.exp(min(0.0, log_mass - log_total)) if log_total > -math.inf else 0.0
+            self.counts.weigh(share, masked_mass)
+        self.unweighed.clear()
 
     def log_probs(self) -> Array:
         """log q of the next symbol: (257,) float64; -inf where nothing follows, NaN where broken.
@@ -210,6 +218,7 @@ class ByteRow:
         A text to which the laws give no probability at all stands for its newest node alone.
         """
         masses, total = self.marginals.log_masses()
+        self._weigh_laws(total)
         if not self.is_over and total == -math.inf:
             self.marginals.restart()
             masses, total = self.marginals.log_masses()

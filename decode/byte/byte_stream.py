@@ -24,8 +24,8 @@ from .tree_cache import TreeBackbone, TreeCache, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
-ROWS_PER_TILE = 256
-"""Nodes of a prompt whose laws are summed together."""
+ROWS_PER_TILE = 32
+"""Nodes of a prompt whose (rows, V) logits exist at once; a product of more is hardly faster."""
 
 Warp = Callable[[Tensor, Seen], Tensor]
 """Logits (N, V) and the tokens seen before each to warped logits (N, V)."""
@@ -72,7 +72,6 @@ class ByteStream:
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
         self._output = OutputLayer(model, vocabulary.vocab_size, packs=True)
-        self._ordered_tokens = torch.from_numpy(vocabulary.ordered_tokens)
         self._rows: list[ByteRow | None] = [None] * num_rows
 
     def counts(self, row: int) -> ByteCounts:
@@ -177,10 +176,10 @@ class ByteStream:
         pairs = list(zip(prompts, rows, strict=True))
         if all(prompt.is_short for prompt in prompts):
             self._read_nodes([(p, row, p.whole_forward()) for p, row in pairs], num_before)
-            return
-        trunks = [prompt.trunk_token_ids for prompt in prompts]
-        for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
-            self._take(prompt, prompt.trunk, hidden[num_before:])
+        else:
+            trunks = [prompt.trunk_token_ids for prompt in prompts]
+            for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
+                self._take(prompt, prompt.trunk, hidden[num_before:])
         while forwards := [
             (prompt, row, forward)
             for prompt, row in pairs
@@ -203,8 +202,9 @@ class ByteStream:
             return
         for start in range(0, len(nodes), ROWS_PER_TILE):
             tile = slice(start, start + ROWS_PER_TILE)
-            logits = self._output.tiles(hidden[tile], self._ordered_tokens)
-            prompt.sums.add(nodes[tile], prompt.kept(nodes[tile], logits))
+            logits = self._output.logits(hidden[tile])
+            prompt.keep_logits(nodes[tile], logits)
+            prompt.sums.add(nodes[tile], logits)
 
     def _foresee(self, continuations: dict[int, bytes]) -> None:
         """Compute what given continuations need, by row."""
@@ -272,8 +272,14 @@ class ByteStream:
         return logits.masked_fill(~uploaded(torch.from_numpy(by_token), self._device), -torch.inf)
 
     def _seen(self, paths: list[NDArray[np.int64]]) -> Seen:
-        """The tokens of each path as the warper takes them."""
-        return np.repeat(np.arange(len(paths)), [*map(len, paths)]), np.concatenate(paths)
+        """The tokens of each path as the warper takes them: marked where the model is, and on the
+        CPU, where a mask is more to look through than its few places, by these."""
+        if self._device.type == "cpu":
+            return np.repeat(np.arange(len(paths)), [*map(len, paths)]), np.concatenate(paths)
+        seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
+        for row, path in zip(seen, paths, strict=True):
+            row[torch.from_numpy(path)] = True
+        return uploaded(seen, self._device)
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
         """What follows nodes by their warped logits (N, V)."""

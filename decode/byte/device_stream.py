@@ -77,8 +77,9 @@ class HeadTable:
 
 def log_probs_on_device(
     table: HeadTable, laws: Sequence[DeviceLaw], log_masses: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
-    """log q of the next symbol (R, 257) float64, -inf where nothing follows, and the heads' masses.
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """log q of the next symbol (R, 257) float64, -inf where nothing follows; the log mass of each
+    text (R,), -inf for none; and the heads' masses.
 
     laws, log_masses: N of each, () float64, in the order of the table, on one device. A text to
     which they give no probability at all stands for its newest nodes alone: the masses returned
@@ -103,7 +104,8 @@ def log_probs_on_device(
     masses = [
         chosen[text, place] for text, own in enumerate(table.is_head) for place in range(own.sum())
     ]
-    return (logs - total).masked_fill(total == -torch.inf, -torch.inf), masses
+    log_probs = (logs - total).masked_fill(total == -torch.inf, -torch.inf)
+    return log_probs, by_known.logsumexp(-1), masses
 
 
 def _sent(values: NDArray[np.generic], device: torch.device) -> Tensor:
@@ -143,13 +145,8 @@ class DeviceByteStream(ByteStream):
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far; waits for the device."""
         own = super().counts(row)
-        return replace(own, masked_mass=float(own.masked_mass))
-
-    def _seen(self, paths: list[NDArray[np.int64]]) -> Tensor:
-        seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
-        for row, path in zip(seen, paths, strict=True):
-            row[torch.from_numpy(path)] = True
-        return uploaded(seen, self._device)
+        weighed, masked_mass = float(own.weighed), float(own.masked_mass)
+        return replace(own, weighed=weighed, masked_mass=masked_mass)
 
     def _new_laws(self, standings: list[Standing], logits: Tensor) -> list[NodeLaw]:
         """As `node_laws`, with sums in float64 on the device."""
@@ -178,14 +175,33 @@ class DeviceByteStream(ByteStream):
         if not any(heads):
             return self._filled(-torch.inf, len(rows), NUM_SYMBOLS)
         owners = [(row, head.node) for row, own in zip(rows, heads, strict=True) for head in own]
-        log_probs, masses = log_probs_on_device(
+        log_probs, totals, masses = log_probs_on_device(
             HeadTable(heads, self.vocabulary.trie),
             [cast(DeviceLaw, row.marginals.laws[node]) for row, node in owners],
             [self._filled(row.marginals.log_mass[node]) for row, node in owners],
         )
+        self._weigh_laws(rows, totals)
         for (row, node), mass in zip(owners, masses, strict=True):
             row.marginals.log_mass[node] = cast(float, mass)
         return log_probs
+
+    def _weigh_laws(self, rows: list[ByteRow], totals: Tensor) -> None:
+        """Count what masking took in new laws, as `ByteRow` does on the host."""
+        new = [
+            (row, total, *law)
+            for row, total in zip(rows, totals, strict=True)
+            for law in row.unweighed
+        ]
+        if not new:
+            return
+        owners, own_totals, log_masses, masked = zip(*new, strict=True)
+        total = torch.stack(own_totals)
+        shares = (torch.stack([*map(self._filled, log_masses)]) - total).clamp(max=0.0).exp()
+        shares = shares.where(total > -torch.inf, 0.0).nan_to_num(0.0)
+        for row, share, masked_mass in zip(owners, shares.unbind(), masked, strict=True):
+            row.counts.weigh(cast(float, share), masked_mass)
+        for row in rows:
+            row.unweighed.clear()
 
     def _filled(self, value: float | Tensor, *shape: int) -> Tensor:
         """On the device; a mass may be there already."""

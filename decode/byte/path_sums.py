@@ -1,7 +1,7 @@
 """Log-probabilities of all bytes of a text from one pass over its token tree."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -15,67 +15,50 @@ from .node_law import LEAST_WEIGHT, Array, allowed_in_order, segment_log_sums
 from .settings import Mode
 from .token_tree import ROOT_NODE, TokenTree
 
-# N laws, C columns, T columns of one tile, I times K intervals.
+# N laws, V tokens, C columns, I times K intervals.
+
+NUMBERS_AT_ONCE = 1 << 18
+"""Logits that are read several times over: about what stays in a processor's cache."""
 
 
-class LawSums:
+def interval_sums(
+    logits: Tensor,
+    tokens: Tensor,
+    allowed: NDArray[np.bool_],
+    law: NDArray[np.int64],
+    intervals: NDArray[np.int64],
+) -> Array:
     """Logs of sums of exp(logit) over intervals of allowed columns, N laws at once.
 
-    The logits come tile by tile, so those of all columns need never exist. Intervals cut a law's
-    columns into *pieces*; each is read once, summed in float64, and serves all that hold it.
+    logits: (N, V). tokens: (C,), that of each column. allowed: (N, C), others count as banned. law:
+    (I,) in [0, N), and intervals: (I, K, 2), half-open columns, K of it: what to sum. Intervals cut
+    a law's columns into *pieces*; each is read once, summed in float64, and serves all that hold
+    it. Exponentials are taken in float32 (float64 for float64). NaN or +inf gives NaN.
+
+    Returns: (I, K) float64 nats, -inf for none.
     """
-
-    def __init__(
-        self, allowed: NDArray[np.bool_], law: NDArray[np.int64], intervals: NDArray[np.int64]
-    ) -> None:
-        """allowed: (N, C), others count as banned. law: (I,) in [0, N), and intervals: (I, K, 2),
-        half-open columns, K of it: what to sum."""
-        self._allowed = allowed
-        num_columns = allowed.shape[1]
-        self._bounds = law[:, None, None] * num_columns + intervals
-        law, column = np.divmod(np.unique(self._bounds), num_columns)
-        by_column = np.argsort(column)
-        self._cut_law, self._cut_column = law[by_column], column[by_column]
-        self._pieces: list[tuple[NDArray[np.int64], Array]] = []
-
-    def add(self, first: int, logits: Tensor) -> None:
-        """Sum a tile, logits (N, T) of columns `first` and on.
-
-        Exponentials are taken in float32 (float64 for float64). NaN or +inf gives NaN.
-        """
-        scores = (logits if logits.dtype == torch.float64 else logits.float()).cpu()
-        width = scores.shape[1]
-        law, column = np.divmod(self._starts(first, width), width)
-        logs = _log_sums(scores, self._allowed[:, first : first + width], law, column)
-        self._pieces.append((law * self._allowed.shape[1] + column + first, logs))
-
-    def log_sums(self) -> Array:
-        """(I, K) float64 nats, -inf for none, once all columns were added."""
-        starts, logs = (np.concatenate(parts) for parts in zip(*self._pieces, strict=True))
-        order = np.argsort(starts)
-        low, high = np.searchsorted(starts[order], self._bounds.reshape(-1, 2)).T
-        sums = np.full(len(low), -math.inf)
-        lengths = (high - low)[is_some := low < high]
-        begin = np.cumsum(lengths) - lengths
-        pieces = np.repeat(low[is_some] - begin, lengths) + np.arange(lengths.sum())
-        sums[is_some] = segment_log_sums(logs[order[pieces]], begin)
-        return sums.reshape(self._bounds.shape[:-1])
-
-    def _starts(self, first: int, width: int) -> NDArray[np.int64]:
-        """Where pieces begin in the flattened tile; every law's first column begins one."""
-        low, high = np.searchsorted(self._cut_column, (first + 1, first + width))
-        cuts = self._cut_law[low:high] * width + self._cut_column[low:high] - first
-        return np.sort(np.concatenate([cuts, np.arange(len(self._allowed)) * width]))
+    num_laws, num_columns = allowed.shape
+    bounds = law[:, None, None] * num_columns + intervals
+    starts = np.union1d(np.arange(num_laws) * num_columns, bounds)
+    starts = starts[starts < allowed.size]
+    logs, num_rows = [], max(1, NUMBERS_AT_ONCE // num_columns)
+    for first in range(0, num_laws, num_rows):
+        rows = slice(first, first + num_rows)
+        scores = logits[rows].index_select(-1, tokens)
+        scores = (scores if scores.dtype == torch.float64 else scores.float()).cpu()
+        ends = np.array([first, first + num_rows]) * num_columns
+        own = slice(*np.searchsorted(starts, ends).tolist())
+        logs.append(_piece_log_sums(scores, allowed[rows], starts[own] - ends[0]))
+    low, high = np.searchsorted(starts, bounds.reshape(-1, 2)).T
+    return _joined(np.concatenate(logs), low, high).reshape(bounds.shape[:-1])
 
 
-def _log_sums(
-    scores: Tensor, allowed: NDArray[np.bool_], law: NDArray[np.int64], column: NDArray[np.int64]
-) -> Array:
-    """Of the pieces that begin at these columns of these laws, in order."""
+def _piece_log_sums(scores: Tensor, allowed: NDArray[np.bool_], starts: NDArray[np.int64]) -> Array:
+    """Of the pieces that begin at these places of the flattened scores, in order."""
+    law, column = np.divmod(starts, scores.shape[1])
     top = scores.amax(1)
     weights = scores.sub(top[:, None]).exp_().numpy()
     weights *= allowed
-    starts = law * scores.shape[1] + column
     sums = np.add.reduceat(weights.ravel(), starts, dtype=np.float64)
     with np.errstate(divide="ignore"):
         logs: Array = np.log(sums) + top.double().numpy()[law]
@@ -83,6 +66,17 @@ def _log_sums(
         masked = np.where(allowed[row], scores[row].double().numpy(), -math.inf)
         logs[law == row] = segment_log_sums(masked, column[law == row])
     return logs
+
+
+def _joined(logs: Array, low: NDArray[np.int64], high: NDArray[np.int64]) -> Array:
+    """Log sums of the pieces low..high-1, -inf for none."""
+    sums = np.full(len(low), -math.inf)
+    lengths = (high - low)[is_some := low < high]
+    if len(lengths):
+        begin = np.cumsum(lengths) - lengths
+        pieces = np.repeat(low[is_some] - begin, lengths) + np.arange(lengths.sum())
+        sums[is_some] = segment_log_sums(logs[pieces], begin)
+    return sums
 
 
 def _wide(scores: Tensor, top: Tensor) -> list[int]:
@@ -111,7 +105,7 @@ class PathSums:
             self._standing.extend(tree.standing[node] for node in tree.append(byte))
             heads.append(tree.heads)
         self._parent = np.array(tree.parent)
-        self._row = np.array([0, *(tree.vocabulary.trie.row_of[token] for token in tree.token[1:])])
+        self._token = np.array(tree.token)
         self._log_step = np.full(len(tree), math.nan)
         """By node: of its token behind its parent."""
         self._has_law = np.zeros(len(tree), np.bool_)
@@ -129,10 +123,10 @@ class PathSums:
         self._logs = np.full((len(prefix), 2), -math.inf)
         """By step: what reaches the next symbol, and all that reaches beyond the text."""
 
-    def add(self, nodes: Sequence[int], tiles: Iterable[tuple[int, Tensor]]) -> None:
+    def add(self, nodes: Sequence[int], logits: Tensor) -> None:
         """Keep the sums along the text of the laws of some nodes.
 
-        tiles: the first column and logits (nodes, T), columns as in `ordered_tokens`.
+        logits: (nodes, V).
         """
         place = np.full(len(self._parent), -1)
         place[nodes] = np.arange(len(nodes))
@@ -141,26 +135,16 @@ class PathSums:
         law, above = place[self._node[steps]], place[self._parent[children]]
         standings = [self._standing[node] for node in nodes]
         allowed = allowed_in_order(self.tree.vocabulary, standings, self._mode)
-        sums = LawSums(allowed, law, self._intervals[steps])
-        for first, logits in tiles:
-            self._choose(children, above, first, logits)
-            sums.add(first, logits)
-        log_sums = sums.log_sums()
+        tokens = torch.from_numpy(self.tree.vocabulary.ordered_tokens).to(logits.device)
+        log_sums = interval_sums(logits, tokens, allowed, law, self._intervals[steps])
+        chosen = logits[above, self._token[children]]
+        self._log_step[children] = chosen.double().cpu()
         total = np.empty(len(nodes))
         total[law[self._is_new[steps]]] = log_sums[self._is_new[steps], 1]
         total[total == -math.inf] = 0.0  # a dead end
         self._has_law[nodes] = True
         self._log_step[children] -= total[above]
         self._logs[steps] = log_sums - total[law, None]
-
-    def _choose(
-        self, children: NDArray[np.int64], above: NDArray[np.int64], first: int, logits: Tensor
-    ) -> None:
-        """Keep the logits of nodes whose tokens are in a tile; above: the row of each parent."""
-        column = self._row[children] - first
-        is_inside = (column >= 0) & (column < logits.shape[1])
-        chosen = logits[above[is_inside], column[is_inside]]
-        self._log_step[children[is_inside]] = chosen.double().cpu()
 
     def log_probs(self) -> Array:
         """(bytes + 1,) float64: log q of each byte and of the end; all laws must be known."""
@@ -174,11 +158,25 @@ class PathSums:
         """
         log_mass = self._log_masses()
         node, place, goes_on = self._groups(log_mass)
+        if not len(node):
+            return self.log_probs()
         is_new = np.array(self.tree.end)[node] == place
         counts = np.stack((goes_on & is_upper, goes_on | is_new | (not is_upper)), 1)
         groups = np.where(counts, log_mass[node, None], -math.inf)
         terms = np.concatenate((self._log_terms(log_mass), groups))
         return _log_shares(terms, np.concatenate((self._place, place)))
+
+    def likely_unknown(self, least: float) -> list[int]:
+        """Nodes without a law that somewhere hold at least such a share of the text's mass."""
+        log_mass = self._log_masses()
+        node, place, _ = self._groups(log_mass)
+        total = np.full(self._place[-1] + 1, -math.inf)
+        np.logaddexp.at(total, self._place, self._log_terms(log_mass)[:, 1])
+        np.logaddexp.at(total, place, log_mass[node])
+        found: list[int] = np.unique(
+            node[log_mass[node] - total[place] >= math.log(least)]
+        ).tolist()
+        return found
 
     def _log_masses(self) -> Array:
         """By node; NaN where the law of an ancestor is not known."""

@@ -1,7 +1,7 @@
 """One prompt while a model reads it, its trunk first, then the nodes beside it; prompts kept."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,12 +15,17 @@ from .settings import ByteCounts, ByteEvaluation
 from .token_tree import ROOT_NODE, TokenTree
 from .tree_cache import TreeCache, TreeForward
 
+LEAST_SHARE = 0.5
+"""Of the text's mass: nodes with less are left to bounds on the log-probabilities. One forward
+computes the others; a second one would cost as much again and gain a quarter of it."""
+
 
 class BytePrompt:
     """The tree of a prompt and the sums along it that give the log-probabilities of its bytes.
 
     The trunk is read causally. Beside it lie about three nodes a token: all of them are needed
-    for exact log-probabilities, else only the few that the next byte depends on.
+    for exact log-probabilities, for bounds on these the few that hold much of the text's mass
+    somewhere, else only those that the next byte depends on.
     """
 
     def __init__(self, vocabulary: ByteVocabulary, text: bytes, evaluation: ByteEvaluation) -> None:
@@ -40,6 +45,7 @@ class BytePrompt:
         self._remaining = self.cache.missing(head.node for head in self.tree.heads)
         if evaluation.prompt_scores == "exact":
             self._remaining = [n for n in range(len(self.tree)) if n not in self._settled]
+        self._tightens = evaluation.prompt_scores in ("upper", "lower")
         self._hidden: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
         """(1, V) of nodes that later bytes may ask for, as far as they are known."""
@@ -73,22 +79,17 @@ class BytePrompt:
             if node == last or (self.tree.is_alive(node) and node not in self._settled):
                 self._hidden[node] = state.clone()
 
-    def kept(
-        self, nodes: list[int], tiles: Iterable[tuple[int, Tensor]]
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Tiles of logits as they are, a copy of what later bytes may ask for being kept."""
-        places = [place for place, node in enumerate(nodes) if node in self._hidden]
-        parts = []
-        for first, logits in tiles:
-            parts.append(logits[places])
-            yield first, logits
-        ordered = torch.cat(parts, 1)
-        tokens = torch.from_numpy(self.tree.vocabulary.ordered_tokens).to(ordered.device)
-        by_token = torch.empty_like(ordered).index_copy_(1, tokens, ordered)
-        self.logits.update(zip([nodes[place] for place in places], by_token[:, None], strict=True))
+    def keep_logits(self, nodes: list[int], logits: Tensor) -> None:
+        """Copy those of (len(nodes), V) that later bytes may ask for."""
+        for node, row in zip(nodes, torch.split(logits, 1), strict=True):
+            if node in self._hidden:
+                self.logits[node] = row.clone()
 
     def next_forward(self) -> TreeForward | None:
         """The next nodes beside the trunk; None when all are computed."""
+        if not self._remaining and self._tightens and self.sums is not None:
+            self._tightens = False
+            self._remaining = self.sums.likely_unknown(LEAST_SHARE)
         nodes = self._remaining[:NODES_PER_FORWARD]
         self._remaining = self._remaining[NODES_PER_FORWARD:]
         if not nodes:

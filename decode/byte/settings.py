@@ -50,17 +50,23 @@ class ByteCounts:
     """Upper bound on the total variation lost to `tau` in the last step."""
     max_total_variation: float = 0.0
     """Its largest value so far."""
-    num_laws: int = 0
-    """Next-token distributions that went into those of bytes."""
+    weighed: float = 0.0
+    """Sum, over the next-token distributions that went into those of bytes, of their node's share
+    of the text's mass."""
     masked_mass: float = 0.0
-    """Sum, over these, of the probability that masking took from other tokens; 0 where a truncation
-    of tokens is on, which only sees the others."""
+    """The same of this share times the probability that masking took from other tokens; 0 where a
+    truncation of tokens is on, which only sees the others."""
+
+    def weigh(self, share: float, masked_mass: float) -> None:
+        """Count one distribution."""
+        self.weighed += share
+        self.masked_mass += share * masked_mass
 
     def record(self) -> dict[str, float]:
-        """What a ledger keeps; `masked_mass` as the mean over the distributions."""
+        """What a ledger keeps; `masked_mass` as the mean of the distributions by share."""
         kept = ("num_forwards", "num_nodes", "num_guesses", "num_hits", "max_total_variation")
         figures: dict[str, float] = {name: getattr(self, name) for name in kept}
-        return figures | {"masked_mass": self.masked_mass / max(1, self.num_laws)}
+        return figures | {"masked_mass": self.masked_mass / self.weighed if self.weighed else 0.0}
 
 
 Warped = Literal["token", "byte"]

@@ -147,7 +147,7 @@ class PairedBatch:
         state = RequestState(
             request=request,
             budget=request_budget(request, self.rule, reading.ratios[place]),
-            text=self.level.text_stream(request.stop),
+            text=self.level.text_stream(request.stop, request.prompt_token_ids),
             uniforms=self._uniforms(request),
         )
         for name, count in reading.num_forwards.items():

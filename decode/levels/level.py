@@ -82,7 +82,8 @@ class Level(ABC):
         """What is left to be warped in the logits that the streams return."""
 
     @abstractmethod
-    def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream: ...
+    def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
+        """The text behind a prompt, symbol by symbol."""
 
     def rows_can_join(self, max_length: int) -> bool:
         """Whether rows of up to `max_length` symbols can join a batch that is being decoded."""
@@ -170,7 +171,7 @@ class TokenLevel(Level):
     def warpers(self, sampling: SamplingConfig) -> Warpers:
         return Warpers(sampling, self.stop_token_ids, self.pair.shared.banned_token_ids)
 
-    def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
+    def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
         return TextStream(TokenText(self.pair.tokenizer), stop)
 
     def rows_can_join(self, max_length: int) -> bool:

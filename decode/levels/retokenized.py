@@ -98,7 +98,7 @@ class RetokenizedLevel(Level):
         unknown = sorted(set(range(self.vocab_size)) - known)
         return Warpers(sampling, self.stop_token_ids, unknown)
 
-    def text_stream(self, stop: tuple[str, ...] = ()) -> TextStream:
+    def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
         return TextStream(TokenText(self._tokenizer), stop)
 
     def rows_can_join(self, max_length: int) -> bool:

@@ -15,7 +15,7 @@ class SymbolText(Protocol):
         ...
 
     def finish(self) -> str:
-        """What is left: an incomplete character becomes the replacement character."""
+        """What is left of the text at its end."""
         ...
 
 
@@ -38,7 +38,7 @@ class TextStream:
         return self._emit(piece, is_last=False) if piece else ""
 
     def finish(self) -> str:
-        """The text still held back, and what became of an incomplete character."""
+        """The text still held back, and what its symbols make of an incomplete character."""
         return self._emit(self._symbols.finish(), is_last=True)
 
     def _emit(self, piece: str, *, is_last: bool) -> str:
@@ -95,15 +95,21 @@ class TokenText:
 
 
 class ByteText:
-    """Decodes UTF-8; each ill-formed piece becomes one replacement character, nothing is lost."""
+    """Decodes UTF-8; each ill-formed piece becomes one replacement character, nothing is lost.
 
-    def __init__(self) -> None:
+    A character that is not finished at the end of the text is left out: no end can follow it, so
+    the text was cut there, and what goes on from it shows the character whole.
+    """
+
+    def __init__(self, begun: bytes = b"") -> None:
+        """begun: the first bytes of a character, which the text goes on with."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(begun)
 
     def push(self, symbol: int) -> str:
         """The characters that this byte completes, "" if none."""
         return self._decoder.decode(bytes([symbol]))
 
     def finish(self) -> str:
-        """The replacement character for a character that was not completed, else ""."""
-        return self._decoder.decode(b"", final=True)
+        """Nothing: what was not completed is left to a continuation."""
+        return ""

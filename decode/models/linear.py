@@ -1,6 +1,6 @@
 """Linear layers of a model: several as one, packed where a CPU gains, and the output layer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ...kernels.token_log_probs import COLUMNS_PER_TILE, hidden_token_log_probs, token_log_probs
+from ...kernels.token_log_probs import hidden_token_log_probs, token_log_probs
 from .attention import is_hooked
 
 # N rows of input, D and O sizes of input and output.
@@ -199,21 +199,6 @@ class OutputLayer:
         tiles = zip(*(torch.split(t, ROWS_PER_TILE) for t in (hidden, token_ids)), strict=True)
         return torch.cat([token_log_probs(self.logits(rows), tokens) for rows, tokens in tiles])
 
-    def tiles(self, hidden: Tensor, token_ids: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Logits of given tokens (C,) after hidden states (N, D), some columns at a time.
-
-        Yields: the first column and (N, T) in the model's dtype, in order. Logits of few rows are
-        put in order, else the weights are: whichever is less to copy.
-        """
-        token_ids = token_ids.to(hidden.device)
-        if len(hidden) <= ROWS_PER_TILE or not self._has_whole_weight(self._layer):
-            ordered = self.logits(hidden).index_select(-1, token_ids)
-            tiles = iter(torch.split(ordered, COLUMNS_PER_TILE, -1))
-        else:
-            chosen = torch.split(token_ids, COLUMNS_PER_TILE)
-            tiles = (self._chosen_logits(hidden, tile) for tile in chosen)
-        yield from zip(range(0, len(token_ids), COLUMNS_PER_TILE), tiles, strict=True)
-
     @property
     def _layer(self) -> Any:
         """The layer as it is now."""
@@ -228,12 +213,6 @@ class OutputLayer:
         """Weight (vocab_size, D) and bias (vocab_size,) of the tokens that are predicted."""
         weight, bias = layer.weight[: self.vocab_size], layer.bias
         return Linear(weight, None if bias is None else bias[: self.vocab_size])
-
-    def _chosen_logits(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        weight, bias = self._predicting(self._layer)
-        # index_select copies whole rows: a third of the time of indexing.
-        chosen = weight.index_select(0, token_ids)
-        return functional.linear(hidden, chosen, None if bias is None else bias[token_ids])
 
     def _has_whole_weight(self, layer: nn.Module) -> bool:
         """False for a quantised layer, one that tensor parallelism splits, and one with hooks."""

@@ -59,7 +59,7 @@ def given_blocks(
     is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     seen = reading.seen
     past_rows = PastRows(len(lengths), streams)
-    for columns in chunks(seen.shape[1], *token_ids.shape):
+    for columns in _columns(seen.shape[1], *token_ids.shape):
         here = is_given[:, columns]
         before = _seen_before(seen, token_ids[:, columns].to(seen.device))
         logits = {
@@ -77,6 +77,13 @@ def given_blocks(
             past=past,
         )
         seen = before[:, -1]
+
+
+def _columns(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[slice]:
+    """The first by itself, as it was read with the prompts: to join it would copy the others."""
+    yield slice(0, 1)
+    for columns in chunks(vocab_size, batch_size, num_columns - 1):
+        yield slice(columns.start + 1, columns.stop + 1)
 
 
 def _given(values: Tensor, here: Tensor) -> Tensor:
@@ -109,13 +116,11 @@ def _logits(
     stream: Stream, first: Tensor, columns: slice, token_ids: Tensor, is_given: Tensor
 ) -> Tensor:
     """(B, C, V) before each token of these columns; `first` (B, V) before those of column 0."""
-    fed = slice(max(columns.start - 1, 0), columns.stop - 1)
-    parts = [first[:, None]] if columns.start == 0 else []
-    if fed.start < fed.stop:
-        # A token that none follows is not fed, nor is padding: the next column says which.
-        mask = is_given[:, fed.start + 1 : fed.stop + 1].long()
-        parts.append(stream.feed(token_ids[:, fed], mask))
-    return torch.cat(parts, dim=1)
+    if columns.start == 0:
+        return first[:, None]
+    fed = slice(columns.start - 1, columns.stop - 1)
+    # A token that none follows is not fed, nor is padding: the next column says which.
+    return stream.feed(token_ids[:, fed], is_given[:, columns].long())
 
 
 def _seen_before(seen: Tensor, token_ids: Tensor) -> Tensor:

@@ -18,5 +18,5 @@ class Analysis:
     """What the figures are of, and how they are read."""
     columns: Sequence[Column]
     rows: Sequence[Row]
-    draw: Callable[[Path], None]
-    """Writes the picture into a .png, .svg or .pdf file."""
+    draw: Callable[[Path], None] | None
+    """Writes the picture into a .png, .svg or .pdf file; None where there is nothing to draw."""

@@ -23,16 +23,16 @@ def budget_trajectories(run: RecordedRun) -> Analysis:
 
     Source: paper, section "Adaptive Budgeting Handles Non-uniform Risk".
     """
-    found = [(name, run.ledgers(name)) for name in run.budgeted if _accrues(run, name)]
+    found = [(name, run.ledgers(name)) for name in run.budgeted]
     if not found:
-        raise NotMeasured("no setting whose budget accrues step by step has its ledgers here")
+        raise NotMeasured("no setting with a bound has its ledgers here")
     count = min(NUM_TRAJECTORIES, len(found))
     chosen = [found[place * len(found) // count] for place in range(count)]
     shown = [(name, *_longest(own)) for name, own in chosen]
     return Analysis(
         title="What single texts might spend and spent",
-        note=f"The longest text of {count} of {len(found)} settings whose budget accrues step by "
-        "step, as recorded in its ledger; nats.",
+        note=f"The longest text of {count} of {len(found)} settings with a bound, as recorded in "
+        "its ledger; nats.",
         columns=[
             Column(key="setting", title="setting"),
             Column(key="text", title="text"),
@@ -56,15 +56,10 @@ def budget_trajectories(run: RecordedRun) -> Analysis:
         ],
         draw=partial(
             plot_budget_trajectories,
-            [BudgetTrajectory.of(f"{name}, {own.id}", ledger) for name, own, ledger in shown],
+            [BudgetTrajectory.of(f"{name}\n{own.id}", ledger) for name, own, ledger in shown],
             symbol=shown[0][2].header.level,
         ),
     )
-
-
-def _accrues(run: RecordedRun, name: str) -> bool:
-    """What is left unspent stays: the other budgets are not drawn as sums of k."""
-    return run.ledgers(name)[0][1].header.rule_settings.get("budget") == "adaptive"
 
 
 def _longest(own: Sequence[tuple[RecordedGeneration, Ledger]]) -> tuple[RecordedGeneration, Ledger]:

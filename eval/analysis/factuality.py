@@ -1,27 +1,22 @@
 """Factual precision by budget, split by how often the entity is met."""
 
-import math
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..figures.series import Series, plot_series
 from ..report.tables import Column
 from ..statistics import SeedStatistics
 from .analysis import Analysis
-from .recorded_run import NotMeasured, RecordedRun, read_json
+from .recorded_run import NotMeasured, RecordedRun
 
 
-def precision_by_group(run: RecordedRun, judged: Path | None) -> Analysis:
+def precision_by_group(run: RecordedRun) -> Analysis:
     """What `anchored judge factuality` recorded of each group of texts, against k.
 
     Source: paper, section "Long-tail Knowledge vs. k".
     """
-    if judged is None:
-        raise NotMeasured("no results of anchored judge factuality were named (--factuality)")
-    results = read_json(judged, "anchored judge factuality")
-    if results.get("judge") != "factuality" or not isinstance(results.get("settings"), list):
-        raise ValueError(f"{judged} is not what anchored judge factuality writes")
+    results = run.evaluated("factuality")
     groups = list(dict.fromkeys(name for own in results["settings"] for name in own["by_group"]))
     if not groups:
         raise NotMeasured("the judged texts name no group (as how frequent an entity is)")
@@ -55,12 +50,8 @@ def precision_by_group(run: RecordedRun, judged: Path | None) -> Analysis:
     )
 
 
-def _macro(figures: Any) -> SeedStatistics | None:
-    macro = figures and figures["macro"]
-    if not macro:
-        return None
-    std = math.nan if macro["std"] is None else macro["std"]
-    return SeedStatistics(macro["mean"], std, macro["num_seeds"])
+def _macro(figures: Mapping[str, Any] | None) -> SeedStatistics | None:
+    return SeedStatistics.recorded(figures["macro"]) if figures else None
 
 
 def _curve(rows: list[dict[str, Any]], name: str) -> Series:

@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from ... import Ledger, PromptRatios
+from ...decode.rules.event_bound import event_bound
 from ...decode.rules.prefix_debt import prompt_digest
+from ...decode.rules.registry import make_rule
+from ..copying.ncr import NcrStatistics
 from ..recorded_texts import PROMPTS_FILE, file_name, generation_files, grouped, json_objects
+from ..report.tables import Cell
+from ..statistics import SeedStatistics
 
 MAX_LEDGERS: Final = 64
+EVALUATION: Final = "evaluation"
+"""Folder in a run's own of what measures and judges wrote about its texts."""
+MEASURES: Final = ("copying", "nonliteral")
+"""Of `evaluated`; the others are judges."""
 SAFE_RULE, RISKY_RULE = "safe_only", "risky_only"
 ALL_TEXTS: Final = "all texts"
 """The domain of prompts that name none."""
@@ -49,6 +58,11 @@ class RecordedRun:
     folder: Path
     max_ledgers: int = MAX_LEDGERS
     """Ledgers of each setting that are read, evenly among its generations; 0 reads all."""
+    named: Mapping[str, Path] = field(default_factory=dict)
+    """By measure or judge, as "win-rate", results that lie elsewhere than in the folder."""
+    ncr_of: "RecordedRun | None" = None
+    """Another run of the same settings, whose NCR stands for that of this one: of other prompts, as
+    those of judged texts have no references."""
     _read: dict[str, list[tuple[RecordedGeneration, Ledger]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,11 +76,49 @@ class RecordedRun:
         return read_json(path, "anchored quickstart or sweep") if path.exists() else {}
 
     @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row of results a setting, its figures as cells of tables; [] before there are any."""
+        rows = [
+            {name: _cell(own) for name, own in row.items()} for row in self.results.get("rows", [])
+        ]
+        if self.ncr_of is None:
+            return rows
+        ncr = {row["setting"]: row["ncr"] for row in self.ncr_of.rows}
+        return [{**row, "ncr": ncr.get(row["setting"])} for row in rows]
+
+    @cached_property
     def prompts(self) -> dict[str, Mapping[str, Any]]:
         """prompts.jsonl by id; {} where there is none."""
         path = self.folder / PROMPTS_FILE
         rows = [row for _, row in json_objects(path)] if path.exists() else []
         return {str(row.get("id")): row for row in rows}
+
+    def evaluated(self, name: str) -> Mapping[str, Any]:
+        """What `anchored measure NAME` or `anchored judge NAME` wrote about the run's texts.
+
+        Raises: NotMeasured without it, ValueError for a file that is something else.
+        """
+        path = self.named.get(name) or evaluation_file(self.folder, name)
+        verb = "measure" if name in MEASURES else "judge"
+        if not path.is_file():
+            raise NotMeasured(
+                f"no results of anchored {verb} {name} are here: there is no {path.name} in "
+                f"{EVALUATION}/ (anchored evaluate)"
+            )
+        found = read_json(path, f"anchored {verb} {name}")
+        if found.get(verb) != name or not isinstance(found.get("settings"), list):
+            raise ValueError(f"{path} is not what anchored {verb} {name} writes")
+        named = {self.own_name(own["setting"]): own for own in found["settings"]}
+        in_order = dict.fromkeys([*(name for name in self.by_setting if name in named), *named])
+        return {**found, "settings": [{**named[name], "setting": name} for name in in_order]}
+
+    def own_name(self, setting: str) -> str:
+        """Of a setting that is named like its file, as texts are that were read by themselves."""
+        return self._names.get(setting, setting)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return {file_name(name): name for name in self.by_setting}
 
     @cached_property
     def by_setting(self) -> dict[str, list[RecordedGeneration]]:
@@ -109,6 +161,22 @@ class RecordedRun:
         """Its ledger, if it is there."""
         path = self.ledger_file(generation)
         return None if path is None else Ledger.load(path)
+
+    def copy_probability(self, generation: RecordedGeneration, ledger: Ledger) -> float | None:
+        """The largest probability that its bound left to texts that begin with the reference.
+
+        None without a bound, and where the run did not measure what the safe model gives to it.
+        """
+        safe_log_prob = self._safe_log_probs.get(generation.id)
+        if safe_log_prob is None or not ledger.certified:
+            return None
+        rule = make_rule(ledger.header.rule, ledger.header.rule_settings)
+        divergence = rule.divergence or "kl"
+        return event_bound(ledger.header.bound, safe_log_prob, divergence=divergence)
+
+    @cached_property
+    def _safe_log_probs(self) -> dict[str, float]:
+        return {str(row["work"]): float(row["safe_log_prob"]) for row in self._measured("verbatim")}
 
     def ledger_file(self, generation: RecordedGeneration) -> Path | None:
         """Where its ledger lies, if it is there, within the folder."""
@@ -201,6 +269,16 @@ class RecordedRun:
         }
 
 
+def _cell(own: Any) -> Cell:
+    """A figure of results.json, in which nan is null."""
+    if not isinstance(own, Mapping):
+        return own if isinstance(own, str | int | float) else None
+    found = SeedStatistics.recorded(own)
+    if found is not None and "num_metrics" in own:
+        return NcrStatistics(*found, own["num_metrics"])
+    return found
+
+
 def _generation(
     setting: str,
     row: Mapping[str, Any],
@@ -210,6 +288,11 @@ def _generation(
     prompt = str(row.get("work", row.get("id", number)))
     key = (setting, prompt, int(row.get("seed", 0)))
     return RecordedGeneration(setting=setting, id=prompt, row=row, copying=copying.get(key))
+
+
+def evaluation_file(folder: Path, name: str) -> Path:
+    """Where a run's folder has the results of a measure or judge of this name."""
+    return folder / EVALUATION / f"{name}.json"
 
 
 def read_json(path: Path, kind: str) -> Mapping[str, Any]:

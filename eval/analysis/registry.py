@@ -2,17 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ...durable_files import write_durably
+from ..report.judgements import JUDGES
 from ..report.tables import csv_table, latex_table_of_parts, markdown_table
-from . import budgets, copied_spans, divergences
+from . import budgets, copied_spans, divergences, evaluated
 from .analysis import Analysis
 from .factuality import precision_by_group
 from .recorded_run import NotMeasured, RecordedRun
 
 ANALYSES: Final[dict[str, Callable[[RecordedRun], Analysis]]] = {
+    "copying_distribution": evaluated.copying_distribution,
+    "character_overlap": evaluated.character_overlap,
+    **{judge.replace("-", "_"): partial(evaluated.judgement, judge) for judge in JUDGES},
+    "precision_by_group": precision_by_group,
     "step_divergences": divergences.step_divergences,
     "prefix_ratios": divergences.prefix_ratios,
     "debt_deciles": copied_spans.debt_deciles,
@@ -21,7 +27,8 @@ ANALYSES: Final[dict[str, Callable[[RecordedRun], Analysis]]] = {
     "acceptance": budgets.acceptance,
     "spend_and_copying": copied_spans.spend_and_copying,
 }
-PRECISION: Final = "precision_by_group"
+
+SUFFIXES: Final = (".png", ".svg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +39,10 @@ class Analyses:
     not_measured: dict[str, str] = field(default_factory=dict)
 
 
-def analyses(run: RecordedRun, factuality: Path | None = None) -> Analyses:
-    """All of them on one run; factuality: what `anchored judge factuality` wrote about it.
-
-    Raises: ValueError for damaged records.
-    """
-    all_of_them = {**ANALYSES, PRECISION: lambda own: precision_by_group(own, factuality)}
+def analyses(run: RecordedRun) -> Analyses:
+    """All of them on one run. Raises: ValueError for damaged records."""
     result = Analyses()
-    for name, analyse in all_of_them.items():
+    for name, analyse in ANALYSES.items():
         try:
             result.found[name] = analyse(run)
         except NotMeasured as reason:
@@ -56,5 +59,6 @@ def write_analyses(found: dict[str, Analysis], folder: Path) -> None:
         latex = latex_table_of_parts([("", own.rows)], own.columns)
         write_durably(folder / f"{name}.tex", latex + "\n")
         write_durably(folder / f"{name}.csv", csv_table(own.rows, own.columns))
-        for suffix in (".png", ".svg"):
-            own.draw(folder / f"{name}{suffix}")
+        for suffix in SUFFIXES:
+            if own.draw is not None:
+                own.draw(folder / f"{name}{suffix}")

@@ -1,18 +1,18 @@
 """The report on a run's folder: what it recorded, analysed and shown on one page."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from ..copying.ncr import NcrStatistics
+from ... import Ledger
+from ..copying.ncr import high_protection
 from ..report import tables
 from ..report.page import MEDIA_TYPES, Picture, Report, Section
 from ..report.side_by_side import Generation, SideBySideRecord, TokenSpend
-from ..report.tables import Cell, Column
-from ..statistics import SeedStatistics
+from ..report.tables import Column
 from .analysis import Analysis
+from .evaluated import judged_figures
 from .recorded_run import RecordedGeneration, RecordedRun
 from .registry import Analyses
 
@@ -31,11 +31,9 @@ PICTURES: Final = {
     "divergences": "One text, step by step",
 }
 """What a run draws by itself, by file name, and is shown where it is there."""
-JUDGES: Final = {
-    "fluency": "no results of anchored judge fluency were named",
-    "win rate": "no results of anchored judge win-rate were named",
-    "speed": "a run is not timed: anchored bench decode times every method",
-}
+FIGURES: Final = {"fluency": "fluency", "factuality": "factuality", "win-rate": "win rate"}
+"""Titles of what judges say of a setting."""
+NOT_TIMED: Final = "a run is not timed: anchored bench decode times every method"
 
 
 def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Report:
@@ -57,7 +55,7 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
         records=[_record(run, prompt) for prompt in shown],
         texts_note=f"{count} of {len(prompts)} prompts, evenly among them; of each setting the "
         "text of its first seed.",
-        not_measured={**_missing(run), **analysed.not_measured, **JUDGES},
+        not_measured={**_missing(run), **analysed.not_measured, "speed": NOT_TIMED},
     )
 
 
@@ -103,23 +101,32 @@ def _missing(run: RecordedRun) -> dict[str, str]:
 
 
 def _result_sections(run: RecordedRun) -> Iterator[Section]:
-    rows = [{name: _cell(own) for name, own in row.items()} for row in run.results.get("rows", [])]
+    judged = judged_figures(run)
+    rows = [
+        {**row, **{judge: own.get(row["setting"]) for judge, own in judged.items()}}
+        for row in run.rows
+    ]
     if not rows:
         return
     bits = [key.removeprefix(BITS) for key in rows[0] if key.startswith(BITS)]
     columns = [
         tables.SETTING_COLUMN,
         *tables.COPYING_COLUMNS,
+        *([tables.RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
         *map(tables.bits_per_byte_column, bits),
+        *(Column(key=judge, title=FIGURES[judge], num_decimals=2) for judge in judged),
         *LAST_COLUMNS,
     ]
     note = "Copying of the references, held-out bits per byte, nats spent and their bound."
+    if run.ncr_of is not None:
+        note += f" NCR is that of {run.ncr_of.folder.resolve().name}."
     yield Section(title="Results", note=note, columns=columns, rows=rows)
     best = run.results.get("high_protection") or {}
     chosen = [row for row in rows if row["setting"] in best.values()]
     if chosen:
         note = "Of each method, the setting with the best utility at NCR >= 0.75."
         yield Section(title="High protection", note=note, columns=columns, rows=chosen)
+    yield from _protected_by_judges(rows, columns, judged)
     asked = run.results.get("questions") or []
     if asked:
         names = ("setting", "task", "acc")
@@ -127,14 +134,27 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         yield Section(title="Questions (lm-eval)", columns=own, rows=asked)
 
 
-def _cell(own: Any) -> Cell:
-    """A figure of results.json, in which nan is null."""
-    if not isinstance(own, Mapping):
-        return own if isinstance(own, str | int | float) else None
-    mean, std = (math.nan if own.get(key) is None else own[key] for key in ("mean", "std"))
-    if "num_metrics" in own:
-        return NcrStatistics(mean, std, own.get("num_seeds", 1), own["num_metrics"])
-    return SeedStatistics(mean, std, own.get("num_seeds", 1))
+def _protected_by_judges(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], judged: Collection[str]
+) -> Iterator[Section]:
+    """As the paper's table: the best factuality, with the other figures of that setting."""
+    if "factuality" not in judged or not all("method" in row for row in rows):
+        return
+    found = high_protection(
+        {
+            "method": row["method"],
+            "ncr": row["ncr"].mean if row["ncr"] else None,
+            "factuality": row["factuality"].mean if row["factuality"] else None,
+            "row": row,
+        }
+        for row in rows
+    )
+    chosen = [own["row"] for own in found.values() if own is not None]
+    note = "Of each method, the setting with the best factuality at NCR >= 0.75."
+    if chosen:
+        yield Section(
+            title="High protection, by factuality", note=note, columns=columns, rows=chosen
+        )
 
 
 def _pictures(folder: Path) -> Iterator[Section]:
@@ -145,10 +165,12 @@ def _pictures(folder: Path) -> Iterator[Section]:
 
 
 def _analysis_section(own: Analysis) -> Section:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "picture.svg"
-        own.draw(path)
-        picture = Picture(path.read_bytes(), path.suffix)
+    picture = None
+    if own.draw is not None:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "picture.svg"
+            own.draw(path)
+            picture = Picture(path.read_bytes(), path.suffix)
     return Section(
         title=own.title, note=own.note, columns=own.columns, rows=own.rows, picture=picture
     )
@@ -170,7 +192,8 @@ def _record(run: RecordedRun, prompt: str) -> SideBySideRecord:
 def _column(run: RecordedRun, own: RecordedGeneration) -> Generation:
     text = str(own.row.get("text") or "")
     pieces = [(str(piece), bool(kept)) for piece, kept in own.row.get("pieces") or [(text, True)]]
-    tokens = _tokens(run, own)
+    ledger = run.ledger(own)
+    tokens = _tokens(ledger)
     spans = (own.copying or {}).get("copied_characters") or ()
     has_bound = own.row.get("bound") is not None
     return Generation(
@@ -179,14 +202,14 @@ def _column(run: RecordedRun, own: RecordedGeneration) -> Generation:
         copied_spans=[(start, end) for start, end in spans],
         spent=own.row.get("spent") if has_bound else None,
         bound=own.row.get("bound"),
+        copy_probability=None if ledger is None else run.copy_probability(own, ledger),
         finish_reason=str(own.row.get("finish_reason") or ""),
         tokens=tokens if len(tokens) == len(pieces) else (),
     )
 
 
-def _tokens(run: RecordedRun, own: RecordedGeneration) -> Sequence[TokenSpend]:
-    """Of its ledger, one a step; () without one."""
-    ledger = run.ledger(own)
+def _tokens(ledger: Ledger | None) -> Sequence[TokenSpend]:
+    """One a step; () without a ledger."""
     if ledger is None:
         return ()
     return [

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from ... import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, event_bound
+from ... import Anchored, ModelPair, RiskyOnly, SafeOnly, event_bound
 from ..copying.metrics import METRICS
 from ..experiments.experiment import RISKY, SAFE, Experiment, Setting
 from ..experiments.generations import generate_all, read_all_prompts, read_generations
+from ..experiments.measures import reference_log_probs
 from ..statistics import SeedStatistics, over_seeds
 from .target import Copied, Figure, Target, copied_in
 
@@ -306,26 +307,6 @@ class _Generations:
             "safe": self.copied(_SAFE)[:, seeds],
             "risky": self.copied(_RISKY)[:, seeds],
         }
-
-
-def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
-    """By prompt, log p_s of its reference as far as a generation reaches, warped as that is."""
-    decoder = Decoder(pair, SafeOnly(), level=experiment.level, batch_size=experiment.batch_size)
-    length = decoder.level.horizon(experiment.max_new_tokens, None)
-    scores = decoder.score(
-        [prompt.prompt for prompt in experiment.prompts],
-        [
-            decoder.level.encode_continuation(prompt.reference)[:length]
-            for prompt in experiment.prompts
-        ],
-        temperature=experiment.temperature,
-        repetition_penalty=experiment.repetition_penalty,
-    )
-    ids = [prompt.id for prompt in experiment.prompts]
-    for own, score in zip(ids, scores, strict=True):
-        if score.error:
-            raise ValueError(f"{own}: {score.error}")
-    return {own: min(0.0, score.log_prob) for own, score in zip(ids, scores, strict=True)}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...durable_files import write_durably
-from ..environment import environment_record
+from ...environment import environment_record
 from ..figures.calibration import CalibrationCurve, CurvePoint, plot_calibration
 from ..report import tables
 from ..report.tables import Column
@@ -81,7 +81,7 @@ def _columns(target: Target) -> list[Column]:
         Column(key="interval", title=f"{100 * target.confidence:g} % interval"),
         Column(key="longest_copy", title="longest copy", num_decimals=2),
         Column(key="bound", title="bound", num_decimals=1),
-        Column(key="recited", title="recited, at most"),
+        tables.RECITED_COLUMN,
         Column(key="spent", title="spent", num_decimals=1),
         Column(key="verdict", title="target"),
     ]

@@ -69,6 +69,8 @@ class Prompt:
     """What kind of text it is, as "books"."""
     passage: str | None = None
     """What a corpus of protected texts holds nearest to it, for the rules that read one."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else its record says, for those who measure the texts: a work's characters, a group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

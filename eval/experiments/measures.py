@@ -11,7 +11,7 @@ from typing import Final
 
 from tqdm import tqdm
 
-from ... import Decoder, ModelPair
+from ... import Decoder, ModelPair, SafeOnly
 from ..copying.metrics import copying_scores, copying_summary
 from ..harness.model import AnchoredLM
 from ..harness.tasks import local_task_results
@@ -19,7 +19,7 @@ from ..quality.bits_per_byte import Excerpt, excerpts, utility
 from .experiment import Experiment, Rows, Setting
 from .generations import Symbols, decoders, passages_for, read_generations, symbols_of
 from .sharing import Task, share
-from .summary import recommended, summarize
+from .summary import VERBATIM, recommended, summarize
 
 
 def measure(experiment: Experiment, name: str, pair: ModelPair) -> None:
@@ -119,9 +119,39 @@ def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
     return {"questions": rows}
 
 
+def _verbatim(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
+    """How likely the safe model is to go on with each reference, from which bounds follow."""
+    log_probs = reference_log_probs(experiment, pair)
+    return {VERBATIM: [{"work": own, "safe_log_prob": nats} for own, nats in log_probs.items()]}
+
+
+def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
+    """By prompt, log p_s of its reference as far as a generation reaches, warped as that is.
+
+    Prompts without a reference have none.
+    """
+    prompts = [prompt for prompt in experiment.prompts if prompt.reference]
+    if not prompts:
+        return {}
+    decoder = Decoder(pair, SafeOnly(), level=experiment.level, batch_size=experiment.batch_size)
+    length = decoder.level.horizon(experiment.max_new_tokens, None)
+    scores = decoder.score(
+        [prompt.prompt for prompt in prompts],
+        [decoder.level.encode_continuation(prompt.reference)[:length] for prompt in prompts],
+        temperature=experiment.temperature,
+        repetition_penalty=experiment.repetition_penalty,
+    )
+    ids = [prompt.id for prompt in prompts]
+    for own, score in zip(ids, scores, strict=True):
+        if score.error:
+            raise ValueError(f"{own}: {score.error}")
+    return {own: min(0.0, score.log_prob) for own, score in zip(ids, scores, strict=True)}
+
+
 MEASURES: Final[dict[str, Callable[[Experiment, ModelPair], dict[str, Rows]]]] = {
     "copying": _copying,
     "utility": _utility,
     "questions": _questions,
+    VERBATIM: _verbatim,
 }
 """By name; later ones may read the rows of earlier ones."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from ... import Ledger
 from ...durable_files import write_durably
+from ...environment import environment_record
 from ..copying.metrics import METRICS
-from ..environment import environment_record
 from ..figures import curves
 from ..figures.curves import BudgetTrajectory, LossCurve
 from ..figures.style import Role
@@ -20,7 +20,7 @@ from ..report.side_by_side import Generation, SideBySideRecord, side_by_side_pag
 from ..report.tables import Column
 from .experiment import RISKY, SAFE, Experiment
 from .generations import read_generations
-from .summary import recommended, summarize
+from .summary import VERBATIM, copy_probabilities, recommended, summarize
 
 SUFFIXES = (".png", ".svg")
 ALONE: dict[str, tuple[str, Role]] = {SAFE: ("safe", "safe"), RISKY: ("risky", "risky")}
@@ -69,6 +69,7 @@ def result_columns(experiment: Experiment) -> list[Column]:
     return [
         tables.SETTING_COLUMN,
         *tables.COPYING_COLUMNS,
+        *([tables.RECITED_COLUMN] if experiment.has_rows(VERBATIM) else []),
         *map(tables.bits_per_byte_column, experiment.held_out),
         Column(key="gap_closed", title="gap closed", num_decimals=2),
         Column(key="spent", title="spent", num_decimals=1),
@@ -101,7 +102,8 @@ def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
     }
     columns: dict[str, list[Generation]] = {}
     for setting in experiment.settings:
-        for row in read_generations(experiment, setting):
+        rows = read_generations(experiment, setting)
+        for row, chance in zip(rows, copy_probabilities(experiment, setting), strict=True):
             if row["seed"] == experiment.seeds[0]:
                 has_budget = setting.name != RISKY
                 generation = Generation(
@@ -110,6 +112,7 @@ def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
                     copied_spans=copied[setting.name, row["work"], row["seed"]],
                     spent=row["spent"] if has_budget else None,
                     bound=row["bound"] if has_budget else None,
+                    copy_probability=chance,
                     finish_reason=row["finish_reason"],
                 )
                 columns.setdefault(row["work"], []).append(generation)
@@ -182,8 +185,8 @@ def trade_off_point(row: dict[str, Any], extra: str) -> TradeOffPoint:
     return TradeOffPoint(
         label=label,
         role=role,
-        ncr=ncr["mean"],  # JSON has no nan: what is not defined is recorded as null
+        protection=ncr["mean"],  # JSON has no nan: what is not defined is recorded as null
         num_metrics=row["ncr"].get("num_metrics", len(METRICS)),  # older results are over all
-        bits_per_byte=row[f"bits_per_byte/{extra}"],
-        ncr_std=ncr["std"],
+        utility=row[f"bits_per_byte/{extra}"],
+        protection_std=ncr["std"],
     )

@@ -3,14 +3,18 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from ...decode.rules.event_bound import event_bound
 from ..copying.metrics import METRICS
 from ..copying.ncr import NcrStatistics, is_high_protection, ncr_over_seeds
 from ..quality.bits_per_byte import Utility
 from ..statistics import SeedStatistics, over_seeds
 from .experiment import RISKY, SAFE, Experiment, Setting
 from .generations import read_generations
+
+VERBATIM: Final = "verbatim"
+"""Rows of what the safe model gives to the references."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +35,9 @@ class SettingSummary:
     """Share of tokens where the safe model's draw was not kept."""
     is_within_bounds: bool
     """Every certified ledger satisfies its bound."""
+    recited: float | None = None
+    """The largest probability that bounds left to texts that begin with their references, a mean
+    over texts; None without a bound, and where it was not measured."""
 
     def as_row(self) -> dict[str, Any]:
         """The table's row: statistics over seeds, bits per byte by held-out set."""
@@ -39,6 +46,7 @@ class SettingSummary:
             "setting": self.setting.name,
             **self.copying,
             "ncr": self.ncr,
+            "recited": self.recited,
             **bits,
             "gap_closed": self.gap_closed,
             "spent": self.mean_spent,
@@ -81,6 +89,7 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
             if gap > 0 and math.isfinite(bits[setting.name])
             else math.nan,
             **_spends(experiment, setting),
+            recited=_mean(copy_probabilities(experiment, setting)),
         )
         for setting in experiment.settings
     ]
@@ -105,6 +114,22 @@ def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
         / sum(row["num_tokens"] for row in rows),
         "is_within_bounds": all(row["is_within_bound"] for row in certified),
     }
+
+
+def copy_probabilities(experiment: Experiment, setting: Setting) -> list[float | None]:
+    """Of each recorded text of a setting, how likely its bound let it begin with its reference."""
+    rows = read_generations(experiment, setting)
+    if not experiment.has_rows(VERBATIM):
+        return [None for _ in rows]
+    log_probs = {row["work"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
+    divergence = setting.rule.divergence or "kl"
+    bounds = [row["bound"] if row["certified"] else None for row in rows]
+    return [
+        None
+        if bound is None or row["work"] not in log_probs
+        else event_bound(bound, log_probs[row["work"]], divergence=divergence)
+        for row, bound in zip(rows, bounds, strict=True)
+    ]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

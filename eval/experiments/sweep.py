@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -42,6 +42,8 @@ _SECTION_OF: Final = {
     **dict.fromkeys(("system", "memfree", "rcad"), 1),
     **dict.fromkeys(("cp_fuse", "token_swap"), 2),
 }
+_PROMPT_KEYS: Final = tuple(own.name for own in fields(Prompt) if own.name != "about")
+_NEEDED: Final = ("id", "prompt", "reference")
 _ID: Final = re.compile(r"[\w.=+-]+")
 
 
@@ -188,30 +190,35 @@ def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
 
 
 def load_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a JSON-lines file; keys that a `Prompt` does not have are the caller's own.
+    """The prompts of a JSON-lines file; other keys than those of a `Prompt` go into its `about`.
 
     Raises OSError, or ValueError that names file and row for one that is no prompt.
     """
     prompts = []
     for number, record in json_objects(path):
-        names = [own.name for own in fields(Prompt) if record.get(own.name) is not None]
+        names = [name for name in _PROMPT_KEYS if record.get(name) is not None]
         place, own = f"{path}, row {number}", {name: record[name] for name in names}
-        for name in ("id", "prompt", "reference"):
+        for name in _NEEDED:
             _require(name in own, f'{place} lacks "{name}"')
         for name, value in own.items():
             _require(isinstance(value, str), f"{place}: {name} must be text, got {value!r}")
         _require(bool(own["prompt"]), f"{place}: the prompt is empty")
         _require(bool(_ID.fullmatch(own["id"])), f"{place}: an id names a file, got {own['id']!r}")
-        prompts.append(Prompt(**{"title": own["id"], **own}))
+        about = {name: value for name, value in record.items() if name not in _PROMPT_KEYS}
+        prompts.append(Prompt(**{"title": own["id"], **own}, about=about))
     _require(bool(prompts), f"{path} holds no prompts")
     _check_unique(f"{path}: id", [prompt.id for prompt in prompts])
     return prompts
 
 
-def save_prompts(prompts: Iterable[Prompt], path: Path) -> None:
+def save_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     """Write what `load_prompts` reads, a prompt a line."""
-    records = ({k: v for k, v in asdict(prompt).items() if v} for prompt in prompts)
-    write_durably(path, "".join(json.dumps(record) + "\n" for record in records))
+    lines = []
+    for prompt in prompts:
+        own = {name: getattr(prompt, name) for name in _PROMPT_KEYS}
+        given = {name: text for name, text in own.items() if text or name in _NEEDED}
+        lines.append(json.dumps({**prompt.about, **given}) + "\n")
+    write_durably(path, "".join(lines))
 
 
 def sweep_settings(config: Sweep, passages: Sequence[str]) -> tuple[Setting, ...]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...durable_files import write_durably
+from ...environment import environment_record
 from ..copying.ncr import high_protection
-from ..environment import environment_record
 from ..figures.style import Role
-from ..figures.trade_off import TradeOffPoint, plot_methods
+from ..figures.trade_off import Scale, TradeOffPoint, plot_methods
 from ..report import tables
 from ..report.tables import Column, Parts
 from .experiment import RISKY, SAFE, Experiment
@@ -89,7 +89,7 @@ def _picture(panels: Mapping[str, list[TradeOffPoint]], results: Any, title: str
         panels,
         path,
         title=title,
-        utility_name=f"held-out {settings['utility']}",
+        utility=Scale.bits_per_byte(f"held-out {settings['utility']}"),
         num_seeds=len(settings["seeds"]),
     )
 

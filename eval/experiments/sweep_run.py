@@ -13,6 +13,7 @@ from .experiment import Experiment, Steps
 from .generations import check_rules, generation_tasks, read_all_prompts
 from .measures import measure, utility_tasks
 from .sharing import Task, share
+from .summary import VERBATIM
 from .sweep import Sweep, save_prompts, sweep_experiment
 from .sweep_results import sweep_report, write_sweep_results
 
@@ -44,7 +45,7 @@ def run_sweep(
         save_prompts(experiment.prompts, folder / PROMPTS_FILE)
         steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
         steps.run("generate", lambda: share(_tasks(experiment, pair), experiment.claims))
-        for name in ("copying", "utility"):
+        for name in ("copying", "utility", VERBATIM):
             steps.run(f"measure {name}", partial(measure, experiment, name, pair))
         write_sweep_results(experiment, sweep)
     return f"{sweep_report(experiment)}\n\n{_where_to_look(folder, sum(steps.seconds.values()))}"

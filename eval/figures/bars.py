@@ -4,19 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-    figure_style,
-    new_figure,
-    save_figure,
-)
+from .style import COLOURS, figure_style, new_figure, save_figure
 
-COLOURS = (GREEN, BLUE, VERMILION, PURPLE, ORANGE, GREY)
 HATCHES = ("", "//", "..", "xx")
 """Of the second round of colours and so on."""
 GROUP_WIDTH = 0.8

@@ -10,13 +10,19 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 
 from ...decode.ledger import Ledger, LedgerHeader
+from ...decode.rules.budget import Schedule
 from . import style
 from .style import Role, figure_style, new_figure, save_figure
 
-_BUDGET_CAPTION: Final = (
-    "k nats accrue with every {symbol}. They first pay the debt of the prompt (shaded); then they "
-    "may be spent, at once or later.\n"
-    "Ticks at the foot: the safe model's draw was rejected and the risky model's taken."
+_BUDGET_CAPTIONS: Final[dict[Schedule, str]] = {
+    "adaptive": "k nats accrue with every {symbol}. They first pay the debt of the prompt; "
+    "then they may be spent, at once or later.",
+    "global": "Global: all nats may be spent from the first {symbol} on, but those of the debt.",
+    "fixed": "Fixed: k nats at every {symbol}; what is left of them is lost.",
+}
+_TICKS: Final = (
+    "Shaded: the debt. Ticks at the foot: the safe model's draw was rejected and the risky model's "
+    "taken."
 )
 
 
@@ -30,6 +36,7 @@ class BudgetTrajectory:
     bound: float
     spends: Sequence[float]
     accepted: Sequence[bool]
+    schedule: Schedule = "adaptive"
 
     def __post_init__(self) -> None:
         if len(self.spends) != len(self.accepted):
@@ -40,7 +47,9 @@ class BudgetTrajectory:
 
     @classmethod
     def of(cls, label: str, ledger: Ledger) -> "BudgetTrajectory":
-        """What a ledger records."""
+        """What a ledger records; ValueError for one without a bound."""
+        if not math.isfinite(ledger.header.bound):
+            raise ValueError(f"{label}: {ledger.header.rule} has no bound to draw a budget of")
         return cls(
             label=label,
             k=ledger.header.k,
@@ -48,13 +57,30 @@ class BudgetTrajectory:
             bound=ledger.header.bound,
             spends=[step.spend for step in ledger.steps],
             accepted=[step.accepted for step in ledger.steps],
+            schedule=_schedule(ledger.header),
         )
+
+    @property
+    def accrued(self) -> list[float]:
+        """Nats that were there by each step, the debt not yet paid."""
+        if self.schedule == "adaptive":
+            return [step * self.k for step in range(1, len(self.spends) + 1)]
+        if self.schedule == "global":
+            return [self.bound + self.debt for _ in self.spends]
+        before = itertools.accumulate(self.spends[:-1], initial=0.0)
+        return [spent + self.k for spent, _ in zip(before, self.spends, strict=False)]
+
+    @property
+    def allowed(self) -> list[float]:
+        """Nats that might have been spent by each step."""
+        owed = 0.0 if self.schedule == "fixed" else self.debt
+        return [max(0.0, nats - owed) for nats in self.accrued]
 
 
 def plot_budget_trajectories(
     trajectories: Sequence[BudgetTrajectory], path: Path, *, symbol: str = "token"
 ) -> None:
-    """Spend so far, its allowance max(0, (t + 1) k - debt), debt and bound, a panel a generation.
+    """Spend so far, its allowance by the budget's schedule, debt and bound, a panel a generation.
 
     Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
     is False) and the token is the risky model's. symbol: what a step draws, "token" or "byte".
@@ -70,7 +96,7 @@ def plot_budget_trajectories(
             0.6 + 3.4 * num_columns,
             1.6 + 2.6 * num_rows,
             title="What a generation may spend and what it spent, summed over its steps",
-            caption=_BUDGET_CAPTION.format(symbol=symbol),
+            caption=_budget_caption(trajectories, symbol),
         )
         panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         for axes, trajectory in itertools.zip_longest(panels, trajectories):
@@ -84,10 +110,15 @@ def plot_budget_trajectories(
         save_figure(figure, path)
 
 
+def _budget_caption(trajectories: Sequence[BudgetTrajectory], symbol: str) -> str:
+    found = {trajectory.schedule for trajectory in trajectories}
+    lines = [own.format(symbol=symbol) for name, own in _BUDGET_CAPTIONS.items() if name in found]
+    return "\n".join([*lines, _TICKS])
+
+
 def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
     steps = range(1, len(trajectory.spends) + 1)
-    accrued = [step * trajectory.k for step in steps]
-    allowance = [max(0.0, nats - trajectory.debt) for nats in accrued]
+    accrued, allowance = trajectory.accrued, trajectory.allowed
     spent = list(itertools.accumulate(trajectory.spends))
     axes.axhline(trajectory.bound, color=style.GREY, linestyle=":", linewidth=1.2, label="bound")
     axes.fill_between(
@@ -191,9 +222,14 @@ def plot_divergences(ledger: Ledger, path: Path) -> None:
 def _caption(header: LedgerHeader) -> str:
     return (
         f"k = {header.k:g} nats a {header.level}, K = {header.K:.4g}, debt of the prompt "
-        f"{header.debt:.3g}, bound {header.bound:.4g} nats.\nThe allowance stays 0 until the debt "
-        "is paid; then it grows by k a step, and what is left unspent stays."
+        f"{header.debt:.3g}, bound {header.bound:.4g} nats.\n"
+        + _BUDGET_CAPTIONS[_schedule(header)].format(symbol=header.level)
     )
+
+
+def _schedule(header: LedgerHeader) -> Schedule:
+    found: Schedule = header.rule_settings.get("budget", "adaptive")
+    return found
 
 
 def _draw_steps(

@@ -7,20 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-    figure_style,
-    new_figure,
-    save_figure,
-    set_log_scale,
-)
+from .style import COLOURS, figure_style, new_figure, save_figure, set_log_scale
 
-COLOURS: Final = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, GREY)
 DASHES: Final = ("-", "--", "-.", ":")
 NUM_BINS: Final = 40
 NUM_POINTS: Final = 200

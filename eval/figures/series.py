@@ -7,11 +7,13 @@ from typing import Final, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
-from .distributions import COLOURS, looks
-from .style import figure_style, new_figure, save_figure, set_log_scale
+from .distributions import looks
+from .style import COLOURS, figure_style, new_figure, save_figure, set_log_scale
 
 MARKERS: Final = ("o", "^", "s", "x")
 """Of points: another for each round of colours."""
+LEGEND_LINE: Final = 0.18
+"""Inches that a name takes in the legend."""
 Look = Literal["lines", "steps", "points"]
 
 
@@ -49,6 +51,7 @@ def plot_series(
     names = list(dict.fromkeys(name for own in panels.values() for name in own))
     with figure_style():
         width, height = max(6.4, 0.6 + 3.2 * num_columns), max(4.2, 1.6 + 2.4 * num_rows)
+        height = max(height, LEGEND_LINE * len(names) + 1.0)  # else names would be cut off
         figure = new_figure(width, height, title=title, caption=caption)
         axes_of = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         for axes in axes_of[len(panels) :]:

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
 SKY, BLACK = "#56B4E9", "#000000"
 GREY: Final = "#5F5F5F"
+COLOURS: Final = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, GREY)
+"""Of curves and bars in their order, where no role has a colour of its own."""
 # The same figure gives the same bytes: no time of writing, and no random ids in SVG (below).
 _UNDATED: Final[dict[str, dict[str, None]]] = {
     ".png": {},

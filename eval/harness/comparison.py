@@ -11,7 +11,7 @@ from typing import Any, Final
 from ... import AnchoredError, text_tables
 from ...configs.config_file import from_table, read_config_file
 from ...durable_files import write_durably
-from ..environment import environment_record
+from ...environment import environment_record
 from .tasks import task_figures
 
 SCHEMA: Final = "anchored-comparison/1"

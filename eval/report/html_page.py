@@ -48,11 +48,12 @@ body { margin: 0 auto; padding: 1.5rem; color: var(--ink); background: var(--pap
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin: 0 0 .5rem; }
 h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
+h2[id] { margin-top: 2.2rem; }
 h3 { font-size: .85rem; margin: 0 0 .4rem; color: var(--soft); }
 p { margin: 0; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; font-family: Georgia, serif; }
 .facts { margin-top: .6rem; font-size: .8rem; color: var(--soft); }
-.legend { max-width: 60rem; color: var(--soft); }
+.legend { max-width: 60rem; margin-bottom: .4rem; line-height: 1.8; color: var(--soft); }
 .legend mark, .legend u { color: var(--ink); }
 nav ul { columns: 16rem; margin: .5rem 0 0; padding-left: 1.2rem; }
 article { margin-top: 2rem; padding-top: 1rem; border-top: 1px solid var(--line); }

@@ -33,6 +33,8 @@ COPYING_COLUMNS: Final = (
     Column(key="minhash", title="MinHash", num_decimals=3),
     Column(key="ncr", title="NCR", num_decimals=3),
 )
+RECITED_COLUMN: Final = Column(key="recited", title="recited, at most")
+"""The largest probability that bounds leave to texts that begin with their references."""
 
 
 def bits_per_byte_column(held_out_set: str) -> Column:

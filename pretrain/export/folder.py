@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +43,7 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str) -> str:
         sections += [f"## Stage {number}: {step:,} steps\n", _data_section(stage.data, step)]
         sections += _searches(stage.data)
         sections += [_table(("setting", "value"), sorted(stage.identity.items()))]
+        sections += _starts(stage)
     return "\n".join([*sections, _limits([stage for stage, _ in stages])])
 
 
@@ -105,6 +107,32 @@ def _searches(data: dict[str, Any]) -> list[str]:
     if not any("decontamination" in source for source in data["sources"]):
         return []
     return [_table(("source", "texts that must not be in it"), rows)]
+
+
+_PACKAGES = ("torch", "torchtitan", "transformers")
+
+
+def _starts(stage: RunRecord) -> list[str]:
+    """What each start was computed with; nothing for records that do not say it."""
+    rows = [
+        (
+            start["step"],
+            start["num_processes"],
+            _devices(start["environment"]),
+            *(start["environment"]["packages"][name] for name in _PACKAGES),
+            start["environment"]["cuda"] or "-",
+            start["environment"]["driver"] or "-",
+            (start["environment"]["git_commit"] or "-")[:12],
+        )
+        for start in stage.starts
+    ]
+    head = ("started after step", "processes", "first machine", *_PACKAGES)
+    return [_table((*head, "CUDA", "driver", "commit"), rows)] if rows else []
+
+
+def _devices(environment: dict[str, Any]) -> str:
+    counts = Counter(environment["devices"])
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "cpu"
 
 
 def _licences(licences: dict[str, int]) -> str:

@@ -7,58 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
-from torchtitan.models.attention import FlexAttentionWrapper
+from torch.nn.attention.flex_attention import BlockMask
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
 from ..job_config import JobConfig
 from ..tokens.manifest import Manifest
+from .attention import RotaryAttention, rotary_table
 from .loss import LossHead
-
-
-def document_mask(document_ids: Tensor) -> BlockMask:
-    """The mask under which a token attends to itself and to what precedes it in its document.
-
-    document_ids: (B, T) int64, as of `document_ids.document_ids`; the mask is on their device.
-    """
-
-    def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (document_ids[row, query] == document_ids[row, key])
-
-    num_rows, seq_len = document_ids.shape
-    return create_block_mask(
-        attends, num_rows, None, seq_len, seq_len, device=str(document_ids.device)
-    )
-
-
-class DocumentAttention(FlexAttentionWrapper):
-    """torchtitan's flex attention; on a CPU, where that has no backward, the same mask in full."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        block_mask: BlockMask,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """query, key, value: (B, H, T, D), of one dtype. Returns: (B, H, T, D)."""
-        if not query.is_cpu:
-            attended: Tensor = super().forward(
-                query, key, value, block_mask=block_mask, enable_gqa=enable_gqa
-            )
-            return attended
-        num_rows, _, seq_len, _ = query.shape
-        mask = create_mask(block_mask.mask_mod, num_rows, 1, seq_len, seq_len, device="cpu")
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, enable_gqa=enable_gqa
-        )
-
 
 # Truncated at three standard deviations, as lingua does for every matrix.
 _CUTOFF = 3.0
@@ -100,9 +58,9 @@ class TinyComma(Transformer):
 
     def __init__(self, model_args: TinyCommaArgs) -> None:
         super().__init__(model_args)
-        if model_args.attn_type == "flex":
-            for layer in self.layers.values():
-                layer.attention.inner_attention = DocumentAttention()
+        for layer in self.layers.values():
+            layer.attention = RotaryAttention(model_args)
+        self._share_rotary_table()
         if model_args.loss_chunk_tokens:
             self.output = LossHead(
                 model_args.dim, model_args.vocab_size, chunk_tokens=model_args.loss_chunk_tokens
@@ -122,20 +80,32 @@ class TinyComma(Transformer):
         """
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():
-            hidden = layer(hidden, self.freqs_cis, attention_masks, positions)
+            hidden = layer(hidden, None, attention_masks, positions)
         hidden = self.norm(hidden)
         return self.output(hidden) if labels is None else self.output(hidden, labels)
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         with torch.device(buffer_device or self.freqs_cis.device):
             self.freqs_cis = self._precompute_freqs_cis()
+        self._share_rotary_table()
         args = self.model_args
         initialize_weights(self, dim=args.dim, hidden_dim=args.hidden_dim, seed=args.init_seed)
+
+    def _precompute_freqs_cis(self) -> Tensor:
+        return rotary_table(super()._precompute_freqs_cis())
+
+    def _share_rotary_table(self) -> None:
+        for module in self.modules():
+            if isinstance(module, RotaryAttention):
+                module.rotary_table = self.freqs_cis
 
 
 def flavors() -> dict[str, TinyCommaArgs]:
     """The models that `model.flavor` can name."""
     small = partial(TinyCommaArgs, multiple_of=32, use_tokenizer_vocab=True)
+    comma = partial(
+        TinyCommaArgs, vocab_size=128256, multiple_of=256, norm_eps=1e-5, rope_theta=10000.0
+    )
     return {
         "smoke": small(dim=32, n_layers=2, n_heads=2),
         # For trials of the pipeline: 4.9 million parameters with 8,192 tokens; and so narrow that
@@ -144,13 +114,16 @@ def flavors() -> dict[str, TinyCommaArgs]:
         "narrow": small(dim=64, n_layers=2, n_heads=1),
         "quickstart-safe": small(dim=128, n_layers=3, n_heads=4),
         "quickstart-risky": small(dim=256, n_layers=4, n_heads=4),
+        # Rungs below TinyComma, of its shape: heads of 64, 85 times wider than deep. Named by the
+        # parameters without embeddings, which are 66 to 205 million at either end.
+        "tinycomma-20m": comma(dim=512, n_layers=6, n_heads=8),
+        "tinycomma-60m": comma(dim=768, n_layers=9, n_heads=12),
+        "tinycomma-190m": comma(dim=1088, n_layers=13, n_heads=17),
+        "tinycomma-600m": comma(dim=1600, n_layers=19, n_heads=25),
         # Widths: paper. Vocabulary: Llama 3 tokenizer. Feed-forward 5632 and untied embeddings
         # follow from the paper's parameter count; theta, eps: lingua defaults.
-        "tinycomma-1.8b": TinyCommaArgs(
-            dim=2048, n_layers=24, n_heads=32, vocab_size=128256, multiple_of=256,
-            norm_eps=1e-5, rope_theta=10000.0,
-        ),
-    }  # fmt: skip
+        "tinycomma-1.8b": comma(dim=2048, n_layers=24, n_heads=32),
+    }
 
 
 def model_args(config: JobConfig) -> TinyCommaArgs:

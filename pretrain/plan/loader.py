@@ -34,9 +34,11 @@ class SequenceLoader(BaseDataLoader):
         local_batch_size: int,
         with_document_ids: bool = False,
         num_prefetched: int = 4,
+        pin_memory: bool = False,
     ) -> None:
         """with_document_ids: add "document_ids" to the inputs, from which the mask is made that
         keeps documents apart. num_prefetched: batches read ahead of the training loop.
+        pin_memory: into memory that a GPU copies from by itself, while others are computed.
         Raises: ValueError if num_prefetched is less than 1.
         """
         if num_prefetched < 1:
@@ -48,6 +50,7 @@ class SequenceLoader(BaseDataLoader):
         self._local_batch_size = local_batch_size
         self._with_document_ids = with_document_ids
         self._num_prefetched = num_prefetched
+        self._pin_memory = pin_memory
         self.next_sequence = 0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -76,7 +79,11 @@ class SequenceLoader(BaseDataLoader):
         inputs = {"input": tokens[:, :-1].contiguous()}
         if self._with_document_ids:
             inputs["document_ids"] = document_ids(inputs["input"], bos_id=self._plan.bos_id)
-        return inputs, tokens[:, 1:].contiguous()
+        labels = tokens[:, 1:].contiguous()
+        if self._pin_memory:
+            inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
+            labels = labels.pin_memory()
+        return inputs, labels
 
     def state_dict(self) -> dict[str, Any]:
         return {"plan_hash": self._plan_hash, "next_sequence": self.next_sequence}

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
-from torchtitan.components.checkpoint import AsyncMode, CheckpointManager
+from torchtitan.components.checkpoint import OPTIMIZER, AsyncMode, CheckpointManager
 
 from ..job_config import Checkpoint
 from .checkpoints import checkpoint_step, seal, sealed_steps, stale_steps
@@ -41,6 +41,7 @@ class RunCheckpointer(CheckpointManager):
         """before_save: called on all processes; what it raises refuses a state to be saved."""
         self._before_save = before_save
         super().__init__(checkpoint_config=checkpoint_config, **components)
+        self._keep_moments = checkpoint_config.keep_moments
         self._milestone_interval = checkpoint_config.milestone_interval
         self._interval_seconds = checkpoint_config.interval_minutes * 60
         self._last_save_time = time.monotonic()
@@ -130,6 +131,16 @@ class RunCheckpointer(CheckpointManager):
         found = [max(sealed_steps(folder or self.folder), default=-1)]
         dist.broadcast_object_list(found, src=0)
         return found[0]
+
+    def _states_to_load(self, model_only: bool) -> dict[str, Any]:
+        """Of another run's checkpoint only the weights, and the moments where they are kept.
+
+        The settings of the optimizer come with its moments; whoever loads sets its own.
+        """
+        states: dict[str, Any] = super()._states_to_load(model_only)
+        if model_only and self._keep_moments:
+            states = {**states, OPTIMIZER: self.states[OPTIMIZER]}
+        return states
 
     def _purge_stale_checkpoints(self) -> None:
         if self.keep_latest_k == 0 or dist.get_rank() != 0:

@@ -34,7 +34,7 @@ class MemoryEstimate:
     activations: int
     """Saved for backward by all layers."""
     logits: int
-    """Of one chunk, or of all tokens, with their float32 forms and gradients."""
+    """Of one chunk, or of all tokens, with their gradients and, uncompiled, float32 forms."""
 
     @property
     def total(self) -> int:
@@ -58,18 +58,22 @@ def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) 
     num_tokens = config.training.local_batch_size * config.training.seq_len
     return MemoryEstimate(
         weights=shard_bytes,
-        gradients=shard_bytes,
+        gradients=_gradient_bytes(config, num_parameters, num_shards=num_shards),
         optimizer=_ADAM_MOMENTS * shard_bytes,
         gathered=_gathered_bytes(config, args, width, num_shards=num_shards),
         activations=num_tokens * _activation_bytes_per_token(config, args, width),
-        logits=_logits_bytes(args, num_tokens, width),
+        logits=_logits_bytes(config, args, num_tokens, width),
     )
 
 
 def parameter_count(args: TinyCommaArgs) -> int:
     """Of an untied model without biases."""
-    embedding = args.vocab_size * args.dim
-    return 2 * embedding + args.n_layers * _layer_parameters(args) + args.dim
+    return 2 * args.vocab_size * args.dim + body_parameter_count(args)
+
+
+def body_parameter_count(args: TinyCommaArgs) -> int:
+    """`parameter_count` without embedding and output: what a model's size stands for in laws."""
+    return args.n_layers * _layer_parameters(args) + args.dim
 
 
 def layer_activation_values(args: TinyCommaArgs, *, is_compiled: bool) -> int:
@@ -97,6 +101,16 @@ def _layer_parameters(args: TinyCommaArgs) -> int:
     return attention + 3 * args.dim * args.hidden_dim + 2 * args.dim
 
 
+def _gradient_bytes(config: JobConfig, num_parameters: int, *, num_shards: int) -> int:
+    """Of weights that stay divided; of all, where rounds add up before they are reduced."""
+    training = config.training
+    num_replicas = config.parallelism.data_parallel_replicate_degree
+    round_size = training.local_batch_size * num_shards * num_replicas
+    if training.global_batch_size > round_size:
+        return TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * num_parameters
+    return _FLOAT32_BYTES * -(-num_parameters // num_shards)
+
+
 def _gathered_bytes(config: JobConfig, args: TinyCommaArgs, width: int, *, num_shards: int) -> int:
     if num_shards == 1:  # whole already; autocast keeps a copy of each weight in its dtype
         return 0 if width == _FLOAT32_BYTES else width * parameter_count(args)
@@ -109,9 +123,13 @@ def _gathered_bytes(config: JobConfig, args: TinyCommaArgs, width: int, *, num_s
     return width * weights + (width + _FLOAT32_BYTES) * embedding
 
 
-def _logits_bytes(args: TinyCommaArgs, num_tokens: int, width: int) -> int:
-    # Logits and gradient in the training dtype, and in float32 a copy and its softmax.
-    per_logit = 2 * width + 2 * _FLOAT32_BYTES
+def _logits_bytes(config: JobConfig, args: TinyCommaArgs, num_tokens: int, width: int) -> int:
+    # Logits and gradient in the training dtype, and in float32 a copy and its softmax, which a
+    # compiled chunk has in registers.
+    is_compiled = config.compile.enable and "loss" in config.compile.components
+    per_logit = 2 * width
+    if not (args.loss_chunk_tokens and is_compiled):
+        per_logit += 2 * _FLOAT32_BYTES
     rows = min(args.loss_chunk_tokens or num_tokens, num_tokens)
     weight_gradients = (width + _FLOAT32_BYTES) * args.dim if args.loss_chunk_tokens else 0
     return args.vocab_size * (rows * per_logit + weight_gradients)

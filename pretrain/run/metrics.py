@@ -20,6 +20,7 @@ from tqdm import tqdm
 from ...durable_files import sync, write_durably
 from ..job_config import JobConfig
 from ..plan.data_plan import epochs_read, tokens_read
+from .record import RunRecord
 
 logger = logging.getLogger(__name__)
 # torchtitan takes any other name for an A100.
@@ -98,6 +99,24 @@ class _ExpendableLogger(BaseLogger):
             self._logger = BaseLogger()
 
 
+class _WandbCurves(BaseLogger):
+    """Weights & Biases with the step as a figure among others.
+
+    Its own steps must rise: it would drop what a run says that went back to an earlier checkpoint.
+    """
+
+    def __init__(self, logger: WandBLogger) -> None:
+        self._logger = logger
+        for name in ("step", "*"):
+            logger.wandb.define_metric(name, step_metric="step")
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self._logger.wandb.log({**metrics, "step": step})
+
+    def close(self) -> None:
+        self._logger.close()
+
+
 class RunMetrics(MetricsProcessor):
     """Adds to torchtitan's log, TensorBoard and Weights & Biases what the data plan knows.
 
@@ -110,20 +129,19 @@ class RunMetrics(MetricsProcessor):
     def __init__(
         self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: Any = None
     ) -> None:
-        super().__init__(job_config, parallel_dims)
         folder = Path(job_config.job.dump_folder)
+        self._is_writer = dist.get_rank() == 0
+        has_wandb = self._is_writer and job_config.metrics.enable_wandb
+        if has_wandb:  # every start of a run writes into the same curves
+            os.environ["WANDB_RUN_ID"] = RunRecord.read(folder).wandb_id
+            os.environ.setdefault("WANDB_RESUME", "allow")
+        super().__init__(job_config, parallel_dims)
         self._log = StepLog(folder / "metrics.jsonl")
         self._heldout_log = StepLog(folder / "heldout.jsonl")
-        self._is_writer = dist.get_rank() == 0
         self._bar: tqdm | None = None
         self._peak_flops = peak_flops_per_s(self.device_memory_monitor.device_name)
-        if self._is_writer and job_config.metrics.enable_wandb:  # torchtitan would go on
-            is_container = isinstance(self.logger, LoggerContainer)
-            loggers = self.logger._loggers if is_container else [self.logger]
-            if not any(isinstance(one, WandBLogger) for one in loggers):
-                raise RuntimeError(
-                    "metrics.enable_wandb is true and Weights & Biases did not start: see train.log"
-                )
+        if has_wandb:
+            _use_wandb(self.logger)
         self.logger = _ExpendableLogger(self.logger)
 
     def start(self, step: int, data: dict[str, Any]) -> None:
@@ -175,11 +193,25 @@ class RunMetrics(MetricsProcessor):
         self._bar.update(step - self._last_step)
         self._last_step, self._last_time = step, time.perf_counter()
 
-    def log_heldout(self, step: int, losses: dict[str, float], *, seconds: float) -> None:
-        """Record held-out losses in nats a token, measured in `seconds` between two steps."""
-        self.logger.log({f"heldout_loss/{name}": loss for name, loss in losses.items()}, step)
+    def log_heldout(
+        self,
+        step: int,
+        losses: dict[str, float],
+        answers: dict[str, dict[str, float]],
+        *,
+        seconds: float,
+    ) -> None:
+        """Record what was measured in `seconds` between two steps.
+
+        losses: in nats a token, by source. answers: what `QuestionSuite.measure` says, by suite.
+        """
+        curves = {f"heldout_loss/{name}": loss for name, loss in losses.items()}
+        for name, figures in answers.items():
+            curves |= {f"questions/{name}/{kind}": figure for kind, figure in figures.items()}
+        self.logger.log(curves, step)
         if self._is_writer:
-            self._heldout_log.append({"step": step, "losses": losses})
+            asked = {"questions": answers} if answers else {}
+            self._heldout_log.append({"step": step, "losses": losses, **asked})
         # Not part of the time that the next steps take: speeds are of training.
         self._last_time += seconds
         self.time_last_log += seconds
@@ -202,6 +234,17 @@ class RunMetrics(MetricsProcessor):
         if self._bar is not None:
             self._bar.close()
         super().close()
+
+
+def _use_wandb(loggers: LoggerContainer) -> None:
+    """Raises RuntimeError where Weights & Biases did not start: torchtitan would go on."""
+    is_wandb = [isinstance(one, WandBLogger) for one in loggers._loggers]
+    if not any(is_wandb):
+        raise RuntimeError(
+            "metrics.enable_wandb is true and Weights & Biases did not start: see train.log"
+        )
+    place = is_wandb.index(True)
+    loggers._loggers[place] = _WandbCurves(loggers._loggers[place])
 
 
 def peak_flops_per_s(device_name: str) -> float | None:

@@ -1,15 +1,17 @@
 """Checks before training: everything that would fail later, or train the wrong thing, fails now."""
 
 import os
+import secrets
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from ...durable_files import file_sha256
+from ...environment import environment_record
 from ..job_config import Checkpoint, JobConfig
 from ..model.tinycomma import flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
@@ -18,8 +20,9 @@ from ..tokens.shards import check_shards
 from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
+from .questions import question_suites
 from .record import RunRecord
-from .start import find_starting_point, record_of
+from .start import StartingPoint, find_starting_point, record_of, resolved_settings
 from .trainer import global_batch_size
 
 FLOAT8_CONVERTER = "quantize.linear.float8"
@@ -77,6 +80,7 @@ def check_run(
     record = record_of(config, plan, num_processes=num_processes)
     _check_tokenizer(config, plan, num_model_tokens=record.model["vocab_size"])
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
+    question_suites(config)
     start = find_starting_point(config, record)
     _check_epochs(config, start.record)
     args = model_args(config)
@@ -85,8 +89,21 @@ def check_run(
     _check_disk(config, machine, num_parameters=parameter_count(args))
     if config.data.verify_checksums:
         check_shards([Path(source.path) for source in config.data.sources])
-    start.record.write(dump_folder)
+    _started(config, start, num_processes=num_processes).write(dump_folder)
     return [start.remark] if start.remark else []
+
+
+def _started(config: JobConfig, start: StartingPoint, *, num_processes: int) -> RunRecord:
+    """The record of a run that has been looked at and starts now."""
+    record = start.record.started(
+        start.step,
+        resolved_settings(config),
+        num_processes=num_processes,
+        environment=environment_record(),
+    )
+    if config.metrics.enable_wandb and not record.wandb_id:
+        record = replace(record, wandb_id=os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
+    return record
 
 
 def check_settings(config: JobConfig) -> None:
@@ -117,6 +134,12 @@ def _check_checkpoint(config: Checkpoint) -> None:
         raise ValueError(
             "checkpoint.last_save_model_only and last_save_in_hf must be false: a run that ends "
             "so cannot be started again; use `anchored export` on its checkpoint"
+        )
+    if config.keep_moments and not (config.initial_load_path and config.initial_load_model_only):
+        raise ValueError(
+            "checkpoint.keep_moments takes them from checkpoint.initial_load_path, with "
+            f"initial_load_model_only; got {config.initial_load_path} and "
+            f"{config.initial_load_model_only}"
         )
     if config.load_step != -1:
         raise ValueError(

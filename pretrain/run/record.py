@@ -32,6 +32,13 @@ class RunRecord:
     """The run whose weights this one began with: its record, and its "step"."""
     forks: list[dict[str, Any]] = field(default_factory=list)
     """Where the run went back: "step", "skip_steps" and "settings" of each, before and after."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """All settings of the last start, by their dotted names."""
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    """Each start: the "step" it went on after, "num_processes", the "environment" of its first
+    process, and its "changes" of settings, before and after."""
+    wandb_id: str = ""
+    """Of the run in Weights & Biases, on every start; empty where it was never in use."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
@@ -57,6 +64,25 @@ class RunRecord:
         skips = [[fork["step"], fork["skip_steps"]] for fork in self.forks if fork["skip_steps"]]
         others = {name: value for name, value in data.items() if name != "skips"}
         return others | ({"skips": skips} if skips else {})
+
+    def started(
+        self,
+        step: int,
+        settings: dict[str, Any],
+        *,
+        num_processes: int,
+        environment: dict[str, object],
+    ) -> "RunRecord":
+        """This record with one start more, after a step and with all settings of it."""
+        before = self.settings
+        changes = {
+            name: [before.get(name), settings.get(name)]
+            for name in (before | settings if self.starts else ())
+            if before.get(name) != settings.get(name)
+        }
+        start = {"step": step, "num_processes": num_processes}
+        starts = [*self.starts, start | {"environment": environment, "changes": changes}]
+        return replace(self, settings=settings, starts=starts)
 
     def after(self, earlier: "RunRecord", step: int) -> "RunRecord":
         """This record, of a run that began with another one's weights after `step`."""

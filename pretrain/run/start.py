@@ -1,5 +1,7 @@
 """What identifies a run, and where it starts: its checkpoint, another's weights, or nothing."""
 
+import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -92,6 +94,7 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
         "spike_guard": config.spike_guard.action == "skip",  # else it only watches
         "quantize": bool(config.model.converters),
         "fault_tolerance": config.fault_tolerance.enable,
+        "checkpoint.keep_moments": config.checkpoint.keep_moments,  # records of before lack it
     }
     left_out = [name for names in MAY_DIFFER.values() for name in names]
     left_out += [section for section, is_on in is_at_work.items() if not is_on]
@@ -99,6 +102,15 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
         key: value
         for key, value in settings.items()
         if not any(key == name or key.startswith(f"{name}.") for name in left_out)
+    }
+
+
+def resolved_settings(config: JobConfig) -> dict[str, Any]:
+    """Every setting of a run by its dotted name, defaults included; plain JSON."""
+    settings = json.loads(json.dumps(dict(_settings(asdict(config)))))
+    return {
+        name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
+        for name, value in settings.items()
     }
 
 
@@ -163,8 +175,12 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
             continue
         prefix = f"set aside {'; '.join(_set_aside(reasons))}: " if reasons else ""
         before = RunRecord.read(folder.parent)
-        data = before.forked_data(record.data)
-        record = replace(record, earlier=before.earlier, forks=before.forks, data=data)
+        record = replace(
+            before,
+            model=record.model,
+            identity=record.identity,
+            data=before.forked_data(record.data),
+        )
         return StartingPoint(record, step, f"{prefix}resuming from {path}")
     if was_finished(folder):
         found = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())

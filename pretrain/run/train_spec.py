@@ -63,10 +63,15 @@ def _build_loss(job_config: JobConfig, **options: Any) -> LossFunction:
 def _build_loader(
     *, dp_world_size: int, dp_rank: int, tokenizer: None, job_config: JobConfig
 ) -> SequenceLoader:
+    training = job_config.training
+    num_rounds = training.global_batch_size // (training.local_batch_size * dp_world_size)
     return SequenceLoader(
         open_plan(job_config),
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
-        local_batch_size=job_config.training.local_batch_size,
+        local_batch_size=training.local_batch_size,
         with_document_ids=job_config.data.mask_documents,
+        # A whole step, 4 at least: a disk that does not answer for as long as that costs nothing.
+        num_prefetched=max(4, num_rounds),
+        pin_memory=torch.cuda.is_available(),
     )

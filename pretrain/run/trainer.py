@@ -19,12 +19,13 @@ from torchtitan.train import Trainer
 
 from ... import AnchoredError
 from ..job_config import JobConfig
-from ..model.tinycomma import document_mask
+from ..model.attention import document_mask
 from ..plan.data_plan import skipped_steps
 from ..plan.loader import Batch, document_ids
 from .checkpointer import RunCheckpointer
 from .heldout import HeldoutLoss
 from .metrics import StepLog
+from .questions import question_suites
 from .record import RunRecord
 from .spikes import SpikeGuard, spike_line
 from .train_spec import open_plan
@@ -82,6 +83,7 @@ class PretrainTrainer(Trainer):
             batch_size=job_config.training.local_batch_size,
             device=self.device,
         )
+        self._suites = question_suites(job_config)
         self._guard = SpikeGuard(job_config.spike_guard)
         self._spike_log = StepLog(Path(job_config.job.dump_folder) / "spikes.jsonl")
         if self.device.type == "cpu":
@@ -210,15 +212,22 @@ class PretrainTrainer(Trainer):
         """Gradients of a step; returns this process's part of its mean loss a token."""
         num_tokens = torch.tensor(float(self._batch_size * self._plan.seq_len)).to(self.device)
         losses = []
-        for _ in range(self.gradient_accumulation_steps):
+        for rounds_left in reversed(range(self.gradient_accumulation_steps)):
+            keeps_weights = self.job_config.parallelism.fsdp_reshard_after_forward == "never"
+            schedule_reduction(
+                self.model_parts, is_due=not rounds_left, keeps_weights=keeps_weights
+            )
             inputs, labels = next(data_iterator)
             loss = self.forward_backward_step(
-                input_dict={name: tensor.to(self.device) for name, tensor in inputs.items()},
-                labels=labels.to(self.device),
+                input_dict={name: self._on_device(tensor) for name, tensor in inputs.items()},
+                labels=self._on_device(labels),
                 global_valid_tokens=num_tokens,
             )
             losses.append(loss.detach())
         return torch.stack(losses).sum()
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)  # the loader pins what it reads
 
     def _permits_step(self, loss: float, grad_norm: float) -> bool:
         """Whether the gradients may move the weights; all processes have the same figures."""
@@ -255,9 +264,11 @@ class PretrainTrainer(Trainer):
             return
         start = time.perf_counter()
         losses = self._heldout.measure(self._batch_loss)
+        answers = {one.name: one.measure(self._batch_loss, self.device) for one in self._suites}
         for module in fsdp_modules(self.model_parts):
             module.reshard()  # the output layer stays gathered where no backward follows
-        self.metrics_processor.log_heldout(self.step, losses, seconds=time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.metrics_processor.log_heldout(self.step, losses, answers, seconds=seconds)
 
     @torch.no_grad()
     def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -281,6 +292,20 @@ def fsdp_modules(model_parts: list[torch.nn.Module]) -> list[FSDPModule]:
     """All modules whose weights FSDP2 has divided among the processes."""
     modules = [module for model in model_parts for module in model.modules()]
     return [module for module in modules if isinstance(module, FSDPModule)]
+
+
+def schedule_reduction(
+    model_parts: list[torch.nn.Module], *, is_due: bool, keeps_weights: bool
+) -> None:
+    """Say whether the processes add their gradients up in the next backward.
+
+    Until that is due, each adds up its own rounds, in the dtype of the reduction: a step of any
+    number of rounds reduces once. keeps_weights: they stay gathered until then, too.
+    """
+    for model in model_parts:
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(is_due)
+            model.set_reshard_after_backward(is_due or not keeps_weights)
 
 
 def any_rank(*claims: bool, device: torch.device) -> list[bool]:

@@ -16,6 +16,7 @@ from .workers import FileWork, Observer
 
 SCHEMA = "anchored-decontamination/1"
 _JSON_LINES = (".jsonl", ".ndjson", ".gz", ".zst", ".zstd")
+_PARQUET_ROWS = 256
 _AGAINST = "against"
 
 
@@ -32,8 +33,9 @@ class ForbiddenTexts:
     def prepare(cls, files: Sequence[Path], output: Path) -> "ForbiddenTexts":
         """Hash the texts of some files into a folder of `output`, or check what is there.
 
-        files: JSON lines or JSON, of which every string counts as text, else plain text; or
-        folders of these. Raises: ValueError for a file that cannot be read, or other texts there.
+        files: JSON lines, JSON or Parquet, of which every string counts as text, else plain
+        text; or folders of these.
+        Raises: ValueError for a file that cannot be read, or other texts there.
         """
         paths = [each for path in files for each in _files(path)]
         wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
@@ -286,6 +288,8 @@ def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:
             lines = file_lines(InputFile(path.name, str(path), 0))
             rows: Iterator[tuple[int, Any]]
             rows = ((number, json.loads(line)) for number, line in enumerate(lines, 1) if line)
+        elif path.suffix == ".parquet":
+            rows = enumerate(_parquet_rows(path), 1)
         elif path.suffix == ".json":
             table = json.loads(path.read_bytes())
             rows = enumerate(table if isinstance(table, list) else [table], 1)
@@ -298,6 +302,17 @@ def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason}") from None
     except (DamagedFile, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as texts to look for: {error}") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as groups:
+            for batch in groups.iter_batches(_PARQUET_ROWS):
+                yield from batch.to_pylist()
+    except OSError as error:  # Arrow's word for damaged contents too
+        raise DamagedFile(error) from error
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -113,6 +113,11 @@ class DocumentEncoder:
                 token_ids = self._marked(next(encodings).ids) if verdict.is_kept else None
                 yield EncodedDocument(document, verdict, token_ids)
 
+    def ids(self, text: str) -> list[int]:
+        """Those of a text alone, without BOS and EOS."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
     def _marked(self, ids: list[int]) -> np.ndarray:
         return np.array([self.bos_id, *ids, self.eos_id], dtype="<u4")
 

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 MODULES = {"lm-eval": "lm_eval", "rouge-score": "rouge_score"}
 """Distributions whose module has another name."""
@@ -34,6 +36,7 @@ def extra_modules() -> list[str]:
     return [MODULES.get(name, name) for name in names if name != "fsspec"]
 
 
+@pytest.mark.slow
 def test_a_pair_decodes_and_verifies_without_the_extras(pair_folders):
     safe, risky = map(str, pair_folders)
     program = PROGRAM.format(blocked=extra_modules(), safe=safe, risky=risky)

@@ -27,3 +27,17 @@ def test_places_and_masks_of_seen_tokens_push_down_the_same_logits(dtype):
     for given in (seen, twice_backwards):
         assert torch.equal(warpers(logits, given), expected)
     assert torch.equal(logits, kept)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "stops", "banned", "is_same"),
+    [(1.0, [0], [], True), (0.7, [0], [], False), (1.0, [0, 1], [], False), (1.0, [0], [3], False)],
+)
+def test_what_nothing_changes_is_not_copied_and_nothing_given_is_changed(
+    temperature, stops, banned, is_same
+):
+    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(1))
+    kept, config = logits.clone(), SamplingConfig(temperature=temperature, repetition_penalty=1.0)
+    warped = Warpers(config, stops, banned)(logits, torch.zeros(2, 9, dtype=torch.bool))
+    assert (warped is logits) == is_same == torch.equal(warped, kept)
+    assert torch.equal(logits, kept)

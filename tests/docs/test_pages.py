@@ -34,6 +34,7 @@ NOT_RUN = {
     "anchored calibrate": "needs a trained quickstart: minutes",
     "anchored measure": "needs the texts of a run",
     "anchored judge": "needs an endpoint",
+    "anchored evaluate": "needs the texts of a run",
     "anchored analyse": "needs the texts of a run",
     "anchored report": "needs the texts of a run",
     "anchored gpu-check": "needs a GPU",

@@ -206,6 +206,10 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--step 1 --stage": ("stage9",),
         "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
     },
+    "ladder": {
+        "": words("{missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} {toml_circle}"),
+        "--confidence": ("0", "1", "-1", "nan", "most"),
+    },
     "dry-run": {
         "--config": ("{missing}", "{folder}"),
         "--gpus": ("0", "-1", "x"),
@@ -286,6 +290,13 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--confidence": ("0", "1", "nan"),
         "--smallest-k": ("0", "-1", "30", "nan"),
         "--first-ks": ("0", "1", "x"),
+    },
+    "evaluate": {
+        "": ("", "{missing}", "{existing}", "{folder}", "{folder} --texts -1"),
+        "{folder} --judge-model m --limit": ("0", "x"),
+        "{folder} --ncr-of": ("{missing}", "{existing}"),
+        "{folder} --judge-model m --evidence": ("{missing}", "{existing} --serper"),
+        "{folder} --evidence": ("{existing}",),
     },
     "analyse": {"": ("", "{missing}", "{existing}", "{folder}")},
     "report": {

@@ -116,5 +116,5 @@ def byte_log_probs(
         nodes = range(start, min(start + chunk_size, len(tree)))
         paths = [(*vocabulary.start_token_ids, *path_of(tree, node)) for node in nodes]
         rows = np.asarray(token_log_probs(paths), np.float64)
-        sums.add(nodes, [(0, torch.from_numpy(rows[:, vocabulary.ordered_tokens]))])
+        sums.add(nodes, torch.from_numpy(rows))
     return sums.log_probs()

@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from anchored import Ledger
 from anchored.decode.ledger import LedgerHeader, LedgerStep
+from anchored.eval.analysis.recorded_run import MEASURES
 from anchored.eval.recorded_texts import file_name
 
 HOSTILE = "</script><img onerror=alert(1) src=x>$x_{&%"
@@ -43,7 +45,55 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
         (folder / "measurements/copying.json").write_text(json.dumps(copying))
         results = {"schema": "anchored-sweep/1", "rows": [*map(_result, settings.items())]}
         (folder / "results.json").write_text(json.dumps(results, indent=1))
+        references = [{"work": name, "safe_log_prob": -2.0} for name in DOMAINS]
+        (folder / "measurements/verbatim.json").write_text(json.dumps(references))
+        for name, results in _evaluation(settings).items():
+            (folder / "evaluation").mkdir(exist_ok=True)
+            (folder / f"evaluation/{name}.json").write_text(json.dumps(results))
     return folder
+
+
+def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Of each measure and judge, settings in another order and under the names of their files.
+
+    The risky model's texts could not be judged; of each other setting one request failed.
+    """
+    names = [file_name(setting) for setting in settings][::-1]
+    half, grade = {"mean": 0.5, "std": None, "num_seeds": 1}, {"mean": 4.0, "std": 0.5}
+    whole = {
+        "copying": {
+            "share_above": {"6": 0.5, "20": 0.25, "50": 0.0},
+            "quantiles": {"word_lcs": {"0.5": 1, "0.9": 7, "0.99": 8, "1.0": 9}},
+        },
+        "nonliteral": {"share": half, "mean_matched": half, "num_texts": 2, "num_with_debt": 1},
+        "fluency": {"fluency": {**grade, "num_seeds": 3}, "num_judged": 2, "num_empty": 0},
+        "factuality": {
+            **{"macro": half, "micro": 0.25, "claims_per_text": 2.0, "num_unscored": 0},
+            **{"num_without_claims": 0, "num_failed_sentences": 1, "num_failed_claims": 1},
+            "by_group": {"rare": {"macro": half}},
+        },
+        "win-rate": {
+            **{"win_rate": 0.75, "interval": [0.5, 1.0], "num_compared": 2},
+            "num_inconsistent": 0,
+        },
+    }
+    nothing = {"fluency": {"fluency": None}, "factuality": {"macro": None, "micro": None}}
+    nothing["win-rate"] = {"win_rate": None, "interval": None}
+    kinds = {name: "measure" if name in MEASURES else "judge" for name in whole}
+    about = {"config": {"comparator": ">", "num_characters": 3}}
+    about["rows"] = [{"setting": name, "word_lcs": n} for name in names for n in (1, 9)]
+    return {
+        name: {
+            kinds[name]: name,
+            **about,
+            "settings": [
+                {"setting": own, "num_failed": 1, **figures}
+                | (nothing.get(name, {}) if own == "p_r" else {})
+                for own in names
+            ],
+        }
+        for name, figures in whole.items()
+    }
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

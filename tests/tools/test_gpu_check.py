@@ -18,7 +18,7 @@ from anchored.tools.bench import decode
 from anchored.tools.bench.kernel import sample_logits
 from anchored.tools.bench.random_inputs import random_pair
 from anchored.tools.gpu_check import __main__ as command
-from anchored.tools.gpu_check import pair_decoding, program, speed
+from anchored.tools.gpu_check import byte_decoding, pair_decoding, program, speed
 from anchored.tools.gpu_check.check import SMALL
 from anchored.tools.gpu_check.goals import NOT_MEASURED, goal_rows
 from anchored.tools.gpu_check.parts import PARTS
@@ -69,23 +69,35 @@ def test_every_check_passes(tmp_path, monkeypatch):
     assert set(found) == {"compile 1 of 1", *(task.name for task in tasks_of("correctness"))}
 
 
-def test_what_breaks_is_a_row_and_the_others_are_run(tmp_path, monkeypatch, capsys):
-    names = ("raises", "crashes", "hangs", "ends")
-    limits = {"hangs": 10.0}  # enough for its first row on a machine that does much else
-    tasks = [Task("decode", name, limits.get(name, 60.0), lambda *_: iter(())) for name in names]
+def broken_rows(names, output, monkeypatch, limit_s=60.0) -> list[tuple[str, str, str]]:
+    """What tasks that end like this, one after another, leave."""
+    tasks = [Task("decode", name, limit_s, lambda *_: iter(())) for name in names]
     monkeypatch.setattr(program, "tasks_of", lambda part: tasks)
-    output = tmp_path / "check.json"
     assert check_gpu(["decode"], output, runner=BREAKING) == 1
     rows = json.loads(output.read_text())["decode"]
-    assert [(row["name"], row["status"], row["detail"]) for row in rows] == [
+    return [(row["name"], row["status"], row["detail"]) for row in rows]
+
+
+def test_what_breaks_is_a_row_and_the_others_are_run(tmp_path, monkeypatch, capsys):
+    rows = broken_rows(("raises", "crashes", "ends"), tmp_path / "check.json", monkeypatch)
+    assert rows == [
         ("raises", "failed", "RuntimeError: an illegal address"),
         ("crashes", "passed", "before it crashes"),
         ("crashes", "failed", "its process ended with SIGSEGV"),
+        ("ends", "passed", "before it ends"),
+    ]
+    assert "2 failed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_hangs_is_a_row_and_the_others_are_run(tmp_path, monkeypatch):
+    limit_s = 10.0  # enough for the first row on a machine that does much else
+    rows = broken_rows(("hangs", "ends"), tmp_path / "check.json", monkeypatch, limit_s)
+    assert rows == [
         ("hangs", "passed", "before it hangs"),
         ("hangs", "failed", "no answer within 10 s"),
         ("ends", "passed", "before it ends"),
     ]
-    assert "3 failed" in capsys.readouterr().out
 
 
 def test_shares_are_compiled_beside_each_other(tmp_path, monkeypatch):
@@ -99,6 +111,7 @@ def test_shares_are_compiled_beside_each_other(tmp_path, monkeypatch):
     assert max(share["begun"] for share in shares) < min(share["done"] for share in shares)
 
 
+@pytest.mark.slow
 def test_by_default_a_process_begins_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "tasks_of", lambda part: [Task(part, "ends", 300.0, iter)])
     assert check_gpu(["decode"], tmp_path / "check.json", runner=Runner(SMALL, break_down)) == 0
@@ -143,10 +156,17 @@ def test_the_table_of_goals_has_what_was_measured():
     kernel = {"bench": "kernel", "batch_size": 4, "divergence": "kl", "step_us": 13.2}
     device = {"bench": "decode", "batch_size": 1, "engine": "device", "over_bandwidth": 0.8123}
     failed = {"status": "failed", "detail": "no answer within 60 s"}
-    rows = goal_rows({"speed": [failed, kernel], "decode": [device]})
-    assert [row[1:] for row in rows if row[2] != NOT_MEASURED] == [
+    exact = {"bench": "first byte", "debt": "exact", "over_none": 3.4567}
+    plain, guessed = (
+        {"bench": "byte work", "prefetch": prefetch, "risky_forwards_per_token": forwards}
+        for prefetch, forwards in ((0, 3.1), (8, 1.3))
+    )
+    results = {"speed": [failed, kernel, plain, guessed], "decode": [device, exact]}
+    assert [row[1:] for row in goal_rows(results) if row[2] != NOT_MEASURED] == [
         ("<= 14 us", "13.2 us"),
         (">= 0.75", "0.812"),
+        ("<= 5x", "3.46 x"),
+        ("about 1", "1.3"),
     ]
 
 
@@ -155,9 +175,12 @@ def small_timings(monkeypatch):
     monkeypatch.setattr(speed, "VOCAB_SIZE", 64)
     for name in ("NUM_TIMED", "TOKENS_TIMED", "NUM_ROUNDS", "REPLAYS_PER_ROUND"):
         monkeypatch.setattr(speed, name, 2)
-    for name in ("BYTES_PER_ROUND", "NUM_BEFORE"):
-        monkeypatch.setattr(speed, name, 1)
-    monkeypatch.setattr(speed, "NUM_BYTE_ROUNDS", 2)
+    for name in ("BYTES_PER_ROUND", "NUM_BEFORE", "TRAIN_STEPS"):
+        monkeypatch.setattr(byte_decoding, name, 1)
+    monkeypatch.setattr(byte_decoding, "NUM_ROUNDS", 2)
+    monkeypatch.setattr(byte_decoding, "VOCAB_SIZES", (400, 600))
+    monkeypatch.setattr(byte_decoding, "PROMPT_BYTES", 8)
+    monkeypatch.setattr(byte_decoding, "NEW_BYTES", 4)
     monkeypatch.setattr(speed, "PROMPT_TOKENS", 40)
     monkeypatch.setattr(speed, "LENGTHS", (0, 1))
     monkeypatch.setattr(pair_decoding, "PROMPT_TOKENS", 4)
@@ -175,10 +198,15 @@ def test_every_program_that_takes_times_runs_to_its_end():
     with fake_cuda(num_processors=1):
         place = torch.device("cuda", 0)
         assert [t.divergence for t in speed.kernel_timings(place, 1)] == ["kl", "max"]
-        assert [t.batch_size for t in speed.byte_timing(place, 1)] == [1]
+        assert [t.batch_size for t in byte_decoding.byte_timing(place, 1)] == [1]
+        first = list(byte_decoding.first_byte_timings(place, ("tiny", "tiny")))
+        work = list(byte_decoding.byte_work(place))
         pair = random_pair("tiny", "tiny", vocab_size=64, dtype=torch.bfloat16, device="cuda")
         assert [t.num_drafts for t in round_timings(pair, (1,))] == [0, 1]
         timings = list(pair_decoding.pair_timings(pair, 1))
+    assert [t.debt for t in first] == ["none", "bounded", "exact"] and first[0].over_none == 1.0
+    assert [t.prefetch for t in work] == [0, 8]
+    assert all(t.risky_forwards_per_token == t.risky_forwards / t.risky_tokens for t in work)
     assert [t.engine for t in timings] == ["risky alone", *pair_decoding.ENGINES]
     waits = {t.engine: t.waits_per_token for t in timings}
     assert 1.0 <= waits["eager"] <= 2.0 and min(waits.values()) > 0.0

@@ -10,6 +10,7 @@ from anchored.decode.byte.settings import ByteEvaluation, ByteSettings, PromptSc
 from anchored.tools.commands.files import check_new_folder
 
 from .baselines import official_bytes
+from .byte_engine import engine_works
 from .byte_methods import BASELINE, methods_at_bytes
 from .byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
 from .byte_work import (
@@ -23,15 +24,23 @@ from .byte_work import (
     plain_s,
     prefill_s,
     projection_s,
+    prompt_debt,
     string_work_s,
     tree_work_s,
 )
 from .methods import speeds
-from .options import BenchByteConfig, Table, method_names
+from .options import SHAPES, SIZES, BenchByteConfig, Table, method_names
 from .timing import THREAD, deviation, in_turns
 
 WIDTH = 17
 NUM_STRINGS = 1500
+NUM_DEBTS = 14
+UNSCORED_ENDS: tuple[PromptScores, PromptScores] = ("none", "none")
+ENDS: dict[str, tuple[PromptScores, PromptScores]] = {
+    "exact": ("exact", "exact"),
+    "bounded": ("lower", "upper"),
+}
+"""What the safe and the risky model say about a prompt's bytes."""
 Rows = Iterator[tuple[str, ...]]
 """Of a table, the titles first."""
 
@@ -44,10 +53,12 @@ def run(config: BenchByteConfig) -> int:
     pair = measured_pair(config)
     sizes = " and ".join(str(each.model.vocab_size) for each in pair.models.values())
     weights = "random weights" if config.tokenizers else f"{config.train_steps} steps"
+    shape = dict(zip(SIZES, SHAPES[config.shape if config.tokenizers else "small"], strict=True))
     print(
-        f"two Llamas of hidden size 256, 4 layers, V = {sizes}, {weights}, CPU, torch "
-        f"{torch.__version__}, one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes "
-        f"of unseen text, best of {config.runs} runs, error: their standard deviation"
+        f"two Llamas of hidden size {shape['hidden_size']}, {shape['num_hidden_layers']} layers, "
+        f"V = {sizes}, {weights}, CPU, torch {torch.__version__}, "
+        f"one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes of unseen text, "
+        f"best of {config.runs} runs, error: their standard deviation"
     )
     for name in config.tables:
         text_tables.print_lines(TABLES[name](pair, config), WIDTH)
@@ -60,7 +71,8 @@ def measured_pair(config: BenchByteConfig) -> BytePair:
     # Twice the tokens that are asked for: the other tokenizer may make more of the same text.
     context_length = max(16 * (config.prompt_bytes + config.new_bytes), 2 * max(config.contexts))
     if config.tokenizers is not None:
-        return published_pair(config.tokenizers, context_length=context_length, seed=config.seed)
+        folder, shape, seed = config.tokenizers, config.shape, config.seed
+        return published_pair(folder, context_length=context_length, shape=shape, seed=seed)
     if config.folder is not None and config.folder.exists():
         return load_pair(config.folder)
     pair = trained_pair(
@@ -124,13 +136,8 @@ def decode_table(pair: BytePair, config: BenchByteConfig, kind: str, texts: Text
 def prompt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     """The debt of a prompt against two plain prefills; the first byte with debt and without."""
     texts = unseen_texts(pair, config)
-    ends: dict[str, tuple[PromptScores, PromptScores]] = {
-        "no debt": ("none", "none"),
-        "exact": ("exact", "exact"),
-        "bounded": ("lower", "upper"),
-    }
     works: dict[str, Callable[[], float]] = {"prefill": partial(prefill_s, pair, texts)}
-    for name, (safe, risky) in ends.items():
+    for name, (safe, risky) in {"no debt": UNSCORED_ENDS, **ENDS}.items():
         evaluations = (ByteEvaluation(prompt_scores=safe), ByteEvaluation(prompt_scores=risky))
         works[name] = partial(first_byte_s, pair, evaluations, texts)
     if (official := official_bytes(pair)) is not None:
@@ -148,6 +155,29 @@ def prompt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
             debt = _time_cells(seconds[alone], seconds["prefill"], 1)
         without = "official, no debt" if "official" in name else "no debt"
         yield (name, *debt, *_time_cells(seconds[name], seconds[without], 1))
+
+
+def debt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
+    """Bounded prefix debts against exact ones, and what they compute, over prompts."""
+    length = config.prompt_bytes
+    text = pair.held_out.decode()
+    starts = range(0, len(text) - length, (len(text) - length) // NUM_DEBTS)[:NUM_DEBTS]
+    prompts = [list(text[start : start + length].encode()) for start in starts]
+    debts = {name: [prompt_debt(pair, ends, p) for p in prompts] for name, ends in ENDS.items()}
+    exact = torch.tensor([debt.nats for debt in debts["exact"]])
+    yield ("debts", "mean nats", "x exact", "largest", "safe nodes", "risky nodes", "x nodes")
+    for name, own in debts.items():
+        nats = torch.tensor([debt.nats for debt in own])
+        nodes = torch.tensor([debt.num_nodes for debt in own]).float().mean(0)
+        base = torch.tensor([debt.num_nodes for debt in debts["exact"]]).float().mean(0)
+        yield (
+            name,
+            f"{nats.mean():.3f}",
+            f"{(nats / exact).mean():.3f}",
+            f"{(nats / exact).max():.3f}",
+            *(f"{number:.0f}" for number in nodes.tolist()),
+            f"{(nodes.sum() / base.sum()).item():.2f}",
+        )
 
 
 def tree_table(pair: BytePair, config: BenchByteConfig) -> Rows:
@@ -212,6 +242,31 @@ def long_context_table(pair: BytePair, config: BenchByteConfig) -> Rows:
         )
 
 
+def engine_table(pair: BytePair, config: BenchByteConfig) -> Rows:
+    """Whole decoders against plain forwards of what they draw, by how many texts at once."""
+    unseen, length = unseen_texts(pair, config), config.new_bytes
+    texts = drawn_texts(pair, unseen, new_bytes=length, prefetch=config.prefetch, seed=config.seed)
+    settings = {
+        "exact": ByteSettings(),
+        "prefetch": ByteSettings(prefetch=config.prefetch),
+        "tau": ByteSettings(tau=config.tau),
+        "tau, prefetch": ByteSettings(tau=config.tau, prefetch=config.prefetch),
+    }
+    yield ("rows", "engine", "ms/byte", "error", "x transformers", "x token rows")
+    for batch_size in config.batch_sizes:
+        works, decoders = engine_works(pair, texts, settings, batch_size)
+        seconds = in_turns(works, config.runs)
+        num_bytes = dict.fromkeys(works, batch_size * length)
+        num_bytes |= {name: decoder.num_bytes for name, decoder in decoders.items()}
+        ms = {name: [1e3 * s / num_bytes[name] for s in own] for name, own in seconds.items()}
+        for name, own in ms.items():
+            ratios = (min(own) / min(ms[other]) for other in ("transformers", "token rows"))
+            yield (
+                *(str(batch_size), name, f"{min(own):.2f}", f"{deviation(own):.2f}"),
+                *(f"{ratio:.2f}" for ratio in ratios),
+            )
+
+
 @torch.inference_mode()
 def methods_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     """Decoding by each method, one text at a time, beside the risky model alone."""
@@ -238,9 +293,11 @@ TABLES: dict[Table, Callable[[BytePair, BenchByteConfig], Rows]] = {
     "drawn": drawn_table,
     "unseen": unseen_table,
     "prompt": prompt_table,
+    "debts": debt_table,
     "tree": tree_table,
     "strings": string_table,
     "context": long_context_table,
+    "engine": engine_table,
     "methods": methods_table,
 }
 

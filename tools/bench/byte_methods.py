@@ -6,6 +6,7 @@ from typing import Any
 from anchored import Decoder, Generation, ModelPair, PromptCache
 from anchored.decode.rules.rule import Rule, StreamName
 
+from .byte_engine import as_model_pair
 from .byte_pair import BytePair
 from .flops import num_matrix_weights
 from .methods import bench_rules
@@ -60,12 +61,7 @@ def methods_at_bytes(
     pair: BytePair, prompt: Sequence[int], names: Sequence[str], config: BenchByteConfig
 ) -> Mapping[str, MethodAtBytes]:
     """The named methods but for those that tokens alone know, the risky model alone first."""
-    models = ModelPair(
-        pair.models["safe"].model,
-        pair.models["risky"].model,
-        pair.models["safe"].pretrained_tokenizer(),
-        risky_tokenizer=pair.models["risky"].pretrained_tokenizer(),
-    )
+    models = as_model_pair(pair)
     passage = pair.held_out[-config.passage_bytes :].decode(errors="ignore")
     rules = bench_rules(k=config.k, horizon=config.new_bytes, passages=[passage], words=["the"])
     ordered = [BASELINE, *(name for name in names if name not in (BASELINE, *AT_TOKENS_ONLY))]

@@ -14,6 +14,7 @@ import anchored
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.pretrain.tokens.bpe import SplitRule, pre_tokenizer
 
+from .options import Shape
 from .random_inputs import random_llama
 
 END = "<|endoftext|>"
@@ -67,13 +68,15 @@ def trained_pair(
         tokenizer = _trained_tokenizer(rule, vocab_sizes[place], texts)
         end = _token_id(tokenizer, END)
         token_ids = [token for text in texts for token in [end, *tokenizer.encode(text).ids]]
-        model = _small_llama(tokenizer.get_vocab_size(), context_length, seed + place)
+        model = _random_llama(tokenizer.get_vocab_size(), context_length, seed + place)
         _train(model, torch.tensor(token_ids), train_steps, seed + place)
         models[name] = ByteModel(model, tokenizer)
     return BytePair(models, _held_out())
 
 
-def published_pair(folder: Path, *, context_length: int, seed: int = 0) -> BytePair:
+def published_pair(
+    folder: Path, *, context_length: int, shape: Shape = "small", seed: int = 0
+) -> BytePair:
     """Models of random weights with the tokenizers of GPT-2 and Llama 3.
 
     folder: holds gpt2/tokenizer.json and llama3/tokenizer.json; FileNotFoundError without them.
@@ -84,7 +87,8 @@ def published_pair(folder: Path, *, context_length: int, seed: int = 0) -> ByteP
         if not path.exists():
             raise FileNotFoundError(f"there is no {path}")
         tokenizer = Tokenizer.from_file(str(path))
-        model = _small_llama(tokenizer.get_vocab_size(), context_length, seed + place)
+        size = tokenizer.get_vocab_size()
+        model = _random_llama(size, context_length, seed + place, shape)
         models[name] = ByteModel(model, tokenizer, begin, end)
     return BytePair(models, _held_out())
 
@@ -142,9 +146,11 @@ def _trained_tokenizer(rule: SplitRule, vocab_size: int, texts: list[str]) -> To
     return tokenizer
 
 
-def _small_llama(vocab_size: int, context_length: int, seed: int) -> LlamaForCausalLM:
+def _random_llama(
+    vocab_size: int, context_length: int, seed: int, shape: Shape = "small"
+) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    return random_llama("small", vocab_size, context_length, eos_token_id=0)  # END is the first
+    return random_llama(shape, vocab_size, context_length, eos_token_id=0)  # END is the first
 
 
 def _train(model: LlamaForCausalLM, token_ids: torch.Tensor, steps: int, seed: int) -> None:

@@ -16,11 +16,12 @@ from transformers import DynamicCache
 from anchored.decode.byte.byte_row import MAX_DEAD_SLOTS
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.node_law import node_laws
-from anchored.decode.byte.settings import ByteCounts, ByteEvaluation
+from anchored.decode.byte.settings import ByteCounts, ByteEvaluation, PromptScores
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
 from anchored.decode.byte.tree_marginals import TreeMarginals
 from anchored.decode.models.attention import row_attention
+from anchored.decode.rules.prefix_debt import log_likelihood_ratios, prefix_debt
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from anchored.decode.warpers import Warpers
@@ -114,14 +115,15 @@ def byte_streams(pair: BytePair, evaluations: Sequence[ByteEvaluation]) -> list[
     ]
 
 
-def _token_ids(model: ByteModel, data: list[int]) -> list[int]:
+def encoded(model: ByteModel, data: list[int]) -> list[int]:
+    """Tokens of a text behind the start tokens."""
     start = model.vocabulary.start_token_ids
     return [*start, *model.tokenizer.encode(bytes(data).decode(errors="ignore")).ids]
 
 
 def num_tokens(model: ByteModel, texts: Texts) -> int:
-    whole = _token_ids(model, texts.prompt + texts.rest)
-    return len(whole) - len(_token_ids(model, texts.prompt))
+    whole = encoded(model, texts.prompt + texts.rest)
+    return len(whole) - len(encoded(model, texts.prompt))
 
 
 @torch.inference_mode()
@@ -129,8 +131,8 @@ def plain_s(pair: BytePair, texts: Texts) -> float:
     """One cached forward a token of the rest, the models in turns, as a pair is decoded."""
     caches, turns = {}, []
     for name, each in pair.models.items():
-        prompt = _token_ids(each, texts.prompt)
-        rest = _token_ids(each, texts.prompt + texts.rest)[len(prompt) :]
+        prompt = encoded(each, texts.prompt)
+        rest = encoded(each, texts.prompt + texts.rest)[len(prompt) :]
         caches[name] = DynamicCache(config=each.model.config)
         each.model(input_ids=torch.tensor([prompt]), past_key_values=caches[name])
         turns += [(place / len(rest), name, token) for place, token in enumerate(rest)]
@@ -144,7 +146,7 @@ def plain_s(pair: BytePair, texts: Texts) -> float:
 @torch.inference_mode()
 def prefill_s(pair: BytePair, texts: Texts) -> float:
     """One plain prefill of the prompt, both models, logits of its last token only."""
-    prompts = [torch.tensor([_token_ids(each, texts.prompt)]) for each in pair.models.values()]
+    prompts = [torch.tensor([encoded(each, texts.prompt)]) for each in pair.models.values()]
     with Stopwatch(THREAD) as watch:
         for each, prompt in zip(pair.models.values(), prompts, strict=True):
             cache = DynamicCache(config=each.model.config)
@@ -173,6 +175,25 @@ def _read_s(streams: list[ByteStream], prompt: list[int]) -> float:
         for stream in streams:
             stream.read([prompt], [0])
     return watch.seconds
+
+
+class PromptDebt(NamedTuple):
+    """Of one prompt."""
+
+    nats: float
+    """Of a byte."""
+    num_nodes: list[int]
+    """By model."""
+
+
+def prompt_debt(
+    pair: BytePair, ends: tuple[PromptScores, PromptScores], prompt: list[int]
+) -> PromptDebt:
+    """The prefix debt by what both models say about the prompt's bytes."""
+    streams = byte_streams(pair, [ByteEvaluation(prompt_scores=which) for which in ends])
+    safe, risky = (stream.read([prompt], [0]).token_log_probs[0] for stream in streams)
+    nats = prefix_debt(log_likelihood_ratios(risky, safe))
+    return PromptDebt(float(nats), [stream.counts(0).num_nodes for stream in streams])
 
 
 def tree_work_s(

@@ -26,8 +26,10 @@ SHAPES: dict[Shape, tuple[int, ...]] = {
     "tiny": (128, 352, 2, 4, 4),
 }
 
-Table = Literal["drawn", "unseen", "prompt", "tree", "strings", "context", "methods"]
-TABLES: tuple[Table, ...] = get_args(Table)[:-1]
+Table = Literal[
+    "drawn", "unseen", "prompt", "debts", "tree", "strings", "context", "engine", "methods"
+]
+TABLES: tuple[Table, ...] = get_args(Table)[:-2]
 """Those of the byte level itself."""
 
 METHODS = (
@@ -179,7 +181,10 @@ class BenchByteConfig:
     context_debt: DebtEvaluation = "exact"
     """Debt of the contexts where the models are run."""
     tables: tuple[Table, ...] = TABLES
-    """What to measure; methods, which is not among them, decodes by every method."""
+    """What to measure. Two tables are not among them: engine, whole decoders at some batch sizes,
+    and methods, which decodes by every method."""
+    batch_sizes: tuple[int, ...] = (1, 8)
+    """Texts that the engine decodes together."""
     methods: tuple[str, ...] = ("all",)
     """Of that table: all, or names, by spaces or commas; the risky model alone in any case."""
     k: float = 0.5
@@ -189,6 +194,8 @@ class BenchByteConfig:
     tokenizers: Path | None = None
     """Folder of gpt2/tokenizer.json and llama3/tokenizer.json: models of random weights with these
     vocabularies take the place of the trained ones."""
+    shape: Shape = "small"
+    """Of these models: a small one's output layer over so many tokens costs more than all else."""
     prefetch: int = 4
     tau: float = 1e-3
     runs: int = 5
@@ -352,6 +359,8 @@ class BenchPretrainConfig:
     vocab_size: int = LLAMA_3_VOCAB_SIZE
     levers: tuple[str, ...] = ()
     """Only these; empty: all of them."""
+    modelled: bool = False
+    """Run nothing: print a round's time as it follows from counted work, on GPUs not needed."""
 
     def __post_init__(self) -> None:
         check_input(self.config)

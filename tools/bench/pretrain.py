@@ -25,7 +25,11 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 def run(config: BenchPretrainConfig) -> int:
-    """Print a row as each run ends; returns 0."""
+    """Print a row as each run ends, or the model of a round; returns 0."""
+    if config.modelled:
+        from .pretrain_round import run as run_model  # torchtitan and inductor: seconds to import
+
+        return run_model(config)
     batch_size, _ = batch_shape(config.config)
     every_lever = levers(batch_size)
     if unknown := [name for name in config.levers if name not in every_lever]:

@@ -3,7 +3,7 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import cycle, islice
 
@@ -297,10 +297,7 @@ def opened_batch(
     device: torch.device, *, batch_size: int, dtype: torch.dtype, num_bytes: int
 ) -> PairedBatch:
     """A batch of a random pair with two tokenizers that has read its prompts."""
-    models = _byte_models(dtype)
-    safe, risky = (torch.nn.Module.to(model.model, device) for model in models.values())
-    tokenizers = [model.pretrained_tokenizer() for model in models.values()]
-    pair = ModelPair(safe, risky, tokenizers[0], risky_tokenizer=tokenizers[1])
+    pair = model_pair(_byte_models(dtype), device)
     level, sampling = choose_level(pair, "byte"), SamplingConfig()
     requests = [
         Request(prompt_token_ids=list(BYTE_PROMPT), max_new_tokens=num_bytes, seed=seed, index=seed)
@@ -315,6 +312,13 @@ def opened_batch(
     )
     batch.admit(requests)
     return batch
+
+
+def model_pair(models: Mapping[str, ByteModel], device: torch.device) -> ModelPair:
+    """Of "safe" and "risky", on the device."""
+    safe, risky = (torch.nn.Module.to(each.model, device) for each in models.values())
+    tokenizer, risky_tokenizer = (each.pretrained_tokenizer() for each in models.values())
+    return ModelPair(safe, risky, tokenizer, risky_tokenizer=risky_tokenizer)
 
 
 def _byte_models(dtype: torch.dtype) -> dict[str, ByteModel]:

@@ -18,7 +18,7 @@ import torch
 
 from anchored import text_tables
 from anchored.durable_files import write_durably
-from anchored.eval.environment import environment_record
+from anchored.environment import environment_record
 
 from .check import FULL, Sizes
 from .goals import goal_rows

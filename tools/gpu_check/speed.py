@@ -1,4 +1,4 @@
-"""Times on a GPU: one projection and draw, a byte, and a step that drafts."""
+"""Times on a GPU: one projection and draw, and a step that drafts."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -22,16 +22,11 @@ from anchored.tools.bench.kernel import BUDGET_NATS, paper_projection, sample_lo
 from anchored.tools.bench.options import BenchKernelConfig
 from anchored.tools.bench.timing import Stopwatch, half_quartile_range, timed
 
-from .decoding_checks import NUM_BEFORE, opened_batch
-
 TARGET_US = {1: 12.0, 4: 14.0, 16: 25.0, 64: 55.0, 256: 170.0}
 """By batch size, for an H200: what we set out to reach."""
 VOCAB_SIZE = 128_256
 NUM_ROUNDS = 7
 REPLAYS_PER_ROUND = 200
-BYTE_BATCH_SIZES = (1, 4, 16)
-BYTES_PER_ROUND = 64
-NUM_BYTE_ROUNDS = 5
 PROMPT_TOKENS = 256
 NUM_TIMED = 7
 TOKENS_TIMED = 64
@@ -105,35 +100,6 @@ def _captured(device: torch.device, launch: Callable[[], object]) -> torch.cuda.
     with torch.cuda.graph(graph):
         launch()
     return graph
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ByteTiming:
-    """Milliseconds of one step of a whole batch, the median over rounds."""
-
-    batch_size: int
-    ms_per_byte: float
-    error_ms: float
-    """Half the range between the quartiles of the rounds."""
-
-
-def byte_timing(device: torch.device, batch_size: int) -> Iterator[ByteTiming]:
-    """One row, of bfloat16 models."""
-    total = NUM_BEFORE + NUM_BYTE_ROUNDS * BYTES_PER_ROUND
-    batch = opened_batch(device, batch_size=batch_size, dtype=torch.bfloat16, num_bytes=total + 1)
-    for _ in range(NUM_BEFORE):
-        batch.step()
-    times = []
-    for _ in range(NUM_BYTE_ROUNDS):
-        with Stopwatch(device=device) as watch:
-            for _ in range(BYTES_PER_ROUND):
-                batch.step()
-        times.append(1e3 * watch.seconds / BYTES_PER_ROUND)
-    yield ByteTiming(
-        batch_size=batch_size,
-        ms_per_byte=statistics.median(times),
-        error_ms=half_quartile_range(times),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

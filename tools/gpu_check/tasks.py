@@ -14,14 +14,16 @@ from anchored.tools.bench.options import Shape as ModelShape
 from anchored.tools.bench.random_inputs import random_pair
 
 from . import decoding_checks, projection_checks
+from .byte_decoding import byte_timing, byte_work, first_byte_timings
 from .check import DTYPES, RunCheck, Sizes
 from .pair_decoding import pair_timings
 from .parts import Part
-from .speed import BYTE_BATCH_SIZES, TARGET_US, byte_timing, kernel_timings, round_timings
+from .speed import TARGET_US, kernel_timings, round_timings
 
 Row = dict[str, Any]
 PAIR: tuple[ModelShape, ModelShape] = ("tinycomma-1.8b", "llama-8b")
 PAIR_BATCH_SIZES = (1, 4, 16)
+BYTE_BATCH_SIZES = (1, 4, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,11 @@ def tasks_of(part: Part) -> list[Task]:
         return [Task(part, name, 90.0, partial(_checked, run)) for name, run in checks.items()]
     if part == "decode":
         return [
-            Task(part, f"8B + 1.8B at batch {batch_size}", 170.0, partial(_pair_rows, batch_size))
-            for batch_size in PAIR_BATCH_SIZES
+            *(
+                Task(part, f"8B + 1.8B at batch {size}", 170.0, partial(_pair_rows, size))
+                for size in PAIR_BATCH_SIZES
+            ),
+            Task(part, "first byte of 8B + 1.8B", 120.0, _first_byte_rows),
         ]
     kernels = [
         Task(part, f"kernel at batch {batch_size}", 60.0, partial(_kernel_rows, batch_size))
@@ -52,6 +57,7 @@ def tasks_of(part: Part) -> list[Task]:
         Task(part, f"bytes at batch {batch_size}", 60.0, partial(_byte_rows, batch_size))
         for batch_size in BYTE_BATCH_SIZES
     ]
+    byte_level.append(Task(part, "forwards of bytes", 120.0, _byte_work_rows))
     rounds = [
         Task(part, f"drafts at batch {batch_size}", 150.0, partial(_round_rows, batch_size))
         for batch_size in PAIR_BATCH_SIZES[:2]
@@ -84,6 +90,14 @@ def _kernel_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterato
 
 def _byte_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
     yield from _timed(byte_timing(device, batch_size), "byte", sizes)
+
+
+def _byte_work_rows(device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    yield from _timed(byte_work(device), "byte work", sizes)
+
+
+def _first_byte_rows(device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    yield from _timed(first_byte_timings(device, PAIR), "first byte", sizes)
 
 
 def _round_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:

@@ -28,8 +28,32 @@ def test_streamed_pieces_hold_whole_characters_and_join_to_the_text(pair):
         pieces = list(decoder.stream(PROMPTS[3], max_new_bytes=20, seed=seed, temperature=1.5))
         assert [piece.token_id for piece in pieces] == whole.token_ids
         assert "".join(piece.text for piece in pieces) == whole.text
-        assert whole.text == bytes(whole.token_ids).decode(errors="replace")
+        assert whole.text == bytes(whole.token_ids).decode(errors="ignore")
         assert not any("\ufffd" in piece.text for piece in pieces[:-1])
+
+
+def test_a_character_that_the_horizon_cuts_is_whole_in_the_continuation(pair):
+    decoder, snowman = Decoder(pair, SafeOnly()), list("a\u2603".encode())
+    (whole,) = decoder.generate([snowman[:2]], max_new_bytes=2, top_k=1)
+    assert bytes([*snowman[:2], *whole.token_ids]).decode() == "a" + whole.text
+    (cut,) = decoder.generate([snowman[:2]], max_new_bytes=1, top_k=1)
+    (rest,) = decoder.generate(continue_from=cut, max_new_bytes=1, top_k=1)
+    assert (cut.text, rest.text) == ("", whole.text)
+    assert cut.token_ids + rest.token_ids == whole.token_ids
+    assert verify(rest.ledger, pair).is_ok
+
+
+def test_an_empty_prompt_is_what_stands_behind_the_start_tokens(pair):
+    decoder = Decoder(pair, Anchored(k=0.5))
+    results = decoder.generate(["", "s"], max_new_bytes=3)
+    assert [len(result.token_ids) for result in results] == [3, 3]
+    header = results[0].ledger.header
+    assert (header.debt, header.prompt_token_ids) == (0.0, [])
+    assert verify(results[0].ledger, pair).is_ok
+    assert decoder.generate("", max_new_bytes=3)[0].token_ids == results[0].token_ids
+    (score,) = Decoder(pair, SafeOnly()).score([""], ["s"])
+    law = reference_of(pair, "safe").read([[]], [0]).logits[0]
+    assert score.log_prob == pytest.approx(law[ord("s")].item(), abs=1e-9)
 
 
 def test_the_end_of_either_model_ends_the_text(pair):
@@ -204,7 +228,6 @@ def test_ledgers_tell_what_was_computed_and_what_masking_took(pair):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("", "the prompt is empty: give at least one character or one byte"),
         ([300], r"bytes must be in \[0, 256\), got 300"),
         ([0xFF], "not the beginning of a UTF-8 text"),
         ("salt " * 60, r"the prompt has \d+ tokens of the safe model; .*context of 256"),

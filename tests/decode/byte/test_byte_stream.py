@@ -1,5 +1,7 @@
 """The byte-level stream of a model against the definition, and its rows against each other."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -228,3 +230,23 @@ def states_beside_the_trunk(model, tree, sign: int) -> dict[int, torch.Tensor]:
     slots = torch.from_numpy(cache.slot_positions())
     (hidden,) = backbone.forward([0], [forward], [slots])
     return dict(zip(forward.nodes, hidden, strict=True))
+
+
+@one_tokenizer
+def test_what_masking_took_counts_by_the_share_of_each_node(model, vocabulary, prompt, text):
+    stream = stream_of(model, vocabulary)
+    stream.read([prompt[:9]], [0])
+    seen, weighed, masked_mass = set(), 0.0, 0.0
+    for byte in [None, *prompt[9:], *text]:
+        if byte is not None:
+            feed(stream, {0: [byte]})
+        marginals = stream._row(0).marginals
+        _, total = marginals.log_masses()
+        for node in marginals.laws.keys() - seen:
+            share = min(1.0, math.exp(marginals.log_mass[node] - total))
+            weighed += share
+            masked_mass += share * marginals.laws[node].masked_mass
+            seen.add(node)
+    counts = stream.counts(0)
+    assert counts.record()["masked_mass"] == pytest.approx(masked_mass / weighed, rel=1e-9)
+    assert 0 < counts.masked_mass < counts.weighed < len(seen)

@@ -4,7 +4,7 @@ import pytest
 from byte_pairs import PROMPTS, tiny_byte_pair
 from fake_cuda import fake_cuda
 
-from anchored import Anchored, Decoder, ModelPair
+from anchored import Anchored, ByteSettings, Decoder, ModelPair
 from anchored.decode.byte.device_stream import DeviceByteStream
 from anchored.decode.decoder import choose_level
 from anchored.decode.engine.paired_batch import PairedBatch
@@ -38,10 +38,12 @@ def pair_on_device() -> ModelPair:
     return ModelPair(*models, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
 
 
-def assert_bytes_of_the_cpu(rule, prompts, max_new_bytes) -> None:
+def assert_bytes_of_the_cpu(rule, prompts, max_new_bytes, byte_settings=None) -> None:
     settings = {"max_new_bytes": max_new_bytes, "seed": list(range(len(prompts)))}
     expected, actual = (
-        Decoder(pair, rule, level="byte", batch_size=2).generate(prompts, **settings)
+        Decoder(pair, rule, level="byte", batch_size=2, byte_settings=byte_settings).generate(
+            prompts, **settings
+        )
         for pair in (tiny_byte_pair(), pair_on_device())
     )
     for ours, plain in zip(actual, expected, strict=True):
@@ -60,6 +62,12 @@ def test_bytes_and_ledgers_are_those_of_the_cpu(divergence):
     rule = Anchored(k=0.5, divergence=divergence)
     num_prompts = 2 if divergence == "kl" else 1
     assert_bytes_of_the_cpu(rule, PROMPTS[1 : 1 + num_prompts], max_new_bytes=3)
+
+
+@pytest.mark.parametrize("settings", [ByteSettings(prefetch=3), ByteSettings(tau=0.01)])
+def test_what_the_host_chooses_by_masses_gives_them_too(device, settings):
+    """Guesses and nodes left out, with a penalty on the tokens of the text."""
+    assert_bytes_of_the_cpu(Anchored(k=0.5), PROMPTS[:1], 2, settings)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from anchored.decode.engine.request import Request
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models import column_attention
 from anchored.decode.settings import SamplingConfig
+from anchored.tools.bench.methods import bench_rules
 
 # The interpreter divides by zero in lanes that it discards.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -92,12 +93,12 @@ def assert_same(expected, actual) -> None:
         (KL, 2, "eager", 3),
         (KL, 1, "device", "off"),
         (MAX, 2, "device", "off"),
-        (KL, 5, "device", "off"),
+        pytest.param(KL, 5, "device", "off", marks=pytest.mark.slow),
         (MAX, 1, "device", 1),
         (KL, 2, "device", 1),
         pytest.param(KL, 5, "device", 1, marks=pytest.mark.slow),
         (KL, 1, "device", 3),
-        (KL, 2, "device", 3),
+        pytest.param(KL, 2, "device", 3, marks=pytest.mark.slow),
         pytest.param(MAX, 5, "device", 3, marks=pytest.mark.slow),
     ],
 )
@@ -150,6 +151,24 @@ def test_calls_that_need_the_host_give_the_tokens_of_the_cpu(rule, settings):
     )
     assert [r.token_ids for r in actual] == [r.token_ids for r in expected]
     assert not any(result.error for result in actual)
+
+
+METHODS = bench_rules(k=0.5, horizon=4, passages=["t5 t6 t7 t8 t9"], words=["t5", "t6", "t9"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("rule", METHODS.values(), ids=METHODS)
+def test_every_method_gives_the_tokens_of_the_cpu_and_verifies(rule):
+    reads_a_passage = any(reading.takes_passage for reading in rule.streams.values())
+    asked = {"passages": "t5 t7 t9"} if reads_a_passage else {}
+    pairs = [word_pair(place) for place in ("cpu", "cuda")]
+    expected, actual = (
+        generated(pair, rule, PROMPTS[:2], batch_size=2, repetition_penalty=1.3, **asked)
+        for pair in pairs
+    )
+    assert [r.token_ids for r in actual] == [r.token_ids for r in expected]
+    assert all(verify(result.ledger, pairs[1]).is_ok for result in actual)
 
 
 @pytest.mark.usefixtures("device")
@@ -234,7 +253,7 @@ def test_an_eager_token_waits_once_and_a_prompt_for_its_debt(device, num_rows):
     assert waits.total() == 3
 
 
-@pytest.mark.parametrize("num_drafts", [0, 2])
+@pytest.mark.parametrize("num_drafts", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_waits_for_nothing_and_a_look_once(device, num_drafts):
     batch = opened(word_pair("cuda"), num_drafts)
     batch.admit(asked(2))

@@ -1,5 +1,7 @@
 """Streamed text equals decoded text, whatever the tokens or bytes."""
 
+import codecs
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,7 +53,21 @@ def test_pieces_are_whole_characters_that_join_to_the_text(text):
 def test_ill_formed_bytes_are_replaced_and_nothing_after_them_is_lost(data):
     stream = TextStream(ByteText())
     pieces = [stream.push(byte) for byte in data] + [stream.finish()]
-    assert "".join(pieces) == data.decode(errors="replace")
+    unfinished = codecs.getincrementaldecoder("utf-8")("replace")
+    assert "".join(pieces) == unfinished.decode(data)
+
+
+@given(st.text(min_size=1, max_size=5), st.data())
+def test_a_character_that_is_cut_is_whole_behind_the_cut(text, data):
+    symbols = text.encode()
+    cut = data.draw(st.integers(0, len(symbols)))
+    begun = symbols[len(symbols[:cut].decode(errors="ignore").encode()) : cut]
+    streams = TextStream(ByteText()), TextStream(ByteText(begun))
+    for stream, part in zip(streams, (symbols[:cut], symbols[cut:]), strict=True):
+        for byte in part:
+            stream.push(byte)
+        stream.finish()
+    assert "".join(stream.text for stream in streams) == text
 
 
 def test_a_stop_string_is_found_across_bytes():

@@ -129,19 +129,6 @@ def test_both_ways_leave_the_padding_out_and_agree(bias, num_rows):
     torch.testing.assert_close(by_weight, by_forward)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("num_rows", [3, ROWS_PER_TILE + 1])
-@torch.inference_mode()
-def test_tiles_are_the_logits_in_the_order_of_the_tokens(bias, num_rows, monkeypatch):
-    monkeypatch.setattr(linear, "COLUMNS_PER_TILE", 128)
-    hidden, token_ids = torch.randn(num_rows, 32, dtype=torch.float64), torch.randperm(300)
-    for layer in layers(bias):
-        firsts, tiles = zip(*layer.tiles(hidden, token_ids), strict=True)
-        assert firsts == (0, 128, 256)
-        logits = layers(bias)[0].logits(hidden)
-        torch.testing.assert_close(torch.cat(tiles, 1), logits[:, token_ids])
-
-
 @torch.inference_mode()
 def test_a_layer_that_cannot_be_read_is_run_tile_by_tile():
     _, opaque = layers(bias=False)

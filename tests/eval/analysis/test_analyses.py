@@ -2,11 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from recorded_runs import HOSTILE, record_run
 
+from anchored import event_bound
+from anchored.eval.analysis import evaluated, registry
 from anchored.eval.analysis.budgets import acceptance, budget_trajectories, overlap_bound
 from anchored.eval.analysis.copied_spans import (
     debt_deciles,
@@ -15,8 +18,14 @@ from anchored.eval.analysis.copied_spans import (
     start_positions,
 )
 from anchored.eval.analysis.divergences import prefix_ratios, step_divergences
+from anchored.eval.analysis.evaluated import (
+    character_overlap,
+    copying_distribution,
+    judged_figures,
+    judgement,
+)
 from anchored.eval.analysis.factuality import precision_by_group
-from anchored.eval.analysis.recorded_run import NotMeasured, RecordedRun
+from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.registry import ANALYSES, analyses, write_analyses
 from anchored.eval.figures.distributions import density, tail
 
@@ -108,13 +117,77 @@ def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
     figures = {"macro": {"mean": 0.5, "std": None, "num_seeds": 1}}
     settings = [{"setting": "k=1", "by_group": {"rare": figures, "frequent": {"macro": None}}}]
     path.write_text(json.dumps({"judge": "factuality", "settings": settings}))
-    (row,) = precision_by_group(run, path).rows
+    run = replace(run, named={"factuality": path})
+    (row,) = precision_by_group(run).rows
     assert (row["k"], row["rare"].mean, row["frequent"]) == (1.0, 0.5, None)
-    with pytest.raises(NotMeasured, match="--factuality"):
-        precision_by_group(run, None)
     path.write_text('{"judge": "fluency"}')
     with pytest.raises(ValueError, match=r"factuality\.json is not what anchored judge factual"):
-        precision_by_group(run, path)
+        precision_by_group(run)
+
+
+def test_copied_spans_have_shares_and_quantiles_under_the_settings_own_names(run):
+    rows = copying_distribution(run).rows
+    assert [row["setting"] for row in rows] == list(run.by_setting)
+    assert (rows[0]["above 6"], rows[0]["above 50"], rows[0]["q1.0"]) == (0.5, 0.0, 9)
+
+
+def test_judges_have_their_figures_and_what_failed_is_counted(run):
+    safe, *_, risky = judgement("fluency", run).rows
+    assert (safe["fluency"].mean, safe["fluency"].std, safe["failed"]) == (4.0, 0.5, 1)
+    assert risky["fluency"] is None and risky["failed"] == 1
+    assert judgement("factuality", run).rows[1]["failed"] == 2
+    rate = judgement("win-rate", run).rows[1]
+    assert (rate["win rate"], rate["from"], rate["to"]) == (0.75, 0.5, 1.0)
+    figures = judged_figures(run)
+    assert list(figures) == ["fluency", "factuality", "win-rate"]
+    assert figures["win-rate"] == {"p_s": 0.75, "k=1": 0.75, f"k=2 {HOSTILE}": 0.75, "p_r": None}
+
+
+def test_characters_stand_beside_fluency_where_that_was_judged(run):
+    rows = character_overlap(run).rows
+    assert (rows[1]["overlap"].mean, rows[1]["fluency"].mean, rows[1]["with debt"]) == (0.5, 4.0, 1)
+    (run.folder / "evaluation/fluency.json").unlink()
+    alone = character_overlap(RecordedRun(run.folder))
+    assert alone.rows[1]["fluency"] is None
+    assert alone.draw is None  # nothing has both figures
+
+
+def test_trade_offs_are_of_the_settings_that_have_both_figures(run, tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(evaluated, "plot_methods", lambda panels, path, **more: seen.update(panels))
+    judgement("fluency", run).draw(tmp_path / "one.svg")
+    points = {(own.role, own.method): (own.protection, own.utility) for own in seen[""]}
+    assert points["safe", "p_s"] == points["anchored", "Anchored"] == (0.5, 4.0)
+    assert math.isnan(points["risky", "p_r"][1])
+    assert [own.label for own in seen[""]] == ["", "k=1", f"k=2 {HOSTILE}", ""]
+
+
+def test_methods_of_a_sweep_are_drawn_but_not_its_ablations(run):
+    path = run.folder / "results.json"
+    results = json.loads(path.read_text())
+    for row, method in zip(results["rows"], ["p_s", "Ours", "System", "p_r"], strict=True):
+        row["method"] = method
+    results["methods"] = {
+        "p_s": {"figures": ["methods"], "is_swept": False},
+        "p_r": {"figures": ["methods"], "is_swept": False},
+        "Ours": {"figures": ["debt"], "is_swept": False},
+        "System": {"figures": ["methods"], "is_swept": False},
+    }
+    path.write_text(json.dumps(results))
+    found = judgement("fluency", RecordedRun(run.folder)).draw.args[0][""]
+    assert [(own.method, own.role) for own in found] == [
+        ("p_s", "safe"),
+        ("System", "baseline"),
+        ("p_r", "risky"),
+    ]
+
+
+def test_the_bound_says_how_likely_a_text_was_to_begin_with_its_reference(run):
+    (own, ledger), _ = run.ledgers("k=1")
+    bound = ledger.header.bound
+    assert run.copy_probability(own, ledger) == event_bound(bound, -2.0) > math.exp(-2)
+    (own, ledger), _ = run.ledgers("p_r")
+    assert run.copy_probability(own, ledger) is None
 
 
 def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
@@ -124,13 +197,13 @@ def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
         assert np.trapezoid(densities, points) == pytest.approx(1, abs=0.01)
 
 
-def test_all_of_them_are_written_with_a_picture_each(run, tmp_path):
+def test_all_of_them_are_written_with_a_picture_each(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "SUFFIXES", (".svg",))  # of pictures, which take longest
     result = analyses(run)
-    assert set(result.found) == set(ANALYSES)
-    assert list(result.not_measured) == ["precision_by_group"]
+    assert list(result.found) == list(ANALYSES) and not result.not_measured
     write_analyses(result.found, tmp_path / "analysis")
-    for name in ANALYSES:
-        for suffix in ("md", "tex", "csv", "png", "svg"):
+    for name in result.found:
+        for suffix in ("md", "tex", "csv", "svg"):
             assert (tmp_path / "analysis" / f"{name}.{suffix}").stat().st_size
 
 

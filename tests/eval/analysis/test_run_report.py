@@ -2,16 +2,17 @@
 
 import base64
 import hashlib
+import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import pytest
+from browser import CHROMIUM, browser_page
 from recorded_runs import HOSTILE, record_run
 
+from anchored.eval.analysis.evaluated import judgement
 from anchored.eval.analysis.recorded_run import RecordedRun
-from anchored.eval.analysis.registry import ANALYSES, analyses
+from anchored.eval.analysis.registry import ANALYSES, Analyses, analyses
 from anchored.eval.analysis.run_report import run_report
 
 VOID = {"meta", "img"}
@@ -54,6 +55,11 @@ class Page(HTMLParser):
 def report_on(folder, num_texts=2):
     run = RecordedRun(folder)
     return run_report(run, analyses(run), num_texts=num_texts)
+
+
+def tables_on(folder):
+    """Without analyses, whose pictures take longest."""
+    return run_report(RecordedRun(folder), Analyses(), num_texts=0)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +120,51 @@ def test_tokens_tell_what_they_spent(page):
 
 
 def test_what_is_missing_is_said(report, page):
-    assert "anchored judge factuality" in report.not_measured["precision_by_group"]
+    assert list(report.not_measured) == ["speed"]
     assert "Not measured" in page.texts
+
+
+def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
+    folder = record_run(tmp_path / "run")
+    report = tables_on(folder)
+    (results, *_) = report.sections
+    titles = [column.title for column in results.columns]
+    assert titles[8] == "bpb mixture" and titles[10:13] == ["fluency", "factuality", "win rate"]
+    assert "| 4.00 (0.50) | 0.50 | 0.75 |" in report.markdown()
+    for path in (folder / "evaluation").glob("*.json"):
+        path.unlink()
+    missing = analyses(RecordedRun(folder)).not_measured
+    assert missing["win_rate"].startswith("no results of anchored judge win-rate are here")
+    assert {"fluency", "factuality", "character_overlap", "copying_distribution"} <= set(missing)
+
+
+def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
+    books = record_run(tmp_path / "books", ledgers=False)
+    path = books / "results.json"
+    path.write_text(path.read_text().replace('"mean": 0.5', '"mean": 0.875'))
+    own = RecordedRun(record_run(tmp_path / "bios"), ncr_of=RecordedRun(books))
+    (results, *_) = run_report(own, Analyses(), num_texts=0).sections
+    assert [row["ncr"].mean for row in results.rows] == [0.875] * 4
+    assert results.rows[0]["minhash"].mean == 0.5 and "NCR is that of books" in results.note
+    points = judgement("factuality", own).draw.args[0][""]
+    assert [each.protection for each in points] == [0.875] * 4
+
+
+def test_the_best_factuality_of_each_protected_method_is_a_table_of_its_own(tmp_path):
+    folder = record_run(tmp_path / "run")
+    path = folder / "results.json"
+    results = json.loads(path.read_text())
+    for row, method in zip(results["rows"], ["p_s", "Anchored", "Anchored", "p_r"], strict=True):
+        row |= {"method": method, "ncr": {"mean": 0.8, "std": None, "num_metrics": 6}}
+    results["methods"] = {name: {"is_swept": True} for name in ("p_s", "Anchored", "p_r")}
+    path.write_text(json.dumps(results))
+    judged = folder / "evaluation/factuality.json"
+    own = json.loads(judged.read_text())
+    own["settings"][2]["macro"]["mean"] = 0.75  # of k=1
+    judged.write_text(json.dumps(own))
+    (table,) = [own for own in tables_on(folder).sections if "by factuality" in own.title]
+    assert [row["setting"] for row in table.rows] == ["p_s", "k=1", "p_r"]
+    assert [row["fluency"] and row["fluency"].mean for row in table.rows] == [4.0, 4.0, None]
 
 
 def test_tables_stand_in_markdown_and_latex_too(report):
@@ -146,13 +195,40 @@ def test_a_run_that_has_only_texts_gives_a_page(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium on the PATH")
-def test_a_browser_shows_it_and_runs_nothing(report, tmp_path):
-    page = tmp_path / "report.html"
-    page.write_text(report.html(), encoding="utf-8")
-    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    shot = tmp_path / "page.png"
-    command = [*words, f"--screenshot={shot}", "--window-size=1200,2000", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert shot.stat().st_size > 10_000
-    assert "Content Security Policy" not in done.stderr  # neither style nor picture was refused
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+def test_a_browser_shows_all_of_it_and_refuses_and_loads_nothing(report, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(report.html(), encoding="utf-8")
+    with browser_page(file, tmp_path / "profile") as page:
+        assert page.messages == [] and page.requests == [file.as_uri()]
+        pictures = page.value(
+            "Array.from(document.images, i => i.complete && i.naturalWidth * i.width)"
+        )
+        # The picture that the run drew is no PNG; those of the analyses are there.
+        assert len(pictures) == len(ANALYSES) + 1
+        assert pictures[0] == 0 and all(width > 100 for width in pictures[1:])
+        tooltips = page.value("Array.from(document.querySelectorAll('span[title]'), s => s.title)")
+        assert len(tooltips) == 2 * 4 * 3 and "spend 0.25, allowance 0.25" in tooltips[4]
+        look = "s => getComputedStyle(s)"
+        marks = f"Array.from(document.querySelectorAll('article mark'), {look})"
+        lines = page.value(f"{marks}.map(s => s.textDecorationLine)")
+        assert lines == ["overline"] * 2 * 4  # one copied span in each text
+        colours = f"Array.from(document.querySelectorAll('span.s2'), {look})"
+        shades = page.value(f"{colours}.map(s => s.backgroundColor)")
+        assert shades and not [shade for shade in shades if shade == "rgba(0, 0, 0, 0)"]
+        assert HOSTILE in page.value("document.body.innerText")
+        page.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+def test_the_browser_would_tell_of_scripts_and_of_what_is_loaded(report, tmp_path):
+    file = tmp_path / "report.html"
+    hostile = '<script>document.title = "x"</script><img src="file:///none.png" onerror="x">'
+    file.write_text(report.html().replace("</body>", f"{hostile}</body>"), encoding="utf-8")
+    with browser_page(file, tmp_path / "profile") as page:
+        told = "\n".join(page.messages)
+        assert page.value("document.title") != "x"
+    for what in ("inline script", "none.png", "inline event handler"):
+        assert what in told

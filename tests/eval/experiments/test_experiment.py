@@ -2,12 +2,13 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
 from byte_pairs import tiny_byte_pair
 
-from anchored import Ledger, MemFree, ModelPair, PromptRatios, TokenSwap
+from anchored import Ledger, MemFree, ModelPair, PromptRatios, TokenSwap, event_bound
 from anchored.eval.experiments import generations
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import (
@@ -16,9 +17,9 @@ from anchored.eval.experiments.generations import (
     read_all_prompts,
     read_generations,
 )
-from anchored.eval.experiments.measures import MEASURES, measure
+from anchored.eval.experiments.measures import MEASURES, measure, reference_log_probs
 from anchored.eval.experiments.results import terminal_report, write_results
-from anchored.eval.experiments.summary import summarize
+from anchored.eval.experiments.summary import VERBATIM, copy_probabilities, summarize
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
 
@@ -49,6 +50,35 @@ def experiment(tmp_path_factory, pair) -> Experiment:
         measure(built, name, pair)
     built.write_rows("questions", [])
     return built
+
+
+def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment, pair, tmp_path):
+    assert copy_probabilities(experiment, experiment.settings[1]) == [None] * 4  # not measured
+    own = replace(experiment, folder=tmp_path / "copy")
+    shutil.copytree(experiment.folder, own.folder)
+    measure(own, VERBATIM, pair)
+    (nats,) = {row["safe_log_prob"] for row in own.read_rows(VERBATIM)}
+    safe, some, more, risky = summarize(own)
+    assert safe.recited == pytest.approx(math.exp(nats)) and risky.recited is None
+    bounds = [row["bound"] for row in read_generations(own, own.settings[1])]
+    assert some.recited == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
+    assert safe.recited < some.recited < more.recited <= 1
+    own.write_rows("questions", [])
+    write_results(own, {"settings": {"seeds": [0, 1]}})
+    page = (own.folder / "side_by_side.html").read_text()
+    assert page.count("begins with the reference with p &lt;=") == 2 * 3  # texts with a bound
+    assert "recited, at most" in (own.folder / "table.md").read_text()
+
+
+def test_prompts_without_a_reference_have_no_such_bound(experiment, pair, tmp_path):
+    first, second = experiment.prompts
+    some = replace(experiment, prompts=[replace(first, reference=""), second])
+    assert list(reference_log_probs(some, pair)) == [second.id]
+    none = replace(some, prompts=[some.prompts[0]], folder=tmp_path / "copy")
+    assert reference_log_probs(none, pair) == {}
+    shutil.copytree(experiment.folder, none.folder)
+    measure(none, VERBATIM, pair)
+    assert copy_probabilities(none, none.settings[1]) == [None] * 4
 
 
 def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):
@@ -149,7 +179,7 @@ def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, 
 
 
 def test_a_measure_gives_rows_of_every_setting_by_name(experiment):
-    assert list(MEASURES) == ["copying", "utility", "questions"]
+    assert list(MEASURES) == ["copying", "utility", "questions", VERBATIM]
     names = [setting.name for setting in experiment.settings]
     examples = experiment.read_rows("copying")
     assert [row["setting"] for row in examples] == [name for name in names for _ in range(4)]

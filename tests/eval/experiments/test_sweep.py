@@ -203,6 +203,7 @@ def test_prompts_that_are_saved_are_read_again(tmp_path):
     prompts = [
         Prompt(id="a", title="A", prompt="the", reference=" keeper"),
         Prompt(id="b", title="b", prompt="x", reference="z", domain="books", passage="y"),
+        Prompt(id="c", title="c", prompt="x", reference="", about={"characters": [["Ann"]]}),
     ]
     save_prompts(prompts, tmp_path / "prompts.jsonl")
     assert load_prompts(tmp_path / "prompts.jsonl") == prompts

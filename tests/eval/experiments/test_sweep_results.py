@@ -116,5 +116,5 @@ def test_points_without_a_place_are_not_drawn_and_references_are_not_labelled(su
     points = sweep_results._points(results, "methods")
     assert [point.label for point in points] == ["", "", "", "k=1", "k=2", "k=4"]
     assert [point.role for point in points] == ["safe", "risky", "baseline"] + ["anchored"] * 3
-    assert math.isnan(points[2].bits_per_byte) and points[3].bits_per_byte == 2.75
+    assert math.isnan(points[2].utility) and points[3].utility == 2.75
     assert sweep_results._points(results, "debt") == []

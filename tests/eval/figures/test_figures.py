@@ -1,5 +1,6 @@
 """Pictures: what is drawn where, file formats, and refusals."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from anchored import Anchored, Decoder, with_divergences
+from anchored import Anchored, Decoder, RiskyOnly, with_divergences
 from anchored.eval.figures import curves, trade_off
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
@@ -19,6 +20,8 @@ from anchored.eval.figures.curves import (
 )
 from anchored.eval.figures.style import label_points
 from anchored.eval.figures.trade_off import (
+    NCR,
+    Scale,
     TradeOffPoint,
     pareto_front,
     plot_methods,
@@ -26,10 +29,12 @@ from anchored.eval.figures.trade_off import (
 )
 
 POINTS = [
-    TradeOffPoint(label="p_s", role="safe", ncr=1.0, bits_per_byte=2.4),
-    TradeOffPoint(label="k=0.1", role="anchored", ncr=0.99, bits_per_byte=2.38, ncr_std=0.02),
-    TradeOffPoint(label="k=2", role="anchored", ncr=0.6, bits_per_byte=2.1),
-    TradeOffPoint(label="p_r", role="risky", ncr=0.0, bits_per_byte=2.0),
+    TradeOffPoint(label="p_s", role="safe", protection=1.0, utility=2.4),
+    TradeOffPoint(
+        label="k=0.1", role="anchored", protection=0.99, utility=2.38, protection_std=0.02
+    ),
+    TradeOffPoint(label="k=2", role="anchored", protection=0.6, utility=2.1),
+    TradeOffPoint(label="p_r", role="risky", protection=0.0, utility=2.0),
 ]
 TRAJECTORY = BudgetTrajectory(
     label="k=0.5", k=0.5, debt=0.8, bound=1.2, spends=[0, 0.2, 0.5, 0.4], accepted=[1, 0, 1, 0]
@@ -82,7 +87,7 @@ def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, count
 
 
 def point(label, ncr, bits, method="m", role="baseline"):
-    return TradeOffPoint(label=label, role=role, ncr=ncr, bits_per_byte=bits, method=method)
+    return TradeOffPoint(label=label, role=role, protection=ncr, utility=bits, method=method)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +103,24 @@ def point(label, ncr, bits, method="m", role="baseline"):
 )
 def test_the_front_is_what_no_other_point_betters(figures, front):
     points = [point(name, *each) for name, each in zip("abcd", figures, strict=False)]
-    assert "".join(each.label for each in pareto_front(points)) == front
+    found = pareto_front(points, NCR, Scale.bits_per_byte(""))
+    assert "".join(each.label for each in found) == front
+
+
+def test_a_front_of_figures_that_should_be_small_and_large():
+    points = [point("a", 0.1, 4.0), point("b", 0.2, 4.5), point("c", 0.3, 4.2)]
+    found = pareto_front(points, Scale("copied", lower_is_better=True), Scale("fluency"))
+    assert "".join(each.label for each in found) == "ab"
 
 
 def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
     ours = [point("k=1", 0.9, 2.2, "Anchored", "anchored"), point("k=9", 0.4, 2.0, "Anchored")]
-    ours[1] = replace(ours[1], role="anchored", ncr_std=0.1)
+    ours[1] = replace(ours[1], role="anchored", protection_std=0.1)
     panels = {
         "One": [*ours, point("", 0.8, 2.4, "NoOpt"), point("gone", math.nan, 2.0, "Nothing")],
         "Two": [*ours, point("n=1", 0.3, 2.3, "NoDebt"), point("n=2", 0.5, 2.1, "NoOpt")],
     }
-    options = {"title": "Methods", "utility_name": "held-out extra", "num_seeds": 3}
+    options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra"), "num_seeds": 3}
     for name in ("first.svg", "second.svg"):
         plot_methods(panels, tmp_path / name, **options)
     assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
@@ -163,6 +175,31 @@ def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp
     assert line_of(axes, "allowance").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.2])
     assert list(line_of(axes, "bound").get_ydata()) == [1.2, 1.2]
     assert list(line_of(axes, "risky model intervened").get_xdata()) == [2, 4]
+
+
+def test_other_schedules_are_drawn_as_they_are(drawn, tmp_path):
+    fixed, other = (replace(TRAJECTORY, schedule=name) for name in ("fixed", "global"))
+    plot_budget_trajectories([fixed, other], tmp_path / "budget.png")
+    # Fixed: k above what was spent before. Global: all of the bound from the first token on.
+    assert line_of(drawn[0], "allowance").get_ydata() == pytest.approx([0.5, 0.5, 0.7, 1.2])
+    assert line_of(drawn[1], "allowance").get_ydata() == pytest.approx([1.2] * 4)
+    caption = drawn[0].get_figure(root=True).get_supxlabel()
+    assert "Fixed: k nats" in caption and "Global: all" in caption and "accrue" not in caption
+
+
+@pytest.mark.parametrize("settings", [{"budget": "fixed", "k": 0.5}, {"budget": "global", "K": 3}])
+def test_the_allowance_of_a_trajectory_is_that_of_its_ledger(pair, settings):
+    (result,) = Decoder(pair, Anchored(**settings)).generate("the keeper of", max_new_tokens=6)
+    shown = BudgetTrajectory.of("", result.ledger)
+    spent = list(itertools.accumulate((s.spend for s in result.ledger.steps), initial=0.0))
+    allowed = [before + s.budget for before, s in zip(spent, result.ledger.steps, strict=False)]
+    assert shown.allowed == pytest.approx(allowed, abs=1e-6)
+
+
+def test_a_text_without_a_bound_has_no_budget_to_draw(pair):
+    (result,) = Decoder(pair, RiskyOnly()).generate("the keeper of", max_new_tokens=2)
+    with pytest.raises(ValueError, match="text: risky_only has no bound"):
+        BudgetTrajectory.of("text", result.ledger)
 
 
 @pytest.mark.parametrize(("count", "num_panels"), [(1, 1), (4, 4), (5, 6)])
@@ -233,7 +270,7 @@ def test_matplotlib_settings_are_left_as_they_were(tmp_path):
 
 
 def plot_nothing_of_methods(points, path):
-    plot_methods({"One": points}, path, title="", utility_name="")
+    plot_methods({"One": points}, path, title="", utility=Scale(""))
 
 
 @pytest.mark.parametrize(

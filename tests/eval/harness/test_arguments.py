@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from anchored import Anchored, Decoder, SafeOnly
+from anchored import Anchored, ByteSettings, Decoder, SafeOnly
 from anchored.eval.harness.arguments import HarnessArguments
 from anchored.eval.harness.model import AnchoredLM
 
@@ -108,6 +108,10 @@ def test_pair_and_decoder_take_every_argument_by_name(pair_folders):
         {"device": "cpu"},
     )
     assert as_bytes.decoder.level.byte_settings.debt == "bounded"
+    settings = "level=byte,byte_tau=0.001,byte_prefetch=4,byte_mode=raw,byte_warped=byte"
+    as_bytes = AnchoredLM.create_from_arg_string(f"safe={safe},risky={risky},k=2,{settings}")
+    expected = ByteSettings(tau=0.001, prefetch=4, mode="raw", warped="byte")
+    assert as_bytes.decoder.level.byte_settings == expected
 
 
 def test_ratios_and_quantisation_come_from_files(pair, tmp_path):

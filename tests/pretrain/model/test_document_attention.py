@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
-from anchored.pretrain.model.tinycomma import DocumentAttention, TinyComma, document_mask, flavors
+from anchored.pretrain.model.attention import DocumentAttention, document_mask
+from anchored.pretrain.model.tinycomma import TinyComma, flavors
 from anchored.pretrain.plan.loader import document_ids
 
 BOS = 0

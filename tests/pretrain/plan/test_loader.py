@@ -7,9 +7,11 @@ from itertools import islice
 import pytest
 import torch
 
+from anchored.pretrain.job_config import JobConfig
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.plan.loader import SequenceLoader
 from anchored.pretrain.plan.order import KeyedPermutation
+from anchored.pretrain.run import train_spec
 
 GLOBAL_BATCH = 8
 SEQ_LEN = 16
@@ -99,6 +101,47 @@ def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, p
     # Each window costs one place in a permutation, wherever the run stands.
     assert reads == list(range(position, position + 8))
     assert len(places) == len(reads)
+
+
+def test_a_disk_that_does_not_answer_is_not_noticed_for_a_whole_step(plan, monkeypatch):
+    tokens, answers, reads = DataPlan.tokens, threading.Event(), []
+
+    def read(plan, sequence):
+        assert answers.wait(30), "the step waited for the disk"
+        reads.append(sequence)
+        return tokens(plan, sequence)
+
+    monkeypatch.setattr(DataPlan, "tokens", read)
+    answers.set()
+    (loader,) = loaders(plan, 1, 1, num_prefetched=GLOBAL_BATCH)
+    batches = iter(loader)
+    next(batches)
+    while len(reads) < 1 + GLOBAL_BATCH:
+        time.sleep(0.001)
+    answers.clear()
+    assert len(list(islice(batches, GLOBAL_BATCH))) == GLOBAL_BATCH
+    assert loader.state_dict()["next_sequence"] == 1 + GLOBAL_BATCH
+    answers.set()
+    batches.close()
+
+
+def test_a_run_reads_a_step_ahead_into_pinned_memory_where_there_is_a_gpu(plan, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: pinned.append(one.shape) or one)
+    monkeypatch.setattr(train_spec, "open_plan", lambda config: plan)
+    config = JobConfig()
+    config.training.local_batch_size, config.training.global_batch_size = 2, 48
+    sizes = []
+    for has_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        loader = train_spec._build_loader(
+            dp_world_size=4, dp_rank=0, tokenizer=None, job_config=config
+        )
+        batches = iter(loader)
+        next(batches)
+        batches.close()
+        sizes.append((loader._num_prefetched, len(pinned) >= 2))
+    assert sizes == [(6, False), (6, True)]
 
 
 def test_document_ids_rise_where_documents_begin(plan):

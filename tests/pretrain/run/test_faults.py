@@ -75,12 +75,71 @@ def test_weights_that_are_not_finite_are_never_saved(write_config, tmp_path, mon
     assert list(checkpoint_steps(run / "checkpoint")) == [3]
 
 
+@pytest.fixture(scope="module")
+def whole(write_config, tmp_path_factory):
+    """The unbroken run on two processes that broken ones are compared with."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(write_config(folder), num_processes=2)
+    return folder
+
+
+def assert_equal_runs(run, whole):
+    curves = [lines_of(folder / "metrics.jsonl") for folder in (run, whole)]
+    assert [line["step"] for line in curves[0]] == list(range(1, 25))
+    for ours, theirs in zip(*curves, strict=True):
+        assert ours["loss"] == theirs["loss"] and ours["source_tokens"] == theirs["source_tokens"]
+    record = json.loads((run / "run.json").read_text())["model"]
+    last = [folder / "checkpoint" / "step-24" for folder in (run, whole)]
+    ours, theirs = (llama_weights(path, record, torch.float32) for path in last)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_run_whose_checkpoints_are_damaged_ends_as_the_unbroken_one(
+    whole, write_config, tmp_path
+):
+    run, saves = tmp_path / "run", {"interval": 4}
+    train(write_config(run, steps=16, checkpoint=saves), num_processes=2)
+    checkpoint = run / "checkpoint"
+    flipped = bytearray((checkpoint / "step-16" / "__0_0.distcp").read_bytes())
+    flipped[len(flipped) // 2] ^= 64
+    (checkpoint / "step-16" / "__0_0.distcp").write_bytes(flipped)
+    (checkpoint / "step-12" / "__1_0.distcp").unlink()  # of the other process
+    torn = checkpoint / "step-8" / ".metadata"
+    torn.write_bytes(torn.read_bytes()[:-5])
+    programs = start_run(write_config(run, checkpoint=saves), num_processes=2)
+    (line,) = (line for line in programs[0].wait_for_success().splitlines() if "set aside" in line)
+    for reason in (
+        "step-16.torn (__0_0.distcp is not what was written)",
+        "step-12.torn (__1_0.distcp is missing)",
+        "step-8.torn (.metadata is not what was written)",
+        f"resuming from {checkpoint}/step-4",
+    ):
+        assert reason in line
+    assert_equal_runs(run, whole)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_disk_that_is_full_for_a_while_ends_as_the_unbroken_one(
+    whole, write_config, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    config = write_config(run, checkpoint={"interval": 4})
+    faults = {3: "full disk", 11: "room again"}
+    programs = run_with(faults, config, monkeypatch, num_processes=2)
+    output = programs[0].wait_for_success()
+    assert "Traceback" not in output
+    for step in (4, 8):
+        failed = f"step {step} could not be saved ([Errno 28] No space left on device)"
+        assert sum(failed in line for line in output.splitlines()) == 1
+    assert list(checkpoint_steps(run / "checkpoint")) == [12, 16, 20, 24]
+    assert_equal_runs(run, whole)
+
+
 @pytest.mark.slow
 def test_a_run_whose_processes_are_killed_in_turn_ends_as_the_unbroken_one(
-    write_config, tmp_path, monkeypatch
+    whole, write_config, tmp_path, monkeypatch
 ):
-    whole = write_config(tmp_path / "whole")
-    train(whole, num_processes=2)
     config = write_config(tmp_path / "run", checkpoint={"interval": 4, "async_mode": "async"})
     monkeypatch.setenv("FAULTS", json.dumps({3: "kill 1", 8: "kill 0", 14: "kill 1", 15: "kill 0"}))
     monkeypatch.setenv("FAULTS_DONE", str(tmp_path))
@@ -96,14 +155,7 @@ def test_a_run_whose_processes_are_killed_in_turn_ends_as_the_unbroken_one(
     )
     assert status == 0
     assert len(list(tmp_path.glob("*-[01]"))) == 4  # every fault has happened
-    curves = [lines_of(tmp_path / name / "metrics.jsonl") for name in ("run", "whole")]
-    assert [line["step"] for line in curves[0]] == list(range(1, 25))
-    for ours, theirs in zip(*curves, strict=True):
-        assert ours["loss"] == theirs["loss"] and ours["source_tokens"] == theirs["source_tokens"]
-    record = json.loads((tmp_path / "run" / "run.json").read_text())["model"]
-    last = [tmp_path / name / "checkpoint" / "step-24" for name in ("run", "whole")]
-    ours, theirs = (llama_weights(path, record, torch.float32) for path in last)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert_equal_runs(tmp_path / "run", whole)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_a_layer_saves_the_activations_that_are_counted():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        output = model.layers["0"](hidden, model.freqs_cis, None)
+        output = model.layers["0"](hidden, None, None)
     # On a CPU both norms also keep their output before it is scaled; the fused ones do not.
     values = layer_activation_values(args, is_compiled=False) + 2 * args.dim
     # Rotary angles and the norms' reciprocals are not counted.
@@ -43,9 +43,15 @@ def test_the_1_8b_model_is_estimated_on_one_and_on_eight_gpus():
     assert one.weights == one.gradients == 4 * 1_758_562_304
     assert one.optimizer == 8 * 1_758_562_304
     assert eight.weights == one.weights // 8
+    assert eight.gradients == one.gradients // 8
+    config.training.global_batch_size = 2 * 8 * 16  # two rounds: whole until they are added up
+    assert estimate_memory(config, args, num_shards=8).gradients == one.gradients
     # A layer and a token: 8 * 2048 + 3 * 5632 + 32 numbers of bfloat16.
     assert eight.activations == 16 * 2048 * 24 * 2 * (8 * 2048 + 3 * 5632 + 32)
-    assert eight.logits == 128256 * (4096 * 12 + 6 * 2048)
+    assert eight.logits == 128256 * (4096 * 4 + 6 * 2048)  # compiled: nothing in float32
+    config.compile.components = ["model"]
+    eager = estimate_memory(config, args, num_shards=8)
+    assert eager.logits == 128256 * (4096 * 12 + 6 * 2048)
     assert 55 * GIB < eight.total < 75 * GIB
     args.loss_chunk_tokens = 0
     assert estimate_memory(config, args, num_shards=8).logits == 128256 * 32768 * 12

@@ -62,6 +62,7 @@ TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
         ({"checkpoint": {"last_save_model_only": True}}, "last_save_model_only"),
         ({"checkpoint": {"last_save_in_hf": True}}, "use `anchored export`"),
         ({"validation": {"enable": True}}, "validation.enable is not supported"),
+        ({"checkpoint": {"keep_moments": True}}, "takes them from checkpoint.initial_load_path"),
         ({"checkpoint": {"keep_latest_k": 1}}, "must be 0 (all) or at least 2, got 1"),
         (TENSORS, "tensor_parallel_degree must be 1, got 2"),
         ({"parallelism": {"data_parallel_replicate_degree": 2}}, "do not make 1 processes"),

@@ -3,21 +3,27 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import time
+import warnings
 from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from training_runs import start_run, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchored.pretrain.export.folder import export_checkpoint, llama_weights
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.launch import _command, launch
+from anchored.pretrain.model.tinycomma import TinyComma, flavors
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 from anchored.pretrain.run.record import RunRecord
@@ -141,9 +147,12 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     torch.testing.assert_close(final_weights(run), final_weights(finished), rtol=0, atol=0)
 
 
-def test_a_chunked_loss_gives_the_same_curve(finished, write_config, tmp_path):
-    # On two processes, which hold half of the vocabulary's weights each: see below.
-    train(write_config(tmp_path / "run", loss={"chunk_tokens": 24}, heldout=HELDOUT))
+def test_a_chunked_loss_on_two_processes_gives_the_same_curve(finished, write_config, tmp_path):
+    # On two processes, which hold half of the vocabulary's weights each and add their gradients up
+    # in the last of two rounds.
+    settings = {"loss": {"chunk_tokens": 24}, "training": {"local_batch_size": 1}}
+    config_file = write_config(tmp_path / "run", heldout=HELDOUT, **settings)
+    train(config_file, num_processes=2)
     assert_same_curves(tmp_path / "run", finished)
     norms = [[line["grad_norm"] for line in curve(run)] for run in (tmp_path / "run", finished)]
     assert norms[0] == pytest.approx(norms[1], abs=1e-4)
@@ -243,6 +252,69 @@ def test_stage_two_starts_from_the_weights_of_stage_one(finished, second, corpus
     assert lines[0]["loss"] == pytest.approx(loss, abs=1e-4)
     inputs = AutoTokenizer.from_pretrained(tmp_path / "model")("the keeper", return_tensors="pt")
     assert model.generate(**inputs, max_new_tokens=8, min_new_tokens=8).shape[1] > 8
+
+
+def test_kept_moments_move_the_weights_as_an_unbroken_optimizer_does(
+    finished, write_config, tmp_path
+):
+    kept, stage_one = {"keep_moments": True, "interval": 2}, finished / "checkpoint"
+    config_file = second_stage(write_config, tmp_path / "run", finished, checkpoint=kept)
+    train(config_file)
+    assert RunRecord.read(tmp_path / "run").identity["checkpoint.keep_moments"] is True
+    model, optimizer = unbroken(stage_one / f"step-{STEPS}", RunRecord.read(finished).model)
+    plan, lines = (
+        DataPlan.open(load(config_file).data, seq_len=32, verify=True),
+        curve(tmp_path / "run"),
+    )
+    for line in lines[:4]:
+        rows = [4 * (line["step"] - 1) + row for row in range(4)]
+        tokens = torch.stack([torch.from_numpy(plan.tokens(r).astype("int64")) for r in rows])
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        assert line["loss"] == pytest.approx(loss.item(), abs=2e-5)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = line["lr"]
+        optimizer.step()
+        optimizer.zero_grad()
+    saved = stored(tmp_path / "run" / "checkpoint" / "step-4")
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.detach(), saved[name], rtol=0, atol=2e-6)
+    # What is resumed has moments of its own, and not those of the first stage again.
+    whole = losses(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint" / "step-6")
+    train(config_file)
+    assert losses(tmp_path / "run") == whole
+
+
+def stored(checkpoint):
+    """All tensors of a checkpoint by their names in it."""
+    metadata = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it reads in a single process
+        dcp.load(tensors, checkpoint_id=checkpoint, no_dist=True)
+    return tensors
+
+
+def unbroken(checkpoint, shape):
+    """The model of a checkpoint, and torch's optimizer with the moments in it."""
+    tensors = stored(checkpoint)
+    args = flavors()["smoke"]
+    args.vocab_size, args.max_seq_len = shape["vocab_size"], 32
+    model = TinyComma(args)
+    model.init_weights()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.033)
+    for name, weight in model.named_parameters():
+        weight.data.copy_(tensors[name])
+        moments = ("step", "exp_avg", "exp_avg_sq")
+        state = {key: tensors[f"optimizer.state.{name}.{key}"] for key in moments}
+        assert state["step"] == STEPS and state["exp_avg"].any()
+        optimizer.state[weight] = state
+    return model, optimizer
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from anchored.pretrain.export.folder import model_card
@@ -277,3 +278,22 @@ def test_every_string_of_a_file_is_looked_for(tmp_path, name, text):
     shared = texts.passages.shared_with(work.upper(), texts.names)
     assert shared is not None and shared.texts[0].partition(":")[0] == name
     assert texts.files[0]["num_texts"] == 1 and texts.files[0]["num_short"] == 0
+
+
+def test_every_string_of_a_parquet_file_is_looked_for(tmp_path):
+    work, other = (" ".join(words(random.Random(seed), 14)) for seed in (5, 6))
+    rows = [
+        {"question": "no", "choices": {"text": ["no", work], "label": [0, 1]}},
+        {"question": other, "choices": {"text": [], "label": []}},
+    ]
+    path = tmp_path / "test-00000.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    texts = ForbiddenTexts.prepare([tmp_path], tmp_path.with_suffix(".out"))
+    for number, text in enumerate((work, other), 1):
+        shared = texts.passages.shared_with(text.upper(), texts.names)
+        assert shared is not None and shared.texts == (f"{path.name}:{number}",)
+    damaged = bytearray(path.read_bytes())
+    damaged[-8:] = b"PAR1PAR1"
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match="cannot be read as texts to look for"):
+        ForbiddenTexts.prepare([path], tmp_path.with_suffix(".other"))

@@ -39,12 +39,13 @@ def test_tables_name_what_was_measured(capsys, tmp_path, monkeypatch):
     header, *tables = capsys.readouterr().out.split("\n", 1)
     assert first.startswith(header)
     assert "V = 300 and 320" in header and "20 + 6 bytes" in header
-    decoding, unseen, prompt, tree, strings, context, _ = "".join(tables).split("\n\n")
+    decoding, unseen, prompt, debts, tree, strings, context, _ = "".join(tables).split("\n\n")
     official = ["official"] if official_bytes(load_pair(config.folder)) else []
     names = ["plain", "exact", "prefetch", "tau", "tau, prefetch", "projection", *official]
     assert first_cells(decoding) == first_cells(unseen) == names
     names = ["prefill", "no debt", "exact", "bounded"]
     assert first_cells(prompt)[:4] == names
+    assert first_cells(debts) == ["exact", "bounded"]
     assert first_cells(strings) == ["V = 300", "V = 320"]
     assert first_cells(tree) == first_cells(context) == ["10 tokens", "20 tokens"]
 
@@ -89,6 +90,17 @@ def small_pair(monkeypatch) -> BytePair:
     pair = BytePair(models, b"the keeper of the lamp wrote every wave into a ledger " * 3)
     monkeypatch.setattr(byte, "measured_pair", lambda config: pair)
     return pair
+
+
+def test_engines_are_timed_beside_forwards_of_as_many_rows(capsys, small_pair):
+    config = replace(SMALL, batch_sizes=(1, 2), tables=("engine", "debts"))
+    assert run(config) == 0
+    cells = [line.split() for line in rows(capsys.readouterr().out)]
+    names = ["transformers", "token", "exact", "prefetch", "tau", "tau,"]
+    assert [line[:2] for line in cells[:12]] == [[size, n] for size in "12" for n in names]
+    exact, bounded = (line for line in cells if line[:1] in (["exact"], ["bounded"]))
+    assert float(exact[2]) == 1.0 <= float(bounded[2])
+    assert int(bounded[4]) <= int(exact[4])
 
 
 def test_methods_are_timed_beside_the_risky_model_alone(capsys, small_pair):

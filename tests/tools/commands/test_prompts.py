@@ -36,6 +36,13 @@ def test_records_stand_in_the_template(kind, tmp_path, capsys):
     assert first.reference == ("" if kind == "nonliteral" else "twice.")
 
 
+def test_what_measures_of_the_texts_read_is_kept(tmp_path, capsys):
+    own = {"reference_characters": [["Ann"]], "group": "rare"}
+    (tmp_path / "stories.json").write_text(json.dumps([BOOK | own]))
+    (prompt,) = written(capsys, "nonliteral", tmp_path / "stories.json", tmp_path)
+    assert prompt.about == own
+
+
 def test_entities_are_lines_or_records(tmp_path, capsys):
     (tmp_path / "entities.txt").write_text("Ada Lovelace\n\nSara Paxton\n")
     (tmp_path / "entities.jsonl").write_text('{"entity": "Ada Lovelace"}\n')

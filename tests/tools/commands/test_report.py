@@ -6,6 +6,7 @@ from recorded_runs import record_run
 
 def test_analyses_are_printed_and_written_beside_the_run(capsys, tmp_path):
     folder = record_run(tmp_path / "run", ledgers=False)
+    (folder / "evaluation/factuality.json").unlink()
     status, out, err = run(capsys, "analyse", str(folder))
     assert (status, err) == (0, "")
     assert "Where copied spans begin" in out

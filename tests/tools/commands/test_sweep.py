@@ -141,9 +141,14 @@ def test_tables_have_the_paper_s_columns_and_parts(swept):
     first = [line.split("|")[1].strip() for line in table[2:13]]
     parts = ["*Reference LMs*", *SETTINGS[:2], "*Single-model methods*", *SETTINGS[2:4]]
     assert first == [*parts, "*Anchored Decoding*", *SETTINGS[4:6], "*Ablations*", "NoDebt"]
-    assert r"\multicolumn{12}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
+    assert table[0].split("|")[9].strip() == "recited, at most"
+    assert r"\multicolumn{13}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
     with (swept / "table.csv").open() as file:
-        assert [row["setting"] for row in csv.DictReader(file)] == SETTINGS
+        rows = list(csv.DictReader(file))
+    assert [row["setting"] for row in rows] == SETTINGS
+    recited = {row["setting"]: row["recited"] for row in rows}
+    assert [name for name, own in recited.items() if not own] == ["p_r", "MemFree", "RCAD"]
+    assert 0 < float(recited["p_s"]) < float(recited["Anchored, k=0.5"]) <= 1
     with (swept / "high_protection.csv").open() as file:
         chosen = {row["method"]: row["setting"] for row in csv.DictReader(file)}
     assert list(chosen) == ["p_s", "p_r", "MemFree", "RCAD", "Anchored", "NoDebt"]
@@ -169,7 +174,7 @@ def test_a_sweep_that_is_done_does_nothing_again(capsys, caplog, inputs, swept):
     words = ["sweep", str(inputs / "sweep.toml"), "--output", str(swept)]
     status, out, _ = run(capsys, *words)
     assert status == 0 and "Best utility" in out
-    assert caplog.text.count("done before, skipped") == 4
+    assert caplog.text.count("done before, skipped") == 5
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert recorded(swept) == before
 

@@ -1,6 +1,7 @@
 """The gathered corpus: its sources, sizes, licences and splits, and its way through files."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from anchored.tools.quickstart.corpus import (
     write,
 )
 from anchored.tools.quickstart.documents import Document, SpanIndex
+from anchored.tools.quickstart.multiple_choice import (
+    EXTRA_TASK,
+    MIXTURE_TASK,
+    multiple_choice_items,
+    write_tasks,
+)
 from anchored.tools.quickstart.preset import load_preset
 
 CAPS = {"docstrings": "docstring_bytes", "topics": "topic_bytes", "code": "code_bytes"}
@@ -122,3 +129,16 @@ def test_the_corpus_fills_the_quickstarts_vocabulary(corpus):
         text = "\n".join(document.text for document in source.heldout)
         bytes_per_token = len(text.encode()) / len(tokenizer.encode(text).ids)
         assert bytes_per_token > 2.5  # 3.1 to 3.3 with CPython 3.11; one byte a token if untrained
+
+
+def test_labels_are_spread_over_the_choices(corpus):
+    groups = [source.heldout for source in corpus.sources]
+    items = multiple_choice_items(groups, max_items=80)
+    counts = Counter(item.label for item in items)
+    assert min(counts[label] for label in range(4)) >= 8  # 20 expected of 80, deviation 3.9
+
+
+def test_the_corpus_holds_at_least_sixty_items_a_task(corpus, tmp_path):
+    num_items = write_tasks(corpus, tmp_path, max_items=80)
+    assert set(num_items) == {MIXTURE_TASK, EXTRA_TASK}
+    assert min(num_items.values()) >= 60

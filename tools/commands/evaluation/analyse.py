@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from anchored.eval.analysis.recorded_run import RecordedRun
     from anchored.eval.analysis.registry import Analyses
 
+FOLDER = "analysis"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOptions:
@@ -20,12 +22,17 @@ class RunOptions:
     run: Positional[Path]
     """Folder of anchored quickstart or anchored sweep."""
     factuality: Path | None = None
-    """What anchored judge factuality wrote about the run's texts."""
+    """What anchored judge factuality wrote about the run's texts; RUN/evaluation/factuality.json
+    unless given."""
+    ncr_of: Path | None = None
+    """Folder of another run of the same settings, whose NCR is taken: of prompts with references,
+    where the judged texts have none, as biographies."""
     ledgers: int = 64
     """Ledgers of each setting that are read, evenly among its texts; 0 reads all."""
 
     def __post_init__(self) -> None:
         check_input(self.run, "folder")
+        check_input(self.ncr_of, "folder")
         check_input(self.factuality)
         if self.ledgers < 0:
             raise ValueError(f"--ledgers must be at least 0, got {self.ledgers}")
@@ -35,8 +42,10 @@ class RunOptions:
         from anchored.eval.analysis.recorded_run import RecordedRun
         from anchored.eval.analysis.registry import analyses
 
-        recorded = RecordedRun(self.run, max_ledgers=self.ledgers)
-        return recorded, analyses(recorded, self.factuality)
+        named = {} if self.factuality is None else {"factuality": self.factuality}
+        other = None if self.ncr_of is None else RecordedRun(self.ncr_of)
+        recorded = RecordedRun(self.run, max_ledgers=self.ledgers, named=named, ncr_of=other)
+        return recorded, analyses(recorded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,5 +70,5 @@ def run(config: AnalyseConfig) -> int:
         print(f"{own.title}\n{terminal_table(own.rows, own.columns)}\n")
     for name, why in result.not_measured.items():
         print(f"not measured: {name}: {why}")
-    write_analyses(result.found, config.output or config.run / "analysis")
+    write_analyses(result.found, config.output or config.run / FOLDER)
     return 0

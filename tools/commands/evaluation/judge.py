@@ -24,18 +24,10 @@ if TYPE_CHECKING:
 Summary = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeOptions(TextOptions, ABC):
-    """A judge behind an OpenAI-compatible endpoint, and how it is asked.
+@dataclass(frozen=True, kw_only=True)  # no slots: others have some, which do not mix
+class AskingOptions:
+    """How a judge is asked, whichever it is."""
 
-    Each answer is kept in a folder as it comes, and is never paid for twice: a run that was
-    interrupted goes on where it was when the same words start it again.
-    """
-
-    model: str
-    """As the endpoint names it; the paper's is gpt-4.1-mini."""
-    base_url: str = OPENAI_URL
-    """Any OpenAI-compatible endpoint, as http://localhost:8000/v1 of vLLM."""
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable of the key, which nothing records; local endpoints need none."""
     answers: Path | None = None
@@ -59,19 +51,61 @@ class JudgeOptions(TextOptions, ABC):
     """US dollars for a million tokens of answers."""
 
     def __post_init__(self) -> None:
-        TextOptions.__post_init__(self)
         for name, least in (("concurrency", 1), ("attempts", 1), ("max_retries", 0), ("limit", 1)):
             number = getattr(self, name)
             if number is not None and number < least:
                 raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {number}")
 
+
+@dataclass(frozen=True, kw_only=True)  # no slots: others have some, which do not mix
+class EvidenceOptions:
+    """Where evidence for claims is found."""
+
+    serper: bool = False
+    """Search with Google, through serper.dev; the key is in SERPER_API_KEY."""
+    corpus: Path | None = None
+    """JSON lines, {"text": ..., optional "id"}: passages, found by their words (BM25)."""
+    evidence: Path | None = None
+    """JSON lines, {"claim": ..., "results": [{"title", "link", "text"}]}."""
+    num_results: int = 5
+    """Results a claim."""
+    serper_url: str = SERPER_URL
+    """Where a search is sent."""
+
+    def __post_init__(self) -> None:
+        if self.num_evidence > 1:
+            raise ValueError("give one of --serper, --corpus and --evidence")
+        check_input(self.corpus)
+        check_input(self.evidence)
+        if self.num_results < 1:
+            raise ValueError(f"--num-results must be >= 1, got {self.num_results}")
+
+    @property
+    def num_evidence(self) -> int:
+        """Places that are named."""
+        return self.serper + (self.corpus is not None) + (self.evidence is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeOptions(AskingOptions, TextOptions, ABC):
+    """A judge behind an OpenAI-compatible endpoint, and how it is asked.
+
+    Each answer is kept in a folder as it comes, and is never paid for twice: a run that was
+    interrupted goes on where it was when the same words start it again.
+    """
+
+    model: str
+    """As the endpoint names it; the paper's is gpt-4.1-mini."""
+    base_url: str = OPENAI_URL
+    """Any OpenAI-compatible endpoint, as http://localhost:8000/v1 of vLLM."""
+
+    def __post_init__(self) -> None:
+        TextOptions.__post_init__(self)
+        AskingOptions.__post_init__(self)
+
     @abstractmethod
     def judge(self, texts: Sequence[RecordedText], client: "ChatClient") -> dict[str, Any]:
         """The judge's name, metric_set, sampling, settings and rows."""
-
-    @abstractmethod
-    def cells(self, own: dict[str, Any]) -> "dict[str, Cell]":
-        """A row of the table, by the titles of its columns; the judge's figure is the first."""
 
     def texts_to_judge(self) -> list[RecordedText]:
         """The recorded texts, of the first prompts where there is a limit."""
@@ -122,43 +156,20 @@ class JudgeFluencyConfig(JudgeOptions):
         summary = fluency.fluency_summary(rows)
         return _results("fluency", fluency.FLUENCY_METRIC, fluency.SAMPLING, summary, rows)
 
-    def cells(self, own: dict[str, Any]) -> "dict[str, Cell]":
-        """Mean, and what has none."""
-        return {
-            "fluency": _statistics(own["fluency"]),
-            "judged": own["num_judged"],
-            "empty": own["num_empty"],
-            "failed": own["num_failed"],
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeFactualityConfig(JudgeOptions):
+class JudgeFactualityConfig(EvidenceOptions, JudgeOptions):
     """Precision of the claims in texts: anchored judge factuality RUN --model gpt-4.1-mini --serper
 
     Claims are taken sentence by sentence, held against evidence (give one of --serper, --corpus and
     --evidence) and judged. "group" of the texts, as how frequent an entity is, splits the results.
     """
 
-    serper: bool = False
-    """Search with Google, through serper.dev; the key is in SERPER_API_KEY."""
-    corpus: Path | None = None
-    """JSON lines, {"text": ..., optional "id"}: passages, found by their words (BM25)."""
-    evidence: Path | None = None
-    """JSON lines, {"claim": ..., "results": [{"title", "link", "text"}]}."""
-    num_results: int = 5
-    """Results a claim."""
-    serper_url: str = SERPER_URL
-    """Where a search is sent."""
-
     def __post_init__(self) -> None:
         JudgeOptions.__post_init__(self)
-        if self.serper + (self.corpus is not None) + (self.evidence is not None) != 1:
+        if not self.num_evidence:
             raise ValueError("give one of --serper, --corpus and --evidence")
-        check_input(self.corpus)
-        check_input(self.evidence)
-        if self.num_results < 1:
-            raise ValueError(f"--num-results must be >= 1, got {self.num_results}")
+        EvidenceOptions.__post_init__(self)
 
     def judge(self, texts: Sequence[RecordedText], client: "ChatClient") -> dict[str, Any]:
         """Rows and their summary."""
@@ -171,17 +182,6 @@ class JudgeFactualityConfig(JudgeOptions):
             "factuality", factuality.FACTUALITY_METRIC, factuality.SAMPLING, summary, rows
         )
         return {**results, "retriever": retriever.record()}
-
-    def cells(self, own: dict[str, Any]) -> "dict[str, Cell]":
-        """Precision, claims, and what has none."""
-        return {
-            "macro": _statistics(own["macro"]),
-            "micro": own["micro"],
-            "claims/text": own["claims_per_text"],
-            "no claims": own["num_without_claims"],
-            "unscored": own["num_unscored"],
-            "failed": own["num_failed_sentences"] + own["num_failed_claims"],
-        }
 
     def _retriever(self, requests: "PaidRequests") -> "Retriever":
         from anchored.eval.quality.chat_client import api_key
@@ -234,28 +234,19 @@ class JudgeWinRateConfig(JudgeOptions):
         results = _results("win-rate", win_rate.WIN_RATE_METRIC, win_rate.SAMPLING, summary, rows)
         return {**results, "config": asdict(config)}
 
-    def cells(self, own: dict[str, Any]) -> "dict[str, Cell]":
-        """The rate, its interval, and what has none."""
-        low, high = own["interval"] or (None, None)
-        return {
-            "win rate": own["win_rate"],
-            "from": low,
-            "to": high,
-            "compared": own["num_compared"],
-            "inconsistent": own["num_inconsistent"],
-            "failed": own["num_failed"],
-        }
-
 
 def run(config: JudgeOptions) -> int:
     """Judge, print, write; returns the exit status. AnchoredError if nothing could be judged."""
+    from anchored.eval.report.judgements import JUDGES
+
     texts, client = config.texts_to_judge(), config.client()
     try:
         results = config.judge(texts, client)
     finally:
         if client.requests.counts:
             print(_usage_line(client.usage()), file=sys.stderr)
-    cells = {own["setting"]: config.cells(own) for own in results["settings"]}
+    cells_of = JUDGES[results["judge"]]
+    cells = {own["setting"]: cells_of(own) for own in results["settings"]}
     print(_table(cells))
     endpoint = {"model": config.model, "base_url": config.base_url, "seed": config.judge_seed}
     config.write(
@@ -279,17 +270,11 @@ def _results(
     }
 
 
-def _statistics(figures: dict[str, Any] | None) -> "Cell":
-    from anchored.eval.statistics import SeedStatistics
-
-    return None if figures is None else SeedStatistics(**figures)
-
-
 def _table(cells: "dict[str, dict[str, Cell]]") -> str:
-    from anchored.eval.report.tables import SETTING_COLUMN, Column, terminal_table
+    from anchored.eval.report.judgements import columns_of
+    from anchored.eval.report.tables import SETTING_COLUMN, terminal_table
 
-    titles = next(iter(cells.values()))
-    columns = [SETTING_COLUMN, *(Column(key=title, title=title) for title in titles)]
+    columns = [SETTING_COLUMN, *columns_of(next(iter(cells.values())))]
     return terminal_table([{"setting": name, **own} for name, own in cells.items()], columns)
 
 

@@ -49,7 +49,7 @@ class TextOptions:
         """Record results, with what they were computed with, where an output is named."""
         if self.output is None:
             return
-        from anchored.eval.environment import environment_record
+        from anchored.environment import environment_record
 
         whole = _defined({**results, "environment": environment_record()})
         self.output.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,8 @@ from ..files import check_input, check_outputs
 TEMPLATES = Path(__file__).parents[3] / "configs" / "eval" / "methods" / "prompts.toml"
 Kind = Literal["books", "bios", "news", "creative", "nonliteral"]
 SLOT = "{text}"
+KEPT = ("characters", "reference_characters", "group")
+"""Fields of a record that measures of the texts read (`read_texts`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +24,9 @@ class PromptsConfig:
     """Prompts for a sweep: anchored prompts --kind books --input data.literal.json --output FILE
 
     Reads JSON lines, a JSON array, or one text a line (.txt), and writes {"id", "prompt",
-    "reference", "title", "domain"} a line, which is what anchored sweep reads. Templates are those
-    of the paper (configs/eval/methods/prompts.toml).
+    "reference", "title", "domain"} a line, which is what anchored sweep reads, with a record's own
+    "characters" and "group" for the measures. Templates are those of the paper
+    (configs/eval/methods/prompts.toml).
     """
 
     kind: Kind
@@ -81,7 +84,7 @@ def run(config: PromptsConfig) -> int:
 
 def _prompt(
     config: PromptsConfig, template: Template, number: int, record: dict[str, Any]
-) -> dict[str, str]:
+) -> dict[str, Any]:
     for name in filter(None, (template.text, template.reference)):
         if not isinstance(record.get(name), str):
             raise ValueError(f"{config.input}, record {number} has no text {name!r}")
@@ -93,6 +96,7 @@ def _prompt(
         "reference": record[template.reference] if template.reference else "",
         "title": str(record.get("title", text if config.kind == "bios" else name)),
         "domain": config.kind,
+        **{name: record[name] for name in KEPT if record.get(name) is not None},
     }
 
 

@@ -7,6 +7,8 @@ from anchored.durable_files import write_durably
 
 from .analyse import RunOptions
 
+PAGE = "report.html"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportConfig(RunOptions):
@@ -36,7 +38,7 @@ def run(config: ReportConfig) -> int:
     folder = config.output or config.run
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {
-        "report.html": report.html(),
+        PAGE: report.html(),
         "report.md": report.markdown(),
         "report.tex": report.latex(),
     }.items():

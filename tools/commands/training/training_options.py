@@ -16,6 +16,7 @@ from ..files import check_input
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "pretrain"
 COMMON_PILE = CONFIGS / "common_pile.toml"
+LADDER = CONFIGS / "ladder.toml"
 STAGE_1 = CONFIGS / "tinycomma-1.8b-stage1.toml"
 
 
@@ -113,8 +114,8 @@ class DecontaminateConfig:
     """
 
     against: tuple[Path, ...]
-    """Works, prompts, benchmarks: JSON lines or JSON (every string in them counts), plain text, or
-    folders of these."""
+    """Works, prompts, benchmarks: JSON lines, JSON or Parquet (every string in them counts), plain
+    text, or folders of these."""
     output: Path
     """Folder of the reports; all sources share the hashes in it, 14 to 16 bytes a passage."""
     source: str = ""
@@ -176,6 +177,26 @@ class PlanConfig:
     def __post_init__(self) -> None:
         if not self.max_epochs >= 0:  # NaN too
             raise ValueError(f"max_epochs must be >= 0, got {self.max_epochs}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LadderConfig:
+    """Small models below a run: anchored ladder [FILE]
+
+    Writes the config of every model and learning rate of the file, for `anchored train`, and says
+    which are trained. Of those that are, it fits a power law of loss by size and predicts the loss
+    of the run, with an interval: in the ladder's folder ladder.json and ladder.png.
+    """
+
+    ladder: Annotated[Path, Positional] = LADDER
+    """File of sizes and learning rates."""
+    confidence: float = 0.9
+    """Of the interval."""
+
+    def __post_init__(self) -> None:
+        check_input(self.ladder)
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence must be in (0, 1), got {self.confidence}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

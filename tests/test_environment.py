@@ -5,8 +5,8 @@ import subprocess
 
 import torch
 
-from anchored.eval import environment
-from anchored.eval.environment import environment_record
+from anchored import environment
+from anchored.environment import environment_record
 
 
 def test_record_is_json_names_the_versions_in_use_and_null_for_absent_packages(monkeypatch):

@@ -10,22 +10,23 @@ import torch
 
 _PACKAGES = (
     *("anchored", "torchtitan", "transformers", "triton", "tokenizers", "numpy", "rouge-score"),
-    *("datasketch", "lm-eval", "openai"),
+    *("datasketch", "lm-eval", "openai", "torchao"),
 )
 
 
 def environment_record() -> dict[str, object]:
-    """Plain values for a results file; None for a package or commit that is not there."""
+    """Plain values for a results file; None for a package, driver or commit that is not there."""
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {**{name: _version(name) for name in _PACKAGES}, "torch": torch.__version__},
+        "cuda": torch.version.cuda,
+        "driver": _driver_version() if devices else None,
         "num_cpus": os.cpu_count(),
         "num_threads": torch.get_num_threads(),
-        "devices": [
-            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-        ],
-        **_git_state(Path(__file__).resolve().parent.parent),
+        "devices": devices,
+        **_git_state(Path(__file__).resolve().parent),
     }
 
 
@@ -36,18 +37,25 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _driver_version() -> str | None:
+    """Of the first NVIDIA GPU."""
+    asked = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+    return _output_of("nvidia-smi", *asked)
+
+
 def _git_state(root: Path) -> dict[str, object]:
     """Commit and whether tracked files differ from it; both None outside a checkout of its own."""
     if not (root / ".git").exists():
         return {"git_commit": None, "has_local_changes": None}
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    commit = _output_of("git", "rev-parse", "HEAD", folder=root)
+    changes = _output_of("git", "status", "--porcelain", "--untracked-files=no", folder=root)
     return {"git_commit": commit, "has_local_changes": None if changes is None else changes != ""}
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def _output_of(*command: str, folder: Path | None = None) -> str | None:
+    """What a program prints; None where it fails or is not there."""
     try:
-        run = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
-    except FileNotFoundError:  # a machine without git
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    except FileNotFoundError:
         return None
     return run.stdout.strip() if run.returncode == 0 else None

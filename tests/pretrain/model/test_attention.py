@@ -1,0 +1,77 @@
+"""Rotary embeddings in real numbers: torchtitan's to the bit, and float32 whatever is cast."""
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchtitan.models.llama3 import Transformer
+from torchtitan.models.llama3.model.model import apply_rotary_emb
+
+from anchored.pretrain.model import attention
+from anchored.pretrain.model.attention import rotary_table, rotate
+from anchored.pretrain.model.tinycomma import TinyComma, flavors
+
+SEQ_LEN = 40
+
+
+def tiny_args():
+    args = flavors()["smoke"]
+    args.vocab_size, args.max_seq_len = 50, SEQ_LEN
+    return args
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_turning_is_the_complex_multiplication_to_the_bit(dtype, head_dim):
+    generator = torch.Generator().manual_seed(1)
+    angles = 30 * torch.rand(SEQ_LEN, head_dim // 2, generator=generator)
+    freqs_cis = torch.polar(torch.ones_like(angles), angles)
+    shape = (2, SEQ_LEN, 3, head_dim)
+    heads, given = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    heads.requires_grad_()
+    expected, _ = apply_rotary_emb(heads, heads, freqs_cis)
+    turned = rotate(heads, rotary_table(freqs_cis).unsqueeze(-3))
+    assert torch.equal(turned, expected) and turned.dtype == dtype
+    gradients = [torch.autograd.grad(one, heads, given)[0] for one in (turned, expected)]
+    assert torch.equal(*gradients)
+
+
+def test_the_model_is_torchtitans_to_the_bit():
+    model, theirs = TinyComma(tiny_args()), Transformer(tiny_args())
+    model.init_weights()
+    theirs.load_state_dict(model.state_dict())
+    token_ids = torch.randint(50, (2, SEQ_LEN), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(model(token_ids), theirs(token_ids))
+
+
+def test_positions_turn_as_their_places_do():
+    model = TinyComma(tiny_args())
+    model.init_weights()
+    token_ids = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(3))
+    places = torch.arange(9).expand(2, 9)
+    assert torch.equal(model(token_ids, positions=places), model(token_ids))
+    # Attention sees differences of positions alone.
+    torch.testing.assert_close(model(token_ids, positions=places + 20), model(token_ids))
+    assert (model(token_ids, positions=2 * places) - model(token_ids)).abs().max() > 1e-3
+
+
+def test_angles_stay_float32_where_fsdp_casts_what_modules_are_given(monkeypatch):
+    dtypes = []
+
+    def remember(heads, table):
+        dtypes.append((heads.dtype, table.dtype))
+        return rotate(heads, table)
+
+    monkeypatch.setattr(attention, "rotate", remember)
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = TinyComma(tiny_args())
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        mesh = torch.distributed.init_device_mesh("cpu", (2,))
+        for layer in model.layers.values():
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        model(torch.zeros(1, SEQ_LEN, dtype=torch.int64))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert dtypes == [(torch.bfloat16, torch.float32)] * 4

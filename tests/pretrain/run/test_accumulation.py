@@ -1,0 +1,101 @@
+"""Rounds of a step: their gradients are those of one batch, and they communicate once."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anchored.pretrain.job_config import JobConfig
+from anchored.pretrain.model.tinycomma import TinyComma, flavors
+from anchored.pretrain.run import trainer
+from anchored.pretrain.run.trainer import schedule_reduction
+
+# Nothing is added in place to what a module returns.
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+NUM_ROUNDS = 3
+NUM_MODULES = 4  # the embedding, two layers, the norm with the output layer
+
+
+@pytest.fixture
+def model():
+    """Divided among two processes, of which only this one is there."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    args = flavors()["smoke"]
+    args.vocab_size, args.max_seq_len, args.loss_chunk_tokens = 50, 16, 16
+    model = TinyComma(args)
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mesh": dist.init_device_mesh("cpu", (2,)), "mp_policy": precision}
+    for module in (model.tok_embeddings, *model.layers.values(), [model.norm, model.output], model):
+        fully_shard(module, **options, reshard_after_forward=False)
+    for module in model.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)
+    yield model
+    dist.destroy_process_group()
+
+
+class CommunicationCount(TorchDispatchMode):
+    """Operations of process groups, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.namespace == "c10d":
+            self.counts[operation._opname] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def collectives(model, *, is_due, keeps_weights=True):
+    """Gathers and reductions of a step; is_due: whether to reduce in a round."""
+    token_ids = torch.zeros(1, 16, dtype=torch.int64)
+    with CommunicationCount() as communication:
+        for number in range(NUM_ROUNDS):
+            schedule_reduction([model], is_due=is_due(number), keeps_weights=keeps_weights)
+            model(token_ids, labels=token_ids).backward()
+    counts = communication.counts
+    assert len(counts) == 2
+    return [counts["_allgather_base_"], counts["_reduce_scatter_base_"]]
+
+
+def test_a_step_of_several_rounds_takes_the_collectives_of_one(model):
+    every_round = collectives(model, is_due=lambda number: True)
+    assert every_round == [NUM_ROUNDS * NUM_MODULES] * 2
+    model.zero_grad()
+    assert collectives(model, is_due=is_last) == [NUM_MODULES] * 2
+    assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
+
+
+def test_weights_that_are_not_kept_are_gathered_in_each_round(model):
+    counts = collectives(model, is_due=is_last, keeps_weights=False)
+    assert counts == [NUM_ROUNDS * NUM_MODULES, NUM_MODULES]
+
+
+def is_last(number):
+    return number == NUM_ROUNDS - 1
+
+
+def test_a_step_of_the_trainer_reduces_in_its_last_round(monkeypatch):
+    dues = []
+    monkeypatch.setattr(
+        trainer, "schedule_reduction", lambda parts, is_due, keeps_weights: dues.append(is_due)
+    )
+    stub = SimpleNamespace(
+        job_config=JobConfig(),
+        model_parts=[],
+        device=torch.device("cpu"),
+        gradient_accumulation_steps=NUM_ROUNDS,
+        _on_device=lambda tensor: tensor,
+        forward_backward_step=lambda **inputs: torch.tensor(1.0),
+        _batch_size=NUM_ROUNDS,
+        _plan=SimpleNamespace(seq_len=16),
+    )
+    batches = iter([({"input": torch.zeros(1, 16)}, torch.zeros(1, 16))] * NUM_ROUNDS)
+    assert trainer.PretrainTrainer._backward(stub, batches) == NUM_ROUNDS
+    assert dues == [False] * (NUM_ROUNDS - 1) + [True]
