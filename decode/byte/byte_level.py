@@ -10,11 +10,13 @@ from transformers import PreTrainedTokenizerFast
 from ..levels.level import Level
 from ..levels.text import ByteText, TextStream
 from ..models.attention import RowAttention
+from ..models.folder import cache_folder
 from ..models.model_pair import ModelPair
 from ..models.stream import Stream
 from ..rules.prefix_debt import PromptRatios
 from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
+from ..tokenizer.split_cache import SplitCache
 from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
@@ -208,7 +210,9 @@ def _vocabulary_of(pair: ModelPair, name: str) -> ByteVocabulary:
 def _vocabulary(
     tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...]
 ) -> ByteVocabulary:
-    return ByteVocabulary(tokenizer.backend_tokenizer, stop_token_ids, tokenizer.bos_token_id)
+    cache = SplitCache(cache_folder() / "vocabularies")
+    backend, begin = tokenizer.backend_tokenizer, tokenizer.bos_token_id
+    return ByteVocabulary(backend, stop_token_ids, begin, cache)
 
 
 def _check_range(symbols: list[int]) -> None:

@@ -26,6 +26,12 @@ LOGITS_AT_ONCE = 8
 LEAST_SHARE = 0.1
 """Continuations less likely than this are not computed ahead: about what their nodes cost."""
 
+WITH_GUESSES = 8
+"""Nodes of all rows up to which a forward has guesses among them. Every row takes as many places in
+it as the one with most nodes, so that one row's guesses cost all of them, and what they save is a
+part of a forward that other rows need anyway.
+"""
+
 MAX_DEAD_SLOTS = 64
 """Slots of dead nodes that are tolerated, and a quarter of all."""
 
@@ -128,12 +134,16 @@ class ByteRow:
     def _alive(self, states: dict[int, Tensor]) -> dict[int, Tensor]:
         return {node: state for node, state in states.items() if self.tree.is_alive(node)}
 
-    def forward(self, wanted: list[int]) -> TreeForward | None:
-        """The forward that the laws of `wanted` need, with guesses; None if all is computed."""
+    def forward(self, wanted: list[int], num_rows: int = 1) -> TreeForward | None:
+        """The forward that the laws of `wanted` need, with guesses; None if all is computed.
+
+        num_rows: that are read together.
+        """
         missing = self.cache.missing(wanted)
         if not missing:
             return None
-        guesses = self.cache.missing(self._guesses())
+        limit = WITH_GUESSES // num_rows - len(missing)
+        guesses = self.cache.missing(self._guesses())[:limit] if limit > 0 else []
         return self._forward(sorted({*missing, *guesses}), guesses)
 
     def foresee(self, continuation: bytes) -> None:

@@ -216,7 +216,8 @@ class ByteStream:
     def _logits(self, rows: list[int]) -> Tensor:
         """(R, 257) after the texts of these rows."""
         wanted = {row: self._row(row).wanted() for row in rows}
-        self._compute({row: self._row(row).forward(nodes) for row, nodes in wanted.items()})
+        num_rows = len(rows)
+        self._compute({row: self._row(row).forward(own, num_rows) for row, own in wanted.items()})
         self._project(wanted)
         self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
         return self._marginals([self._row(row) for row in rows])

@@ -9,6 +9,8 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from .split_cache import Splits
+
 Row = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
@@ -50,9 +52,15 @@ class MergeTable:
     """
 
     def __init__(
-        self, bytes_of: Mapping[int, bytes], merges: Iterable[tuple[int, int, int]]
+        self,
+        bytes_of: Mapping[int, bytes],
+        merges: Iterable[tuple[int, int, int]],
+        splits: Splits | None = None,
     ) -> None:
-        """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first."""
+        """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first.
+
+        splits: `splits` of an earlier table of the same arguments; they are worked out else.
+        """
         self.bytes_of = bytes_of
         self.byte_token = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
         self.merged: dict[tuple[int, int], tuple[int, int]] = {}
@@ -63,8 +71,11 @@ class MergeTable:
         self.latest = dict(self.rank)
         self.left_spine: dict[int, tuple[int, ...]] = {token: (token,) for token in self.rank}
         self.right_spine = dict(self.left_spine)
-        self._find_splits()
-        self.irregular = self._find_irregular()
+        if splits is None:
+            self._find_splits()
+            self.irregular = self._find_irregular()
+        else:
+            self.irregular = self._take(splits)
         self.encoded_pair_is_valid = lru_cache(MAX_CACHED_PAIRS)(self._encoded_pair_is_valid)
         """As `is_valid_pair` by running BPE: slow, right for irregular tokens too; remembered."""
 
@@ -113,6 +124,18 @@ class MergeTable:
                 i += 1
             else:
                 j += 1
+
+    def splits(self) -> Splits:
+        """What was worked out, for another table."""
+        pairs = [(token, *halves) for token, halves in self.split.items()]
+        return Splits(np.array(pairs, np.int32).reshape(-1, 3), len(self.irregular))
+
+    def _take(self, splits: Splits) -> frozenset[int]:
+        """Set the splits of another table; returns the irregular tokens."""
+        pairs: list[list[int]] = splits.pairs.tolist()
+        for token, left, right in pairs:
+            self._set_split(token, left, right, self.merged[left, right][0])
+        return frozenset(token for token, _, _ in pairs[len(pairs) - splits.num_irregular :])
 
     def _find_splits(self) -> None:
         """The merge that makes each token: the first whose halves BPE leaves alone until then."""

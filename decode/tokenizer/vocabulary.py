@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from .detection import detect_pretokenizer
 from .merges import MergeTable
+from .split_cache import SplitCache
 from .tokenizer_file import TokenizerFile, read_tokenizer
 from .trie import ByteTrie
 from .viability import AddedTokens, Viability
@@ -33,9 +34,13 @@ class ByteVocabulary:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], bos_token_id: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        stop_token_ids: Sequence[int],
+        bos_token_id: int | None = None,
+        cache: SplitCache | None = None,
     ) -> None:
-        """stop_token_ids: tokens that end a text, of either model.
+        """stop_token_ids: tokens that end a text, of either model. cache: of what takes longest.
 
         Raises ValueError, in one line, for tokenizers that are not byte-level BPE, for
         pretokenizers with a step that is not known, for stop tokens that stand for text, and
@@ -50,7 +55,8 @@ class ByteVocabulary:
         self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
         self.vocab_size = file.vocab_size
         self.sha256 = file.sha256
-        self.trie, self.viability = _trie_and_viability(tokenizer, file, set(stop_token_ids))
+        stops = set(stop_token_ids)
+        self.trie, self.viability = _trie_and_viability(tokenizer, file, stops, cache)
         counted = np.concatenate((self.trie.tokens, self.stop_token_ids))
         others = np.setdiff1d(np.arange(self.vocab_size), counted)
         self.ordered_tokens = np.concatenate((counted, others))
@@ -61,19 +67,29 @@ class ByteVocabulary:
 
 
 def _trie_and_viability(
-    tokenizer: Tokenizer, file: TokenizerFile, stops: set[int]
+    tokenizer: Tokenizer, file: TokenizerFile, stops: set[int], cache: SplitCache | None
 ) -> tuple[ByteTrie, Viability]:
     literals = {token: file.token_bytes[token] for token in file.added_token_ids - stops}
     base = {t: text for t, text in file.token_bytes.items() if t not in file.added_token_ids}
     trie = ByteTrie({**base, **literals})
     viability = Viability(
-        MergeTable(base, file.merges),
+        _merge_table(base, file, cache),
         trie,
         detect_pretokenizer(tokenizer),
         AddedTokens(literals),
         has_whole_pretokens=file.has_whole_pretokens,
     )
     return trie, viability
+
+
+def _merge_table(
+    base: dict[int, bytes], file: TokenizerFile, cache: SplitCache | None
+) -> MergeTable:
+    known = None if cache is None else cache.load(file.sha256)
+    merges = MergeTable(base, file.merges, known)
+    if cache is not None and known is None:
+        cache.save(file.sha256, merges.splits())
+    return merges
 
 
 def _start_token_ids(

@@ -13,6 +13,7 @@ from byte_streams import (
 )
 from torch import Tensor
 
+from anchored.decode.byte import byte_row
 from anchored.decode.byte import prompt as byte_prompt
 from anchored.decode.models.linear import OutputLayer
 
@@ -31,6 +32,20 @@ def test_prefetching_changes_nothing_but_the_number_of_forwards(
         counts.append(stream.counts(0))
     assert_same(fed[1], fed[0])
     assert counts[0].num_guesses == 0 < counts[1].num_guesses
+
+
+@one_tokenizer
+def test_guesses_join_forwards_of_few_rows_only(vocabulary, model, prompt, text, monkeypatch):
+    monkeypatch.setattr(byte_row, "WITH_GUESSES", 3)
+    guesses = []
+    for rows in ([0], [0, 1, 2]):
+        stream = stream_of(model, vocabulary, prefetch=4)
+        stream.read([prompt] * len(rows), rows)
+        for byte in text:
+            stream.feed_rows(rows, [[byte]] * len(rows))
+        guesses.append(stream.counts(0).num_guesses)
+        assert stream.counts(0).num_nodes <= stream.counts(0).num_forwards * 3 + len(prompt)
+    assert guesses[0] > 0 == guesses[1]
 
 
 def total_variation(first: Tensor, second: Tensor) -> Tensor:
