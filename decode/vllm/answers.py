@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    MutableMapping,
+)
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from .journal import LOOK_S, WAIT_S, JournalError, JournalReader
+from .journal import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader
 from .settings import REQUEST_PREFIX, Asked
 
 Message = MutableMapping[str, Any]
@@ -46,7 +54,7 @@ class Answers:
         return self._by_id.pop(name, None)
 
     async def held(
-        self, outputs: AsyncIterator[Any], name: str, *, is_delta: bool
+        self, outputs: AsyncGenerator[Any, None], name: str, *, is_delta: bool
     ) -> AsyncIterator[Any]:
         """The outputs of a request, each after the journal has all of its tokens.
 
@@ -55,15 +63,21 @@ class Answers:
         """
         token_ids: list[int] = []
         try:
-            async for output in outputs:
-                (text,) = output.outputs
-                token_ids = [*(token_ids if is_delta else ()), *text.token_ids]
-                answer = await self._answer(name, token_ids)
-                if output.finished:
-                    self._by_id[name] = answer
-                yield output
+            async with aclosing(outputs):  # the engine stops where the client has left
+                async for output in outputs:
+                    (text,) = output.outputs
+                    token_ids = [*(token_ids if is_delta else ()), *text.token_ids]
+                    answer = await self._answer(name, token_ids)
+                    if output.finished:
+                        self._keep(name, answer)
+                    yield output
         finally:
             self.journal.forget(name)
+
+    def _keep(self, name: str, answer: dict[str, Any]) -> None:
+        self._by_id[name] = answer
+        if len(self._by_id) > NUM_KEPT:  # of clients that left before their answers
+            del self._by_id[next(iter(self._by_id))]
 
     async def _answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
         """What is to be said of these tokens, once the journal holds them."""

@@ -34,10 +34,10 @@ def plot_power_law(
         figure = new_figure(6.4, 4.6, title=title, caption=caption)
         axes = figure.add_subplot()
         set_log_scale(axes.xaxis)
-        axes.plot(sizes, [law.loss(size) for size in sizes], color=GREY, linewidth=1, label="law")
-        if others:
-            axes.plot(*zip(*others, strict=True), "o", color=GREY, alpha=0.4, markersize=4)
-        axes.plot(*zip(*points, strict=True), "o", color=BLUE, markersize=6, label="trained")
+        curve = [law.loss(size) for size in sizes]
+        axes.plot(sizes / 1e6, curve, color=GREY, linewidth=1, label="law")
+        axes.plot(*_in_millions(others), "o", color=GREY, alpha=0.4, markersize=4)
+        axes.plot(*_in_millions(points), "o", color=BLUE, markersize=6, label="trained")
         reach = [[prediction.loss - prediction.low], [prediction.high - prediction.loss]]
         axes.errorbar(
             [target],
@@ -48,7 +48,11 @@ def plot_power_law(
             capsize=4,
             label="predicted",
         )
-        axes.set_xlabel("parameters")
+        axes.set_xlabel("million parameters")
         axes.set_ylabel("held-out loss, nats a token")
         axes.legend()
         save_figure(figure, path)
+
+
+def _in_millions(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [size / 1e6 for size, _ in points], [loss for _, loss in points]

@@ -210,6 +210,8 @@ class RunMetrics(MetricsProcessor):
             curves |= {f"questions/{name}/{kind}": figure for kind, figure in figures.items()}
         self.logger.log(curves, step)
         if self._is_writer:
+            said = ", ".join(f"{name} {figure:.4f}" for name, figure in curves.items())
+            logger.info("step: %d  %s", step, said)
             asked = {"questions": answers} if answers else {}
             self._heldout_log.append({"step": step, "losses": losses, **asked})
         # Not part of the time that the next steps take: speeds are of training.

@@ -39,9 +39,9 @@ class Mixed:
             **self.sampling,
         )
 
-    def decoded(self, pair: anchored.ModelPair) -> anchored.Generation:
+    def decoded(self, pair: anchored.ModelPair, debt: str = "top") -> anchored.Generation:
         """By our own engine."""
-        rule = anchored.Anchored(divergence=self.divergence, **self.budget)
+        rule = anchored.Anchored(divergence=self.divergence, debt=debt, **self.budget)
         decoder = anchored.Decoder(pair, rule, level="token")
         (result,) = decoder.generate(
             [self.prompt],

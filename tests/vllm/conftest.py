@@ -61,3 +61,9 @@ def opened(folders: tuple[Path, Path], **changes: Any) -> Iterator[Any]:
     finally:
         llm.llm_engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
+
+
+def state_of(llm: Any) -> Any:
+    """The `PairState` of an engine in this process."""
+    core = llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner.model_state

@@ -18,7 +18,7 @@ from anchored.decode.vllm.journal import JournalError
 from anchored.decode.vllm.pair_state import NUM_PARKED
 from anchored.decode.vllm.settings import Limits
 
-from .conftest import ENGINE, opened
+from .conftest import ENGINE, opened, state_of
 
 PROMPT = "the keeper of the lamp"
 
@@ -32,11 +32,6 @@ def llm(folders, tmp_path_factory):
 def params(number: int = 0, **changes) -> SamplingParams:
     extra = {"anchored_k": 1.5, "anchored_seed": number, **changes.pop("extra", {})}
     return SamplingParams(**{"max_tokens": 8, "temperature": 0.9, **changes}, extra_args=extra)
-
-
-def state(llm):
-    core = llm.llm_engine.engine_core.engine_core
-    return core.model_executor.driver_worker.worker.model_runner.model_state
 
 
 def test_every_field_of_sampling_params_is_looked_at():
@@ -136,7 +131,7 @@ def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(llm, given):
 
 def test_a_row_of_nan_ends_its_request_alone_uncertified(llm):
     alone = llm.generate([PROMPT] * 4, [params(n) for n in range(4)], use_tqdm=False)
-    model = state(llm).model
+    model = state_of(llm).model
     both, calls = model.both_logits, []
 
     def broken(hidden):
@@ -162,7 +157,7 @@ def test_a_row_of_nan_ends_its_request_alone_uncertified(llm):
 
 
 def test_a_journal_that_cannot_be_written_fails_the_request(llm):
-    writer = state(llm).recorder._journal
+    writer = state_of(llm).recorder._journal
     file = writer._file
 
     class Full:
@@ -196,7 +191,7 @@ def test_greedy_texts_say_that_nothing_bounds_them(llm, pair):
 
 
 def test_a_request_that_came_past_the_front_end_draws_nothing(llm):
-    own = state(llm)
+    own = state_of(llm)
     data = SimpleNamespace(
         req_id="past",
         prefill_token_ids=[0, 5],
@@ -210,7 +205,7 @@ def test_a_request_that_came_past_the_front_end_draws_nothing(llm):
 
 
 def test_a_preempted_request_whose_tokens_are_not_ours_fails(llm):
-    own = state(llm)
+    own = state_of(llm)
     data = SimpleNamespace(
         req_id="other",
         prefill_token_ids=[0, 5, 9],
@@ -224,7 +219,7 @@ def test_a_preempted_request_whose_tokens_are_not_ours_fails(llm):
 
 
 def test_memory_is_flat_over_a_hundred_thousand_requests(llm):
-    own, asked = state(llm), params()
+    own, asked = state_of(llm), params()
     asked_tokens = list(range(3, 20))
     before = len(own._requests)  # the engine says of the last one with its next step
 

@@ -10,13 +10,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 from vllm_requests import mixed_requests, run
 
 import anchored
+from anchored.decode.engine.request import Drawn
 from anchored.decode.vllm.journal import journal_ledgers
 
-from .conftest import SIZES, opened
+from .conftest import SIZES, opened, state_of
 
 
-def check(requests, pair, folder) -> None:
-    pairs = [(request, request.decoded(pair)) for request in requests]
+def check(requests, pair, folder, debt="top") -> None:
+    pairs = [(request, request.decoded(pair, debt)) for request in requests]
     different = [(r, g.token_ids) for r, g in pairs if r.tokens != g.token_ids]
     assert different == []
     ledgers = dict(journal_ledgers(folder))
@@ -53,14 +54,26 @@ def test_drafts_of_the_safe_model_change_no_token(folders, pair, tmp_path, num_d
         "num_speculative_tokens": num_drafts,
     }
     with opened(folders, ledgers=tmp_path, speculative_config=drafts) as llm:
-        ended = run(
-            llm, mixed_requests(pair.tokenizer, 40, min_p=0.0)
-        )  # vLLM refuses min_p beside drafts
+        slots, accepted = state_of(llm).slots, []
+        decide = slots.decide
+
+        def counted(*rows):
+            tokens, records = decide(*rows)
+            is_drawn = records[:, 1:, len(Drawn._fields)]
+            accepted.append(int(is_drawn.sum()))
+            return tokens, records
+
+        slots.decide = counted
+        # vLLM refuses min_p beside drafts
+        ended = run(llm, mixed_requests(pair.tokenizer, 40, min_p=0.0))
     assert len(ended) == 40
+    assert sum(accepted) >= 20  # tokens that rest on drafts
     check(ended, pair, tmp_path)
 
 
-def test_models_of_two_other_families_are_a_pair(tokenizer, tmp_path):
+def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_the_cache(
+    tokenizer, tmp_path
+):
     torch.manual_seed(3)
     safe = Qwen3Config(**{**FAMILIES["qwen3"].to_dict(), **SIZES, "head_dim": 32})
     risky = GPT2Config(vocab_size=320, n_embd=128, n_layer=2, n_head=4, n_positions=256)
@@ -70,7 +83,18 @@ def test_models_of_two_other_families_are_a_pair(tokenizer, tmp_path):
         AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     own = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
-    with opened(folders, ledgers=tmp_path / "journal") as llm:
-        ended = run(llm, mixed_requests(tokenizer, 20))
-    assert len(ended) == 20
-    check(ended, own, tmp_path / "journal")
+    with opened(
+        folders, ledgers=tmp_path / "journal", debt="none", enable_prefix_caching=True
+    ) as llm:
+        state, cached = state_of(llm), []
+        add = state.add_request
+
+        def counted(slot, data):
+            cached.append(data.num_computed_tokens)
+            add(slot, data)
+
+        state.add_request = counted
+        ended = run(llm, mixed_requests(tokenizer, 30))
+    assert len(ended) == 30
+    assert max(cached) >= 32
+    check(ended, own, tmp_path / "journal", "none")

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from anchored.decode.vllm import answers
-from anchored.decode.vllm.answers import AnsweringMiddleware, asked_body
+from anchored.decode.vllm.answers import AnsweringMiddleware, Answers, asked_body
+from anchored.decode.vllm.journal import JournalError
 
 SPENT = {"id": "x", "spent": 1.5}
 
@@ -88,6 +90,65 @@ def test_what_nobody_can_ask_for_is_refused(asked, monkeypatch):
         asked_body(body)
     status, seen, _, _ = call("/v1/completions", [b"{}"], body=body, monkeypatch=monkeypatch)
     assert (status, seen) == (400, [])
+
+
+def outputs_of(*texts):
+    """An engine's outputs, the last of them finished; `closed` once nobody asks any more."""
+
+    async def generate():
+        try:
+            for number, token_ids in enumerate(texts):
+                text = SimpleNamespace(token_ids=token_ids)
+                yield SimpleNamespace(outputs=[text], finished=number + 1 == len(texts))
+        finally:
+            closed.append(True)
+
+    closed: list[bool] = []
+    return generate(), closed
+
+
+class Told:
+    """A journal that knows no token 13, and says of each text which tokens it was asked for."""
+
+    def __init__(self):
+        self.forgotten = []
+
+    def answer(self, name, token_ids):
+        if 13 in token_ids:
+            raise JournalError("no 13")
+        return {"tokens": list(token_ids)}
+
+    def forget(self, name):
+        self.forgotten.append(name)
+
+
+@pytest.mark.parametrize("is_delta", [True, False])
+def test_a_text_leaves_after_the_journal_has_all_of_it(is_delta):
+    own = Answers(Told())
+    outputs, closed = outputs_of([1, 2], [3] if is_delta else [1, 2, 3])
+
+    async def read():
+        return [output async for output in own.held(outputs, "a", is_delta=is_delta)]
+
+    assert len(asyncio.run(read())) == 2
+    assert own.take("a") == {"tokens": [1, 2, 3]}
+    assert own.take("a") is None
+    assert (closed, own.journal.forgotten) == ([True], ["a"])
+
+
+def test_a_text_that_the_journal_lacks_does_not_leave_and_stops_its_engine(monkeypatch):
+    monkeypatch.setattr(answers, "WAIT_S", 0.03)
+    own, got = Answers(Told()), []
+    outputs, closed = outputs_of([1], [1, 13], [1, 13, 2])
+
+    async def read():
+        async for output in own.held(outputs, "a", is_delta=False):
+            got.append(output)
+
+    with pytest.raises(JournalError, match="no 13"):
+        asyncio.run(read())
+    assert len(got) == 1
+    assert (closed, own.take("a"), own.journal.forgotten) == ([True], None, ["a"])
 
 
 def test_beams_are_refused():

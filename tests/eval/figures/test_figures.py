@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from anchored import Anchored, Decoder, RiskyOnly, with_divergences
-from anchored.eval.figures import curves, trade_off
+from anchored.eval.figures import curves, series, trade_off
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
     LossCurve,
@@ -18,6 +18,7 @@ from anchored.eval.figures.curves import (
     plot_divergences,
     plot_loss_curves,
 )
+from anchored.eval.figures.series import Series, plot_series
 from anchored.eval.figures.style import label_points
 from anchored.eval.figures.trade_off import (
     NCR,
@@ -302,3 +303,19 @@ def test_divergences_of_a_ledger_are_drawn_step_by_step(drawn, pair, tmp_path):
     finite = [math.nan if math.isinf(s.kl_risky_safe) else s.kl_risky_safe for s in longer.steps]
     risky_safe = line_of(distances, "models apart: KL(p_r || p_s)").get_ydata()
     assert risky_safe == pytest.approx(finite, nan_ok=True)
+
+
+def test_a_legend_of_many_names_is_not_cut_off(monkeypatch, tmp_path):
+    figures = []
+    save = series.save_figure
+
+    def keep_and_save(figure, path):
+        figures.append(figure)
+        save(figure, path)
+
+    monkeypatch.setattr(series, "save_figure", keep_and_save)
+    curves = {f"setting {n}": Series([1.0, 2.0], [0.5, n]) for n in range(30)}
+    plot_series({"": curves}, tmp_path / "many.png", title="T", x_label="x", y_label="y")
+    (legend,), whole = figures[0].legends, figures[0].get_figure(root=True)
+    box = legend.get_window_extent()
+    assert box.y0 >= 0 and box.y1 <= whole.bbox.y1

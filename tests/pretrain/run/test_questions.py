@@ -80,6 +80,8 @@ def test_answers_are_those_of_the_exported_model(
     expected = figures_of(model, AutoTokenizer.from_pretrained(tmp_path / "model"))
     assert lines[1]["questions"]["tiny"] == pytest.approx(expected, abs=1e-5)
     assert lines[0]["questions"] != lines[1]["questions"]
+    said = f"questions/tiny/nats_per_byte {lines[1]['questions']['tiny']['nats_per_byte']:.4f}"
+    assert said in (run / "train.log").read_text()
     (folder,) = (run / "tb").iterdir()
     (event,) = EventAccumulator(str(folder)).Reload().Scalars("questions/tiny/nats_per_byte")[1:]
     assert event.value == pytest.approx(expected["nats_per_byte"], abs=1e-5)

@@ -86,6 +86,8 @@ def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
     status, _, err = run(capsys, *words)
     assert status == 0 and err.count("done before") == 1  # copying
     assert "<td>4.00</td>" in (folder / "report.html").read_text()
+    status, _, err = run(capsys, "evaluate", str(folder))
+    assert err.count("done before") == 3  # what was judged stays, and so does the page with it
 
 
 def test_characters_are_counted_where_prompts_name_them(capsys, folder):

@@ -117,15 +117,14 @@ def run(config: EvaluateConfig) -> int:
 
 
 def _steps(config: EvaluateConfig) -> Iterator[Step]:
-    from anchored.eval.analysis.recorded_run import evaluation_file
+    from anchored.eval.analysis.recorded_run import MEASURES, evaluation_file
+    from anchored.eval.report.judgements import JUDGES
 
     recorded = read_texts(config.run)
     texts = [*generation_files(config.run), config.run / PROMPTS_FILE]
-    written: list[Path] = []
 
     def step(title: str, name: str, kind: Callable[..., Any], of: Any, **options: Any) -> Step:
         output = evaluation_file(config.run, name)
-        written.append(output)
         own = kind(texts=config.run, output=output, overwrite=True, **options)
         return Step(title, output, texts, own, of.run)
 
@@ -144,16 +143,14 @@ def _steps(config: EvaluateConfig) -> Iterator[Step]:
             yield step("factuality", "factuality", judge.JudgeFactualityConfig, judge, **evidence)
     shared = _shared(analyse.RunOptions, config)
     figures = [*(config.run / "measurements").glob("*.json"), config.run / "results.json"]
-    inputs = [*texts, *sorted(figures), *written, *filter(None, [config.factuality])]
+    figures += [evaluation_file(config.run, name) for name in (*MEASURES, *JUDGES)]
+    inputs = [*texts, *sorted(figures), *filter(None, [config.factuality])]
     inputs += [config.ncr_of / "results.json"] if config.ncr_of else []
-    yield Step(
-        "analyses",
-        config.run / analyse.FOLDER,
-        inputs,
+    tables, page = (
         analyse.AnalyseConfig(**shared),
-        analyse.run,
+        report.ReportConfig(**shared, texts=config.texts),
     )
-    page = report.ReportConfig(**shared, texts=config.texts)
+    yield Step("analyses", config.run / analyse.FOLDER, inputs, tables, analyse.run)
     yield Step("page", config.run / report.PAGE, inputs, page, report.run)
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from anchored import text_tables
 from anchored.durable_files import write_durably
 from anchored.eval.power_law import Prediction, predict_loss
-from anchored.pretrain.cpu_device import use_cpu_without_accelerator
 from anchored.pretrain.ladder import MEAN, Ladder, best_runs, load_ladder, read_ladder
 
 from .training_options import LadderConfig
@@ -17,8 +16,7 @@ Points = list[tuple[float, float]]
 
 def run(config: LadderConfig) -> int:
     """Write the configs that are missing, print what is trained, and predict; returns 0."""
-    read_ladder(config.ladder)  # refused before torchtitan is imported
-    use_cpu_without_accelerator()
+    read_ladder(config.ladder)  # refused before torchtitan is imported, which takes seconds
     ladder = load_ladder(config.ladder)
     for one in ladder.runs:
         one.write_config()

@@ -1,0 +1,78 @@
+"""What is decided before an engine of vLLM starts, and travels to its processes."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+import anchored
+from anchored.decode.vllm.settings import KEY, Asked, EngineSettings, Limits, PairFacts
+from anchored.tools.cli import main
+
+
+def test_facts_of_folders_are_those_of_the_loaded_pair(pair_folders):
+    facts = PairFacts.of(*pair_folders, allow_quantized_safe=False)
+    pair = anchored.ModelPair.from_pretrained(*pair_folders)
+    decoder = anchored.Decoder(pair, anchored.Anchored(k=1.0), level="token")
+    assert facts.fingerprints == pair.fingerprints
+    assert facts.stop_token_ids == pair.stop_token_ids
+    assert facts.vocab_size == pair.vocab_size
+    assert facts.context_length == pair.context_length
+    assert facts.special_token_ids == decoder.level.special_token_ids
+    assert facts.level_settings == decoder.level.settings()
+
+
+def test_a_quantised_safe_model_is_refused_unless_it_is_allowed(pair_folders, tmp_path):
+    safe = tmp_path / "safe"
+    safe.mkdir()
+    for file in pair_folders[0].iterdir():
+        (safe / file.name).write_bytes(file.read_bytes())
+    config = json.loads((safe / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (safe / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"safe model is quantised \(fp8\)"):
+        PairFacts.of(safe, pair_folders[1], allow_quantized_safe=False)
+    facts = PairFacts.of(safe, pair_folders[1], allow_quantized_safe=True)
+    assert facts.quantization == {"safe": "fp8"}
+
+
+def test_settings_arrive_as_they_were(pair_folders):
+    facts = PairFacts.of(*pair_folders, allow_quantized_safe=False)
+    settings = EngineSettings(facts=facts, limits=Limits(max_k=4.0, debt="none"), journal="j")
+    sent = json.loads(json.dumps({KEY: settings.to_json()}))
+    assert EngineSettings.of(sent) == settings
+    with pytest.raises(ValueError, match="not started for a pair"):
+        EngineSettings.of({})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_k": -1.0},
+        {"default_k": 5.0, "max_k": 4.0},
+        {"max_horizon": 0},
+        {"debt": "some"},
+        {"divergence": "renyi"},
+        {"budget": "all"},
+        {"debt_window": 0},
+    ],
+    ids=str,
+)
+def test_limits_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError):
+        Limits(**wrong)
+
+
+def test_what_a_request_asks_for_is_read_from_its_extra_arguments():
+    asked = Asked.of({"anchored_K": 5, "anchored_debt": 2.0, "anchored_k": None, "other": 1})
+    assert asked == Asked(K=5, debt=2.0)
+    assert Asked.of(None) == Asked()
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")
+def test_without_vllm_one_line_says_what_to_install(pair_folders, capsys):
+    safe, risky = map(str, pair_folders)
+    with pytest.raises(SystemExit) as ended:
+        main(["vllm", "serve", "--safe", safe, "--risky", risky])
+    assert ended.value.code == 1
+    assert "pip install 'anchored[vllm]'" in capsys.readouterr().err
