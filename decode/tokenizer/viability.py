@@ -97,7 +97,9 @@ class Viability:
         self._tokens: list[int] = trie.tokens.tolist()
         self._added_rows = np.array([r for r, t in enumerate(self._tokens) if t in added], np.int64)
         literals = added.literals.values()
-        has_literal = np.array([any(word in text for word in literals) for text in trie.texts])
+        has_literal = np.zeros(len(trie.texts), np.bool_)
+        for word in literals:
+            has_literal |= np.array([word in text for text in trie.texts])
         is_plain = ~self.shapes.is_ill_formed & ~has_literal
         self._is_joinable = is_plain & np.array([merges.is_reachable(t) for t in self._tokens])
         is_whole = np.array([not cut.lead and not cut.tail for cut in self.shapes.cuts])
