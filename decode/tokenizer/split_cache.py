@@ -44,7 +44,7 @@ class SplitCache:
         """Those of a tokenizer, None where they are not known."""
         try:
             with safe_open(self._path(sha256), "np") as file:
-                pairs, about = file.get_tensor("pairs"), file.metadata()
+                pairs, about = file.get_tensor("pairs"), file.metadata() or {}
         except (OSError, SafetensorError):
             return None
         if about != _about(pairs, sha256, about.get("num_irregular", "")):

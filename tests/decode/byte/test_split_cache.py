@@ -2,6 +2,7 @@
 
 import pytest
 from merge_pairs import merge_table
+from safetensors.numpy import save_file
 
 from anchored.decode.tokenizer import split_cache
 from anchored.decode.tokenizer.merges import MergeTable
@@ -55,6 +56,8 @@ def test_damaged_and_foreign_files_count_as_none(tokenizer, cache, caplog):
     for damaged in (whole[:-1], whole[:-4] + b"\0\0\0\7", b""):
         file.write_bytes(damaged)
         assert cache.load("ab") is None
+    save_file({"pairs": splits.pairs}, file)  # without a word of what it is
+    assert cache.load("ab") is None
     file.write_bytes(whole)
     assert cache.load("ab").num_irregular == splits.num_irregular
     file.rename(cache.folder / "cd.safetensors")
