@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import tempfile
 import time
 import warnings
 from functools import partial
@@ -55,6 +57,9 @@ def break_down(part: Part, name: str, sizes: Sizes, rows: Connection) -> None:
     rows.send({"status": "passed", "detail": f"before it {name}"})
     if name == "crashes":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "litters":
+        child = subprocess.Popen(["sleep", "300"])
+        rows.send({"status": "passed", "child": child.pid, "folder": tempfile.mkdtemp()})
     if name == "hangs":
         time.sleep(60.0)
     rows.send(None)

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,15 @@ def test_a_few_checks_pass_and_times_need_a_gpu(tmp_path, capsys):
     assert "batch 256, V = 128,256, bf16" in printed and printed.count(NOT_MEASURED) == 15
 
 
+@pytest.mark.skipif(bool(find_spec("vllm")), reason="vLLM is here")
+def test_without_vllm_its_part_is_one_row_that_says_so(tmp_path):
+    output = tmp_path / "check.json"
+    assert check_gpu(["vllm"], output, runner=ON_FAKE) == 0
+    (row,) = rows_of(output, "vllm").values()
+    assert row["status"] == "not run"
+    assert row["detail"].startswith("vLLM is not installed: pip install 'anchored[vllm]'")
+
+
 @pytest.mark.slow
 def test_every_check_passes(tmp_path, monkeypatch):
     """The interpreter may take longer than a GPU."""
@@ -84,6 +95,26 @@ def test_what_breaks_is_a_row_and_the_others_are_run(tmp_path, monkeypatch, caps
         ("ends", "passed", "before it ends"),
     ]
     assert "2 failed" in capsys.readouterr().out
+
+
+def test_what_a_task_started_and_left_ends_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "tasks_of", lambda part: [Task(part, "litters", 60.0, iter)])
+    output = tmp_path / "check.json"
+    assert check_gpu(["decode"], output, runner=BREAKING) == 0
+    left = rows_of(output, "decode")["litters"]
+    assert not Path(left["folder"]).exists()
+    deadline = time.monotonic() + 60.0
+    while is_running(left["child"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    """One that has ended may wait to be reaped by whoever that is."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.slow

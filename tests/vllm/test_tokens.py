@@ -7,7 +7,7 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 import torch
 from tiny_models import FAMILIES
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
-from vllm_requests import mixed_requests, run
+from vllm_requests import requests_of, run
 
 import anchored
 from anchored.decode.engine.request import Drawn
@@ -16,10 +16,9 @@ from anchored.decode.vllm.journal import journal_ledgers
 from .conftest import SIZES, opened, state_of
 
 
-def check(requests, pair, folder, debt="top") -> None:
-    pairs = [(request, request.decoded(pair, debt)) for request in requests]
-    different = [(r, g.token_ids) for r, g in pairs if r.tokens != g.token_ids]
-    assert different == []
+def check(ended, pair, folder, debt="top") -> None:
+    own = [(request, tokens, request.decoded(pair, debt).token_ids) for request, tokens in ended]
+    assert [each for each in own if each[1] != each[2]] == []
     ledgers = dict(journal_ledgers(folder))
     assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers.values())
     failures = {name: anchored.verify(own, pair).failures for name, own in ledgers.items()}
@@ -28,7 +27,7 @@ def check(requests, pair, folder, debt="top") -> None:
 
 def test_two_hundred_mixed_requests_with_chunks_a_prefix_cache_and_aborts(folders, pair, tmp_path):
     with opened(folders, ledgers=tmp_path, enable_prefix_caching=True) as llm:
-        requests = mixed_requests(pair.tokenizer, 204)
+        requests = requests_of(pair.tokenizer, 204)
         ended = run(llm, requests, aborts_at=(20, 40))
     assert len(ended) == 200
     check(ended, pair, tmp_path)
@@ -40,7 +39,7 @@ def test_preempted_requests_go_on_where_they_were(folders, pair, tmp_path):
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         preempt, preempted = scheduler._preempt_request, []
         scheduler._preempt_request = lambda *a, **k: (preempted.append(a), preempt(*a, **k))[1]
-        ended = run(llm, mixed_requests(pair.tokenizer, 30, longest=60, tokens=(30, 60)))
+        ended = run(llm, requests_of(pair.tokenizer, 30, lengths=(30, 60)))
     assert len(preempted) >= 10
     assert len(ended) == 30
     check(ended, pair, tmp_path)
@@ -65,7 +64,7 @@ def test_drafts_of_the_safe_model_change_no_token(folders, pair, tmp_path, num_d
 
         slots.decide = counted
         # vLLM refuses min_p beside drafts
-        ended = run(llm, mixed_requests(pair.tokenizer, 40, min_p=0.0))
+        ended = run(llm, requests_of(pair.tokenizer, 40, min_p=0.0))
     assert len(ended) == 40
     assert sum(accepted) >= 20  # tokens that rest on drafts
     check(ended, pair, tmp_path)
@@ -94,7 +93,7 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
             add(slot, data)
 
         state.add_request = counted
-        ended = run(llm, mixed_requests(tokenizer, 30))
+        ended = run(llm, requests_of(tokenizer, 30))
     assert len(ended) == 30
     assert max(cached) >= 32
     check(ended, own, tmp_path / "journal", "none")

@@ -33,15 +33,35 @@ def random_pair(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
     seed: int = 0,
+    initializer_range: float = 0.02,
 ) -> ModelPair:
-    """Two Llamas with untied embeddings over `vocab_size` tokens that are words t0, t1, ..."""
+    """Two Llamas with untied embeddings over `vocab_size` tokens that are words t0, t1, ...
+
+    initializer_range: deviation of the weights; small models need more to say different things.
+    """
     torch.manual_seed(seed)
     safe_model, risky_model = (
-        random_llama(shape, vocab_size, context_length, dtype=dtype, device=device)
+        random_llama(
+            shape,
+            vocab_size,
+            context_length,
+            dtype=dtype,
+            device=device,
+            initializer_range=initializer_range,
+        )
         for shape in (safe, risky)
     )
     prints = {"safe": f"random {safe}", "risky": f"random {risky}"}
     return ModelPair(safe_model, risky_model, _word_tokenizer(vocab_size), prints)
+
+
+def saved_pair(pair: ModelPair, root: Path) -> tuple[Path, Path]:
+    """Write the safe and the risky model, each with the tokenizer; returns their folders."""
+    folders = root / "safe", root / "risky"
+    for folder, model in zip(folders, pair.models.values(), strict=True):
+        model.save_pretrained(folder)
+        pair.tokenizer.save_pretrained(folder)
+    return folders
 
 
 def configured_pair(options: RandomPairOptions, context_length: int) -> ModelPair:
@@ -70,6 +90,7 @@ def random_llama(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     eos_token_id: int = 1,
+    initializer_range: float = 0.02,
 ) -> LlamaForCausalLM:
     """A Llama with untied embeddings; its weights are torch's next random numbers."""
     sizes: dict[str, Any] = dict(zip(SIZES, SHAPES[shape], strict=True))
@@ -78,6 +99,7 @@ def random_llama(
         vocab_size=vocab_size,
         max_position_embeddings=context_length,
         tie_word_embeddings=False,
+        initializer_range=initializer_range,
         bos_token_id=0,
         eos_token_id=eos_token_id,
     )

@@ -2,7 +2,8 @@
 
 Every check runs in a process of its own: what fails, crashes or does not end is a row of the
 results. A part takes nine minutes at most: "correctness" of kernels and decoding, "speed" of the
-kernels, bytes and drafts, "decode" of a pair of 8B and 1.8B with random weights.
+kernels, bytes and drafts, "decode" of a pair of 8B and 1.8B with random weights, "vllm" of pairs
+inside vLLM, where it is installed.
 
 Needs torch, triton, transformers and numpy only, so it runs from a bare checkout too:
 `mkdir -p P && ln -s "$PWD" P/anchored && PYTHONPATH=P python -m anchored.tools.gpu_check`

@@ -47,6 +47,8 @@ class Sizes:
     prompt_lengths: tuple[int, ...]
     """In turn, so that rows differ and join and leave."""
     num_drafts: int
+    num_mixed: int
+    """Requests of every kind for a pair in vLLM."""
     byte_text: bytes
     num_counted: int
     """Tokens or bytes over which waits are counted."""
@@ -73,6 +75,7 @@ FULL = Sizes(
     num_new_tokens=12,
     prompt_lengths=(3, 17, 40),
     num_drafts=3,
+    num_mixed=200,
     byte_text=b"It's the keeper's  lamp, 1234\n\nof caf\xc3\xa9s",
     num_counted=16,
     is_timed=True,
@@ -95,6 +98,7 @@ SMALL = Sizes(
     num_new_tokens=3,
     prompt_lengths=(3, 5, 4),
     num_drafts=1,
+    num_mixed=12,
     byte_text=b"It's caf\xc3\xa9",
     num_counted=3,
     is_timed=False,

@@ -52,10 +52,9 @@ def pair_timings(pair: ModelPair, batch_size: int) -> Iterator[PairTiming]:
     weights = {name: step_bytes(model) for name, model in pair.models.items()}
     risky_speed = 0.0
     for name, generate in _engines(pair, batch_size).items():
-        timing = _timing(
-            generate, random_prompts(batch_size, PROMPT_TOKENS, pair.vocab_size), device
-        )
-        first_s, speed, waits = timing
+        prompts = random_prompts(batch_size, PROMPT_TOKENS, pair.vocab_size)
+        first_s, speed = generation_speed(generate, prompts, device)
+        waits = num_waits(partial(generate, prompts, NEW_TOKENS), 1) / NEW_TOKENS
         risky_speed = risky_speed or speed
         is_alone = name == "risky alone"
         num_bytes = weights["risky"] if is_alone else sum(weights.values())
@@ -82,19 +81,20 @@ def _engines(pair: ModelPair, batch_size: int) -> dict[str, Generate]:
         name: Decoder(pair, RULE, batch_size=batch_size, engine=engine, speculate=speculate)
         for name, (engine, speculate) in ENGINES.items()
     }
-    generators = {name: partial(_generated, decoder) for name, decoder in decoders.items()}
+    generators = {name: partial(generated, decoder) for name, decoder in decoders.items()}
     return {"risky alone": alone.generate, **generators}
 
 
-def _generated(decoder: Decoder, prompts: list[list[int]], num_tokens: int) -> int:
+def generated(decoder: Decoder, prompts: list[list[int]], num_tokens: int) -> int:
+    """Generate so many tokens for every prompt; returns how many altogether."""
     results = decoder.generate(prompts, max_new_tokens=num_tokens, **WARPERS)
     return sum(len(result.token_ids) for result in results)
 
 
-def _timing(
+def generation_speed(
     generate: Generate, prompts: list[list[int]], device: str
-) -> tuple[float, float, float]:
-    """(seconds to the first token, tokens a second after it, waits a token)."""
+) -> tuple[float, float]:
+    """(seconds to the first token, tokens a second after it), medians over runs."""
     generate(prompts, NEW_TOKENS)
     first_s, speeds = [], []
     for _ in range(NUM_RUNS):
@@ -102,5 +102,4 @@ def _timing(
         whole_s, _ = timed(partial(generate, prompts, NEW_TOKENS), device=device)
         first_s.append(one_s)
         speeds.append(len(prompts) * (NEW_TOKENS - 1) / (whole_s - one_s))
-    waits = num_waits(partial(generate, prompts, NEW_TOKENS), 1) / NEW_TOKENS
-    return statistics.median(first_s), statistics.median(speeds), waits
+    return statistics.median(first_s), statistics.median(speeds)

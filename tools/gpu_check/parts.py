@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-Part = Literal["correctness", "speed", "decode"]
+Part = Literal["correctness", "speed", "decode", "vllm"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 PART_S = 520.0

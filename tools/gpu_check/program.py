@@ -4,10 +4,11 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -74,6 +75,8 @@ class Runner:
     start: Literal["spawn", "forkserver"] = "spawn"
     """A process that is forked cannot use CUDA once its parent has asked for as little as the
     number of devices, as libraries do when they are imported: so each begins anew."""
+    scratch: str | None = None
+    """Where tasks make their temporary files; the machine's place unless given."""
 
     def started(self, part: Part, name: str) -> "Running":
         """A process that gets ready, and waits until it is told to go."""
@@ -82,16 +85,18 @@ class Runner:
             context.set_forkserver_preload([__name__])
         ours, theirs = context.Pipe()
         process = context.Process(  # type: ignore[attr-defined]
-            target=_wait_and_work, args=(self.worker, part, name, self.sizes, theirs)
+            target=_wait_and_work, args=(self, part, name, theirs)
         )
         process.start()
         theirs.close()
         return Running(process, ours)
 
 
-def _wait_and_work(worker: Worker, part: Part, name: str, sizes: Sizes, rows: Connection) -> None:
+def _wait_and_work(runner: Runner, part: Part, name: str, rows: Connection) -> None:
+    os.setpgid(0, 0)  # with the processes that it starts, so that they end together
+    tempfile.tempdir = runner.scratch or tempfile.tempdir
     rows.recv()
-    worker(part, name, sizes, rows)
+    runner.worker(part, name, runner.sizes, rows)
 
 
 class Running:
@@ -125,7 +130,9 @@ class Running:
             self.end()
 
     def end(self) -> None:
-        """Whatever it does."""
+        """Whatever it does, and whatever it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()
         self._process.join()
 
@@ -179,8 +186,14 @@ def check_gpu(
 
 
 def _run_part(part: Part, record: Record, runner: Runner, names: Sequence[str] | None) -> None:
+    """With a folder of its own for temporary files, which a task that was killed leaves behind."""
+    with tempfile.TemporaryDirectory(prefix="anchored-gpu-check-") as scratch:
+        _run_tasks(part, record, replace(runner, scratch=scratch), names)
+
+
+def _run_tasks(part: Part, record: Record, runner: Runner, names: Sequence[str] | None) -> None:
     deadline = time.monotonic() + PART_S
-    if part != "decode" and names is None:
+    if part in ("correctness", "speed") and names is None:
         for row in _compiled(part, runner):
             record.add(part, row)
     tasks = [task for task in tasks_of(part) if names is None or task.name in names]

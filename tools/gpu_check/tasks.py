@@ -19,6 +19,7 @@ from .check import DTYPES, RunCheck, Sizes
 from .pair_decoding import pair_timings
 from .parts import Part
 from .speed import TARGET_US, kernel_timings, round_timings
+from .vllm_pair import KINDS, absence, engine_timings, same_as_decoder
 
 Row = dict[str, Any]
 PAIR: tuple[ModelShape, ModelShape] = ("tinycomma-1.8b", "llama-8b")
@@ -49,6 +50,8 @@ def tasks_of(part: Part) -> list[Task]:
             ),
             Task(part, "first byte of 8B + 1.8B", 120.0, _first_byte_rows),
         ]
+    if part == "vllm":
+        return _vllm_tasks()
     kernels = [
         Task(part, f"kernel at batch {batch_size}", 60.0, partial(_kernel_rows, batch_size))
         for batch_size in TARGET_US
@@ -65,6 +68,16 @@ def tasks_of(part: Part) -> list[Task]:
     return [*kernels, *byte_level, *rounds]
 
 
+def _vllm_tasks() -> list[Task]:
+    if reason := absence():
+        return [Task("vllm", "vLLM", 60.0, partial(_not_run, reason))]
+    checks = [
+        Task("vllm", kind, 130.0, partial(_checked, partial(same_as_decoder, kind)))
+        for kind in KINDS
+    ]
+    return [*checks, Task("vllm", "8B + 1.8B in vLLM", 360.0, _vllm_rows)]
+
+
 def task_named(part: Part, name: str) -> Task:
     """One of `tasks_of`."""
     return next(task for task in tasks_of(part) if task.name == name)
@@ -73,6 +86,10 @@ def task_named(part: Part, name: str) -> Task:
 def _checked(run: RunCheck, device: torch.device, sizes: Sizes) -> Iterator[Row]:
     check = run(device, sizes)
     yield {"status": "passed" if check.passed else "failed", "detail": check.detail}
+
+
+def _not_run(reason: str, device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    yield {"status": "not run", "detail": reason}
 
 
 def _timed(rows: Iterator[Any], bench: str, sizes: Sizes) -> Iterator[Row]:
@@ -114,6 +131,10 @@ def _pair_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[
         yield from pair_timings(pair, batch_size)
 
     yield from _timed(rows(), "decode", sizes)
+
+
+def _vllm_rows(device: torch.device, sizes: Sizes) -> Iterator[Row]:
+    yield from _timed(engine_timings(device, PAIR), "vllm", sizes)
 
 
 def compile_share(
