@@ -76,13 +76,11 @@ def ladder_command(arguments, folder):
     return program.wait_for_success()
 
 
-def test_recorded_runs_of_a_known_law_predict_the_run_above(tmp_path, monkeypatch, capsys):
+def test_recorded_runs_of_a_known_law_predict_the_run_above(tmp_path, capsys):
     table = read_toml(LADDER) | {"folder": str(tmp_path / "runs")}
     table["run"] = str(LADDER.with_name(table["run"]))
     path = tmp_path / "ladder.toml"
     path.write_text(toml_text(table))
-    # torchtitan has been imported in this process.
-    monkeypatch.setattr(command, "use_cpu_without_accelerator", lambda: None)
 
     def said():
         assert command.run(LadderConfig(ladder=path)) == 0

@@ -206,6 +206,13 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--step 1 --stage": ("stage9",),
         "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
     },
+    "vllm serve --safe {safe} --risky {risky}": {
+        "--default-k": ("-1", "nan", "x"),
+        "--divergence": ("tv",),
+        "--max-k": ("-1",),
+    },
+    "vllm serve": {"": ("", "--safe {missing} --risky {risky}")},
+    "ledgers": {"--journal": words("{missing} {folder} {empty} {garbage} ''"), "": ("",)},
     "ladder": {
         "": words("{missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} {toml_circle}"),
         "--confidence": ("0", "1", "-1", "nan", "most"),

@@ -1,5 +1,6 @@
 """The command that makes ledgers of a server's journal."""
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,5 +43,8 @@ def run(config: LedgersConfig) -> int:
 
 
 def _file_name(request_id: str) -> str:
-    """An id is the caller's, offline: of a path it would leave the folder."""
-    return re.sub(r"[^\w.-]", "_", request_id)
+    """An id is the caller's, offline: a path would leave the folder. Other ids, other names."""
+    plain = re.sub(r"[^\w.-]", "_", request_id)
+    if plain == request_id:
+        return plain
+    return f"{plain}-{hashlib.sha256(request_id.encode()).hexdigest()[:16]}"

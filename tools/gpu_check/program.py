@@ -131,8 +131,9 @@ class Running:
 
     def end(self) -> None:
         """Whatever it does, and whatever it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        assert self._process.pid is not None
+        with suppress(ProcessLookupError):  # it has ended, or has no group yet
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
 

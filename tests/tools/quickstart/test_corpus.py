@@ -24,8 +24,14 @@ from anchored.tools.quickstart.multiple_choice import (
     write_tasks,
 )
 from anchored.tools.quickstart.preset import load_preset
+from anchored.tools.quickstart.protected_works import read_works
 
 CAPS = {"docstrings": "docstring_bytes", "topics": "topic_bytes", "code": "code_bytes"}
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return gather(CorpusConfig())
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +148,11 @@ def test_the_corpus_holds_at_least_sixty_items_a_task(corpus, tmp_path):
     num_items = write_tasks(corpus, tmp_path, max_items=80)
     assert set(num_items) == {MIXTURE_TASK, EXTRA_TASK}
     assert min(num_items.values()) >= 60
+
+
+def test_no_work_occurs_in_the_gathered_corpus(corpus):
+    index = SpanIndex()
+    for source in (*corpus.sources, corpus.extra):
+        for document in (*source.documents, *source.heldout):
+            index.add(document.text)
+    assert [work.id for work in read_works() if index.overlap_fraction(work.text)] == []
