@@ -77,7 +77,7 @@ class Draw:
         kept = ratio - math.log(max(uniform[1], LEAST_UNIFORM))
         return cls(
             uniform=uniform,
-            drafts=Cells.of(safe, laws.safe_deviation * safe),
+            drafts=Cells.of(safe, laws.deviations.safe * safe),
             residual=_residual(laws),
             is_drafted=laws.safe > -math.inf,
             lead=ratio / laws.ratio_deviation,
@@ -111,7 +111,7 @@ def _residual(laws: StepLaws) -> Cells | None:
     weights = (star - safe).clamp_min(0.0)
     if not weights.sum() > 0.0:
         return None
-    deviations = torch.hypot(laws.star_deviation * star, laws.safe_deviation * safe)
+    deviations = torch.hypot(laws.star_deviation * star, laws.deviations.safe * safe)
     return Cells.of(weights, torch.where(weights > 0.0, deviations, 0.0))
 
 

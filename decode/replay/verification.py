@@ -12,7 +12,7 @@ from . import oracle
 from .consistency import inconsistencies
 from .replay import ForcedStep, Replay
 from .step_laws import NUM_DEVIATIONS, logit_deviation
-from .step_report import MOST_COST, StepReplay, StepReport, difference, solver_slack
+from .step_report import MOST_COST, StepReplay, StepReport, difference
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,12 +75,22 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     bound = ledger.header.bound if ledger.certified is True else math.inf
     report = Verification(num_steps=len(ledger.steps), bound=bound)
     report.failures += inconsistencies(ledger, pair)
-    if report.is_ok and ledger.steps:
-        replay = Replay(ledger, pair)
-        report.failures += _prompt_failures(replay)
-        if report.is_ok:
-            _check_steps(replay, report)
-    return report
+    if not (report.is_ok and ledger.steps):
+        return report
+    found = _replayed(Replay(ledger, pair), report)
+    if found.is_ok:
+        return found
+    # Perhaps these models round more than most: twice the reading, only where it may matter.
+    measured = _replayed(Replay(ledger, pair, measures_rounding=True), report)
+    return measured if measured.is_ok else found
+
+
+def _replayed(replay: Replay, report: Verification) -> Verification:
+    """The report with what a replay finds."""
+    found = replace(report, failures=_prompt_failures(replay))
+    if found.is_ok:
+        _check_steps(replay, found)
+    return found
 
 
 def _prompt_failures(replay: Replay) -> list[str]:
@@ -148,10 +158,11 @@ def _sum_up(ledger: Ledger, rule: Rule, steps: list[StepReport], report: Verific
     if not rule.is_certified:
         return
     deviation = math.hypot(*(step.divergence_deviation for step in steps))
-    slack = math.fsum(solver_slack(recorded.spend) for recorded in ledger.steps)
-    report.tolerance = NUM_DEVIATIONS * deviation + slack
+    report.tolerance = NUM_DEVIATIONS * deviation
     report.divergence = math.fsum(step.divergence for step in steps)
-    if not difference(report.divergence, ledger.spent) <= report.tolerance:
+    slack = math.fsum(step.slack for step in steps)  # of spends above it
+    overspent = report.divergence - ledger.spent
+    if not -(report.tolerance + slack) <= overspent <= report.tolerance:
         report.failures.append(f"divergence {report.divergence} nats, spent {ledger.spent}")
     bound = ledger.header.bound
     if not report.divergence <= bound + report.tolerance:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anchored.decode.replay import oracle
 from anchored.decode.replay.draw_deviation import Cells, Draw
-from anchored.decode.replay.step_laws import NUM_DEVIATIONS, StepLaws
+from anchored.decode.replay.step_laws import NUM_DEVIATIONS, Deviations, StepLaws
 from anchored.kernels.sampler import coupled_sample
 
 DEVIATION = 0.05
@@ -23,7 +23,7 @@ def laws_of(safe: Tensor, star: Tensor) -> StepLaws:
         divergence=oracle.kl(star, safe),
         divergence_deviation=DEVIATION,
         spend_deviation=DEVIATION,
-        safe_deviation=DEVIATION,
+        deviations=Deviations(DEVIATION, DEVIATION),
         star_deviation=each,
         star_deviations=(DEVIATION, 0.0),
         ratio_deviation=each,
