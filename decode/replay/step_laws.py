@@ -45,7 +45,12 @@ def logit_deviation(logits: Tensor, dtype: torch.dtype, bears_mass: Tensor | Non
     if bears_mass is not None:
         counts |= bears_mass & (logits >= logits.max() - BAN_GAP)
     largest = logits[counts].abs().max().item()
-    return ARITHMETIC + LOGIT_DEVIATION[dtype] * torch.finfo(dtype).eps * largest
+    return ARITHMETIC + relative_deviation(dtype) * largest
+
+
+def relative_deviation(dtype: torch.dtype) -> float:
+    """Deviation of a logit that a model of this dtype gave, for each nat of its size."""
+    return LOGIT_DEVIATION[dtype] * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
