@@ -6,7 +6,6 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -259,7 +258,7 @@ def _to_json(value: Any) -> Any:
 def _with_figures(kind: type[Any], record: dict[str, Any]) -> dict[str, Any]:
     """The record with the strings of infinite floats as floats, where its field is one of numbers:
     "inf" may be a text as well."""
-    types = _types(kind)
+    types = get_type_hints(kind)
     return {name: _from_json(value, types.get(name)) for name, value in record.items()}
 
 
@@ -304,7 +303,7 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
 
     kind: a dataclass; fields with a default may be missing. An int counts as a float; NaN as none.
     """
-    types, known = _types(kind), {field.name: field for field in fields(kind)}
+    types, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
     if unknown := [name for name in record if name not in known]:
         return f"unknown field {reprlib.repr(unknown[0])}"
     for name, allowed in known.items():
@@ -314,11 +313,6 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
         elif allowed.default is MISSING and allowed.default_factory is MISSING:
             return f"field {name!r} is missing"
     return ""
-
-
-@cache
-def _types(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def field_values(record: Any) -> dict[str, Any]:

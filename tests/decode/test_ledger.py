@@ -46,7 +46,9 @@ def test_infinite_figures_survive_a_round_trip(pair, tmp_path):
     assert Ledger.load(tmp_path / "risky.jsonl").header.bound == math.inf
 
 
-@pytest.mark.parametrize("text", ["inf", "-inf", "nan", "Infinity", "1e999", "null", "\u2028\x1c\n"])
+@pytest.mark.parametrize(
+    "text", ["inf", "-inf", "nan", "Infinity", "1e999", "null", "\u2028\x1c\n"]
+)
 def test_a_text_that_reads_like_a_figure_stays_a_text(pair, tmp_path, text):
     decoder = Decoder(pair, RCAD())
     (result,) = decoder.generate(text, max_new_tokens=2, passages=text)
