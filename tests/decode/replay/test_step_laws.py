@@ -9,7 +9,13 @@ from torch import Tensor
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.replay import oracle
 from anchored.decode.replay.replay import ForcedStep
-from anchored.decode.replay.step_laws import NUM_DEVIATIONS, Logits, StepLaws, step_laws
+from anchored.decode.replay.step_laws import (
+    NUM_DEVIATIONS,
+    Logits,
+    Rounding,
+    StepLaws,
+    step_laws,
+)
 from anchored.decode.replay.step_report import StepReport, step_report
 from anchored.decode.rules.rule import StepInputs
 from anchored.kernels.projection import project_kl
@@ -24,7 +30,8 @@ def step(**changes) -> LedgerStep:
 
 
 def logits_of(safe: Tensor, risky: Tensor) -> Logits:
-    return Logits(safe=safe, risky=risky, safe_deviation=DEVIATION, risky_deviation=DEVIATION)
+    rounding = Rounding(dtype=torch.float64, measured=DEVIATION)
+    return Logits(safe=safe, risky=risky, safe_rounding=rounding, risky_rounding=rounding)
 
 
 def noisy(kind: str, safe: Tensor, risky: Tensor, recorded: LedgerStep) -> list[StepLaws]:
