@@ -13,7 +13,7 @@ from ..models.kv_cache import uploaded
 from ..models.row_stream import RowStream
 from ..models.stream import UNSCORED, PromptLogits, Stream
 from ..rules.prefix_debt import PromptRatios, log_likelihood_ratios, prompt_digest
-from ..rules.rule import BOTH, Rule, StreamName
+from ..rules.rule import BOTH, Rule, StreamName, takes_passage
 from ..settings import SamplingConfig
 
 # R prompts.
@@ -71,9 +71,8 @@ def prefaced_prompt(
     Raises ValueError where the rule needs a passage and there is none, or has no use for one, and
     for a conversation where the rule puts a text before the prompt.
     """
-    takes_passage = any(own.takes_passage for own in rule.streams.values())
-    if takes_passage != (passage is not None):
-        needs = "needs a passage a prompt, got none" if takes_passage else "reads no passages"
+    if takes_passage(rule) != (passage is not None):
+        needs = "needs a passage a prompt, got none" if passage is None else "reads no passages"
         raise ValueError(f"the rule {rule.name} {needs}")
     special = set(level.special_token_ids)
     text = list(itertools.dropwhile(special.__contains__, prompt))

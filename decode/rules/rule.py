@@ -221,6 +221,11 @@ class Rule(Protocol):
         ...
 
 
+def takes_passage(rule: Rule) -> bool:
+    """Whether one of its streams reads a passage before each prompt."""
+    return any(reading.takes_passage for reading in rule.streams.values())
+
+
 def opened(rule: Rule, symbols: Symbols) -> Rule:
     """The rule for texts of these symbols; one line is logged of words that it leaves out there.
 

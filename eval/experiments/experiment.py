@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ... import Anchored, RiskyOnly, SafeOnly
-from ...decode.rules.rule import Rule
+from ...decode.rules.rule import Rule, takes_passage
 from ...decode.settings import LevelName
 from ...durable_files import write_durably
 from ..copying.metrics import CopyingConfig
@@ -44,7 +44,7 @@ class Setting:
     @property
     def takes_passage(self) -> bool:
         """The rule reads a passage before each prompt."""
-        return any(reading.takes_passage for reading in self.rule.streams.values())
+        return takes_passage(self.rule)
 
 
 def budget_sweep(ks: Sequence[float]) -> tuple[Setting, ...]:

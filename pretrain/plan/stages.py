@@ -94,18 +94,15 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
     sources = spec.data.sources
     if missing:
         _check_sizes(spec, missing)
-        sizes = [
-            spec.sizes[source.name]
-            if source.name in missing
-            else SourceSize(Manifest.read(Path(source.path)).num_tokens, "shards")
-            for source in sources
-        ]
+    there = {s.name: Manifest.read(Path(s.path)) for s in sources if s.name not in missing}
+    shards = {name: SourceSize(manifest.num_tokens, "shards") for name, manifest in there.items()}
+    sizes = [shards.get(source.name) or spec.sizes[source.name] for source in sources]
+    if missing:
         mixture = Mixture([Fraction(repr(source.weight)) for source in sources])
         windows = [max(1, (size.num_tokens - 1) // spec.seq_len) for size in sizes]
         plan_hash = ""
     else:
         plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
-        sizes = [SourceSize(shards.num_tokens, "shards") for shards in plan.shards]
         mixture, windows, plan_hash = plan.mixture, plan.num_windows, plan.hash
     counts = mixture.counts(spec.num_steps * spec.sequences_per_step)
     return StagePlan(
@@ -123,9 +120,9 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
                 num_sequences=count,
                 num_tokens=count * spec.seq_len,
                 epochs=count / num_windows,
-                decontamination={}
-                if source.name in missing
-                else dict(Manifest.read(Path(source.path)).decontamination),
+                decontamination=dict(there[source.name].decontamination)
+                if source.name in there
+                else {},
             )
             for source, size, weight, count, num_windows in zip(
                 sources, sizes, mixture.weights, counts, windows, strict=True

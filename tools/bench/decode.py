@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, text_tables
 from anchored.decode.engine.prompts import prefaced_prompt
-from anchored.decode.rules.rule import Rule
+from anchored.decode.rules.rule import Rule, takes_passage
 from anchored.tools.commands.options import check_presence
 
 from .baselines import ModelAlone, official_module
@@ -192,15 +192,14 @@ def _engines(pair: ModelPair, config: BenchDecodeConfig, batch_size: int) -> lis
 
 
 def _method(name: str, decoder: Decoder, prompts: list[list[int]], passages: list[str]) -> Engine:
-    readings = decoder.rule.streams.values()
-    takes_passage = any(reading.takes_passage for reading in readings)
-    asked: dict[str, Any] = {"passages": passages} if takes_passage else {}
+    has_passages = takes_passage(decoder.rule)
+    asked: dict[str, Any] = {"passages": passages} if has_passages else {}
 
     def generate(num_tokens: int) -> int:
         results = decoder.generate(prompts, max_new_tokens=num_tokens, **asked, **WARPERS)
         return sum(len(result.token_ids) for result in results)
 
-    passage = passages[0] if takes_passage else None
+    passage = passages[0] if has_passages else None
     read = prefaced_prompt(decoder.level, decoder.rule, prompts[0], passage)
     lengths = {own: len(read.get(own, prompts[0])) for own in decoder.rule.streams}
     return Engine(name, decoder.rule, lengths, generate)

@@ -118,6 +118,8 @@ def _results(
     num_texts: int,
 ) -> Iterable[tuple[int, "anchored.Generation"]]:
     """Each generation with its index, as it ends."""
+    from anchored.decode.rules.rule import takes_passage
+
     decoder = config.decoder()
     asked: dict[str, Any] = {
         "max_new_tokens": config.max_new_tokens,
@@ -135,7 +137,7 @@ def _results(
             asked["messages"], prompts = chats[0] if len(chats) == 1 else chats, []
         asked["seed"] = [config.seed if line.seed is None else line.seed for line in lines]
         asked["k"] = [line.k for line in lines]
-        if any(reading.takes_passage for reading in decoder.rule.streams.values()):
+        if takes_passage(decoder.rule):
             asked["passages"] = [line.passage for line in lines]
     if config.is_streamed:
         asked |= {name: asked[name][0] for name in ("seed", "k")}

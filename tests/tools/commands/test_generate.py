@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -226,9 +227,10 @@ def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
     assert all(len(Ledger.load(json.loads(line)["ledger"]).steps) == 100 for line in lines)
 
 
-@pytest.fixture
+@contextmanager
 def no_room(monkeypatch):
-    """No file may grow, as on a disk that is full."""
+    """No file may grow, as on a disk that is full; a log of the tests neither, so not for longer
+    than a test needs it."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     load = ModelPair.from_pretrained.__func__
 
@@ -238,19 +240,22 @@ def no_room(monkeypatch):
         return pair
 
     monkeypatch.setattr(ModelPair, "from_pretrained", classmethod(loaded))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_disk_that_fills_up_takes_the_ledger_and_not_the_text(
-    capsys, words, expected, tmp_path, no_room
+    capsys, words, expected, tmp_path, monkeypatch
 ):
     more = ["--prompt", "the keeper", "--seed", "3", "--ledger", str(tmp_path / "one.jsonl")]
-    status, out, err = run(capsys, *words, *more)
+    with no_room(monkeypatch):
+        status, out, err = run(capsys, *words, *more)
+        _, again, _ = run(capsys, *words, *more, "--json")
     assert status == 1 and out == f"{expected[0].text}\n"
     assert "File too large" in err.splitlines()[-1] and not (tmp_path / "one.jsonl").exists()
-    _, out, _ = run(capsys, *words, *more, "--json")
-    assert json.loads(out)["ledger"] is None
+    assert json.loads(again)["ledger"] is None
 
 
 def test_a_text_that_fails_alone_is_a_line_of_json_and_status_1(capsys, words, tmp_path):

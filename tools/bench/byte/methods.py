@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anchored import Decoder, Generation, ModelPair, PromptCache
-from anchored.decode.rules.rule import Rule, StreamName
+from anchored.decode.rules.rule import Rule, StreamName, takes_passage
 
 from ..flops import num_matrix_weights
 from ..methods import bench_rules
@@ -23,9 +23,7 @@ class MethodAtBytes:
     def __init__(self, decoder: Decoder, prompt: Sequence[int], passage: str) -> None:
         """passage: for rules that read one before the prompt."""
         self._decoder, self._prompt = decoder, list(prompt)
-        readings = decoder.rule.streams.values()
-        takes_passage = any(reading.takes_passage for reading in readings)
-        self._asked: dict[str, Any] = {"passages": passage} if takes_passage else {}
+        self._asked: dict[str, Any] = {"passages": passage} if takes_passage(decoder.rule) else {}
         self._results: dict[int, Generation] = {}
 
     def generate(self, num_bytes: int) -> int:
