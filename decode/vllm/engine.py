@@ -157,9 +157,9 @@ def open_pair(
     """vLLM's `LLM` for a pair of Hugging Face folders or Hub ids; its `generate` answers with p*.
 
     ledgers: folder of the journal, which `anchored ledgers` makes ledgers of; unless given, one
-    that this process removes when it ends. default_k: nats a step of requests that ask for nothing. max_k, max_total,
-    max_horizon: most a request may ask for; see `Limits`, and there the others. engine: arguments
-    of vLLM, `tensor_parallel_size=8` for one.
+    that this process removes when it ends. default_k: nats a step of requests that ask for
+    nothing. max_k, max_total, max_horizon: most a request may ask for; see `Limits`, and there the
+    others. engine: arguments of vLLM, `tensor_parallel_size=8` for one.
     A request asks by `SamplingParams(extra_args={"anchored_k": 1.0, "anchored_seed": 7})`, or
     anchored_K, anchored_divergence, anchored_debt. Each result has `.anchored`: ledger id, K, debt,
     spent, bound, certified. What cannot be honoured within the bound is a ValueError.

@@ -5,8 +5,8 @@ The front end loads this file too, to refuse requests, so the runner's own modul
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import ReferenceType
 
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
@@ -21,9 +21,9 @@ class Drawing(Protocol):
     def draw(self, ctx: Any, num_rows: int) -> Tensor: ...  # (R,) int64
 
 
-current: Callable[[], Drawing | None] = lambda: None
-"""The one whose forward was prepared last: an engine draws after its forward, in one thread. A weak
-reference: an engine that was shut down holds no memory."""
+current: ReferenceType[Drawing] | None = None
+"""The one whose forward was prepared last: an engine draws after its forward, in one thread.
+Weakly, so that an engine that was shut down holds no memory."""
 
 limits = Limits()
 """Of requests that this process's front end admits; set where an engine is opened. The engine's own
@@ -50,7 +50,7 @@ class AnchoredDraw(LogitsProcessor):
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         """(R, V): rows that are -inf but for one token."""
-        state = current()
+        state = None if current is None else current()
         if state is None:
             raise RuntimeError("the model that runs is no pair")
         tokens = state.draw(ctx, len(logits))

@@ -187,6 +187,17 @@ def test_a_journal_that_cannot_be_written_fails_the_request(llm):
     assert output.anchored["certified"] is True
 
 
+def test_a_call_may_have_more_requests_than_records_are_remembered(llm, monkeypatch):
+    """As many as run at once are enough: results are compared as they end."""
+    monkeypatch.setattr(llm._journal, "_num_kept", ENGINE["max_num_seqs"])
+    count = 2 * ENGINE["max_num_seqs"]
+    own = [params(number, max_tokens=1) for number in range(count)]
+    outputs = llm.generate([PROMPT] * count, own, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1] * count
+    assert all(output.anchored["certified"] for output in outputs)
+    assert list(llm._journal.records()) == []
+
+
 def test_greedy_texts_say_that_nothing_bounds_them(llm, pair):
     (output,) = llm.generate([PROMPT], params(temperature=0.0), use_tqdm=False)
     assert output.anchored["certified"] is False

@@ -24,7 +24,12 @@ from .check import Check, Sizes
 from .vllm_pair import CHECKED_ENGINE, checked_folders, opened
 from .vllm_requests import MixedRequest, mixed_requests
 
-ENGINE = {**CHECKED_ENGINE, "max_num_seqs": 256, "max_num_batched_tokens": 4096}
+NUM_SLOTS = 256
+ENGINE: dict[str, Any] = {
+    **CHECKED_ENGINE,
+    "max_num_seqs": NUM_SLOTS,
+    "max_num_batched_tokens": 4096,
+}
 LENGTHS = (1, 1, 2, 3)
 LONGEST_PROMPT = 12
 NUM_WAVES = 20
@@ -171,7 +176,7 @@ def _checked(pair: ModelPair, waves: list[Wave], ledgers: list[Ledger]) -> Check
         passed=len(ledgers) == num_within == count
         and num_verified == len(sample)
         and grown <= MOST_GROWN_MIB
-        and last.in_slots <= ENGINE["max_num_seqs"],
+        and last.in_slots <= NUM_SLOTS,
         detail=f"{num_within} of {count} within their bounds, {last.tokens} tokens, "
         f"{num_verified} of {len(sample)} ledgers verify; {_spends(ledgers)}; {grown:.1f} MiB more "
         f"from {_warm(waves).requests} requests to {count}, {last.in_slots} in slots, "
