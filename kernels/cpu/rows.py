@@ -123,14 +123,15 @@ def row_groups(risky_logits: Tensor, safe_logits: Tensor) -> Iterator[tuple[slic
 
 def sums(values: Tensor) -> Floats:
     """(R, N) or (R, N, C) -> (R,), on the host; the same digits for a row in any batch."""
-    pieces = values if values.ndim == 2 else values.sum(-1)
-    totals: Floats = host(pieces).astype(np.float64, copy=False).sum(-1)
+    pieces = host(values if values.ndim == 2 else values.sum(-1))
+    pieces = pieces.astype(np.float64, copy=False)
+    totals: Floats = pieces[:, 0] if pieces.shape[1] == 1 else pieces.sum(-1)
     return totals
 
 
 def host(values: Tensor) -> NDArray[Any]:
     """The values as an array on the host, without a copy where they are there."""
-    array: NDArray[Any] = values.cpu().numpy()
+    array: NDArray[Any] = values.numpy(force=True)
     return array
 
 
@@ -141,7 +142,7 @@ def part(values: Tensor, rows: Numbers) -> Tensor:
 
 def columns(values: Floats, like: Tensor) -> Tensor:
     """(R,) -> (R, 1, 1), dtype and device of `like`."""
-    return torch.from_numpy(values).to(like)[:, None, None]
+    return torch.from_numpy(values[:, None, None]).to(like)
 
 
 def _read(risky_logits: Tensor, safe_logits: Tensor, memory: Tensor) -> Rows:
