@@ -64,7 +64,7 @@ def rotated_heads(
     each token's angles; the sines of the first half have the other sign.
     """
     num_turned = split.num_heads + split.num_key_heads
-    heads = product.view(len(product), -1, split.size)
+    heads = product.view(product.shape[0], -1, split.size)  # len() takes a few times as long
     turned, value = heads[:, :num_turned], heads[:, num_turned:]
     if split.norms is not None:
         parts = zip(torch.tensor_split(turned, (split.num_heads,), 1), split.norms, strict=True)

@@ -57,7 +57,7 @@ def _drawn(weights: Tensor, pieces: Tensor, uniform: Tensor, *, is_log: bool) ->
     piece = first_above(running_sum, target)
     before = running_sum.gather(1, (piece - 1).clamp_min(0)[:, None])[:, 0]
     target = torch.where(piece > 0, target - before, target)
-    inside = weights[torch.arange(len(piece), device=piece.device), piece]
+    inside = weights[torch.arange(piece.shape[0], device=piece.device), piece]
     inside = (inside.exp2_() if is_log else inside).cumsum(-1)
     return piece * weights.shape[2] + first_above(inside, target)
 
