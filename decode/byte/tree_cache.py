@@ -207,7 +207,7 @@ class TreeBackbone:
 
     def _forward(self, rows: dict[int, tuple[TreeForward, NDArray[np.int64]]]) -> dict[int, Tensor]:
         """The same by row, from forward and positions by row."""
-        forwards, slot_positions = zip(*rows.values(), strict=True)
+        forwards = [forward for forward, _ in rows.values()]
         counts, device = [len(forward.nodes) for forward in forwards], self._device
         place = self.cache.place([*rows], max(counts), device)
         token_ids = uploaded(_padded([f.token_ids for f in forwards], max(counts)), device)
@@ -215,7 +215,8 @@ class TreeBackbone:
         mask = uploaded(_ancestors(forwards, max(counts), place.num_columns), device)
         keys = positions
         if self.attention.span is not None:
-            keys = uploaded(_padded(slot_positions, place.num_columns), device)
+            slots = [slot_positions for _, slot_positions in rows.values()]
+            keys = uploaded(_padded(slots, place.num_columns), device)
         masks = self.attention.tree_masks(mask, positions, keys, self._dtype)
         hidden = self._backbone(token_ids, positions, masks, self.cache)
         self.cache.advance([*rows], counts)

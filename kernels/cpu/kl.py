@@ -155,7 +155,8 @@ class _Search:
 
 def _is_zero(values: Tensor) -> Flags:
     """(A, N, C) -> (A,): no value of the row is anything else."""
-    return (host(values.amax((1, 2))) == 0.0) & (host(values.amin((1, 2))) == 0.0)
+    flags: Flags = (host(values.amax((1, 2))) == 0.0) & (host(values.amin((1, 2))) == 0.0)
+    return flags
 
 
 def _guess(curves: _Curves, aim: Floats, work: Tensor) -> Floats:
