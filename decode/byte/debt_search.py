@@ -45,7 +45,7 @@ class DebtSearch:
     """
 
     def __init__(self, sums: Mapping[str, PathSums], num_ratios: int, *, is_exact: bool) -> None:
-        """sums: of the prompt, by "safe" and "risky"; changed by whoever computes what is wanted."""
+        """sums: of the prompt, by "safe" and "risky"; they learn what is computed on the way."""
         self._sums, self._num_ratios, self._is_exact = sums, num_ratios, is_exact
         self._num_rounds = 0
         self._look()

@@ -114,8 +114,8 @@ class PathSums:
 
     The nodes are those of the trees of all its prefixes, about one a byte. Only sums along the text
     are ever read from a node's law, about ten numbers, so laws need not be kept. They may come in
-    any order, and some may never come: then only intervals are `known`. For these, the nodes without a
-    law are taken in *groups*, each below one node whose mass is known.
+    any order, and some may never come: then only intervals are `known`. For these, the nodes
+    without a law are taken in *groups*, each below one node whose mass is known.
     """
 
     def __init__(self, vocabulary: ByteVocabulary, text: bytes, mode: Mode = "masked") -> None:
