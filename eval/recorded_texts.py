@@ -82,9 +82,9 @@ def generation_files(folder: Path) -> list[Path]:
     return files
 
 
-def file_name(setting: str) -> str:
-    """A setting's name, as its files and folders bear it."""
-    return re.sub(r"[^\w.=+-]+", "-", setting)
+def file_name(name: str) -> str:
+    """The name of a setting, a model or a prompt, as its files and folders bear it."""
+    return re.sub(r"[^\w.=+-]+", "-", name)
 
 
 def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
