@@ -277,12 +277,22 @@ def _has_floats(kind: Any) -> bool:
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line, parse_constant=_refused)
+        record = json.loads(line, parse_constant=_refused, object_pairs_hook=_with_each_once)
+    except LedgerError as error:
+        raise LedgerError(f"{path}: line {number} {error}") from None
     except (ValueError, RecursionError):
         raise LedgerError(f"{path}: line {number} is cut off or not JSON") from None
     if not isinstance(record, dict):
         raise LedgerError(f"{path}: line {number} is not a JSON object")
     return record
+
+
+def _with_each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a name that stands twice, other programs may read the other value."""
+    names = [name for name, _ in pairs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise LedgerError(f"has {reprlib.repr(min(twice))} twice")
+    return dict(pairs)
 
 
 def _refused(constant: str) -> float:

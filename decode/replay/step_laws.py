@@ -137,13 +137,13 @@ def step_laws(kind: Kind, logits: Logits, step: LedgerStep, replayed: Tensor) ->
 
     replayed: (V,) log p* that the rule gives, for a rule that the oracle has no law of.
     """
-    safe, risky = oracle.law_of(logits.safe), oracle.law_of(logits.risky)
-    if kind == "replayed":
-        star = replayed.double()
+    if kind == "replayed":  # rules that project nothing ban nothing of what is finite either
+        safe, star = oracle.law_of(logits.safe, gap=math.inf), replayed.double()
         by = logits.deviations(star, step.token_id)
         return _smooth(safe, star, by, (0.0, by.risky), by.safe + by.risky, by.safe + by.risky)
     if kind == "alone":
         return _alone(logits, replayed.double(), step.token_id)
+    safe, risky = oracle.law_of(logits.safe), oracle.law_of(logits.risky)
     if step.spend == 0.0 and step.weight == 0.0:
         by = logits.deviations(safe, step.token_id)
         return _smooth(safe, safe, by, (by.safe, 0.0), by.safe, ARITHMETIC)
@@ -180,9 +180,25 @@ def _smooth(
 
 def _tilted(safe: Tensor, risky: Tensor, star: Tensor, weight: float, by: Deviations) -> StepLaws:
     parts = (1.0 - weight) * by.safe, weight * by.risky
-    ratio_deviation = ARITHMETIC + weight * math.hypot(*by)
-    laws = _smooth(safe, star, by, parts, math.hypot(*parts), ratio_deviation)
-    return replace(laws, solver_margin=solver_margin(safe, risky, star, weight))
+    laws = _smooth(safe, star, by, parts, math.hypot(*parts), ARITHMETIC)
+    return replace(
+        laws,
+        ratio_deviation=ARITHMETIC + ratio_deviation(safe, star, weight, by),
+        solver_margin=solver_margin(safe, risky, star, weight),
+    )
+
+
+def ratio_deviation(safe: Tensor, star: Tensor, weight: float, by: Deviations) -> Tensor:
+    """(V,) of log p* / p_s of a tilted law: its gradient in the logits of both models, times their
+    deviations.
+
+    d log p*(y)/p_s(y) = weight (d r(y) - d s(y)) + sum (p_s - (1 - weight) p*) d s - weight sum p*
+    d r: laws that a small weight sets apart move by what they are apart, and not by the weight.
+    """
+    probs, apart = star.exp(), safe.exp() - (1.0 - weight) * star.exp()
+    by_safe = apart.square().sum() - 2.0 * weight * apart + weight**2
+    by_risky = weight**2 * (1.0 - 2.0 * probs + probs.square().sum())
+    return (by.safe * by.safe * by_safe + by.risky * by.risky * by_risky).clamp_min(0.0).sqrt()
 
 
 def solver_margin(safe: Tensor, risky: Tensor, star: Tensor, weight: float) -> float:
@@ -211,7 +227,8 @@ def kl_deviation(
     pull = probs * (ratio - (probs * ratio).sum())
     by_safe, by_risky = star_deviations
     square = (by_safe * pull - safe_deviation * excess).square() + (by_risky * pull).square()
-    curvature = 0.5 * ((by_safe - safe_deviation) ** 2 + by_risky**2)
+    apart = by_safe - safe_deviation
+    curvature = 0.5 * (apart * apart + by_risky * by_risky)  # ** raises where this overflows
     return ARITHMETIC + square.sum().sqrt().item() + curvature
 
 

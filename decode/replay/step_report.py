@@ -100,7 +100,10 @@ def step_report(
     laws = step_laws(kind, logits, recorded, drawn.log_probs()[0].cpu())
     cost, expected_cost = _costs(laws, forced, recorded)
     return StepReport(
-        figures=[*_figures(laws, logits, drawn, recorded), *_divergences(laws, logits, recorded)],
+        figures=[
+            *_figures(kind, laws, logits, drawn, recorded),
+            *_divergences(laws, logits, recorded),
+        ],
         divergence=laws.divergence,
         divergence_deviation=laws.divergence_deviation,
         slack=spend_slack(laws, recorded.spend),
@@ -125,7 +128,7 @@ def difference(left: float, right: float) -> float:
 
 
 def _figures(
-    laws: StepLaws, logits: Logits, drawn: NextToken, recorded: LedgerStep
+    kind: Kind, laws: StepLaws, logits: Logits, drawn: NextToken, recorded: LedgerStep
 ) -> list[Figure]:
     token_id, spend = recorded.token_id, recorded.spend
     # A spend below the divergence has rounding to explain it, and no solver.
@@ -142,7 +145,7 @@ def _figures(
     compared = [
         ("spend", difference(laws.divergence, spend), laws.divergence_deviation, slack),
         ("spend by the rule", by_rule, laws.spend_deviation, aimed),
-        ("weight", _weight_error(laws, recorded.weight), 0.0, 0.0),
+        ("weight", _weight_error(kind, laws, recorded.weight), 0.0, 0.0),
         ("log_prob", difference(star, recorded.log_prob), star_deviation, 0.0),
         ("safe_log_prob", difference(safe, recorded_safe), laws.deviations.safe, 0.0),
     ]
@@ -156,8 +159,11 @@ def _is_at_floor(laws: StepLaws, logits: Logits, budget: float) -> bool:
     return floor > 0.0 and abs(floor - budget) <= reach
 
 
-def _weight_error(laws: StepLaws, weight: float) -> float:
-    """Of log c of a clipped law; the weight of another one shows in its divergence alone."""
+def _weight_error(kind: Kind, laws: StepLaws, weight: float) -> float:
+    """Of log c of a clipped law, of 1 where nothing is projected; the weight of a tilted law shows
+    in its divergence alone."""
+    if kind in ("replayed", "alone"):
+        return abs(weight - 1.0)
     if laws.log_scales is None:
         return 0.0
     lowest, highest = laws.log_scales

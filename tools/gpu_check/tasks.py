@@ -21,6 +21,7 @@ from .pair_decoding import pair_timings
 from .parts import Part
 from .speed import TARGET_US, kernel_timings, round_timings
 from .vllm_pair import KINDS, absence, engine_timings, same_as_decoder
+from .vllm_soak import short_requests
 
 Row = dict[str, Any]
 PAIR: tuple[ModelShape, ModelShape] = ("tinycomma-1.8b", "llama-8b")
@@ -82,8 +83,9 @@ def _vllm_tasks() -> list[Task]:
         Task("vllm", kind, 130.0, partial(_checked, partial(same_as_decoder, kind)))
         for kind in KINDS
     ]
+    soak = Task("vllm", "short requests", 420.0, partial(_checked, short_requests))
     timed = partial(_timed, "vllm", partial(engine_timings, shapes=PAIR))
-    return [*checks, Task("vllm", "8B + 1.8B in vLLM", 360.0, timed)]
+    return [*checks, soak, Task("vllm", "8B + 1.8B in vLLM", 360.0, timed)]
 
 
 def task_named(part: Part, name: str) -> Task:

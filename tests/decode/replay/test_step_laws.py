@@ -59,6 +59,17 @@ def test_a_divergence_deviates_as_noise_makes_it(weight):
     assert torch.tensor(found).std().item() == pytest.approx(expected, rel=0.25)
 
 
+@pytest.mark.parametrize("weight", [0.02, 0.3, 1.0])
+def test_a_log_ratio_deviates_as_noise_makes_it(weight):
+    safe, risky = random_pair(4)
+    risky = 10.0 * risky  # far apart: a small weight moves much of the mass
+    recorded = step(weight=weight)
+    laws = step_laws("kl", logits_of(safe, risky), recorded, safe)
+    found = torch.stack([o.star - o.safe for o in noisy("kl", safe, risky, recorded)]).std(0)
+    share = laws.ratio_deviation / found
+    assert share.min() > 0.7 and share.max() < 1.4
+
+
 def test_laws_that_agree_differ_by_the_variance_of_noise():
     safe, _ = random_pair(4)
     recorded = step(weight=1.0)

@@ -10,7 +10,17 @@ from forged_ledgers import changed, refusal, summed_up, with_budgets, write
 from tiny_models import tiny_llama
 from torch import Tensor
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored import (
+    Anchored,
+    CPFuse,
+    Decoder,
+    GlobalSwitch,
+    Ledger,
+    ModelPair,
+    RiskyOnly,
+    SafeOnly,
+    verify,
+)
 from anchored.decode.replay.replay import Replay
 from anchored.decode.replay.step_laws import LOGIT_DEVIATION, logit_deviation
 from anchored.decode.replay.verification import Verification, _replayed
@@ -89,6 +99,16 @@ def test_honest_ledgers_of_the_lowest_temperatures_stand(pairs, temperature):
     rule = Anchored(k=0.05, debt="none")
     ledgers = decoded(pairs[torch.float64], rule, 5, PROMPTS[4:], temperature=temperature)
     assert_all_stand(ledgers, pairs[torch.float64])
+
+
+@pytest.mark.parametrize(
+    "rule", [RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0)], ids=lambda rule: rule.name
+)
+def test_honest_ledgers_of_rules_that_ban_nothing_stand_at_the_lowest_temperatures(pairs, rule):
+    pair = pairs[torch.float64]
+    ledgers = decoded(pair, rule, 3, PROMPTS[6:], temperature=1e-7)
+    assert any(2.0**20 < step.spend < 1e9 for ledger in ledgers for step in ledger.steps)
+    assert_all_stand(ledgers, pair)
 
 
 def sharp(pair: ModelPair, times: float) -> ModelPair:
