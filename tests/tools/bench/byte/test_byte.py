@@ -45,7 +45,7 @@ def test_tables_name_what_was_measured(capsys, tmp_path, monkeypatch):
     assert first_cells(decoding) == first_cells(unseen) == names
     names = ["prefill", "no debt", "exact", "bounded"]
     assert first_cells(prompt)[:4] == names
-    assert first_cells(debts) == ["exact", "bounded"]
+    assert first_cells(debts) == ["exact", "bounded", "all ratios", "all bounded"]
     assert first_cells(strings) == ["V = 300", "V = 320"]
     assert first_cells(tree) == first_cells(context) == ["10 tokens", "20 tokens"]
 
