@@ -296,7 +296,7 @@ class ByteStream:
         hidden = [row.hidden[node] for row, nodes in parts for node in nodes]
         if not hidden:
             return
-        logits = iter(torch.split(self._output.logits(_joined(hidden)), 1))
+        logits = iter(self._output.logits(_joined(hidden))[:, None].unbind())
         for row, nodes in parts:
             row.take_logits(nodes, logits)
 

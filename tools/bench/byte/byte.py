@@ -9,11 +9,14 @@ from anchored import Anchored, text_tables
 from anchored.decode.byte.settings import ByteEvaluation, ByteSettings
 from anchored.tools.commands.files import check_new_folder
 
-from .baselines import official_bytes
-from .byte_engine import engine_works
-from .byte_methods import BASELINE, methods_at_bytes
-from .byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
-from .byte_work import (
+from ..methods import speeds
+from ..options import SHAPES, SIZES, BenchByteConfig, Table, method_names
+from ..timing import THREAD, deviation, in_turns
+from .engine import engine_works
+from .methods import BASELINE, methods_at_bytes
+from .official import official_bytes
+from .pair import BytePair, load_pair, published_pair, save_pair, trained_pair
+from .work import (
     Scoring,
     Texts,
     Walk,
@@ -29,9 +32,6 @@ from .byte_work import (
     string_work_s,
     tree_work_s,
 )
-from .methods import speeds
-from .options import SHAPES, SIZES, BenchByteConfig, Table, method_names
-from .timing import THREAD, deviation, in_turns
 
 WIDTH = 17
 NUM_STRINGS = 1500

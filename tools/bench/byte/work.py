@@ -31,8 +31,8 @@ from anchored.decode.warpers import Warpers
 from anchored.kernels.projection import project_kl
 from anchored.kernels.uniforms import uniforms
 
-from .byte_pair import ByteModel, BytePair
-from .timing import THREAD, Stopwatch
+from ..timing import THREAD, Stopwatch
+from .pair import ByteModel, BytePair
 
 BUDGET = 0.5
 """Nats a byte."""
