@@ -52,7 +52,7 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
         *_of_end(ledger, rule),
         *_of_budget(ledger, rule),
         *_of_counts(ledger, rule),
-        *_of_work(ledger),
+        *_of_work(ledger, rule),
         *_of_stream(header),
         *([] if of_symbols else _of_readings(ledger, rule, level)),
         *_of_comparisons(ledger, rule, level),
@@ -285,11 +285,11 @@ SHARE_ROUNDING = 1e-3
 """By which sums of float32 probabilities may leave [0, 1]."""
 
 
-def _of_work(ledger: Ledger) -> Iterator[str]:
+def _of_work(ledger: Ledger, rule: Rule) -> Iterator[str]:
     """Of what models computed at byte level."""
     known = ByteCounts().record()
     for name, figures in ledger.work.items():
-        if ledger.header.level != "byte" or name not in BOTH:
+        if ledger.header.level != "byte" or name not in {*BOTH, *rule.streams}:
             yield f"work of {name!r} at {ledger.header.level} level"
         for figure, value in figures.items():
             if figure not in known:
