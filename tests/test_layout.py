@@ -44,7 +44,7 @@ STOREYS = {
     ),
     "pretrain": (
         *("pretrain/tokens", "pretrain/plan", "pretrain/job_config.py", "pretrain/model"),
-        *("pretrain/run", "pretrain/export", "pretrain"),
+        *("pretrain/run", "pretrain/export.py", "pretrain"),
     ),
     "eval": (
         *("eval", "eval/copying", "eval/retrieval", "eval/quality", "eval/harness"),

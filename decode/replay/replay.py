@@ -167,13 +167,13 @@ class Replay:
         self.rule = opened(make_rule(header.rule, header.rule_settings), self.level)
         prompt = header.prompt_token_ids
         prefaced = prefaced_prompt(self.level, self.rule, prompt, header.passage, header.readings)
+        is_whole = scores_prompt or header.prompt_ratios is not None
         self._streams = self.level.open_streams(
             1,
             max(map(len, [prompt, *prefaced.values()])) + len(ledger.steps),
             self.sampling,
-            scores_prompts=scores_prompt
-            or header.prompt_ratios is not None
-            or asks_for_ratios(self.level, self.rule),
+            scores_prompts=is_whole or asks_for_ratios(self.level, self.rule),
+            num_ratios=None if is_whole else self.rule.num_ratios,
             readings={**(BOTH if self.level.compares_models else {}), **self.rule.streams},
         )
         self.reading = read_prompts(self.level, self._streams, [prompt], [0], [prefaced])

@@ -192,14 +192,15 @@ def _copying_table(rows: "list[dict[str, Cell]]") -> str:
     )
 
 
-def _fluency(path: Path | None) -> dict[str, float]:
-    """Mean fluency by setting, as the judge recorded it."""
+def _fluency(path: Path | None) -> dict[str, float | None]:
+    """Mean fluency by setting, as the judge recorded it; None where no text has a grade."""
     if path is None:
         return {}
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         if results["judge"] != "fluency":
             raise KeyError
-        return {own["setting"]: own["fluency"]["mean"] for own in results["settings"]}
+        means = {own["setting"]: own["fluency"] for own in results["settings"]}
+        return {name: own and own["mean"] for name, own in means.items()}
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is not what anchored judge fluency writes") from None
