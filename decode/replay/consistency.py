@@ -52,7 +52,7 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
         *_of_end(ledger, rule),
         *_of_budget(ledger, rule),
         *_of_counts(ledger, rule),
-        *_of_work(ledger),
+        *_of_work(ledger, rule),
         *_of_stream(header),
         *([] if of_symbols else _of_readings(ledger, rule, level)),
         *_of_comparisons(ledger, rule, level),
@@ -281,16 +281,22 @@ def _of_counts(ledger: Ledger, rule: Rule) -> Iterator[str]:
 
 SHARES = ("masked_mass", "max_total_variation")
 """Figures of work that are probabilities; the others count."""
+SHARE_ROUNDING = 1e-3
+"""By which sums of float32 probabilities may leave [0, 1]."""
 
 
-def _of_work(ledger: Ledger) -> Iterator[str]:
-    """Of what models computed at byte level; a share may be above 1 by rounding."""
+def _of_work(ledger: Ledger, rule: Rule) -> Iterator[str]:
+    """Of what models computed at byte level."""
     known = ByteCounts().record()
     for name, figures in ledger.work.items():
-        if ledger.header.level != "byte" or name not in BOTH:
+        if ledger.header.level != "byte" or name not in {*BOTH, *rule.streams}:
             yield f"work of {name!r} at {ledger.header.level} level"
         for figure, value in figures.items():
             if figure not in known:
                 yield f"work of {name!r}: unknown figure {figure!r}"
-            elif not 0.0 <= value <= (1.0 + 1e-9 if figure in SHARES else math.inf):
+            elif not (_is_share(value) if figure in SHARES else value >= 0.0):
                 yield f"work of {name!r}: {figure} {value} is out of range"
+
+
+def _is_share(value: float) -> bool:
+    return -SHARE_ROUNDING <= value <= 1.0 + SHARE_ROUNDING

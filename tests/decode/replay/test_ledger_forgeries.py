@@ -260,6 +260,14 @@ def test_work_that_no_model_does_is_refused(byte_ledger, tmp_path, name):
     assert message in refusal(write(forged, tmp_path / "forged.jsonl"), byte_pair)
 
 
+@pytest.mark.parametrize("mass", [-1e-7, 1.0 + 1e-7])
+def test_rounding_of_a_share_stands(byte_ledger, tmp_path, mass):
+    ledger, byte_pair = byte_ledger
+    masked = {"masked_mass": mass}
+    honest = changed(ledger, lambda header, steps, footer: footer["work"]["safe"].update(masked))
+    assert refusal(write(honest, tmp_path / "honest.jsonl"), byte_pair) == ""
+
+
 @pytest.fixture(scope="module")
 def byte_ledger() -> tuple[Ledger, ModelPair]:
     byte_pair = tiny_byte_pair()
