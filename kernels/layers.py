@@ -42,7 +42,7 @@ def add_and_norm(
         return layers.add_and_norm(hidden, update, weight, eps)
     if update is not None:
         hidden.add_(update)
-    return functional.rms_norm(hidden, weight.shape, weight, eps)
+    return torch.rms_norm(hidden, weight.shape, weight, eps)
 
 
 def gated(gate_up: Tensor, *, backend: Backend = "auto") -> Tensor:
@@ -64,11 +64,11 @@ def rotated_heads(
     each token's angles; the sines of the first half have the other sign.
     """
     num_turned = split.num_heads + split.num_key_heads
-    heads = product.view(len(product), -1, split.size)
+    heads = product.view(product.shape[0], -1, split.size)  # len() takes a few times as long
     turned, value = heads[:, :num_turned], heads[:, num_turned:]
     if split.norms is not None:
         parts = zip(torch.tensor_split(turned, (split.num_heads,), 1), split.norms, strict=True)
-        normed = [functional.rms_norm(x, (split.size,), weight, split.eps) for x, weight in parts]
+        normed = [torch.rms_norm(x, (split.size,), weight, split.eps) for x, weight in parts]
         turned = torch.cat(normed, 1)
     swapped = turned.roll(split.size // 2, -1)
     turned = torch.addcmul(turned * cos[:, None], swapped, sin[:, None]).to(product.dtype)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -112,7 +111,7 @@ class ByteRow:
 
     def take(self, nodes: list[int], hidden: Tensor) -> None:
         """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
-        new = dict(zip(nodes, torch.split(hidden, 1), strict=True))
+        new = dict(zip(nodes, hidden[:, None].unbind(), strict=True))
         self.hidden = self._alive(self.hidden) | new
         self.logits = self._alive(self.logits)
 

@@ -56,7 +56,8 @@ class TreeCache:
     @property
     def num_dead(self) -> int:
         """Slots that no later forward attends to."""
-        return sum(not self.tree.is_alive(node) for node in self._nodes[self.num_settled :])
+        nodes = self._nodes[self.num_settled :]
+        return len(nodes) - sum(map(self.tree.is_alive, nodes))
 
     def position(self, node: int) -> int:
         """Number of tokens before the node's own, start tokens included."""
@@ -162,6 +163,9 @@ class TreeCache:
             self.num_settled += 1
 
 
+NO_NODES = TreeForward([], np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones((1, 1), np.bool_))
+"""Of a row that takes part for nothing, in the place of one node."""
+
 # R rows of one forward, K nodes, C columns of the cache, D hidden size.
 
 MAX_COLUMNS = 1 << 30
@@ -174,14 +178,15 @@ class TreeBackbone:
     """
 
     def __init__(self, model: PreTrainedModel, attention: RowAttention, num_rows: int) -> None:
-        self.model, self.attention = model, attention
+        self.attention = attention
+        self._device, self._dtype = model.device, model.dtype  # which models look for every time
         self._backbone = backbone_of(model, attention)
         self.cache = RowCache(model.config.num_hidden_layers, num_rows, MAX_COLUMNS)
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> list[Tensor]:
         """Hidden states (length, D) of token sequences, read causally into empty rows."""
         token_ids, lengths = right_padded(prompts)
-        token_ids = token_ids.to(self.model.device)
+        token_ids = token_ids.to(self._device)
         hidden = read_prompts(self._backbone, self.cache, rows, token_ids, lengths)
         return [states[:length] for states, length in zip(hidden, lengths, strict=True)]
 
@@ -192,18 +197,31 @@ class TreeBackbone:
 
         slot_positions: per row (slots,) int64, new ones included; read where layers have a window.
         """
-        counts, device = [len(forward.nodes) for forward in forwards], self.model.device
-        place = self.cache.place(rows, max(counts), device)
+        by_row = dict(zip(rows, zip(forwards, slot_positions, strict=True), strict=True))
+        everyone, most = range(self.cache.num_rows), max(len(own.nodes) for own in forwards)
+        if (len(everyone) - len(rows)) * most < len(rows):
+            # To pick so many rows' keys and values costs more than to compute the others' nodes.
+            by_row = {row: by_row.get(row, (NO_NODES, NO_NODES.positions)) for row in everyone}
+        hidden = self._forward(by_row)
+        return [hidden[row] for row in rows]
+
+    def _forward(self, rows: dict[int, tuple[TreeForward, NDArray[np.int64]]]) -> dict[int, Tensor]:
+        """The same by row, from forward and positions by row."""
+        forwards = [forward for forward, _ in rows.values()]
+        counts, device = [len(forward.nodes) for forward in forwards], self._device
+        place = self.cache.place([*rows], max(counts), device)
         token_ids = uploaded(_padded([f.token_ids for f in forwards], max(counts)), device)
         positions = uploaded(_padded([f.positions for f in forwards], max(counts)), device)
         mask = uploaded(_ancestors(forwards, max(counts), place.num_columns), device)
         keys = positions
         if self.attention.span is not None:
-            keys = uploaded(_padded(slot_positions, place.num_columns), device)
-        masks = self.attention.tree_masks(mask, positions, keys, self.model.dtype)
+            slots = [slot_positions for _, slot_positions in rows.values()]
+            keys = uploaded(_padded(slots, place.num_columns), device)
+        masks = self.attention.tree_masks(mask, positions, keys, self._dtype)
         hidden = self._backbone(token_ids, positions, masks, self.cache)
-        self.cache.advance(rows, counts)
-        return [states[:count] for states, count in zip(hidden, counts, strict=True)]
+        self.cache.advance([*rows], counts)
+        states = zip(rows, hidden.unbind(), counts, strict=True)
+        return {row: own[:count] for row, own, count in states}
 
 
 def _ancestors(forwards: list[TreeForward], num_nodes: int, num_columns: int) -> Tensor:

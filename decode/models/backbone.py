@@ -146,7 +146,8 @@ class LeanBackbone:
                 heads.view(*shape, -1, split.size).transpose(1, 2) for heads in new
             )
             keys, values = cache.update(key, value, index)
-            return _attended(query, keys, values, mask).transpose(1, 2).reshape(len(product), -1)
+            attended = _attended(query, keys, values, mask)
+            return attended.transpose(1, 2).reshape(product.shape[0], -1)
 
         return self._hidden(token_ids, attend)
 

@@ -19,8 +19,9 @@ PACKED_SHARE = 0.25
 """Of the memory that is free: the most that packed copies of a model's layers may take."""
 
 LEAST_PACKED = 1 << 18
-"""Numbers of a weight below which oneDNN's call takes longer than what it gains for few rows; a
-layer of 256 x 1,408 gains nothing for one row and half of the time for four."""
+"""Numbers of a weight below which oneDNN's call takes longer than what it gains for one row, and
+below half of which for several; a layer of 256 x 1,408 gains nothing for one row and half of the
+time for four."""
 
 NUM_SAMPLED = 64
 """Numbers of a weight by which a write to all of it is noticed."""
@@ -46,21 +47,23 @@ class PackedLinear:
 
     Reads the weight at the speed of memory for 1 to 16 rows, where the plain layer's matrix product
     lays it out anew in every call. In float32 a row's result has the same bits however many rows
-    there are, which the plain layer does not promise.
+    there are, which the plain layer does not promise, to which a single row may be left.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight: (O, D), bias: (O,) or None, of a dtype that `can_pack` accepts."""
+    def __init__(self, plain: Linear, *, leaves_one_row: bool = False) -> None:
+        """plain: of a dtype that `can_pack` accepts; it computes single rows if they are left."""
+        weight, self._bias = plain
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._bias = bias
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._of_one_row = plain if leaves_one_row else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """(..., O) of (..., D)."""
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows, self._weight, self._bias, "none", [], ""
-        )
-        return output.view(*hidden.shape[:-1], -1)
+        if self._of_one_row is not None and hidden.numel() == hidden.shape[-1]:
+            return self._of_one_row(hidden)
+        rows = hidden if hidden.ndim == 2 else hidden.reshape(-1, hidden.shape[-1])
+        output: Tensor = self._product(rows, self._weight, self._bias, "none", [], "")
+        return output if hidden.ndim == 2 else output.view(*hidden.shape[:-1], -1)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -76,12 +79,14 @@ _packed: WeakKeyDictionary[nn.Module, tuple[object, PackedLinear]] = WeakKeyDict
 """By (first) layer, with the version of what it was made of: all streams of a model read one."""
 
 
-def packed(modules: Sequence[nn.Linear], plain: Linear) -> PackedLinear:
+def packed(
+    modules: Sequence[nn.Linear], plain: Linear, *, leaves_one_row: bool = False
+) -> PackedLinear:
     """The packed copy of `plain`, made of these layers; anew once one of them has changed."""
     tensors = [tensor for module in modules for tensor in (module.weight, module.bias)]
     version = (len(plain.weight), *map(_version, tensors))
     if modules[0] not in _packed or _packed[modules[0]][0] != version:
-        _packed[modules[0]] = version, PackedLinear(plain.weight, plain.bias)
+        _packed[modules[0]] = version, PackedLinear(plain, leaves_one_row=leaves_one_row)
     return _packed[modules[0]][1]
 
 
@@ -132,7 +137,9 @@ def fused(*modules: nn.Linear, packs: bool) -> Linear | PackedLinear:
         biases = (weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in modules)
         bias = torch.cat([*biases]).detach()
     plain = Linear(weight, bias)
-    return packed(modules, plain) if packs and weight.numel() >= LEAST_PACKED else plain
+    if not packs or 2 * weight.numel() < LEAST_PACKED:
+        return plain
+    return packed(modules, plain, leaves_one_row=weight.numel() < LEAST_PACKED)
 
 
 def _whole_of(parts: Sequence[Tensor]) -> Tensor | None:

@@ -123,25 +123,28 @@ def row_groups(risky_logits: Tensor, safe_logits: Tensor) -> Iterator[tuple[slic
 
 def sums(values: Tensor) -> Floats:
     """(R, N) or (R, N, C) -> (R,), on the host; the same digits for a row in any batch."""
-    pieces = values if values.ndim == 2 else values.sum(-1)
-    totals: Floats = host(pieces).astype(np.float64, copy=False).sum(-1)
+    pieces = host(values if values.ndim == 2 else values.sum(-1))
+    pieces = pieces.astype(np.float64, copy=False)
+    totals: Floats = pieces[:, 0] if pieces.shape[1] == 1 else pieces.sum(-1)
     return totals
 
 
 def host(values: Tensor) -> NDArray[Any]:
     """The values as an array on the host, without a copy where they are there."""
-    array: NDArray[Any] = values.cpu().numpy()
+    array: NDArray[Any] = values.numpy(force=True)
     return array
 
 
 def part(values: Tensor, rows: Numbers) -> Tensor:
     """Some rows of (R, N, C): the values themselves, not a copy, if it is all of them."""
-    return values if len(rows) == len(values) else values[torch.from_numpy(rows).to(values.device)]
+    return (
+        values if len(rows) == values.shape[0] else values[torch.from_numpy(rows).to(values.device)]
+    )
 
 
 def columns(values: Floats, like: Tensor) -> Tensor:
     """(R,) -> (R, 1, 1), dtype and device of `like`."""
-    return torch.from_numpy(values).to(like)[:, None, None]
+    return torch.from_numpy(values[:, None, None]).to(like)
 
 
 def _read(risky_logits: Tensor, safe_logits: Tensor, memory: Tensor) -> Rows:
@@ -160,8 +163,8 @@ def _read(risky_logits: Tensor, safe_logits: Tensor, memory: Tensor) -> Rows:
     if ((risky_peak - lowest[0] > BAN_GAP) | (safe_peak - lowest[1] > BAN_GAP)).any():
         masses = _ban(safe, tilt, shared, scratch)
     else:
-        shared, masses = safe, (sums(safe_pieces), np.zeros(len(safe)))
-        tilt.sub_(safe).view(len(tilt), -1)[:, safe_logits.shape[1] :] = 0.0
+        shared, masses = safe, (sums(safe_pieces), np.zeros_like(safe_peak))
+        tilt.sub_(safe).view(tilt.shape[0], -1)[:, safe_logits.shape[1] :] = 0.0
     return Rows(
         vocab_size=safe_logits.shape[1],
         is_valid=is_valid,
@@ -178,7 +181,7 @@ def _read(risky_logits: Tensor, safe_logits: Tensor, memory: Tensor) -> Rows:
 
 
 def _read_bits(logits: Tensor, peak: Floats, out: Tensor) -> None:
-    flat = out.view(len(out), -1)
+    flat = out.view(out.shape[0], -1)
     flat[:, : logits.shape[1]].copy_(logits)
     flat[:, logits.shape[1] :] = -torch.inf
     # The peak first: what is left is exact to its own last digit, however large both are.

@@ -8,15 +8,16 @@ from torch import Tensor
 
 from ..law import Law, Projection
 from ..sampler import first_above
-from ..spend import BAN_BITS, ceil_to_quantum
+from ..spend import BAN_BITS, BITS_PER_NAT, ceil_to_quantum
 from . import clipping, kl
 from .rows import Flags, Floats, Numbers, Rows, Solution, columns, host, part, row_groups, sums
 
 # A rows drawn for, R rows read together, N pieces of a row, C columns of a piece.
 
 
-def draw(rows: Rows, solution: Solution, uniform: Tensor) -> tuple[Numbers, Flags]:
-    """A token of each row, -1 where not valid, and whether it is the safe model's own; (R,) each.
+def draw(rows: Rows, solution: Solution, uniform: Tensor) -> Floats:
+    """(4, R): a token of each row, -1 where not valid, whether it is the safe model's own, and its
+    log p* and log p_s in nats, NaN where not valid.
 
     uniform: (R, 3) float64 in [0, 1), on the device of the rows.
     """
@@ -34,7 +35,15 @@ def draw(rows: Rows, solution: Solution, uniform: Tensor) -> tuple[Numbers, Flag
         replaced, places = rejected[has_weight], np.flatnonzero(has_weight)
         weights, uniforms = part(weights, places), third[torch.from_numpy(replaced)]
         token_ids[replaced] = host(_drawn(weights, weights.sum(-1), uniforms, is_log=False))
-    return token_ids, accepted
+        drafts = torch.from_numpy(token_ids.clip(0)).to(drafts.device)
+        ratio = _log2_ratio(rows, solution, drafts)
+    return np.stack([token_ids, accepted, *_log_probs(rows, drafts, ratio)])
+
+
+def _log_probs(rows: Rows, token_ids: Tensor, ratio: Floats) -> tuple[Floats, Floats]:
+    """log p* and log p_s of a token of each row, as `law.Law` has them; (R,) nats each."""
+    bits = np.where(rows.is_valid, _of_tokens(rows.safe, token_ids), np.nan) - rows.log2_safe_mass
+    return (bits + ratio) / BITS_PER_NAT, bits / BITS_PER_NAT
 
 
 def _drawn(weights: Tensor, pieces: Tensor, uniform: Tensor, *, is_log: bool) -> Tensor:
@@ -48,18 +57,22 @@ def _drawn(weights: Tensor, pieces: Tensor, uniform: Tensor, *, is_log: bool) ->
     piece = first_above(running_sum, target)
     before = running_sum.gather(1, (piece - 1).clamp_min(0)[:, None])[:, 0]
     target = torch.where(piece > 0, target - before, target)
-    inside = weights[torch.arange(len(piece), device=piece.device), piece]
+    inside = weights[torch.arange(piece.shape[0], device=piece.device), piece]
     inside = (inside.exp2_() if is_log else inside).cumsum(-1)
     return piece * weights.shape[2] + first_above(inside, target)
 
 
 def _log2_ratio(rows: Rows, solution: Solution, token_ids: Tensor) -> Floats:
     """(R,) log2 p* / p_s of a token of each row, -inf off the common support."""
-    shared, tilt = (
-        host(x.flatten(1).gather(1, token_ids[:, None])[:, 0]) for x in (rows.shared, rows.tilt)
-    )
+    shared, tilt = (_of_tokens(x, token_ids) for x in (rows.shared, rows.tilt))
     ratio = np.minimum(solution.slope * tilt + solution.offset, solution.ceiling)
     return np.where(solution.is_safe_only, 0.0, np.where(shared < BAN_BITS, -np.inf, ratio))
+
+
+def _of_tokens(values: Tensor, token_ids: Tensor) -> Floats:
+    """(R,) of (R, N, C)."""
+    own: Floats = host(values.flatten(1).gather(1, token_ids[:, None]))[:, 0]
+    return own
 
 
 def _replacing_weights(
@@ -105,8 +118,7 @@ def project(
         solution = solve(rows, budgets[places])
         facts.append(_facts(rows, solution))
         if uniform is not None:
-            token_ids, accepted = draw(rows, solution, uniform[places].to(safe_logits.device))
-            draws.append(np.stack([token_ids, accepted]))
+            draws.append(draw(rows, solution, uniform[places].to(safe_logits.device)))
     columns = torch.from_numpy(np.concatenate(facts, 1)).to(safe_logits.device)
     drawn = torch.from_numpy(np.concatenate(draws, 1)).to(safe_logits.device)
     has_draw = uniform is not None
@@ -115,7 +127,7 @@ def project(
         spend=ceil_to_quantum(columns[1]),
         is_safe_only=columns[5] > 0.0,
         is_valid=columns[6] > 0.0,
-        token_ids=drawn[0] if has_draw else None,
+        token_ids=drawn[0].long() if has_draw else None,
         accepted=drawn[1] > 0 if has_draw else None,
         law=Law(
             risky_logits=risky_logits,
@@ -128,10 +140,11 @@ def project(
             safe_peak=columns[8],
             log2_safe_mass=columns[9],
         ),
+        stored_log_probs=(drawn[2], drawn[3]) if has_draw else None,
     )
 
 
-_NO_FACTS, _NO_DRAWS = np.zeros((10, 0)), np.zeros((2, 0), dtype=np.int64)
+_NO_FACTS, _NO_DRAWS = np.zeros((10, 0)), np.zeros((4, 0))
 """Of an empty batch."""
 
 

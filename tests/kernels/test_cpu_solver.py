@@ -101,3 +101,22 @@ def test_a_row_is_read_a_few_times_whatever_its_budget(budget, logit_pairs, monk
     assert dtypes.count(torch.float32) / 20 <= 3.0
     # One of them for mean and variance at 0, one for the last step to the aim.
     assert dtypes.count(torch.float64) / 20 <= 3.5
+
+
+@pytest.mark.parametrize("kind", ["generic", "memorised"])
+def test_narrow_rows_are_solved_without_a_guess_in_a_few_passes(kind, logit_pairs, monkeypatch):
+    dtypes = []
+
+    def counted_moments(curves, *arguments):
+        dtypes.append(curves.bits.dtype)
+        return moments(curves, *arguments)
+
+    moments = kl._moments
+    monkeypatch.setattr(kl, "_moments", counted_moments)
+    generator = torch.Generator().manual_seed(7)
+    for budget in (1e-8, 1e-3, 0.1, 0.5, 5.0):
+        for _ in range(20):
+            risky, safe = logit_pairs(kind, 1, 257, generator)
+            project_kl(risky, safe, torch.tensor([budget], dtype=torch.float64))
+    assert set(dtypes) == {torch.float64}
+    assert len(dtypes) / 100 <= 6.0

@@ -78,6 +78,21 @@ def test_layers_are_packed_where_the_copies_fit_in_a_quarter_of_the_free_memory(
     assert packs_layers(modules)
 
 
+@torch.inference_mode()
+def test_half_as_large_weights_are_packed_for_several_rows(monkeypatch):
+    layer, hidden = nn.Linear(32, 64), torch.randn(5, 32)
+    monkeypatch.setattr(linear, "LEAST_PACKED", 2 * 32 * 64 + 1)
+    assert isinstance(fused(layer, packs=True), Linear)
+    monkeypatch.setattr(linear, "LEAST_PACKED", 2 * 32 * 64)
+    product, plain = fused(layer, packs=True), fused(layer, packs=False)
+    assert isinstance(product, PackedLinear)
+    torch.testing.assert_close(product(hidden), plain(hidden))
+    for one_row in (hidden[:1], hidden[0], hidden[None, :1]):
+        assert torch.equal(product(one_row), plain(one_row))
+    product._product = lambda *_: pytest.fail("a single row was packed")
+    product(hidden[:1])
+
+
 def test_free_memory_is_less_than_the_machines(monkeypatch):
     assert 0 < linear.free_bytes() < 1 << 50
     monkeypatch.setattr(linear, "MEMORY_FILE", "/nowhere")
