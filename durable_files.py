@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+_HASHING_THREADS = 8
+
 
 def write_durably(path: Path, text: str) -> None:
     """Replace a UTF-8 text file in one step: readers and a crash see the old text or the new one.
@@ -93,7 +95,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def files_sha256(paths: Iterable[Path], *, num_threads: int = 8) -> list[str]:
+def files_sha256(paths: Iterable[Path]) -> list[str]:
     """`file_sha256` of each, in their order, several at a time."""
-    with ThreadPoolExecutor(num_threads) as pool:  # hashlib lets go of Python's lock
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:  # hashlib lets go of Python's lock
         return list(pool.map(file_sha256, paths))

@@ -89,7 +89,10 @@ def _toml_value(value: Any) -> str:
         return f"{{{', '.join(f'{key} = {_toml_value(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
-    return json.dumps(value)  # JSON's strings, numbers and booleans are TOML's too
+    if isinstance(value, float):
+        return repr(value)  # JSON has no inf
+    # JSON's are TOML's too, but for characters escaped by halves.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
@@ -99,8 +102,9 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         _require(isinstance(value, dict), name, "a table", value)
         return from_table(kind, value, f"{name}.")
     if get_origin(kind) is tuple:
-        _require(isinstance(value, list), name, "an array of tables", value)
         item = get_args(kind)[0]
+        rule = "an array of tables" if is_dataclass(item) else "an array"
+        _require(isinstance(value, list), name, rule, value)
         return tuple(_convert(item, entry, f"{name}[{i}]") for i, entry in enumerate(value))
     if get_origin(kind) is dict:
         _require(isinstance(value, dict), name, "a table", value)

@@ -174,8 +174,7 @@ class Ledger:
         claimed = footer.pop("sha256")
         if _sha256([*lines[:-1], _dump(footer)]) != claimed:
             raise LedgerError(f"{path}: a figure was changed: the lines do not match their sha256")
-        _check_fields(header, steps, footer, path)
-        return _ledger_of(header, steps, footer, path)
+        return _ledger_of(*_checked_fields(header, steps, footer, path), path)
 
 
 _SUMS = ("total_spend", "num_steps")
@@ -207,13 +206,16 @@ def _ledger_of(
     return ledger
 
 
-def _check_fields(
+def _checked_fields(
     header: dict[str, Any], steps: list[dict[str, Any]], footer: dict[str, Any], path: Path
-) -> None:
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """The same with infinite figures as numbers."""
     kinds = [LedgerHeader, *[LedgerStep] * len(steps), LedgerFooter]
-    for number, record in enumerate([header, *steps, footer]):
+    records = [_with_figures(*pair) for pair in zip(kinds, [header, *steps, footer], strict=True)]
+    for number, record in enumerate(records):
         if error := field_error(kinds[number], record):
             raise LedgerError(f"{path}: line {number + 1}: {error}")
+    return records[0], records[1:-1], records[-1]
 
 
 def _check_order(records: list[dict[str, Any]], path: Path) -> None:
@@ -253,20 +255,44 @@ def _to_json(value: Any) -> Any:
     return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
-def _from_json(value: Any) -> Any:
+def _with_figures(kind: type[Any], record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the strings of infinite floats as floats, where its field is one of numbers:
+    "inf" may be a text as well."""
+    types = get_type_hints(kind)
+    return {name: _from_json(value, types.get(name)) for name, value in record.items()}
+
+
+def _from_json(value: Any, kind: Any) -> Any:
     if isinstance(value, list):
-        return [_from_json(item) for item in value]
-    return _INFINITE.get(value, value) if isinstance(value, str) else value
+        return [_from_json(item, kind) for item in value]
+    return _INFINITE.get(value, value) if isinstance(value, str) and _has_floats(kind) else value
+
+
+def _has_floats(kind: Any) -> bool:
+    """float, an optional one or a list of them; what a dict holds is never written as a string."""
+    if get_origin(kind) is dict:
+        return False
+    return kind is float or any(map(_has_floats, get_args(kind)))
 
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line, parse_constant=_refused)
+        record = json.loads(line, parse_constant=_refused, object_pairs_hook=_with_each_once)
+    except LedgerError as error:
+        raise LedgerError(f"{path}: line {number} {error}") from None
     except (ValueError, RecursionError):
         raise LedgerError(f"{path}: line {number} is cut off or not JSON") from None
     if not isinstance(record, dict):
         raise LedgerError(f"{path}: line {number} is not a JSON object")
-    return {key: _from_json(value) for key, value in record.items()}
+    return record
+
+
+def _with_each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a name that stands twice, other programs may read the other value."""
+    names = [name for name, _ in pairs]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise LedgerError(f"has {reprlib.repr(min(twice))} twice")
+    return dict(pairs)
 
 
 def _refused(constant: str) -> float:

@@ -82,9 +82,9 @@ def generation_files(folder: Path) -> list[Path]:
     return files
 
 
-def file_name(setting: str) -> str:
-    """A setting's name, as its files and folders bear it."""
-    return re.sub(r"[^\w.=+-]+", "-", setting)
+def file_name(name: str) -> str:
+    """The name of a setting, a model or a prompt, as its files and folders bear it."""
+    return re.sub(r"[^\w.=+-]+", "-", name)
 
 
 def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -155,7 +155,7 @@ def _text(file: Path, number: int, row: Record, known: Mapping[str, Record]) -> 
     own_id = _id(row, number)
     merged = {**known.get(own_id, {}), **{k: v for k, v in row.items() if v is not None}}
     place = f"{file}, row {number}"
-    seed, debt = merged.get("seed", 0), merged.get("debt")
+    seed = merged.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"{place}: seed must be a whole number, got {seed!r}")
     return RecordedText(
@@ -167,7 +167,7 @@ def _text(file: Path, number: int, row: Record, known: Mapping[str, Record]) -> 
         reference=_string(merged, ("reference",), place, None),
         characters=_characters(merged, place),
         group=None if merged.get("group") is None else str(merged["group"]),
-        debt=None if debt is None else float(debt),
+        debt=_debt(merged, place),
     )
 
 
@@ -193,6 +193,16 @@ def _string(row: Record, names: tuple[str, ...], place: str, default: Any = _NEE
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{place}: {names[0]} must be text, got {value!r}")
     return value
+
+
+def _debt(row: Record, place: str) -> float | None:
+    """A number, or the text "inf" as ledgers have it."""
+    if (debt := row.get("debt")) is None:
+        return None
+    try:
+        return float(debt)
+    except (TypeError, ValueError):
+        raise ValueError(f"{place}: debt must be a number, got {debt!r}") from None
 
 
 def _characters(row: Record, place: str) -> tuple[tuple[str, ...], ...] | None:

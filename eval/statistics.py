@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,24 @@ def over_seeds(values: Sequence[float]) -> SeedStatistics:
     is_finite = all(math.isfinite(value) for value in values)
     std = statistics.stdev(values) if is_finite and len(values) > 1 else math.nan
     return SeedStatistics(mean, std, len(values))
+
+
+def mean_if_known(values: Iterable[float | None]) -> float | None:
+    """None if one of the values is None, which stands for infinity."""
+    given = list(values)
+    known = [value for value in given if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(given) else None
+
+
+def json_value(value: Any) -> Any:
+    """Figures as JSON has them: NamedTuples by their names, None for infinite or not defined."""
+    if hasattr(value, "_asdict"):
+        return json_value(value._asdict())
+    if isinstance(value, dict):
+        return {name: json_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def resampled_shares(count: int, *, num_resamples: int, seed: int = 0) -> Array:

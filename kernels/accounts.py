@@ -24,7 +24,7 @@ def new_accounts(
     schedule: Literal["adaptive", "global", "fixed"],
     device: torch.device,
 ) -> Tensor:
-    """Budgets of B requests at their first step, nats; see `decode.budget.Budget`.
+    """Budgets of B requests at their first step, nats; see `decode.rules.budget.Budget`.
 
     Returns: (B, NUM_FIELDS) float64.
     Raises: ValueError for an unknown schedule.
@@ -49,7 +49,7 @@ def copy_steps(accounts: Tensor, source: Tensor) -> None:
 
 
 def allowance(accounts: Tensor, position: int, spent: Tensor) -> Tensor:
-    """(B,) float64 nats, k_t of the step `position` steps ahead; as `decode.budget` has it.
+    """(B,) float64 nats, k_t of the step `position` steps ahead; as `decode.rules.budget` has it.
 
     spent: (B,) nats, all that was spent before that step.
     """

@@ -1,12 +1,13 @@
 """Attention of a few new queries over each row's own keys, however long the other rows are."""
 
 import math
-from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .backend import resolved_backend
 
 # R rows of one call, S rows of storage, T new columns, H query heads, G key heads, C columns of
 # storage, D head size.
@@ -17,7 +18,6 @@ NUM_WARPS = 8
 LEAST_QUERY_BLOCK = 16
 """Smallest side that a tensor core multiplies."""
 MAX_SPLITS = 32
-NO_SPAN = (1 << 31) - 1
 
 
 def decode_attention(
@@ -28,41 +28,34 @@ def decode_attention(
     *,
     rows: Tensor | None = None,
     scale: float | None = None,
-    span: int | None = None,
     num_splits: int | None = None,
-    backend: Literal["auto", "torch", "triton"] = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     """Softmax attention where query t of a row sees the row's keys up to positions[row, t].
 
     query: (R, H, T, D). key, value: (S, G, C, D), storage whose last dimension is contiguous; G
     divides H. positions: (R, T) int64, ascending in each row, below C. rows: (R,) int64, which row
     of the storage each row reads; by default the first R. scale: of the scores, 1/sqrt(D) if not
-    given. span: a query sees so many keys at most, its own included. num_splits: programs that
-    share one row's keys; a fixed number makes the sums independent of the batch.
+    given. num_splits: programs that share one row's keys; a fixed number makes the sums
+    independent of the batch.
     backend: "triton" reads each row up to its own length, "torch" reads all C columns with a mask;
     "auto" is triton for CUDA tensors.
     Returns: (R, H, T, D) in the query's dtype; sums are float32 or better.
     Raises: ValueError for shapes that do not fit, or an unknown backend.
     """
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f"backend must be auto, torch or triton, got {backend!r}")
+    implementation = resolved_backend(backend, query.device)
     _check_shapes(query, key, value, positions)
-    if span is not None and span < 1:
-        raise ValueError(f"span must be >= 1, got {span}")
     if rows is None:
         rows = torch.arange(query.shape[0], device=query.device)
     rows = rows.contiguous()  # the kernel reads them one behind the other
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    limit = NO_SPAN if span is None else span
-    if backend == "torch" or (backend == "auto" and not query.is_cuda):
-        return _masked(query, key[rows], value[rows], positions, scale, limit)
+    if implementation == "torch":
+        return _masked(query, key[rows], value[rows], positions, scale)
     splits = _num_splits(query, key) if num_splits is None else num_splits
-    return _split(query, key, value, positions, rows, scale, limit, splits)
+    return _split(query, key, value, positions, rows, scale, splits)
 
 
-def _masked(
-    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, scale: float, span: int
-) -> Tensor:
+def _masked(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, scale: float) -> Tensor:
     columns = torch.arange(key.shape[2], device=key.device)
     age = positions[:, None, :, None] - columns
     # A masked NaN would spread: 0 * NaN. What no query of a row reads is not read here either.
@@ -71,7 +64,7 @@ def _masked(
         query,
         key.masked_fill(is_behind, 0.0),
         value.masked_fill(is_behind, 0.0),
-        attn_mask=(age >= 0) & (age < span),
+        attn_mask=age >= 0,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -84,7 +77,6 @@ def _split(
     positions: Tensor,
     rows: Tensor,
     scale: float,
-    span: int,
     num_splits: int,
 ) -> Tensor:
     from .gpu.launch import launching_on
@@ -111,7 +103,6 @@ def _split(
             *key.stride()[:3],
             *value.stride()[:3],
             scale / math.log(2.0),
-            span,
             NUM_KV_HEADS=key.shape[1],
             GROUP_SIZE=group,
             NUM_COLUMNS=num_columns,
@@ -180,7 +171,6 @@ def split_kernel(
     value_stride_head,
     value_stride_column,
     log2_scale,
-    span,
     NUM_KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     NUM_COLUMNS: tl.constexpr,
@@ -234,8 +224,7 @@ def split_kernel(
         if IS_WIDE:
             key, value = key.to(tl.float32), value.to(tl.float32)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * log2_scale
-        age = position[:, None] - place[None, :]
-        is_visible = (age >= 0) & (age < span) & (place < last)[None, :]
+        is_visible = (place[None, :] <= position[:, None]) & (place < last)[None, :]
         scores = tl.where(is_visible, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         centre = tl.where(new_peak > float("-inf"), new_peak, 0.0)

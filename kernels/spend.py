@@ -19,7 +19,7 @@ normal float64 weight wherever it carries mass."""
 BAN_GAP = BUDGET_CAP
 """Nats below its row's largest logit, beyond which a finite logit counts as banned, like -inf.
 
-For both models, divergences and backends, and for `decode.verification`. Masks are often a large
+For both models, divergences and backends, and for `decode.replay.oracle`. Masks are often a large
 finite number: no budget pays for mass there, and up to this gap float64 resolves log-ratios to 1e-9
 nats, which the margins of the solvers cover. At 746 nats a weight is 0 already."""
 

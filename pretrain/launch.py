@@ -6,6 +6,7 @@ import subprocess
 import sys
 from codecs import getincrementaldecoder
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -46,11 +47,17 @@ def launch(config_file: Path, *, num_processes: int = 1) -> None:
 
 
 def _command(config_file: Path, num_processes: int) -> list[str]:
-    program = ["-m", "anchored.pretrain", "--job.config_file", str(config_file)]
+    python, *program = training_command(config_file)
     if num_processes == 1:
-        return [sys.executable, *program]
+        return [python, *program]
     torchrun = ["-m", "torch.distributed.run", "--standalone"]
-    return [sys.executable, *torchrun, f"--nproc-per-node={num_processes}", *program]
+    return [python, *torchrun, f"--nproc-per-node={num_processes}", *program]
+
+
+def training_command(config_file: Path, settings: Sequence[str] = ()) -> list[str]:
+    """The program of one process; settings: SECTION.KEY=VALUE."""
+    program = [sys.executable, "-m", "anchored.pretrain", "--job.config_file", str(config_file)]
+    return [*program, *(f"--{setting}" for setting in settings)]
 
 
 def _forward(output: IO[bytes]) -> str:

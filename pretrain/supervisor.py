@@ -6,7 +6,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,12 +109,6 @@ def _signal(processes: list[subprocess.Popen[bytes]], number: signal.Signals) ->
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, number)
-
-
-def training_command(config_file: Path, settings: Sequence[str] = ()) -> list[str]:
-    """The program of one process; settings: SECTION.KEY=VALUE."""
-    program = [sys.executable, "-m", "anchored.pretrain", "--job.config_file", str(config_file)]
-    return [*program, *(f"--{setting}" for setting in settings)]
 
 
 def start_processes(

@@ -44,7 +44,7 @@ STOREYS = {
     ),
     "pretrain": (
         *("pretrain/tokens", "pretrain/plan", "pretrain/job_config.py", "pretrain/model"),
-        *("pretrain/run", "pretrain/export", "pretrain"),
+        *("pretrain/run", "pretrain/export.py", "pretrain"),
     ),
     "eval": (
         *("eval", "eval/copying", "eval/retrieval", "eval/quality", "eval/harness"),
@@ -53,7 +53,8 @@ STOREYS = {
     "tools": (
         *("tools/commands", "tools/commands/training", "tools/commands/evaluation"),
         "tools/commands/dry_run.py",
-        *("tools/quickstart", "tools/bench", "tools/gpu_check", "tools"),
+        *("tools/quickstart", "tools/bench", "tools/bench/kernel", "tools/bench/byte"),
+        *("tools/bench/pretrain", "tools/gpu_check", "tools"),
     ),
 }
 # Side by side: neither imports from the other, though one comes first.

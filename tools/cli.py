@@ -124,20 +124,38 @@ GROUPS = {
             "gpu_check.__main__", "", "correctness and speed on this machine's GPU"
         ),
         **_commands(
-            "bench.{}",
+            "bench.kernel.{}",
             "bench.options",
             {
                 "bench kernel": "time the projection on this CPU",
+                "bench kernel-compile": "what the walk kernel becomes on a GPU, without one",
+            },
+        ),
+        **_commands(
+            "bench.{}",
+            "bench.options",
+            {
                 "bench decode": "time a pair of random weights",
                 "bench forward": "a paired step with plain and with packed layers",
-                "bench byte": "time byte level on a small pair",
                 "bench speculate": "speculative against plain decoding",
                 "bench lm-eval": "a pair in lm-eval beside lm-eval's own models",
+                "bench flops": "the cost model beside the clock",
+            },
+        ),
+        **_commands(
+            "bench.byte.{}",
+            "bench.options",
+            {
+                "bench byte": "time byte level on a small pair",
+            },
+        ),
+        **_commands(
+            "bench.pretrain.{}",
+            "bench.options",
+            {
                 "bench tokenize": "token shards beside the bare tokenizer",
                 "bench loader": "batches beside a plain copy",
                 "bench pretrain": "training, and what each lever of it is worth",
-                "bench flops": "the cost model beside the clock",
-                "bench kernel-compile": "what the walk kernel becomes on a GPU, without one",
             },
         ),
     },

@@ -12,7 +12,7 @@ from ..levels.text import ByteText, TextStream
 from ..models.attention import RowAttention
 from ..models.folder import cache_folder
 from ..models.model_pair import ModelPair
-from ..models.stream import Stream
+from ..models.stream import PromptLogits, Stream
 from ..rules.prefix_debt import PromptRatios
 from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
@@ -21,6 +21,7 @@ from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
 from .byte_stream import ByteStream
+from .debt_search import settled_prompts
 from .device_stream import DeviceByteStream, device_stream_refusal
 from .prompt import PromptCache, PromptShelf
 from .settings import ByteSettings
@@ -144,13 +145,24 @@ class ByteLevel(Level):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
+        num_ratios: int | None = None,
         readings: Mapping[StreamName, Reading] = BOTH,
     ) -> dict[str, Stream]:
         """Streams whose logits are log-probabilities of symbols."""
+        # One forward more costs a GPU as much as one with all nodes.
+        devices = {model.device.type for model in self.pair.models.values()}
+        is_partial = scores_prompts and devices == {"cpu"} and {*BOTH} <= {*readings}
+        num_ratios = num_ratios if is_partial else None
         return {
-            name: self._open_stream(own.model, num_rows, sampling, scores_prompts)
+            name: self._open_stream(own.model, num_rows, sampling, scores_prompts, num_ratios)
             for name, own in readings.items()
         }
+
+    def settled(
+        self, streams: Mapping[str, Stream], read: Mapping[str, PromptLogits], rows: list[int]
+    ) -> Mapping[str, PromptLogits]:
+        """Ratios read in part, narrowed until they decide the debts; see `DebtSearch`."""
+        return settled_prompts(_byte_streams(streams), read, rows)
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         for name, stream in _byte_streams(streams).items():
@@ -163,7 +175,12 @@ class ByteLevel(Level):
         return {n: stream.counts(row).record() for n, stream in _byte_streams(streams).items()}
 
     def _open_stream(
-        self, name: str, num_rows: int, sampling: SamplingConfig, scores_prompts: bool
+        self,
+        name: str,
+        num_rows: int,
+        sampling: SamplingConfig,
+        scores_prompts: bool,
+        num_ratios: int | None,
     ) -> ByteStream:
         vocabulary = self.vocabularies[name]
         warps_tokens = self.byte_settings.warped == "token"
@@ -171,10 +188,13 @@ class ByteLevel(Level):
         tokenizer = str(self._tokenizers[name])
         evaluation = self.byte_settings.evaluation(name)
         owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer)
-        prompts = PromptShelf(self.prompt_cache, (*owner, evaluation))
+        whole, partial = (
+            PromptShelf(self.prompt_cache, (*owner, evaluation, kind)) for kind in ("", "partial")
+        )
+        prompts = whole if num_ratios is None else partial
         if not scores_prompts:
             evaluation = replace(evaluation, prompt_scores="none")
-            prompts = PromptShelf(self.prompt_cache, (*owner, evaluation), scored=prompts)
+            prompts = PromptShelf(self.prompt_cache, (*owner, evaluation), scored=(whole, partial))
         # There the host would wait for every law that it reads.
         stays = model.device.type == "cuda" and not device_stream_refusal(evaluation)
         stream = DeviceByteStream if stays else ByteStream
@@ -186,6 +206,7 @@ class ByteLevel(Level):
             warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()) if warps_tokens else None,
             evaluation=evaluation,
             prompts=prompts,
+            num_ratios=num_ratios,
         )
 
 

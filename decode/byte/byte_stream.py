@@ -18,13 +18,14 @@ from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Seen, Warpers
 from .byte_row import ByteRow
 from .node_law import NodeLaw, allowed_in_order, node_laws
+from .path_sums import PathSums
 from .prompt import BytePrompt, PromptCache, PromptShelf, ReadPrompt
 from .settings import ByteCounts, ByteEvaluation
 from .tree_cache import TreeBackbone, TreeCache, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
-ROWS_PER_TILE = 32
+ROWS_PER_TILE = 64
 """Nodes of a prompt whose (rows, V) logits exist at once; a product of more is hardly faster."""
 
 Warp = Callable[[Tensor, Seen], Tensor]
@@ -50,12 +51,15 @@ class ByteStream:
         warp: Warp | None = None,
         evaluation: ByteEvaluation | None = None,
         prompts: PromptShelf | None = None,
+        num_ratios: int | None = None,
     ) -> None:
         """attention: how the model is told what to attend to, of `row_attention`.
 
         warp: a `Warpers` whose stop tokens are those of `vocabulary`; it is given each node's own
-        path as the tokens seen. prompts: where those that were read are kept. Raises ValueError if
-        the model predicts fewer tokens than the vocabulary has.
+        path as the tokens seen. prompts: where those that were read are kept. num_ratios: how many
+        of a pair's largest ratios decide its debts. Prompts are then scored in part, for
+        `settled_prompts` to go on with. Raises ValueError if the model predicts fewer tokens than
+        the vocabulary has.
         """
         config = model.config
         if config.vocab_size < vocabulary.vocab_size:
@@ -67,12 +71,14 @@ class ByteStream:
         self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
         # Elsewhere masking before warping is masking after it, and costs more.
         self._truncates = isinstance(warp, Warpers) and warp.config.is_truncating
+        self.num_ratios = num_ratios
         self._prompts = prompts or PromptShelf(PromptCache(0))
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(model, attention, num_rows)
         self._output = OutputLayer(model, vocabulary.vocab_size, packs=True)
         self._rows: list[ByteRow | None] = [None] * num_rows
+        self._sums: dict[int, PathSums] = {}
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far."""
@@ -102,6 +108,7 @@ class ByteStream:
                 prompt = kept[text]
                 assert prompt is not None
                 self._rows[row] = prompt.row.copy()
+                self._know(row, prompt.sums)
                 self._backbone.cache.restore(row, prompt.states)
                 log_probs[row] = prompt.token_log_probs
         num_forwards = max(self._row(row).counts.num_forwards for row in rows)
@@ -146,6 +153,7 @@ class ByteStream:
     def free(self, row: int) -> None:
         """Empty a row for the next request."""
         self._rows[row] = None
+        self._know(row, None)
         self._backbone.cache.free(row)
 
     def _read_new(
@@ -153,7 +161,11 @@ class ByteStream:
     ) -> dict[int, Tensor]:
         """Log-probabilities by row of prompts that are read now, and kept."""
         rows = list(texts)
-        read = [BytePrompt(self.vocabulary, texts[row], self.evaluation) for row in rows]
+        is_partial = self.num_ratios is not None
+        read = [
+            BytePrompt(self.vocabulary, texts[row], self.evaluation, is_partial=is_partial)
+            for row in rows
+        ]
         for prompt in read:
             if (length := len(prompt.trunk_token_ids)) > self._reach:
                 raise ValueError(
@@ -164,9 +176,10 @@ class ByteStream:
         log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, read, strict=True)}
         for row, prompt in zip(rows, read, strict=True):
             self._rows[row] = state = prompt.row(self._reach)
+            self._know(row, prompt.sums if is_partial else None)
             if self._prompts.keeps:
-                states = self._backbone.cache.states(row)
-                kept[texts[row]] = whole = ReadPrompt(state.copy(), states, log_probs[row])
+                states, sums = self._backbone.cache.states(row), self.sums(row)
+                kept[texts[row]] = whole = ReadPrompt(state.copy(), states, log_probs[row], sums)
                 self._prompts.put(texts[row], whole)
             state.take_logits(prompt.logits, prompt.logits.values())
         return log_probs
@@ -200,11 +213,45 @@ class ByteStream:
         prompt.take(nodes, hidden)
         if prompt.sums is None:
             return
+        for tile, logits in self._tiles(nodes, hidden):
+            prompt.keep_logits(tile, logits)
+            prompt.sums.add(tile, logits)
+
+    def _tiles(self, nodes: list[int], hidden: Tensor) -> Iterator[tuple[list[int], Tensor]]:
+        """Nodes with their logits (nodes, V), a few at a time."""
         for start in range(0, len(nodes), ROWS_PER_TILE):
             tile = slice(start, start + ROWS_PER_TILE)
-            logits = self._output.logits(hidden[tile])
-            prompt.keep_logits(nodes[tile], logits)
-            prompt.sums.add(nodes[tile], logits)
+            yield nodes[tile], self._output.logits(hidden[tile])
+
+    def sums(self, row: int) -> PathSums | None:
+        """What is known of the prompt that a row has read in part."""
+        return self._sums.get(row)
+
+    def _know(self, row: int, sums: PathSums | None) -> None:
+        self._sums.pop(row, None)
+        if sums is not None:
+            self._sums[row] = sums
+
+    @torch.inference_mode()
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    def look_into(self, wanted: Mapping[int, list[int]]) -> None:
+        """Add the laws of nodes, by row, to what is known of prompts that were just read."""
+        forwards = []
+        for row, nodes in wanted.items():
+            state = self._row(row)
+            forward = state.cache.add(state.cache.missing(nodes))
+            state.counts.num_forwards += 1
+            state.counts.num_nodes += len(forward.nodes)
+            forwards.append((state.cache, row, forward))
+        for (_, row, forward), hidden in zip(forwards, self._forward(forwards), strict=True):
+            for tile, logits in self._tiles(forward.nodes, hidden):
+                self._sums[row].add(tile, logits)
+
+    @torch.inference_mode()
+    def look_no_further(self, rows: Iterable[int]) -> None:
+        """Drop what `look_into` computed beside what the next bytes need."""
+        for row in rows:
+            self._backbone.cache.keep(row, *self._row(row).cache.compact())
 
     def _foresee(self, continuations: dict[int, bytes]) -> None:
         """Compute what given continuations need, by row."""

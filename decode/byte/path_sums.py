@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -87,18 +88,39 @@ def _wide(scores: Tensor, top: Tensor) -> list[int]:
     return np.flatnonzero(is_wide).tolist()
 
 
+@dataclass(frozen=True, slots=True)
+class KnownScores:
+    """An interval for the log-probability of every byte of a text, and what leaves it open.
+
+    low, high: (bytes + 1,) float64, its ends for each byte and the end. Of each group: node, that
+    of known mass; place, how many bytes lie before it; log_share, the log of the share of the
+    text's mass there that it holds at most.
+    """
+
+    low: Array
+    high: Array
+    node: NDArray[np.int64]
+    place: NDArray[np.int64]
+    log_share: Array
+
+    def likely_nodes(self, least: float) -> list[int]:
+        """Those of groups that somewhere hold at least such a share of the text's mass."""
+        found: list[int] = np.unique(self.node[self.log_share >= math.log(least)]).tolist()
+        return found
+
+
 class PathSums:
     """What is read of the laws of a text's nodes, and the log-probabilities that it gives.
 
     The nodes are those of the trees of all its prefixes, about one a byte. Only sums along the text
     are ever read from a node's law, about ten numbers, so laws need not be kept. They may come in
-    any order, and some may never come: then only `bounds` are known. For them, the nodes without a
-    law are taken in *groups*, each below one node whose mass is known.
+    any order, and some may never come: then only intervals are `known`. For these, the nodes
+    without a law are taken in *groups*, each below one node whose mass is known.
     """
 
     def __init__(self, vocabulary: ByteVocabulary, text: bytes, mode: Mode = "masked") -> None:
         """Raises ValueError at a byte that cannot follow."""
-        self.tree, self._mode = TokenTree(vocabulary), mode
+        self.tree, self.text, self._mode = TokenTree(vocabulary), text, mode
         tree, heads = self.tree, [self.tree.heads]
         self._standing = [tree.standing[ROOT_NODE]]
         for byte in text:
@@ -106,6 +128,7 @@ class PathSums:
             heads.append(tree.heads)
         self._parent = np.array(tree.parent)
         self._token = np.array(tree.token)
+        self._end = np.array(tree.end)
         self._log_step = np.full(len(tree), math.nan)
         """By node: of its token behind its parent."""
         self._has_law = np.zeros(len(tree), np.bool_)
@@ -134,8 +157,9 @@ class PathSums:
         children = 1 + np.flatnonzero(place[self._parent[1:]] >= 0)
         law, above = place[self._node[steps]], place[self._parent[children]]
         standings = [self._standing[node] for node in nodes]
-        allowed = allowed_in_order(self.tree.vocabulary, standings, self._mode)
-        tokens = torch.from_numpy(self.tree.vocabulary.ordered_tokens).to(logits.device)
+        vocabulary = self.tree.vocabulary
+        allowed = allowed_in_order(vocabulary, standings, self._mode)
+        tokens = torch.from_numpy(vocabulary.ordered_tokens).to(logits.device)
         log_sums = interval_sums(logits, tokens, allowed, law, self._intervals[steps])
         chosen = logits[above, self._token[children]]
         self._log_step[children] = chosen.double().cpu()
@@ -148,40 +172,33 @@ class PathSums:
 
     def log_probs(self) -> Array:
         """(bytes + 1,) float64: log q of each byte and of the end; all laws must be known."""
-        return _log_shares(self._log_terms(self._log_masses()), self._place)
+        return self.known().high
 
-    def bounds(self, *, is_upper: bool) -> Array:
-        """(bytes + 1,) float64: an upper or lower bound on `log_probs` from the known laws.
+    def known(self) -> "KnownScores":
+        """What the laws that are known tell of `log_probs`.
 
         A group has at most its mass, exactly that where it is one new node; no more of it can
         reach the next symbol than this one, and then none of the rest counts either.
         """
         log_mass = self._log_masses()
+        terms = self._log_terms(log_mass)
         node, place, goes_on = self._groups(log_mass)
-        if not len(node):
-            return self.log_probs()
-        is_new = np.array(self.tree.end)[node] == place
-        counts = np.stack((goes_on & is_upper, goes_on | is_new | (not is_upper)), 1)
-        groups = np.where(counts, log_mass[node, None], -math.inf)
-        terms = np.concatenate((self._log_terms(log_mass), groups))
-        return _log_shares(terms, np.concatenate((self._place, place)))
-
-    def likely_unknown(self, least: float) -> list[int]:
-        """Nodes without a law that somewhere hold at least such a share of the text's mass."""
-        log_mass = self._log_masses()
-        node, place, _ = self._groups(log_mass)
-        total = np.full(self._place[-1] + 1, -math.inf)
-        np.logaddexp.at(total, self._place, self._log_terms(log_mass)[:, 1])
-        np.logaddexp.at(total, place, log_mass[node])
-        found: list[int] = np.unique(
-            node[log_mass[node] - total[place] >= math.log(least)]
-        ).tolist()
-        return found
+        group, is_new = log_mass[node], self._end[node] == place
+        reaching, counting = (
+            np.where(which, group, -math.inf) for which in (goes_on, goes_on | is_new)
+        )
+        none = np.full(len(group), -math.inf)
+        columns = [(0, none), (1, group), (0, reaching), (1, counting)]
+        places = _Places(np.concatenate((self._place, place)))
+        sums = [places.log_sums(np.concatenate((terms[:, c], own))) for c, own in columns]
+        low, high = (_log_shares(*sums[i : i + 2]) for i in (0, 2))
+        return KnownScores(low, high, node, place, group - sums[1][place])
 
     def _log_masses(self) -> Array:
         """By node; NaN where the law of an ancestor is not known."""
         log_mass = [0.0]
-        steps = zip(self.tree.parent[1:], self._log_step[1:].tolist(), strict=True)
+        # A row may have grown the tree since.
+        steps = zip(self._parent[1:].tolist(), self._log_step[1:].tolist(), strict=True)
         for parent, step in steps:
             log_mass.append(log_mass[parent] + step)
         return np.array(log_mass)
@@ -226,12 +243,21 @@ def _intervals(
     return np.stack((within_low, within_high, low, high), 1).astype(np.int64).reshape(-1, 2, 2)
 
 
-def _log_shares(terms: Array, place: NDArray[np.int64]) -> Array:
-    """Logs of probabilities by place, from (n, 2) terms of what has them and of what there is.
+class _Places:
+    """Terms in any order, summed by their places 0, 1, ..., each of which has some."""
+
+    def __init__(self, place: NDArray[np.int64]) -> None:
+        self._order = np.argsort(place, kind="stable")
+        self._starts = np.searchsorted(place[self._order], np.arange(place.max() + 1))
+
+    def log_sums(self, terms: Array) -> Array:
+        """By place, of the logs of terms."""
+        return segment_log_sums(terms[self._order], self._starts)
+
+
+def _log_shares(reached: Array, total: Array) -> Array:
+    """Logs of probabilities, from the masses of what has them and of what there is.
 
     A text without any mass gives every symbol none.
     """
-    order = np.argsort(place, kind="stable")
-    starts = np.searchsorted(place[order], np.arange(place.max() + 1))
-    reached, total = (segment_log_sums(column, starts) for column in terms[order].T)
     return np.where(total == -math.inf, -math.inf, reached - total)

@@ -28,9 +28,19 @@ class BytePrompt:
     somewhere, else only those that the next byte depends on.
     """
 
-    def __init__(self, vocabulary: ByteVocabulary, text: bytes, evaluation: ByteEvaluation) -> None:
-        """Raises ValueError at a byte that cannot follow the ones before it."""
-        self.text, self.evaluation = text, evaluation
+    def __init__(
+        self,
+        vocabulary: ByteVocabulary,
+        text: bytes,
+        evaluation: ByteEvaluation,
+        *,
+        is_partial: bool = False,
+    ) -> None:
+        """is_partial: others will say which nodes beside the trunk are needed for its scores.
+
+        Raises ValueError at a byte that cannot follow the ones before it.
+        """
+        self.text, self.evaluation, self._is_partial = text, evaluation, is_partial
         self.sums: PathSums | None = None
         if evaluation.prompt_scores == "none":
             self.tree = TokenTree(vocabulary)
@@ -43,9 +53,9 @@ class BytePrompt:
         self.counts = ByteCounts(num_forwards=1, num_nodes=len(self.trunk_token_ids))
         self._settled = set(self.trunk)
         self._remaining = self.cache.missing(head.node for head in self.tree.heads)
-        if evaluation.prompt_scores == "exact":
+        if evaluation.prompt_scores == "exact" and not is_partial:
             self._remaining = [n for n in range(len(self.tree)) if n not in self._settled]
-        self._tightens = evaluation.prompt_scores in ("upper", "lower")
+        self._tightens = evaluation.prompt_scores in ("upper", "lower") and not is_partial
         self._hidden: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
         """(1, V) of nodes that later bytes may ask for, as far as they are known."""
@@ -89,7 +99,7 @@ class BytePrompt:
         """The next nodes beside the trunk; None when all are computed."""
         if not self._remaining and self._tightens and self.sums is not None:
             self._tightens = False
-            self._remaining = self.sums.likely_unknown(LEAST_SHARE)
+            self._remaining = self.sums.known().likely_nodes(LEAST_SHARE)
         nodes = self._remaining[:NODES_PER_FORWARD]
         self._remaining = self._remaining[NODES_PER_FORWARD:]
         if not nodes:
@@ -109,12 +119,14 @@ class BytePrompt:
         return self.cache.compact(needed)
 
     def log_probs(self) -> Tensor:
-        """(bytes - 1,) float64: log q of each byte but the first, or (0,) where none are wanted."""
+        """(bytes - 1,) float64: log q of each byte but the first, or (0,) where none are wanted.
+
+        Bounds on them where the reading is partial.
+        """
         if self.sums is None:
             return torch.empty(0, dtype=torch.float64)
-        which = self.evaluation.prompt_scores
-        is_exact, is_upper = which == "exact", which == "upper"
-        values = self.sums.log_probs() if is_exact else self.sums.bounds(is_upper=is_upper)
+        known = self.sums.known()
+        values = known.low if self.evaluation.prompt_scores == "lower" else known.high
         return torch.from_numpy(values[1:-1])
 
     def row(self, reach: int) -> ByteRow:
@@ -133,6 +145,8 @@ class ReadPrompt:
     """Keys and values by layer, (H, slots, D) each."""
     token_log_probs: Tensor
     """Of its bytes but the first, as `PromptLogits` has them."""
+    sums: PathSums | None = None
+    """What is known of its nodes' laws, where the reading is partial."""
 
     @property
     def num_bytes(self) -> int:
@@ -179,7 +193,7 @@ class PromptShelf:
     cache: PromptCache
     owner: Hashable = ()
     """What decides how a model reads, beside the prompt."""
-    scored: "PromptShelf | None" = None
+    scored: tuple["PromptShelf", ...] = ()
     """Where the same prompts lie with log-probabilities that this owner does not ask for."""
 
     @property
@@ -189,10 +203,10 @@ class PromptShelf:
 
     def get(self, text: bytes) -> ReadPrompt | None:
         own = self.cache.get((self.owner, text))
-        if own is not None or self.scored is None:
-            return own
-        more = self.scored.get(text)
-        return more if more is None else replace(more, token_log_probs=UNSCORED)
+        for shelf in self.scored if own is None else ():
+            if (more := shelf.get(text)) is not None:
+                return replace(more, token_log_probs=UNSCORED, sums=None)
+        return own
 
     def put(self, text: bytes, prompt: ReadPrompt) -> None:
         self.cache.put((self.owner, text), prompt)

@@ -44,6 +44,7 @@ class PairedBatch:
             max_length,
             sampling,
             scores_prompts=asks_for_ratios(level, rule),
+            num_ratios=rule.num_ratios,
             readings=rule.streams,
         )
         self._backlogs = {name: Backlog(s, num_rows) for name, s in self.streams.items()}

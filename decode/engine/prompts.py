@@ -104,6 +104,7 @@ def read_prompts(
         name: stream.read([o.get(name, p) for o, p in zip(own, prompts, strict=True)], rows)
         for name, stream in streams.items()
     }
+    read = {**level.settled(streams, read, rows)}
     log_probs = {name: list(prompt.token_log_probs) for name, prompt in read.items()}
     apart = [i for i, replaced in enumerate(own) if replaced and _is_scored(log_probs, i)]
     again = _read_for_ratios(level, [prompts[i] for i in apart]) if apart else {}

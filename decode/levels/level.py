@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from ..models.attention import RowAttention
 from ..models.model_pair import ModelPair
 from ..models.row_stream import RowStream
-from ..models.stream import BatchStream, LoneStream, Stream
+from ..models.stream import BatchStream, LoneStream, PromptLogits, Stream
 from ..rules.prefix_debt import PromptRatios
 from ..rules.rule import BOTH, Reading, StreamName
 from ..settings import LevelName, SamplingConfig
@@ -101,12 +101,22 @@ class Level(ABC):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
+        num_ratios: int | None = None,
         readings: Mapping[StreamName, Reading] = BOTH,
     ) -> Mapping[str, Stream]:
         """By name: memories of `num_rows` rows of up to `max_length` symbols.
 
         scores_prompts: whether reading gives log-probabilities of the prompts' own symbols.
+        num_ratios: how many of the largest ratios of these must be right, None for all; the others
+        may then be too large, but never larger than those.
         """
+
+    def settled(
+        self, streams: Mapping[str, Stream], read: Mapping[str, PromptLogits], rows: list[int]
+    ) -> Mapping[str, PromptLogits]:
+        """What streams say of the prompts that all of them have just read into some rows, where one
+        alone could not tell how much of it matters."""
+        return read
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         """Which model has too few positions for the text of a row, "" while both have enough."""
@@ -187,6 +197,7 @@ class TokenLevel(Level):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
+        num_ratios: int | None = None,
         readings: Mapping[StreamName, Reading] = BOTH,
     ) -> dict[str, Stream]:
         """Streams of raw logits: `warpers` does what `sampling` asks for."""

@@ -117,6 +117,7 @@ class RetokenizedLevel(Level):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
+        num_ratios: int | None = None,
         readings: Mapping[StreamName, Reading] = BOTH,
     ) -> dict[str, Stream]:
         """Raw logits of the risky model; the safe one's warped log-probabilities of symbols that it

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from ..byte.settings import ByteCounts
 from ..engine.prompts import prefaced_prompt
 from ..engine.request import MAX_SEED, recorded_key
 from ..ledger import (
@@ -21,7 +22,7 @@ from ..levels.level import Level
 from ..models.model_pair import ModelPair
 from ..rules.budget import Budget
 from ..rules.registry import RULES, make_rule
-from ..rules.rule import Rule
+from ..rules.rule import BOTH, Rule
 from ..settings import SamplingConfig
 from .replay import recorded_level
 
@@ -51,6 +52,7 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
         *_of_end(ledger, rule),
         *_of_budget(ledger, rule),
         *_of_counts(ledger, rule),
+        *_of_work(ledger),
         *_of_stream(header),
         *([] if of_symbols else _of_readings(ledger, rule, level)),
         *_of_comparisons(ledger, rule, level),
@@ -207,6 +209,8 @@ def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
         # Without a bound an allowance means nothing: version 0.1.0 counted it down all the same.
         if math.isfinite(budget.bound) and step.budget != budget.allowance(number, spent):
             yield f"step {number}: the budget does not follow from the spends"
+        if not step.budget >= 0.0:
+            yield f"step {number}: budget {step.budget} is below 0"
         if not step.spend >= 0.0 or (rule.is_certified and not step.spend <= step.budget):
             yield f"step {number}: spend {step.spend} is not in [0, {step.budget}]"
         if (step.safe_log_prob is not None) != ("safe" in rule.streams):
@@ -273,3 +277,20 @@ def _of_counts(ledger: Ledger, rule: Rule) -> Iterator[str]:
         and ledger.risky_forwards + ledger.accepted + ledger.skipped_risky < num_steps
     ):
         yield f"{ledger.risky_forwards} risky forwards for {num_steps} tokens"
+
+
+SHARES = ("masked_mass", "max_total_variation")
+"""Figures of work that are probabilities; the others count."""
+
+
+def _of_work(ledger: Ledger) -> Iterator[str]:
+    """Of what models computed at byte level; a share may be above 1 by rounding."""
+    known = ByteCounts().record()
+    for name, figures in ledger.work.items():
+        if ledger.header.level != "byte" or name not in BOTH:
+            yield f"work of {name!r} at {ledger.header.level} level"
+        for figure, value in figures.items():
+            if figure not in known:
+                yield f"work of {name!r}: unknown figure {figure!r}"
+            elif not 0.0 <= value <= (1.0 + 1e-9 if figure in SHARES else math.inf):
+                yield f"work of {name!r}: {figure} {value} is out of range"

@@ -16,14 +16,14 @@ NUM_BISECTIONS = 64
 """Halvings of a bracket in log c, at most 2**21 nats wide: to 1e-13 nats."""
 
 
-def law_of(logits: Tensor) -> Tensor:
+def law_of(logits: Tensor, *, gap: float = BAN_GAP) -> Tensor:
     """log softmax of one row of logits (V,), any float dtype.
 
-    A logit of -inf, or BAN_GAP below the largest, is banned. NaN everywhere where there is no law:
-    for NaN, +inf, or a row all -inf.
+    A logit of -inf, or `gap` nats below the largest, is banned. NaN everywhere where there is no
+    law: for NaN, +inf, or a row all -inf.
     """
     below = logits.double() - logits.double().max()
-    return _normalised(below.masked_fill(below < -BAN_GAP, -math.inf))
+    return _normalised(below.masked_fill(below < -gap, -math.inf))
 
 
 def tilted(safe: Tensor, risky: Tensor, weight: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Given texts under a rule: read by both models in blocks, and a ledger's own step by step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ..rules.budget import Budget
 from ..rules.registry import make_rule
 from ..rules.rule import BOTH, NextToken, Past, PastRows, StepInputs, opened
 from ..settings import SamplingConfig
+from .rounding import MeasuredRounding
 
 # B continuations, C columns and N positions of one block, V symbols.
 
@@ -140,14 +141,24 @@ class ForcedStep:
     drawn: NextToken
     seen: Tensor
     """(1, V) bool: symbols before this step."""
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    """By stream, where it was measured: nats by which a warped logit may be off, see `rounding`."""
 
 
 class Replay:
     """A ledger whose prompt both models have just read, to be walked once."""
 
-    def __init__(self, ledger: Ledger, pair: ModelPair, *, scores_prompt: bool = False) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        pair: ModelPair,
+        *,
+        scores_prompt: bool = False,
+        measures_rounding: bool = False,
+    ) -> None:
         """scores_prompt: with the prompt's ratios though neither rule nor ledger asks for them.
 
+        measures_rounding: by reading the text a second time, symbol by symbol.
         Raises ValueError for a level, a rule, a sampler or a stream that the header cannot have.
         """
         header = ledger.header
@@ -156,16 +167,21 @@ class Replay:
         self.rule = opened(make_rule(header.rule, header.rule_settings), self.level)
         prompt = header.prompt_token_ids
         prefaced = prefaced_prompt(self.level, self.rule, prompt, header.passage, header.readings)
+        is_whole = scores_prompt or header.prompt_ratios is not None
         self._streams = self.level.open_streams(
             1,
             max(map(len, [prompt, *prefaced.values()])) + len(ledger.steps),
             self.sampling,
-            scores_prompts=scores_prompt
-            or header.prompt_ratios is not None
-            or asks_for_ratios(self.level, self.rule),
+            scores_prompts=is_whole or asks_for_ratios(self.level, self.rule),
+            num_ratios=None if is_whole else self.rule.num_ratios,
             readings={**(BOTH if self.level.compares_models else {}), **self.rule.streams},
         )
         self.reading = read_prompts(self.level, self._streams, [prompt], [0], [prefaced])
+        self._rounding: MeasuredRounding | None = None
+        if measures_rounding:
+            self._rounding = MeasuredRounding(
+                self.level, self.rule, prompt, prefaced, len(ledger.steps), self.sampling
+            )
 
     @torch.inference_mode()
     def steps(self) -> Iterator[ForcedStep]:
@@ -188,8 +204,16 @@ class Replay:
                     uniform=None if uniform is None else uniform[:, number],
                     past=None if block.past is None else block.past.of([row]),
                 )
-                yield ForcedStep(number, inputs, self.rule.next_token(inputs), seen)
+                drawn, measured = self.rule.next_token(inputs), self._measured(number, inputs)
+                yield ForcedStep(number, inputs, drawn, seen, measured)
                 number += 1
+
+    def _measured(self, number: int, inputs: StepInputs) -> Mapping[str, float]:
+        if self._rounding is None:
+            return {}
+        if number > 0:
+            self._rounding.feed(self.ledger.token_ids[number - 1])
+        return self._rounding.deviations(inputs.logits)
 
     def _uniforms(self) -> Tensor | None:
         """(1, steps, 3) float64 to draw tokens beside the recorded ones; None draws nothing."""

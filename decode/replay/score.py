@@ -186,6 +186,7 @@ def score_batch(
         longest + max(map(len, continuations)) - 1,  # the last symbols are not read
         sampling,
         scores_prompts=asks_for_ratios(level, rule),
+        num_ratios=rule.num_ratios,
         readings=rule.streams,
     )
     reading = read_each_once(level, streams, prompts, prefaced)

@@ -20,6 +20,7 @@ from .step_laws import (
     NUM_DEVIATIONS,
     Kind,
     Logits,
+    Rounding,
     StepLaws,
     kl_deviation,
     logit_deviation,
@@ -33,11 +34,16 @@ SOLVER_NATS = 1e-7
 """A solver may miss a budget that binds by max(fraction * budget, nats), and round a spend up by as
 much: docs/guarantee.md, rule 3."""
 
+SPEND_MARGINS = 2.0
+SEARCH_MARGINS = 8.0
+"""`solver_margin`s by which a spend may be above its divergence, as KL may be off by one and is
+charged one; and by which two searches may differ, each of which stops within 4 of the budget."""
+
 MOST_COST = NUM_DEVIATIONS**2
 """Squared deviations by which one draw may be off."""
 
 LEAST_WEIGHT_NATS = 700.0
-"""log c from which the weight of a clipped law, 1 / c, may have become 0."""
+"""log c from which the weight of a clipped law, 1 / c, is 0 or too small to be a whole float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class StepReport:
     divergence: float
     """Of p* from p_s at the recorded weight or spend, in nats, by the oracle."""
     divergence_deviation: float
+    slack: float
+    """Nats by which the spend may be above it for the solver's sake."""
     cost: float
     """Squared deviations by which the laws must have moved for the token; 0 if drawn again."""
     expected_cost: float
@@ -92,17 +100,26 @@ def step_report(
     laws = step_laws(kind, logits, recorded, drawn.log_probs()[0].cpu())
     cost, expected_cost = _costs(laws, forced, recorded)
     return StepReport(
-        figures=[*_figures(laws, logits, drawn, recorded), *_divergences(laws, logits, recorded)],
+        figures=[
+            *_figures(kind, laws, logits, drawn, recorded),
+            *_divergences(laws, logits, recorded),
+        ],
         divergence=laws.divergence,
         divergence_deviation=laws.divergence_deviation,
+        slack=spend_slack(laws, recorded.spend),
         cost=cost,
         expected_cost=expected_cost,
     )
 
 
 def solver_slack(spend: float) -> float:
-    """Nats by which a spend may be above the divergence that it bounds."""
+    """Nats by which a spend may be above the divergence that it bounds, its margin left out."""
     return max(SOLVER_FRACTION * spend, SOLVER_NATS) if math.isfinite(spend) else 0.0
+
+
+def spend_slack(laws: StepLaws, spend: float) -> float:
+    """Nats by which a spend may be above the divergence: it bounds it from above."""
+    return solver_slack(spend) + SPEND_MARGINS * laws.solver_margin
 
 
 def difference(left: float, right: float) -> float:
@@ -111,11 +128,14 @@ def difference(left: float, right: float) -> float:
 
 
 def _figures(
-    laws: StepLaws, logits: Logits, drawn: NextToken, recorded: LedgerStep
+    kind: Kind, laws: StepLaws, logits: Logits, drawn: NextToken, recorded: LedgerStep
 ) -> list[Figure]:
-    token_id, spend, slack = recorded.token_id, recorded.spend, solver_slack(recorded.spend)
+    token_id, spend = recorded.token_id, recorded.spend
+    # A spend below the divergence has rounding to explain it, and no solver.
+    slack = spend_slack(laws, spend) if spend > laws.divergence else 0.0
+    aimed = solver_slack(spend) + SEARCH_MARGINS * laws.solver_margin
     by_rule = difference(drawn.spend[0].item(), spend)
-    is_off = by_rule > NUM_DEVIATIONS * laws.spend_deviation + slack
+    is_off = by_rule > NUM_DEVIATIONS * laws.spend_deviation + aimed
     if is_off and _is_at_floor(laws, logits, recorded.budget):
         by_rule = 0.0
     star, safe = laws.star[token_id].item(), laws.safe[token_id].item()
@@ -124,10 +144,10 @@ def _figures(
     star_deviation = laws.star_deviation[token_id].item()
     compared = [
         ("spend", difference(laws.divergence, spend), laws.divergence_deviation, slack),
-        ("spend by the rule", by_rule, laws.spend_deviation, slack),
-        ("weight", _weight_error(laws, recorded.weight), 0.0, 0.0),
+        ("spend by the rule", by_rule, laws.spend_deviation, aimed),
+        ("weight", _weight_error(kind, laws, recorded.weight), 0.0, 0.0),
         ("log_prob", difference(star, recorded.log_prob), star_deviation, 0.0),
-        ("safe_log_prob", difference(safe, recorded_safe), laws.safe_deviation, 0.0),
+        ("safe_log_prob", difference(safe, recorded_safe), laws.deviations.safe, 0.0),
     ]
     return [Figure(name, error, NUM_DEVIATIONS * d + nats) for name, error, d, nats in compared]
 
@@ -135,16 +155,19 @@ def _figures(
 def _is_at_floor(laws: StepLaws, logits: Logits, budget: float) -> bool:
     """Whether rounding decides if the budget pays for leaving the safe model's support."""
     floor = oracle.floor(laws.safe, oracle.law_of(logits.risky))
-    reach = NUM_DEVIATIONS * laws.safe_deviation + solver_slack(budget)
+    reach = NUM_DEVIATIONS * laws.deviations.safe + solver_slack(budget)
     return floor > 0.0 and abs(floor - budget) <= reach
 
 
-def _weight_error(laws: StepLaws, weight: float) -> float:
-    """Of log c of a clipped law; the weight of another one shows in its divergence alone."""
+def _weight_error(kind: Kind, laws: StepLaws, weight: float) -> float:
+    """Of log c of a clipped law, of 1 where nothing is projected; the weight of a tilted law shows
+    in its divergence alone."""
+    if kind in ("replayed", "alone"):
+        return abs(weight - 1.0)
     if laws.log_scales is None:
         return 0.0
     lowest, highest = laws.log_scales
-    if weight == 0.0:
+    if weight <= math.exp(-LEAST_WEIGHT_NATS):
         return max(0.0, LEAST_WEIGHT_NATS - highest)
     return max(0.0, lowest + math.log(weight), -math.log(weight) - highest)
 
@@ -152,15 +175,15 @@ def _weight_error(laws: StepLaws, weight: float) -> float:
 def _divergences(laws: StepLaws, logits: Logits, recorded: LedgerStep) -> list[Figure]:
     """Those that were asked for, see `with_divergences`."""
     safe, risky, star = oracle.law_of(logits.safe), oracle.law_of(logits.risky), laws.star
-    by_safe, by_risky = laws.star_deviations
+    by, (by_safe, by_risky) = laws.deviations, laws.star_deviations
     found = {
         "kl_risky_safe": (
             oracle.kl(risky, safe),
-            kl_deviation(risky, safe, (0.0, logits.risky_deviation), logits.safe_deviation),
+            kl_deviation(risky, safe, (0.0, by.risky), by.safe),
         ),
         "kl_star_risky": (
             oracle.kl(star, risky),
-            kl_deviation(star, risky, (by_risky, by_safe), logits.risky_deviation),
+            kl_deviation(star, risky, (by_risky, by_safe), by.risky),
         ),
     }
     return [
@@ -190,7 +213,7 @@ def _greedy_cost(laws: StepLaws, recorded: LedgerStep) -> float:
         return 0.5 * _behind(laws, recorded).square().item()
     token_id = recorded.token_id
     others = torch.arange(len(laws.safe)) != token_id
-    lead = (laws.safe[token_id] - laws.safe[others].max()) / (laws.safe_deviation + ARITHMETIC)
+    lead = (laws.safe[token_id] - laws.safe[others].max()) / (laws.deviations.safe + ARITHMETIC)
     missing = lead.clamp_max(0.0) if recorded.accepted else lead.clamp_min(0.0)
     return 0.5 * (_behind(laws, recorded).square() + missing.square()).item()
 
@@ -324,15 +347,22 @@ class StepReplay:
         return self.replay.level.warpers(sampling).after(self.forced.seen)(logits)[0].cpu()
 
     def _deviation(self, name: str, row: Tensor) -> float:
-        return logit_deviation(row, self.replay.level.pair.models[name].dtype)
+        return max(logit_deviation(row, self._dtype(name)), self.forced.rounding.get(name, 0.0))
+
+    def _dtype(self, name: str) -> torch.dtype:
+        return self.replay.level.pair.models[name].dtype
 
     def _report(self, rows: Mapping[str, Tensor], drawn: NextToken) -> StepReport:
-        own = {name: self._deviation(name, row) for name, row in rows.items()}
+        own = {
+            name: Rounding(dtype=self._dtype(name), measured=self.forced.rounding.get(name, 0.0))
+            for name in BOTH
+        }
+        fused = replace(own["risky"], gain=self.replay.rule.gain, added=self._words_deviation())
         logits = Logits(
             safe=rows.get("safe", rows["risky"]),  # where it has other tokens, nothing is compared
             risky=rows["risky"],
-            safe_deviation=own.get("safe", 0.0),
-            risky_deviation=self.replay.rule.gain * own["risky"] + self._words_deviation(),
+            safe_rounding=own["safe"],
+            risky_rounding=fused,
         )
         return step_report(_kind(self.replay.rule), logits, drawn, self.forced, self.recorded)
 

@@ -44,6 +44,10 @@ class Budgeted(Rule):
     def charges_debt(self) -> bool:
         return self.debt != "none"
 
+    @property
+    def num_ratios(self) -> int | None:
+        return self.debt_window if self.debt == "top" else None
+
     def settings(self) -> dict[str, Any]:
         return asdict(self)
 

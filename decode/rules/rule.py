@@ -185,6 +185,11 @@ class Rule(Protocol):
         return False
 
     @property
+    def num_ratios(self) -> int | None:
+        """How many of the largest ratios decide the debt, None for all: fewer cost less."""
+        return None
+
+    @property
     def retokenizes(self) -> bool:
         """Whether it decodes the risky model's tokens where the safe one has others."""
         return False

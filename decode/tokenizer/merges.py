@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,24 @@ class RowCache:
         if len(self._rows) > self._limit:
             self._rows.popitem(last=False)
         return row
+
+
+class Spines(dict[int, tuple[int, ...]]):
+    """By token: what it is made of on one side, from a byte to itself; made when it is asked for.
+
+    Few of a large vocabulary are, in any one text.
+    """
+
+    def __init__(self, split: Mapping[int, tuple[int, int]], side: Literal[0, 1]) -> None:
+        """split: the halves of each token that is no byte, by side left (0) and right (1)."""
+        super().__init__()
+        self._split, self._side = split, side
+
+    def __missing__(self, token: int) -> tuple[int, ...]:
+        halves = self._split.get(token)
+        spine = (token,) if halves is None else (*self[halves[self._side]], token)
+        self[token] = spine
+        return spine
 
 
 RANK_LIMIT = math.inf
@@ -69,8 +88,7 @@ class MergeTable:
         self.split: dict[int, tuple[int, int]] = {}
         self.rank = dict.fromkeys(self.byte_token.values(), -1)
         self.latest = dict(self.rank)
-        self.left_spine: dict[int, tuple[int, ...]] = {token: (token,) for token in self.rank}
-        self.right_spine = dict(self.left_spine)
+        self.left_spine, self.right_spine = Spines(self.split, 0), Spines(self.split, 1)
         if splits is None:
             self._find_splits()
             self.irregular = self._find_irregular()
@@ -149,8 +167,6 @@ class MergeTable:
         self.split[token] = (left, right)
         self.rank[token] = rank
         self.latest[token] = max(rank, self.latest[left], self.latest[right])
-        self.left_spine[token] = (*self.left_spine[left], token)
-        self.right_spine[token] = (*self.right_spine[right], token)
 
     def _find_irregular(self) -> frozenset[int]:
         """Tokens that BPE makes although ranks do not increase along their split."""
@@ -178,7 +194,7 @@ class PairRows:
         """tokens: (V,) int32, those of the columns of a row; some may be unreachable."""
         self.merges = merges
         self._tokens = tokens
-        self._column = {int(token): column for column, token in enumerate(tokens)}
+        self._column = {token: column for column, token in enumerate(tokens.tolist())}
         self._bans, self._bans_of, first = _bans(
             merges, 1 + max(*merges.bytes_of, *tokens.tolist())
         )

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -33,6 +34,20 @@ def token_bytes(token: str) -> bytes:
     if not _ALPHABET.issuperset(token):
         raise ValueError(f"vocabulary entry {token!r} is not written in the byte-level alphabet")
     return token.translate(_BYTES).encode("latin-1")
+
+
+def _bytes_of(vocab: Mapping[str, int]) -> dict[int, bytes]:
+    """`token_bytes` by id, of all entries at once."""
+    written = "".join(vocab)
+    if not _ALPHABET.issuperset(written):
+        for entry in vocab:
+            token_bytes(entry)  # the one that is not names itself
+    whole = token_bytes(written)
+    ends = list(accumulate(map(len, vocab)))  # a character is a byte
+    return {
+        id: whole[start:end]
+        for id, start, end in zip(vocab.values(), [0, *ends], ends, strict=False)
+    }
 
 
 SENTENCE_PIECE_STEPS = ("Prepend", "Replace", "Metaspace", "Precompiled")
@@ -68,7 +83,7 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     _check_model(model)
     _check_pre_tokenizer(content["pre_tokenizer"])
     vocab, added_ids = model["vocab"], {entry["id"] for entry in added}
-    base = {id: token_bytes(text) for text, id in vocab.items() if id not in added_ids}
+    base = _bytes_of({text: id for text, id in vocab.items() if id not in added_ids})
     needed = {byte for byte in range(256) if form_length(byte) or is_continuation(byte)}
     if missing := needed - {text[0] for text in base.values() if len(text) == 1}:
         raise ValueError(f"the vocabulary has no token for byte 0x{min(missing):02x}")

@@ -93,7 +93,7 @@ class ByteTrie:
 def _levels(texts: Sequence[bytes]) -> list[NDArray[np.int64]]:
     """(low, high, num_ends, parent, byte) of the nodes of each depth, as rows of one array each."""
     lengths = np.array([len(text) for text in texts])
-    shared = np.array([0, *map(_num_shared, texts, texts[1:])])
+    shares = np.arange(len(texts)) > 0  # the bytes up to the depth, with the row before
     flat = np.frombuffer(b"".join(texts), np.uint8)
     starts = np.cumsum(lengths) - lengths
     node_of_row = np.zeros(len(texts), np.int64)
@@ -101,19 +101,16 @@ def _levels(texts: Sequence[bytes]) -> list[NDArray[np.int64]]:
     num_nodes = 1
     for depth in range(1, int(lengths.max()) + 1):
         rows = np.flatnonzero(lengths >= depth)
-        is_first = shared[rows] < depth  # rows with one prefix are consecutive
+        last = flat[starts[rows] + depth - 1]
+        shares[rows[1:]] &= (last[1:] == last[:-1]) & (np.diff(rows) == 1)
+        is_first = ~shares[rows]  # rows with one prefix are consecutive
+        is_first[0] = True
         low = rows[is_first]
         node = np.cumsum(is_first) - 1
         high = low + np.bincount(node)
         num_ends = np.bincount(node[lengths[rows] == depth], minlength=len(low))
-        byte = flat[starts[low] + depth - 1]
+        byte = last[is_first]
         levels.append(np.stack((low, high, num_ends, node_of_row[low], byte)))
         node_of_row[rows] = num_nodes + node
         num_nodes += len(low)
     return levels
-
-
-def _num_shared(first: bytes, second: bytes) -> int:
-    """Length of the longest common prefix."""
-    is_equal = [left == right for left, right in zip(first, second, strict=False)]
-    return is_equal.index(False) if False in is_equal else len(is_equal)

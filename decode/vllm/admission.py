@@ -63,6 +63,9 @@ NEUTRAL: Final[dict[str, Any]] = {
 }
 """Would change the law after the projection, or could not be honoured: refused beside these."""
 
+ON_BY_DEFAULT: Final = ("watermarking",)
+"""Of NEUTRAL, in some releases: does nothing there without an engine argument that is refused."""
+
 KNOWN: Final = {*WARPED, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
 
 NO_RATIOS = torch.empty(0, dtype=torch.float64)
@@ -148,6 +151,8 @@ def _check_caps(budget: Budget, limits: Limits) -> None:
 def _refuse_unhonoured(params: Any) -> None:
     for name, neutral in NEUTRAL.items():
         value = getattr(params, name, neutral)
+        if name in ON_BY_DEFAULT and value == _default(params, name):
+            continue
         if value != neutral and value not in ([], {}, False):
             raise ValueError(
                 f"anchored: {name}={value!r} cannot be honoured within the bound: leave it out"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +36,8 @@ REFUSED_ARGUMENTS = {
     "watermark_config": "a watermark changes the law after the projection",
     "enable_return_routed_experts": "it would tell of the risky model",
     "return_sampling_mask": "rows hold one token only",
+    "quantization": "each model's folder says how it is quantised, and so do ledgers",
+    "quantization_config": "each model's folder says how it is quantised, and so do ledgers",
     "trust_remote_code": "no code of a checkpoint is run",
 }
 """Engine arguments of vLLM that cannot go with a pair, and why."""
@@ -121,10 +125,17 @@ def prepare(
     from . import processor
 
     processor.limits = limits
-    folder = Path(ledgers) if ledgers is not None else Path(tempfile.mkdtemp(prefix="anchored-"))
+    folder = Path(ledgers) if ledgers is not None else _temporary_folder()
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("vLLM %s, journal in %s", installed, folder)
     return EngineSettings(facts=facts, limits=limits, journal=str(folder))
+
+
+def _temporary_folder() -> Path:
+    """Gone with this process."""
+    folder = tempfile.mkdtemp(prefix="anchored-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def open_pair(
@@ -145,10 +156,10 @@ def open_pair(
 ) -> Any:
     """vLLM's `LLM` for a pair of Hugging Face folders or Hub ids; its `generate` answers with p*.
 
-    ledgers: folder of the journal, which `anchored ledgers` makes ledgers of; a temporary one
-    unless given. default_k: nats a step of requests that ask for nothing. max_k, max_total,
-    max_horizon: most a request may ask for; see `Limits`, and there the others. engine: arguments
-    of vLLM, `tensor_parallel_size=8` for one.
+    ledgers: folder of the journal, which `anchored ledgers` makes ledgers of; unless given, one
+    that this process removes when it ends. default_k: nats a step of requests that ask for
+    nothing. max_k, max_total, max_horizon: most a request may ask for; see `Limits`, and there the
+    others. engine: arguments of vLLM, `tensor_parallel_size=8` for one.
     A request asks by `SamplingParams(extra_args={"anchored_k": 1.0, "anchored_seed": 7})`, or
     anchored_K, anchored_divergence, anchored_debt. Each result has `.anchored`: ledger id, K, debt,
     spent, bound, certified. What cannot be honoured within the bound is a ValueError.

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,7 @@ WAIT_S = 5.0
 LOOK_S = 0.01
 
 NUM_KEPT = 65_536
-"""Records of requests that nobody asked for, kept at most: those that clients left."""
+"""Records that an engine's reader holds at most: nobody asks for those that clients left."""
 
 # A line is one of
 #   {"schema": ...}                        the first
@@ -44,6 +45,8 @@ class JournalWriter:
         root.mkdir(parents=True, exist_ok=True)
         self.path = root / f"journal-{time.time_ns()}-{os.getpid()}.jsonl"
         self._file: BinaryIO = self.path.open("xb", buffering=0)
+        # An engine in the caller's process says nothing when it is dropped.
+        self._closing = weakref.finalize(self, self._file.close)
         self._is_torn = False
         self._write({"schema": SCHEMA})
 
@@ -58,8 +61,8 @@ class JournalWriter:
             self._write({"steps": [[name, *_figures(step)] for name, step in rows]})
 
     def close(self) -> None:
-        """Nothing more is written."""
-        self._file.close()
+        """Nothing more is written; else the file is closed when the writer is dropped."""
+        self._closing()
 
     def fail(self, request_id: str, error: str) -> None:
         """A request that ends without a law to draw from."""
@@ -192,9 +195,12 @@ def checked_answer(record: Record, token_ids: list[int]) -> dict[str, Any]:
 class JournalReader:
     """Follows the journals of a folder as they grow; remembers what nobody has taken yet."""
 
-    def __init__(self, folder: Path | str, *, skips_written: bool = False) -> None:
-        """skips_written: what earlier engines left in the folder is not read."""
-        self._folder = Path(folder)
+    def __init__(
+        self, folder: Path | str, *, skips_written: bool = False, num_kept: int | None = None
+    ) -> None:
+        """skips_written: what earlier engines left in the folder is not read. num_kept: records
+        that are remembered at most, all unless given."""
+        self._folder, self._num_kept = Path(folder), num_kept
         written = self._folder.glob(PATTERN) if skips_written else ()
         self._offsets: dict[Path, int] = {path: path.stat().st_size for path in written}
         self._records: OrderedDict[str, Record] = OrderedDict()
@@ -211,7 +217,7 @@ class JournalReader:
             self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
             for line in whole.splitlines():
                 self._take(line)
-        while len(self._records) > NUM_KEPT:
+        while self._num_kept is not None and len(self._records) > self._num_kept:
             self.forget(next(iter(self._records)))
 
     def find(self, name: str) -> Record | None:
@@ -225,7 +231,13 @@ class JournalReader:
 
         Raises JournalError where the journal does not hold these tokens.
         """
-        self.refresh()
+        try:  # most lines are read with those of another text of the same step
+            return self._answer(name, token_ids)
+        except JournalError:
+            self.refresh()
+            return self._answer(name, token_ids)
+
+    def _answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
         record = self.find(name)
         if record is not None:
             return checked_answer(record, token_ids)

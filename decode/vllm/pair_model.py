@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.compilation.backends import set_model_tag
+from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.model_executor.models.utils import init_vllm_registered_model, maybe_prefix
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.models.utils import maybe_prefix
 from vllm.transformers_utils.config import get_config
 
 from .settings import EngineSettings
@@ -35,8 +37,15 @@ class AnchoredPairForCausalLM(nn.Module):
         facts = EngineSettings.of(vllm_config.additional_config).facts
         # The overrides by which the engine finds this class stand in the safe model's config.
         configs = {name: get_config(getattr(facts, name), False) for name in NAMES}
-        self.safe: Any = _body(vllm_config, configs["safe"], maybe_prefix(prefix, "safe"))
-        self.risky: Any = _body(vllm_config, configs["risky"], maybe_prefix(prefix, "risky"))
+        bodies = {}
+        for name in NAMES:
+            folder = getattr(facts, name) if name in facts.quantization else None
+            # A quantised folder names its layers from its own root.
+            own_prefix = prefix if folder else maybe_prefix(prefix, name)
+            with set_model_tag(name):
+                bodies[name] = _body(vllm_config, configs[name], folder, own_prefix)
+        self.safe: Any = bodies["safe"]
+        self.risky: Any = bodies["risky"]
         self._safe_width = _text(configs["safe"]).hidden_size
         self._num_risky_rows = _text(configs["risky"]).vocab_size
         self._must_clamp = self._num_risky_rows < _text(configs["safe"]).vocab_size
@@ -125,12 +134,21 @@ def _by_model(
     yield "risky", of_risky()
 
 
-def _body(vllm_config: Any, config: Any, prefix: str) -> nn.Module:
-    with set_model_tag(prefix.split(".")[-1]):
-        body: nn.Module = init_vllm_registered_model(
-            vllm_config, hf_config=config, architectures=config.architectures, prefix=prefix
-        )
+def _body(vllm_config: Any, config: Any, quantized: str | None, prefix: str) -> nn.Module:
+    """quantized: folder of a quantised checkpoint; the engine knows the safe model's way only."""
+    own = vllm_config.with_hf_config(config, architectures=config.architectures)
+    own.quant_config = quantized and _quantization(vllm_config, quantized)
+    body: nn.Module = initialize_model(vllm_config=own, prefix=prefix)
     return body
+
+
+def _quantization(vllm_config: Any, folder: str) -> Any:
+    """Raises ValueError, as vLLM does, for a way that this device or this dtype has not."""
+    engine = vllm_config.model_config
+    own = ModelConfig(
+        model=folder, tokenizer=folder, dtype=engine.dtype, max_model_len=engine.max_model_len
+    )
+    return VllmConfig.get_quantization_config(own, vllm_config.load_config)
 
 
 def _text(config: Any) -> Any:

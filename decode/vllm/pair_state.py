@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -97,7 +98,8 @@ class PairState(DefaultModelState):
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
         """Before each forward; the draw that follows reads what is noted here."""
-        processor.current, self._batch, self.model.hidden = self, input_batch, None
+        processor.current = weakref.ref(self)
+        self._batch, self.model.hidden = input_batch, None
         inputs: dict[str, Any] = super().prepare_inputs(input_batch, req_states)
         return inputs
 

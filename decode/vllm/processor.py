@@ -6,6 +6,7 @@ The front end loads this file too, to refuse requests, so the runner's own modul
 from __future__ import annotations
 
 from typing import Any, Protocol
+from weakref import ReferenceType
 
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
@@ -20,8 +21,9 @@ class Drawing(Protocol):
     def draw(self, ctx: Any, num_rows: int) -> Tensor: ...  # (R,) int64
 
 
-current: Drawing | None = None
-"""The one whose forward was prepared last: an engine draws after its forward, in one thread."""
+current: ReferenceType[Drawing] | None = None
+"""The one whose forward was prepared last: an engine draws after its forward, in one thread.
+Weakly, so that an engine that was shut down holds no memory."""
 
 limits = Limits()
 """Of requests that this process's front end admits; set where an engine is opened. The engine's own
@@ -48,7 +50,8 @@ class AnchoredDraw(LogitsProcessor):
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         """(R, V): rows that are -inf but for one token."""
-        if current is None:
+        state = None if current is None else current()
+        if state is None:
             raise RuntimeError("the model that runs is no pair")
-        tokens = current.draw(ctx, len(logits))
+        tokens = state.draw(ctx, len(logits))
         return logits.fill_(float("-inf")).scatter_(1, tokens[:, None], 0.0)

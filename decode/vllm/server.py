@@ -14,7 +14,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from . import answers
 from .engine import engine_arguments, register
-from .journal import JournalReader
+from .journal import NUM_KEPT, JournalReader
 from .settings import EngineSettings
 
 MIDDLEWARE = "anchored.decode.vllm.answers.AnsweringMiddleware"
@@ -46,7 +46,8 @@ def server_arguments(settings: EngineSettings, words: Sequence[str]) -> Any:
 
 async def _serve(settings: EngineSettings, arguments: Any) -> None:
     address, socket = setup_server(arguments, reuse_port=False)
-    answers.answers = answers.Answers(JournalReader(settings.journal, skips_written=True))
+    reader = JournalReader(settings.journal, skips_written=True, num_kept=NUM_KEPT)
+    answers.answers = answers.Answers(reader)
     try:
         async with build_async_engine_client(arguments) as engine:
             _hold(engine, answers.answers)

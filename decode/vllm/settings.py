@@ -46,7 +46,8 @@ class PairFacts:
         """Read configs and tokenizers of two Hugging Face folders or Hub ids.
 
         Raises FileNotFoundError for what is none, ValueError for a pair without shared tokens, for
-        an adapter (vLLM loads no merged ones) and for a quantised safe model unless it is allowed.
+        an adapter (vLLM loads no merged ones), for a quantised safe model unless it is allowed, and
+        for two quantised models.
         """
         from ..models.folder import fingerprint
         from ..models.loading import load_tokenizer, quantization_method
@@ -61,6 +62,11 @@ class PairFacts:
             raise ValueError(
                 f"the safe model is quantised ({methods['safe']}), so the bound would hold against "
                 "another model than the original: allow_quantized_safe accepts that"
+            )
+        if all(methods.values()):
+            raise ValueError(
+                f"both models are quantised ({methods['safe']}, {methods['risky']}): in vLLM only "
+                "one of a pair can be"
             )
         shared = shared_tokens(tokenizers["safe"], tokenizers["risky"])
         if shared.difference:

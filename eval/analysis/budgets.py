@@ -8,11 +8,11 @@ from typing import Final
 
 from ...decode.ledger import Ledger
 from ..figures.curves import BudgetTrajectory, plot_budget_trajectories
-from ..figures.series import Series, plot_series
+from ..figures.series import plot_series
 from ..recorded_texts import grouped
 from ..report.tables import Cell, Column
 from ..statistics import over_seeds
-from .analysis import Analysis
+from .analysis import Analysis, over_k
 from .recorded_run import NotMeasured, RecordedGeneration, RecordedRun
 
 NUM_TRAJECTORIES: Final = 6
@@ -93,7 +93,7 @@ def acceptance(run: RecordedRun) -> Analysis:
         rows=rows,
         draw=partial(
             plot_series,
-            {"": {title: _by_k(drawn, key) for key, title in _CURVES.items()}},
+            {"": {title: over_k(drawn, key) for key, title in _CURVES.items()}},
             title="How often the safe model's draw is kept",
             x_label="k, nats a step",
             y_label="share of steps",
@@ -152,13 +152,3 @@ def _settings(ledgers: Sequence[Ledger]) -> dict[str, object]:
 
 def _mean_overlap(nats: Sequence[float]) -> float | None:
     return sum(map(overlap_bound, nats)) / len(nats) if nats else None
-
-
-def _by_k(rows: Sequence[dict[str, Cell]], key: str) -> Series:
-    found = []
-    for row in rows:
-        k, cell = row["k"], row[key]
-        share = getattr(cell, "mean", cell)
-        if isinstance(k, float) and isinstance(share, float):
-            found.append((k, share))
-    return Series([k for k, _ in sorted(found)], [share for _, share in sorted(found)])

@@ -6,16 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ..copying.literal import LONG_SPANS, QUANTILES
 from ..copying.metrics import METRICS
 from ..figures.series import Series, plot_series
 from ..figures.style import Role
 from ..figures.trade_off import NCR, Scale, TradeOffPoint, plot_methods
 from ..recorded_texts import grouped
 from ..report.judgements import JUDGES, columns_of
-from ..report.tables import SETTING_COLUMN, Cell, Column
+from ..report.tables import SETTING_COLUMN, SPAN_COLUMNS, Cell, Column, span_cells
 from ..statistics import SeedStatistics
-from .analysis import Analysis
+from .analysis import Analysis, figure_of, over_k
 from .recorded_run import RISKY_RULE, SAFE_RULE, NotMeasured, RecordedRun
 
 Figures = Mapping[str, Cell]
@@ -25,28 +24,14 @@ Figures = Mapping[str, Cell]
 def copying_distribution(run: RecordedRun) -> Analysis:
     """How long the longest copied spans of each setting's texts are, which means hide."""
     results = run.evaluated("copying")
-    rows = [
-        {
-            "setting": own["setting"],
-            **{f"above {n}": own["share_above"][str(n)] for n in LONG_SPANS},
-            **{f"q{q}": own["quantiles"]["word_lcs"][str(q)] for q in QUANTILES},
-        }
-        for own in results["settings"]
-    ]
+    rows = [{"setting": own["setting"], **span_cells(own)} for own in results["settings"]]
     lengths = grouped(results["rows"], lambda row: run.own_name(row["setting"]))
     tails = {name: _tail([row["word_lcs"] for row in own]) for name, own in lengths.items()}
     return Analysis(
         title="How long copied spans are",
         note="Of each text its longest span that the reference has too, in words: the share of "
         "texts above some lengths, and quantiles.",
-        columns=[
-            SETTING_COLUMN,
-            *(Column(key=f"above {n}", title=f"> {n} words") for n in LONG_SPANS),
-            *(
-                Column(key=f"q{q}", title="longest" if q == 1 else f"{q:.0%}", num_decimals=0)
-                for q in QUANTILES
-            ),
-        ],
+        columns=[SETTING_COLUMN, *SPAN_COLUMNS],
         rows=rows,
         draw=partial(
             plot_series,
@@ -155,6 +140,49 @@ def judgement(judge: str, run: RecordedRun) -> Analysis:
     )
 
 
+def precision_by_group(run: RecordedRun) -> Analysis:
+    """What `anchored judge factuality` recorded of each group of texts, against k.
+
+    Source: paper, section "Long-tail Knowledge vs. k".
+    """
+    results = run.evaluated("factuality")
+    groups = list(dict.fromkeys(name for own in results["settings"] for name in own["by_group"]))
+    if not groups:
+        raise NotMeasured("the judged texts name no group (as how frequent an entity is)")
+    rows = [
+        {
+            "setting": own["setting"],
+            "k": run.ks.get(own["setting"]),
+            **{name: _macro(own["by_group"].get(name)) for name in groups},
+        }
+        for own in results["settings"]
+    ]
+    swept = [row for row in rows if row["setting"] in run.k_sweep]
+    return Analysis(
+        title="Factual precision by group of texts",
+        note="Share of supported claims, the mean over texts, then over seeds. The picture shows "
+        "the settings that differ in k alone.",
+        columns=[
+            Column(key="setting", title="setting"),
+            Column(key="k", title="k", num_decimals=2),
+            *(Column(key=name, title=name) for name in groups),
+        ],
+        rows=rows,
+        draw=partial(
+            plot_series,
+            {"": {name: over_k(swept, name) for name in groups}},
+            title="Factual precision by group of texts",
+            x_label="k, nats a step",
+            y_label="share of supported claims",
+            log_x=True,
+        ),
+    )
+
+
+def _macro(figures: Mapping[str, Any] | None) -> SeedStatistics | None:
+    return SeedStatistics.recorded(figures["macro"]) if figures else None
+
+
 def judged_figures(run: RecordedRun) -> dict[str, dict[str, Cell]]:
     """By judge, its own figure of each setting, where they were recorded."""
     return {judge: found for judge in JUDGES if (found := _judged(run, judge))}
@@ -208,8 +236,8 @@ def _point(run: RecordedRun, row: Mapping[str, Any], x: Cell, y: Cell) -> TradeO
         label=label,
         role=role,
         method=method,
-        protection=_mean(x),
-        utility=_mean(y),
+        protection=figure_of(x),
+        utility=figure_of(y),
         num_metrics=getattr(x, "num_metrics", len(METRICS)),
         protection_std=_std(x),
         utility_std=_std(y),
@@ -223,11 +251,6 @@ def _role(run: RecordedRun, row: Mapping[str, Any]) -> Role:
     about = run.results.get("methods")
     is_ours = row.get("k") is not None if about is None else about[row["method"]]["is_swept"]
     return "anchored" if is_ours else "baseline"
-
-
-def _mean(cell: Cell) -> float:
-    mean = getattr(cell, "mean", cell)
-    return float(mean) if isinstance(mean, int | float) else math.nan
 
 
 def _std(cell: Cell) -> float:

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Final
 
 from ...durable_files import write_durably
+from ..figures.style import drawn
 from ..report.judgements import JUDGES
 from ..report.tables import csv_table, latex_table_of_parts, markdown_table
 from . import budgets, copied_spans, divergences, evaluated
 from .analysis import Analysis
-from .factuality import precision_by_group
 from .recorded_run import NotMeasured, RecordedRun
 
 ANALYSES: Final[dict[str, Callable[[RecordedRun], Analysis]]] = {
     "copying_distribution": evaluated.copying_distribution,
     "character_overlap": evaluated.character_overlap,
     **{judge.replace("-", "_"): partial(evaluated.judgement, judge) for judge in JUDGES},
-    "precision_by_group": precision_by_group,
+    "precision_by_group": evaluated.precision_by_group,
     "step_divergences": divergences.step_divergences,
     "prefix_ratios": divergences.prefix_ratios,
     "debt_deciles": copied_spans.debt_deciles,
@@ -27,8 +27,6 @@ ANALYSES: Final[dict[str, Callable[[RecordedRun], Analysis]]] = {
     "acceptance": budgets.acceptance,
     "spend_and_copying": copied_spans.spend_and_copying,
 }
-
-SUFFIXES: Final = (".png", ".svg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,4 @@ def write_analyses(found: dict[str, Analysis], folder: Path) -> None:
         latex = latex_table_of_parts([("", own.rows)], own.columns)
         write_durably(folder / f"{name}.tex", latex + "\n")
         write_durably(folder / f"{name}.csv", csv_table(own.rows, own.columns))
-        for suffix in SUFFIXES:
-            if own.draw is not None:
-                own.draw(folder / f"{name}{suffix}")
+    drawn(folder, {name: own.draw for name, own in found.items() if own.draw is not None})

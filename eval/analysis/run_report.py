@@ -17,11 +17,6 @@ from .recorded_run import RecordedGeneration, RecordedRun
 from .registry import Analyses
 
 BITS: Final = "bits_per_byte/"
-LAST_COLUMNS: Final = (
-    Column(key="gap_closed", title="gap closed", num_decimals=2),
-    Column(key="spent", title="spent", num_decimals=1),
-    Column(key="bound", title="bound", num_decimals=1),
-)
 PICTURES: Final = {
     "trade_off": "Protection and utility of every budget",
     "methods": "Protection and utility of every method",
@@ -115,7 +110,7 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         *([tables.RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
         *map(tables.bits_per_byte_column, bits),
         *(Column(key=judge, title=FIGURES[judge], num_decimals=2) for judge in judged),
-        *LAST_COLUMNS,
+        *tables.LAST_COLUMNS,
     ]
     note = "Copying of the references, held-out bits per byte, nats spent and their bound."
     if run.ncr_of is not None:

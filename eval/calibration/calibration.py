@@ -3,7 +3,7 @@
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from ..copying.metrics import METRICS
 from ..experiments.experiment import RISKY, SAFE, Experiment, Setting
 from ..experiments.generations import generate_all, read_all_prompts, read_generations
 from ..experiments.measures import reference_log_probs
-from ..statistics import SeedStatistics, over_seeds
+from ..statistics import SeedStatistics, mean_if_known, over_seeds
 from .target import Copied, Figure, Target, copied_in
 
 FIRST_CHECK_SEED: Final = 1_000_000
@@ -267,9 +267,9 @@ class _Generations:
             figure=figure,
             is_met=target.is_met(figure),
             longest_copy=float(copied[..., METRICS.index("word_lcs")].mean()),
-            bound=_mean([row["bound"] for row in rows]) if is_bounded else None,
-            recited=_mean([self._recited(row) for row in rows]) if is_bounded else None,
-            spent=_mean([row["spent"] for row in rows]),
+            bound=mean_if_known(row["bound"] for row in rows) if is_bounded else None,
+            recited=mean_if_known(map(self._recited, rows)) if is_bounded else None,
+            spent=mean_if_known(row["spent"] for row in rows),
         )
 
     def _recited(self, row: dict[str, Any]) -> float:
@@ -307,9 +307,3 @@ class _Generations:
             "safe": self.copied(_SAFE)[:, seeds],
             "risky": self.copied(_RISKY)[:, seeds],
         }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """None if one of the values is None, which stands for infinity."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if len(known) == len(values) else None

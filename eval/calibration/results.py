@@ -2,22 +2,23 @@
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ..figures.calibration import CalibrationCurve, CurvePoint, plot_calibration
+from ..figures.style import drawn
 from ..report import tables
 from ..report.tables import Column
+from ..statistics import json_value
 from .calibration import FIRST_CHECK_SEED, Calibrated, Calibration, Measured
 from .target import TITLES, Target
 
 SCHEMA = "anchored-calibration/1"
 NAME = "calibration"
-SUFFIXES = (".png", ".svg")
 _FRESH = " (fresh seeds)"
 
 
@@ -37,12 +38,11 @@ def write_results(
         "metric_set": calibration.experiment.copying.metric_set,
         **asdict(calibrated),
     }
-    write_durably(folder / f"{NAME}.json", json.dumps(_plain(results), indent=1) + "\n")
+    write_durably(folder / f"{NAME}.json", json.dumps(json_value(results), indent=1) + "\n")
     lines = [tables.markdown_table(_rows(calibration, calibrated), _columns(calibration.target))]
     lines += ["", *verdict(calibration, calibrated, symbol=symbol)]
     write_durably(folder / f"{NAME}.md", "\n".join(lines) + "\n")
-    for suffix in SUFFIXES:
-        _draw(calibration, calibrated, folder / f"{NAME}{suffix}", symbol)
+    drawn(folder, {NAME: partial(_draw, calibration, calibrated, symbol)})
 
 
 def report(calibration: Calibration, calibrated: Calibrated, *, symbol: str) -> str:
@@ -123,18 +123,7 @@ def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """JSON values: NamedTuples by their names, None for what is infinite or not defined."""
-    if hasattr(value, "_asdict"):
-        return _plain(value._asdict())
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _draw(calibration: Calibration, calibrated: Calibrated, path: Path, symbol: str) -> None:
+def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: Path) -> None:
     target, experiment = calibration.target, calibration.experiment
     curve = CalibrationCurve(
         points=[_point(row) for row in calibrated.curve],

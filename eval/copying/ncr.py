@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ..statistics import over_seeds
+from ..statistics import json_value, over_seeds
 from .metrics import METRICS
 
 HIGH_PROTECTION: Final = 0.75
@@ -36,8 +36,7 @@ class CopyingReduction:
     def as_row(self) -> dict[str, float | None]:
         """The mean as "ncr", over "ncr_num_metrics", and each metric's; None (null) for nan."""
         row = {"ncr": self.mean} | {f"ncr_{name}": v for name, v in self.per_metric.items()}
-        plain = {name: None if math.isnan(value) else value for name, value in row.items()}
-        return plain | {"ncr_num_metrics": self.num_metrics}
+        return {**json_value(row), "ncr_num_metrics": self.num_metrics}
 
 
 class NcrStatistics(NamedTuple):
@@ -122,13 +121,12 @@ def high_protection(
     best: dict[str, Row | None] = {}
     for row in rows:
         chosen = best.setdefault(row["method"], None)
-        is_protected = _or_least(row["ncr"]) >= threshold
-        if is_protected and (
-            chosen is None or _or_least(row[utility]) > _or_least(chosen[utility])
-        ):
+        is_protected = or_least(row["ncr"]) >= threshold
+        if is_protected and (chosen is None or or_least(row[utility]) > or_least(chosen[utility])):
             best[row["method"]] = row
     return best
 
 
-def _or_least(value: float | None) -> float:
+def or_least(value: float | None) -> float:
+    """The value; below all others what is not defined."""
     return -math.inf if value is None or math.isnan(value) else value

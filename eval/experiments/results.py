@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from ...environment import environment_record
 from ..copying.metrics import METRICS
 from ..figures import curves
 from ..figures.curves import BudgetTrajectory, LossCurve
-from ..figures.style import Role
+from ..figures.style import Pictures, Role, drawn
 from ..figures.trade_off import TradeOffPoint, plot_trade_off
 from ..report import tables
 from ..report.side_by_side import Generation, SideBySideRecord, side_by_side_page
@@ -22,7 +22,6 @@ from .experiment import RISKY, SAFE, Experiment
 from .generations import read_generations
 from .summary import VERBATIM, copy_probabilities, recommended, summarize
 
-SUFFIXES = (".png", ".svg")
 ALONE: dict[str, tuple[str, Role]] = {SAFE: ("safe", "safe"), RISKY: ("risky", "risky")}
 """Label and role of the settings that are one model alone."""
 DIVERGENCES = "divergences.jsonl"
@@ -71,9 +70,7 @@ def result_columns(experiment: Experiment) -> list[Column]:
         *tables.COPYING_COLUMNS,
         *([tables.RECITED_COLUMN] if experiment.has_rows(VERBATIM) else []),
         *map(tables.bits_per_byte_column, experiment.held_out),
-        Column(key="gap_closed", title="gap closed", num_decimals=2),
-        Column(key="spent", title="spent", num_decimals=1),
-        Column(key="bound", title="bound", num_decimals=1),
+        *tables.LAST_COLUMNS,
     ]
 
 
@@ -134,21 +131,6 @@ def draw_pictures(folder: Path, *, extra: str) -> list[Path]:
     Raises FileNotFoundError without a results.json.
     """
     return drawn(folder, _pictures(folder, extra))
-
-
-Pictures = dict[str, Callable[[Path], None]]
-"""By name, what draws it into a file."""
-
-
-def drawn(folder: Path, pictures: Pictures) -> list[Path]:
-    """Draw each in all formats; their paths."""
-    paths = []
-    for name, draw in pictures.items():
-        for suffix in SUFFIXES:
-            path = folder / f"{name}{suffix}"
-            draw(path)
-            paths.append(path)
-    return paths
 
 
 def _pictures(folder: Path, extra: str) -> Pictures:

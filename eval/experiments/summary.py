@@ -1,15 +1,14 @@
 """One row a setting: copying over seeds, NCR, held-out bits per byte, spends."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ...decode.rules.event_bound import event_bound
 from ..copying.metrics import METRICS
-from ..copying.ncr import NcrStatistics, is_high_protection, ncr_over_seeds
+from ..copying.ncr import NcrStatistics, is_high_protection, ncr_over_seeds, or_least
 from ..quality.bits_per_byte import Utility
-from ..statistics import SeedStatistics, over_seeds
+from ..statistics import SeedStatistics, json_value, mean_if_known, over_seeds
 from .experiment import RISKY, SAFE, Experiment, Setting
 from .generations import read_generations
 
@@ -58,8 +57,7 @@ class SettingSummary:
         """Plain values for results.json; what is not defined or infinite is None."""
         errors = {f"bits_per_byte_se/{n}": u.standard_error for n, u in self.utility.items()}
         row = {**self.as_row(), **errors, "k": self.setting.k}
-        plain = {name: _plain(value) for name, value in row.items()}
-        return {**plain, "is_within_bounds": self.is_within_bounds}
+        return {**json_value(row), "is_within_bounds": self.is_within_bounds}
 
 
 def summarize(experiment: Experiment) -> list[SettingSummary]:
@@ -89,7 +87,7 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
             if gap > 0 and math.isfinite(bits[setting.name])
             else math.nan,
             **_spends(experiment, setting),
-            recited=_mean(copy_probabilities(experiment, setting)),
+            recited=mean_if_known(copy_probabilities(experiment, setting)),
         )
         for setting in experiment.settings
     ]
@@ -100,16 +98,16 @@ def recommended(summaries: list[SettingSummary]) -> SettingSummary:
     anchored = [summary for summary in summaries if summary.setting.k is not None]
     protected = [summary for summary in anchored if is_high_protection(summary.ncr.mean)]
     if not protected:
-        return max(anchored, key=lambda summary: _or_least(summary.ncr.mean))
-    return max(protected, key=lambda summary: _or_least(summary.gap_closed))
+        return max(anchored, key=lambda summary: or_least(summary.ncr.mean))
+    return max(protected, key=lambda summary: or_least(summary.gap_closed))
 
 
 def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     rows = read_generations(experiment, setting)
     certified = [row for row in rows if row["certified"]]
     return {
-        "mean_spent": _mean(row["spent"] for row in rows),
-        "mean_bound": _mean(row["bound"] for row in rows),
+        "mean_spent": mean_if_known(row["spent"] for row in rows),
+        "mean_bound": mean_if_known(row["bound"] for row in rows),
         "risky_token_share": sum(row["risky_tokens"] for row in rows)
         / sum(row["num_tokens"] for row in rows),
         "is_within_bounds": all(row["is_within_bound"] for row in certified),
@@ -130,20 +128,3 @@ def copy_probabilities(experiment: Experiment, setting: Setting) -> list[float |
         else event_bound(bound, log_probs[row["work"]], divergence=divergence)
         for row, bound in zip(rows, bounds, strict=True)
     ]
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """None if one of the values is None, which stands for infinity."""
-    given = list(values)
-    known = [value for value in given if value is not None]
-    return sum(known) / len(known) if len(known) == len(given) else None
-
-
-def _or_least(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, SeedStatistics | NcrStatistics):
-        return {name: _plain(figure) for name, figure in value._asdict().items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,12 +10,12 @@ from typing import Any
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ..copying.ncr import high_protection
-from ..figures.style import Role
+from ..figures.style import Pictures, Role, drawn
 from ..figures.trade_off import Scale, TradeOffPoint, plot_methods
 from ..report import tables
 from ..report.tables import Column, Parts
 from .experiment import RISKY, SAFE, Experiment
-from .results import Pictures, drawn, result_columns, trade_off_point, write_side_by_side
+from .results import result_columns, trade_off_point, write_side_by_side
 from .summary import SettingSummary, summarize
 from .sweep import FIGURES, SECTIONS, Sweep
 

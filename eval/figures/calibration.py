@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,7 @@ def plot_calibration(curve: CalibrationCurve, path: Path, *, caption: str) -> No
         axes.plot(chosen.k, chosen.value, color=BLUE, linestyle="none", label="taken", **look)
         if curve.fresh is not None:
             # Beside the chosen point: both intervals would lie on each other.
-            beside = CurvePoint(
-                k=0.94 * curve.fresh.k,
-                value=curve.fresh.value,
-                low=curve.fresh.low,
-                high=curve.fresh.high,
-            )
+            beside = replace(curve.fresh, k=0.94 * curve.fresh.k)
             _draw(axes, [beside], color=PURPLE, marker="^", label="fresh seeds (drawn beside)")
         axes.set_xlabel(f"k (nats a {curve.symbol})")
         axes.set_ylabel(curve.figure_name)

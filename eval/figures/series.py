@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 from matplotlib.axes import Axes
 
 from .distributions import looks
-from .style import COLOURS, figure_style, new_figure, save_figure, set_log_scale
+from .style import COLOURS, figure_style, legend_entries, new_figure, save_figure, set_log_scale
 
 MARKERS: Final = ("o", "^", "s", "x")
 """Of points: another for each round of colours."""
@@ -31,7 +31,6 @@ def plot_series(
     title: str,
     x_label: str,
     y_label: str,
-    caption: str = "",
     look: Look = "lines",
     log_x: bool = False,
 ) -> None:
@@ -52,7 +51,7 @@ def plot_series(
     with figure_style():
         width, height = max(6.4, 0.6 + 3.2 * num_columns), max(4.2, 1.6 + 2.4 * num_rows)
         height = max(height, LEGEND_LINE * len(names) + 1.0)  # else names would be cut off
-        figure = new_figure(width, height, title=title, caption=caption)
+        figure = new_figure(width, height, title=title, caption="")
         axes_of = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
         for axes in axes_of[len(panels) :]:
             axes.set_axis_off()
@@ -65,11 +64,7 @@ def plot_series(
         figure.supxlabel(x_label, fontsize=10)
         figure.supylabel(y_label, fontsize=10)
         if len(names) > 1:
-            handles = {
-                label: handle
-                for axes in axes_of
-                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-            }
+            handles = legend_entries(axes_of)
             shown = (list(handles.values()), list(handles))
             figure.legend(*shown, loc="outside right upper", fontsize=8)
         save_figure(figure, path)

@@ -1,7 +1,7 @@
 """How all pictures look: colours, fonts, labels beside points, files that do not change."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -73,6 +73,32 @@ def save_figure(figure: SubFigure, path: Path) -> None:
         raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
     whole = figure.get_figure(root=True)
     whole.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])
+
+
+SUFFIXES: Final = (".png", ".svg")
+"""Formats in which results are drawn."""
+Pictures = dict[str, Callable[[Path], None]]
+"""By name, what draws it into a file."""
+
+
+def drawn(folder: Path, pictures: Mapping[str, Callable[[Path], None]]) -> list[Path]:
+    """Draw each in all formats; their paths."""
+    paths = []
+    for name, draw in pictures.items():
+        for suffix in SUFFIXES:
+            path = folder / f"{name}{suffix}"
+            draw(path)
+            paths.append(path)
+    return paths
+
+
+def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
+    """Handles by label of all panels, each label once, as `Figure.legend` takes them."""
+    return {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
 
 
 Role = Literal["safe", "risky", "anchored", "baseline"]

@@ -22,6 +22,7 @@ from .style import (
     Role,
     figure_style,
     label_points,
+    legend_entries,
     new_figure,
     save_figure,
 )
@@ -234,11 +235,7 @@ def plot_methods(
             _draw_scale(axes.xaxis, protection, points)
             _draw_scale(axes.yaxis, utility, points)
             axes.yaxis.label.set_visible(axes is axes_of[0])
-        handles = {
-            label: handle
-            for axes in axes_of
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
+        handles = legend_entries(axes_of)
         names = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
         shown = [handles[name] for name in names]
         figure.legend(shown, names, loc="outside lower center", ncols=5)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,8 @@ from ... import AnchoredError, text_tables
 from ...configs.config_file import from_table, read_config_file
 from ...durable_files import write_durably
 from ...environment import environment_record
+from ..recorded_texts import file_name
+from ..statistics import json_value
 from .tasks import task_figures
 
 SCHEMA: Final = "anchored-comparison/1"
@@ -86,7 +87,7 @@ class Comparison:
     def __post_init__(self) -> None:
         for what, owners in (("models", self.models), ("benchmarks", self.benchmarks)):
             labels = [owner.label for owner in owners]
-            if not labels or len(set(map(slug, labels))) < len(labels):
+            if not labels or len(set(map(file_name, labels))) < len(labels):
                 raise ValueError(f"{what} need labels of their own, at least one, got {labels}")
 
 
@@ -171,7 +172,7 @@ def write_comparison(config: Comparison, folder: Path) -> Cells:
         "settings": asdict(config),
         "environment": environment_record(),
         "rows": [
-            {"model": model, "benchmark": name, **_plain(cell)}
+            {"model": model, "benchmark": name, **json_value(asdict(cell))}
             for model, row in cells.items()
             for name, cell in row.items()
         ],
@@ -200,11 +201,6 @@ def _shown(cell: Cell) -> str:
     return f"{cell.value:.3f}" + ("" if math.isnan(cell.error) else f" +- {cell.error:.3f}")
 
 
-def slug(label: str) -> str:
-    """A label, as files and folders bear it."""
-    return re.sub(r"[^\w.=+-]+", "-", label)
-
-
 def _variants(config: Comparison, runs_code: bool) -> Iterator[Variant]:
     for benchmark in config.benchmarks:
         if runs_code or not benchmark.runs_code:
@@ -217,7 +213,7 @@ def _owner(config: Comparison, variant: Variant) -> Benchmark:
 
 def _file(folder: Path, entry: Entry, variant: Variant) -> Path:
     shots = "" if variant.num_fewshot < 0 else f"-{variant.num_fewshot}"
-    return folder / "answers" / slug(entry.label) / f"{slug(variant.task)}{shots}.json"
+    return folder / "answers" / file_name(entry.label) / f"{file_name(variant.task)}{shots}.json"
 
 
 def _limit(config: Comparison, benchmark: Benchmark) -> int | None:
@@ -247,8 +243,3 @@ def _cell(config: Comparison, folder: Path, entry: Entry, benchmark: Benchmark) 
         error = float(figures.get(f"{variant.metric}_stderr", math.nan))
         found.append(Cell(float(figures[variant.metric]), error, variant.task))
     return max(found, key=lambda cell: -math.inf if math.isnan(cell.value) else cell.value)
-
-
-def _plain(cell: Cell) -> dict[str, Any]:
-    values = asdict(cell)
-    return {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in values.items()}

@@ -4,9 +4,10 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ... import text_tables
+from ..copying.literal import LONG_SPANS, QUANTILES
 from ..copying.metrics import METRICS
 from ..copying.ncr import NcrStatistics
 from ..statistics import SeedStatistics
@@ -35,6 +36,29 @@ COPYING_COLUMNS: Final = (
 )
 RECITED_COLUMN: Final = Column(key="recited", title="recited, at most")
 """The largest probability that bounds leave to texts that begin with their references."""
+
+SPAN_COLUMNS: Final = (
+    *(Column(key=f"above {n}", title=f"> {n} words") for n in LONG_SPANS),
+    *(
+        Column(key=f"q{q}", title="longest" if q == 1 else f"{q:.0%}", num_decimals=0)
+        for q in QUANTILES
+    ),
+)
+"""Of the longest copied spans: shares of texts above some lengths, and quantiles in words."""
+LAST_COLUMNS: Final = (
+    Column(key="gap_closed", title="gap closed", num_decimals=2),
+    Column(key="spent", title="spent", num_decimals=1),
+    Column(key="bound", title="bound", num_decimals=1),
+)
+"""What a setting is worth, and what that took, at the end of a run's table."""
+
+
+def span_cells(distribution: Mapping[str, Any]) -> dict[str, Cell]:
+    """Cells of SPAN_COLUMNS of what `literal.distribution` gives."""
+    above, quantiles = distribution["share_above"], distribution["quantiles"]["word_lcs"]
+    return {f"above {n}": share for n, share in above.items()} | {
+        f"q{q}": length for q, length in quantiles.items()
+    }
 
 
 def bits_per_byte_column(held_out_set: str) -> Column:

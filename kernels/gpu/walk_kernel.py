@@ -67,7 +67,7 @@ def row_step(account_ptr, request, position):
 
 @triton.jit
 def allowance(account_ptr, request, position, spent):
-    """k_t of the step that this row decides; the same arithmetic as `decode.budget`."""
+    """k_t of the step that this row decides; the same arithmetic as `decode.rules.budget`."""
     step = row_step(account_ptr, request, position)
     account_ptr += request * NUM_ACCOUNT_FIELDS
     per_step, total = tl.load(account_ptr + PER_STEP), tl.load(account_ptr + TOTAL)

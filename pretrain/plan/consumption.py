@@ -74,13 +74,12 @@ def consumed_documents(
 def document_spans(shards: TokenShards, start: int, count: int) -> Iterator[DocumentSpan]:
     """The documents behind tokens start .. start + count - 1 of the stream, in order."""
     for shard, offset, length in shards.pieces(start, count):
-        offsets = np.memmap(shards.folder / shard.documents_file, dtype="<i8", mode="r")
-        provenance = np.memmap(shards.folder / shard.provenance_file, dtype="<u4", mode="r")
+        offsets, provenance = shards.document_offsets(shard), shards.provenance(shard)
         document = int(np.searchsorted(offsets, offset, side="right")) - 1
         end = offset + length
         while offset < end:
             stop = min(int(offsets[document + 1]), end)
-            record, licence = provenance[2 * document : 2 * document + 2].tolist()
+            record, licence = provenance[document].tolist()
             yield DocumentSpan(
                 shard=shard.tokens_file,
                 input_file=shard.input_file,

@@ -47,7 +47,7 @@ def find_document(
     base = 0
     for shard in shards.manifest.shards:
         if shard.input_file == input_file:
-            records = _provenance(shards, shard)[:, 0]
+            records = shards.provenance(shard)[:, 0]
             number = int(np.searchsorted(records, record))
             if number < len(records) and records[number] == record:
                 return document_of_shard(source, shards, shard, number, base)
@@ -59,8 +59,8 @@ def document_of_shard(
     source: str, shards: TokenShards, shard: Shard, number: int, base: int
 ) -> StreamDocument:
     """The document `number` of a shard whose first token is at `base` of the stream."""
-    offsets = np.memmap(shards.folder / shard.documents_file, dtype="<i8", mode="r")
-    record, licence = _provenance(shards, shard)[number].tolist()
+    offsets = shards.document_offsets(shard)
+    record, licence = shards.provenance(shard)[number].tolist()
     return StreamDocument(
         source=source,
         input_file=shard.input_file,
@@ -112,7 +112,3 @@ def _overlaps(
         stop = min(start + plan.seq_len + 1, document.start + shift + document.num_tokens)
         if first < stop:
             yield first, stop - first
-
-
-def _provenance(shards: TokenShards, shard: Shard) -> np.ndarray:
-    return np.memmap(shards.folder / shard.provenance_file, dtype="<u4", mode="r").reshape(-1, 2)

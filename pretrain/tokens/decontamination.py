@@ -10,7 +10,7 @@ from typing import Any
 from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
 from .documents import DamagedFile, Document, RecordFields, file_lines, input_documents, text_digest
 from .input_files import InputFile, SourceFiles
-from .job import check_same
+from .job import check_same, claim
 from .passages import NUM_LETTERS, NUM_WORDS, Passages, is_long_enough
 from .workers import FileWork, Observer
 
@@ -114,13 +114,8 @@ class DecontaminationJob:
     def start(self, texts: ForbiddenTexts) -> None:
         """Make the folder; raises ValueError if it was begun with other inputs or texts."""
         self._progress.mkdir(parents=True, exist_ok=True)
-        identity = self._identity(texts)
-        path = self._progress / "job.json"
         with locked(self._progress / "start.lock"):
-            if path.exists():
-                check_same(json.loads(path.read_text()), identity, self._progress)
-            else:
-                write_durably(path, json.dumps(identity, indent=2) + "\n")
+            claim(self._progress / "job.json", self._identity(texts), self._progress)
 
     def open(self) -> FileWork:
         """Searches the file of an index."""

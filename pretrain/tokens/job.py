@@ -85,10 +85,7 @@ class TokenizeJob:
             raise ValueError(f"output folder {self.output} was not written by `anchored tokenize`")
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock("start"):
-            if path.exists():
-                check_same(json.loads(path.read_text()), self.identity(), folder)
-            else:
-                write_durably(path, json.dumps(self.identity(), indent=2) + "\n")
+            claim(path, self.identity(), folder)
 
     def identity(self) -> dict[str, Any]:
         """The settings as a JSON object; jobs with the same write the same bytes."""
@@ -235,6 +232,14 @@ def _first_tokens(documents: Iterator[EncodedDocument], count: int) -> Iterator[
             count -= encoded.size[1]
             if count <= 0:
                 return
+
+
+def claim(path: Path, ours: dict[str, Any], folder: Path) -> None:
+    """Record settings in a file of a folder; where it is there, raise as `check_same` does."""
+    if path.exists():
+        check_same(json.loads(path.read_text()), ours, folder)
+    else:
+        write_durably(path, json.dumps(ours, indent=2) + "\n")
 
 
 def check_same(recorded: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:

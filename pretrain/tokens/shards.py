@@ -70,6 +70,15 @@ class TokenShards:
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, dtype="<u4")
 
+    def document_offsets(self, shard: Shard) -> np.ndarray:
+        """(num_documents + 1,) int64: each document's first token in the shard, and its end."""
+        return np.memmap(self.folder / shard.documents_file, dtype="<i8", mode="r")
+
+    def provenance(self, shard: Shard) -> np.ndarray:
+        """(num_documents, 2) uint32: record in the input file, place in `shard.licences`."""
+        path = self.folder / shard.provenance_file
+        return np.memmap(path, dtype="<u4", mode="r").reshape(-1, 2)
+
     def _map(self, name: str) -> np.memmap:
         return _mapped(self.folder / name, self._versions[name])
 

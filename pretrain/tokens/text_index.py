@@ -63,9 +63,8 @@ class TextIndex:
 
     def _indexed(self, shard: Shard) -> np.ndarray:
         """The entries of a shard, in the order of their hashes."""
-        folder = self._shards.folder
-        tokens = np.memmap(folder / shard.tokens_file, dtype="<u4", mode="r")
-        offsets = np.fromfile(folder / shard.documents_file, dtype="<i8")
+        tokens = np.memmap(self._shards.folder / shard.tokens_file, dtype="<u4", mode="r")
+        offsets = self._shards.document_offsets(shard)
         parts = [np.zeros(0, _ENTRY)]
         for number in range(shard.num_documents):
             ids = tokens[offsets[number] + 1 : offsets[number + 1] - 1]  # without BOS and EOS

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from functools import partial
 
 from byte_pairs import PROMPTS, tiny_byte_pair
-from fake_cuda import FakeDevice, fake_cuda
+from fake_cuda import fake_cuda
+from fake_cuda_device import FakeDevice
 from interpreted_triton import patch_once_a_launch
 from tiny_models import tiny_llama, word_tokenizer
 

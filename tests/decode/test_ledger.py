@@ -9,6 +9,7 @@ from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_llama
 
 from anchored import (
+    RCAD,
     Anchored,
     Decoder,
     Ledger,
@@ -43,6 +44,21 @@ def test_infinite_figures_survive_a_round_trip(pair, tmp_path):
     (result,) = Decoder(pair, RiskyOnly()).generate(PROMPT, max_new_tokens=3)
     result.ledger.save(tmp_path / "risky.jsonl")
     assert Ledger.load(tmp_path / "risky.jsonl").header.bound == math.inf
+
+
+@pytest.mark.parametrize(
+    "text", ["inf", "-inf", "nan", "Infinity", "1e999", "null", "\u2028\x1c\n"]
+)
+def test_a_text_that_reads_like_a_figure_stays_a_text(pair, tmp_path, text):
+    decoder = Decoder(pair, RCAD())
+    (result,) = decoder.generate(text, max_new_tokens=2, passages=text)
+    named = {"swapped": [text], "left_out": []}
+    header = dataclasses.replace(result.ledger.header, words=named)
+    ledger = dataclasses.replace(result.ledger, header=header)
+    ledger.save(tmp_path / "ledger.jsonl")
+    assert Ledger.load(tmp_path / "ledger.jsonl") == ledger
+    assert ledger.header.passage == text
+    assert verify(result.ledger, pair)
 
 
 def changed_figure(lines: list[str]) -> list[str]:

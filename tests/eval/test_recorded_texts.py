@@ -87,6 +87,7 @@ def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
         ('{"prompt": "a"}', "row 1 lacks 'text' or 'output'"),
         ('{"text": 3}', "row 1: text must be text, got 3"),
         ('{"text": "a", "seed": true}', "seed must be a whole number, got True"),
+        ('{"text": "a", "debt": "much"}', "row 1: debt must be a number, got 'much'"),
         ('{"text": "a", "characters": ["Ann"]}', "characters must be a list of lists of names"),
         ("\n\n", "holds no texts"),
         ('{"text": "a", "error": "e"}', "holds no texts"),

@@ -26,7 +26,7 @@ for kernel in (interval_log_sums_kernel,):
 """
 
 WALKS = """
-from anchored.tools.bench.kernel_compile import Variant, compiled
+from anchored.tools.bench.kernel.kernel_compile import Variant, compiled
 kernels = [
     compiled(Variant(mode="raw", num_requests=num_requests, num_positions=num_positions))
     for num_requests in (2, 3, 4, 8, 16, 33, 60)

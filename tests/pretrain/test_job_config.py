@@ -1,8 +1,13 @@
 """The config of a run: defaults, file, arguments, and one clear line for every mistake."""
 
+import tomllib
+from math import inf
+
 import pytest
 
+from anchored.configs.config_file import from_table, toml_text
 from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.ladder import LadderConfig, Rung
 from anchored.pretrain.plan.data_config import DataSource
 
 
@@ -96,3 +101,16 @@ def test_a_missing_file_is_named_and_an_unknown_argument_exits_with_status_2(tmp
         load(tmp_path, "", "--training.stps", "3")
     assert exit_.value.code == 2
     assert "--training.stps" in capsys.readouterr().err
+
+
+def test_what_is_written_as_toml_is_read_as_it_was():
+    tables = {"job": {"dump_folder": 'runs/\U0001f5fc "caf\u00e9"\\n'}, "data": {"max_epochs": inf}}
+    assert tomllib.loads(toml_text(tables)) == tables
+
+
+def test_what_should_be_a_list_is_named_for_what_it_holds(tmp_path):
+    with pytest.raises(ValueError, match="rungs must be an array of tables, got 3"):
+        from_table(LadderConfig, {"run": "a", "folder": "b", "rungs": 3})
+    rung = {"flavor": "smoke", "sequences_per_step": 1, "learning_rates": 0.1}
+    with pytest.raises(ValueError, match=r"learning_rates must be an array, got 0\.1"):
+        from_table(Rung, rung)

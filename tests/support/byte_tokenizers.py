@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from anchored.tools.bench.byte_work import draw_hard_strings
+from anchored.tools.bench.byte.work import draw_hard_strings
 
 WORKS = Path(__file__).parents[2] / "tools" / "quickstart" / "works"
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -8,8 +8,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from fake_cuda import DEVICE, fake_cuda
+from fake_cuda import fake_cuda
 from fake_cuda_graph import KEPT_BY_NOBODY
+from fake_cuda_runtime import DEVICE
 from torch import nn
 
 

@@ -57,38 +57,6 @@ def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
 
 
-def tiny_llama(seed: int, *, vocab_size: int = 320, layers: int = 2, **changes) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    settings = {
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
-    return LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).double()
-
-
-def tiny_gpt2(seed: int, *, vocab_size: int = 320) -> GPT2LMHeadModel:
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=vocab_size,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=128,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    return GPT2LMHeadModel(config).double()
-
-
 SIZES = {
     "vocab_size": 320,
     "hidden_size": 32,
@@ -102,6 +70,29 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+GPT2_SIZES = {
+    "vocab_size": 320,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def tiny_llama(seed: int, *, vocab_size: int = 320, layers: int = 2, **changes) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    settings = SIZES | {"vocab_size": vocab_size, "num_hidden_layers": layers} | changes
+    return LlamaForCausalLM(LlamaConfig(**settings)).double()
+
+
+def tiny_gpt2(seed: int, *, vocab_size: int = 320) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(GPT2Config(**GPT2_SIZES | {"vocab_size": vocab_size})).double()
+
+
 FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "mistral": MistralConfig(**SIZES, head_dim=8, sliding_window=None),
@@ -123,16 +114,7 @@ FAMILIES = {
         floor_scale=40,
         attn_scale=0.4,
     ),
-    "gpt2": GPT2Config(
-        vocab_size=320,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=128,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    ),
+    "gpt2": GPT2Config(**GPT2_SIZES),
 }
 """Every family of which rows can join a batch, some with windows that a short text fills."""
 

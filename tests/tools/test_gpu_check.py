@@ -17,7 +17,7 @@ from fake_gpu_worker import break_down, run_task_on_fake
 import anchored
 from anchored.decode.engine import device_batch
 from anchored.tools.bench import decode
-from anchored.tools.bench.kernel import sample_logits
+from anchored.tools.bench.kernel.kernel import sample_logits
 from anchored.tools.bench.random_inputs import random_pair
 from anchored.tools.gpu_check import __main__ as command
 from anchored.tools.gpu_check import byte_decoding, pair_decoding, program, speed

@@ -59,7 +59,6 @@ def opened(folders: tuple[Path, Path], **changes: Any) -> Iterator[Any]:
     try:
         yield llm
     finally:
-        state_of(llm).recorder._journal.close()
         llm.llm_engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
 

@@ -48,6 +48,10 @@ def method_names(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in METHODS if "all" in names or name in names)
 
 
+LEAST_VOCAB = 3
+"""Tokens of a random pair: those that begin and end a text, and a word."""
+
+
 def check_least(options: object, minimum: int, *names: str) -> None:
     """Raise ValueError, by its name, for a number below the minimum; tuples hold several."""
     for name in names:
@@ -125,7 +129,8 @@ class BenchDecodeConfig(RandomPairOptions):
         check_device_name(self.device)
         check_k(self.k)
         method_names(self.methods)
-        check_least(self, 1, "batch_sizes", "prompt_tokens", "vocab_size", "runs", "passage_tokens")
+        check_least(self, 1, "batch_sizes", "prompt_tokens", "runs", "passage_tokens")
+        check_least(self, LEAST_VOCAB, "vocab_size")
         check_least(self, 2, "new_tokens")
         check_clock(self.clock, self.device)
 
@@ -139,7 +144,7 @@ class BenchForwardConfig:
     vocab_size: int = 32_000
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "vocab_size")
+        check_least(self, LEAST_VOCAB, "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +168,7 @@ class BenchFlopsConfig(RandomPairOptions):
         check_device_name(self.device)
         check_k(self.k)
         check_least(self, 1, "prompt_tokens", "new_tokens")
+        check_least(self, LEAST_VOCAB, "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,6 +211,7 @@ class BenchByteConfig:
 
     def __post_init__(self) -> None:
         check_least(self, 1, "prompt_bytes", "new_bytes", "prefetch", "runs", "passage_bytes")
+        check_least(self, 1, "contexts", "batch_sizes")
         check_k(self.k)
         method_names(self.methods)
         if "methods" in self.tables:
@@ -286,7 +293,8 @@ class BenchLmEvalConfig(RandomPairOptions):
         check_device_name(self.device)
         check_k(self.k)
         check_least(self, 1, "questions", "choices", "context_tokens", "texts", "new_tokens")
-        check_least(self, 1, "choice_tokens", "batch_size", "runs", "vocab_size")
+        check_least(self, 1, "choice_tokens", "batch_size", "runs")
+        check_least(self, LEAST_VOCAB, "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,7 +343,8 @@ class BenchLoaderConfig:
     """Of each, in turn; the median counts."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "sources", "seq_len", "batch_size", "batches", "runs")
+        check_least(self, 1, "sources", "source_tokens", "seq_len", "batch_size")
+        check_least(self, 1, "batches", "runs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

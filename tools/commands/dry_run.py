@@ -35,15 +35,14 @@ def _print_training(config: DryRunConfig) -> None:
     use_cpu_without_accelerator()
     # Not before: these import torchtitan, which binds its device at that moment.
     from anchored.pretrain.job_config import load_job_config
-    from anchored.pretrain.model.tinycomma import flavors
+    from anchored.pretrain.model.tinycomma import model_args
     from anchored.pretrain.run.memory import estimate_memory, meta_model
     from anchored.pretrain.run.preflight import check_batch, check_settings
 
     job = load_job_config(["--job.config_file", str(config.config)])
     check_settings(job)
     check_batch(job, config.gpus)
-    args = flavors()[job.model.flavor]
-    args.update_from_config(job)
+    args = model_args(job)
     num_replicas = job.parallelism.data_parallel_replicate_degree
     memory = estimate_memory(job, args, num_shards=config.gpus // num_replicas)
     with meta_model(job, args, num_processes=config.gpus) as model:

@@ -54,6 +54,7 @@ def run(config: RetrieveConfig) -> int:
     with ExitStack() as files:
         output = sys.stdout
         if config.output is not None:
+            config.output.parent.mkdir(parents=True, exist_ok=True)
             partial = files.enter_context(new_file(config.output))
             output = files.enter_context(partial.open("w", encoding="utf-8"))
         for line, own in zip(lines, found, strict=True):

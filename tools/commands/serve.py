@@ -21,8 +21,8 @@ class ServeConfig:
     risky: Path
     """Hugging Face folder or Hub id of the risky model."""
     ledgers: Path | None = None
-    """Folder of the journal, which anchored ledgers makes ledgers of; a temporary one unless
-    given."""
+    """Folder of the journal, which anchored ledgers makes ledgers of; unless given, one that is
+    removed when the server ends."""
     default_k: float = 1.5
     """Nats a token of requests that ask for nothing; K = k * max_tokens."""
     max_k: float | None = None

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from anchored import Anchored, ByteSettings, Decoder, PromptCache
-from anchored.tools.bench.byte_pair import BytePair, trained_pair
+from anchored.tools.bench.byte.pair import BytePair, trained_pair
 from anchored.tools.bench.options import Shape
 from anchored.tools.bench.random_inputs import random_llama
 from anchored.tools.bench.timing import Stopwatch, half_quartile_range, timed

@@ -49,6 +49,8 @@ class Sizes:
     num_drafts: int
     num_mixed: int
     """Requests of every kind for a pair in vLLM."""
+    num_short: int
+    """Requests of 1 to 3 tokens there."""
     byte_text: bytes
     num_counted: int
     """Tokens or bytes over which waits are counted."""
@@ -76,6 +78,7 @@ FULL = Sizes(
     prompt_lengths=(3, 17, 40),
     num_drafts=3,
     num_mixed=200,
+    num_short=100_000,
     byte_text=b"It's the keeper's  lamp, 1234\n\nof caf\xc3\xa9s",
     num_counted=16,
     is_timed=True,
@@ -99,6 +102,7 @@ SMALL = Sizes(
     prompt_lengths=(3, 5, 4),
     num_drafts=1,
     num_mixed=12,
+    num_short=120,
     byte_text=b"It's caf\xc3\xa9",
     num_counted=3,
     is_timed=False,

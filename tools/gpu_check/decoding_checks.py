@@ -34,7 +34,7 @@ from anchored.decode.warpers import Warpers
 from anchored.kernels import reference
 from anchored.kernels.decode_attention import decode_attention
 from anchored.kernels.projection import project_kl
-from anchored.tools.bench.byte_pair import ByteModel, trained_pair
+from anchored.tools.bench.byte.pair import ByteModel, trained_pair
 from anchored.tools.bench.random_inputs import random_llama, random_pair
 
 from .check import Check, RunCheck, Sizes

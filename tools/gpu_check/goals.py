@@ -1,13 +1,12 @@
 """The figures that we set out to reach, beside what was measured here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .byte_decoding import PREFETCHES
 from .speed import TARGET_US
 
 NOT_MEASURED = "not measured"
-Found = Callable[[Mapping[str, Any]], bool]
 
 
 def goal_rows(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:

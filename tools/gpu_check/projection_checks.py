@@ -265,7 +265,6 @@ def _divergence(
         log_probs = torch.where(forced[:, None], reference.log_softmax(safe), tilted)
         return reference.kl_divergence(log_probs, safe)
     law = projection.law
-    assert law.ceiling is not None
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
     tilt = tilt - (law.risky_peak - law.safe_peak)[:, None] / math.log(2.0)

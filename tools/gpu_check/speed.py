@@ -18,7 +18,7 @@ from anchored.kernels.gpu.launch import project_into
 from anchored.kernels.uniforms import uniforms
 from anchored.kernels.walk import walk, walk_memory
 from anchored.tools.bench.baselines import ModelAlone
-from anchored.tools.bench.kernel import BUDGET_NATS, paper_projection, sample_logits
+from anchored.tools.bench.kernel.kernel import BUDGET_NATS, paper_projection, sample_logits
 from anchored.tools.bench.options import BenchKernelConfig
 from anchored.tools.bench.timing import Stopwatch, half_quartile_range, timed
 

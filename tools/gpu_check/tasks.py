@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from anchored import ModelPair
 from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.uniforms import uniforms
 from anchored.tools.bench.options import Shape as ModelShape
@@ -20,6 +21,7 @@ from .pair_decoding import pair_timings
 from .parts import Part
 from .speed import TARGET_US, kernel_timings, round_timings
 from .vllm_pair import KINDS, absence, engine_timings, same_as_decoder
+from .vllm_soak import short_requests
 
 Row = dict[str, Any]
 PAIR: tuple[ModelShape, ModelShape] = ("tinycomma-1.8b", "llama-8b")
@@ -42,30 +44,36 @@ def tasks_of(part: Part) -> list[Task]:
     if part == "correctness":
         checks = {**projection_checks.CHECKS, **decoding_checks.CHECKS}
         return [Task(part, name, 90.0, partial(_checked, run)) for name, run in checks.items()]
-    if part == "decode":
-        return [
-            *(
-                Task(part, f"8B + 1.8B at batch {size}", 170.0, partial(_pair_rows, size))
-                for size in PAIR_BATCH_SIZES
-            ),
-            Task(part, "first byte of 8B + 1.8B", 120.0, _first_byte_rows),
-        ]
     if part == "vllm":
         return _vllm_tasks()
-    kernels = [
-        Task(part, f"kernel at batch {batch_size}", 60.0, partial(_kernel_rows, batch_size))
-        for batch_size in TARGET_US
+    timed = _decode_timings() if part == "decode" else _speed_timings()
+    return [
+        Task(part, name, limit_s, partial(_timed, bench, timings))
+        for name, limit_s, bench, timings in timed
     ]
-    byte_level = [
-        Task(part, f"bytes at batch {batch_size}", 60.0, partial(_byte_rows, batch_size))
-        for batch_size in BYTE_BATCH_SIZES
-    ]
-    byte_level.append(Task(part, "forwards of bytes", 120.0, _byte_work_rows))
-    rounds = [
-        Task(part, f"drafts at batch {batch_size}", 150.0, partial(_round_rows, batch_size))
-        for batch_size in PAIR_BATCH_SIZES[:2]
-    ]
-    return [*kernels, *byte_level, *rounds]
+
+
+Timed = tuple[str, float, str, Callable[[torch.device], Iterator[Any]]]
+"""Name and limit of a task, the bench that its rows name, and what times it."""
+
+
+def _decode_timings() -> Iterator[Timed]:
+    for size in PAIR_BATCH_SIZES:
+        timings = partial(_of_pair, partial(pair_timings, batch_size=size))
+        yield f"8B + 1.8B at batch {size}", 170.0, "decode", timings
+    first = partial(first_byte_timings, shapes=PAIR)
+    yield "first byte of 8B + 1.8B", 120.0, "first byte", first
+
+
+def _speed_timings() -> Iterator[Timed]:
+    for size in TARGET_US:
+        yield f"kernel at batch {size}", 60.0, "kernel", partial(kernel_timings, batch_size=size)
+    for size in BYTE_BATCH_SIZES:
+        yield f"bytes at batch {size}", 60.0, "byte", partial(byte_timing, batch_size=size)
+    yield "forwards of bytes", 120.0, "byte work", byte_work
+    for size in PAIR_BATCH_SIZES[:2]:
+        timings = partial(_of_pair, partial(round_timings, batch_sizes=(size,)))
+        yield f"drafts at batch {size}", 150.0, "drafts", timings
 
 
 def _vllm_tasks() -> list[Task]:
@@ -75,7 +83,9 @@ def _vllm_tasks() -> list[Task]:
         Task("vllm", kind, 130.0, partial(_checked, partial(same_as_decoder, kind)))
         for kind in KINDS
     ]
-    return [*checks, Task("vllm", "8B + 1.8B in vLLM", 360.0, _vllm_rows)]
+    soak = Task("vllm", "short requests", 420.0, partial(_checked, short_requests))
+    timed = partial(_timed, "vllm", partial(engine_timings, shapes=PAIR))
+    return [*checks, soak, Task("vllm", "8B + 1.8B in vLLM", 360.0, timed)]
 
 
 def task_named(part: Part, name: str) -> Task:
@@ -92,49 +102,23 @@ def _not_run(reason: str, device: torch.device, sizes: Sizes) -> Iterator[Row]:
     yield {"status": "not run", "detail": reason}
 
 
-def _timed(rows: Iterator[Any], bench: str, sizes: Sizes) -> Iterator[Row]:
+def _timed(
+    bench: str,
+    timings: Callable[[torch.device], Iterator[Any]],
+    device: torch.device,
+    sizes: Sizes,
+) -> Iterator[Row]:
     """Rows of figures; where times mean nothing, one that says so."""
     if not sizes.is_timed:
         yield {"status": "needs a GPU"}
         return
-    for row in rows:
+    for row in timings(device):
         yield {"status": "measured", "bench": bench, **asdict(row)}
 
 
-def _kernel_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
-    yield from _timed(kernel_timings(device, batch_size), "kernel", sizes)
-
-
-def _byte_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
-    yield from _timed(byte_timing(device, batch_size), "byte", sizes)
-
-
-def _byte_work_rows(device: torch.device, sizes: Sizes) -> Iterator[Row]:
-    yield from _timed(byte_work(device), "byte work", sizes)
-
-
-def _first_byte_rows(device: torch.device, sizes: Sizes) -> Iterator[Row]:
-    yield from _timed(first_byte_timings(device, PAIR), "first byte", sizes)
-
-
-def _round_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
-    def rows() -> Iterator[Any]:
-        pair = random_pair(*PAIR, dtype=torch.bfloat16, device=str(device))
-        yield from round_timings(pair, (batch_size,))
-
-    yield from _timed(rows(), "drafts", sizes)
-
-
-def _pair_rows(batch_size: int, device: torch.device, sizes: Sizes) -> Iterator[Row]:
-    def rows() -> Iterator[Any]:
-        pair = random_pair(*PAIR, dtype=torch.bfloat16, device=str(device))
-        yield from pair_timings(pair, batch_size)
-
-    yield from _timed(rows(), "decode", sizes)
-
-
-def _vllm_rows(device: torch.device, sizes: Sizes) -> Iterator[Row]:
-    yield from _timed(engine_timings(device, PAIR), "vllm", sizes)
+def _of_pair(timings: Callable[[ModelPair], Iterator[Any]], device: torch.device) -> Iterator[Any]:
+    """Of a pair of random weights, made in the process that times it."""
+    yield from timings(random_pair(*PAIR, dtype=torch.bfloat16, device=str(device)))
 
 
 def compile_share(

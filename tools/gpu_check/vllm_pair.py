@@ -99,7 +99,7 @@ def same_as_decoder(name: str, device: torch.device, sizes: Sizes) -> Check:
         logging.ERROR
     )  # of debts above budgets, here meant
     with TemporaryDirectory() as root:
-        folders = _checked_folders(Path(root), sizes)
+        folders = checked_folders(Path(root), sizes)
         pair = ModelPair.from_pretrained(*folders, dtype="float32", device=str(device))
         requests = _requests(kind, pair, sizes)
         journal = Path(root) / "journal"
@@ -114,7 +114,7 @@ def same_as_decoder(name: str, device: torch.device, sizes: Sizes) -> Check:
     return Check(passed=check.passed and is_enough, detail=check.detail + happened)
 
 
-def _checked_folders(root: Path, sizes: Sizes) -> tuple[Path, Path]:
+def checked_folders(root: Path, sizes: Sizes) -> tuple[Path, Path]:
     pair = random_pair(
         *sizes.pair_shapes,
         vocab_size=sizes.vocab_size,

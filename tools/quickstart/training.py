@@ -6,7 +6,7 @@ import tomllib
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchored.eval.figures.curves import LossCurve
-from anchored.pretrain.export.folder import export_checkpoint
+from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.launch import launch
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from anchored.decode.tokenizer.detection import detect_pretokenizer
 from anchored.decode.tokenizer.families import family as automaton_of
 from anchored.decode.tokenizer.pretokenizer import CharacterClasses
-from anchored.tools.bench.byte_work import draw_hard_strings
+from anchored.tools.bench.byte.work import draw_hard_strings
 
 UNKNOWN = {
     "two digits": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
-from anchored.tools.bench.byte_work import draw_hard_strings
+from anchored.tools.bench.byte.work import draw_hard_strings
 
 FOLDER = Path(__file__).parents[4] / "shared" / "tokenizers"
 STOP_TOKENS = {"gpt2": 50256, "olmo1": 50279, "olmo2": 100257, "llama3": 128001}

@@ -13,7 +13,7 @@ from anchored.decode.tokenizer.tokenizer_file import byte_characters
 from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.utf8 import completions, cut_partial
 from anchored.decode.tokenizer.viability import Standing, Viability
-from anchored.tools.bench.byte_work import draw_hard_strings
+from anchored.tools.bench.byte.work import draw_hard_strings
 
 ALPHABETS = {
     "GPT-2": (" ", "\n", "'", "r", "e", "1", "!", "\u00e9"),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anchored.decode.replay import oracle
 from anchored.decode.replay.draw_deviation import Cells, Draw
-from anchored.decode.replay.step_laws import NUM_DEVIATIONS, StepLaws
+from anchored.decode.replay.step_laws import NUM_DEVIATIONS, Deviations, StepLaws
 from anchored.kernels.sampler import coupled_sample
 
 DEVIATION = 0.05
@@ -23,7 +23,7 @@ def laws_of(safe: Tensor, star: Tensor) -> StepLaws:
         divergence=oracle.kl(star, safe),
         divergence_deviation=DEVIATION,
         spend_deviation=DEVIATION,
-        safe_deviation=DEVIATION,
+        deviations=Deviations(DEVIATION, DEVIATION),
         star_deviation=each,
         star_deviations=(DEVIATION, 0.0),
         ratio_deviation=each,
@@ -66,11 +66,24 @@ def test_what_no_law_nearby_allows_costs_infinitely():
 
 def test_a_uniform_beyond_an_edge_is_as_far_as_the_edge_moves():
     probs = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
-    cells = Cells.of(probs, DEVIATION * probs)
+    cells = Cells.of(probs.log(), torch.full_like(probs, DEVIATION))
     # F(0) = 1/4 moves by 0.05 sqrt((3/4 / 4)^2 + (1/4)^2 (1/16 + 1/4)).
     moves = DEVIATION * math.sqrt((3 / 16) ** 2 + (1 / 4) ** 2 * (1 / 16 + 1 / 4))
     distances = cells.distances(0.25 + 2.0 * moves).tolist()
-    assert distances[:2] == pytest.approx([2.0, 0.0], rel=1e-6)
+    assert distances[:2] == pytest.approx([2.0, 0.0], rel=0.05)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_noise_of_nats_makes_a_symbol_the_law_that_weighed_nothing(order):
+    # 30 nats of 10 a deviation: half up, half down, 1.5 deviations twice; 0.7 more beside a peer.
+    logits = torch.tensor([0.0, -30.0, -700.0], dtype=torch.float64)[order]
+    cells = Cells.of(logits, torch.full_like(logits, 10.0))
+    place = order.index(1)
+    assert cells.distances(0.5)[place].item() == pytest.approx(3.0 / math.sqrt(2.0), rel=0.01)
+    assert cells.distances(0.5)[order.index(2)] > 10.0
+    peers = torch.tensor([0.0, *[-30.0] * 100], dtype=torch.float64)
+    crowd = Cells.of(peers, torch.full_like(peers, 10.0))
+    assert 2.0 < crowd.distances(0.5)[50] < 3.5
 
 
 def test_the_expected_cost_is_that_of_logits_with_normal_noise():

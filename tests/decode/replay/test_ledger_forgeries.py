@@ -1,12 +1,24 @@
 """Forged ledgers with the right hash are refused: in what they say of themselves, and by replay."""
 
 import dataclasses
+import json
 import math
+from hashlib import sha256
 
 import pytest
+from byte_pairs import tiny_byte_pair
 from forged_ledgers import F, H, changed, put, refusal, summed_up, take, with_budgets, write
 
-from anchored import Anchored, Decoder, Ledger, RiskyOnly, verify, with_divergences
+from anchored import (
+    RCAD,
+    Anchored,
+    Decoder,
+    Ledger,
+    ModelPair,
+    RiskyOnly,
+    verify,
+    with_divergences,
+)
 
 PROMPT = "the keeper of the lamp wrote"
 NAN = math.nan
@@ -25,6 +37,7 @@ def ledgers(pair) -> dict[str, Ledger]:
         "max": decoded(Anchored(k=1.0, divergence="max")),
         "greedy": decoded(Anchored(k=1.0), temperature=0.0),
         "risky": decoded(RiskyOnly()),
+        "rcad": decoded(RCAD(), passages="salt and rain"),
         "longer": with_divergences(decoded(Anchored(k=1.0)), pair),
     }
 
@@ -163,6 +176,11 @@ FORGERIES = {
     "no sequences": ("kl", put(H, num_return_sequences=0), "must be >= 1, got 0"),
     "minus sequences": ("kl", put(H, num_return_sequences=-3), "must be >= 1, got -3"),
     "prior bound -5": ("kl", put(H, prior_bound=-5.0), "prior_bound must be >= 0"),
+    "weight of risky": ("risky", put(3, weight=0.0), "step 3: weight differs"),
+    "budget of risky": ("risky", put(3, budget=-1.0), "step 3: budget -1.0 is below 0"),
+    "an alpha that overflows": ("rcad", put(H, rule_settings={"alpha": 1e300}), "step 0: "),
+    # work
+    "work of tokens": ("kl", put(F, work={"safe": {"num_nodes": 3}}), "at token level"),
     # budget
     "K times 10": ("kl", budget_times_ten, "are not those of anchored"),
     "K alone": ("kl", put(H, K=99.0), "are not those of anchored"),
@@ -222,10 +240,46 @@ def test_a_forgery_is_refused(ledgers, pair, tmp_path, name):
     assert message in found and "\n" not in found
 
 
-@pytest.mark.parametrize("kind", ["kl", "max", "greedy", "risky", "longer"])
+@pytest.mark.parametrize("kind", ["kl", "max", "greedy", "risky", "rcad", "longer"])
 def test_what_they_were_forged_from_stands(ledgers, pair, tmp_path, kind):
     path = write(changed(ledgers[kind], lambda *_: None), tmp_path / "honest.jsonl")
     assert refusal(path, pair) == ""
+
+
+WORK = {
+    "masked mass": ({"masked_mass": 1e300}, "masked_mass 1e+300 is out of range"),
+    "nodes": ({"num_nodes": -3}, "num_nodes -3 is out of range"),
+    "figure": ({"miles": 3}, "unknown figure 'miles'"),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_work_that_no_model_does_is_refused(byte_ledger, tmp_path, name):
+    (ledger, byte_pair), (figures, message) = byte_ledger, WORK[name]
+    forged = changed(ledger, lambda header, steps, footer: footer["work"]["safe"].update(figures))
+    assert message in refusal(write(forged, tmp_path / "forged.jsonl"), byte_pair)
+
+
+@pytest.fixture(scope="module")
+def byte_ledger() -> tuple[Ledger, ModelPair]:
+    byte_pair = tiny_byte_pair()
+    (result,) = Decoder(byte_pair, Anchored(k=0.5), level="byte").generate(PROMPT, max_new_bytes=3)
+    assert verify(result.ledger, byte_pair)
+    return result.ledger, byte_pair
+
+
+@pytest.mark.parametrize("place", ["rule", "spend", "num_steps", "seed"])
+def test_a_field_that_stands_twice_is_refused(ledgers, pair, tmp_path, place):
+    path = write(changed(ledgers["kl"], lambda *_: None), tmp_path / "forged.jsonl")
+    text = path.read_text().replace(f'"{place}": ', f'"{place}": 0, "{place}": ', 1)
+    *lines, footer = text.splitlines()
+    if place != "num_steps":
+        record = json.loads(footer)
+        del record["sha256"]
+        whole = "\n".join([*lines, json.dumps(record)]).encode()
+        footer = json.dumps({**record, "sha256": sha256(whole).hexdigest()})
+    path.write_text("\n".join([*lines, footer]) + "\n")
+    assert f"has {place!r} twice" in refusal(path, pair)
 
 
 def many_steps_left(header, steps, footer):

@@ -9,7 +9,13 @@ from torch import Tensor
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.replay import oracle
 from anchored.decode.replay.replay import ForcedStep
-from anchored.decode.replay.step_laws import NUM_DEVIATIONS, Logits, StepLaws, step_laws
+from anchored.decode.replay.step_laws import (
+    NUM_DEVIATIONS,
+    Logits,
+    Rounding,
+    StepLaws,
+    step_laws,
+)
 from anchored.decode.replay.step_report import StepReport, step_report
 from anchored.decode.rules.rule import StepInputs
 from anchored.kernels.projection import project_kl
@@ -24,7 +30,8 @@ def step(**changes) -> LedgerStep:
 
 
 def logits_of(safe: Tensor, risky: Tensor) -> Logits:
-    return Logits(safe=safe, risky=risky, safe_deviation=DEVIATION, risky_deviation=DEVIATION)
+    rounding = Rounding(dtype=torch.float64, measured=DEVIATION)
+    return Logits(safe=safe, risky=risky, safe_rounding=rounding, risky_rounding=rounding)
 
 
 def noisy(kind: str, safe: Tensor, risky: Tensor, recorded: LedgerStep) -> list[StepLaws]:
@@ -50,6 +57,17 @@ def test_a_divergence_deviates_as_noise_makes_it(weight):
     expected = step_laws("kl", logits_of(safe, risky), recorded, safe).divergence_deviation
     found = [laws.divergence for laws in noisy("kl", safe, risky, recorded)]
     assert torch.tensor(found).std().item() == pytest.approx(expected, rel=0.25)
+
+
+@pytest.mark.parametrize("weight", [0.02, 0.3, 1.0])
+def test_a_log_ratio_deviates_as_noise_makes_it(weight):
+    safe, risky = random_pair(4)
+    risky = 10.0 * risky  # far apart: a small weight moves much of the mass
+    recorded = step(weight=weight)
+    laws = step_laws("kl", logits_of(safe, risky), recorded, safe)
+    found = torch.stack([o.star - o.safe for o in noisy("kl", safe, risky, recorded)]).std(0)
+    share = laws.ratio_deviation / found
+    assert share.min() > 0.7 and share.max() < 1.4
 
 
 def test_laws_that_agree_differ_by_the_variance_of_noise():

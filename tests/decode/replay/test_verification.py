@@ -1,6 +1,8 @@
 """What rounding explains and what it does not: honest ledgers stand, steered ones do not."""
 
+import copy
 from dataclasses import dataclass, replace
+from math import floor
 
 import pytest
 import torch
@@ -8,10 +10,23 @@ from forged_ledgers import changed, refusal, summed_up, with_budgets, write
 from tiny_models import tiny_llama
 from torch import Tensor
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored import (
+    Anchored,
+    CPFuse,
+    Decoder,
+    GlobalSwitch,
+    Ledger,
+    ModelPair,
+    RiskyOnly,
+    SafeOnly,
+    verify,
+)
+from anchored.decode.replay.replay import Replay
 from anchored.decode.replay.step_laws import LOGIT_DEVIATION, logit_deviation
+from anchored.decode.replay.verification import Verification, _replayed
 from anchored.decode.rules import anchored as anchored_rule
 from anchored.decode.rules.rule import NextToken, StepInputs
+from anchored.kernels.spend import SPEND_QUANTUM
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"
 PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in range(8)]
@@ -78,6 +93,56 @@ def test_an_honest_ledger_of_models_that_agree_stands(pairs, tokenizer):
     assert_all_stand(decoded(pair, Anchored(k=0.5), 6), pair)
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-6])
+def test_honest_ledgers_of_the_lowest_temperatures_stand(pairs, temperature):
+    # What solvers charge for their own rounding grows with the square of the warped logits.
+    rule = Anchored(k=0.05, debt="none")
+    ledgers = decoded(pairs[torch.float64], rule, 5, PROMPTS[4:], temperature=temperature)
+    assert_all_stand(ledgers, pairs[torch.float64])
+
+
+@pytest.mark.parametrize(
+    "rule", [RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0)], ids=lambda rule: rule.name
+)
+def test_honest_ledgers_of_rules_that_ban_nothing_stand_at_the_lowest_temperatures(pairs, rule):
+    pair = pairs[torch.float64]
+    ledgers = decoded(pair, rule, 3, PROMPTS[6:], temperature=1e-7)
+    assert any(2.0**20 < step.spend < 1e9 for ledger in ledgers for step in ledger.steps)
+    assert_all_stand(ledgers, pair)
+
+
+def sharp(pair: ModelPair, times: float) -> ModelPair:
+    """The same models with logits so many times as large."""
+    models = [copy.deepcopy(model) for model in (pair.safe, pair.risky)]
+    for model in models:
+        model.lm_head.weight.data *= times
+    return ModelPair(*models, pair.tokenizer)
+
+
+def test_honest_ledgers_of_weights_below_the_normal_numbers_stand(pairs):
+    pair = sharp(pairs[torch.float32], 16.0)
+    rule = Anchored(k=1.0, divergence="max", debt="none")
+    ledgers = decoded(pair, rule, 12, temperature=0.1)
+    assert any(0.0 < step.weight < 2e-308 for ledger in ledgers for step in ledger.steps)
+    assert_all_stand(ledgers, pair)
+
+
+@pytest.fixture(scope="module")
+def enlarging(tokenizer) -> ModelPair:
+    """Attention that is nearly a choice: rounding comes out up to 40 times as large."""
+    safe, risky = (tiny_llama(n, layers=5 + n, initializer_range=0.6).float() for n in (1, 2))
+    return ModelPair(safe, risky, tokenizer)
+
+
+@pytest.mark.parametrize("rule", [Anchored(k=1.0, debt="none"), Anchored(k=9.0)], ids=str)
+def test_honest_ledgers_of_models_that_enlarge_rounding_stand(enlarging, rule):
+    ledgers = decoded(enlarging, rule, 12, temperature=1.0)
+    assert_all_stand(ledgers, enlarging)
+    # It is their rounding, measured, that explains them.
+    constant = [Replay(ledger, enlarging) for ledger in ledgers]
+    assert not all(_replayed(replay, Verification()).is_ok for replay in constant)
+
+
 def test_the_ledger_of_a_request_that_was_refused_stands(pair):
     rows = [[3] * 4, [3] * 127]
     _, refused = Decoder(pair, Anchored(k=0.5)).generate(rows, max_new_tokens=6)
@@ -110,6 +175,41 @@ def test_spends_forged_to_nothing_are_refused(pairs, tmp_path, dtype, schedule, 
     (ledger,) = decoded(pairs[dtype], rule, 8, PROMPTS[7:8])
     forged = write(changed(ledger, nothing_spent), tmp_path / "forged.jsonl")
     assert "differs" in refusal(forged, pairs[dtype])
+
+
+def a_tenth_less_spent(header, steps, footer):
+    for step in steps:
+        step["spend"] = floor(0.9 * step["spend"] / SPEND_QUANTUM) * SPEND_QUANTUM
+    with_budgets(header, steps)
+    summed_up(steps, footer)
+
+
+def moved(name: str, nats: float):
+    def change(header, steps, footer):
+        steps[2][name] -= nats
+
+    return change
+
+
+EDITS = [
+    nothing_spent,
+    a_tenth_less_spent,
+    moved("log_prob", 0.02),
+    moved("safe_log_prob", 0.02),
+    lambda header, steps, footer: steps[2].update(token_id=(steps[2]["token_id"] + 1) % 320),
+]
+
+
+@pytest.mark.parametrize("change", EDITS)
+@pytest.mark.parametrize("name", ["cold", "enlarging"])
+def test_forgeries_are_refused_where_rounding_is_large(pairs, enlarging, tmp_path, name, change):
+    pair, settings = {
+        "cold": (pairs[torch.float64], {"temperature": 1e-5}),
+        "enlarging": (enlarging, {"temperature": 1.0}),
+    }[name]
+    (ledger,) = decoded(pair, Anchored(k=0.5, debt="none"), 8, PROMPTS[7:], **settings)
+    assert verify(ledger, pair)
+    assert refusal(write(changed(ledger, change), tmp_path / "forged.jsonl"), pair)
 
 
 def shaved(header, steps, footer):

@@ -1,5 +1,6 @@
 """Journals: what is written, what a killed writer leaves, and ledgers made of it."""
 
+import gc
 import json
 import re
 
@@ -163,6 +164,26 @@ def test_the_command_writes_a_ledger_a_request_and_overwrites_none(tmp_path, cap
         assert ended.value.code == status
     assert Ledger.load(tmp_path / "out" / "a-12345678.jsonl").token_ids == [9]
     assert "1 certified" in capsys.readouterr().out
+
+
+def test_every_request_of_a_journal_is_converted_and_a_server_remembers_some(tmp_path):
+    writer = JournalWriter(tmp_path)
+    for number in range(5):
+        writer.open(f"r{number}", header(), has_stops=False)
+        writer.steps([(f"r{number}", step(0))])
+    writer.close()
+    assert [name for name, _ in journal_ledgers(tmp_path)] == [f"r{n}" for n in range(5)]
+    reader = JournalReader(tmp_path, num_kept=2)
+    reader.refresh()
+    assert [record.request_id for record in reader.records()] == ["r3", "r4"]
+
+
+def test_a_writer_that_is_dropped_closes_its_file(tmp_path):
+    writer = JournalWriter(tmp_path)
+    file = writer._file
+    del writer
+    gc.collect()
+    assert file.closed
 
 
 def test_a_file_is_named_by_an_id_within_the_folder(tmp_path, capsys):

@@ -1,7 +1,10 @@
 """What is decided before an engine of vLLM starts, and travels to its processes."""
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +37,8 @@ def test_a_quantised_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
         PairFacts.of(safe, pair_folders[1], allow_quantized_safe=False)
     facts = PairFacts.of(safe, pair_folders[1], allow_quantized_safe=True)
     assert facts.quantization == {"safe": "fp8"}
+    with pytest.raises(ValueError, match=r"both models are quantised \(fp8, fp8\)"):
+        PairFacts.of(safe, safe, allow_quantized_safe=True)
 
 
 def test_settings_arrive_as_they_were(pair_folders):
@@ -76,3 +81,16 @@ def test_without_vllm_one_line_says_what_to_install(pair_folders, capsys):
         main(["vllm", "serve", "--safe", safe, "--risky", risky])
     assert ended.value.code == 1
     assert "pip install 'anchored[vllm]'" in capsys.readouterr().err
+
+
+def test_a_folder_that_nobody_named_is_gone_with_the_process():
+    program = (
+        "from anchored.decode.vllm.engine import _temporary_folder\n"
+        "folder = _temporary_folder()\n"
+        "(folder / 'journal-1.jsonl').touch()\n"
+        "print(folder)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert Path(run.stdout.strip()).name.startswith("anchored-")
+    assert not Path(run.stdout.strip()).exists()

@@ -9,7 +9,7 @@ import pytest
 from recorded_runs import HOSTILE, record_run
 
 from anchored import event_bound
-from anchored.eval.analysis import evaluated, registry
+from anchored.eval.analysis import evaluated
 from anchored.eval.analysis.budgets import acceptance, budget_trajectories, overlap_bound
 from anchored.eval.analysis.copied_spans import (
     debt_deciles,
@@ -23,10 +23,11 @@ from anchored.eval.analysis.evaluated import (
     copying_distribution,
     judged_figures,
     judgement,
+    precision_by_group,
 )
-from anchored.eval.analysis.factuality import precision_by_group
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.registry import ANALYSES, analyses, write_analyses
+from anchored.eval.figures import style
 from anchored.eval.figures.distributions import density, tail
 
 
@@ -198,7 +199,7 @@ def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
 
 
 def test_all_of_them_are_written_with_a_picture_each(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "SUFFIXES", (".svg",))  # of pictures, which take longest
+    monkeypatch.setattr(style, "SUFFIXES", (".svg",))  # of pictures, which take longest
     result = analyses(run)
     assert list(result.found) == list(ANALYSES) and not result.not_measured
     write_analyses(result.found, tmp_path / "analysis")

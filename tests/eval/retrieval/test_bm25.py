@@ -93,7 +93,7 @@ def test_a_folder_of_another_kind_is_refused(corpus, tmp_path):
 
 
 def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
-    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "found.jsonl"
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "new" / "found.jsonl"
     prompts.write_text('{"prompt": "the harbour bell", "id": 7}\n{"prompt": "lamp", "seed": 3}\n')
     words = ["retrieve", "--corpus", str(corpus), "--prompt-file", str(prompts)]
     status, out, _ = run(capsys, *words)

@@ -12,14 +12,14 @@ import torch
 from forked_program import ForkedProgram
 from training_runs import start_run, train
 
-from anchored.pretrain.export.folder import llama_weights
+from anchored.pretrain.export import llama_weights
+from anchored.pretrain.launch import training_command
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 from anchored.pretrain.supervisor import (
     Supervision,
     newest_step,
     start_processes,
     supervise,
-    training_command,
 )
 
 

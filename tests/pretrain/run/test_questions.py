@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training_runs import train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.pretrain.export.folder import export_checkpoint
+from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.job_config import QuestionSource, load_job_config
 from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.questions import QuestionSuite, read_questions

@@ -7,7 +7,7 @@ import torch
 from training_runs import save_weights, start_run
 
 from anchored.environment import environment_record
-from anchored.pretrain.export.folder import model_card
+from anchored.pretrain.export import model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord

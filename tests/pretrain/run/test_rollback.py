@@ -8,7 +8,7 @@ import torch
 from training_runs import save_weights, train
 from transformers import AutoModelForCausalLM
 
-from anchored.pretrain.export.folder import export_checkpoint
+from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, tokens_read
 from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from training_runs import start_run, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.pretrain.export.folder import export_checkpoint, llama_weights
+from anchored.pretrain.export import export_checkpoint, llama_weights
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.launch import _command, launch
 from anchored.pretrain.model.tinycomma import TinyComma, flavors

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from anchored.pretrain.export.folder import model_card
+from anchored.pretrain.export import model_card
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan, data_record
 from anchored.pretrain.plan.stages import StageSpec, plan_stage

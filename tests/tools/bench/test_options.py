@@ -4,7 +4,12 @@ import pytest
 from command_line import run
 
 from anchored.tools.bench.options import (
+    BenchByteConfig,
     BenchDecodeConfig,
+    BenchFlopsConfig,
+    BenchForwardConfig,
+    BenchLmEvalConfig,
+    BenchLoaderConfig,
     BenchPretrainConfig,
     BenchSpeculateConfig,
     BenchTokenizeConfig,
@@ -19,6 +24,13 @@ from anchored.tools.bench.options import (
         (BenchSpeculateConfig, {"safe": "x"}, "give both folders"),
         (BenchDecodeConfig, {"clock": "cpu", "device": "cuda"}, "clock cpu does not see cuda"),
         (BenchDecodeConfig, {"passage_tokens": 0}, "passage_tokens must be >= 1, got 0"),
+        *(
+            (kind, {"vocab_size": 2}, "vocab_size must be >= 3, got 2")
+            for kind in (BenchDecodeConfig, BenchFlopsConfig, BenchForwardConfig, BenchLmEvalConfig)
+        ),
+        (BenchByteConfig, {"contexts": (1000, 0)}, "contexts must be >= 1, got 0"),
+        (BenchByteConfig, {"batch_sizes": (0,)}, "batch_sizes must be >= 1, got 0"),
+        (BenchLoaderConfig, {"source_tokens": 0}, "source_tokens must be >= 1, got 0"),
         (BenchTokenizeConfig, {"input": (), "tokenizer": "t", "runs": 0}, "runs must be >= 1"),
         (BenchPretrainConfig, {"steps": 4, "skipped_steps": 4}, "less than steps, got 4 of 4"),
         (BenchPretrainConfig, {"rounds": 3}, "rounds must be even, got 3"),

@@ -4,7 +4,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from bad_inputs import FORKED_COMMAND_LINES, READ_COMMAND_LINES, command_lines, make_places
+from bad_inputs import FORKED_COMMAND_LINES, READ_COMMAND_LINES, command_lines
+from bad_places import make_places
 from forked_program import ForkedProgram
 
 from anchored import Anchored, Decoder, ModelPair

@@ -8,8 +8,9 @@ from command_line import refused, run
 from tiny_models import tiny_llama
 
 from anchored import Decoder, ModelPair, RiskyOnly
-from anchored.eval.calibration import results, target
+from anchored.eval.calibration import target
 from anchored.eval.experiments import generations
+from anchored.eval.figures import style
 from anchored.tools.cli import main
 
 # A random model writes letters that ROUGE cannot read.
@@ -48,7 +49,7 @@ def prompt_file(tmp_path_factory, reciting):
 def few_resamples():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "NUM_RESAMPLES", 50)
-        patch.setattr(results, "SUFFIXES", (".png",))
+        patch.setattr(style, "SUFFIXES", (".png",))
         yield
 
 

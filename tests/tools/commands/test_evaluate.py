@@ -7,6 +7,7 @@ from chat_server import Say, chat_server, user_text
 from command_line import refused, run
 from recorded_runs import record_run
 
+from anchored.durable_files import locked
 from anchored.eval.analysis import registry
 
 pytest.importorskip("openai")
@@ -109,3 +110,12 @@ def test_what_cannot_be_done_is_refused_before_anything_else(capsys, folder, mon
     assert "give --judge-model too" in run(capsys, *words, "--serper")[2]
     assert "there is no folder" in run(capsys, "evaluate", str(folder / "none"))[2]
     assert not (folder / "evaluation/steps.json").exists()
+
+
+def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(capsys, folder):
+    with locked(folder / "evaluation" / "claim", waits=False) as is_ours:
+        assert is_ours
+        message = refused(capsys, "evaluate", str(folder))
+    assert f"another evaluation is at work in {folder}" in message
+    assert not (folder / "evaluation" / "steps.json").exists()
+    assert run(capsys, "evaluate", str(folder))[0] == 0

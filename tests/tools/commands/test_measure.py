@@ -53,6 +53,10 @@ def test_nonliteral_states_its_comparator_and_takes_fluency_from_the_judge(capsy
     assert status == 0 and "characters >= 3" in out and " 1.000 " in out and err == ""
     config = json.loads(output.read_text())["config"]
     assert config == {"num_characters": 3, "comparator": ">=", "debt": "any"}
+    judged["settings"][0]["fluency"] = None  # of texts without a word
+    fluency.write_text(json.dumps(judged))
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and out.splitlines()[-1].split()[:1] == ["k=1"] and "-" in out.split()
     status, out, err = run(capsys, *words[:3], "--fluency", str(path))
     assert (status, out) == (1, "")
     assert err.endswith("stories.jsonl is not what anchored judge fluency writes\n")

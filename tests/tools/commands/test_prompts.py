@@ -61,7 +61,7 @@ def test_entities_are_lines_or_records(tmp_path, capsys):
     [
         ("", "holds no records"),
         ("{", "is not JSON"),
-        ("[1]", "record 1 is no object"),
+        ("[1]", "row 1 must be a JSON object"),
         ('{"input": "a"}', "record 1 has no text 'reference'"),
         ('{"input": 3, "reference": "b"}', "record 1 has no text 'input'"),
     ],

@@ -15,7 +15,7 @@ from forked_program import ForkedProgram, start_ranks
 
 from anchored import Ledger
 from anchored.durable_files import locked
-from anchored.eval.experiments import results
+from anchored.eval.figures import style
 from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
 
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside AS
 def one_format() -> Iterator[None]:
     """Of pictures, which take longest here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "SUFFIXES", (".svg",))
+        patch.setattr(style, "SUFFIXES", (".svg",))
         yield
 
 

@@ -47,7 +47,6 @@ class CompareConfig:
 
 def run(config: CompareConfig) -> int:
     """Do what is not done yet; returns the exit status."""
-
     from anchored.eval.harness.comparison import (
         evaluate,
         load_comparison,

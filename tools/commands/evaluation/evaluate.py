@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anchored import AnchoredError
-from anchored.durable_files import file_sha256, write_durably
+from anchored.durable_files import file_sha256, locked, write_durably
 from anchored.eval.quality.chat_client import OPENAI_URL
 from anchored.eval.recorded_texts import PROMPTS_FILE, generation_files, read_texts
 
@@ -96,24 +96,35 @@ class Record:
 
 
 def run(config: EvaluateConfig) -> int:
-    """Do what is not done yet; returns 1 where a judge could not judge, else 0."""
+    """Do what is not done yet; returns 1 where a judge could not judge, else 0.
+
+    Raises ValueError for a run that another process evaluates at the time: two would pay for the
+    same answers, and write the same files.
+    """
     from anchored.eval.analysis.recorded_run import EVALUATION
 
-    folder = config.run / EVALUATION
-    steps, problems = list(_steps(config)), []
+    folder, steps = config.run / EVALUATION, list(_steps(config))
     for step in steps:
         if isinstance(step.options, judge.JudgeOptions):
             step.options.client()  # refuses a key or an address before anything takes its time
-    folder.mkdir(exist_ok=True)
-    record = Record.of(folder / "steps.json")
+    with locked(folder / "claim", waits=False) as is_ours:
+        if not is_ours:
+            raise ValueError(f"another evaluation is at work in {config.run}")
+        problems = _problems(steps, Record.of(folder / "steps.json"))
+    print(f"{config.run / report.PAGE}")
+    return 1 if problems else 0
+
+
+def _problems(steps: list[Step], record: Record) -> list[str]:
+    """Do the steps; what judges could not judge, a line each."""
+    problems = []
     for number, step in enumerate(steps, 1):
         try:
             record.run(step, f"[{number}/{len(steps)}] {step.name}")
         except AnchoredError as error:  # of a judge: the page says what is missing
             problems.append(f"{step.name}: {error}")
             print(problems[-1], file=sys.stderr)
-    print(f"{config.run / report.PAGE}")
-    return 1 if problems else 0
+    return problems
 
 
 def _steps(config: EvaluateConfig) -> Iterator[Step]:

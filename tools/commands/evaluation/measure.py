@@ -1,7 +1,6 @@
 """The commands that measure copying in recorded texts."""
 
 import json
-import math
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,8 +49,9 @@ class TextOptions:
         if self.output is None:
             return
         from anchored.environment import environment_record
+        from anchored.eval.statistics import json_value
 
-        whole = _defined({**results, "environment": environment_record()})
+        whole = json_value({**results, "environment": environment_record()})
         self.output.parent.mkdir(parents=True, exist_ok=True)
         write_durably(self.output, json.dumps(whole, indent=1, allow_nan=False) + "\n")
 
@@ -73,6 +73,7 @@ class MeasureCopyingConfig(TextOptions):
         """All results, and the table."""
         from anchored.eval.copying.literal import distribution, literal_copying, ncr_by_setting
         from anchored.eval.copying.metrics import METRIC_SET
+        from anchored.eval.report.tables import span_cells
 
         found = literal_copying(self.read(), progress=sys.stderr.isatty())
         ncr = ncr_by_setting(found, safe=self.safe_setting, risky=self.risky_setting)
@@ -98,8 +99,7 @@ class MeasureCopyingConfig(TextOptions):
                 "setting": own.setting,
                 **own.means,
                 "ncr": ncr.get(own.setting),
-                **{f"above {n}": share for n, share in spread[own.setting]["share_above"].items()},
-                **{f"q{q}": n for q, n in spread[own.setting]["quantiles"]["word_lcs"].items()},
+                **span_cells(spread[own.setting]),
             }
             for own in found
         ]
@@ -169,15 +169,6 @@ class MeasureNonliteralConfig(TextOptions):
         return results, terminal_table(cells, columns)
 
 
-def _defined(value: Any) -> Any:
-    """The same with None for nan, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _defined(own) for name, own in value.items()}
-    if isinstance(value, list | tuple):
-        return [_defined(own) for own in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
 def run(config: MeasureCopyingConfig | MeasureNonliteralConfig) -> int:
     """Measure, print, write; returns the exit status."""
     results, table = config.measured()
@@ -188,31 +179,28 @@ def run(config: MeasureCopyingConfig | MeasureNonliteralConfig) -> int:
 
 def _copying_table(rows: "list[dict[str, Cell]]") -> str:
     """The six metrics, and the longest copied spans in words."""
-    from anchored.eval.copying.literal import LONG_SPANS, QUANTILES
     from anchored.eval.report.tables import (
         COPYING_COLUMNS,
         SETTING_COLUMN,
-        Column,
+        SPAN_COLUMNS,
         terminal_table,
     )
 
-    spans: list[Column] = [Column(key=f"above {n}", title=f"> {n} words") for n in LONG_SPANS]
-    spans += [
-        Column(key=f"q{q}", title="longest" if q == 1 else f"{q:.0%}", num_decimals=0)
-        for q in QUANTILES
-    ]
     copying = terminal_table(rows, [SETTING_COLUMN, *COPYING_COLUMNS])
-    return f"{copying}\n\nlongest copied span\n{terminal_table(rows, [SETTING_COLUMN, *spans])}"
+    return (
+        f"{copying}\n\nlongest copied span\n{terminal_table(rows, [SETTING_COLUMN, *SPAN_COLUMNS])}"
+    )
 
 
-def _fluency(path: Path | None) -> dict[str, float]:
-    """Mean fluency by setting, as the judge recorded it."""
+def _fluency(path: Path | None) -> dict[str, float | None]:
+    """Mean fluency by setting, as the judge recorded it; None where no text has a grade."""
     if path is None:
         return {}
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         if results["judge"] != "fluency":
             raise KeyError
-        return {own["setting"]: own["fluency"]["mean"] for own in results["settings"]}
+        means = {own["setting"]: own["fluency"] for own in results["settings"]}
+        return {name: own and own["mean"] for name, own in means.items()}
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is not what anchored judge fluency writes") from None

@@ -81,9 +81,8 @@ def _hub_weights(name: str) -> tuple[str, int]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-    client_error: Any = HfHubHTTPError.__bases__[
-        0
-    ]  # of the HTTP library that this version is built on
+    # Of the HTTP library that this version is built on.
+    client_error: Any = HfHubHTTPError.__bases__[0]
     try:
         info = HfApi().model_info(name, timeout=_HUB_SECONDS, expand=["safetensors"])
     except RepositoryNotFoundError:

@@ -1,14 +1,13 @@
 """The command that puts the texts of a data set into the paper's prompts."""
 
 import json
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from anchored.configs.config_file import from_table, read_config_file
 from anchored.durable_files import write_durably
+from anchored.eval.recorded_texts import file_name, json_objects
 
 from ..files import check_input, check_outputs
 
@@ -91,7 +90,7 @@ def _prompt(
     text = record[template.text]
     name = str(record.get("id", f"{config.kind}-{number:04}"))
     return {
-        "id": re.sub(r"[^\w.=+-]+", "-", name),
+        "id": file_name(name),
         "prompt": template.template.replace(SLOT, text),
         "reference": record[template.reference] if template.reference else "",
         "title": str(record.get("title", text if config.kind == "bios" else name)),
@@ -100,19 +99,8 @@ def _prompt(
     }
 
 
-def _records(file: Path, text_name: str) -> Iterator[dict[str, Any]]:
-    text = file.read_text(encoding="utf-8")
+def _records(file: Path, text_name: str) -> list[dict[str, Any]]:
     if file.suffix == ".txt":
-        yield from ({text_name: line.strip()} for line in text.split("\n") if line.strip())
-        return
-    try:
-        # Not splitlines: JSON strings may hold other separators of lines.
-        is_array = text.lstrip().startswith("[")
-        lines = [line for line in text.split("\n") if line.strip()]
-        records = json.loads(text) if is_array else [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
-    for number, record in enumerate(records, 1):
-        if not isinstance(record, dict):
-            raise ValueError(f"{file}, record {number} is no object")
-        yield record
+        lines = file.read_text(encoding="utf-8").split("\n")
+        return [{text_name: line.strip()} for line in lines if line.strip()]
+    return [record for _, record in json_objects(file)]

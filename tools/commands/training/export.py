@@ -1,6 +1,6 @@
 """The command that exports a training checkpoint."""
 
-from anchored.pretrain.export.folder import export_checkpoint
+from anchored.pretrain.export import export_checkpoint
 
 from ..files import check_new_folder
 from .training_options import ExportConfig

@@ -2,13 +2,8 @@
 
 from functools import partial
 
-from anchored.pretrain.supervisor import (
-    Supervision,
-    newest_step,
-    start_processes,
-    supervise,
-    training_command,
-)
+from anchored.pretrain.launch import training_command
+from anchored.pretrain.supervisor import Supervision, newest_step, start_processes, supervise
 
 from .training_options import TrainConfig
 

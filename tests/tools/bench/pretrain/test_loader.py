@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
-from anchored.tools.bench.loader import (
+from anchored.tools.bench.pretrain.loader import (
     COPY,
     OURS,
     TORCH,

@@ -8,7 +8,7 @@ import torch
 from training_runs import save_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.pretrain.export.folder import export_checkpoint, half_split_rotary, model_card
+from anchored.pretrain.export import export_checkpoint, half_split_rotary, model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.run.preflight import check_run

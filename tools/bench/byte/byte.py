@@ -5,15 +5,19 @@ from functools import partial
 
 import torch
 
-from anchored import text_tables
-from anchored.decode.byte.settings import ByteEvaluation, ByteSettings, PromptScores
+from anchored import Anchored, text_tables
+from anchored.decode.byte.settings import ByteEvaluation, ByteSettings
 from anchored.tools.commands.files import check_new_folder
 
-from .baselines import official_bytes
-from .byte_engine import engine_works
-from .byte_methods import BASELINE, methods_at_bytes
-from .byte_pair import BytePair, load_pair, published_pair, save_pair, trained_pair
-from .byte_work import (
+from ..methods import speeds
+from ..options import SHAPES, SIZES, BenchByteConfig, Table, method_names
+from ..timing import THREAD, deviation, in_turns
+from .engine import engine_works
+from .methods import BASELINE, methods_at_bytes
+from .official import official_bytes
+from .pair import BytePair, load_pair, published_pair, save_pair, trained_pair
+from .work import (
+    Scoring,
     Texts,
     Walk,
     context_work,
@@ -28,19 +32,18 @@ from .byte_work import (
     string_work_s,
     tree_work_s,
 )
-from .methods import speeds
-from .options import SHAPES, SIZES, BenchByteConfig, Table, method_names
-from .timing import THREAD, deviation, in_turns
 
 WIDTH = 17
 NUM_STRINGS = 1500
 NUM_DEBTS = 14
-UNSCORED_ENDS: tuple[PromptScores, PromptScores] = ("none", "none")
-ENDS: dict[str, tuple[PromptScores, PromptScores]] = {
-    "exact": ("exact", "exact"),
-    "bounded": ("lower", "upper"),
+NUM_RATIOS = Anchored(k=0.0).num_ratios
+SCORINGS = {
+    "exact": Scoring(("exact", "exact"), NUM_RATIOS),
+    "bounded": Scoring(("lower", "upper"), NUM_RATIOS),
+    "all ratios": Scoring(("exact", "exact"), None),
+    "all bounded": Scoring(("lower", "upper"), None),
 }
-"""What the safe and the risky model say about a prompt's bytes."""
+"""Of the debt of a default rule, and as `prompt_ratios` scores prompts, for rules of any kind."""
 Rows = Iterator[tuple[str, ...]]
 """Of a table, the titles first."""
 
@@ -137,9 +140,8 @@ def prompt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     """The debt of a prompt against two plain prefills; the first byte with debt and without."""
     texts = unseen_texts(pair, config)
     works: dict[str, Callable[[], float]] = {"prefill": partial(prefill_s, pair, texts)}
-    for name, (safe, risky) in {"no debt": UNSCORED_ENDS, **ENDS}.items():
-        evaluations = (ByteEvaluation(prompt_scores=safe), ByteEvaluation(prompt_scores=risky))
-        works[name] = partial(first_byte_s, pair, evaluations, texts)
+    for name, scoring in {"no debt": Scoring(("none", "none"), None), **SCORINGS}.items():
+        works[name] = partial(first_byte_s, pair, scoring, texts)
     if (official := official_bytes(pair)) is not None:
         works["official, no debt"] = partial(official.first_byte_s, texts, has_debt=False)
         works["official"] = partial(official.first_byte_s, texts, has_debt=True)
@@ -163,13 +165,13 @@ def debt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     text = pair.held_out.decode()
     starts = range(0, len(text) - length, (len(text) - length) // NUM_DEBTS)[:NUM_DEBTS]
     prompts = [list(text[start : start + length].encode()) for start in starts]
-    debts = {name: [prompt_debt(pair, ends, p) for p in prompts] for name, ends in ENDS.items()}
+    debts = {name: [prompt_debt(pair, own, p) for p in prompts] for name, own in SCORINGS.items()}
     exact = torch.tensor([debt.nats for debt in debts["exact"]])
     yield ("debts", "mean nats", "x exact", "largest", "safe nodes", "risky nodes", "x nodes")
     for name, own in debts.items():
         nats = torch.tensor([debt.nats for debt in own])
         nodes = torch.tensor([debt.num_nodes for debt in own]).float().mean(0)
-        base = torch.tensor([debt.num_nodes for debt in debts["exact"]]).float().mean(0)
+        base = torch.tensor([debt.num_nodes for debt in debts["all ratios"]]).float().mean(0)
         yield (
             name,
             f"{nats.mean():.3f}",

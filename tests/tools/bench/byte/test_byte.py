@@ -8,14 +8,14 @@ import pytest
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored import RiskyOnly
-from anchored.tools.bench import byte
-from anchored.tools.bench.baselines import official_bytes
-from anchored.tools.bench.byte import BenchByteConfig, run
-from anchored.tools.bench.byte_methods import MethodAtBytes, methods_at_bytes
-from anchored.tools.bench.byte_pair import ByteModel, BytePair, load_pair
+from anchored.tools.bench.byte import byte
+from anchored.tools.bench.byte.byte import BenchByteConfig, run
+from anchored.tools.bench.byte.methods import MethodAtBytes, methods_at_bytes
+from anchored.tools.bench.byte.official import official_bytes
+from anchored.tools.bench.byte.pair import ByteModel, BytePair, load_pair
 from anchored.tools.bench.flops import num_matrix_weights
 
-TOKENIZERS = Path(__file__).parents[4] / "shared" / "tokenizers"
+TOKENIZERS = Path(__file__).parents[5] / "shared" / "tokenizers"
 
 SMALL = BenchByteConfig(
     vocab_sizes=(300, 320),

@@ -22,8 +22,8 @@ from anchored.pretrain.tokens.input_files import InputFile, SourceFiles, local_f
 from anchored.pretrain.tokens.job import TokenizeJob
 from anchored.pretrain.tokens.shards import TokenShards
 
-from .options import BenchTokenizeConfig
-from .timing import PROCESS, Stopwatch
+from ..options import BenchTokenizeConfig
+from ..timing import PROCESS, Stopwatch
 
 BASELINE, OURS = "encode_batch_fast", "anchored tokenize"
 BATCH_DOCUMENTS = 256

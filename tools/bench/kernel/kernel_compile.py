@@ -29,7 +29,7 @@ from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.sizes import splits_of
 from anchored.kernels.warping import Stops, Warping
 
-from .options import BenchKernelCompileConfig
+from ..options import BenchKernelCompileConfig
 
 # B requests, G rows of each, V vocabulary.
 

@@ -8,7 +8,7 @@ import pytest
 from anchored.pretrain.tokens.documents import RecordFields
 from anchored.pretrain.tokens.encoder import DocumentEncoder
 from anchored.pretrain.tokens.input_files import local_files
-from anchored.tools.bench.tokenize import BASELINE, OURS, measure
+from anchored.tools.bench.pretrain.tokenize import BASELINE, OURS, measure
 from anchored.tools.cli import main
 
 TEXTS = [f"the keeper of the lamp {number} wrote <|end|> salt" for number in range(600)]

@@ -14,8 +14,8 @@ from anchored import AnchoredError, text_tables
 from anchored.configs.config_file import read_config_file, toml_text
 from anchored.pretrain.launch import launch
 
-from .options import BenchPretrainConfig
-from .random_inputs import write_random_shards
+from ..options import BenchPretrainConfig
+from ..random_inputs import write_random_shards
 
 BASELINE = "as configured"
 TITLES = ("tokens/s a GPU", "ratio", "MFU", "peak GiB", "last loss", "difference")
@@ -27,7 +27,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 def run(config: BenchPretrainConfig) -> int:
     """Print a row as each run ends, or the model of a round; returns 0."""
     if config.modelled:
-        from .pretrain_round import run as run_model  # torchtitan and inductor: seconds to import
+        from .round import run as run_model  # torchtitan and inductor: seconds to import
 
         return run_model(config)
     batch_size, _ = batch_shape(config.config)

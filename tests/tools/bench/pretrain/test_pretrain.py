@@ -3,8 +3,8 @@
 import pytest
 from training_runs import train
 
-from anchored.tools.bench import pretrain
-from anchored.tools.bench.pretrain import BASELINE, BenchPretrainConfig, levers, run
+from anchored.tools.bench.pretrain import pretrain
+from anchored.tools.bench.pretrain.pretrain import BASELINE, BenchPretrainConfig, levers, run
 
 TINY = """
 [job]

@@ -23,8 +23,8 @@ from anchored.pretrain.model.attention import RotaryAttention, rotate
 from anchored.pretrain.model.loss import IGNORE_INDEX, logit_loss_and_gradient
 from anchored.pretrain.model.tinycomma import TinyComma, TinyCommaArgs, flavors
 
-from .options import BenchPretrainConfig
-from .pretrain_traffic import Traffic, counted
+from ..options import BenchPretrainConfig
+from .traffic import Traffic, counted
 
 Range = tuple[float, float]
 """The better and the worse end of what is assumed, or of what follows from it."""

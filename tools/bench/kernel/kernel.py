@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +14,11 @@ from anchored.kernels import reference
 from anchored.kernels.projection import project_kl
 from anchored.kernels.uniforms import uniforms
 
-from .baselines import official_step
-from .options import BenchKernelConfig
-from .timing import THREAD, WALL, Clock, in_turns, timed
+from ..baselines import official_module
+from ..options import BenchKernelConfig
+from ..timing import THREAD, WALL, Clock, in_turns, timed
 
-NUM_NEWTON_STEPS = 20
+NUM_NEWTON_STEPS = 20  # in the authors' package too
 NUM_BISECTION_STEPS = 12
 BRACKET_TOLERANCE = 1e-9
 """Constants of the baseline; paper, algorithm ProjectKL and the paragraph after it."""
@@ -92,6 +93,25 @@ def _kl_and_slope(safe: Tensor, tilt: Tensor, weight: Tensor) -> tuple[Tensor, T
     mean = (probs * tilt).sum(-1)
     mean_square = (probs * tilt * tilt).sum(-1)
     return weight * mean - log_partition, weight * (mean_square - mean * mean)
+
+
+def official_step() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """One step as the package does it, (risky_logits, safe_logits, budget) -> token ids (B,).
+
+    Its solver, its fused law and a draw from that. None if the package is not installed.
+    """
+    module = official_module()
+    if module is None:
+        return None
+    factory: Any = object.__new__(module.AnchoredDecodingFactory)  # a step needs no models
+    factory.solver_max_iter = NUM_NEWTON_STEPS
+
+    def step(risky_logits: Tensor, safe_logits: Tensor, budget: Tensor) -> Tensor:
+        weights = factory.solve_optimization_newton(safe_logits, risky_logits, budget)
+        log_probs = factory._get_logp_from_weights(*weights)[0]
+        return torch.multinomial(log_probs.exp(), 1)[:, 0]
+
+    return step
 
 
 def _cells(config: BenchKernelConfig, batch_size: int) -> tuple[str, ...]:

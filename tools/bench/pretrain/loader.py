@@ -17,9 +17,9 @@ from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.plan.loader import SequenceLoader
 
-from .options import BenchLoaderConfig
-from .random_inputs import write_random_shards
-from .timing import PROCESS, Stopwatch, in_turns
+from ..options import BenchLoaderConfig
+from ..random_inputs import write_random_shards
+from ..timing import PROCESS, Stopwatch, in_turns
 
 COPY, TORCH, OURS = "numpy memmap copy", "torch DataLoader", "anchored loader"
 VOCAB_SIZE = 128_256

@@ -8,14 +8,14 @@ from command_line import run
 
 from anchored.pretrain.model.loss import IGNORE_INDEX, logit_loss_and_gradient
 from anchored.pretrain.model.tinycomma import TinyComma, flavors
-from anchored.tools.bench.pretrain_round import (
+from anchored.tools.bench.pretrain.round import (
     Counts,
     Run,
     fuse_projections,
     logit_bytes,
     scattered_loss_and_gradient,
 )
-from anchored.tools.bench.pretrain_traffic import counted
+from anchored.tools.bench.pretrain.traffic import counted
 
 NOW = Counts(layer_bytes=200_000, logit_bytes=8, chunk_tokens=16_384, reductions=1)
 BEFORE = Counts(layer_bytes=300_000, logit_bytes=16, chunk_tokens=4096, reductions=16)

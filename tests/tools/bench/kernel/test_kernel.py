@@ -3,7 +3,7 @@
 import torch
 
 from anchored.kernels import reference
-from anchored.tools.bench.kernel import BenchKernelConfig, paper_projection, run
+from anchored.tools.bench.kernel.kernel import BenchKernelConfig, paper_projection, run
 
 
 def test_the_baseline_finds_the_weight_of_the_reference():

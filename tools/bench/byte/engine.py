@@ -9,9 +9,9 @@ from transformers import DynamicCache
 from anchored import Anchored, ByteSettings, Decoder, ModelPair, PromptCache
 from anchored.decode.levels.level import open_stream
 
-from .byte_pair import BytePair
-from .byte_work import BUDGET, Texts, encoded
-from .timing import THREAD, Stopwatch
+from ..timing import THREAD, Stopwatch
+from .pair import BytePair
+from .work import BUDGET, Texts, encoded
 
 
 def as_model_pair(pair: BytePair) -> ModelPair:

@@ -14,8 +14,8 @@ import anchored
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.pretrain.tokens.bpe import SplitRule, pre_tokenizer
 
-from .options import Shape
-from .random_inputs import random_llama
+from ..options import Shape
+from ..random_inputs import random_llama
 
 END = "<|endoftext|>"
 RULES: dict[str, SplitRule] = {"safe": "gpt2", "risky": "llama3"}

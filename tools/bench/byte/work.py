@@ -4,7 +4,7 @@ import ctypes
 import gc
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count, cycle, islice
 from pathlib import Path
@@ -15,21 +15,24 @@ from transformers import DynamicCache
 
 from anchored.decode.byte.byte_row import MAX_DEAD_SLOTS
 from anchored.decode.byte.byte_stream import ByteStream
+from anchored.decode.byte.debt_search import settled_prompts
 from anchored.decode.byte.node_law import node_laws
 from anchored.decode.byte.settings import ByteCounts, ByteEvaluation, PromptScores
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
 from anchored.decode.byte.tree_marginals import TreeMarginals
 from anchored.decode.models.attention import row_attention
+from anchored.decode.models.stream import PromptLogits
 from anchored.decode.rules.prefix_debt import log_likelihood_ratios, prefix_debt
+from anchored.decode.rules.rule import BOTH
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from anchored.decode.warpers import Warpers
 from anchored.kernels.projection import project_kl
 from anchored.kernels.uniforms import uniforms
 
-from .byte_pair import ByteModel, BytePair
-from .timing import THREAD, Stopwatch
+from ..timing import THREAD, Stopwatch
+from .pair import ByteModel, BytePair
 
 BUDGET = 0.5
 """Nats a byte."""
@@ -101,7 +104,9 @@ class Walk:
         )
 
 
-def byte_streams(pair: BytePair, evaluations: Sequence[ByteEvaluation]) -> list[ByteStream]:
+def byte_streams(
+    pair: BytePair, evaluations: Sequence[ByteEvaluation], *, num_ratios: int | None = None
+) -> list[ByteStream]:
     return [
         ByteStream(
             each.model,
@@ -110,6 +115,7 @@ def byte_streams(pair: BytePair, evaluations: Sequence[ByteEvaluation]) -> list[
             num_rows=1,
             warp=Warpers(SAMPLING, each.vocabulary.stop_token_ids.tolist()),
             evaluation=evaluation,
+            num_ratios=num_ratios,
         )
         for each, evaluation in zip(pair.models.values(), evaluations, strict=True)
     ]
@@ -164,10 +170,32 @@ def projection_s(num_bytes: int) -> float:
     return watch.seconds
 
 
-def first_byte_s(
-    pair: BytePair, evaluations: tuple[ByteEvaluation, ByteEvaluation], texts: Texts
-) -> float:
-    return _read_s(byte_streams(pair, evaluations), texts.prompt)
+class Scoring(NamedTuple):
+    """What is wanted to be known of a prompt's bytes."""
+
+    ends: tuple[PromptScores, PromptScores]
+    """Of the safe and the risky model's log-probabilities."""
+    num_ratios: int | None
+    """How many of their largest differences count, None for all."""
+
+    def streams(self, pair: BytePair) -> list[ByteStream]:
+        """Of both models, which read prompts so."""
+        evaluations = [ByteEvaluation(prompt_scores=end) for end in self.ends]
+        return byte_streams(pair, evaluations, num_ratios=self.num_ratios)
+
+
+def first_byte_s(pair: BytePair, scoring: Scoring, texts: Texts) -> float:
+    streams = scoring.streams(pair)
+    with Stopwatch(THREAD) as watch:
+        _settled(streams, texts.prompt)
+    return watch.seconds
+
+
+def _settled(streams: list[ByteStream], prompt: list[int]) -> Mapping[str, PromptLogits]:
+    """What the safe and the risky model say of a prompt that they read into row 0."""
+    named = dict(zip(BOTH, streams, strict=True))
+    read = {name: stream.read([prompt], [0]) for name, stream in named.items()}
+    return settled_prompts(named, read, [0])
 
 
 def _read_s(streams: list[ByteStream], prompt: list[int]) -> float:
@@ -186,12 +214,10 @@ class PromptDebt(NamedTuple):
     """By model."""
 
 
-def prompt_debt(
-    pair: BytePair, ends: tuple[PromptScores, PromptScores], prompt: list[int]
-) -> PromptDebt:
+def prompt_debt(pair: BytePair, scoring: Scoring, prompt: list[int]) -> PromptDebt:
     """The prefix debt by what both models say about the prompt's bytes."""
-    streams = byte_streams(pair, [ByteEvaluation(prompt_scores=which) for which in ends])
-    safe, risky = (stream.read([prompt], [0]).token_log_probs[0] for stream in streams)
+    streams = scoring.streams(pair)
+    safe, risky = (own.token_log_probs[0] for own in _settled(streams, prompt).values())
     nats = prefix_debt(log_likelihood_ratios(risky, safe))
     return PromptDebt(float(nats), [stream.counts(0).num_nodes for stream in streams])
 

@@ -16,13 +16,13 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import GenerationConfig, LlamaConfig
 
-from ... import text_tables
-from ...durable_files import file_sha256, new_folder
-from ..plan.data_plan import epochs_read, tokens_read
-from ..run.checkpoints import checkpoint_step, last_complete
-from ..run.record import RunRecord
-from ..tokens.decontamination import search_summary
-from ..tokens.encoder import EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME
+from .. import text_tables
+from ..durable_files import file_sha256, new_folder
+from .plan.data_plan import epochs_read, tokens_read
+from .run.checkpoints import checkpoint_step, last_complete
+from .run.record import RunRecord
+from .tokens.decontamination import search_summary
+from .tokens.encoder import EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME
 
 _MAX_LICENCES = 4
 

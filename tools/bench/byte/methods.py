@@ -6,11 +6,11 @@ from typing import Any
 from anchored import Decoder, Generation, ModelPair, PromptCache
 from anchored.decode.rules.rule import Rule, StreamName
 
-from .byte_engine import as_model_pair
-from .byte_pair import BytePair
-from .flops import num_matrix_weights
-from .methods import bench_rules
-from .options import BenchByteConfig
+from ..flops import num_matrix_weights
+from ..methods import bench_rules
+from ..options import BenchByteConfig
+from .engine import as_model_pair
+from .pair import BytePair
 
 BASELINE = "risky_only"
 AT_TOKENS_ONLY = ("token_swap",)

@@ -1,0 +1,112 @@
+"""One of a pair may be quantised: each model is read as its own folder says."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+import torch
+from compressed_tensors.compressors import pack_to_int32
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from vllm import SamplingParams
+
+import anchored
+from anchored.decode.vllm.journal import journal_ledgers
+
+from .conftest import opened, state_of
+
+GROUP = 32
+FORMATS = {
+    "int8": {
+        "format": "int-quantized",
+        "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+    },
+    "int4": {
+        "format": "pack-quantized",
+        "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP},
+    },
+}
+"""As compressed-tensors has them, which llm-compressor writes."""
+
+
+def quantised(folder: Path, to: Path, kind: str) -> Path:
+    """A copy whose projections are rounded; the last layer's down_proj and the head are left."""
+    shutil.copytree(folder, to)
+    weights = load_file(to / "model.safetensors")
+    kept = f"model.layers.{max(int(n.split('.')[2]) for n in weights if '.layers.' in n)}.mlp"
+    rounded = {}
+    for name, weight in weights.items():
+        is_left = not name.endswith("_proj.weight") or name.startswith(kept)
+        rounded |= {name: weight} if is_left else ROUNDED[kind](name, weight)
+    save_file(rounded, to / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((to / "config.json").read_text())
+    own = dict(FORMATS[kind])
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": own.pop("format"),
+        "ignore": ["lm_head", *(f"{kept}.{part}_proj" for part in ("gate", "up", "down"))],
+        "config_groups": {"group_0": {"targets": ["Linear"], **own}},
+    }
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+def by_channel(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    scale = weight.abs().amax(1, keepdim=True) / 127.0
+    return {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
+
+
+def by_group(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    groups = weight.unflatten(1, (-1, GROUP))
+    scale = groups.abs().amax(-1) / 7.0
+    rounded = (groups / scale[..., None]).round().flatten(1).to(torch.int8)
+    return {
+        f"{name}_packed": pack_to_int32(rounded, 4),
+        f"{name}_scale": scale,
+        f"{name}_shape": torch.tensor(weight.shape),
+    }
+
+
+ROUNDED = {"int8": by_channel, "int4": by_group}
+
+
+def divergence(folder: Path, prompt: list[int], row: torch.Tensor) -> float:
+    """KL in nats of what transformers reads in a folder from a row of logits."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        own = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    return (own.exp() * (own - row.float().log_softmax(-1))).sum().item()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("risky", "int8"), ("risky", "int4"), ("safe", "int4")])
+def test_a_quantised_model_beside_a_plain_one(folders, tmp_path, name, kind):
+    own = dict(zip(("safe", "risky"), folders, strict=True))
+    own[name] = quantised(own[name], tmp_path / name, kind)
+    prompt, journal = [0, 5, 9, 40, 77, 100], tmp_path / "journal"
+    changes = {"ledgers": journal, "dtype": "bfloat16", "allow_quantized_safe": name == "safe"}
+    with opened((own["safe"], own["risky"]), **changes) as llm:
+        params = [
+            SamplingParams(max_tokens=10, extra_args={"anchored_k": 0.5 + n % 3}) for n in range(9)
+        ]
+        llm.generate([{"prompt_token_ids": prompt[: 3 + n % 3]} for n in range(9)], params)
+        llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1))
+        rows = dict(zip(("safe", "risky"), state_of(llm).model.rows, strict=True))
+    told = {each: divergence(own[each], prompt, rows[each][0]) for each in own}
+    assert max(told.values()) < 0.01, told
+    ledgers = [ledger for _, ledger in journal_ledgers(journal)]
+    assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers)
+    assert {*ledgers[0].header.quantization} == {name}
+    if kind == "int4":  # rounded activations are another model for each batch: none replays them
+        before = dict(zip(("safe", "risky"), folders, strict=True))[name]
+        assert divergence(before, prompt, rows[name][0]) > 3.0 * told[name]
+        pair = anchored.ModelPair.from_pretrained(
+            own["safe"], own["risky"], dtype="bfloat16", allow_quantized_safe=name == "safe"
+        )
+        failures = [anchored.verify(ledger, pair).failures for ledger in ledgers]
+        assert failures == [[]] * 10
