@@ -55,7 +55,8 @@ class ByteLevel(Level):
         Raises ValueError, in one line, for a tokenizer that cannot be read as bytes and for a model
         whose attention cannot be masked token by token.
         """
-        self.pair, self.byte_settings, self.prompt_ratios = pair, byte_settings, prompt_ratios
+        self.pair, self.prompt_ratios = pair, prompt_ratios
+        self.byte_settings = byte_settings.on(model.device for model in pair.models.values())
         self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
         self.stop_token_ids = [END_SYMBOL]
         self._attention = {name: _attention(pair, name) for name in pair.models}

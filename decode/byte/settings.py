@@ -1,7 +1,10 @@
 """How a pair is decoded byte by byte."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
+
+import torch
 
 from ..settings import check_choice
 
@@ -72,6 +75,9 @@ class ByteCounts:
 Warped = Literal["token", "byte"]
 DebtEvaluation = Literal["exact", "bounded"]
 
+PREFETCH = 4
+"""Of models on a CPU unless asked for: one text takes 38 % less time, eight take 2 % more."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByteSettings:
@@ -86,8 +92,9 @@ class ByteSettings:
     tau: float = 0.0
     """Most total variation that a step of the risky model may lose to tokens left out as unlikely;
     costs utility, never the bound."""
-    prefetch: int = 0
-    """Likely continuations that each forward computes ahead; the same laws from fewer forwards."""
+    prefetch: int | None = None
+    """Likely continuations that each forward computes ahead; the same laws from fewer forwards.
+    None: PREFETCH for models on a CPU; no others, as choosing them takes the laws to the host."""
     debt: DebtEvaluation = "exact"
     """bounded: an upper bound of the prefix debt, from a forward over the prompt's tokens alone."""
 
@@ -97,12 +104,19 @@ class ByteSettings:
         check_choice("debt", self.debt, get_args(DebtEvaluation))
         self.evaluation("risky")
 
+    def on(self, devices: Iterable[torch.device]) -> "ByteSettings":
+        """The same with what follows from where the models are."""
+        if self.prefetch is not None:
+            return self
+        is_on_cpu = all(device.type == "cpu" for device in devices)
+        return replace(self, prefetch=PREFETCH if is_on_cpu else 0)
+
     def evaluation(self, name: str) -> ByteEvaluation:
         """What "safe" or "risky" computes; ValueError for values out of range."""
         bounds: dict[str, PromptScores] = {"safe": "lower", "risky": "upper"}
         return ByteEvaluation(
             tau=self.tau if name == "risky" else 0.0,
-            prefetch=self.prefetch,
+            prefetch=self.prefetch or 0,
             prompt_scores="exact" if self.debt == "exact" else bounds[name],
             mode=self.mode,
         )

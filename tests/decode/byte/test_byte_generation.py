@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+import torch
 from byte_pairs import PROMPTS, llama3_tokenizer, reference_of
 from tiny_models import tiny_gpt2, tiny_llama
 
@@ -223,6 +224,23 @@ def test_ledgers_tell_what_was_computed_and_what_masking_took(pair):
     assert ledger.safe_forwards == work["safe"]["num_forwards"]
     assert ledger.risky_forwards == work["risky"]["num_forwards"] < ledger.safe_forwards
     assert 0 == work["safe"]["max_total_variation"] < work["risky"]["max_total_variation"] <= 0.3
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "number"),
+    [("cpu", None, 4), ("cuda", None, 0), ("cpu", 0, 0), ("cuda", 3, 3)],
+)
+def test_guesses_are_made_where_the_host_has_the_laws(device, asked, number):
+    settings = ByteSettings(prefetch=asked).on([torch.device("cpu"), torch.device(device)])
+    assert settings.evaluation("safe").prefetch == settings.prefetch == number
+
+
+def test_a_ledger_names_the_number_of_guesses_that_was_taken(pair):
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_bytes=8)
+    ledger = result.ledger
+    assert ledger.header.level_settings["prefetch"] == 4
+    assert sum(work["num_guesses"] for work in ledger.work.values()) > 0
+    assert verify(ledger, pair).is_ok
 
 
 @pytest.mark.parametrize(

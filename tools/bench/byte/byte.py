@@ -249,9 +249,9 @@ def engine_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     unseen, length = unseen_texts(pair, config), config.new_bytes
     texts = drawn_texts(pair, unseen, new_bytes=length, prefetch=config.prefetch, seed=config.seed)
     settings = {
-        "exact": ByteSettings(),
+        "exact": ByteSettings(prefetch=0),
         "prefetch": ByteSettings(prefetch=config.prefetch),
-        "tau": ByteSettings(tau=config.tau),
+        "tau": ByteSettings(tau=config.tau, prefetch=0),
         "tau, prefetch": ByteSettings(tau=config.tau, prefetch=config.prefetch),
     }
     yield ("rows", "engine", "ms/byte", "error", "x transformers", "x token rows")
