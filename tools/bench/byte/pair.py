@@ -87,8 +87,8 @@ def published_pair(
         if not path.exists():
             raise FileNotFoundError(f"there is no {path}")
         tokenizer = Tokenizer.from_file(str(path))
-        size = tokenizer.get_vocab_size()
-        model = _random_llama(size, context_length, seed + place, shape)
+        size, end_id = tokenizer.get_vocab_size(), _token_id(tokenizer, end)
+        model = _random_llama(size, context_length, seed + place, shape, end_id=end_id)
         models[name] = ByteModel(model, tokenizer, begin, end)
     return BytePair(models, _held_out())
 
@@ -147,10 +147,15 @@ def _trained_tokenizer(rule: SplitRule, vocab_size: int, texts: list[str]) -> To
 
 
 def _random_llama(
-    vocab_size: int, context_length: int, seed: int, shape: Shape = "small"
+    vocab_size: int,
+    context_length: int,
+    seed: int,
+    shape: Shape = "small",
+    *,
+    end_id: int = 0,  # END is the first
 ) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    return random_llama(shape, vocab_size, context_length, eos_token_id=0)  # END is the first
+    return random_llama(shape, vocab_size, context_length, eos_token_id=end_id)
 
 
 def _train(model: LlamaForCausalLM, token_ids: torch.Tensor, steps: int, seed: int) -> None:

@@ -75,6 +75,13 @@ def test_published_tokenizers_work_behind_long_contexts_in_linear_memory(capsys)
     assert long[-2] - short[-2] < 0.5 * (long[-1] - short[-1])
 
 
+@pytest.mark.slow  # reads the tokenizers of GPT-2 and Llama 3
+@pytest.mark.skipif(not TOKENIZERS.exists(), reason="shared/tokenizers is not here")
+def test_whole_decoders_run_with_published_tokenizers(capsys):
+    assert run(replace(SMALL, tokenizers=TOKENIZERS, tables=("engine",), batch_sizes=(1,))) == 0
+    assert len(rows(capsys.readouterr().out)) == 6
+
+
 @pytest.fixture
 def small_pair(monkeypatch) -> BytePair:
     """An untrained pair in place of the measured one."""
