@@ -1,12 +1,15 @@
 """How a pair is decoded byte by byte."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..settings import check_choice
+
+if TYPE_CHECKING:
+    import torch  # takes seconds, and commands name these settings in their help
 
 Mode = Literal["masked", "raw"]
 """masked: only tokens that keep the sequence viable. raw: all that keep the text UTF-8."""
@@ -104,7 +107,7 @@ class ByteSettings:
         check_choice("debt", self.debt, get_args(DebtEvaluation))
         self.evaluation("risky")
 
-    def on(self, devices: Iterable[torch.device]) -> "ByteSettings":
+    def on(self, devices: Iterable[torch.device]) -> ByteSettings:
         """The same with what follows from where the models are."""
         if self.prefetch is not None:
             return self
