@@ -189,8 +189,11 @@ class ByteLevel(Level):
         tokenizer = str(self._tokenizers[name])
         evaluation = self.byte_settings.evaluation(name)
         owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer)
+        # What others looked into would change a bounded debt, and no ledger tells of them.
+        searched = num_ratios if self.byte_settings.debt == "bounded" else "any"
         whole, partial = (
-            PromptShelf(self.prompt_cache, (*owner, evaluation, kind)) for kind in ("", "partial")
+            PromptShelf(self.prompt_cache, (*owner, evaluation, known))
+            for known in ("all", searched)
         )
         prompts = whole if num_ratios is None else partial
         if not scores_prompts:

@@ -24,7 +24,9 @@ def pair():
 
 
 def level_of(pair, debt="exact", cache=None):
-    return ByteLevel(pair, ByteSettings(debt=debt), cache or PromptCache(0))
+    # An empty cache is as false as none.
+    cache = PromptCache(0) if cache is None else cache
+    return ByteLevel(pair, ByteSettings(debt=debt), cache)
 
 
 def read(level, prompts, num_ratios, **changes):
@@ -83,6 +85,16 @@ def test_a_kept_prompt_is_looked_into_further_for_more_ratios(pair):
             assert prefix_debt(own, window=window) == pytest.approx(exact, abs=1e-9)
     (again,), _, _ = read(level, TEXTS[:1], None)
     assert again == pytest.approx(whole, abs=1e-9)
+
+
+@pytest.mark.parametrize("windows", [(40, 1), (5, 1), (1, 5), (500, 3)])
+def test_a_bounded_debt_does_not_depend_on_what_other_rules_asked_for(pair, windows):
+    level = level_of(pair, "bounded", PromptCache())
+    read(level, TEXTS, windows[0])
+    for _ in range(2):
+        shared, _, _ = read(level, TEXTS, windows[1])
+        fresh, _, _ = read(level_of(pair, "bounded"), TEXTS, windows[1])
+        assert all(map(torch.equal, shared, fresh))
 
 
 def test_only_as_many_ratios_as_the_rule_asks_for_are_looked_into(pair):
