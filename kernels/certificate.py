@@ -11,6 +11,10 @@ LEAST_BITS = -900.0
 """log2 of the least float64 sum of weights, the largest logit weighing 1, that is trusted: far
 from underflow. Less needs logits beyond +-300 nats."""
 
+WEIGHT_ROUNDINGS = 400.0
+"""Units in the last place of one weight, beside those of a sum: its exponent's, four of 100 nats. A
+tilt that makes an exponent larger than that is counted where it is known."""
+
 KL_MARGIN = 8.0
 """KL may be wrong by so many relative errors of a weight, times what it passes them on by."""
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.certificate import KL_MARGIN
+from ...kernels.certificate import KL_MARGIN, WEIGHT_ROUNDINGS
 from ...kernels.spend import BAN_GAP, EPSILON
 from ..ledger import LedgerStep
 from . import oracle
@@ -70,9 +70,6 @@ class Rounding:
         own = max(logit_deviation(logits, self.dtype, bears_mass), self.measured)
         return self.gain * own + self.added
 
-
-ROUNDED_TERMS = 400
-"""Units in the last place of a weight with an exponent of up to 100 nats."""
 
 Kind = Literal["kl", "max", "replayed", "alone"]
 """What p* is: a tilted law, a clipped law, whatever the rule gives, or that without a safe model
@@ -209,7 +206,7 @@ def solver_margin(safe: Tensor, risky: Tensor, star: Tensor, weight: float) -> f
     shared = safe.masked_fill(~is_shared, -math.inf)
     spread = (star.exp() * tilt.square()).sum().sqrt().item()
     drift = abs((torch.logsumexp(shared + weight * tilt, -1) - shared.logsumexp(-1)).item())
-    error = EPSILON * (len(safe) + ROUNDED_TERMS + spread + drift)
+    error = EPSILON * (len(safe) + WEIGHT_ROUNDINGS + spread + drift)
     return KL_MARGIN * error * (1.0 + drift + weight * spread)
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..certificate import FLOOR_MARGIN, LEAST_BITS
+from ..certificate import FLOOR_MARGIN, LEAST_BITS, WEIGHT_ROUNDINGS
 from ..spend import BAN_BITS, BAN_GAP, BITS_PER_NAT, EPSILON
 
 # B requests, V vocabulary; R rows read together, N pieces of a row, C columns of a piece.
@@ -30,10 +30,6 @@ PIECE_SIZE = 4096
 LANES = 64
 """Pieces are padded to a multiple of it: torch computes the tail of a vector loop by another
 routine, so without the padding a row's last digit would depend on its place in the batch."""
-
-WEIGHT_ROUNDINGS = 400.0
-"""Roundings of one weight, beside those of the sum: its exponent's, four of 100 nats. A tilt that
-makes an exponent larger than that is counted by `kl` where it is known."""
 
 OFF_SUPPORT = 4.0 * BAN_BITS
 """Bits of a weight that is 0, finite so that no NaN can arise."""

@@ -36,10 +36,7 @@ class RotaryAttention(Attention):
     ) -> Tensor:
         """x (B, T, H * D) -> alike. freqs_cis: not used. positions: (B, T) or (1, T) int64; None
         for 0 .. T - 1."""
-        queries, keys, values = (
-            projection(x).unflatten(-1, (-1, self.head_dim))
-            for projection in (self.wq, self.wk, self.wv)
-        )
+        queries, keys, values = self.heads(x)
         places = slice(x.shape[1]) if positions is None else positions
         table = self.rotary_table[places].unsqueeze(-3)  # the same for all heads
         masks = {} if attention_masks is None else {"block_mask": attention_masks}
@@ -52,6 +49,11 @@ class RotaryAttention(Attention):
         )
         output: Tensor = self.wo(attended.transpose(1, 2).flatten(2))
         return output
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, (B, T, their heads, D) each."""
+        projections = (self.wq, self.wk, self.wv)
+        return tuple(own(x).unflatten(-1, (-1, self.head_dim)) for own in projections)
 
 
 def rotary_table(freqs_cis: Tensor) -> Tensor:

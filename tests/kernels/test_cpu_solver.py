@@ -86,37 +86,34 @@ def test_few_float64_passes_settle_a_row(kind, mean_limit, logit_pairs, budgets,
     assert max(num_passes) <= 7
 
 
-@pytest.mark.parametrize("budget", [1e-8, 1e-6, 1e-3, 0.5])
-def test_a_row_is_read_a_few_times_whatever_its_budget(budget, logit_pairs, monkeypatch):
-    dtypes = []
+@pytest.fixture
+def passes(monkeypatch):
+    """The dtype of every pass over rows since."""
+    dtypes, moments = [], kl._moments
 
     def counted_moments(curves, *arguments):
         dtypes.append(curves.bits.dtype)
         return moments(curves, *arguments)
 
-    moments = kl._moments
     monkeypatch.setattr(kl, "_moments", counted_moments)
+    return dtypes
+
+
+@pytest.mark.parametrize("budget", [1e-8, 1e-6, 1e-3, 0.5])
+def test_a_row_is_read_a_few_times_whatever_its_budget(budget, logit_pairs, passes):
     risky, safe = logit_pairs("generic", 20, 40_000, torch.Generator().manual_seed(5))
     project_kl(risky, safe, torch.full((20,), budget, dtype=torch.float64))
-    assert dtypes.count(torch.float32) / 20 <= 3.0
+    assert passes.count(torch.float32) / 20 <= 3.0
     # One of them for mean and variance at 0, one for the last step to the aim.
-    assert dtypes.count(torch.float64) / 20 <= 3.5
+    assert passes.count(torch.float64) / 20 <= 3.5
 
 
 @pytest.mark.parametrize("kind", ["generic", "memorised"])
-def test_narrow_rows_are_solved_without_a_guess_in_a_few_passes(kind, logit_pairs, monkeypatch):
-    dtypes = []
-
-    def counted_moments(curves, *arguments):
-        dtypes.append(curves.bits.dtype)
-        return moments(curves, *arguments)
-
-    moments = kl._moments
-    monkeypatch.setattr(kl, "_moments", counted_moments)
+def test_narrow_rows_are_solved_without_a_guess_in_a_few_passes(kind, logit_pairs, passes):
     generator = torch.Generator().manual_seed(7)
     for budget in (1e-8, 1e-3, 0.1, 0.5, 5.0):
         for _ in range(20):
             risky, safe = logit_pairs(kind, 1, 257, generator)
             project_kl(risky, safe, torch.tensor([budget], dtype=torch.float64))
-    assert set(dtypes) == {torch.float64}
-    assert len(dtypes) / 100 <= 6.0
+    assert set(passes) == {torch.float64}
+    assert len(passes) / 100 <= 6.0

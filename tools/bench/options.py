@@ -180,6 +180,8 @@ class BenchByteConfig:
     train_steps: int = 250
     """Steps of 512 tokens that each model is trained for before anything is measured."""
     prompt_bytes: int = 200
+    num_prompts: int = 14
+    """From all over the unseen text: first bytes and debts are means over them."""
     new_bytes: int = 200
     contexts: tuple[int, ...] = (1000, 4000, 8000)
     """Tokens in front of the bytes for which the work outside the models is measured, and with
@@ -201,7 +203,8 @@ class BenchByteConfig:
     """Folder of gpt2/tokenizer.json and llama3/tokenizer.json: models of random weights with these
     vocabularies take the place of the trained ones."""
     shape: Shape = "small"
-    """Of these models: a small one's output layer over so many tokens costs more than all else."""
+    """Of both models: a small one's output layer, and what is done beside its forwards, cost more
+    than a larger one's."""
     prefetch: int = 4
     tau: float = 1e-3
     runs: int = 5
@@ -211,6 +214,7 @@ class BenchByteConfig:
 
     def __post_init__(self) -> None:
         check_least(self, 1, "prompt_bytes", "new_bytes", "prefetch", "runs", "passage_bytes")
+        check_least(self, 1, "num_prompts")
         check_least(self, 1, "contexts", "batch_sizes")
         check_k(self.k)
         method_names(self.methods)

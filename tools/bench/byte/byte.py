@@ -10,7 +10,7 @@ from anchored.decode.byte.settings import ByteEvaluation, ByteSettings
 from anchored.tools.commands.files import check_new_folder
 
 from ..methods import speeds
-from ..options import SHAPES, SIZES, BenchByteConfig, Table, method_names
+from ..options import BenchByteConfig, Table, method_names
 from ..timing import THREAD, deviation, in_turns
 from .engine import engine_works
 from .methods import BASELINE, methods_at_bytes
@@ -35,7 +35,6 @@ from .work import (
 
 WIDTH = 17
 NUM_STRINGS = 1500
-NUM_DEBTS = 14
 NUM_RATIOS = Anchored(k=0.0).num_ratios
 SCORINGS = {
     "exact": Scoring(("exact", "exact"), NUM_RATIOS),
@@ -56,11 +55,12 @@ def run(config: BenchByteConfig) -> int:
     pair = measured_pair(config)
     sizes = " and ".join(str(each.model.vocab_size) for each in pair.models.values())
     weights = "random weights" if config.tokenizers else f"{config.train_steps} steps"
-    shape = dict(zip(SIZES, SHAPES[config.shape if config.tokenizers else "small"], strict=True))
+    shape = next(iter(pair.models.values())).model.config
     print(
-        f"two Llamas of hidden size {shape['hidden_size']}, {shape['num_hidden_layers']} layers, "
+        f"two Llamas of hidden size {shape.hidden_size}, {shape.num_hidden_layers} layers, "
         f"V = {sizes}, {weights}, CPU, torch {torch.__version__}, "
         f"one thread's time; {config.prompt_bytes} + {config.new_bytes} bytes of unseen text, "
+        f"first bytes and debts over {config.num_prompts} prompts, "
         f"best of {config.runs} runs, error: their standard deviation"
     )
     for name in config.tables:
@@ -82,6 +82,7 @@ def measured_pair(config: BenchByteConfig) -> BytePair:
         vocab_sizes=config.vocab_sizes,
         train_steps=config.train_steps,
         context_length=context_length,
+        shape=config.shape,
         seed=config.seed,
     )
     if config.folder is not None:
@@ -137,15 +138,16 @@ def decode_table(pair: BytePair, config: BenchByteConfig, kind: str, texts: Text
 
 
 def prompt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
-    """The debt of a prompt against two plain prefills; the first byte with debt and without."""
-    texts = unseen_texts(pair, config)
-    works: dict[str, Callable[[], float]] = {"prefill": partial(prefill_s, pair, texts)}
+    """The debts of prompts against two plain prefills; first bytes with debts and without."""
+    texts = [Texts(prompt, []) for prompt in unseen_prompts(pair, config)]
+    by_text: dict[str, Callable[[Texts], float]] = {"prefill": partial(prefill_s, pair)}
     for name, scoring in {"no debt": Scoring(("none", "none"), None), **SCORINGS}.items():
-        works[name] = partial(first_byte_s, pair, scoring, texts)
+        by_text[name] = partial(first_byte_s, pair, scoring)
     if (official := official_bytes(pair)) is not None:
-        works["official, no debt"] = partial(official.first_byte_s, texts, has_debt=False)
-        works["official"] = partial(official.first_byte_s, texts, has_debt=True)
-        works["official debt"] = partial(official.debt_s, texts)
+        by_text["official, no debt"] = partial(official.first_byte_s, has_debt=False)
+        by_text["official"] = partial(official.first_byte_s, has_debt=True)
+        by_text["official debt"] = official.debt_s
+    works = {name: partial(_mean_s, texts, work) for name, work in by_text.items()}
     seconds = in_turns(works, config.runs)
     yield ("prompt", "debt ms", "error", "x prefill", "first byte ms", "error", "x no debt")
     yield ("prefill", *_time_cells(seconds["prefill"], seconds["prefill"], 1), "-", "-", "-")
@@ -159,12 +161,20 @@ def prompt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
         yield (name, *debt, *_time_cells(seconds[name], seconds[without], 1))
 
 
+def _mean_s(texts: list[Texts], work: Callable[[Texts], float]) -> float:
+    return sum(map(work, texts)) / len(texts)
+
+
+def unseen_prompts(pair: BytePair, config: BenchByteConfig) -> list[list[int]]:
+    """Prompts from all over the text that the models were not trained on."""
+    text, length = pair.held_out.decode(), config.prompt_bytes
+    starts = range(0, len(text) - length, (len(text) - length) // config.num_prompts)
+    return [list(text[start : start + length].encode()) for start in starts[: config.num_prompts]]
+
+
 def debt_table(pair: BytePair, config: BenchByteConfig) -> Rows:
     """Bounded prefix debts against exact ones, and what they compute, over prompts."""
-    length = config.prompt_bytes
-    text = pair.held_out.decode()
-    starts = range(0, len(text) - length, (len(text) - length) // NUM_DEBTS)[:NUM_DEBTS]
-    prompts = [list(text[start : start + length].encode()) for start in starts]
+    prompts = unseen_prompts(pair, config)
     debts = {name: [prompt_debt(pair, own, p) for p in prompts] for name, own in SCORINGS.items()}
     exact = torch.tensor([debt.nats for debt in debts["exact"]])
     yield ("debts", "mean nats", "x exact", "largest", "safe nodes", "risky nodes", "x nodes")

@@ -58,7 +58,12 @@ class BytePair:
 
 
 def trained_pair(
-    *, vocab_sizes: tuple[int, int], train_steps: int, context_length: int, seed: int = 0
+    *,
+    vocab_sizes: tuple[int, int],
+    train_steps: int,
+    context_length: int,
+    shape: Shape = "small",
+    seed: int = 0,
 ) -> BytePair:
     """Train both models for `train_steps` steps of 512 tokens."""
     files = sorted(_text_files())
@@ -68,7 +73,7 @@ def trained_pair(
         tokenizer = _trained_tokenizer(rule, vocab_sizes[place], texts)
         end = _token_id(tokenizer, END)
         token_ids = [token for text in texts for token in [end, *tokenizer.encode(text).ids]]
-        model = _random_llama(tokenizer.get_vocab_size(), context_length, seed + place)
+        model = _random_llama(tokenizer.get_vocab_size(), context_length, seed + place, shape)
         _train(model, torch.tensor(token_ids), train_steps, seed + place)
         models[name] = ByteModel(model, tokenizer)
     return BytePair(models, _held_out())
@@ -150,7 +155,7 @@ def _random_llama(
     vocab_size: int,
     context_length: int,
     seed: int,
-    shape: Shape = "small",
+    shape: Shape,
     *,
     end_id: int = 0,  # END is the first
 ) -> LlamaForCausalLM:

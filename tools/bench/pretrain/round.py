@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from torchtitan.tools.utils import set_default_dtype
 
 from anchored import text_tables
 from anchored.pretrain.job_config import JobConfig, load_job_config
-from anchored.pretrain.model.attention import RotaryAttention, rotate
+from anchored.pretrain.model.attention import RotaryAttention
 from anchored.pretrain.model.loss import IGNORE_INDEX, logit_loss_and_gradient
 from anchored.pretrain.model.tinycomma import TinyComma, TinyCommaArgs, flavors
 
@@ -256,21 +255,10 @@ def scattered_loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor,
 class FusedAttention(RotaryAttention):
     """Queries, keys and values by one product with weights that are put together each time."""
 
-    def forward(self, x: Tensor, *tables_and_masks: Any, **positions: Any) -> Tensor:
-        """Without masks, at positions 0 .. T - 1."""
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
         weights = [self.wq.weight, self.wk.weight, self.wv.weight]
         joined = F.linear(x, torch.cat(weights)).unflatten(-1, (-1, self.head_dim))
-        sizes = [len(weight) // self.head_dim for weight in weights]
-        queries, keys, values = joined.split(sizes, dim=-2)
-        table = self.rotary_table[: x.shape[1]].unsqueeze(-3)
-        attended = self.inner_attention(
-            rotate(queries, table).transpose(1, 2),
-            rotate(keys, table).transpose(1, 2),
-            values.transpose(1, 2),
-            enable_gqa=self.enable_gqa,
-        )
-        output: Tensor = self.wo(attended.transpose(1, 2).flatten(2))
-        return output
+        return joined.split([len(weight) // self.head_dim for weight in weights], dim=-2)
 
 
 class FusedFeedForward(FeedForward):

@@ -21,6 +21,7 @@ SMALL = BenchByteConfig(
     vocab_sizes=(300, 320),
     train_steps=1,
     prompt_bytes=20,
+    num_prompts=3,
     new_bytes=6,
     contexts=(10, 20),
     prefetch=2,
