@@ -20,7 +20,7 @@ from anchored import (
 )
 from anchored.decode.rules.rule import Rule
 
-from .timing import WALL, Clock, deviation, timed
+from .timing import WALL, Clock, deviation, timed, times_baseline
 
 RCAD_ALPHA = 0.5
 
@@ -77,8 +77,7 @@ class Speed:
 
     def slowdown(self, baseline: "Speed") -> tuple[float, float]:
         """(how many times as fast the baseline is in the same run, the deviation of that)."""
-        ratios = [other / own for other, own in zip(baseline.per_s, self.per_s, strict=True)]
-        return statistics.mean(ratios), deviation(ratios)
+        return times_baseline(baseline.per_s, self.per_s)
 
 
 def speeds(

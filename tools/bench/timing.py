@@ -63,6 +63,15 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else math.nan
 
 
+def times_baseline(values: Sequence[float], baseline: Sequence[float]) -> tuple[float, float]:
+    """(mean ratio to the baseline in the same run, the deviation of that).
+
+    What slows a whole run leaves its ratios as they are.
+    """
+    ratios = [own / other for own, other in zip(values, baseline, strict=True)]
+    return statistics.mean(ratios), deviation(ratios)
+
+
 def half_quartile_range(values: Sequence[float]) -> float:
     """Half the range between the quartiles."""
     lower, _, upper = statistics.quantiles(values, n=4)

@@ -11,7 +11,7 @@ from anchored.tools.commands.files import check_new_folder
 
 from ..methods import speeds
 from ..options import BenchByteConfig, Table, method_names
-from ..timing import THREAD, deviation, in_turns
+from ..timing import THREAD, deviation, in_turns, times_baseline
 from .engine import engine_works
 from .methods import BASELINE, methods_at_bytes
 from .official import official_bytes
@@ -255,7 +255,10 @@ def long_context_table(pair: BytePair, config: BenchByteConfig) -> Rows:
 
 
 def engine_table(pair: BytePair, config: BenchByteConfig) -> Rows:
-    """Whole decoders against plain forwards of what they draw, by how many texts at once."""
+    """Whole decoders against plain forwards of what they draw, by how many texts at once.
+
+    The last columns are the mean ratio to "exact" in the same run and its deviation.
+    """
     unseen, length = unseen_texts(pair, config), config.new_bytes
     texts = drawn_texts(pair, unseen, new_bytes=length, prefetch=config.prefetch, seed=config.seed)
     settings = {
@@ -264,7 +267,10 @@ def engine_table(pair: BytePair, config: BenchByteConfig) -> Rows:
         "tau": ByteSettings(tau=config.tau, prefetch=0),
         "tau, prefetch": ByteSettings(tau=config.tau, prefetch=config.prefetch),
     }
-    yield ("rows", "engine", "ms/byte", "error", "x transformers", "x token rows")
+    yield (
+        *("rows", "engine", "ms/byte", "error", "x transformers", "x token rows"),
+        *("x exact", "error"),
+    )
     for batch_size in config.batch_sizes:
         works, decoders = engine_works(pair, texts, settings, batch_size)
         seconds = in_turns(works, config.runs)
@@ -276,6 +282,7 @@ def engine_table(pair: BytePair, config: BenchByteConfig) -> Rows:
             yield (
                 *(str(batch_size), name, f"{min(own):.2f}", f"{deviation(own):.2f}"),
                 *(f"{ratio:.2f}" for ratio in ratios),
+                *(f"{ratio:.2f}" for ratio in times_baseline(own, ms["exact"])),
             )
 
 

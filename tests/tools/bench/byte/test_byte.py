@@ -106,6 +106,7 @@ def test_engines_are_timed_beside_forwards_of_as_many_rows(capsys, small_pair):
     cells = [line.split() for line in rows(capsys.readouterr().out)]
     names = ["transformers", "token", "exact", "prefetch", "tau", "tau,"]
     assert [line[:2] for line in cells[:12]] == [[size, n] for size in "12" for n in names]
+    assert {line[-2] for line in cells[:12] if line[1] == "exact"} == {"1.00"}
     exact, bounded = (line for line in cells if line[:1] in (["exact"], ["bounded"]))
     assert float(exact[2]) == 1.0 <= float(bounded[2])
     assert int(bounded[4]) <= int(exact[4])
