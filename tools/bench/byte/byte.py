@@ -166,10 +166,18 @@ def _mean_s(texts: list[Texts], work: Callable[[Texts], float]) -> float:
 
 
 def unseen_prompts(pair: BytePair, config: BenchByteConfig) -> list[list[int]]:
-    """Prompts from all over the text that the models were not trained on."""
-    text, length = pair.held_out.decode(), config.prompt_bytes
-    starts = range(0, len(text) - length, (len(text) - length) // config.num_prompts)
-    return [list(text[start : start + length].encode()) for start in starts[: config.num_prompts]]
+    """Prompts from all over the text that the models were not trained on.
+
+    Raises ValueError where it is too short for so many.
+    """
+    text, length, number = pair.held_out.decode(), config.prompt_bytes, config.num_prompts
+    if (num_starts := len(text) - length) < number:
+        raise ValueError(
+            f"{len(text)} characters of unseen text hold no {number} prompts of {length}: "
+            "lower num_prompts or prompt_bytes"
+        )
+    starts = range(0, num_starts, num_starts // number)[:number]
+    return [list(text[start : start + length].encode()) for start in starts]
 
 
 def debt_table(pair: BytePair, config: BenchByteConfig) -> Rows:

@@ -112,6 +112,12 @@ def test_engines_are_timed_beside_forwards_of_as_many_rows(capsys, small_pair):
     assert int(bounded[4]) <= int(exact[4])
 
 
+def test_more_prompts_than_the_text_holds_are_refused(small_pair):
+    config = replace(SMALL, num_prompts=143, tables=("debts",))
+    with pytest.raises(ValueError, match="162 characters of unseen text hold no 143 prompts of 20"):
+        run(config)
+
+
 def test_methods_are_timed_beside_the_risky_model_alone(capsys, small_pair):
     asked = ("anchored", "rcad,token_swap", "memfree")
     config = replace(SMALL, tables=("methods",), methods=asked, passage_bytes=30)
