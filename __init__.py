@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from .decode.models.model_pair import ModelPair
     from .decode.replay.verification import Verification, verify
     from .decode.rules.anchored import Anchored, NoOpt
-    from .decode.rules.cp_fuse import CPFuse
+    from .decode.rules.budget import PromptRatios
     from .decode.rules.event_bound import event_bound
     from .decode.rules.memfree import MemFree
-    from .decode.rules.prefix_debt import PromptRatios
-    from .decode.rules.rcad import RCAD
-    from .decode.rules.single_model import RiskyOnly, SafeOnly, System
-    from .decode.rules.switches import ColdStart, GlobalSwitch
+    from .decode.rules.mixtures import RCAD, CPFuse
+    from .decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
     from .decode.rules.token_swap import TokenSwap
 
 __version__ = "0.1.0"
@@ -41,17 +39,17 @@ _HOME = {
     "LoadOptions": "decode.models.loading",
     "ModelPair": "decode.models.model_pair",
     "Anchored": "decode.rules.anchored",
-    "CPFuse": "decode.rules.cp_fuse",
-    "ColdStart": "decode.rules.switches",
-    "GlobalSwitch": "decode.rules.switches",
+    "CPFuse": "decode.rules.mixtures",
+    "ColdStart": "decode.rules.one_model",
+    "GlobalSwitch": "decode.rules.one_model",
     "MemFree": "decode.rules.memfree",
     "NoOpt": "decode.rules.anchored",
     "PromptCache": "decode.byte.prompt",
-    "PromptRatios": "decode.rules.prefix_debt",
-    "RCAD": "decode.rules.rcad",
-    "RiskyOnly": "decode.rules.single_model",
-    "SafeOnly": "decode.rules.single_model",
-    "System": "decode.rules.single_model",
+    "PromptRatios": "decode.rules.budget",
+    "RCAD": "decode.rules.mixtures",
+    "RiskyOnly": "decode.rules.one_model",
+    "SafeOnly": "decode.rules.one_model",
+    "System": "decode.rules.one_model",
     "TokenSwap": "decode.rules.token_swap",
     "Verification": "decode.replay.verification",
     "event_bound": "decode.rules.event_bound",

@@ -2,24 +2,39 @@
 
 import fcntl
 import hashlib
+import math
 import os
+import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _HASHING_THREADS = 8
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Replace a UTF-8 text file in one step: readers and a crash see the old text or the new one.
+def write_durably(path: Path, text: str, *, overwrite: bool = True) -> None:
+    """Write a UTF-8 text file in one step: readers and a crash see the old text or the new one.
 
-    Two processes must not write the same file at once.
+    overwrite: replace a file of that name; else see `new_file`.
     """
-    with new_file(path) as partial:
+    with new_file(path, overwrite=overwrite) as partial:
         partial.write_bytes(text.encode())
+
+
+def json_value(value: Any, *, spelled: Callable[[float], Any] = str) -> Any:
+    """The value with plain dicts and lists, and with what `spelled` makes of each float that JSON
+    has no number for: "inf", "-inf" and "nan" unless given. A NamedTuple is a dict of its fields.
+    """
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {name: json_value(item, spelled=spelled) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item, spelled=spelled) for item in value]
+    return spelled(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
@@ -39,34 +54,73 @@ def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A file to write, which gets its name when the context ends without an error."""
-    partial = partial_path(path)
-    yield partial
-    with partial.open("rb+") as file:
-        sync(file)
-    partial.replace(path)
+def new_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """A file to write, which gets its name when the context ends without an error.
+
+    Until then its name is random, so that several processes may write one file: the last one to end
+    replaces what the others wrote. Without `overwrite`, a file that exists at the end is kept:
+    FileExistsError then names it and the file that holds what was written. Any other OSError
+    names `path` where it would name no file, as that of a full disk.
+    """
+    partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            sync(file)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+    if overwrite:
+        partial.replace(path)
+    else:
+        _name_once(partial, path)
     sync_folder(path.parent)
+
+
+def _name_once(partial: Path, path: Path) -> None:
+    """Give a whole file its name; FileExistsError where the name is taken."""
+    try:
+        try:
+            os.link(partial, path)  # unlike a rename, this never replaces
+        except FileExistsError:
+            raise
+        except OSError:  # the file system has no hard links: take the name, then replace that
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+            partial.replace(path)
+        else:
+            partial.unlink()
+    except FileExistsError:
+        message = f"{path} has appeared meanwhile and is kept; {partial} holds what was written"
+        raise FileExistsError(message) from None
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which gets its name when the context ends without an error.
 
-    What a process that was killed left of it is removed. The caller has checked that no folder of
-    that name exists.
+    What a process that was killed left of it is removed; FileExistsError where another process is
+    still filling it. The caller has checked that no folder of that name exists.
     """
     partial = partial_path(path)
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    yield partial
-    for file in partial.rglob("*"):
-        if file.is_file():
-            with file.open("rb+") as written:
-                sync(written)
-    os.replace(partial, path)
-    sync_folder(path.parent)
+    lock = partial.with_name(f"{partial.name}.lock")
+    with locked(lock, waits=False) as is_ours:
+        if not is_ours:
+            raise FileExistsError(f"another process is writing {path}")
+        try:
+            if partial.exists():
+                shutil.rmtree(partial)
+            partial.mkdir(parents=True)
+            yield partial
+            for file in partial.rglob("*"):
+                if file.is_file():
+                    with file.open("rb+") as written:
+                        sync(written)
+            os.replace(partial, path)
+            sync_folder(path.parent)
+        finally:
+            lock.unlink()
 
 
 def partial_path(path: Path) -> Path:

@@ -1,7 +1,5 @@
-"""Tables of text: as Markdown, LaTeX, HTML or CSV, aligned for a terminal, or line by line."""
+"""Tables of text: as Markdown, LaTeX or HTML, aligned for a terminal, or line by line."""
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -55,13 +53,6 @@ def html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def _html_line(cells: Sequence[object], kind: str) -> str:
     return f"<tr>{''.join(f'<{kind}>{escape(str(cell))}</{kind}>' for cell in cells)}</tr>"
-
-
-def comma_separated(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """CSV (RFC 4180, but for plain line ends), as spreadsheets and pandas read it."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
-    return text.getvalue()
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

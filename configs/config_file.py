@@ -4,13 +4,38 @@ import difflib
 import json
 import tomllib
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from ..field_types import is_of_type
 
 Tables = dict[str, Any]
 BASE_KEY = "base"
+CONFIGS = Path(__file__).parent
+"""The package's own configs, which an installation has too."""
+
+
+def find_config(name: Path) -> Path:
+    """The config file of this name: a path, or the end of a path in the package's `configs`.
+
+    The suffix may be left out: quickstart-methods is configs/eval/quickstart-methods.toml. Raises
+    FileNotFoundError where there is none, ValueError where there are several.
+    """
+    if name.exists() or name.is_absolute():
+        return name
+    known = {file.relative_to(CONFIGS.parent): file for file in sorted(CONFIGS.rglob("*.toml"))}
+    ends = {path: (path.parts, path.with_suffix("").parts) for path in known}
+    length = len(name.parts)
+    named = [p for p, whole in ends.items() if name.parts in (w[-length:] for w in whole)]
+    if len(named) > 1:
+        raise ValueError(f"{name} may be any of {', '.join(map(str, named))}")
+    if named:
+        return known[named[0]]
+    close = difflib.get_close_matches(name.stem, [path.stem for path in known], n=3)
+    hint = f"; the package has {', '.join(close)}" if close else ""
+    raise FileNotFoundError(f"there is no file {name}{hint}")
 
 
 def read_config_file(
@@ -65,7 +90,7 @@ def from_table(cls: type, table: Tables, prefix: str = "") -> Any:
     Nested dataclasses are tables, tuples of dataclasses are arrays of tables.
     Raises: ValueError naming the key, dotted, for an unknown key or a value of the wrong type.
     """
-    types = {field.name: field.type for field in fields(cls)}
+    types = get_type_hints(cls, include_extras=True)
     values = {}
     for key, value in table.items():
         if key not in types:
@@ -73,10 +98,10 @@ def from_table(cls: type, table: Tables, prefix: str = "") -> Any:
             suggestion = f" (did you mean {close[0]}?)" if close else ""
             raise ValueError(f"unknown config key {prefix}{key}{suggestion}")
         values[key] = _convert(types[key], value, prefix + key)
-    try:
-        return cls(**values)
-    except TypeError as error:  # a required key is missing
-        raise ValueError(f"config table {prefix.rstrip('.')}: {error}") from error
+    needed = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]
+    if missing := [prefix + name for name in needed if name not in values]:
+        raise ValueError(f"config key {missing[0]} is missing")
+    return cls(**values)
 
 
 def toml_text(tables: Tables) -> str:
@@ -98,6 +123,8 @@ def _toml_value(value: Any) -> str:
 def _convert(kind: Any, value: Any, name: str) -> Any:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
+    if get_origin(kind) is UnionType and is_dataclass(get_args(kind)[0]):
+        kind = get_args(kind)[0]  # a table that may be missing; TOML has no null
     if isinstance(kind, type) and is_dataclass(kind):
         _require(isinstance(value, dict), name, "a table", value)
         return from_table(kind, value, f"{name}.")
@@ -113,20 +140,11 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     rule = getattr(kind, "__name__", str(kind))
     if get_origin(kind) is Literal:
         rule = "one of " + ", ".join(map(repr, get_args(kind)))
-    _require(_fits(kind, value), name, rule, value)
+    is_path = kind is Path or Path in get_args(kind)
+    if is_path and isinstance(value, str | Path):
+        return Path(value)
+    _require(is_of_type(value, kind), name, rule, value)
     return value
-
-
-def _fits(kind: Any, value: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
-        return any(_fits(member, value) for member in get_args(kind))
-    if get_origin(kind) is list:
-        return isinstance(value, list)
-    if kind in (int, float):  # bool is an int to Python, not to a reader
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    return isinstance(value, kind)
 
 
 def _require(condition: bool, name: str, rule: str, value: Any) -> None:

@@ -1,178 +1,29 @@
-"""What a call asks for: prompts, earlier ledgers and seeds become requests."""
+"""What callers give, in the forms that users have, becomes requests and settings."""
 
-import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral, Number
-from typing import Any
+from collections.abc import Mapping, Sequence, Set, ValuesView
+from dataclasses import dataclass, fields
+from itertools import compress
+from numbers import Number
+from typing import Any, cast
 
+from transformers import BatchEncoding, GenerationConfig
+
+from .beginning import Beginning
+from .engine.prompts import StreamPrompts, prompts_by_stream
 from .engine.request import Request
 from .generation import Generation
-from .ledger import Ledger, LedgerHeader
+from .ledger import Ledger
 from .levels.chat import Conversation, chat_prompt, is_conversation
 from .levels.level import Level
-from .replay.replay import recorded_budget
+from .models.model_pair import ModelPair
 from .rules.budget import checked_nats
-from .rules.registry import make_rule
-from .rules.rule import StreamName
-from .settings import SamplingConfig
+from .rules.rule import Rule
+from .settings import SamplingConfig, UnreadableText, checked_text, whole_number
 
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Symbols to go on from, and what they have cost already."""
-
-    token_ids: list[int]
-    prior_bound: float = 0.0
-    """Nats that an earlier generation, which these symbols end with, may have spent."""
-    readings: Mapping[StreamName, list[int]] = field(default_factory=dict)
-    """What streams of the risky model read in their place, of a conversation."""
-
-    @classmethod
-    def of(cls, level: Level, ledger: Ledger) -> "Beginning":
-        """The text of a ledger, and the bound of it that follows from the header's own figures.
-
-        A ledger is a file that anyone can edit. Looked at again: that the text reached its length
-        without an end symbol, whether its rule and temperature certify anything, that K follows
-        from k and the horizon and the bound from K and debt (a larger recorded one counts).
-        NOT looked at, as only `verify` replays the models: whether they gave these tokens, the
-        spends, the debt, the rule, how many samples there were and what came before the prompt.
-        Raises ValueError, in one line, for a text that has ended, is not this level's and pair's or
-        has figures that no generation has.
-        """
-        _check_figures(ledger.header)
-        _check_length(ledger, level)
-        _check_models(ledger.header, level)
-        token_ids = level.encode_continuation(ledger.header.prompt_token_ids + ledger.token_ids)
-        readings = ledger.header.readings or {}
-        own = {name: [*prompt, *ledger.token_ids] for name, prompt in readings.items()}
-        return cls(token_ids, _total_bound(ledger), own)
-
-
-def _check_figures(header: LedgerHeader) -> None:
-    for name in ("horizon", "num_return_sequences"):
-        if not getattr(header, name) >= 1:
-            raise ValueError(f"the ledger's {name} must be >= 1, got {getattr(header, name)}")
-    for name in ("k", "K", "debt", "bound", "prior_bound"):
-        if not getattr(header, name) >= 0.0:  # so is NaN refused
-            raise ValueError(f"the ledger's {name} must be >= 0 nats, got {getattr(header, name)}")
-    k, total, horizon = header.k, header.K, header.horizon
-    if k * horizon != total and total / horizon != k:  # either may be the one that was given
-        raise ValueError(f"the ledger's K must be k * horizon, got {total} for {k} * {horizon}")
-
-
-def _check_length(ledger: Ledger, level: Level) -> None:
-    only = "only a generation that reached its length can be continued"
-    if ledger.finish_reason != "length":
-        raise ValueError(f"{only}, this one ended by {ledger.finish_reason!r}")
-    if len(ledger.steps) != ledger.header.horizon:
-        raise ValueError(
-            f"{only}, this one has {len(ledger.steps)} of {ledger.header.horizon} steps"
-        )
-    if ends := set(ledger.token_ids) & set(level.stop_token_ids):
-        raise ValueError(f"{only}, this one holds the end symbol {min(ends)}")
-
-
-def _check_models(header: LedgerHeader, level: Level) -> None:
-    if header.level != level.name:
-        raise ValueError(f"a {header.level}-level ledger cannot go on at {level.name} level")
-    if header.fingerprints.get("safe") != level.pair.fingerprints["safe"]:
-        raise ValueError("the ledger's bound is against another safe model, it cannot go on")
-
-
-def _total_bound(ledger: Ledger) -> float:
-    """`Ledger.total_bound`, recomputed."""
-    header = ledger.header
-    rule = make_rule(header.rule, header.rule_settings)
-    is_greedy = SamplingConfig.of(header.sampling).is_greedy
-    if is_greedy or not (ledger.certified and rule.is_certified):
-        return math.inf
-    bound = max(header.bound, recorded_budget(header).bound)
-    return header.prior_bound + header.num_return_sequences * bound
-
-
-Prompt = str | list[int]
+Prompt = str | Sequence[int] | Any
+"""A text or token ids: a list, an array or a tensor of them, or what a tokenizer returns."""
 Earlier = Generation | Ledger
-
-
-def beginnings(
-    level: Level,
-    prompts: Prompt | Sequence[Prompt],
-    continue_from: Earlier | Sequence[Earlier] | None = None,
-    messages: Conversation | Sequence[Conversation] | None = None,
-) -> list[Beginning]:
-    """Where each continuation begins; ValueError unless either prompts, messages or ledgers are
-    given, and for texts whose ratios the level does not know though it was given those of others.
-    """
-    given = {"prompts": len(prompts) > 0, "messages": messages is not None}
-    given["continue_from"] = continue_from is not None
-    if sum(given.values()) > 1:
-        raise ValueError(f"give {' or '.join(name for name in given if given[name])}, not both")
-    if messages is not None:
-        chats = [chat_prompt(level, own) for own in conversations(messages)]
-        begun = [Beginning(chat.token_ids, readings=chat.readings) for chat in chats]
-    elif continue_from is None:
-        begun = [Beginning(level.encode(prompt)) for prompt in texts("prompt", prompts)]
-    else:
-        earlier = as_list(continue_from)
-        ledgers = [item if isinstance(item, Ledger) else item.ledger for item in earlier]
-        begun = [Beginning.of(level, ledger) for ledger in ledgers]
-    if (ratios := level.prompt_ratios) is not None:
-        ratios.check_prompts([beginning.token_ids for beginning in begun])
-    return begun
-
-
-def request_list(
-    begun: Sequence[Beginning],
-    horizon: int | Sequence[int],
-    *,
-    seed: int | Sequence[int] = 0,
-    k: float | Sequence[float | None] | None = None,
-    stop: str | Sequence[str] | None = (),
-    num_return_sequences: int = 1,
-    passages: str | Sequence[str] | None = None,
-) -> list[Request]:
-    """`num_return_sequences` requests for each beginning, in order, with its seed.
-
-    Those with one prompt and one seed get places 0, 1, ... and so uniforms of their own.
-    Raises ValueError for values out of range.
-    """
-    num_samples = whole_number("num_return_sequences", num_return_sequences)
-    if num_samples < 1:
-        raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
-    seeds = [whole_number("seed", value) for value in one_each("seed", seed, len(begun))]
-    ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(begun))]
-    behind = one_each("passages", passages, len(begun))
-    stops, lengths = stop_strings(stop), one_each("max_new_tokens", horizon, len(begun))
-    prompts = [i for i in range(len(begun)) for _ in range(num_samples)]
-    places = _places([(tuple(begun[i].token_ids), seeds[i]) for i in prompts])
-    return [
-        Request(
-            prompt_token_ids=begun[i].token_ids,
-            max_new_tokens=whole_number("max_new_tokens", lengths[i]),
-            seed=seeds[i],
-            k=ks[i],
-            stop=stops,
-            index=index,
-            place=place,
-            num_return_sequences=num_samples,
-            prior_bound=begun[i].prior_bound,
-            passage=behind[i],
-            readings=begun[i].readings,
-        )
-        for index, (i, place) in enumerate(zip(prompts, places, strict=True))
-    ]
-
-
-def _places(items: Sequence[Hashable]) -> list[int]:
-    """Of each item, how many equal ones come before it."""
-    counts: Counter[Hashable] = Counter()
-    places = []
-    for item in items:
-        places.append(counts[item])
-        counts[item] += 1
-    return places
 
 
 def conversations(messages: Any) -> list[Conversation]:
@@ -181,47 +32,332 @@ def conversations(messages: Any) -> list[Conversation]:
 
 
 def is_single(given: Any) -> bool:
-    """Whether a prompt (a text, a list of token ids), a conversation or a ledger is given by
+    """Whether a prompt (a text, one row of token ids), a conversation or a ledger is given by
     itself."""
     if isinstance(given, str | Generation | Ledger) or is_conversation(given):
         return True
-    return len(given) > 0 and all(isinstance(item, int) for item in given)
+    return _is_row(_rows(given) if isinstance(given, BatchEncoding) else _as_list(given))
 
 
-def as_list(given: Any) -> list[Any]:
-    """What is given, as a list of prompts or ledgers."""
-    return [given] if is_single(given) else list(given)
+def prompt_list(name: str, given: Any) -> list[str | list[int]]:
+    """Prompts or continuations as texts and lists of ints.
+
+    given: a text, a row of token ids, several of either, or what a tokenizer returns, of which the
+    attention mask says what is padding. Raises ValueError, with their name, for anything else.
+    """
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, Mapping | Set | ValuesView) and not isinstance(given, BatchEncoding):
+        why = "pass its token ids" if isinstance(given, Mapping) else "its texts have no order"
+        raise ValueError(f"{name}s must not be a {type(given).__name__}: {why}")
+    listed = _rows(given) if isinstance(given, BatchEncoding) else _as_list(given)
+    if not isinstance(listed, list):
+        raise ValueError(
+            f"{name}s must be a text, a list of token ids or a list of these, got {given!r}"
+        )
+    return [_prompt(name, item) for item in ([listed] if _is_row(listed) else listed)]
 
 
-def texts(name: str, given: Any) -> list[Prompt]:
-    """Prompts or continuations as a list; ValueError, with their name, for anything else."""
-    listed = as_list(given)
-    for item in listed:
-        if isinstance(item, bytes | bytearray) or not isinstance(item, Sequence):
-            kind = type(item).__name__
-            raise ValueError(f"{name} must be a text or a list of token ids, got {kind}")
-    return listed
+def _prompt(name: str, item: Any) -> str | list[int]:
+    row = _rows(item) if isinstance(item, BatchEncoding) else _as_list(item)
+    if isinstance(item, str):
+        return item
+    if not isinstance(row, list) or (row and not _is_row(row)):
+        hint = "; give conversations as messages=" if isinstance(item, Mapping) else ""
+        kind = type(item).__name__
+        raise ValueError(f"{name} must be a text or a list of token ids, got {kind}{hint}")
+    return [id if type(id) is int else whole_number("a token id", id) for id in row]
+
+
+def _as_list(given: Any) -> Any:
+    """An array, a tensor (of one dimension or more) or a sequence as a list; others unchanged."""
+    if getattr(given, "ndim", 0) > 0 and hasattr(given, "tolist"):
+        return given.tolist()
+    is_text = isinstance(given, str | bytes | bytearray)
+    return list(given) if isinstance(given, Sequence) and not is_text else given
+
+
+def _rows(encoding: BatchEncoding) -> Any:
+    """The token ids that a tokenizer returned, without padding."""
+    ids = _as_list(encoding["input_ids"])
+    if "attention_mask" not in encoding or not isinstance(ids, list):
+        return ids
+    mask = _as_list(encoding["attention_mask"])
+    if _is_row(ids):
+        return list(compress(ids, mask))
+    rows = zip(ids, mask, strict=True)
+    return [list(compress(_as_list(row), _as_list(kept))) for row, kept in rows]
+
+
+def _is_row(listed: Any) -> bool:
+    """Whether a list holds token ids rather than prompts: numbers, whatever they are worth."""
+    is_list = isinstance(listed, list) and len(listed) > 0
+    return is_list and all(isinstance(i, Number) or getattr(i, "ndim", 1) == 0 for i in listed)
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Texts at which to cut: none for None, one that is given by itself."""
     if stop is None:
         return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def whole_number(name: str, value: Any) -> int:
-    """`value`, numpy's too, as an int; ValueError for anything else."""
-    if not isinstance(value, Integral):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    return int(value)
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"stop must be a text, got {text!r}")
+    return texts
 
 
 def one_each(name: str, value: Any, count: int) -> list[Any]:
     """`value` for each of `count` prompts, or its values, one a prompt."""
-    if value is None or isinstance(value, Number | str):
+    if value is None or isinstance(value, Number | str) or getattr(value, "ndim", 1) == 0:
         return [value] * count
     values = list(value)
     if len(values) != count:
         raise ValueError(f"{name} must be one value or one per prompt: {count}, got {len(values)}")
     return values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The settings of a call, by its arguments or by a config of transformers."""
+
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    num_return_sequences: int
+    sampling: dict[str, Any]
+
+
+DEFAULT_NEW_TOKENS = 200
+NAMES_HERE = {
+    **{field.name: field.name for field in fields(SamplingConfig)},
+    "max_new_tokens": "max_new_tokens",
+    "num_return_sequences": "num_return_sequences",
+    "stop_strings": "stop",
+}
+"""Fields of a GenerationConfig that are honored, and what they are called here."""
+WITHOUT_EFFECT = (
+    "transformers_version",
+    "_from_model_config",
+    "bos_token_id",
+    "pad_token_id",
+    "use_cache",
+)
+"""Fields that change no token: prompts have begin tokens of their own, padding is not read."""
+
+
+def with_generation_config(
+    pair: ModelPair,
+    config: GenerationConfig | None,
+    *,
+    sampling: Mapping[str, Any],
+    max_new_tokens: int | None = None,
+    stop: str | Sequence[str] | None = (),
+    num_return_sequences: int = 1,
+) -> Asked:
+    """The arguments of a call, with the fields that a config sets.
+
+    A field that is left at its default says nothing. Raises ValueError, with its name, for one that
+    is given beside the config too, and for one that would not be honored.
+    """
+    given: dict[str, Any] = dict(sampling)
+    if max_new_tokens is not None:
+        given["max_new_tokens"] = max_new_tokens
+    if stop is not None and stop != ():
+        given["stop"] = stop
+    if num_return_sequences != 1:
+        given["num_return_sequences"] = num_return_sequences
+    for name, value in ({} if config is None else _set_fields(pair, config)).items():
+        if name in given:
+            raise ValueError(f"{name} is given as an argument and in generation_config, not both")
+        given[name] = value
+    return Asked(
+        max_new_tokens=given.pop("max_new_tokens", DEFAULT_NEW_TOKENS),
+        stop=given.pop("stop", ()),
+        num_return_sequences=given.pop("num_return_sequences", num_return_sequences),
+        sampling=given,
+    )
+
+
+def _set_fields(pair: ModelPair, config: GenerationConfig) -> dict[str, Any]:
+    """The fields that a config sets, by the names of this library."""
+    if not isinstance(config, GenerationConfig):
+        kind = type(config).__name__
+        raise ValueError(f"generation_config must be a GenerationConfig, got {kind}")
+    values = {n: v for n, v in config.to_diff_dict().items() if v is not None}
+    if values.pop("do_sample", True) is False:
+        values["temperature"] = 0.0  # transformers reads no temperature then
+    ends = values.pop("eos_token_id", [])
+    known = {token for name in pair.models for token in pair.stop_tokens_of(name)}
+    if not {*([ends] if isinstance(ends, int) else ends)} <= known:
+        raise ValueError(
+            f"generation_config: eos_token_id={ends} holds more than the models' end of text: "
+            "give stop= for other ends"
+        )
+    for name, value in values.items():
+        is_off = value is False  # as where nothing is asked for
+        if name not in NAMES_HERE and name not in WITHOUT_EFFECT and not is_off:
+            raise ValueError(
+                f"generation_config: {name}={value!r} is not supported, only "
+                f"{', '.join(NAMES_HERE)} are"
+            )
+    return {NAMES_HERE[name]: value for name, value in values.items() if name in NAMES_HERE}
+
+
+def beginnings(
+    level: Level,
+    prompts: Any = (),
+    continue_from: Earlier | Sequence[Earlier] | None = None,
+    messages: Conversation | Sequence[Conversation] | None = None,
+) -> list[Beginning]:
+    """Where each continuation begins.
+
+    Raises ValueError unless either prompts, messages or ledgers are given, and for texts whose
+    ratios the level does not know though it was given those of others.
+    """
+    listed = prompt_list("prompt", prompts)
+    given = {"prompts": bool(listed), "messages": messages is not None}
+    given["continue_from"] = continue_from is not None
+    if sum(given.values()) > 1:
+        raise ValueError(f"give {' or '.join(name for name in given if given[name])}, not both")
+    if messages is not None:
+        begun = [_begun(level, messages=chat) for chat in conversations(messages)]
+    elif continue_from is None:
+        begun = [_begun(level, prompt) for prompt in listed]
+    else:
+        one = isinstance(continue_from, Generation | Ledger)
+        earlier: list[Any] = [continue_from] if one else list(cast(Any, continue_from))
+        ledgers = [item if isinstance(item, Ledger) else item.ledger for item in earlier]
+        begun = [Beginning.of(level, ledger) for ledger in ledgers]
+    if (ratios := level.prompt_ratios) is not None:
+        ratios.check_prompts([own.token_ids for own in begun if not own.error])
+    return begun
+
+
+def _begun(
+    level: Level, prompt: str | list[int] = "", messages: Conversation | None = None
+) -> Beginning:
+    """That of a prompt or a conversation, with an error where no tokenizer reads its text."""
+    try:
+        if messages is not None:
+            chat = chat_prompt(level, messages)
+            return Beginning(chat.token_ids, chat_prompts=chat.chat_prompts)
+        if isinstance(prompt, str):
+            checked_text("the prompt", prompt)
+        return Beginning(level.encode(prompt))
+    except UnreadableText as error:
+        return Beginning([], error=str(error))
+
+
+def request_list(
+    level: Level,
+    rule: Rule,
+    begun: Sequence[Beginning],
+    horizon: int | Sequence[int],
+    *,
+    seed: int | Sequence[int] = 0,
+    k: float | Sequence[float | None] | None = None,
+    stop: str | Sequence[str] | None = (),
+    num_return_sequences: int = 1,
+    passages: str | Sequence[str] | None = None,
+    num_unread: int = 0,
+    is_alone: bool = False,
+) -> list[Request]:
+    """`num_return_sequences` requests for each beginning, in order, with its seed.
+
+    Those with one prompt and one seed are counted 0, 1, ... and so have uniforms of their own.
+    num_unread: symbols at the end of each that no model reads. A request that cannot be decoded,
+    as its text is too long for the pair or unreadable, has an `error`. Raises ValueError for values
+    out of range, for budgets that the rule cannot have, and where `is_alone` for such an error.
+    """
+    num_samples = whole_number("num_return_sequences", num_return_sequences)
+    if num_samples < 1:
+        raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
+    seeds = [whole_number("seed", value) for value in one_each("seed", seed, len(begun))]
+    ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(begun))]
+    passage_each, stops = one_each("passages", passages, len(begun)), stop_strings(stop)
+    given_lengths = one_each("max_new_tokens", horizon, len(begun))
+    lengths = [whole_number("max_new_tokens", length) for length in given_lengths]
+    if min(lengths, default=1) < 1:
+        raise ValueError(f"max_new_tokens must be >= 1, got {min(lengths)}")
+    # What each may spend at most: ValueError for a k that the rule cannot have.
+    totals = [
+        rule.budget_for(horizon=n, k=value).total for n, value in zip(lengths, ks, strict=True)
+    ]
+    earlier: Counter[tuple[tuple[int, ...], int]] = Counter()
+    requests: list[Request] = []
+    for i, beginning in enumerate(begun):
+        length = lengths[i]
+        stream_prompts, error = _stream_prompts(level, rule, beginning, passage_each[i])
+        longest = max([beginning.token_ids, *stream_prompts.values()], key=len)
+        # A score may end behind the models' context, where its last symbol is not read.
+        error = error or (
+            level.too_long(longest, length - num_unread) and level.too_long(longest, length)
+        )
+        if is_alone and error:
+            raise ValueError(error)
+        # Samples of one earlier call that go on together: the prior bound of each holds for what
+        # the others may spend now, all of their K, as their debts are not known yet.
+        call, others = beginning.call, 0.0
+        if call is not None:
+            others = sum(totals[j] for j, own in enumerate(begun) if j != i and own.call == call)
+        prior_bound = beginning.prior_bound + num_samples * others
+        for _ in range(num_samples):
+            prompt_and_seed = (tuple(beginning.token_ids), seeds[i])
+            request = Request(
+                prompt_token_ids=beginning.token_ids,
+                max_new_tokens=length,
+                seed=seeds[i],
+                k=ks[i],
+                stop=stops,
+                index=len(requests),
+                place=earlier[prompt_and_seed],
+                num_return_sequences=num_samples,
+                prior_bound=prior_bound,
+                passage=passage_each[i],
+                chat_prompts={
+                    n: ids for n, ids in stream_prompts.items() if n in beginning.chat_prompts
+                },
+                stream_prompts=stream_prompts,
+                error=error,
+            )
+            earlier[prompt_and_seed] += 1
+            requests.append(request)
+    return requests
+
+
+def _stream_prompts(
+    level: Level, rule: Rule, begun: Beginning, passage: str | None
+) -> tuple[StreamPrompts, str]:
+    """(what streams of the rule read in place of a prompt, why they cannot, "" if they can)."""
+    try:
+        if passage is not None:
+            checked_text("the passage", passage)
+        stream_prompts = prompts_by_stream(
+            level, rule, begun.token_ids, passage, begun.chat_prompts
+        )
+    except UnreadableText as error:
+        return {}, str(error)
+    return stream_prompts, begun.error
+
+
+def target_symbols(level: Level, given: Any) -> list[tuple[list[int], str]]:
+    """(the symbols of a continuation, why there are none, "" if there are), one by one."""
+    targets: list[tuple[list[int], str]] = []
+    for text in prompt_list("continuation", given):
+        try:
+            if isinstance(text, str):
+                checked_text("the continuation", text)
+            targets.append((level.encode_continuation(text), ""))
+        except UnreadableText as error:
+            targets.append(([], str(error)))
+    return targets
+
+
+def check_parts(pair: Any, rule: Any) -> None:
+    """Raise ValueError, naming the right spelling, for what is no pair or no rule."""
+    if isinstance(rule, type):
+        raise ValueError(f"rule is the class {rule.__name__}: give a rule, {rule.__name__}(...)")
+    if not isinstance(pair, ModelPair):
+        kind = type(pair).__name__
+        raise ValueError(f"pair must be a ModelPair, got {kind}: write Decoder(pair, rule)")
+    if not hasattr(rule, "next_token"):
+        raise ValueError(f"rule must be a rule such as Anchored(k=1.5), got {rule!r}")

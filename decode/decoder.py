@@ -2,38 +2,41 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Literal
 
 from tqdm.auto import tqdm
+from transformers import GenerationConfig
 
 from .arguments import (
-    Beginning,
+    Asked,
     Earlier,
     Prompt,
     beginnings,
+    check_parts,
     is_single,
     one_each,
     request_list,
-    texts,
+    target_symbols,
+    with_generation_config,
 )
+from .beginning import Beginning
 from .byte.byte_level import ByteLevel
 from .byte.prompt import PromptCache
 from .byte.settings import ByteSettings
-from .engine.engine import Engine
 from .engine.paired_batch import PairedBatch, decode_all
-from .engine.prompts import measured_ratios, prefaced_prompt, ratio_source
-from .engine.request import Request, RequestState, budget_without_debt, refused, warn_of_safe_only
-from .generation import Generation, PieceStream, request_ledger, with_bar
+from .engine.prompts import measured_ratios, ratio_source
+from .engine.request import Request, RequestState, refused, warn_of_safe_only
+from .engine.speculation import Speculation
+from .generation import Generation, PieceStream, generation_of, with_bar
 from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel
 from .levels.retokenized import RetokenizedLevel
 from .models.model_pair import ModelPair
-from .replay.score import Score, score_batch
-from .rules.prefix_debt import PromptRatios
+from .rules.budget import PromptRatios
 from .rules.rule import Rule, opened
-from .settings import EngineName, LevelName, SamplingConfig, Speculate
+from .score import Score, score_batch
+from .settings import LevelName, SamplingConfig, Speculate, whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,6 @@ class Decoder:
         *,
         level: LevelName | Literal["auto"] = "auto",
         batch_size: int = 16,
-        engine: EngineName = "auto",
         byte_settings: ByteSettings | None = None,
         prompt_cache: PromptCache | None = None,
         prompt_ratios: PromptRatios | None = None,
@@ -59,31 +61,29 @@ class Decoder:
         the prompts that another k or seed need not read again; PromptCache(0) keeps none, and one
         may serve many decoders. prompt_ratios: those of all prompts, of `prompt_ratios()` with the
         same models and settings; their debts then cost nothing.
-        engine: "eager" looks at every token on the host; "device" keeps steps on the device
-        (Anchored rules, no top_k, top_p or min_p, see `engine.pair_refusal`), as a graph on CUDA;
-        "auto" takes "device" on CUDA where it can run and agrees with "eager" on a few steps.
         speculate: tokens that the safe model drafts before one risky forward verifies them, "auto"
         for as many as it is worth by what drafts and forwards have cost so far, "off" for none.
         The tokens for a seed are those of "off", up to the models' own numerics.
-        Raises ValueError for bad values, for ratios of other models or settings, or for "device"
-        or a draft where they cannot run.
+        Raises ValueError for bad values, for ratios of other models or settings, or for a draft
+        where it cannot run.
         """
-        if batch_size < 1:
+        check_parts(pair, rule)
+        self.pair, self.batch_size = pair, whole_number("batch_size", batch_size)
+        if self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        self.pair, self.batch_size = pair, batch_size
         self.level = choose_level(
             pair, level, byte_settings, prompt_cache, prompt_ratios, retokenizes=rule.retokenizes
         )
         self.rule = rule = opened(rule, self.level)
         if prompt_ratios is not None:
             prompt_ratios.check(ratio_source(self.level))
-        self.engine = Engine(self.level, rule, engine, speculate)
+        self._speculation = Speculation.of(self.level, rule, speculate)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] = (),
         *,
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         max_new_bytes: int | None = None,
         seed: int | Sequence[int] = 0,
         stop: str | Sequence[str] | None = (),
@@ -93,12 +93,15 @@ class Decoder:
         passages: str | Sequence[str] | None = None,
         messages: Conversation | Sequence[Conversation] | None = None,
         progress: bool | str = False,
+        generation_config: GenerationConfig | None = None,
         **sampling: Any,
     ) -> list[Generation]:
         """Continuations of the prompts, in order.
 
-        prompts: texts or lists of token ids, at byte level of byte values. max_new_tokens: the
-        horizon; K = k * max_new_tokens nats. max_new_bytes: the horizon at byte level (K = k *
+        prompts: texts or token ids (lists, arrays, tensors, what a tokenizer returns), at byte
+        level byte values; padding is left out by the attention mask of what a tokenizer returns,
+        while rows of a bare tensor are read as they stand. max_new_tokens: the horizon, 200 unless
+        given; K = k * max_new_tokens nats. max_new_bytes: the horizon at byte level (K = k *
         max_new_bytes), 4 * max_new_tokens unless given. seed, k: one for all or one per prompt.
         Texts depend on prompt and seed, not on their batch; those of other prompts or seeds are
         drawn independently, and so are equal prompts of one call. stop: texts at which to cut.
@@ -114,10 +117,12 @@ class Decoder:
         one each. Each model reads them by its own chat template, a safe model without one as plain
         text, which the prefix debt is then counted over; the ledger says which read what.
         progress: show a bar, with this title. sampling: fields of SamplingConfig (temperature 0.7,
-        repetition_penalty 1.1, top_k, top_p, min_p).
-        Raises ValueError for bad values. Of several prompts, one that is too long for the pair or
-        whose logits or ratios are NaN fails alone, with `.error`; a single one that is too long is
-        a ValueError.
+        repetition_penalty 1.1, top_k, top_p, min_p). generation_config: of transformers, in place
+        of those and of max_new_tokens, stop and num_return_sequences; fields that mean anything
+        else are refused by name.
+        Raises ValueError for bad values. Of several prompts, one that is too long for the pair,
+        that holds a lone surrogate or whose logits or ratios are NaN fails alone, with `.error`; a
+        single one that cannot be read is a ValueError.
         Source: paper, algorithm AnchoredDecode.
         """
         results = self.generate_each(
@@ -132,6 +137,7 @@ class Decoder:
             passages=passages,
             messages=messages,
             progress=progress,
+            generation_config=generation_config,
             **sampling,
         )
         return [generation for _, generation in sorted(results, key=itemgetter(0))]
@@ -140,7 +146,7 @@ class Decoder:
         self,
         prompts: Prompt | Sequence[Prompt] = (),
         *,
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         max_new_bytes: int | None = None,
         seed: int | Sequence[int] = 0,
         stop: str | Sequence[str] | None = (),
@@ -150,39 +156,45 @@ class Decoder:
         passages: str | Sequence[str] | None = None,
         messages: Conversation | Sequence[Conversation] | None = None,
         progress: bool | str = False,
+        generation_config: GenerationConfig | None = None,
         **sampling: Any,
     ) -> Iterator[tuple[int, Generation]]:
-        """What `generate` returns, each generation with its index there, as soon as it has ended.
+        """The results of `generate`, each with its index there, as soon as it has ended.
 
         Arguments and errors as of `generate`; bad values are errors of the call itself. One such
         iterator of a decoder is used up, or dropped, before the next one is begun.
         """
-        config = self._sampling(sampling)
-        horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        requests = self._requests(
+        all_given = [given for given in (prompts, continue_from, messages) if given is not None]
+        requests, config = self._asked(
             beginnings(self.level, prompts, continue_from, messages),
-            horizon,
+            with_generation_config(
+                self.pair,
+                generation_config,
+                max_new_tokens=max_new_tokens,
+                stop=stop,
+                num_return_sequences=num_return_sequences,
+                sampling=sampling,
+            ),
+            max_new_bytes,
             seed=seed,
             k=k,
-            stop=stop,
-            num_return_sequences=num_return_sequences,
             passages=passages,
+            is_alone=any(is_single(given) for given in all_given),
         )
-        if any(is_single(own) for own in (prompts, continue_from, messages) if own is not None):
-            self._check_lengths(requests)
         return self._generations(requests, config, progress)
 
     def stream(
         self,
         prompt: Prompt = "",
         *,
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         max_new_bytes: int | None = None,
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
         k: float | None = None,
         passage: str | None = None,
         messages: Conversation | None = None,
+        generation_config: GenerationConfig | None = None,
         **sampling: Any,
     ) -> PieceStream:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
@@ -191,16 +203,29 @@ class Decoder:
         there are no more pieces, `.generation` and `.ledger` of what is returned are those of
         `generate`. Raises AnchoredError when a model's logits are NaN.
         """
-        config = self._sampling(sampling)
-        horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        prompts: list[Prompt] = [prompt] if messages is None or len(prompt) else []
-        begun = beginnings(self.level, prompts, messages=messages)
-        (request,) = self._requests(begun, horizon, seed=seed, k=k, stop=stop, passages=passage)
-        self._check_lengths([request])
+        is_left_out = isinstance(prompt, str) and not prompt and messages is not None
+        requests, config = self._asked(
+            beginnings(self.level, () if is_left_out else prompt, messages=messages),
+            with_generation_config(
+                self.pair,
+                generation_config,
+                max_new_tokens=max_new_tokens,
+                stop=stop,
+                sampling=sampling,
+            ),
+            max_new_bytes,
+            seed=seed,
+            k=k,
+            passages=passage,
+            is_alone=True,
+        )
+        if len(requests) != 1:
+            raise ValueError(f"a stream is one continuation of one prompt, got {len(requests)}")
+        (request,) = requests
         return PieceStream(
             request,
             open_batch=lambda: self._open([request], config),
-            generation_of=lambda state: self._generation(state, config),
+            generation_of=lambda state: generation_of(self.level, self.rule, config, state),
         )
 
     def score(
@@ -229,32 +254,40 @@ class Decoder:
         config = SamplingConfig.of(
             {"temperature": temperature, "repetition_penalty": repetition_penalty, **sampling}
         )
-        given = texts("continuation", continuations)
-        targets = [self.level.encode_continuation(text) for text in given]
-        longest = max((len(target) for target in targets), default=1)
+        targets = target_symbols(self.level, continuations)
+        longest = max((len(target) for target, _ in targets), default=1)
         begun = beginnings(self.level, prompts, messages=messages)
         if len(begun) != len(targets):
             raise ValueError(f"got {len(begun)} prompts and {len(targets)} continuations")
-        horizons = one_each("horizon", max(longest, 1) if horizon is None else horizon, len(begun))
-        requests = self._requests(begun, horizons, k=k, passages=passages)
-        for request, target in zip(requests, targets, strict=True):
+        requests = request_list(
+            self.level,
+            self.rule,
+            begun,
+            one_each("horizon", max(longest, 1) if horizon is None else horizon, len(begun)),
+            k=k,
+            passages=passages,
+            num_unread=1,
+            is_alone=is_single(prompts if messages is None else messages),
+        )
+        for request, (target, _) in zip(requests, targets, strict=True):
             if len(target) > request.max_new_tokens:
                 raise ValueError(
                     f"a continuation has {len(target)} {self.level.name}s, the horizon is "
                     f"{request.max_new_tokens}"
                 )
-        if is_single(prompts if messages is None else messages):
-            self._check_lengths(requests, num_unread=1)
         scores: dict[int, Score] = {}
-        fitting, refusals = self._split(requests, num_unread=1)
-        for request, error in refusals:
-            budget = budget_without_debt(request, self.rule)
-            scores[request.index] = Score.of(budget, targets[request.index], error)
+        fitting: list[Request] = []
+        for request, (target, unreadable) in zip(requests, targets, strict=True):
+            if error := request.error or unreadable:
+                budget = self.rule.budget_for(horizon=request.max_new_tokens, k=request.k)
+                scores[request.index] = Score.of(budget, target, error)
+            else:
+                fitting.append(request)
         # Equal prompts side by side: they are read once.
         fitting.sort(key=lambda request: (request.prompt_token_ids, -request.max_new_tokens))
         title = progress if isinstance(progress, str) else "score"
         for batch in tqdm(self._batches(fitting), title, unit="batch", disable=not progress):
-            tokens_of_batch = [targets[request.index] for request in batch]
+            tokens_of_batch = [targets[request.index][0] for request in batch]
             scored = score_batch(self.level, self.rule, config, batch, tokens_of_batch)
             scores.update((r.index, score) for r, score in zip(batch, scored, strict=True))
         return [scores[index] for index in range(len(requests))]
@@ -262,59 +295,40 @@ class Decoder:
     def prompt_ratios(self, prompts: Prompt | Sequence[Prompt]) -> PromptRatios:
         """The log-likelihood ratios behind the prompts' debts, to be saved and given to decoders.
 
-        Raises ValueError for a prompt that is too long for the pair or whose logits are NaN, and
-        where the models have no tokens to be compared in.
+        A prompt whose logits are NaN has NaN for ratios, by which it fails alone where it is
+        decoded. Raises ValueError for a prompt that is too long for the pair, and where the models
+        have no tokens to be compared in.
         """
         if not self.level.compares_models:
             raise ValueError("prompts have ratios where both models say how likely each token is")
-        requests = request_list(beginnings(self.level, prompts), 1)
-        self._check_lengths(requests)
+        requests = []
+        for begun in beginnings(self.level, prompts):
+            if error := begun.error or self.level.too_long(begun.token_ids, 1):
+                raise ValueError(error)
+            requests.append(Request(prompt_token_ids=begun.token_ids, max_new_tokens=1))
         batches = self._batches(requests)
         return measured_ratios(self.level, ([r.prompt_token_ids for r in b] for b in batches))
 
-    def _requests(
-        self, begun: list[Beginning], horizon: int | Sequence[int], **asked: Any
-    ) -> list[Request]:
-        """As `request_list`; ValueError also for budgets that the rule cannot have."""
-        requests = []
-        for request in request_list(begun, horizon, **asked):
-            budget_without_debt(request, self.rule)
-            prompt, passage = request.prompt_token_ids, request.passage
-            prefaced = prefaced_prompt(self.level, self.rule, prompt, passage, request.readings)
-            readings = {name: own for name, own in prefaced.items() if name in request.readings}
-            requests.append(replace(request, prefaced=prefaced, readings=readings))
-        return requests
-
-    def _sampling(self, asked: dict[str, Any]) -> SamplingConfig:
-        config = SamplingConfig.of(asked)
+    def _asked(
+        self, begun: list[Beginning], asked: Asked, max_new_bytes: int | None, **each: Any
+    ) -> tuple[list[Request], SamplingConfig]:
+        """The requests of a call, and how they are sampled."""
+        config = SamplingConfig.of(asked.sampling)
         if config.is_greedy and self.rule.is_certified:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
-        self.engine.check(config)
-        return config
-
-    def _check_lengths(self, requests: list[Request], num_unread: int = 0) -> None:
-        for _, error in self._split(requests, num_unread)[1]:
-            raise ValueError(error)
-
-    def _split(
-        self, requests: list[Request], num_unread: int = 0
-    ) -> tuple[list[Request], list[tuple[Request, str]]]:
-        """(requests that fit the models' context, the others with what is wrong with them).
-
-        num_unread: symbols at the end of each that no model reads.
-        """
-
-        def error_of(request: Request) -> str:
-            prompt, new = request.longest_prompt, request.max_new_tokens
-            too_long = self.level.too_long
-            return too_long(prompt, new - num_unread) and too_long(prompt, new)
-
-        errors = [(request, error_of(request)) for request in requests]
-        fitting = [request for request, error in errors if not error]
-        return fitting, [(request, error) for request, error in errors if error]
+        requests = request_list(
+            self.level,
+            self.rule,
+            begun,
+            self.level.horizon(asked.max_new_tokens, max_new_bytes),
+            stop=asked.stop,
+            num_return_sequences=asked.num_return_sequences,
+            **each,
+        )
+        return requests, config
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
-        """By prompt length, longest first, so that prompts read together need little padding.
+        """Batches by prompt length, longest first: prompts read together need little padding.
 
         One request each where the models decode texts of such lengths one at a time.
         """
@@ -331,14 +345,15 @@ class Decoder:
         states = self._decode(requests, config)
         for state in with_bar(states, len(requests), progress, self.level.name):
             budgets.append(state.budget)
-            yield state.request.index, self._generation(state, config)
+            yield state.request.index, generation_of(self.level, self.rule, config, state)
         warn_of_safe_only(budgets)
 
     def _decode(self, requests: list[Request], config: SamplingConfig) -> Iterator[RequestState]:
         """Every request as it ends."""
-        fitting, refusals = self._split(requests)
-        for request, error in refusals:
-            yield refused(request, self.rule, self.level.text_stream(), error)
+        for request in requests:
+            if request.error:
+                yield refused(request, self.rule, self.level.text_stream())
+        fitting = [request for request in requests if not request.error]
         longest = max((request.max_length for request in fitting), default=0)
         batches = self._batches(fitting)
         if batches and self.level.rows_can_join(longest):
@@ -347,21 +362,11 @@ class Decoder:
             yield from decode_all(self._open(batch, config), batch)
 
     def _open(self, requests: list[Request], config: SamplingConfig) -> PairedBatch:
-        return self.engine.open(
-            config,
-            num_rows=min(self.batch_size, len(requests)),
-            max_length=max(request.max_length for request in requests),
-            prompts_differ=any(request.readings for request in requests),
-        )
-
-    def _generation(self, state: RequestState, config: SamplingConfig) -> Generation:
-        return Generation(
-            prompt=state.request.prompt_token_ids,
-            text=state.text.text,
-            pieces=[(piece.text, piece.accepted) for piece in state.pieces],
-            ledger=request_ledger(self.level, self.rule, config, state),
-            error=f"request {state.request.index}: {state.error}" if state.error else "",
-        )
+        num_rows = min(self.batch_size, len(requests))
+        max_length = max(request.max_length for request in requests)
+        if self._speculation is not None and self._speculation.fits(max_length):
+            return self._speculation.open(config, num_rows=num_rows, max_length=max_length)
+        return PairedBatch(self.level, self.rule, config, num_rows=num_rows, max_length=max_length)
 
 
 def choose_level(

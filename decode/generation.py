@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from .. import AnchoredError
 from .engine.paired_batch import PairedBatch
-from .engine.request import Piece, Request, RequestState, random_stream, warn_of_safe_only
+from .engine.request import Request, RequestState, random_stream, warn_of_safe_only
 from .ledger import Ledger, LedgerHeader
 from .levels.level import Level
 from .rules.rule import Rule
@@ -52,6 +52,18 @@ class Generation:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The text that one step of a stream added."""
+
+    text: str
+    """Whole characters only; "" while a character or a possible stop string is incomplete."""
+    spend: float
+    """Nats."""
+    accepted: bool
+    token_id: int
+
+
 class PieceStream(Iterator[Piece]):
     """Iterates over the pieces of one request as they are drawn; nothing runs before the first.
 
@@ -83,7 +95,7 @@ class PieceStream(Iterator[Piece]):
 
     @property
     def ledger(self) -> Ledger:
-        """What was spent, to be saved and verified; AnchoredError while pieces are to come."""
+        """The record of spends, to save and verify; AnchoredError while pieces are to come."""
         return self.generation.ledger
 
     def _drawn_pieces(self) -> Iterator[Piece]:
@@ -92,11 +104,25 @@ class PieceStream(Iterator[Piece]):
         self._state = state
         warn_of_safe_only([state.budget])
         while not state.is_finished:
-            num_pieces = len(state.pieces)
+            first = len(state.steps)
             batch.step()
-            yield from state.pieces[num_pieces:]
+            for text, step in zip(state.texts[first:], state.steps[first:], strict=True):
+                yield Piece(text, step.spend, step.accepted, step.token_id)
         if state.error:
             raise AnchoredError(state.error)
+
+
+def generation_of(
+    level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
+) -> Generation:
+    """The generation that a request has become, finished or not."""
+    return Generation(
+        prompt=state.request.prompt_token_ids,
+        text=state.text.text,
+        pieces=[(t, s.accepted) for t, s in zip(state.texts, state.steps, strict=True)],
+        ledger=request_ledger(level, rule, sampling, state),
+        error=f"request {state.request.index}: {state.error}" if state.error else "",
+    )
 
 
 def request_ledger(
@@ -119,7 +145,7 @@ def request_ledger(
 
 
 def _num_forwards(rule: Rule, state: RequestState) -> dict[str, float]:
-    """By model, over all its streams: as streams that count them tell, else as they were made."""
+    """Forwards by model, over all its streams: as streams that count them tell, else as made."""
     told: defaultdict[str, float] = defaultdict(float)
     for name, own in state.work.items():
         if "num_forwards" in own:
@@ -151,7 +177,7 @@ def _header(
         num_return_sequences=state.request.num_return_sequences,
         prior_bound=state.request.prior_bound,
         passage=state.request.passage,
-        readings=dict(state.request.readings) or None,
+        chat_prompts=dict(state.request.chat_prompts) or None,
         words=None if rule.used_words is None else dict(rule.used_words),
         stream=random_stream(state.request.prompt_token_ids, place=state.request.place),
     )

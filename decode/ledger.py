@@ -4,13 +4,13 @@ import hashlib
 import json
 import math
 import reprlib
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-from ..durable_files import write_durably
+from ..durable_files import json_value, write_durably
+from ..field_types import field_error, field_values
 
 SCHEMA = "anchored-ledger/1"
 SAMPLER = "coupled/2"
@@ -39,12 +39,12 @@ class LedgerHeader:
     horizon: int
     bound: float
     quantization: dict[str, str] = field(default_factory=dict)
-    """By "safe" and "risky": what their weights are quantised with; exact ones are left out."""
+    """The quantization of "safe" and "risky"; exact models are left out."""
     level: str = "token"
     """Where this is "byte", token ids are bytes and 256 is the end of the text."""
     level_settings: dict[str, Any] = field(default_factory=dict)
     num_return_sequences: int = 1
-    """Samples of the prompt that were drawn together; each has a ledger of its own."""
+    """Samples of the prompt that were drawn together; each has its ledger."""
     prior_bound: float = 0.0
     """Nats that the prompt may have spent, where it ends with an earlier generation."""
     prompt_ratios: list[float] | None = None
@@ -52,16 +52,16 @@ class LedgerHeader:
     least_debt: float | None = None
     """Nats that the caller said the prompt owes at least; the debt is no smaller."""
     passage: str | None = None
-    """What some streams of the rule read before the prompt."""
-    readings: dict[str, list[int]] | None = None
+    """The text that some streams of the rule read before the prompt."""
+    chat_prompts: dict[str, list[int]] | None = None
     """Token ids that streams of the risky model read in place of the prompt, as its chat template
     gives them."""
     words: dict[str, list[str]] | None = None
-    """Of a rule that swaps words: those "swapped", and those "left_out" as no token of the pair."""
+    """The words that a rule swaps: "swapped", or "left_out" as no token of the pair."""
     schema: str = SCHEMA
     sampler: str = SAMPLER
-    stream: dict[str, Any] | None = None
-    """What the uniforms follow from beside level and seed, see `random_key`; None in coupled/1."""
+    stream: dict[str, Any] = field(default_factory=dict)
+    """Figures that the uniforms follow from beside level and seed, see `random_key`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class LedgerStep:
     step: int
     token_id: int
     accepted: bool
-    """The token is the safe model's own draw; False where the risky model stepped in."""
+    """The token is the safe model's draw; False where the risky model stepped in."""
     budget: float
     spend: float
     weight: float
@@ -87,7 +87,7 @@ class LedgerStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerFooter:
-    """What is known at the end; each field as in `Ledger`."""
+    """The totals at the end; each field as in `Ledger`."""
 
     total_spend: float
     num_steps: int
@@ -112,14 +112,14 @@ class Ledger:
     safe_forwards: int = 0
     risky_forwards: int = 0
     work: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By "safe" and "risky", at byte level: nodes computed, mean probability that masking took,
+    """Work of "safe" and "risky" at byte level: nodes, mean probability that masking took,
     largest total variation that was left out."""
     skipped_risky: int = 0
     """Tokens that were drawn before the risky model had run for them, as nothing could be spent."""
     drafted: int = 0
     """Tokens that the safe model guessed before the risky one ran, in speculative decoding."""
     accepted: int = 0
-    """Those of them that were drawn."""
+    """Guesses of `drafted` that were drawn."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -149,12 +149,18 @@ class Ledger:
     @property
     def footer(self) -> LedgerFooter:
         """The last line but for the hash."""
-        own = {f.name: getattr(self, f.name) for f in fields(LedgerFooter) if f.name not in _SUMS}
-        return LedgerFooter(total_spend=self.spent, num_steps=len(self.steps), **own)
+        names = [field.name for field in fields(LedgerFooter) if field.name not in _SUMS]
+        values = {name: getattr(self, name) for name in names}
+        return LedgerFooter(total_spend=self.spent, num_steps=len(self.steps), **values)
 
-    def save(self, path: Path | str) -> None:
-        """Write JSON lines to `path`, which holds all of them or what it held before."""
-        write_durably(Path(path), "".join(line + "\n" for line in self.lines()))
+    def save(self, path: Path | str, *, overwrite: bool = True) -> None:
+        """Write JSON lines to `path`, which holds all of them or what it held before.
+
+        Without `overwrite` a file that exists is kept, and FileExistsError names the file that the
+        lines were written to.
+        """
+        text = "".join(line + "\n" for line in self.lines())
+        write_durably(Path(path), text, overwrite=overwrite)
 
     def lines(self) -> list[str]:
         """The ledger as JSON lines: header, steps, footer."""
@@ -174,7 +180,22 @@ class Ledger:
         claimed = footer.pop("sha256")
         if _sha256([*lines[:-1], _dump(footer)]) != claimed:
             raise LedgerError(f"{path}: a figure was changed: the lines do not match their sha256")
-        return _ledger_of(*_checked_fields(header, steps, footer, path), path)
+        kinds = [LedgerHeader, *[LedgerStep] * len(steps), LedgerFooter]
+        records = [*map(with_figures, kinds, [*records[:-1], footer])]
+        for number, (kind, record) in enumerate(zip(kinds, records, strict=True), start=1):
+            if error := field_error(kind, record):
+                raise LedgerError(f"{path}: line {number}: {error}")
+        header, *steps, footer = records
+        ledger = cls(
+            header=LedgerHeader(**header),
+            steps=[LedgerStep(**step) for step in steps],
+            **{name: value for name, value in footer.items() if name not in _SUMS},
+        )
+        if footer["total_spend"] != ledger.spent:
+            raise LedgerError(
+                f"{path}: the footer counts {footer['total_spend']} nats, the steps {ledger.spent}"
+            )
+        return ledger
 
 
 _SUMS = ("total_spend", "num_steps")
@@ -188,34 +209,6 @@ def _read(path: Path) -> str:
         raise LedgerError(f"{path} is a directory, not a ledger") from None
     except UnicodeDecodeError:
         raise LedgerError(f"{path} is not a ledger: it is not UTF-8 text") from None
-
-
-def _ledger_of(
-    header: dict[str, Any], steps: list[dict[str, Any]], footer: dict[str, Any], path: Path
-) -> Ledger:
-    """Of lines whose fields are right."""
-    ledger = Ledger(
-        header=LedgerHeader(**header),
-        steps=[LedgerStep(**step) for step in steps],
-        **{name: value for name, value in footer.items() if name not in _SUMS},
-    )
-    if footer["total_spend"] != ledger.spent:
-        raise LedgerError(
-            f"{path}: the footer counts {footer['total_spend']} nats, the steps {ledger.spent}"
-        )
-    return ledger
-
-
-def _checked_fields(
-    header: dict[str, Any], steps: list[dict[str, Any]], footer: dict[str, Any], path: Path
-) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """The same with infinite figures as numbers."""
-    kinds = [LedgerHeader, *[LedgerStep] * len(steps), LedgerFooter]
-    records = [_with_figures(*pair) for pair in zip(kinds, [header, *steps, footer], strict=True)]
-    for number, record in enumerate(records):
-        if error := field_error(kinds[number], record):
-            raise LedgerError(f"{path}: line {number + 1}: {error}")
-    return records[0], records[1:-1], records[-1]
 
 
 def _check_order(records: list[dict[str, Any]], path: Path) -> None:
@@ -244,22 +237,19 @@ def _known(record: LedgerHeader | LedgerStep) -> dict[str, Any]:
 
 
 def _dump(record: dict[str, Any]) -> str:
-    plain = {key: _to_json(value) for key, value in record.items()}
-    return json.dumps(plain, allow_nan=False)
+    return json.dumps(json_value(record))
 
 
-def _to_json(value: Any) -> Any:
-    """Infinite floats become strings: JSON has no number for them."""
-    if isinstance(value, list):
-        return [_to_json(item) for item in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
-
-
-def _with_figures(kind: type[Any], record: dict[str, Any]) -> dict[str, Any]:
+def with_figures(kind: type[Any], record: dict[str, Any]) -> dict[str, Any]:
     """The record with the strings of infinite floats as floats, where its field is one of numbers:
     "inf" may be a text as well."""
-    types = get_type_hints(kind)
+    types = _field_types(kind)  # type: ignore[arg-type]  # a class is hashable
     return {name: _from_json(value, types.get(name)) for name, value in record.items()}
+
+
+@cache
+def _field_types(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _from_json(value: Any, kind: Any) -> Any:
@@ -288,7 +278,7 @@ def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
 
 
 def _with_each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a name that stands twice, other programs may read the other value."""
+    """The object; a repeated name is refused: programs differ in which value they read."""
     names = [name for name, _ in pairs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise LedgerError(f"has {reprlib.repr(min(twice))} twice")
@@ -302,58 +292,3 @@ def _refused(constant: str) -> float:
 
 def _sha256(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-INT_LIMIT = 2**63
-"""Integers are below it in size, so that each fits a tensor and a float64 can hold its value."""
-
-
-def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
-    """What is wrong with the first wrong field, in one line; "" if all are right.
-
-    kind: a dataclass; fields with a default may be missing. An int counts as a float; NaN as none.
-    """
-    types, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
-    if unknown := [name for name in record if name not in known]:
-        return f"unknown field {reprlib.repr(unknown[0])}"
-    for name, allowed in known.items():
-        if name in record:
-            if not _is_of_type(record[name], types[name]):
-                return f"{name} must be {_shown(types[name])}, got {reprlib.repr(record[name])}"
-        elif allowed.default is MISSING and allowed.default_factory is MISSING:
-            return f"field {name!r} is missing"
-    return ""
-
-
-def field_values(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass object by name; unlike `asdict` it takes values of any type."""
-    return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
-def _is_of_type(value: Any, kind: Any) -> bool:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return True
-    if origin in (Union, UnionType):
-        return any(_is_of_type(value, member) for member in arguments)
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if origin is list:
-        return isinstance(value, list) and all(_is_of_type(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            _is_of_type(key, arguments[0]) and _is_of_type(item, arguments[1])
-            for key, item in value.items()
-        )
-    return _is_plain(value, kind)
-
-
-def _is_plain(value: Any, kind: type) -> bool:
-    """type() in place of isinstance, as a bool is an int."""
-    if type(value) is int:
-        return kind in (int, float) and abs(value) < INT_LIMIT
-    return type(value) is kind and not (type(value) is float and math.isnan(value))
-
-
-def _shown(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)

@@ -1,24 +1,103 @@
-"""What a caller chooses by name, and how both models' distributions are warped."""
+"""What a caller chooses, as plain values, and how both models' distributions are warped."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal
 
 LevelName = Literal["token", "byte"]
-"""What is decoded and budgeted step by step."""
-
-EngineName = Literal["auto", "eager", "device"]
-"""Where steps run."""
+"""The unit that is decoded and budgeted step by step."""
 
 Speculate = Literal["auto", "off"] | int
 """Tokens of a draft, as many as it is worth, or none."""
+
+
+INTEGER_LIMIT = 2**63
+"""Integers lie below it in size: larger ones fit no tensor, and `Ledger` refuses them."""
+
+
+def real_number(name: str, value: Any) -> float:
+    """A number that a caller gives as a float: numpy's and 0-d tensors too, which no ledger holds.
+
+    Raises ValueError, with the name, for anything else, bools among it.
+    """
+    plain = _plain(value)
+    if isinstance(plain, bool) or not isinstance(plain, Real):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    try:
+        return float(plain)
+    except OverflowError:  # an int of more than 308 digits
+        raise ValueError(f"{name} must be a number, got {str(value)[:4]}...") from None
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A whole number that a caller gives as an int; otherwise as `real_number`."""
+    plain = _plain(value)
+    if isinstance(plain, bool) or not isinstance(plain, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    number = int(plain)
+    if not -INTEGER_LIMIT <= number < INTEGER_LIMIT:
+        raise ValueError(f"{name} must be a whole number of 64 bits, got {value!r}")
+    return number
+
+
+def _plain(value: Any) -> Any:
+    """The Python value of a numpy scalar, a 0-d array or a 0-d tensor; others as they are."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """A flag that a caller gives, numpy's too; ValueError unless it is True or False."""
+    plain = _plain(value)
+    if not isinstance(plain, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return plain
+
+
+class UnreadableText(ValueError):
+    """A text that no tokenizer reads; of several, it fails alone."""
+
+
+def checked_text(name: str, value: Any) -> str:
+    """A text that a caller gives.
+
+    Raises ValueError for anything else, and UnreadableText for a lone surrogate, half of a
+    character of UTF-16 as scraped JSON has them.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text, got {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableText(
+            f"{name} cannot be written as UTF-8: character {error.start} is a lone surrogate"
+        ) from None
+    return value
+
+
+def checked_texts(name: str, values: Any) -> list[str]:
+    """A list of texts that a caller gives; a text by itself is refused."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a list of texts, got {values!r}")
+    return [checked_text(f"one of {name}", value) for value in values]
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise ValueError, in one line, for a value that is not among these."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+SPELLINGS = {
+    "do_sample": "tokens are sampled, and temperature=0 takes the most likely ones",
+    "max_length": "give max_new_tokens, which does not count the prompt",
+    "max_tokens": "give max_new_tokens",
+    "stop_strings": "give stop=, one text or several",
+    "n": "give num_return_sequences",
+    "eos_token_id": "a text ends at the end of text of either model; give stop= for other ends",
+}
+"""Names that callers of other libraries write, and what they are called here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +116,9 @@ class SamplingConfig:
     """Drop tokens below this share of the most likely token's probability, in [0, 1)."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            check = whole_number if field.name == "top_k" else real_number
+            object.__setattr__(self, field.name, check(field.name, getattr(self, field.name)))
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature must be finite and >= 0, got {self.temperature}")
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
@@ -54,9 +136,8 @@ class SamplingConfig:
         allowed = [field.name for field in fields(cls)]
         for name in settings:
             if name not in allowed:
-                raise ValueError(
-                    f"unknown sampling setting {name!r}: allowed are {', '.join(allowed)}"
-                )
+                hint = SPELLINGS.get(name, f"allowed are {', '.join(allowed)}")
+                raise ValueError(f"unknown sampling setting {name!r}: {hint}")
         return cls(**settings)
 
     @property

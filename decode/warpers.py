@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from ..kernels.warping import merge_ends, penalised
 from .settings import SamplingConfig
 
 Seen = Tensor | tuple[NDArray[np.int64], ...]
@@ -56,24 +56,27 @@ class Warpers:
     def _warped(self, seen: Seen | None, logits: Tensor) -> Tensor:
         raw = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
+        penalty = self.config.repetition_penalty
         if seen is None and divisor == 1.0 and self._changes_nothing_else:
             return raw  # a copy of all would be its whole cost
         if seen is None:
             scores = raw / divisor
         elif isinstance(seen, Tensor):
-            scores = torch.where(seen, self._penalised(raw, torch.where), raw) / divisor
+            scores = torch.where(seen, penalised(raw, penalty), raw) / divisor
         else:  # numpy, as these are few
             values = raw.numpy()
             # As in torch: a row that overflows, by T = 1e-40 say, is found to be no distribution.
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 scores = torch.from_numpy(values / divisor)
-                scores.numpy()[seen] = self._penalised(values[seen], np.where) / divisor
+                scores.numpy()[seen] = penalised(values[seen], penalty, np.where) / divisor
         if len(self._banned) > 0:
             self._send(scores.device)
             scores.index_fill_(1, self._banned, float("-inf"))
         for truncate in self._truncations:
             scores = truncate(None, scores)
-        self._merge_end_symbols(scores)
+        if len(self.stop_token_ids) > 1:
+            self._send(scores.device)
+            merge_ends(scores, self._token_ids)
         return scores
 
     @property
@@ -89,19 +92,6 @@ class Warpers:
         # Once: indices that lie elsewhere make every step wait for the device.
         if self._banned.device != device:
             self._token_ids, self._banned = self._token_ids.to(device), self._banned.to(device)
-
-    def _penalised(self, scores: Any, where: Callable[..., Any]) -> Any:
-        """Scores of seen tokens, in torch or numpy."""
-        penalty = self.config.repetition_penalty
-        return where(scores > 0, scores / penalty, scores * penalty)
-
-    def _merge_end_symbols(self, scores: Tensor) -> None:
-        if len(self.stop_token_ids) < 2:
-            return
-        self._send(scores.device)
-        merged = scores.index_select(1, self._token_ids).logsumexp(-1)
-        scores.index_fill_(1, self._token_ids, float("-inf"))
-        scores[:, self.stop_token_ids[0]] = merged
 
 
 def _truncations(config: SamplingConfig):  # type: ignore[no-untyped-def]

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..inputs import json_objects
+
 logger = logging.getLogger(__name__)
 
 PROMPTS_FILE = "prompts.jsonl"
 """In a run's folder: what its generations continue, by id."""
+SAFE, RISKY = "p_s", "p_r"
+"""Names of the settings that are one model alone."""
+CLOSING_MARKS = tuple(",.;:!?)]}")
+"""What follows a word without a space."""
 
 Record = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -49,34 +55,68 @@ def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
     """The generations of a run's folder or of a file.
 
     path: a folder with generations/SETTING.jsonl; or JSON objects, one a line or all in one array,
-    of "text", and "setting" (else the file's name), "id" or "work" (else the line), "seed",
+    of "text", and "setting" (else the file's name), "id" (else the line), "seed",
     "prompt", "reference", "characters" (a list of lists of names), "group"; or what CopyBench
     writes: "output", "input", "reference", "reference_characters", "model" and "decoding".
     prompts: JSON objects with the same entries but for the text, by "id"; the folder's own
     prompts.jsonl unless given. What a generation says of itself goes before.
     Rows with an "error", or with null for a text, are left out with one line in the log.
-    Raises: ValueError that names the file and the line, OSError.
+    Raises: ValueError that names the file and the line, or a text that stands twice; OSError.
     """
-    files = [path]
+    files, names = [path], {}
     if path.is_dir():
-        files = generation_files(path)
-        own = path / PROMPTS_FILE
-        prompts = own if prompts is None and own.exists() else prompts
+        files, names = generation_files(path), setting_names(path)
+        beside = path / PROMPTS_FILE
+        prompts = beside if prompts is None and beside.exists() else prompts
     known = {} if prompts is None else _by_id(prompts)
     rows = [(file, *numbered) for file in files for numbered in json_objects(file)]
     whole = [row for row in rows if not _has_failed(row[2])]
     if len(whole) < len(rows):
         logger.warning("%d of %d rows have no text: left out", len(rows) - len(whole), len(rows))
-    texts = [_text(file, number, row, known) for file, number, row in whole]
+    texts = [_text(file, number, row, known, names) for file, number, row in whole]
     if not texts:
         raise ValueError(f"{path} holds no texts")
+    for same in grouped(texts, lambda text: tuple(text.key.values())).values():
+        if len(same) > 1:  # it would count twice
+            raise ValueError(f"{path}: the text of {same[0].key} stands twice")
     return texts
+
+
+def setting_names(folder: Path) -> dict[str, str]:
+    """Names of a run's settings by those of their files, in the order of its results.
+
+    {} where there is no results.json yet.
+    """
+    path = folder / "results.json"
+    rows = read_json(path, "anchored quickstart or sweep").get("rows", []) if path.exists() else []
+    return {file_name(row["setting"]): row["setting"] for row in rows}
+
+
+def read_json(path: Path, writer: str) -> Mapping[str, Any]:
+    """The object of a JSON file; ValueError that names the command that would have written it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not what {writer} writes")
+    return content
+
+
+def has_open_seam(prompt: str, reference: str) -> bool:
+    """Whether a space is missing between a prompt and its continuation, as data sets cut them.
+
+    A word begins behind a space, which belongs to the continuation; marks as commas have none.
+    """
+    if not prompt or not reference or prompt[-1].isspace() or reference[0].isspace():
+        return False
+    return not reference.startswith(CLOSING_MARKS)
 
 
 def generation_files(folder: Path) -> list[Path]:
     """generations/SETTING.jsonl of a run's folder, k=2 before k=10; ValueError without any."""
-    found = sorted((folder / "generations").glob("*.jsonl"), key=_with_numbers)
-    files = [file for file in found if not file.name.endswith(".unfinished.jsonl")]
+    all_files = sorted((folder / "generations").glob("*.jsonl"), key=_with_numbers)
+    files = [file for file in all_files if not file.name.endswith(".unfinished.jsonl")]
     if not files:
         raise ValueError(f"{folder} holds no generations/*.jsonl")
     return files
@@ -85,30 +125,6 @@ def generation_files(folder: Path) -> list[Path]:
 def file_name(name: str) -> str:
     """The name of a setting, a model or a prompt, as its files and folders bear it."""
     return re.sub(r"[^\w.=+-]+", "-", name)
-
-
-def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The objects of a file, one a line or all in one array, numbered from 1.
-
-    Raises: ValueError that names the file and the line, OSError.
-    """
-    try:
-        content = file.read_text(encoding="utf-8")
-        if content.lstrip().startswith("["):
-            numbered = list(enumerate(json.loads(content), 1))
-        else:  # not splitlines: JSON strings may hold other separators of lines
-            lines = enumerate(content.split("\n"), 1)
-            numbered = [
-                (number, _parsed(file, number, line)) for number, line in lines if line.strip()
-            ]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
-    for number, row in numbered:
-        if not isinstance(row, dict):
-            raise ValueError(f"{file}, row {number} must be a JSON object")
-    return numbered
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -132,14 +148,7 @@ def rows_by_setting(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, 
 def _with_numbers(file: Path) -> list[str | float]:
     """So that k=2 comes before k=10: texts and the numbers between them, in turn."""
     parts = re.split(r"(\d+(?:\.\d+)?)", file.stem)
-    return [float(part) if place % 2 else part for place, part in enumerate(parts)]
-
-
-def _parsed(file: Path, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}, line {number} is not JSON: {error}") from None
+    return [float(part) if index % 2 else part for index, part in enumerate(parts)]
 
 
 def _by_id(prompts: Path) -> dict[str, Record]:
@@ -147,27 +156,32 @@ def _by_id(prompts: Path) -> dict[str, Record]:
 
 
 def _id(row: Record, number: int) -> str:
-    own = row.get("id") if row.get("id") is not None else row.get("work")
-    return str(number if own is None else own)
+    return str(number if row.get("id") is None else row["id"])
 
 
-def _text(file: Path, number: int, row: Record, known: Mapping[str, Record]) -> RecordedText:
-    own_id = _id(row, number)
-    merged = {**known.get(own_id, {}), **{k: v for k, v in row.items() if v is not None}}
-    place = f"{file}, row {number}"
+def _text(
+    file: Path,
+    number: int,
+    row: Record,
+    known: Mapping[str, Record],
+    names: Mapping[str, str],
+) -> RecordedText:
+    prompt_id = _id(row, number)
+    merged = {**known.get(prompt_id, {}), **{k: v for k, v in row.items() if v is not None}}
+    where = f"{file}, row {number}"
     seed = merged.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError(f"{place}: seed must be a whole number, got {seed!r}")
+        raise ValueError(f"{where}: seed must be a whole number, got {seed!r}")
     return RecordedText(
-        setting=_setting(merged, file),
-        id=own_id,
+        setting=_setting(merged, names.get(file.stem, file.stem)),
+        id=prompt_id,
         seed=seed,
-        text=_string(merged, ("text", "output"), place) or "",
-        prompt=_string(merged, ("input", "prompt"), place, "") or "",
-        reference=_string(merged, ("reference",), place, None),
-        characters=_characters(merged, place),
+        text=_string(merged, ("text", "output"), where) or "",
+        prompt=_string(merged, ("input", "prompt"), where, "") or "",
+        reference=_string(merged, ("reference",), where, None),
+        characters=_characters(merged, where),
         group=None if merged.get("group") is None else str(merged["group"]),
-        debt=_debt(merged, place),
+        debt=_debt(merged, where),
     )
 
 
@@ -176,40 +190,40 @@ def _has_failed(row: Record) -> bool:
     return bool(row.get("error")) or (bool(nulls) and all(nulls))
 
 
-def _setting(row: Record, file: Path) -> str:
-    """Its name; of CopyBench's rows, what was decoded and how."""
+def _setting(row: Record, default: str) -> str:
+    """The setting's name; for rows of CopyBench the model and how it was decoded."""
     parts = [row["setting"]] if "setting" in row else [row.get("model"), row.get("decoding")]
-    return "/".join(str(part) for part in parts if part) or file.stem
+    return "/".join(str(part) for part in parts if part) or default
 
 
 _NEEDED = object()
 
 
-def _string(row: Record, names: tuple[str, ...], place: str, default: Any = _NEEDED) -> str | None:
+def _string(row: Record, names: tuple[str, ...], where: str, default: Any = _NEEDED) -> str | None:
     """The first of these entries."""
     value = next((row[name] for name in names if name in row), default)
     if value is _NEEDED:
-        raise ValueError(f"{place} lacks {' or '.join(map(repr, names))}")
+        raise ValueError(f"{where} lacks {' or '.join(map(repr, names))}")
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{place}: {names[0]} must be text, got {value!r}")
+        raise ValueError(f"{where}: {names[0]} must be text, got {value!r}")
     return value
 
 
-def _debt(row: Record, place: str) -> float | None:
+def _debt(row: Record, where: str) -> float | None:
     """A number, or the text "inf" as ledgers have it."""
     if (debt := row.get("debt")) is None:
         return None
     try:
         return float(debt)
     except (TypeError, ValueError):
-        raise ValueError(f"{place}: debt must be a number, got {debt!r}") from None
+        raise ValueError(f"{where}: debt must be a number, got {debt!r}") from None
 
 
-def _characters(row: Record, place: str) -> tuple[tuple[str, ...], ...] | None:
+def _characters(row: Record, where: str) -> tuple[tuple[str, ...], ...] | None:
     names = row.get("characters", row.get("reference_characters"))
     if names is None:
         return None
-    is_list = isinstance(names, list) and all(isinstance(own, list) and own for own in names)
-    if not is_list or not all(isinstance(name, str) for own in names for name in own):
-        raise ValueError(f"{place}: characters must be a list of lists of names, got {names!r}")
+    is_list = isinstance(names, list) and all(isinstance(each, list) and each for each in names)
+    if not is_list or not all(isinstance(name, str) for each in names for name in each):
+        raise ValueError(f"{where}: characters must be a list of lists of names, got {names!r}")
     return tuple(map(tuple, names))

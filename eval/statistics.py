@@ -43,10 +43,10 @@ def over_seeds(values: Sequence[float]) -> SeedStatistics:
 
 
 def mean_if_known(values: Iterable[float | None]) -> float | None:
-    """None if one of the values is None, which stands for infinity."""
+    """The mean; None without values, and if one of them is None, which stands for infinity."""
     given = list(values)
     known = [value for value in given if value is not None]
-    return math.fsum(known) / len(known) if len(known) == len(given) else None
+    return math.fsum(known) / len(known) if known and len(known) == len(given) else None
 
 
 def json_value(value: Any) -> Any:
@@ -86,6 +86,15 @@ def bootstrap_interval(values: Array, *, count: int, confidence: float) -> tuple
     # Values between two resamples are none of a resample: the outer one is taken.
     low = np.quantile(values, tail, method="lower")
     return float(low), float(np.quantile(values, 1.0 - tail, method="higher"))
+
+
+def unseen_share(count: int, confidence: float) -> float:
+    """The largest share of all units that `count` of them can miss: none of them has a property
+    that this share of all has, with a probability of 1 - confidence.
+
+    Close to 3 / count at 0.95, the rule of three. Source: Hanley and Lippman-Hand 1983.
+    """
+    return float(1.0 - (1.0 - confidence) ** (1.0 / count))
 
 
 def student_quantile(confidence: float, freedom: int) -> float:

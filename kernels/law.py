@@ -63,7 +63,7 @@ class Law:
 
 
 def _bits(logits: Tensor, peak: Tensor) -> Tensor:
-    # The peak first: what is left is exact to its own last digit, however large both are.
+    # The peak first: what is left is exact to its last digit, however large both are.
     bits = (logits.double() - peak[:, None]) * BITS_PER_NAT
     return bits.masked_fill(bits < BAN_BITS, -math.inf)
 
@@ -90,7 +90,7 @@ class Projection:
     law: Law
     stored_log_probs: tuple[Tensor, Tensor] | None = None
     """log p* and log p_s of `token_ids`, (B,) float64 nats each, NaN where not valid, if drawing
-    has found them: they cost nothing then."""
+    computed them: they cost nothing then."""
 
     def log_probs(self) -> Tensor:
         """log p* of every token.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
-from .backend import resolved_backend
+from .backend import check_rows, computed
 from .cpu import solver
 from .law import Projection
-from .sampler import check_uniform
-from .spend import usable_budget
+from .sampler import check_uniform, check_unit
+from .spend import check_budget, usable_budget
 
 __all__ = ["Projection", "project_kl", "project_max"]
 
@@ -28,8 +30,9 @@ def project_kl(
     risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
     budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
     uniform: (B, 3) float64 in [0, 1) for the coupled sampler, or None.
-    backend: "torch"; "triton", which needs CUDA tensors or Triton's interpreter and checks no
-    values, so as not to wait for the device; or "auto", the fastest of them here.
+    backend: "torch", on the CPU wherever the tensors are; "triton", which needs CUDA tensors or
+    Triton's interpreter and checks no values, so as not to wait for the device; or "auto": "triton"
+    on CUDA where it compiles, launches and agrees with "torch" on a few rows.
     Returns: a Projection; the float64 KL at its weight is at most its spend, which is at most the
     budget. Where the budget binds and logits lie within +-100 the shortfall is at most
     max(1e-5 * budget, 1e-7) nats. A row's digits depend on nothing but the row.
@@ -68,14 +71,25 @@ def _project(
     is_max: bool,
 ) -> Projection:
     _check_logits(risky_logits, safe_logits)
-    if resolved_backend(backend, safe_logits.device) == "triton":
-        from .gpu import launch as gpu  # triton is not there on every platform
-
-        return gpu.project(risky_logits, safe_logits, budget, uniform, is_max=is_max)
-    budget = usable_budget(budget, len(safe_logits), safe_logits.device)
+    (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
+    check_budget(budget, num_rows)
     if uniform is not None:
-        check_uniform(uniform, len(safe_logits))
-    return solver.project(risky_logits, safe_logits, budget, uniform, is_max=is_max)
+        check_uniform(uniform, num_rows)
+    pair = risky_logits, safe_logits
+
+    def by_triton() -> Projection:
+        from .gpu import launch  # triton is not there on every platform
+
+        return launch.project(*pair, budget, uniform, is_max=is_max)
+
+    def by_torch() -> Projection:
+        if uniform is not None:
+            check_unit(uniform)
+        return solver.project(*pair, usable_budget(budget), uniform, is_max=is_max)
+
+    dtypes = risky_logits.dtype, safe_logits.dtype
+    test = partial(check_rows, device, dtypes, vocab_size, is_max=is_max, walks=False)
+    return computed(backend, device, by_triton=by_triton, by_torch=by_torch, check=test)
 
 
 def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:

@@ -1,50 +1,64 @@
-"""Plain float64 definitions of the projections: slow, exact, and the ground truth of the tests."""
+"""Plain float64 definitions of the projections: slow, exact, and what solvers are judged by.
+
+The tests, `verify` and the reference decoder rest on this file alone. It shares nothing with the
+solvers but the gap at which a logit counts as banned.
+"""
 
 import torch
 from torch import Tensor
 
-# B requests, V vocabulary.
+from .spend import BAN_GAP
+
+# B requests, V vocabulary. Logits may be log-probabilities: only their differences count.
 
 NUM_BISECTIONS = 200
+"""Halvings of a weight in [0, 1]: weights down to the least float64 are told apart."""
+
+NUM_SCALE_BISECTIONS = 80
+"""Halvings of log c, which lies within 2**21 nats: to less than 1e-17 nats."""
 
 
-def log_softmax(logits: Tensor) -> Tensor:
-    """(B, V) float64 log-probabilities; -inf where banned."""
-    return logits.double().log_softmax(-1)
+def log_softmax(logits: Tensor, *, ban_gap: float = BAN_GAP) -> Tensor:
+    """(B, V) float64 log-probabilities; NaN in a row of NaN, of +inf, or all -inf.
+
+    A logit of -inf, or one that is `ban_gap` nats below the largest of its row, is banned: -inf.
+    """
+    below = logits.double() - logits.double().amax(-1, keepdim=True)
+    return _normalized(below.masked_fill(below < -ban_gap, -torch.inf))
 
 
 def tilted_log_probs(risky_logits: Tensor, safe_logits: Tensor, weight: Tensor) -> Tensor:
-    """log of p_s^(1-weight) p_r^weight, normalised on the common support.
+    """log of p_s^(1-weight) p_r^weight, normalized on the common support.
 
-    risky_logits, safe_logits: (B, V) with a token allowed by both. weight: (B,) in [0, 1].
-    Returns: (B, V) float64, -inf off the common support.
+    risky_logits, safe_logits: (B, V). weight: (B,) in [0, 1].
+    Returns: (B, V) float64, -inf off the common support; NaN in a row that has none.
     """
     safe, risky = log_softmax(safe_logits), log_softmax(risky_logits)
-    is_shared = (safe > -torch.inf) & (risky > -torch.inf)
     beta = weight.double()[:, None]
-    mixed = torch.where(is_shared, (1.0 - beta) * safe + beta * risky, -torch.inf)
-    return mixed.log_softmax(-1)
+    mixed = (1.0 - beta) * safe + beta * risky
+    return _normalized(torch.where(_is_shared(safe, risky), mixed, -torch.inf))
 
 
-def kl_divergence(log_probs: Tensor, safe_logits: Tensor) -> Tensor:
-    """KL(p || p_s) in nats, (B,) float64; log_probs (B, V) has no mass where p_s has none."""
-    safe = log_softmax(safe_logits)
-    has_mass = log_probs > -torch.inf
-    difference = torch.where(has_mass, log_probs.double() - safe, 0.0)
-    return (log_probs.double().exp() * difference).sum(-1)
+def kl_divergence(log_probs: Tensor, safe_logits: Tensor, *, ban_gap: float = BAN_GAP) -> Tensor:
+    """KL(p || p_s) in nats, (B,) float64, for log_probs (B, V).
+
+    Infinite where p has mass, however little, that p_s lacks.
+    """
+    ratio = _log_ratio(log_probs.double(), log_softmax(safe_logits, ban_gap=ban_gap))
+    is_infinite = (ratio == torch.inf).any(-1)
+    nats = (log_probs.double().exp() * ratio).sum(-1).clamp_min(0.0)
+    return torch.where(is_infinite, torch.inf, nats)
 
 
 def max_divergence(log_probs: Tensor, safe_logits: Tensor) -> Tensor:
     """D_inf(p || p_s) in nats, the largest log-ratio, (B,) float64."""
-    has_mass = log_probs > -torch.inf
-    difference = log_probs.double() - log_softmax(safe_logits)
-    return torch.where(has_mass, difference, -torch.inf).amax(-1)
+    return _log_ratio(log_probs.double(), log_softmax(safe_logits)).amax(-1)
 
 
 def support_floor(risky_logits: Tensor, safe_logits: Tensor) -> Tensor:
     """-log p_s(S) in nats, S the tokens both models allow, (B,) float64; inf if S is empty."""
-    is_shared = (risky_logits > -torch.inf) & (safe_logits > -torch.inf)
-    return -torch.where(is_shared, log_softmax(safe_logits), -torch.inf).logsumexp(-1)
+    safe, risky = log_softmax(safe_logits), log_softmax(risky_logits)
+    return -torch.where(_is_shared(safe, risky), safe, -torch.inf).logsumexp(-1)
 
 
 def project_kl(risky_logits: Tensor, safe_logits: Tensor, budget: Tensor) -> Tensor:
@@ -65,18 +79,22 @@ def project_kl(risky_logits: Tensor, safe_logits: Tensor, budget: Tensor) -> Ten
     return torch.where(is_forced, torch.nan, low)
 
 
+def clipped_log_probs(
+    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, log_scale: Tensor
+) -> Tensor:
+    """log min(c p_r, e^budget p_s) on the common support, not normalized; (B, V) float64.
+
+    p_r is renormalized on the common support. log_scale: (B,) float64, log c.
+    """
+    risky, cap, is_shared = _risky_and_cap(risky_logits, safe_logits, budget)
+    return torch.where(is_shared, torch.minimum(risky + log_scale[:, None], cap), -torch.inf)
+
+
 def clipped_probs(
     risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, log_scale: Tensor
 ) -> Tensor:
-    """min(c p_r, e^budget p_s) on the common support, not normalised; (B, V) float64.
-
-    p_r is renormalised on the common support. log_scale: (B,) float64, log c.
-    """
-    safe, risky = log_softmax(safe_logits), log_softmax(risky_logits)
-    is_shared = (safe > -torch.inf) & (risky > -torch.inf)
-    risky = torch.where(is_shared, risky, -torch.inf).log_softmax(-1)
-    clipped = torch.minimum(risky + log_scale[:, None], safe + budget.double()[:, None])
-    return torch.where(is_shared, clipped, -torch.inf).exp()
+    """min(c p_r, e^budget p_s) on the common support, see `clipped_log_probs`."""
+    return clipped_log_probs(risky_logits, safe_logits, budget, log_scale).exp()
 
 
 def project_max(risky_logits: Tensor, safe_logits: Tensor, budget: Tensor) -> Tensor:
@@ -84,11 +102,36 @@ def project_max(risky_logits: Tensor, safe_logits: Tensor, budget: Tensor) -> Te
 
     Source: paper, proposition on optimal Renyi clipping.
     """
-    budget = budget.double()
-    low, high = torch.zeros_like(budget), torch.full_like(budget, 1e5)
-    for _ in range(NUM_BISECTIONS):
+    risky, cap, is_shared = _risky_and_cap(risky_logits, safe_logits, budget)
+    # At c = 1 the mass is at most 1. Where all is clipped it is that of the cap, at least 1.
+    low = torch.zeros_like(budget, dtype=torch.float64)
+    high = torch.where(is_shared, cap - risky, 0.0).amax(-1).clamp_min(0.0)
+    for _ in range(NUM_SCALE_BISECTIONS):
         trial = 0.5 * (low + high)
-        mass = clipped_probs(risky_logits, safe_logits, budget, trial).sum(-1)
-        low, high = torch.where(mass <= 1.0, trial, low), torch.where(mass <= 1.0, high, trial)
+        mass = torch.minimum(risky + trial[:, None], cap).logsumexp(-1)
+        low, high = torch.where(mass <= 0.0, trial, low), torch.where(mass <= 0.0, high, trial)
     is_forced = (budget <= 0.0) | (support_floor(risky_logits, safe_logits) > budget)
     return torch.where(is_forced, torch.nan, low)
+
+
+def _risky_and_cap(
+    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log p_r renormalized on the common support, log e^budget p_s there, and the support."""
+    safe, risky = log_softmax(safe_logits), log_softmax(risky_logits)
+    is_shared = _is_shared(safe, risky)
+    cap = torch.where(is_shared, safe + budget.double()[:, None], -torch.inf)
+    return _normalized(torch.where(is_shared, risky, -torch.inf)), cap, is_shared
+
+
+def _is_shared(safe: Tensor, risky: Tensor) -> Tensor:
+    return (safe > -torch.inf) & (risky > -torch.inf)
+
+
+def _log_ratio(log_probs: Tensor, safe: Tensor) -> Tensor:
+    """log p / p_s (B, V); 0 where p has no mass."""
+    return torch.where(log_probs == -torch.inf, 0.0, log_probs - safe)
+
+
+def _normalized(log_weights: Tensor) -> Tensor:
+    return log_weights - log_weights.logsumexp(-1, keepdim=True)

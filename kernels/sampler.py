@@ -27,6 +27,7 @@ def coupled_sample(
             f"got {tuple(safe_log_probs.shape)} and {tuple(log_probs.shape)}"
         )
     check_uniform(uniform, len(log_probs))
+    check_unit(uniform)
     safe_log_probs, log_probs = safe_log_probs.double(), log_probs.double()
     draft = inverse_cdf(safe_log_probs.exp(), uniform[:, 0])
     safe_prob = safe_log_probs.gather(1, draft[:, None])[:, 0].exp()
@@ -50,18 +51,22 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def check_uniform(uniform: Tensor, num_rows: int) -> None:
-    """Raise ValueError unless `uniform` is (num_rows, 3) float64 in [0, 1)."""
+    """Raise ValueError unless `uniform` is (num_rows, 3) float64; its values may be any."""
     if uniform.shape != (num_rows, 3) or uniform.dtype != torch.float64:
         raise ValueError(
             f"uniform must be ({num_rows}, 3) float64, got {tuple(uniform.shape)} {uniform.dtype}"
         )
+
+
+def check_unit(uniform: Tensor) -> None:
+    """Raise ValueError unless all values are in [0, 1); waits for the device."""
     host = uniform.cpu().numpy()
     if not ((host >= 0.0) & (host < 1.0)).all():
         raise ValueError(f"uniform must be in [0, 1), got {uniform.tolist()}")
 
 
 def first_above(running_sum: Tensor, target: Tensor) -> Tensor:
-    """(A,) int64: the first place of each row (A, N) above its target, (A,); its weight is positive
+    """(A,) int64: the first index of each row (A, N) above its target, (A,); its weight is positive
     if any is."""
     # Below the last sum: an index whose weight is positive exists, whatever the sums' rounding.
     last = torch.nextafter(running_sum[:, -1], torch.zeros_like(target))

@@ -1,34 +1,28 @@
-"""Rows of a request decided in order: speculation, plain decoding, scoring."""
+"""Rows of many requests decided in order, each by its request's account: drafts and plain steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from functools import partial
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .accounts import NUM_FIELDS, SPENT, STEP, allowance
-from .backend import resolved_backend
+from .backend import check_rows, computed
 from .projection import Projection, project_kl, project_max
+from .spend import NUM_FIELDS, SPENT, STEP, allowance
 from .uniforms import uniforms
 from .warping import Warping
-
-if TYPE_CHECKING:  # triton is not there on every platform
-    from .gpu.launch import Workspace
 
 # B requests, G rows of each, V vocabulary.
 
 Divergence: TypeAlias = Literal["kl", "max"]
 
-WalkMemory: TypeAlias = "Workspace | None"
-"""What a walk writes on a device; None where torch decides it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What was decided in each row; by Triton views of the memory, which the next launch
-    overwrites. Rows that were not reached hold anything."""
+    """The decisions of a walk, row by row. Rows that were not reached hold anything."""
 
     was_reached: Tensor
     """(B, G) bool: the row was decided; False behind a rejection or an invalid row."""
@@ -37,7 +31,7 @@ class Walk:
     is_safe_only: Tensor
     """(B, G) bool: p* = p_s on its full support."""
     accepted: Tensor
-    """(B, G) bool: the token is the safe model's own draw; of no meaning in scoring."""
+    """(B, G) bool: the token is the safe model's own draw, or its likeliest in a greedy walk."""
     token_ids: Tensor
     """(B, G) int64, -1 where not valid."""
     weight: Tensor
@@ -52,30 +46,14 @@ class Walk:
     """(B, G) float64, log p_s of the token; NaN where not valid."""
 
 
-def walk_memory(
-    num_requests: int, num_positions: int, vocab_size: int, device: torch.device
-) -> WalkMemory:
-    """What walks of these sizes write on a device, made once; None where torch needs nothing.
-
-    Raises: ValueError for sizes that no launch can have.
-    """
-    if resolved_backend("auto", device) == "torch":
-        return None
-    from .gpu.launch import resident_splits, workspace
-
-    splits = resident_splits(num_requests, vocab_size, device)
-    return workspace(num_requests, num_positions, vocab_size, device, splits)
-
-
 def walk(
     risky_logits: Tensor,
     safe_logits: Tensor,
     *,
     accounts: Tensor,
-    uniform: Tensor,
+    seeds: Tensor | None,
     drafts: Tensor,
     warping: Warping | None = None,
-    memory: WalkMemory = None,
     divergence: Divergence = "kl",
     backend: str = "auto",
 ) -> Walk:
@@ -83,108 +61,106 @@ def walk(
 
     risky_logits, safe_logits: (B, G, V), any float dtype and strides, warped or raw. Row g follows
     the prefix of the request and its first g drafted tokens.
-    accounts: (B, 6) float64 of `accounts.new_accounts`, contiguous; advanced in place by the rows
+    accounts: (B, 6) float64 of `spend.new_accounts`, contiguous; advanced in place by the rows
     decided.
-    uniform: (B, G, 3) float64 in [0, 1), contiguous; or (B,) int64 seeds, and then row g draws by
-    `uniforms(seed, steps taken + g)`.
+    seeds: (B,) int64, and then row g draws by `uniforms(seed, steps taken + g)`; None takes the
+    likeliest token of each p*, for which no bound holds.
     drafts: (B, G - 1) int64, contiguous: tokens the rows after the first assume; -1, which no row
     decides, ends a shorter draft. Plain decoding is G = 1, with drafts (B, 0).
     warping: what is done to raw logits, in either model, before anything else.
-    memory: of `walk_memory` for these sizes; by Triton, it is made here if not given.
-    backend: "torch", a projection of each row in turn; "triton", one launch, for which nothing
-    waits and which a CUDA graph may capture; or "auto": "triton" on CUDA.
+    backend: as of `project_kl`; by Triton all rows with seeds are one launch, for which nothing
+    waits.
     Raises: ValueError for a wrong shape, dtype or layout.
     Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding",
     with the uniforms fixed beforehand, so that every draft length gives the same tokens.
     """
     num_requests, num_positions = _check(risky_logits, safe_logits, accounts, divergence)
-    if uniform.ndim == 1:
-        _check_input("uniform", uniform, (num_requests,), torch.int64)
-    else:
-        _check_input("uniform", uniform, (num_requests, num_positions, 3), torch.float64)
+    if seeds is not None:
+        _check_input("seeds", seeds, (num_requests,), torch.int64)
     _check_input("drafts", drafts, (num_requests, num_positions - 1), torch.int64)
     if warping is not None:
         warping.check(safe_logits)
-    if resolved_backend(backend, safe_logits.device) == "torch":
+    is_max = divergence == "max"
+
+    def by_rows(project_by: str) -> Walk:
+        pair = risky_logits, safe_logits
         if warping is not None:
-            risky_logits, safe_logits = map(warping.warped, (risky_logits, safe_logits))
-        return _torch_walk(risky_logits, safe_logits, accounts, uniform, drafts, divergence)
-    from .gpu.launch import launch_walk
+            pair = warping.warped(risky_logits), warping.warped(safe_logits)
+        return _walk_by_rows(*pair, accounts, seeds, drafts, is_max=is_max, backend=project_by)
 
-    inputs = (risky_logits, safe_logits, accounts, uniform, drafts)
-    is_max = divergence == "max"
-    return Walk(**launch_walk(*inputs, warping=warping, memory=memory, is_max=is_max))
+    if seeds is None:
+        return by_rows(backend)
+    drawn_by = seeds
+
+    def by_triton() -> Walk:
+        from .gpu import launch  # triton is not there on every platform
+
+        pair = risky_logits, safe_logits
+        return Walk(**launch.walk(*pair, accounts, drawn_by, drafts, warping, is_max=is_max))
+
+    dtypes, device = (risky_logits.dtype, safe_logits.dtype), safe_logits.device
+    return computed(
+        backend,
+        device,
+        by_triton=by_triton,
+        by_torch=partial(by_rows, "torch"),
+        check=partial(check_rows, device, dtypes, safe_logits.shape[2], is_max=is_max, walks=True),
+    )
 
 
-def score(
+def _walk_by_rows(
     risky_logits: Tensor,
     safe_logits: Tensor,
-    token_ids: Tensor,
+    accounts: Tensor,
+    seeds: Tensor | None,
+    drafts: Tensor,
     *,
-    accounts: Tensor,
-    memory: WalkMemory = None,
-    divergence: Divergence = "kl",
-    backend: str = "auto",
+    is_max: bool,
+    backend: str,
 ) -> Walk:
-    """log p* and log p_s of given tokens, with the budgets and spends that lead to them.
-
-    token_ids: (B, G) int64 in [0, V), contiguous; row g follows the first g of them. The other
-    arguments, the result and the errors are those of `walk`; no row is skipped, unless one before
-    it is not valid.
-    """
-    rows = _check(risky_logits, safe_logits, accounts, divergence)
-    _check_input("token_ids", token_ids, rows, torch.int64)
-    if resolved_backend(backend, safe_logits.device) == "torch":
-        return _torch_walk(risky_logits, safe_logits, accounts, None, token_ids, divergence)
-    from .gpu.launch import launch_walk
-
-    inputs = (risky_logits, safe_logits, accounts, None, token_ids)
-    is_max = divergence == "max"
-    return Walk(**launch_walk(*inputs, warping=None, memory=memory, is_max=is_max))
-
-
-def _torch_walk(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    accounts: Tensor,
-    uniform: Tensor | None,
-    given: Tensor,
-    divergence: Divergence,
-) -> Walk:
-    """uniform: None to score the tokens given; otherwise they are drafts."""
-    project = project_kl if divergence == "kl" else project_max
+    """A projection of each row in turn; arguments as of `walk`, logits warped."""
+    project = project_max if is_max else project_kl
     spent, num_taken = accounts[:, SPENT].clone(), torch.zeros_like(accounts[:, STEP])
     is_going, rows = torch.ones_like(spent, dtype=torch.bool), []
     for position, (risky, safe) in enumerate(
         zip(risky_logits.unbind(1), safe_logits.unbind(1), strict=True)
     ):
+        # 1. What the row may spend, after those before it.
         budget = allowance(accounts, position, spent)
-        numbers = None if uniform is None else _row_uniforms(uniform, accounts, position)
-        projection = project(risky, safe, budget, numbers, backend="torch")
-        row = _row(projection, is_going, budget, given[:, position] if uniform is None else None)
+        steps = accounts[:, STEP].long() + position
+        numbers = None if seeds is None else uniforms(seeds, steps)
+        # 2. Its law and its token.
+        projection = project(risky, safe, budget, numbers, backend=backend)
+        row = _row(projection, is_going, budget, safe)
         rows.append(row)
+        # 3. It is banked if it was reached, and the next one is reached behind a draft that stands.
         spent += torch.where(is_going, row.spend, 0.0)
         is_going = is_going & row.is_valid
         num_taken += is_going
-        if uniform is not None and position < given.shape[1]:
-            is_going = is_going & (given[:, position] == row.token_ids)
+        if position < drafts.shape[1]:
+            is_going = is_going & (drafts[:, position] == row.token_ids)
     accounts[:, STEP] += num_taken
     accounts[:, SPENT] = spent
     columns = ([getattr(row, field.name) for row in rows] for field in fields(Walk))
     return Walk(*(torch.stack(column, dim=1) for column in columns))
 
 
-def _row(projection: Projection, is_going: Tensor, budget: Tensor, given: Tensor | None) -> Walk:
-    """One position of a walk; (B,) each."""
-    token_ids = projection.token_ids if given is None else given
-    assert token_ids is not None
+def _row(projection: Projection, is_going: Tensor, budget: Tensor, safe: Tensor) -> Walk:
+    """One position of a walk; (B,) each. safe: (B, V) logits."""
+    is_valid, token_ids, accepted = (
+        projection.is_valid,
+        projection.token_ids,
+        projection.accepted,
+    )
+    if token_ids is None or accepted is None:  # a greedy walk
+        token_ids = projection.log_probs().argmax(-1)
+        accepted = token_ids == safe.argmax(-1)
     safe_log_probs, log_probs = projection.law.token_log_probs(token_ids.clamp(min=0))
-    is_valid = projection.is_valid
     return Walk(
         was_reached=is_going,
         is_valid=is_valid,
         is_safe_only=projection.is_safe_only,
-        accepted=is_valid if projection.accepted is None else projection.accepted,
+        accepted=accepted,
         token_ids=token_ids.where(is_valid, -1),
         weight=projection.weight,
         spend=projection.spend,
@@ -192,13 +168,6 @@ def _row(projection: Projection, is_going: Tensor, budget: Tensor, given: Tensor
         log_probs=log_probs.masked_fill(~is_valid, torch.nan),
         safe_log_probs=safe_log_probs.masked_fill(~is_valid, torch.nan),
     )
-
-
-def _row_uniforms(uniform: Tensor, accounts: Tensor, position: int) -> Tensor:
-    """(B, 3), of given numbers (B, G, 3) or of seeds (B,)."""
-    if uniform.ndim == 1:
-        return uniforms(uniform, accounts[:, STEP].long() + position)
-    return uniform[:, position]
 
 
 def _check(

@@ -1,12 +1,29 @@
 """Repetition penalty, temperature and one end, of both models' logits, before the projection."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 # B requests, G rows of each, V vocabulary, S stop tokens.
+
+
+def penalised(scores: Any, penalty: Any, where: Callable[..., Any] = torch.where) -> Any:
+    """Scores of tokens that were seen: positive ones divided by the penalty, others multiplied.
+
+    where: of torch, or of numpy for its arrays.
+    Source: Keskar et al. 2019, "CTRL", section 4.1, as transformers applies it.
+    """
+    return where(scores > 0, scores / penalty, scores * penalty)
+
+
+def merge_ends(scores: Tensor, token_ids: Tensor) -> None:
+    """Give the first of these tokens, int64, the weight of all of them; the others are banned."""
+    merged = scores.index_select(-1, token_ids).logsumexp(-1, keepdim=True)
+    scores.index_fill_(-1, token_ids, float("-inf"))
+    scores.index_copy_(-1, token_ids[:1], merged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +47,7 @@ class Stops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warping:
-    """What `walk` does to raw logits; by Triton where it reads them, which makes no copies.
+    """The warping that `walk` does to raw logits; Triton does it while it reads, without copies.
 
     Values are read on the device, so they are not checked.
     """
@@ -61,19 +78,14 @@ class Warping:
         """(B, G, V) logits of one model after all of it, float32, or float64 if they are.
 
         -inf stays -inf and NaN stays NaN.
-        Source: Keskar et al. 2019, "CTRL", section 4.1, as transformers applies it.
         """
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.seen is not None and self.penalty is not None:
-            penalty = self.penalty[:, None, None]
-            penalised = torch.where(scores > 0.0, scores / penalty, scores * penalty)
-            scores = torch.where(self.seen, penalised, scores)
+            lower = penalised(scores, self.penalty[:, None, None])
+            scores = torch.where(self.seen, lower, scores)
         scores = scores / self.temperature[:, None, None]
         if self.stops is not None:
-            token_ids = self.stops.token_ids
-            merged = scores[..., token_ids].logsumexp(-1, keepdim=True)
-            scores.index_fill_(-1, token_ids, float("-inf"))
-            scores.index_copy_(-1, token_ids[:1], merged)
+            merge_ends(scores, self.stops.token_ids)
         return scores
 
 

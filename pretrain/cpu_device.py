@@ -12,13 +12,15 @@ def use_cpu_without_accelerator() -> bool:
     """Make torchtitan bind the CPU on a machine without an accelerator; otherwise do nothing.
 
     torchtitan picks its device when it is first imported and takes "cuda" where torch finds no
-    device, so this must run before. Returns whether the CPU was put in place.
+    device, so this must run before. Returns whether the CPU stands in.
     Raises: RuntimeError if torchtitan was imported before.
     """
     if torch._utils._get_available_device_type() is not None:
         return False
     if "torchtitan.tools.utils" in sys.modules:
-        raise RuntimeError("torchtitan was imported before the CPU could be put in place")
+        raise RuntimeError(
+            "torchtitan was imported before the CPU could stand in for the accelerator"
+        )
     device_module = _CpuDeviceModule()
     torch._utils._get_available_device_type = lambda: "cpu"
     torch._utils._get_device_module = lambda device_type: device_module  # type: ignore[assignment]

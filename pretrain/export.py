@@ -1,6 +1,7 @@
 """A checkpoint of a run as a Hugging Face folder: config, tokenizer and safetensors."""
 
 import json
+import logging
 import shutil
 import warnings
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -22,20 +24,23 @@ from .plan.data_plan import epochs_read, tokens_read
 from .run.checkpoints import checkpoint_step, last_complete
 from .run.record import RunRecord
 from .tokens.decontamination import search_summary
-from .tokens.encoder import EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME
+from .tokens.encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME
 
+logger = logging.getLogger(__name__)
 _MAX_LICENCES = 4
 
 
-def model_card(record: RunRecord, *, steps: Sequence[int], title: str) -> str:
+def model_card(record: RunRecord, *, steps: Sequence[int], title: str, warning: str = "") -> str:
     """Markdown with every stage's data plan, tokens and licences by source, and settings.
 
     steps: of the checkpoints whose weights were averaged, in ascending order; one is no average.
+    warning: what whoever uses the model must know first.
     """
     stages = record.stages(steps[-1])
     sections = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n",
         f"# {title}\n",
+        *([f"**{warning}**\n"] if warning else []),
         _introduction(record, steps, num_stages=len(stages)),
         _table(("shape", "value"), sorted(record.model.items())),
     ]
@@ -98,14 +103,12 @@ def _data_section(data: dict[str, Any], step: int) -> str:
 
 
 def _searches(data: dict[str, Any]) -> list[str]:
-    """What each source was searched for before it was read; nothing where none was."""
+    """Tell what each source was searched for before it was read, and which never was."""
     rows = [
         (source["name"], search_summary(search) if search else "not searched")
         for source in data["sources"]
         for search in [source.get("decontamination")]
     ]
-    if not any("decontamination" in source for source in data["sources"]):
-        return []
     return [_table(("source", "texts that must not be in it"), rows)]
 
 
@@ -113,7 +116,7 @@ _PACKAGES = ("torch", "torchtitan", "transformers")
 
 
 def _starts(stage: RunRecord) -> list[str]:
-    """What each start was computed with; nothing for records that do not say it."""
+    """Tell what each start was computed with."""
     rows = [
         (
             start["step"],
@@ -184,14 +187,24 @@ def export_checkpoint(
     _check_tokenizer(tokenizer_folder / TOKENIZER_NAME, record)
     config = _llama_config(record, max_position_embeddings, dtype)
     steps = [checkpoint_step(path) for path in checkpoints]
+    warning = _begin_warning(tokenizer_folder / TOKENIZER_NAME, record)
+    if warning:
+        logger.warning("%s", warning)
     with new_folder(output) as folder:
         config.save_pretrained(folder)
         GenerationConfig(
             bos_token_id=record.bos_id, eos_token_id=record.eos_id, pad_token_id=record.eos_id
         ).save_pretrained(folder)
         _copy_tokenizer(tokenizer_folder, folder, config.max_position_embeddings)
-        (folder / "README.md").write_text(model_card(record, steps=steps, title=output.name))
-        weights = averaged_llama_weights(checkpoints, record.model, getattr(torch, dtype))
+        card = model_card(record, steps=steps, title=output.name, warning=warning)
+        (folder / "README.md").write_text(card)
+        # The mean of equal weights, in float32. Source: Izmailov et al. 2018, "Averaging weights
+        # leads to wider optima and better generalization".
+        weights = llama_weights(checkpoints[0], record.model)
+        for count, path in enumerate(checkpoints[1:], start=2):
+            for name, weight in llama_weights(path, record.model).items():
+                weights[name].lerp_(weight, 1 / count)
+        weights = {name: weight.to(getattr(torch, dtype)) for name, weight in weights.items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -203,6 +216,17 @@ def _check_tokenizer(tokenizer_file: Path, record: RunRecord) -> None:
             f"{tokenizer_file} is not the tokenizer of the run: its sha256 is {actual}, "
             f"the run's {record.tokenizer_sha256}"
         )
+
+
+def _begin_warning(tokenizer_file: Path, record: RunRecord) -> str:
+    """Warn where prompts would lack the token that began every training document."""
+    if Tokenizer.from_file(str(tokenizer_file)).encode("a").ids[:1] == [record.bos_id]:
+        return ""
+    return (
+        f"{TOKENIZER_NAME} does not add {BOS_TOKEN}, with which every document began that the "
+        "model was trained on, and without which it does not continue a text as it is trained to: "
+        "put it before each prompt"
+    )
 
 
 def _llama_config(record: RunRecord, max_position_embeddings: int, dtype: Dtype) -> LlamaConfig:
@@ -254,11 +278,11 @@ _LAYER_NAMES = {
 }
 
 
-def llama_weights(checkpoint: Path, model: dict[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
+def llama_weights(checkpoint: Path, model: dict[str, Any]) -> dict[str, Tensor]:
     """Read a step folder's model weights, and nothing else of it, for LlamaForCausalLM.
 
     model: the shape, in the names of a Hugging Face config.
-    Returns: contiguous CPU tensors of `dtype`.
+    Returns: contiguous CPU tensors in float32.
     Raises: ValueError if the checkpoint lacks a weight of this model, or one is not finite.
     """
     names = dict(_NAMES)
@@ -275,23 +299,8 @@ def llama_weights(checkpoint: Path, model: dict[str, Any], dtype: torch.dtype) -
         projection = exported_name.split(".")[-2]
         if projection in num_heads:
             weight = half_split_rotary(weight, num_heads[projection])
-        exported[exported_name] = weight.to(dtype).contiguous()
+        exported[exported_name] = weight.float().contiguous()
     return exported
-
-
-def averaged_llama_weights(
-    checkpoints: Sequence[Path], model: dict[str, Any], dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The mean of the weights of several step folders, taken in float32; else `llama_weights`.
-
-    Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better
-    generalization", equal weights.
-    """
-    mean = llama_weights(checkpoints[0], model, torch.float32)
-    for count, checkpoint in enumerate(checkpoints[1:], start=2):
-        for name, weight in llama_weights(checkpoint, model, torch.float32).items():
-            mean[name].lerp_(weight, 1 / count)
-    return {name: weight.to(dtype) for name, weight in mean.items()}
 
 
 def half_split_rotary(weight: Tensor, num_heads: int) -> Tensor:

@@ -1,9 +1,10 @@
-"""The config of a run: torchtitan's sections with our defaults, and sections of our own."""
+"""The config of a run: torchtitan's sections with our defaults, and sections that it has not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torchtitan.config as titan
 import tyro
@@ -24,31 +25,20 @@ class HeldoutSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionSource:
-    """Multiple-choice questions to put to the model."""
-
-    name: str
-    path: str = str(Path(__file__).resolve().parent.parent / "configs/pretrain/questions.jsonl")
-    """JSON lines of "question", "choices" and "answer"; not given: some of our own."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldoutConfig:
-    """What the model is measured on while it trains, and how often."""
+    """Measurements of the model while it trains, and their interval."""
 
     interval: int = 500
-    """Steps between measurements; the last step is always measured"""
+    """Steps between measurements; the first and the last step are always measured"""
     num_sequences: int = 64
-    """Of each source, from its beginning; fewer where it is shorter"""
+    """Sequences of each source, from its beginning; fewer where it is shorter"""
     sources: tuple[HeldoutSource, ...] = ()
     """Token shards to take the loss on"""
-    questions: tuple[QuestionSource, ...] = ()
-    """Questions to answer; they need model.tokenizer"""
 
     def __post_init__(self) -> None:
-        for names in ([one.name for one in self.sources], [one.name for one in self.questions]):
-            if len(set(names)) < len(names):
-                raise ValueError(f"heldout names must differ, got {', '.join(names)}")
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"heldout names must differ, got {', '.join(names)}")
         if self.interval < 1 or self.num_sequences < 1:
             raise ValueError(
                 f"heldout.interval and num_sequences must be positive, got {self.interval} and "
@@ -58,7 +48,7 @@ class HeldoutConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeGuardConfig:
-    """What counts as a spike, and what is done about it."""
+    """The limit above which a loss is a spike, and the answer to one."""
 
     action: Literal["off", "log", "skip"] = "log"
     """log: write the step's documents to spikes.jsonl; skip: also leave the weights as they are"""
@@ -119,21 +109,60 @@ class Metrics(titan.Metrics):
 
 
 @dataclass
-class Checkpoint(titan.Checkpoint):
-    enable: bool = True
-    """Whether to enable checkpoint"""
+class Checkpoint:
+    """When a run saves, what it keeps, and the weights that it starts from."""
 
-    last_save_model_only: bool = False
-    """Must stay false: a finished run could not be extended, nor started again without failing"""
+    folder: str = "checkpoint"
+    """Name in the dump folder"""
 
-    keep_moments: bool = False
-    """Take AdamW's moments over from initial_load_path with the weights; else they start at zero"""
+    interval: int = 500
+    """Steps between saves; the first and the last step are always saved"""
 
     interval_minutes: float = 0.0
     """Also save after this many minutes without a checkpoint; 0: by steps only"""
 
+    keep_latest_k: int = 10
+    """Number of the latest checkpoints that are kept; 0: all"""
+
     milestone_interval: int = 0
     """Checkpoints of multiples of this many steps are never deleted; 0: keep_latest_k alone"""
+
+    async_mode: Literal["disabled", "async"] = "disabled"
+    """async: training goes on while a checkpoint is written"""
+
+    initial_load_path: str | None = None
+    """Checkpoint of another run whose weights this one starts with"""
+
+    keep_moments: bool = False
+    """Take AdamW's moments over from initial_load_path with the weights; else they start at zero"""
+
+    fork_from: str | None = None
+    """Checkpoint of another run, of the same model and data, that this one goes on from: at the
+    step after it, with other settings perhaps"""
+
+    fork_skip_steps: int = 0
+    """Leave out the data of so many steps there, those behind a spike for example"""
+
+    def __post_init__(self) -> None:
+        if self.interval < 1:
+            raise ValueError(f"checkpoint.interval must be at least 1, got {self.interval}")
+        if self.keep_latest_k < 0 or self.keep_latest_k == 1:
+            raise ValueError(
+                "checkpoint.keep_latest_k must be 0 (all) or at least 2, as the last one may be "
+                f"torn by a kill, got {self.keep_latest_k}"
+            )
+        if self.keep_moments and not self.initial_load_path:
+            raise ValueError(
+                "checkpoint.keep_moments takes them from checkpoint.initial_load_path, which is "
+                "not given"
+            )
+        if self.fork_from and self.initial_load_path:
+            raise ValueError("checkpoint.fork_from and initial_load_path exclude each other")
+        if self.fork_skip_steps < 0 or (self.fork_skip_steps and not self.fork_from):
+            raise ValueError(
+                "checkpoint.fork_skip_steps must be at least 0, and needs checkpoint.fork_from, "
+                f"got {self.fork_skip_steps}"
+            )
 
 
 @dataclass
@@ -152,7 +181,7 @@ class ActivationCheckpoint(titan.ActivationCheckpoint):
 
 @dataclass
 class JobConfig(titan.JobConfig):
-    """Everything that a run can be told; the sections not listed here are torchtitan's own."""
+    """Everything that a run can be told; the sections not listed here are torchtitan's."""
 
     job: Job = field(default_factory=Job)
     model: Model = field(default_factory=Model)
@@ -172,18 +201,11 @@ def load_job_config(arguments: Sequence[str]) -> JobConfig:
     Raises: ValueError for an unknown key, a value of the wrong type or unreadable TOML, and
     FileNotFoundError if there is no such file. A wrong argument exits with status 2.
     """
-    return _TomlConfigManager(JobConfig).parse_args(list(arguments))
-
-
-class _TomlConfigManager(titan.ConfigManager):
-    """torchtitan's order of precedence with our reading of the file: torchtitan checks no types."""
-
-    def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
-        for index, argument in enumerate(args):
-            flag, has_value, value = argument.partition("=")
-            if flag in _CONFIG_FLAGS and (has_value or index + 1 < len(args)):
-                return read_run_config(Path(value if has_value else args[index + 1]))
-        return None
-
-    def _dict_to_dataclass(self, cls: type, data: dict[str, Any]) -> Any:
-        return from_table(cls, data)
+    # Not torchtitan's manager, which checks no types and knows no mixtures.
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    files = [value for flag, value in pairwise(words) if flag in _CONFIG_FLAGS]
+    tables = read_run_config(Path(files[-1])) if files else {}
+    config: JobConfig = tyro.cli(
+        JobConfig, args=list(arguments), default=from_table(JobConfig, tables)
+    )
+    return config

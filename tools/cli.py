@@ -1,10 +1,12 @@
 """The command line: anchored COMMAND --help"""
 
+import difflib
 import importlib
 import io
 import logging
 import os
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,149 +16,144 @@ from anchored import AnchoredError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program: a module with run(options) -> exit status, and the class of its options.
+    """A program: a function of its options that returns an exit status."""
 
-    That is MODULE.CLASS; the module imports neither torch nor transformers, so that --help and a
-    mistyped flag cost nothing. Without a class, `run` gets the words as they are.
-    """
-
-    module: str
+    function: str
+    """MODULE.FUNCTION in `tools`."""
     options: str
+    """The class of its options: a name in that module, or MODULE.NAME of another one. That module
+    imports neither torch nor transformers, so that --help and a mistyped flag cost nothing.
+    Without a class, the function gets the words as they are."""
     summary: str
 
 
-def _commands(module: str, options: str, summaries: dict[str, str]) -> dict[str, Command]:
-    """By name; {} in a module is the name's last word, and FooConfig are the options of foo."""
-    commands = {}
-    for name, summary in summaries.items():
-        word = name.split()[-1].replace("-", "_")
-        own_class = name.title().replace("-", "").replace(" ", "") + "Config"
-        path = options and f"{options.format(word)}.{own_class}"
-        commands[name] = Command(module.format(word), path, summary)
-    return commands
-
-
+_TRAINING = "commands.training.training_options"
 GROUPS = {
-    "start here": _commands(
-        "quickstart.program",
-        "commands.training.training_options",
-        {"quickstart": "train a pair, decode, measure: all in one go"},
-    ),
-    "decode": _commands(
-        "commands.{}",
-        "commands.{}",
-        {
-            "generate": "continue prompts with a pair",
-            "score": "log p* of a given continuation",
-            "ratios": "what prompts owe, kept in a file for generate",
-            "retrieve": "a passage for each prompt, by words or by meaning",
-            "verify": "replay a ledger against its models",
-            "divergences": "how far apart the models were along a ledger",
-        },
-    ),
+    "start here": {
+        "quickstart": Command(
+            "quickstart.program.run",
+            f"{_TRAINING}.QuickstartConfig",
+            "train a pair, decode, measure: all in one go",
+        ),
+    },
+    "decode": {
+        "generate": Command(
+            "commands.generate.run", "GenerateConfig", "continue prompts with a pair"
+        ),
+        "score": Command("commands.decoding.score", "ScoreConfig", "log p* of a given text"),
+        "verify": Command(
+            "commands.decoding.verify", "VerifyConfig", "replay a ledger against its models"
+        ),
+        "ratios": Command(
+            "commands.decoding.ratios", "RatiosConfig", "compute the prefix debt of prompts once"
+        ),
+        "retrieve": Command(
+            "commands.retrieve.run", "RetrieveConfig", "find a passage for each prompt"
+        ),
+    },
     "serve": {
-        "vllm serve": Command("commands.serve", "", "an OpenAI server that answers with p*"),
-        **_commands(
-            "commands.{}", "commands.{}", {"ledgers": "ledgers of a server's journal, to verify"}
+        "vllm serve": Command(
+            "commands.serving.serve", "", "an OpenAI server that answers with p*"
+        ),
+        "ledgers": Command(
+            "commands.serving.ledgers", "LedgersConfig", "make ledgers of a server's journal"
         ),
     },
     "train": {
-        **_commands(
-            "commands.training.{}",
-            "commands.training.training_options",
-            {
-                "decontaminate": "training text searched for works and benchmarks",
-                "tokenize": "text to token shards, resumable",
-                "verify-shards": "token shards against their checksums, before GPUs wait",
-                "plan": "what training reads: epochs, days, documents of a step",
-                "ladder": "small models below a run, and the loss that they predict for it",
-                "provenance": "which steps read a document, and under which licence",
-                "train": "a training run, started again where it crashes",
-                "rollback": "a training run back to an earlier checkpoint",
-                "export": "a training checkpoint as a Hugging Face folder",
-            },
+        "decontaminate": Command(
+            "commands.training.decontaminate.run",
+            f"{_TRAINING}.DecontaminateConfig",
+            "search training text for works and benchmarks",
+        ),
+        "tokenize": Command(
+            "commands.training.tokenize.run",
+            f"{_TRAINING}.TokenizeConfig",
+            "write text as token shards, resumable",
+        ),
+        "verify-shards": Command(
+            "commands.training.verify_shards.run",
+            f"{_TRAINING}.VerifyShardsConfig",
+            "check token shards before GPUs wait for them",
+        ),
+        "plan": Command(
+            "commands.training.plan.run",
+            f"{_TRAINING}.PlanConfig",
+            "what training reads: epochs, documents of a step",
+        ),
+        "provenance": Command(
+            "commands.training.provenance.run",
+            f"{_TRAINING}.ProvenanceConfig",
+            "which steps read a document, under which licence",
+        ),
+        "export": Command(
+            "commands.training.export.run",
+            f"{_TRAINING}.ExportConfig",
+            "write a checkpoint as a Hugging Face folder",
         ),
         "dry-run": Command(
-            "commands.dry_run",
-            "commands.training.training_options.DryRunConfig",
-            "a training run's model, memory and time",
+            "commands.dry_run.run",
+            f"{_TRAINING}.DryRunConfig",
+            "a run's model, memory and time, without its machine",
         ),
     },
     "evaluate": {
-        **_commands(
-            "commands.evaluation.{}",
-            "commands.evaluation.{}",
-            {
-                "prompts": "texts of a data set in the paper's prompts, for sweep",
-                "sweep": "every method of a file on one pair: texts, tables, pictures",
-                "compare": "several models on the same benchmarks: table, picture",
-                "evaluate": "a recorded run through all measures, judges and analyses to a page",
-                "analyse": "a run's ledgers and texts: divergences, debts, spans, budgets",
-                "report": "one page on a whole run: tables, pictures, texts token by token",
-                "calibrate": "the largest k that keeps copying within a target",
-            },
+        "prompts": Command(
+            "commands.evaluation.prompts.run",
+            "PromptsConfig",
+            "put the texts of a data set into the paper's prompts",
         ),
-        **_commands(
-            "commands.evaluation.measure",
-            "commands.evaluation.measure",
-            {
-                "measure copying": "what recorded texts copy of their references",
-                "measure nonliteral": "characters that recorded texts take over",
-            },
+        "sweep": Command(
+            "commands.evaluation.sweep.run", "SweepConfig", "run every method of a file on one pair"
         ),
-        **_commands(
-            "commands.evaluation.judge",
-            "commands.evaluation.judge",
-            {
-                "judge fluency": "grades of recorded texts, by a model",
-                "judge factuality": "claims of recorded texts against evidence, by a model",
-                "judge win-rate": "texts beside others of the same prompt, by a model",
-            },
+        "compare": Command(
+            "commands.evaluation.compare.run",
+            "CompareConfig",
+            "run several models on the same benchmarks",
         ),
-        **_commands(
-            "commands.evaluation.{}",
-            "",
-            {"lm-eval": "lm-evaluation-harness with a pair as its model"},
+        "evaluate": Command(
+            "commands.evaluation.evaluate.run",
+            "EvaluateConfig",
+            "measure, judge and analyse recorded texts, to one page",
+        ),
+        "calibrate": Command(
+            "commands.evaluation.calibrate.run",
+            "CalibrateConfig",
+            "find the largest k that keeps copying within a target",
+        ),
+        "lm-eval": Command(
+            "commands.evaluation.lm_eval.run", "", "lm-evaluation-harness with a pair as its model"
         ),
     },
     "benchmark": {
-        "gpu-check": Command(
-            "gpu_check.__main__", "", "correctness and speed on this machine's GPU"
+        "bench kernel": Command(
+            "bench.kernel.run",
+            "bench.options.BenchKernelConfig",
+            "time the projection on this CPU beside the paper's algorithm",
         ),
-        **_commands(
-            "bench.kernel.{}",
-            "bench.options",
-            {
-                "bench kernel": "time the projection on this CPU",
-                "bench kernel-compile": "what the walk kernel becomes on a GPU, without one",
-            },
+        "bench decode": Command(
+            "bench.decode.run",
+            "bench.options.BenchDecodeConfig",
+            "time a pair beside transformers with the risky model alone",
         ),
-        **_commands(
-            "bench.{}",
-            "bench.options",
-            {
-                "bench decode": "time a pair of random weights",
-                "bench forward": "a paired step with plain and with packed layers",
-                "bench speculate": "speculative against plain decoding",
-                "bench lm-eval": "a pair in lm-eval beside lm-eval's own models",
-                "bench flops": "the cost model beside the clock",
-            },
+        "bench methods": Command(
+            "bench.methods.run",
+            "bench.options.BenchMethodsConfig",
+            "time every method and count its FLOPs, by tokens or bytes",
         ),
-        **_commands(
-            "bench.byte.{}",
-            "bench.options",
-            {
-                "bench byte": "time byte level on a small pair",
-            },
+        "bench flops": Command(
+            "bench.flops.run",
+            "bench.options.BenchFlopsConfig",
+            "hold the cost model beside the clock",
         ),
-        **_commands(
-            "bench.pretrain.{}",
-            "bench.options",
-            {
-                "bench tokenize": "token shards beside the bare tokenizer",
-                "bench loader": "batches beside a plain copy",
-                "bench pretrain": "training, and what each lever of it is worth",
-            },
+        "bench speculate": Command(
+            "bench.speculate.run",
+            "bench.options.BenchSpeculateConfig",
+            "time speculative beside plain decoding",
+        ),
+        "bench pretrain": Command(
+            "bench.pretrain.run",
+            "bench.options.BenchPretrainConfig",
+            "time training, and what each lever of it is worth",
         ),
     },
 }
@@ -166,6 +163,8 @@ FAILED_STATUS = 1
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 """128 + SIGINT, as shells have it."""
+_LONGEST_MESSAGE = 400
+"""Characters: five lines of a terminal."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -189,8 +188,13 @@ def _command_name(words: list[str]) -> tuple[str, list[str]]:
     for length in (2, 1):
         if (name := " ".join(words[:length])) in COMMANDS:
             return name, words[length:]
-    known = ", ".join(COMMANDS)
-    print(f"anchored: unknown command {words[0]!r}; known: {known}", file=sys.stderr)
+    if longer := [name for name in COMMANDS if name.split()[0] == words[0]]:
+        problem = f"name one of {', '.join(longer)}"
+    else:
+        close = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        problem = f"unknown command {words[0]!r}; {hint}anchored --help lists all"
+    print(f"anchored: {problem}", file=sys.stderr)
     sys.exit(USAGE_STATUS)
 
 
@@ -206,8 +210,7 @@ def _status(name: str, arguments: list[str], *, has_traceback: bool) -> int:
         # ImportError: what was asked for needs a library that is not installed.
         if has_traceback:
             raise
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"anchored {name}: {first_line}", file=sys.stderr)
+        print(f"anchored {name}: {_one_line(error)}", file=sys.stderr)
         _drop_output()
         return FAILED_STATUS
 
@@ -216,18 +219,27 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     # Threads that spin while they wait cost two thirds of the speed where another process runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    module, _, function = command.function.rpartition(".")
     options: Any = arguments
     if command.options:
-        import tyro  # a tenth of a second that the overview does not need
+        from anchored.tools.commands.words import (
+            parse,  # imports tyro, a tenth of a second that the overview saves
+        )
 
-        module, _, own_class = command.options.rpartition(".")
-        kind = getattr(_module(module), own_class)
-        options = tyro.cli(kind, prog=f"anchored {name}", args=arguments)
-    return int(_module(command.module).run(options))
+        other_module, _, kind = command.options.rpartition(".")
+        options = parse(getattr(_module(other_module or module), kind), name, arguments)
+    return int(getattr(_module(module), function)(options))
 
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"anchored.tools.{name}")
+
+
+def _one_line(error: Exception) -> str:
+    """The message; of one with several lines as much as a screen's few lines hold, because the
+    reason often stands behind a first line that only says what failed."""
+    text = str(error).strip() or type(error).__name__
+    return textwrap.shorten(text, _LONGEST_MESSAGE) if "\n" in text else text
 
 
 def _drop_output() -> None:

@@ -1,33 +1,28 @@
 """A pair decoded byte by byte: what its models have in common when their tokenizers differ."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ..levels.level import Level
-from ..levels.text import ByteText, TextStream
-from ..models.attention import RowAttention
-from ..models.folder import cache_folder
+from ..levels.level import ByteText, Level, TextStream
+from ..models.kv_cache import RowAttention
 from ..models.model_pair import ModelPair
-from ..models.stream import PromptLogits, Stream
-from ..rules.prefix_debt import PromptRatios
-from ..rules.rule import BOTH, Reading, StreamName
+from ..models.stream import Stream
+from ..rules.budget import PromptRatios
+from ..rules.rule import BOTH, StreamName, StreamSpec
 from ..settings import LevelName, SamplingConfig
-from ..tokenizer.split_cache import SplitCache
 from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
 from .byte_stream import ByteStream
-from .debt_search import settled_prompts
-from .device_stream import DeviceByteStream, device_stream_refusal
-from .prompt import PromptCache, PromptShelf
+from .prompt import PromptCache
 from .settings import ByteSettings
 
 BYTES_PER_TOKEN = 4
-"""Of English text; paper, section on byte-level decoding."""
+"""The mean of English text. Source: paper, section on byte-level decoding."""
 UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
 
 
@@ -48,7 +43,7 @@ class ByteLevel(Level):
         prompt_cache: PromptCache | None = None,
         prompt_ratios: PromptRatios | None = None,
     ) -> None:
-        """prompt_cache: where prompts that were read are kept; one of its own unless given.
+        """prompt_cache: where prompts that were read are kept; a new one unless given.
 
         prompt_ratios: those of all prompts, where they are known before.
 
@@ -56,7 +51,7 @@ class ByteLevel(Level):
         whose attention cannot be masked token by token.
         """
         self.pair, self.prompt_ratios = pair, prompt_ratios
-        self.byte_settings = byte_settings.on(model.device for model in pair.models.values())
+        self.byte_settings = byte_settings
         self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
         self.stop_token_ids = [END_SYMBOL]
         self._attention = {name: _attention(pair, name) for name in pair.models}
@@ -64,11 +59,10 @@ class ByteLevel(Level):
 
     def settings(self) -> dict[str, Any]:
         """The byte settings and what the tokenizers are, by "safe" and "risky"."""
-        return {**self.byte_settings.as_dict(), "tokenizers": self._tokenizers}
+        return {**asdict(self.byte_settings), "tokenizers": self._tokenizers}
 
     def ratio_settings(self) -> dict[str, Any]:
-        tokenizers = {f"{name} tokenizer": value for name, value in self._tokenizers.items()}
-        return {"mode": self.byte_settings.mode, "debt": self.byte_settings.debt, **tokenizers}
+        return {f"{name} tokenizer": value for name, value in self._tokenizers.items()}
 
     @property
     def _tokenizers(self) -> dict[str, Any]:
@@ -90,10 +84,16 @@ class ByteLevel(Level):
         _check_range(symbols)
         if cut_partial(bytes(symbols)) is None:
             raise ValueError("the bytes are not the beginning of a UTF-8 text")
+        for name, vocabulary in self.vocabularies.items():
+            if unknown := set(symbols) - vocabulary.known_bytes:
+                raise ValueError(
+                    f"the prompt holds byte 0x{min(unknown):02x}, for which the {name} model's "
+                    "tokenizer has no token"
+                )
         return symbols
 
     def encode_continuation(self, text: str | list[int]) -> list[int]:
-        """The same; given bytes may begin inside a character and end with the end symbol."""
+        """The bytes of a text; given ones may begin inside a character and end with the end."""
         symbols = self._symbols(text)
         _check_range(symbols[:-1] if symbols[-1:] == self.stop_token_ids else symbols)
         return symbols
@@ -114,7 +114,7 @@ class ByteLevel(Level):
         return max_new_bytes
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
-        """By BYTES_PER_TOKEN: a text of shorter tokens may still outgrow a model while it is
+        """Counts BYTES_PER_TOKEN: a text of shorter tokens may still outgrow a model while it is
         decoded, see `outgrown`.
         """
         for name, limit in self.pair.context_lengths.items():
@@ -130,9 +130,8 @@ class ByteLevel(Level):
         return ""
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
-        """Those of bytes; nothing where tokens are warped before they become bytes."""
-        warps_bytes = self.byte_settings.warped == "byte"
-        return Warpers(sampling if warps_bytes else UNWARPED, self.stop_token_ids)
+        """Nothing but the end is left to do: tokens are warped before they become bytes."""
+        return Warpers(UNWARPED, self.stop_token_ids)
 
     def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
         """A character that the prompt ends inside is part of it."""
@@ -146,24 +145,13 @@ class ByteLevel(Level):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
-        num_ratios: int | None = None,
-        readings: Mapping[StreamName, Reading] = BOTH,
+        specs: Mapping[StreamName, StreamSpec] = BOTH,
     ) -> dict[str, Stream]:
         """Streams whose logits are log-probabilities of symbols."""
-        # One forward more costs a GPU as much as one with all nodes.
-        devices = {model.device.type for model in self.pair.models.values()}
-        is_partial = scores_prompts and devices == {"cpu"} and {*BOTH} <= {*readings}
-        num_ratios = num_ratios if is_partial else None
         return {
-            name: self._open_stream(own.model, num_rows, sampling, scores_prompts, num_ratios)
-            for name, own in readings.items()
+            name: self._open_stream(reading.model, num_rows, sampling, scores_prompts)
+            for name, reading in specs.items()
         }
-
-    def settled(
-        self, streams: Mapping[str, Stream], read: Mapping[str, PromptLogits], rows: list[int]
-    ) -> Mapping[str, PromptLogits]:
-        """Ratios read in part, narrowed until they decide the debts; see `DebtSearch`."""
-        return settled_prompts(_byte_streams(streams), read, rows)
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         for name, stream in _byte_streams(streams).items():
@@ -172,45 +160,26 @@ class ByteLevel(Level):
         return ""
 
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
-        """Forwards, what they computed, and what `tau` and masking left out; see ByteCounts."""
+        """Forwards, what they computed, and what masking left out; see ByteCounts."""
         return {n: stream.counts(row).record() for n, stream in _byte_streams(streams).items()}
 
     def _open_stream(
-        self,
-        name: str,
-        num_rows: int,
-        sampling: SamplingConfig,
-        scores_prompts: bool,
-        num_ratios: int | None,
+        self, name: str, num_rows: int, sampling: SamplingConfig, scores_prompts: bool
     ) -> ByteStream:
-        vocabulary = self.vocabularies[name]
-        warps_tokens = self.byte_settings.warped == "token"
-        model = self.pair.models[name]
-        tokenizer = str(self._tokenizers[name])
-        evaluation = self.byte_settings.evaluation(name)
-        owner = (self.pair.fingerprints[name], model.dtype, model.device, tokenizer)
-        # What others looked into would change a bounded debt, and no ledger tells of them.
-        searched = num_ratios if self.byte_settings.debt == "bounded" else "any"
-        whole, partial = (
-            PromptShelf(self.prompt_cache, (*owner, evaluation, known))
-            for known in ("all", searched)
-        )
-        prompts = whole if num_ratios is None else partial
-        if not scores_prompts:
-            evaluation = replace(evaluation, prompt_scores="none")
-            prompts = PromptShelf(self.prompt_cache, (*owner, evaluation), scored=(whole, partial))
-        # There the host would wait for every law that it reads.
-        stays = model.device.type == "cuda" and not device_stream_refusal(evaluation)
-        stream = DeviceByteStream if stays else ByteStream
-        return stream(
-            model,
+        vocabulary, model = self.vocabularies[name], self.pair.models[name]
+        prefetch = self.byte_settings.prefetch
+        # All that decides what is kept of a prompt, beside its bytes.
+        reader = (self.pair.fingerprints[name], model.dtype, model.device, prefetch, scores_prompts)
+        return ByteStream(
+            self.pair.runners[name],
             self._attention[name],
             vocabulary,
             num_rows=num_rows,
-            warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()) if warps_tokens else None,
-            evaluation=evaluation,
-            prompts=prompts,
-            num_ratios=num_ratios,
+            warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()),
+            prefetch=prefetch,
+            scores_prompts=scores_prompts,
+            prompts=self.prompt_cache,
+            prompt_source=(*reader, str(self._tokenizers[name])),
         )
 
 
@@ -235,9 +204,7 @@ def _vocabulary_of(pair: ModelPair, name: str) -> ByteVocabulary:
 def _vocabulary(
     tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...]
 ) -> ByteVocabulary:
-    cache = SplitCache(cache_folder() / "vocabularies")
-    backend, begin = tokenizer.backend_tokenizer, tokenizer.bos_token_id
-    return ByteVocabulary(backend, stop_token_ids, begin, cache)
+    return ByteVocabulary(tokenizer.backend_tokenizer, stop_token_ids, tokenizer.bos_token_id)
 
 
 def _check_range(symbols: list[int]) -> None:

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..tokenizer.vocabulary import NUM_SYMBOLS
-from .node_law import Array, NodeLaw, log_sum_of
-from .settings import ByteCounts, ByteEvaluation
+from .node_law import Array, NodeLaw, TreeMarginals
+from .settings import ByteCounts
 from .token_tree import ROOT_NODE
 from .tree_cache import TreeCache, TreeForward
-from .tree_marginals import TreeMarginals
 
 NODES_PER_FORWARD = 512
 """Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
@@ -26,9 +25,9 @@ LEAST_SHARE = 0.1
 """Continuations less likely than this are not computed ahead: about what their nodes cost."""
 
 WITH_GUESSES = 8
-"""Nodes of all rows up to which a forward has guesses among them. Every row takes as many places in
-it as the one with most nodes, so that one row's guesses cost all of them, and what they save is a
-part of a forward that other rows need anyway.
+"""Nodes of all rows up to which a forward has guesses among them. Rows are padded to the one with
+the most nodes, so one row's guesses enlarge all rows, and save only part of a forward that runs
+anyway.
 """
 
 MAX_DEAD_SLOTS = 64
@@ -43,14 +42,15 @@ class ByteRow:
     """
 
     def __init__(
-        self, cache: TreeCache, counts: ByteCounts, evaluation: ByteEvaluation, reach: int
+        self, cache: TreeCache, counts: ByteCounts, *, prefetch: int = 0, reach: int
     ) -> None:
         """cache: its tree is grown over the prompt; the trunk and all heads have slots.
 
-        reach: positions that the model has.
+        prefetch: likely continuations that forwards compute ahead. reach: positions that the model
+        has.
         """
         self.tree, self.cache = cache.tree, cache
-        self.counts, self.evaluation, self.reach = counts, evaluation, reach
+        self.counts, self.prefetch, self.reach = counts, prefetch, reach
         tree = cache.tree
         trunk = tree.trunk()
         self.marginals = TreeMarginals(tree, trunk[-1] if trunk else ROOT_NODE)
@@ -58,7 +58,7 @@ class ByteRow:
         self.logits: dict[int, Tensor] = {}
         self.is_over = self.is_outgrown = False
         self._guessed: set[int] = set()
-        self.unweighed: list[tuple[float, float]] = []
+        self._uncounted: list[tuple[float, float]] = []
         """Log mass and masked mass of laws that were not counted yet."""
         self._foreseen: list[int] = []
         self._num_trunk = 0
@@ -66,7 +66,7 @@ class ByteRow:
         self._seen = np.array(tree.vocabulary.start_token_ids, np.int64)
 
     def copy(self) -> "ByteRow":
-        """A row of its own that stands where this one does, without its work."""
+        """Another row with the same text and nothing counted yet."""
         vocabulary = self.tree.vocabulary
         row = copy.deepcopy(self, {id(vocabulary): vocabulary})
         row.counts = ByteCounts()
@@ -82,56 +82,14 @@ class ByteRow:
             self.is_over = True
 
     def wanted(self) -> list[int]:
-        """Nodes whose laws the next byte asks for, parents first.
-
-        Nodes of small mass are left out as long as all of them together make at most `tau` of the
-        text's mass.
-        """
+        """Nodes whose laws the next byte asks for, parents first."""
         if self.is_over:
             return []
-        wanted = self._above_tau() if self.evaluation.tau else self.marginals.missing()
+        wanted = self.marginals.missing()
         if any(self.cache.position(node) >= self.reach for node in wanted):
             self.is_over = self.is_outgrown = True
             return []
         return wanted
-
-    def _above_tau(self) -> list[int]:
-        groups = self.marginals.pending()
-        total = self.marginals.log_total() if groups else 0.0
-        if total == -math.inf:  # then even nodes without mass may be all there is
-            return self.marginals.missing()
-        log_tau, left_out = math.log(self.evaluation.tau), -math.inf
-        for node in sorted(groups, key=self.marginals.log_mass.__getitem__):
-            longer = np.logaddexp(left_out, self.marginals.log_mass[node])
-            if not longer <= log_tau + np.logaddexp(total, longer):
-                break
-            left_out = longer
-            del groups[node]
-        return sorted(node for nodes in groups.values() for node in nodes)
-
-    def take(self, nodes: list[int], hidden: Tensor) -> None:
-        """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
-        new = dict(zip(nodes, hidden[:, None].unbind(), strict=True))
-        self.hidden = self._alive(self.hidden) | new
-        self.logits = self._alive(self.logits)
-
-    def take_logits(self, nodes: Iterable[int], logits: Iterable[Tensor]) -> None:
-        """Keep the next logits, (1, V) each, in place of hidden states."""
-        for node, row in zip(nodes, logits, strict=False):
-            del self.hidden[node]
-            self.logits[node] = row
-
-    def without_logits(self, wanted: list[int]) -> list[int]:
-        """Nodes for the output layer: if `wanted` ones lack logits, others go with them.
-
-        Reading the layer's weights costs more than a few rows of logits.
-        """
-        needed = [node for node in wanted if node not in self.logits]
-        others = (node for node in self.hidden if node not in needed)
-        return [*needed, *islice(others, max(0, LOGITS_AT_ONCE - len(needed)))] if needed else []
-
-    def _alive(self, states: dict[int, Tensor]) -> dict[int, Tensor]:
-        return {node: state for node, state in states.items() if self.tree.is_alive(node)}
 
     def forward(self, wanted: list[int], num_rows: int = 1) -> TreeForward | None:
         """The forward that the laws of `wanted` need, with guesses; None if all is computed.
@@ -144,6 +102,32 @@ class ByteRow:
         limit = WITH_GUESSES // num_rows - len(missing)
         guesses = self.cache.missing(self._guesses())[:limit] if limit > 0 else []
         return self._forward(sorted({*missing, *guesses}), guesses)
+
+    def _guesses(self) -> list[int]:
+        """Nodes that the likeliest tokens behind the heads would add."""
+        if not self.prefetch:
+            return []
+        # 1. The continuations that hold enough of the text's mass, each as the bytes that are left
+        #    of a token behind a head.
+        marginals, trie = self.marginals, self.tree.vocabulary.trie
+        least = marginals.log_total() + math.log(LEAST_SHARE)
+        likely: list[tuple[float, bytes]] = []
+        for node, prefix in self.tree.heads:
+            law, log_mass = marginals.laws.get(node), marginals.log_mass.get(node, -math.inf)
+            if law is None or not log_mass + law.log_reach(prefix) >= least > -math.inf:
+                continue
+            num_known = len(self.tree.text) - self.tree.end[node]
+            for row in law.likely(prefix, least - log_mass):
+                step = law.of_token(int(trie.tokens[row]))
+                likely.append((log_mass + step, trie.texts[row][num_known:]))
+        # 2. The nodes of the likeliest ones.
+        guesses: list[int] = []
+        for _, continuation in sorted(likely, reverse=True)[: self.prefetch]:
+            guesses += self.tree.guess(continuation)
+        return self._within_reach(guesses)
+
+    def _within_reach(self, nodes: list[int]) -> list[int]:
+        return [node for node in nodes if self.cache.position(node) < self.reach]
 
     def foresee(self, continuation: bytes) -> None:
         """Prepare for bytes that are certain to come: `next_forward` computes what they need."""
@@ -163,88 +147,55 @@ class ByteRow:
         self.counts.num_guesses += len(guesses)
         return self.cache.add(nodes)
 
-    def _guesses(self) -> list[int]:
-        """Nodes that the likeliest tokens behind the heads would add."""
-        guesses: list[int] = []
-        for log_mass, continuation in self._likely_continuations():
-            guesses += self._worth(self.tree.guess(continuation), log_mass)
-        return self._within_reach(guesses)
+    def take(self, nodes: list[int], hidden: Tensor) -> None:
+        """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
+        new = dict(zip(nodes, hidden[:, None].unbind(), strict=True))
+        self.hidden = self._alive(self.hidden) | new
+        self.logits = self._alive(self.logits)
 
-    def _likely_continuations(self) -> list[tuple[float, bytes]]:
-        """Log mass and bytes of what is likely to come, the likeliest first."""
-        if not (number := self.evaluation.prefetch):
-            return []
-        marginals, trie = self.marginals, self.tree.vocabulary.trie
-        least = marginals.log_total() + math.log(LEAST_SHARE)
-        found: list[tuple[float, bytes]] = []
-        for node, prefix in self.tree.heads:
-            law, log_mass = marginals.laws.get(node), marginals.log_mass.get(node, -math.inf)
-            if law is None or not log_mass + law.log_reach(prefix) >= least > -math.inf:
-                continue
-            num_known = len(self.tree.text) - self.tree.end[node]
-            for row in law.likely(prefix, least - log_mass):
-                step = law.of_token(int(trie.tokens[row]))
-                found.append((log_mass + step, trie.texts[row][num_known:]))
-        return sorted(found, reverse=True)[:number]
+    def _alive(self, by_node: dict[int, Tensor]) -> dict[int, Tensor]:
+        return {node: kept for node, kept in by_node.items() if self.tree.is_alive(node)}
 
-    def _worth(self, guesses: list[int], log_mass: float) -> list[int]:
-        """Those that will not be left out for their small share of a text of at least this mass."""
-        if not self.evaluation.tau:
-            return guesses
-        limit, skipped = log_mass + math.log(self.evaluation.tau), set[int]()
-        for node in guesses:
-            parent = self.tree.parent[node]
-            law = self.marginals.laws.get(parent)
-            if law is None:
-                is_small = parent in skipped
-            else:
-                step = law.of_token(self.tree.token[node])
-                is_small = self.marginals.log_mass[parent] + step < limit
-            if is_small:
-                skipped.add(node)
-        return [node for node in guesses if node not in skipped]
+    def take_logits(self, nodes: Iterable[int], logits: Iterable[Tensor]) -> None:
+        """Keep the next logits, (1, V) each, instead of hidden states."""
+        for node, row in zip(nodes, logits, strict=False):
+            del self.hidden[node]
+            self.logits[node] = row
 
-    def _within_reach(self, nodes: list[int]) -> list[int]:
-        return [node for node in nodes if self.cache.position(node) < self.reach]
+    def without_logits(self, wanted: list[int]) -> list[int]:
+        """Nodes for the output layer: if `wanted` ones lack logits, others go with them.
+
+        Reading the layer's weights costs more than a few rows of logits.
+        """
+        needed = [node for node in wanted if node not in self.logits]
+        others = (node for node in self.hidden if node not in needed)
+        return [*needed, *islice(others, max(0, LOGITS_AT_ONCE - len(needed)))] if needed else []
 
     def add_law(self, node: int, law: NodeLaw) -> None:
         """Learn what follows a node."""
         self.counts.num_hits += node in self._guessed
         del self.logits[node]
         self.marginals.add_law(node, law)
-        self.unweighed.append((self.marginals.log_mass[node], law.masked_mass))
-
-    def _weigh_laws(self, log_total: float) -> None:
-        """Count what masking took in new laws, each by its share of the text's mass."""
-        for log_mass, masked_mass in self.unweighed:
-            share = math.exp(min(0.0, log_mass - log_total)) if log_total > -math.inf else 0.0
-            self.counts.weigh(share, masked_mass)
-        self.unweighed.clear()
+        self._uncounted.append((self.marginals.log_mass[node], law.masked_mass))
 
     def log_probs(self) -> Array:
         """log q of the next symbol: (257,) float64; -inf where nothing follows, NaN where broken.
 
-        A text to which the laws give no probability at all stands for its newest node alone.
+        A text to which the laws give no probability at all is taken for its newest node alone.
         """
         masses, total = self.marginals.log_masses()
-        self._weigh_laws(total)
+        # What masking took counts by the node's share of the text's mass.
+        for log_mass, masked_mass in self._uncounted:
+            share = math.exp(min(0.0, log_mass - total)) if total > -math.inf else 0.0
+            self.counts.weight += share
+            self.counts.masked_mass += share * masked_mass
+        self._uncounted.clear()
         if not self.is_over and total == -math.inf:
             self.marginals.restart()
             masses, total = self.marginals.log_masses()
-        if self.evaluation.tau:
-            self._count_left_out(total)
         if self.is_over or total == -math.inf:
             return np.full(NUM_SYMBOLS, -math.inf)
         return masses - total
-
-    def _count_left_out(self, log_known: float) -> None:
-        log_mass = self.marginals.log_mass
-        left_out = log_sum_of([log_mass[node] for node in self.marginals.pending()])
-        share = (
-            math.exp(left_out - np.logaddexp(log_known, left_out)) if left_out > -math.inf else 0.0
-        )
-        self.counts.total_variation = share
-        self.counts.max_total_variation = max(share, self.counts.max_total_variation)
 
     def seen(self, node: int) -> NDArray[np.int64]:
         """The tokens of a node's path, start tokens included, in no order."""
@@ -261,10 +212,10 @@ class ByteRow:
         return np.concatenate((self._seen, np.array(path, np.int64)))
 
     def compact(self) -> tuple[int, list[int]] | None:
-        """What the model's cache should keep (TreeCache.compact); None while few slots are dead."""
+        """Slots that the cache should keep (TreeCache.compact); None while few are dead."""
         cache = self.cache
         limit = min(MAX_DEAD_SLOTS, cache.num_slots // 4)
-        if cache.num_slots - cache.num_settled <= limit or cache.num_dead <= limit:
+        if cache.num_slots - cache.num_causal <= limit or cache.num_dead <= limit:
             return None
         self._guessed = set(filter(self.tree.is_alive, self._guessed))
         return cache.compact()

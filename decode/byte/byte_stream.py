@@ -1,26 +1,22 @@
 """One model's memory of texts, byte by byte: the stream of its exact byte distributions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from ..models.attention import RowAttention
-from ..models.kv_cache import uploaded
-from ..models.linear import OutputLayer
-from ..models.row_stream import prompt_groups
+from ..models.kv_cache import RowAttention, uploaded
+from ..models.row_stream import ModelRunner, prompt_groups
 from ..models.stream import PromptLogits
-from ..tokenizer.viability import Standing
+from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Seen, Warpers
 from .byte_row import ByteRow
-from .node_law import NodeLaw, allowed_in_order, node_laws
-from .path_sums import PathSums
-from .prompt import BytePrompt, PromptCache, PromptShelf, ReadPrompt
-from .settings import ByteCounts, ByteEvaluation
+from .node_law import allowed_in_order, node_laws
+from .prompt import BytePrompt, PromptCache, ReadPrompt
+from .settings import ByteCounts
 from .tree_cache import TreeBackbone, TreeCache, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
@@ -35,7 +31,7 @@ Warp = Callable[[Tensor, Seen], Tensor]
 class ByteStream:
     """A `Stream` over 257 symbols: bytes 0..255 and the end (see `TreeMarginals`).
 
-    Logits are log-probabilities, float64, and those of a row depend on its own bytes alone. Token
+    Logits are log-probabilities, float64, and those of a row depend on its bytes alone. Token
     logits are warped before they are summed to bytes; the log-probabilities of prompts are not.
     """
 
@@ -43,24 +39,26 @@ class ByteStream:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        runner: ModelRunner,
         attention: RowAttention,
         vocabulary: ByteVocabulary,
         *,
         num_rows: int,
         warp: Warp | None = None,
-        evaluation: ByteEvaluation | None = None,
-        prompts: PromptShelf | None = None,
-        num_ratios: int | None = None,
+        prefetch: int = 0,
+        scores_prompts: bool = True,
+        prompts: PromptCache | None = None,
+        prompt_source: Hashable = (),
     ) -> None:
         """attention: how the model is told what to attend to, of `row_attention`.
 
-        warp: a `Warpers` whose stop tokens are those of `vocabulary`; it is given each node's own
-        path as the tokens seen. prompts: where those that were read are kept. num_ratios: how many
-        of a pair's largest ratios decide its debts. Prompts are then scored in part, for
-        `settled_prompts` to go on with. Raises ValueError if the model predicts fewer tokens than
-        the vocabulary has.
+        warp: a `Warpers` whose stop tokens are those of `vocabulary`; it is given each node's path
+        as the tokens seen. prefetch: likely continuations that each forward computes ahead.
+        scores_prompts: whether `read` gives log-probabilities of prompts' bytes. prompts: where
+        those that were read are kept, and prompt_source: what names this stream's ones among them.
+        Raises ValueError if the model predicts fewer tokens than the vocabulary has.
         """
+        model = runner.model
         config = model.config
         if config.vocab_size < vocabulary.vocab_size:
             raise ValueError(
@@ -68,17 +66,16 @@ class ByteStream:
                 f"{vocabulary.vocab_size}"
             )
         self.model, self.vocabulary, self._device = model, vocabulary, model.device
-        self.warp, self.evaluation = warp, evaluation or ByteEvaluation()
+        self.warp, self._prefetch, self._scores_prompts = warp, prefetch, scores_prompts
         # Elsewhere masking before warping is masking after it, and costs more.
         self._truncates = isinstance(warp, Warpers) and warp.config.is_truncating
-        self.num_ratios = num_ratios
-        self._prompts = prompts or PromptShelf(PromptCache(0))
+        self._prompts = PromptCache(0) if prompts is None else prompts  # an empty one is falsy
+        self._prompt_source = prompt_source
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._has_windows = attention.span is not None
-        self._backbone = TreeBackbone(model, attention, num_rows)
-        self._output = OutputLayer(model, vocabulary.vocab_size, packs=True)
+        self._backbone = TreeBackbone(runner, attention, num_rows)
+        self._runner = runner.predicting(vocabulary.vocab_size)
         self._rows: list[ByteRow | None] = [None] * num_rows
-        self._sums: dict[int, PathSums] = {}
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far."""
@@ -88,104 +85,69 @@ class ByteStream:
         """The positions that the model has, if the text of a row needs more of them; else 0."""
         return self._reach if self._row(row).is_outgrown else 0
 
+    def _row(self, row: int) -> ByteRow:
+        text = self._rows[row]
+        assert text is not None, f"row {row} holds no text"
+        return text
+
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts (byte values) into the given free rows.
 
-        Returns: logits (R, 257); log-probabilities (bytes - 1,) of the bytes but the first as
-        `evaluation.prompt_scores` says. Raises ValueError for bytes that no text has and for
-        prompts of more tokens than the model has positions.
+        Returns: logits (R, 257); log-probabilities (bytes - 1,) of the bytes but the first. Raises
+        ValueError for bytes that no text has and for prompts of more tokens than the model has
+        positions.
         """
+        # 1. Read what is not kept; equal prompts once, if they can be kept.
         texts = dict(zip(rows, map(bytes, prompts), strict=True))
-        kept = {text: self._prompts.get(text) for text in texts.values()}
-        new = [row for row, text in texts.items() if kept[text] is None]
-        if self._prompts.keeps:  # equal ones are read once
-            new = list({texts[row]: row for row in reversed(new)}.values())
-        log_probs = self._read_new({row: texts[row] for row in new}, kept)
+        kept = {text: self._prompts.get((self._prompt_source, text)) for text in texts.values()}
+        new = {row: text for row, text in texts.items() if kept[text] is None}
+        if self._prompts.max_bytes > 0:
+            first_row = {text: row for row, text in reversed(new.items())}
+            new = {row: text for row, text in new.items() if first_row[text] == row}
+        log_probs = self._read_new(new, kept)
+        # 2. Copy the others.
         for row, text in texts.items():
             if row not in log_probs:
                 prompt = kept[text]
                 assert prompt is not None
                 self._rows[row] = prompt.row.copy()
-                self._know(row, prompt.sums)
                 self._backbone.cache.restore(row, prompt.states)
                 log_probs[row] = prompt.token_log_probs
         num_forwards = max(self._row(row).counts.num_forwards for row in rows)
         return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
 
-    @torch.inference_mode()
-    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
-
-        A forward computes what several given columns need, and what one needs that was not
-        foreseen.
-        """
-        lengths = mask.sum(1).tolist()
-        tokens = {row: own[: lengths[row]] for row, own in enumerate(token_ids.tolist())}
-        logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
-        for place, rows, laws in self._fed(tokens):
-            logits[rows, place] = laws.cpu()
-        return logits.to(self._device)
-
-    @torch.inference_mode()
-    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """Logits (R, 257) after the last of each row's new bytes; see Stream."""
-        logits: dict[int, Tensor] = {}
-        for _, going_on, laws in self._fed(dict(zip(rows, tokens, strict=True))):
-            logits.update(zip(going_on, laws.unbind(), strict=True))
-        return torch.stack([logits[row] for row in rows])
-
-    def _fed(self, tokens: dict[int, list[int]]) -> Iterator[tuple[int, list[int], Tensor]]:
-        """Grow texts by row: each place, the rows that reach it and (rows, 257) behind it."""
-        longest = max(map(len, tokens.values()))
-        if longest > 1:
-            self._foresee({row: _text(own) for row, own in tokens.items() if own})
-        for place in range(longest):
-            rows = [row for row, own in tokens.items() if place < len(own)]
-            for row in rows:
-                self._row(row).append(tokens[row][place])
-            yield place, rows, self._logits(rows)
-
-    @torch.inference_mode()
-    def free(self, row: int) -> None:
-        """Empty a row for the next request."""
-        self._rows[row] = None
-        self._know(row, None)
-        self._backbone.cache.free(row)
-
     def _read_new(
         self, texts: dict[int, bytes], kept: dict[bytes, ReadPrompt | None]
     ) -> dict[int, Tensor]:
         """Log-probabilities by row of prompts that are read now, and kept."""
+        # 1. Grow the trees.
         rows = list(texts)
-        is_partial = self.num_ratios is not None
-        read = [
-            BytePrompt(self.vocabulary, texts[row], self.evaluation, is_partial=is_partial)
-            for row in rows
+        prompts = [
+            BytePrompt(self.vocabulary, texts[row], is_scored=self._scores_prompts) for row in rows
         ]
-        for prompt in read:
+        for prompt in prompts:
             if (length := len(prompt.trunk_token_ids)) > self._reach:
                 raise ValueError(
                     f"the prompt has {length} tokens, the model has {self._reach} positions"
                 )
-        for group in prompt_groups([prompt.num_first for prompt in read]) if read else ():
-            self._read_together(read[group], rows[group])
-        log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, read, strict=True)}
-        for row, prompt in zip(rows, read, strict=True):
-            self._rows[row] = state = prompt.row(self._reach)
-            self._know(row, prompt.sums if is_partial else None)
-            if self._prompts.keeps:
-                states, sums = self._backbone.cache.states(row), self.sums(row)
-                kept[texts[row]] = whole = ReadPrompt(state.copy(), states, log_probs[row], sums)
-                self._prompts.put(texts[row], whole)
-            state.take_logits(prompt.logits, prompt.logits.values())
+        # 2. Run the forwards, prompts of like lengths together.
+        for group in prompt_groups([prompt.num_first for prompt in prompts]) if rows else ():
+            self._read_together(prompts[group], rows[group])
+        # 3. Open the rows, and keep copies of them before anything is appended.
+        log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, prompts, strict=True)}
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._rows[row] = text = prompt.row(prefetch=self._prefetch, reach=self._reach)
+            if self._prompts.max_bytes > 0:
+                states = self._backbone.cache.states(row)
+                kept[texts[row]] = read = ReadPrompt(text.copy(), states, log_probs[row])
+                self._prompts.put((self._prompt_source, texts[row]), read)
+            text.take_logits(prompt.logits, prompt.logits.values())
         return log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
-        num_before = len(self.vocabulary.start_token_ids) - 1
+        num_before = len(self.vocabulary.start_token_ids) - 1  # in front of the first node
         pairs = list(zip(prompts, rows, strict=True))
         if all(prompt.is_short for prompt in prompts):
             self._read_nodes([(p, row, p.whole_forward()) for p, row in pairs], num_before)
@@ -198,12 +160,11 @@ class ByteStream:
             for prompt, row in pairs
             if (forward := prompt.next_forward()) is not None
         ]:
-            self._read_nodes(forwards)
+            self._read_nodes(forwards, 0)
 
     def _read_nodes(
-        self, forwards: list[tuple[BytePrompt, int, TreeForward]], num_before: int = 0
+        self, forwards: list[tuple[BytePrompt, int, TreeForward]], num_before: int
     ) -> None:
-        """num_before: start tokens in front of the first node."""
         states = self._forward([(prompt.cache, row, f) for prompt, row, f in forwards])
         for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
             self._take(prompt, forward.nodes[num_before:], hidden[num_before:])
@@ -213,115 +174,113 @@ class ByteStream:
         prompt.take(nodes, hidden)
         if prompt.sums is None:
             return
-        for tile, logits in self._tiles(nodes, hidden):
-            prompt.keep_logits(tile, logits)
-            prompt.sums.add(tile, logits)
-
-    def _tiles(self, nodes: list[int], hidden: Tensor) -> Iterator[tuple[list[int], Tensor]]:
-        """Nodes with their logits (nodes, V), a few at a time."""
         for start in range(0, len(nodes), ROWS_PER_TILE):
             tile = slice(start, start + ROWS_PER_TILE)
-            yield nodes[tile], self._output.logits(hidden[tile])
-
-    def sums(self, row: int) -> PathSums | None:
-        """What is known of the prompt that a row has read in part."""
-        return self._sums.get(row)
-
-    def _know(self, row: int, sums: PathSums | None) -> None:
-        self._sums.pop(row, None)
-        if sums is not None:
-            self._sums[row] = sums
+            prompt.take_logits(nodes[tile], self._runner.logits(hidden[tile]))
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
-    def look_into(self, wanted: Mapping[int, list[int]]) -> None:
-        """Add the laws of nodes, by row, to what is known of prompts that were just read."""
-        forwards = []
-        for row, nodes in wanted.items():
-            state = self._row(row)
-            forward = state.cache.add(state.cache.missing(nodes))
-            state.counts.num_forwards += 1
-            state.counts.num_nodes += len(forward.nodes)
-            forwards.append((state.cache, row, forward))
-        for (_, row, forward), hidden in zip(forwards, self._forward(forwards), strict=True):
-            for tile, logits in self._tiles(forward.nodes, hidden):
-                self._sums[row].add(tile, logits)
+    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
+
+        A forward computes what several given columns need, and what one needs that was not
+        foreseen.
+        """
+        lengths = mask.sum(1).tolist()
+        symbols = {row: given[: lengths[row]] for row, given in enumerate(token_ids.tolist())}
+        logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
+        for column, rows, laws in self._fed(symbols):
+            logits[rows, column] = laws.cpu()
+        return logits.to(self._device)
 
     @torch.inference_mode()
-    def look_no_further(self, rows: Iterable[int]) -> None:
-        """Drop what `look_into` computed beside what the next bytes need."""
-        for row in rows:
-            self._backbone.cache.keep(row, *self._row(row).cache.compact())
+    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Logits (R, 257) after the last of each row's new bytes; see Stream."""
+        logits: dict[int, Tensor] = {}
+        for _, going_on, laws in self._fed(dict(zip(rows, tokens, strict=True))):
+            logits.update(zip(going_on, laws.unbind(), strict=True))
+        return torch.stack([logits[row] for row in rows])
 
-    def _foresee(self, continuations: dict[int, bytes]) -> None:
-        """Compute what given continuations need, by row."""
-        for row, text in continuations.items():
-            self._row(row).foresee(text)
-        while any((f := {row: self._row(row).next_forward() for row in continuations}).values()):
-            self._compute(f)
+    def _fed(self, symbols: dict[int, list[int]]) -> Iterator[tuple[int, list[int], Tensor]]:
+        """Grow texts by row: each column, the rows that reach it and (rows, 257) behind it."""
+        longest = max(map(len, symbols.values()))
+        if longest > 1:  # what is certain to come is computed at once
+            fed = [row for row, given in symbols.items() if given]
+            for row in fed:
+                end = (*symbols[row], END_SYMBOL).index(END_SYMBOL)
+                self._row(row).foresee(bytes(symbols[row][:end]))
+            while any((f := {row: self._row(row).next_forward() for row in fed}).values()):
+                self._compute(f)
+        for column in range(longest):
+            rows = [row for row, given in symbols.items() if column < len(given)]
+            for row in rows:
+                self._row(row).append(symbols[row][column])
+            yield column, rows, self._logits(rows)
+
+    @torch.inference_mode()
+    def free(self, row: int) -> None:
+        """Empty a row for the next request."""
+        self._rows[row] = None
+        self._backbone.cache.free(row)
 
     def _logits(self, rows: list[int]) -> Tensor:
         """(R, 257) after the texts of these rows."""
-        wanted = {row: self._row(row).wanted() for row in rows}
-        num_rows = len(rows)
-        self._compute({row: self._row(row).forward(own, num_rows) for row, own in wanted.items()})
-        self._project(wanted)
-        self._add_laws([(self._row(row), node) for row, nodes in wanted.items() for node in nodes])
-        return self._marginals([self._row(row) for row in rows])
-
-    def _marginals(self, rows: list[ByteRow]) -> Tensor:
-        """(R, 257) of rows that have all laws that they want."""
-        return torch.from_numpy(np.array([row.log_probs() for row in rows])).to(self._device)
+        texts = {row: self._row(row) for row in rows}
+        # 1. Hidden states of the nodes that the next bytes depend on.
+        wanted = {row: text.wanted() for row, text in texts.items()}
+        self._compute({row: text.forward(wanted[row], len(rows)) for row, text in texts.items()})
+        # 2. Logits of these, and of others whose turn may come.
+        parts = [(text, text.without_logits(wanted[row])) for row, text in texts.items()]
+        if hidden := [text.hidden[node] for text, nodes in parts for node in nodes]:
+            logits = iter(self._runner.logits(_joined(hidden))[:, None].unbind())
+            for text, nodes in parts:
+                text.take_logits(nodes, logits)
+        # 3. Laws of tokens, warped and masked; then laws of bytes.
+        self._add_laws([(text, node) for row, text in texts.items() for node in wanted[row]])
+        log_probs = np.array([text.log_probs() for text in texts.values()])
+        return torch.from_numpy(log_probs).to(self._device)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
         needed = [(self._row(row), row, f) for row, f in forwards.items() if f is not None]
         if not needed:
             return
-        states = self._forward([(state.cache, row, forward) for state, row, forward in needed])
-        for (state, row, forward), hidden in zip(needed, states, strict=True):
-            state.take(forward.nodes, hidden)
-            if (kept := state.compact()) is not None:
+        states = self._forward([(text.cache, row, forward) for text, row, forward in needed])
+        for (text, row, forward), hidden in zip(needed, states, strict=True):
+            text.take(forward.nodes, hidden)
+            if (kept := text.compact()) is not None:
                 self._backbone.cache.keep(row, *kept)
 
     def _forward(self, forwards: list[tuple[TreeCache, int, TreeForward]]) -> list[Tensor]:
-        caches, rows, own = zip(*forwards, strict=True)
+        caches, rows, tree_forwards = zip(*forwards, strict=True)
         # Only layers with a window read the positions.
-        places = [c.slot_positions() if self._has_windows else np.zeros(1, int) for c in caches]
-        return self._backbone.forward([*rows], [*own], places)
-
-    def _project(self, wanted: Mapping[int, list[int]]) -> None:
-        """Logits of nodes whose laws are wanted, and of others whose turn may come."""
-        parts = [(self._row(row), self._row(row).without_logits(n)) for row, n in wanted.items()]
-        hidden = [row.hidden[node] for row, nodes in parts for node in nodes]
-        if not hidden:
-            return
-        logits = iter(self._output.logits(_joined(hidden))[:, None].unbind())
-        for row, nodes in parts:
-            row.take_logits(nodes, logits)
+        positions = [c.slot_positions() if self._has_windows else np.zeros(1, int) for c in caches]
+        return self._backbone.forward([*rows], [*tree_forwards], positions)
 
     def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
         if not wanted:
             return
-        logits = _joined([row.logits[node] for row, node in wanted])
-        standings = [row.tree.standing[node] for row, node in wanted]
+        logits = _joined([text.logits[node] for text, node in wanted])
+        states = [text.tree.state[node] for text, node in wanted]
         if self._truncates:
-            logits = self._masked(standings, logits)
+            logits = self._masked(states, logits)
         if self.warp is not None:
-            logits = self.warp(logits, self._seen([row.seen(node) for row, node in wanted]))
-        for (row, node), law in zip(wanted, self._new_laws(standings, logits), strict=True):
-            row.add_law(node, law)
+            logits = self.warp(logits, self._seen([text.seen(node) for text, node in wanted]))
+        laws = node_laws(self.vocabulary, states, logits)
+        for (text, node), law in zip(wanted, laws, strict=True):
+            text.add_law(node, law)
 
-    def _masked(self, standings: list[Standing], logits: Tensor) -> Tensor:
+    def _masked(self, states: list[ViabilityState], logits: Tensor) -> Tensor:
         """Without what may not follow: a truncation then keeps the likeliest of what may."""
-        allowed = allowed_in_order(self.vocabulary, standings, self.evaluation.mode)
+        allowed = allowed_in_order(self.vocabulary, states)
         by_token = np.empty_like(allowed)
         by_token[:, self.vocabulary.ordered_tokens] = allowed
         return logits.masked_fill(~uploaded(torch.from_numpy(by_token), self._device), -torch.inf)
 
     def _seen(self, paths: list[NDArray[np.int64]]) -> Seen:
         """The tokens of each path as the warper takes them: marked where the model is, and on the
-        CPU, where a mask is more to look through than its few places, by these."""
+        CPU, where a mask is more to look through than its few entries, by these."""
         if self._device.type == "cpu":
             return np.repeat(np.arange(len(paths)), [*map(len, paths)]), np.concatenate(paths)
         seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
@@ -329,21 +288,7 @@ class ByteStream:
             row[torch.from_numpy(path)] = True
         return uploaded(seen, self._device)
 
-    def _new_laws(self, standings: list[Standing], logits: Tensor) -> Iterable[NodeLaw]:
-        """What follows nodes by their warped logits (N, V)."""
-        return node_laws(self.vocabulary, standings, logits, self.evaluation.mode)
-
-    def _row(self, row: int) -> ByteRow:
-        state = self._rows[row]
-        assert state is not None, f"row {row} holds no text"
-        return state
-
 
 def _joined(rows: list[Tensor]) -> Tensor:
     """(N, ...) of tensors (1, ...), without a copy where there is but one."""
     return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
-def _text(symbols: list[int]) -> bytes:
-    """The bytes before the end."""
-    return bytes(symbols[: symbols.index(END_SYMBOL)] if END_SYMBOL in symbols else symbols)

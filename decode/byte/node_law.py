@@ -1,4 +1,4 @@
-"""What follows one node: its next-token distribution over the rows of the trie, and the end."""
+"""Laws of the tokens behind the nodes of a tree, and the law of the next byte that they give."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..tokenizer.trie import ROOT, ByteTrie
-from ..tokenizer.viability import Standing
-from ..tokenizer.vocabulary import ByteVocabulary
-from .settings import Mode
+from ..tokenizer.viability import ViabilityState
+from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
+from .token_tree import ROOT_NODE, Head, TokenTree
 
 Array = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ def segment_log_sums(values: Array, starts: NDArray[np.int64]) -> Array:
 
 LEAST_WEIGHT = {np.dtype(name): 1e4 * float(np.finfo(name).tiny) for name in ("f4", "f8")}
 """Weights below so many times the smallest normal number are too small for sums: those are then
-taken on the scale of their own maximum."""
+taken on the scale of their maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class NodeLaw:
     probabilities divided by exp(log_scale), 0 where not allowed and behind the last row; `is_wide`
     says that some allowed ones are too small for sums. first_bytes: float64, their sums by first
     byte. log_total: log of the mass kept, on the scale of the logits. log_end: of ending the text,
-    -inf where it may not. log_kept: share of the model's own mass that was kept, 0.0 if all of it,
+    -inf where it may not. log_kept: share of the model's mass that was kept, 0.0 if all of it,
     -inf for a dead end.
     """
 
@@ -79,7 +79,7 @@ class NodeLaw:
 
     @property
     def masked_mass(self) -> float:
-        """Share of the model's own mass that was not kept; 0.0 for a law that is none."""
+        """Share of the model's mass that was not kept; 0.0 for a law that is none."""
         return -math.expm1(self.log_kept) if math.isfinite(self.log_kept) else 0.0
 
     def of_token(self, token: int) -> float:
@@ -101,7 +101,7 @@ class NodeLaw:
         return math.log(total) + self.log_scale if total else -math.inf
 
     def log_children(self, prefix: int) -> Array:
-        """The same by next byte: one entry for each child of the trie node, float64."""
+        """`log_reach` by next byte: one entry for each child of the trie node, float64."""
         if self.is_wide:
             low, high = self.trie.longer(prefix)
             starts = self.trie.start[self.trie.children(prefix)]
@@ -138,9 +138,8 @@ class NodeLaw:
 
 def node_laws(
     vocabulary: ByteVocabulary,
-    standings: Sequence[Standing],
+    states: Sequence[ViabilityState],
     logits: Tensor,
-    mode: Mode = "masked",
 ) -> Iterator[NodeLaw]:
     """Restrict next-token distributions to what may follow each node, and renormalise them.
 
@@ -152,33 +151,27 @@ def node_laws(
     # cache, where tiles of many would leave it.
     scores = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     rows = scores.numpy(force=True)[:, : vocabulary.vocab_size]
-    for standing, row in zip(standings, rows, strict=True):
-        yield _node_law(vocabulary, standing, row, mode)
-
-
-def allowed_rows(vocabulary: ByteVocabulary, standing: Standing, mode: Mode) -> NDArray[np.bool_]:
-    """(V,) bool by row of the trie: the tokens that may follow."""
-    viability = vocabulary.viability
-    return viability.allowed(standing) if mode == "masked" else viability.well_formed(standing)
+    for state, row in zip(states, rows, strict=True):
+        yield _node_law(vocabulary, state, row)
 
 
 def allowed_in_order(
-    vocabulary: ByteVocabulary, standings: Sequence[Standing], mode: Mode
+    vocabulary: ByteVocabulary, states: Sequence[ViabilityState]
 ) -> NDArray[np.bool_]:
     """(N, vocab_size) bool, columns as in `ordered_tokens`: what may follow, stop tokens too."""
     num_rows = len(vocabulary.trie.tokens)
     ends = slice(num_rows, num_rows + len(vocabulary.stop_token_ids))
-    allowed = np.zeros((len(standings), vocabulary.vocab_size), np.bool_)
-    for standing, row in zip(standings, allowed, strict=True):
-        row[:num_rows] = allowed_rows(vocabulary, standing, mode)
-        row[ends] = vocabulary.viability.may_end(standing)
+    allowed = np.zeros((len(states), vocabulary.vocab_size), np.bool_)
+    for state, row in zip(states, allowed, strict=True):
+        row[:num_rows] = vocabulary.viability.allowed(state)
+        row[ends] = vocabulary.viability.may_end(state)
     return allowed
 
 
 def _node_law(
-    vocabulary: ByteVocabulary, standing: Standing, logits: NDArray[np.floating], mode: Mode
+    vocabulary: ByteVocabulary, state: ViabilityState, logits: NDArray[np.floating]
 ) -> NodeLaw:
-    trie, allowed = vocabulary.trie, allowed_rows(vocabulary, standing, mode)
+    trie, allowed = vocabulary.trie, vocabulary.viability.allowed(state)
     largest = np.maximum.reduce(logits)
     top = largest if largest != -math.inf else logits.dtype.type(0.0)
     every = logits - top
@@ -193,12 +186,12 @@ def _node_law(
     if is_wide:
         log_rows = log_sum(logits[trie.tokens[allowed]].astype(np.float64))
     log_end, log_all = -math.inf, log_rows
-    if vocabulary.viability.may_end(standing):
+    if vocabulary.viability.may_end(state):
         log_end = log_sum_of(logits[vocabulary.stop_token_ids].tolist())
         log_all = log_sum_of((log_rows, log_end))
     is_dead = log_all == -math.inf
     log_total = 0.0 if is_dead else log_all
-    log_own = _log(float(np.add.reduce(every))) + float(top)
+    log_every = _log(float(np.add.reduce(every))) + float(top)
     return NodeLaw(
         trie=trie,
         logits=logits,
@@ -206,11 +199,11 @@ def _node_law(
         weights=weights,
         first_bytes=first_bytes,
         is_wide=is_wide,
-        # Nothing has weight in a dead end, and a scale of its own might be infinite.
+        # Nothing has weight in a dead end, and its scale might be infinite.
         log_scale=float(top) - log_total if log_rows != -math.inf else 0.0,
         log_total=log_total,
         log_end=log_end - log_total,
-        log_kept=-math.inf if is_dead else log_all - log_own,
+        log_kept=-math.inf if is_dead else log_all - log_every,
     )
 
 
@@ -230,3 +223,118 @@ def _is_wide(
 
 def _log(value: float) -> float:
     return math.log(value) if value else -math.inf
+
+
+LARGEST_SPREAD = 500.0
+"""Nats between the masses of heads up to which they are summed on one scale."""
+
+
+class TreeMarginals:
+    """Masses of a growing tree's heads: W(bx) is summed over the heads whose law is known.
+
+    A node's mass is the probability of its tokens behind `base`. It is known once its parent's law
+    is. A head whose law is not known is left out of the sums.
+    """
+
+    def __init__(self, tree: TokenTree, base: int = ROOT_NODE) -> None:
+        """base: an ancestor of all heads; other nodes are given relative to it."""
+        self.tree = tree
+        self.laws: dict[int, NodeLaw] = {}
+        self.log_mass = {base: 0.0}
+
+    def append(self, byte: int) -> list[int]:
+        """Grow the tree; returns the new nodes. Raises ValueError if `byte` cannot follow."""
+        new = self.tree.append(byte)
+        for node in new:
+            self._weigh(node)
+        heads = {head.node for head in self.tree.heads}
+        kept = heads.union(self.missing())
+        self.laws = {node: law for node, law in self.laws.items() if node in heads}
+        self.log_mass = {node: mass for node, mass in self.log_mass.items() if node in kept}
+        return new
+
+    def add_law(self, node: int, law: NodeLaw) -> None:
+        """Learn the law of a node; parents come first."""
+        self.laws[node] = law
+        for child in self.tree.children(node):
+            self._weigh(child)
+
+    def restart(self) -> None:
+        """Let the text stand for its newest nodes alone, whatever led there."""
+        self.log_mass = {
+            node: 0.0 if prefix == ROOT else -math.inf for node, prefix in self.tree.heads
+        }
+
+    def missing(self) -> list[int]:
+        """Nodes whose laws are needed to sum over all heads, parents first."""
+        missing: set[int] = set()
+        for head in self.tree.heads:
+            node = head.node
+            if node not in self.laws:
+                missing.add(node)
+                while node not in self.log_mass:
+                    node = self.tree.parent[node]
+                    missing.add(node)
+        return sorted(missing)
+
+    def log_masses(self) -> tuple[Array, float]:
+        """log W(bx) for each next symbol x over the heads with a law, and the log of their sum.
+
+        Returns: (257,) float64, nats; nats.
+        """
+        heads = [head for head in self.tree.heads if self._counts(head.node)]
+        shift = max((self.log_mass[head.node] for head in heads), default=-math.inf)
+        if shift == -math.inf:
+            return np.full(NUM_SYMBOLS, -math.inf), -math.inf
+        lowest = min(self.log_mass[head.node] for head in heads)
+        if lowest < shift - LARGEST_SPREAD or any(self.laws[head.node].is_wide for head in heads):
+            logs = self._wide_log_masses(heads)
+            return logs, log_sum(logs)
+        masses = self._masses(heads, shift)
+        total = float(np.add.reduce(masses))
+        logs = np.full(NUM_SYMBOLS, -math.inf)
+        np.log(masses, out=logs, where=masses != 0.0)
+        logs += shift
+        return logs, math.log(total) + shift if total else -math.inf
+
+    def log_total(self) -> float:
+        """The second of `log_masses` alone."""
+        heads = [head for head in self.tree.heads if self._counts(head.node)]
+        reach = [self.log_mass[node] + self.laws[node].log_reach(prefix) for node, prefix in heads]
+        return log_sum_of(reach)
+
+    def _masses(self, heads: list[Head], shift: float) -> Array:
+        """(257,) W(bx) divided by exp(shift)."""
+        trie, end = self.tree.vocabulary.trie, 0.0
+        symbols, masses = list[NDArray[np.int64]](), list[Array]()
+        for node, prefix in heads:
+            law, log_mass = self.laws[node], self.log_mass[node] - shift
+            symbols.append(trie.symbol[trie.children(prefix)])
+            masses.append(law.child_weights(prefix) * math.exp(log_mass + law.log_scale))
+            if prefix == ROOT:
+                end += math.exp(log_mass + law.log_end)
+        by_symbol: Array = np.bincount(  # type: ignore[assignment]  # float64 where weights are
+            np.concatenate(symbols), np.concatenate(masses), NUM_SYMBOLS
+        )
+        by_symbol[END_SYMBOL] = end
+        return by_symbol
+
+    def _wide_log_masses(self, heads: list[Head]) -> Array:
+        """Log masses where sums on one scale could lose small terms."""
+        trie, masses = self.tree.vocabulary.trie, np.full(NUM_SYMBOLS, -math.inf)
+        for node, prefix in heads:
+            law, log_mass = self.laws[node], self.log_mass[node]
+            symbols = trie.symbol[trie.children(prefix)]
+            masses[symbols] = np.logaddexp(masses[symbols], log_mass + law.log_children(prefix))
+            if prefix == ROOT:
+                masses[END_SYMBOL] = np.logaddexp(masses[END_SYMBOL], log_mass + law.log_end)
+        return masses
+
+    def _counts(self, node: int) -> bool:
+        return node in self.laws and self.log_mass[node] != -math.inf
+
+    def _weigh(self, node: int) -> None:
+        parent = self.tree.parent[node]
+        if parent in self.laws:
+            step = self.laws[parent].of_token(self.tree.token[node])
+            self.log_mass[node] = self.log_mass[parent] + step

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..tokenizer.trie import ROOT
-from ..tokenizer.viability import Standing
+from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import ByteVocabulary
 
 ROOT_NODE = 0
@@ -45,7 +45,7 @@ class TokenTree:
         self.vocabulary = vocabulary
         self.text = bytearray()
         self.parent, self.token, self.end, self.depth = [NO_NODE], [NO_NODE], [0], [0]
-        self.standing = {ROOT_NODE: vocabulary.viability.start()}
+        self.state = {ROOT_NODE: vocabulary.viability.start()}
         self.heads = [Head(ROOT_NODE, ROOT)]
         self._children: dict[int, set[int]] = {ROOT_NODE: set()}
         self._guesses: dict[tuple[int, int], Guess] = {}
@@ -63,11 +63,11 @@ class TokenTree:
         Raises ValueError, and changes nothing, when no viable sequence goes on with `byte`.
         """
         self.text.append(byte)
-        going_on, found = self._moved(self.heads, byte)
-        if not found and not any(map(self._leads_on, going_on)):
+        going_on, added = self._moved(self.heads, byte)
+        if not added and not any(map(self._leads_on, going_on)):
             self.text.pop()
             raise ValueError(f"byte 0x{byte:02x} cannot follow {bytes(self.text[-16:])!r}")
-        new = [self._add(*node) for node in found]
+        new = [self._add(*node) for node in added]
         staying = {head.node for head in going_on}
         left = [head.node for head in self.heads if head.node not in staying]
         self.heads = [*going_on, *(Head(node, ROOT) for node in new)]
@@ -89,8 +89,8 @@ class TokenTree:
         length, heads, guesses = len(self.text), self.heads, list[int]()
         for byte in continuation:
             self.text.append(byte)
-            heads, found = self._moved(heads, byte)
-            new = [self._guess(length, *node) for node in found]
+            heads, added = self._moved(heads, byte)
+            new = [self._guess(length, *node) for node in added]
             heads = [*heads, *(Head(node, ROOT) for node in new)]
             guesses += new
             if not heads:
@@ -100,7 +100,7 @@ class TokenTree:
 
     def is_alive(self, node: int) -> bool:
         """Whether a head or a guess depends on the node."""
-        return node in self.standing
+        return node in self.state
 
     def children(self, node: int) -> set[int]:
         """The alive children of a node."""
@@ -116,67 +116,67 @@ class TokenTree:
 
     def _moved(
         self, heads: list[Head], byte: int
-    ) -> tuple[list[Head], list[tuple[int, int, Standing]]]:
+    ) -> tuple[list[Head], list[tuple[int, int, ViabilityState]]]:
         """Heads that go on behind `byte`, which ends the text already, and the nodes it adds:
-        (parent, token, standing).
+        (parent, token, state).
         """
         trie = self.vocabulary.trie
         going_on: list[Head] = []
-        found: list[tuple[int, int, Standing]] = []
+        added: list[tuple[int, int, ViabilityState]] = []
         for node, prefix in heads:
             if (longer := trie.child(prefix, byte)) < 0:
                 continue
-            found += self._ends(node, longer)
+            added += self._ends(node, longer)
             if trie.has_children(longer):
                 going_on.append(Head(node, longer))
-        return going_on, found
+        return going_on, added
 
     def _leads_on(self, head: Head) -> bool:
         """Whether a token that is longer than the prefix may follow."""
         low, high = self.vocabulary.trie.longer(head.prefix)
-        return bool(self.vocabulary.viability.allowed(self.standing[head.node])[low:high].any())
+        return bool(self.vocabulary.viability.allowed(self.state[head.node])[low:high].any())
 
-    def _ends(self, parent: int, prefix: int) -> Iterator[tuple[int, int, Standing]]:
-        """(parent, token, standing) of the sequences that end with the text."""
-        viability, before = self.vocabulary.viability, self.standing[parent]
+    def _ends(self, parent: int, prefix: int) -> Iterator[tuple[int, int, ViabilityState]]:
+        """(parent, token, state) of the sequences that end with the text."""
+        viability, before = self.vocabulary.viability, self.state[parent]
         for token in self.vocabulary.trie.ends(prefix):
             after = viability.extend(before, token)
             if after is not None:
                 yield parent, token, after
 
-    def _add(self, parent: int, token: int, standing: Standing) -> int:
+    def _add(self, parent: int, token: int, state: ViabilityState) -> int:
         guess = self._guesses.pop((parent, token), None)
-        node = self._number(parent, token, standing) if guess is None else guess.node
+        node = self._number(parent, token, state) if guess is None else guess.node
         self._children[node] = set()
         self._children[parent].add(node)
         return node
 
-    def _guess(self, start: int, parent: int, token: int, standing: Standing) -> int:
+    def _guess(self, start: int, parent: int, token: int, state: ViabilityState) -> int:
         if (parent, token) not in self._guesses:
-            node = self._number(parent, token, standing)
+            node = self._number(parent, token, state)
             self._guesses[parent, token] = Guess(node, start, bytes(self.text[start:]))
         return self._guesses[parent, token].node
 
-    def _number(self, parent: int, token: int, standing: Standing) -> int:
+    def _number(self, parent: int, token: int, state: ViabilityState) -> int:
         node = len(self.parent)
         self.parent.append(parent)
         self.token.append(token)
         self.end.append(len(self.text))
         self.depth.append(self.depth[parent] + 1)
-        self.standing[node] = standing
+        self.state[node] = state
         return node
 
     def _drop_wrong_guesses(self, byte: int) -> None:
-        place = len(self.text) - 1
+        last = len(self.text) - 1
         for key, (node, start, spelt) in list(self._guesses.items()):
             # One that ends here and is right has just become a node.
-            if spelt[place - start] != byte or place + 1 == start + len(spelt):
-                del self._guesses[key], self.standing[node]
+            if spelt[last - start] != byte or last + 1 == start + len(spelt):
+                del self._guesses[key], self.state[node]
 
     def _release(self, left: Iterable[int], heads: set[int]) -> None:
         """Nodes that stopped being heads die unless they have children; so may their ancestors."""
         for node in left:
             while self._children.get(node) == set() and node not in heads and node != ROOT_NODE:
-                del self._children[node], self.standing[node]
+                del self._children[node], self.state[node]
                 self._children[self.parent[node]].remove(node)
                 node = self.parent[node]

@@ -7,12 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from ..models.attention import RowAttention
-from ..models.backbone import backbone_of, read_prompts
-from ..models.kv_cache import RowCache, uploaded
-from ..models.row_stream import right_padded
+from ..models.kv_cache import RowAttention, RowCache, uploaded
+from ..models.row_stream import ModelRunner, prefill, right_padded
 from .token_tree import ROOT_NODE, TokenTree
 
 
@@ -34,7 +31,7 @@ class TreeCache:
     """The cache slots of one row's tree: start tokens first, then nodes as they were computed.
 
     A slot is kept while its node is alive (see TokenTree). The longest stretch of slots that holds
-    the start tokens and the first nodes of the trunk in order is `num_settled`: for those,
+    the start tokens and the first nodes of the trunk in order is `num_causal`: for those,
     attention is causal and no mask needs to walk them.
     """
 
@@ -43,7 +40,7 @@ class TreeCache:
         self._num_start = len(tree.vocabulary.start_token_ids)
         self._nodes = [ROOT_NODE] * self._num_start
         self._slot = {ROOT_NODE: self._num_start - 1}
-        self.num_settled = self._num_start
+        self.num_causal = self._num_start
 
     def __contains__(self, node: object) -> bool:
         return node in self._slot
@@ -56,33 +53,33 @@ class TreeCache:
     @property
     def num_dead(self) -> int:
         """Slots that no later forward attends to."""
-        nodes = self._nodes[self.num_settled :]
+        nodes = self._nodes[self.num_causal :]
         return len(nodes) - sum(map(self.tree.is_alive, nodes))
 
     def position(self, node: int) -> int:
-        """Number of tokens before the node's own, start tokens included."""
+        """Number of tokens before the node's token, start tokens included."""
         return self._num_start - 1 + self.tree.depth[node]
 
     def missing(self, nodes: Iterable[int]) -> list[int]:
-        """Those of `nodes` and their ancestors that have no slot, parents first."""
-        found: set[int] = set()
+        """The `nodes` and their ancestors that have no slot, parents first."""
+        missing: set[int] = set()
         for node in nodes:
-            while node not in self._slot and node not in found:
-                found.add(node)
+            while node not in self._slot and node not in missing:
+                missing.add(node)
                 node = self.tree.parent[node]
-        return sorted(found)
+        return sorted(missing)
 
     def add_trunk(self) -> list[int]:
-        """Give slots to the trunk behind what is settled: plain causal attention computes it.
+        """Give slots to the rest of the trunk: plain causal attention computes it.
 
-        Returns its nodes in order. Raises ValueError while unsettled slots are in use.
+        Returns its nodes in order. Raises ValueError while other nodes have slots.
         """
-        if self.num_slots != self.num_settled:
-            raise ValueError(f"{self.num_slots - self.num_settled} slots are not of the trunk")
-        nodes = self.tree.trunk()[self.num_settled - self._num_start :]
+        if self.num_slots != self.num_causal:
+            raise ValueError(f"{self.num_slots - self.num_causal} slots are not of the trunk")
+        nodes = self.tree.trunk()[self.num_causal - self._num_start :]
         for node in nodes:
             self._take_slot(node)
-        self._settle()
+        self._count_causal()
         return nodes
 
     def add(self, nodes: list[int]) -> TreeForward:
@@ -105,17 +102,17 @@ class TreeCache:
             mask,
         )
 
-    def behind_settled(self, forward: TreeForward) -> TreeForward:
-        """The same as a forward over an empty cache, which computes the settled slots too."""
+    def with_trunk(self, forward: TreeForward) -> TreeForward:
+        """The forward over an empty cache that computes the slots before `forward` too."""
         num_nodes, num_slots = forward.mask.shape
         past = num_slots - num_nodes
-        assert past == self.num_settled, "slots before the new ones are not of the trunk"
+        assert past == self.num_causal, "slots before the new ones are not of the trunk"
         tokens = [self.tree.token[node] for node in self._nodes[self._num_start : past]]
-        settled = np.array([*self.tree.vocabulary.start_token_ids, *tokens], np.int64)
+        before = np.array([*self.tree.vocabulary.start_token_ids, *tokens], np.int64)
         causal = np.pad(np.tri(past, dtype=np.bool_), ((0, 0), (0, num_nodes)))
         return TreeForward(
             [*self._nodes[:past], *forward.nodes],
-            np.concatenate([settled, forward.token_ids]),
+            np.concatenate([before, forward.token_ids]),
             self.slot_positions(),
             np.concatenate([causal, forward.mask]),
         )
@@ -131,7 +128,7 @@ class TreeCache:
         Returns: (first, kept): slots below `first` stay; of the later ones those of `kept`, in
         order, move to `first` and on.
         """
-        first = self.num_settled
+        first = self.num_causal
         moved, self._nodes = self._nodes[first:], self._nodes[:first]
         stays = [self.tree.is_alive(node) or node in needed for node in moved]
         for node in moved:
@@ -139,8 +136,8 @@ class TreeCache:
         for node, is_kept in zip(moved, stays, strict=True):
             if is_kept:
                 self._take_slot(node)
-        self._settle()
-        return first, [first + place for place, is_kept in enumerate(stays) if is_kept]
+        self._count_causal()
+        return first, [first + i for i, is_kept in enumerate(stays) if is_kept]
 
     def _take_slot(self, node: int) -> None:
         self._slot[node] = len(self._nodes)
@@ -148,23 +145,23 @@ class TreeCache:
 
     def _attend(self, node: int, row: NDArray[np.bool_]) -> None:
         slot = self._slot[node]
-        while slot >= self.num_settled:
+        while slot >= self.num_causal:
             row[slot] = True
             node = self.tree.parent[node]
             slot = self._slot[node]
         row[: slot + 1] = True
 
-    def _settle(self) -> None:
+    def _count_causal(self) -> None:
         trunk = self.tree.trunk()
-        while self.num_settled < self.num_slots:
-            place = self.num_settled - self._num_start
-            if place >= len(trunk) or self._nodes[self.num_settled] != trunk[place]:
+        while self.num_causal < self.num_slots:
+            index = self.num_causal - self._num_start
+            if index >= len(trunk) or self._nodes[self.num_causal] != trunk[index]:
                 return
-            self.num_settled += 1
+            self.num_causal += 1
 
 
 NO_NODES = TreeForward([], np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones((1, 1), np.bool_))
-"""Of a row that takes part for nothing, in the place of one node."""
+"""The forward of a row that takes part for nothing: one node that is thrown away."""
 
 # R rows of one forward, K nodes, C columns of the cache, D hidden size.
 
@@ -174,20 +171,20 @@ MAX_COLUMNS = 1 << 30
 class TreeBackbone:
     """Keys and values of B rows whose slots are those of a TreeCache each, and what fills them.
 
-    A row's hidden states depend on its own tree alone. Storage grows with the longest row.
+    A row's hidden states depend on its tree alone. Storage grows with the longest row.
     """
 
-    def __init__(self, model: PreTrainedModel, attention: RowAttention, num_rows: int) -> None:
-        self.attention = attention
+    def __init__(self, runner: ModelRunner, attention: RowAttention, num_rows: int) -> None:
+        self.attention, model = attention, runner.model
         self._device, self._dtype = model.device, model.dtype  # which models look for every time
-        self._backbone = backbone_of(model, attention)
+        self._backbone = runner.backbone(attention)
         self.cache = RowCache(model.config.num_hidden_layers, num_rows, MAX_COLUMNS)
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> list[Tensor]:
         """Hidden states (length, D) of token sequences, read causally into empty rows."""
         token_ids, lengths = right_padded(prompts)
         token_ids = token_ids.to(self._device)
-        hidden = read_prompts(self._backbone, self.cache, rows, token_ids, lengths)
+        hidden = prefill(self._backbone, self.cache, rows, token_ids, lengths)
         return [states[:length] for states, length in zip(hidden, lengths, strict=True)]
 
     def forward(
@@ -198,7 +195,7 @@ class TreeBackbone:
         slot_positions: per row (slots,) int64, new ones included; read where layers have a window.
         """
         by_row = dict(zip(rows, zip(forwards, slot_positions, strict=True), strict=True))
-        everyone, most = range(self.cache.num_rows), max(len(own.nodes) for own in forwards)
+        everyone, most = range(self.cache.num_rows), max(len(forward.nodes) for forward in forwards)
         if (len(everyone) - len(rows)) * most < len(rows):
             # To pick so many rows' keys and values costs more than to compute the others' nodes.
             by_row = {row: by_row.get(row, (NO_NODES, NO_NODES.positions)) for row in everyone}
@@ -206,22 +203,22 @@ class TreeBackbone:
         return [hidden[row] for row in rows]
 
     def _forward(self, rows: dict[int, tuple[TreeForward, NDArray[np.int64]]]) -> dict[int, Tensor]:
-        """The same by row, from forward and positions by row."""
+        """Hidden states by row, from forward and positions by row."""
         forwards = [forward for forward, _ in rows.values()]
         counts, device = [len(forward.nodes) for forward in forwards], self._device
-        place = self.cache.place([*rows], max(counts), device)
+        placement = self.cache.prepare([*rows], max(counts), device)
         token_ids = uploaded(_padded([f.token_ids for f in forwards], max(counts)), device)
         positions = uploaded(_padded([f.positions for f in forwards], max(counts)), device)
-        mask = uploaded(_ancestors(forwards, max(counts), place.num_columns), device)
+        mask = uploaded(_ancestors(forwards, max(counts), placement.num_columns), device)
         keys = positions
         if self.attention.span is not None:
             slots = [slot_positions for _, slot_positions in rows.values()]
-            keys = uploaded(_padded(slots, place.num_columns), device)
+            keys = uploaded(_padded(slots, placement.num_columns), device)
         masks = self.attention.tree_masks(mask, positions, keys, self._dtype)
         hidden = self._backbone(token_ids, positions, masks, self.cache)
         self.cache.advance([*rows], counts)
         states = zip(rows, hidden.unbind(), counts, strict=True)
-        return {row: own[:count] for row, own, count in states}
+        return {row: hidden[:count] for row, hidden, count in states}
 
 
 def _ancestors(forwards: list[TreeForward], num_nodes: int, num_columns: int) -> Tensor:
@@ -235,7 +232,7 @@ def _ancestors(forwards: list[TreeForward], num_nodes: int, num_columns: int) ->
 
 
 def _padded(rows: list[NDArray[np.int64]], width: int) -> Tensor:
-    """(rows, width) int64; padding repeats a row's first entry, so that it is one of its own."""
+    """(rows, width) int64; padding repeats a row's first entry, so that it is a valid one."""
     if len(rows) == 1 and len(rows[0]) == width:
         return torch.from_numpy(rows[0][None])
     padded = np.empty((len(rows), width), np.int64)

@@ -8,13 +8,22 @@ import torch.distributed
 from torch import Tensor
 
 from ...kernels.uniforms import uniforms
+from ..ledger import LedgerStep
 from ..levels.level import Level
 from ..models.kv_cache import uploaded
 from ..models.stream import Stream
 from ..rules.rule import NextToken, PastRows, Rule, StepInputs
 from ..settings import SamplingConfig
 from .prompts import PromptReading, asks_for_ratios, read_prompts
-from .request import Drawn, Request, RequestState, random_key, request_budget
+from .request import (
+    Drawn,
+    Request,
+    RequestState,
+    allowances,
+    ledger_step,
+    random_key,
+    request_budget,
+)
 
 # B rows of the batch, A rows that hold a request, V symbols of the level.
 
@@ -22,8 +31,8 @@ from .request import Drawn, Request, RequestState, random_key, request_budget
 class PairedBatch:
     """Decodes the requests in its rows together; a row is free again once its request ends.
 
-    Rows are independent: own budget, own uniforms, own history, own length. A request's tokens do
-    not depend on the others, and one whose logits are NaN fails alone. While a request may spend
+    Each row has its budget, its uniforms, its history and its length. A request's tokens do not
+    depend on the others, and one whose logits are NaN fails alone. While a request may spend
     nothing its tokens come from the safe model alone, and the risky one rests.
     """
 
@@ -44,12 +53,13 @@ class PairedBatch:
             max_length,
             sampling,
             scores_prompts=asks_for_ratios(level, rule),
-            num_ratios=rule.num_ratios,
-            readings=rule.streams,
+            specs=rule.streams,
         )
-        self._backlogs = {name: Backlog(s, num_rows) for name, s in self.streams.items()}
+        self._pending = {name: PendingTokens(s, num_rows) for name, s in self.streams.items()}
         self._can_rest = level.rows_can_join(max_length)
         self._states: list[RequestState | None] = [None] * num_rows
+        self._nats = [0.0] * num_rows
+        """What the next token of each row may spend, see `_count_budgets`."""
         self._device = self.pair.safe.device
         self._stop_token_ids = frozenset(level.stop_token_ids)
         self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
@@ -70,73 +80,90 @@ class PairedBatch:
         """Read the prompts of new requests into free rows; one that fails there takes no row."""
         rows = self.free_rows[: len(requests)]
         prompts = [request.prompt_token_ids for request in requests]
-        prefaced = [request.prefaced for request in requests]
-        reading = read_prompts(self.level, self.streams, prompts, rows, prefaced)
-        states = [self._new_state(request, reading, i) for i, request in enumerate(requests)]
+        stream_prompts = [request.stream_prompts for request in requests]
+        read = read_prompts(self.level, self.streams, prompts, rows, stream_prompts)
+        states = [self._new_state(request, read, i) for i, request in enumerate(requests)]
         for row, state in zip(rows, states, strict=True):
             self._states[row] = state
             self._past.begin(row)
-        self._keep_logits(reading.logits, rows)
-        self._seen.index_copy_(0, uploaded(torch.tensor(rows), self._device), reading.seen)
+        self._keep_logits(read.logits, rows)
+        self._seen.index_copy_(0, uploaded(torch.tensor(rows), self._device), read.seen)
+        self._count_budgets(rows)
         self._release(rows)
         return states
 
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
-        """Draw the next token of the requests, the cold ones first; returns those that it ended."""
+        """Draw the next token of some requests or all of them; returns those that it ended."""
         occupied = [row for row, state in enumerate(self._states) if state is not None]
-        rows = rows_to_draw(self._allowances(occupied), can_rest=self._can_rest)
+        # 1. Rows that may spend nothing go first, where that is worth it: no risky model for them.
+        rows = rows_to_draw({row: self._nats[row] for row in occupied}, can_rest=self._can_rest)
         if not rows:
             return []
+        # 2. One token each, by the laws at hand, and what it cost.
         self._draw(rows)
+        # 3. Rows that ended are free before anything is read, so that nothing is read for them.
         finished = self._release(rows)
+        # 4. The laws of the next token; the risky one only where something may be spent on it.
         self._read_on([row for row in rows if self._states[row] is not None])
         return finished
 
-    def _allowances(self, rows: list[int]) -> dict[int, float]:
-        """Nats that the next token of each row may spend, the same in every process."""
-        allowances = [self._state(row).allowance for row in rows]
+    def _count_budgets(self, rows: list[int]) -> None:
+        """Count what the next token of these rows may spend: once a token, and the same in every
+        process, since which models read depends on it."""
+        if not rows:
+            return
+        nats = allowances([self._state(row) for row in rows])
         if self.pair.num_processes > 1:
-            nats = torch.tensor(allowances, dtype=torch.float64, device=self._device)
-            allowances = agreed(nats, self.pair.num_processes).tolist()
-        return dict(zip(rows, allowances, strict=True))
+            nats = agreed(nats.to(self._device), self.pair.num_processes)
+        for row, value in zip(rows, nats.tolist(), strict=True):
+            self._nats[row] = value
 
     def _draw(self, rows: list[int]) -> None:
         """Decide the next token of these rows; no model has read it yet."""
         for row in rows:
-            is_known = (backlog.is_empty(row) for backlog in self._backlogs.values())
+            is_known = (pending.is_empty(row) for pending in self._pending.values())
             self._state(row).num_skipped += not all(is_known)
         for row, token_id in zip(rows, self._decide(rows), strict=True):
-            for backlog in self._backlogs.values():
-                backlog.add(row, token_id)
+            for pending in self._pending.values():
+                pending.add(row, token_id)
 
     def _decide(self, rows: list[int]) -> list[int]:
         """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
+        # 1. p* of every row, and the token drawn from it, -1 where nothing can be drawn; as process
+        #    0 has it, since a token that differed would make the caches differ from then on.
         inputs = self._inputs(rows, self._seen)
         drawn = self.rule.next_token(inputs)
-        token_ids = agreed(self._chosen(drawn), self.pair.num_processes)
-        is_drawn = torch.ones_like(token_ids, dtype=torch.bool)
-        at = uploaded(torch.tensor(rows), self._device)
-        self._seen.index_put_((at, token_ids.clamp(min=0)), is_drawn)
-        found_columns = _found(inputs, drawn, token_ids, is_own=self.pair.num_processes == 1)
-        columns = torch.stack([column.double() for column in found_columns], 1)
-        found = [Drawn(*figures) for figures in columns.tolist()]  # the one wait for the device
+        token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
+        token_ids = token_ids.masked_fill(~drawn.is_valid, -1)
+        token_ids = agreed(token_ids, self.pair.num_processes)
+        index = uploaded(torch.tensor(rows), self._device), token_ids.clamp(min=0)
+        self._seen.index_put_(index, torch.ones_like(token_ids, dtype=torch.bool))
+        # 2. All figures of the step in one transfer: the one wait for the device.
+        figures = _drawn(inputs, drawn, token_ids, was_drawn_here=self.pair.num_processes == 1)
+        columns = torch.stack([column.double() for column in figures], 1)
+        steps = [
+            ledger_step(len(self._state(row).steps), values)
+            for row, values in zip(rows, columns.tolist(), strict=True)
+        ]
+        # 3. The spends are banked, and what that leaves for the next token is counted.
         if self.rule.looks_back:
-            self._past.append(rows, inputs.logits, [max(int(own.token_id), 0) for own in found])
-        for row, token in zip(rows, found, strict=True):
-            self._bank_draw(row, token)
-        return [int(token.token_id) for token in found]
+            self._past.append(rows, inputs.logits, [max(step.token_id, 0) for step in steps])
+        for row, step in zip(rows, steps, strict=True):
+            self._bank_draw(row, step)
+        self._count_budgets(rows)
+        return [step.token_id for step in steps]
 
     def _read_on(self, rows: list[int]) -> None:
         """Let the safe model read what was drawn, and the risky one where it will be asked next."""
-        warm = [row for row, nats in self._allowances(rows).items() if nats > 0.0]
+        warm = [row for row in rows if self._nats[row] > 0.0]
         for name in self.streams:
             is_risky = self.rule.streams[name].model == "risky"
             rests = is_risky and (self._can_rest or not warm)
             self._read(name, warm if rests else rows)
 
     def _read(self, name: str, rows: list[int]) -> None:
-        for group, logits in self._backlogs[name].read(rows):
+        for group, logits in self._pending[name].read(rows):
             if group == list(range(len(self._states))):
                 self._logits[name] = logits  # of all rows: nothing to keep, nothing to copy
             else:
@@ -144,28 +171,24 @@ class PairedBatch:
             for row in group:
                 self._state(row).num_forwards[self.rule.streams[name].model] += 1
 
-    def _new_state(self, request: Request, reading: PromptReading, place: int) -> RequestState:
+    def _new_state(self, request: Request, read: PromptReading, index: int) -> RequestState:
+        """The state of the request whose prompt was read as number `index`."""
         state = RequestState(
             request=request,
-            budget=request_budget(request, self.rule, reading.ratios[place]),
+            budget=request_budget(request, self.rule, read.ratios[index]),
             text=self.level.text_stream(request.stop, request.prompt_token_ids),
-            uniforms=self._uniforms(request),
+            uniforms=None if self.sampling.is_greedy else self._uniforms(request),
         )
-        for name, count in reading.num_forwards.items():
+        for name, count in read.num_forwards.items():
             state.num_forwards[self.rule.streams[name].model] += count
-        if error := reading.errors[place]:
+        if error := read.errors[index]:
             state.fail(error)
         return state
 
-    def _uniforms(self, request: Request) -> Tensor | None:
-        if self.sampling.is_greedy:
-            return None
-        positions = torch.arange(request.max_new_tokens)[None]
-        return uniforms(torch.tensor([self._key(request)]), positions)[0]
-
-    def _key(self, request: Request) -> int:
-        prompt = request.prompt_token_ids
-        return random_key(request.seed, prompt, level=self.level.name, place=request.place)
+    def _uniforms(self, request: Request) -> Tensor:
+        prompt, level = request.prompt_token_ids, self.level.name
+        key = random_key(request.seed, prompt, level=level, place=request.place)
+        return uniforms(torch.tensor([key]), torch.arange(request.max_new_tokens)[None])[0]
 
     def _keep_logits(self, logits: dict[str, Tensor], rows: list[int]) -> None:
         for name, new in logits.items():
@@ -175,18 +198,20 @@ class PairedBatch:
 
     def _inputs(self, rows: list[int], seen: Tensor) -> StepInputs:
         """seen: (B, V) bool, the tokens that the penalty falls on."""
-        states = [self._state(row) for row in rows]
-        allowances = [state.allowance for state in states]
+        nats = torch.tensor([self._nats[row] for row in rows], dtype=torch.float64)
         uniform = [
-            state.uniforms[len(state.steps)] for state in states if state.uniforms is not None
+            state.uniforms[len(state.steps)]
+            for state in map(self._state, rows)
+            if state.uniforms is not None
         ]
+        logits = {
+            name: self._of_rows(logits, rows).to(self._device)
+            for name, logits in self._logits.items()
+        }
         return StepInputs(
-            logits={
-                name: self._of_rows(logits, rows).to(self._device)
-                for name, logits in self._logits.items()
-            },
+            logits=logits,
             warp=self.warpers.after(self._of_rows(seen, rows)),
-            budget=uploaded(torch.tensor(allowances, dtype=torch.float64), self._device),
+            budget=uploaded(nats, self._device),
             uniform=uploaded(torch.stack(uniform), self._device) if uniform else None,
             past=self._past.of(rows) if self.rule.looks_back else None,
         )
@@ -201,20 +226,13 @@ class PairedBatch:
         assert state is not None, f"row {row} holds no request"
         return state
 
-    def _chosen(self, drawn: NextToken) -> Tensor:
-        """(A,) token ids; -1 where nothing can be drawn."""
-        token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
-        return token_ids.masked_fill(~drawn.is_valid, -1)
-
-    def _bank_draw(self, row: int, drawn: Drawn[float]) -> None:
-        if drawn.token_id < 0:
-            self._fail(row)
+    def _bank_draw(self, row: int, step: LedgerStep) -> None:
+        state = self._state(row)
+        if step.token_id < 0:
+            outgrown = self.level.outgrown(self.streams, row)
+            state.fail(outgrown or self._fault(row, step=len(state.steps)))
         else:
-            self._state(row).append(drawn, is_end=drawn.token_id in self._stop_token_ids)
-
-    def _fail(self, row: int) -> None:
-        step = len(self._state(row).steps)
-        self._state(row).fail(self.level.outgrown(self.streams, row) or self._fault(row, step))
+            state.append(step, is_end=step.token_id in self._stop_token_ids)
 
     def _fault(self, row: int, step: int) -> str:
         """What is wrong with the logits of a row."""
@@ -236,29 +254,26 @@ class PairedBatch:
             self._states[row] = None
             for name, stream in self.streams.items():
                 stream.free(row)
-                self._backlogs[name].set(row, [])
+                self._pending[name].set(row, [])
         return [state for _, state in finished]
 
 
-def _is_safe_choice(inputs: StepInputs, token_ids: Tensor) -> Tensor:
-    """(A,) bool: the safe model, where it is read, would have taken the token too, greedily."""
-    if "safe" not in inputs.logits:
-        return torch.zeros_like(token_ids, dtype=torch.bool)
-    return token_ids == inputs.warped("safe").argmax(-1)
-
-
-def _found(
-    inputs: StepInputs, drawn: NextToken, token_ids: Tensor, *, is_own: bool
-) -> Drawn[Tensor]:
-    """is_own: the tokens are those that were drawn here, not in another process."""
+def _drawn(
+    inputs: StepInputs, drawn: NextToken, token_ids: Tensor, *, was_drawn_here: bool
+) -> Drawn:
+    """was_drawn_here: the tokens are those of this process, not of another one."""
     accepted = drawn.accepted
-    log_probs = drawn.stored_log_probs if is_own else None
+    if accepted is None:  # greedy: whether the safe model, where it is read, would take it too
+        accepted = torch.zeros_like(token_ids, dtype=torch.bool)
+        if "safe" in inputs.logits:
+            accepted = token_ids == inputs.warped("safe").argmax(-1)
+    log_probs = drawn.stored_log_probs if was_drawn_here else None
     if log_probs is None:
         given = token_ids.clamp(min=0)
         log_probs = drawn.token_log_probs(given), drawn.safe_token_log_probs(given)
     return Drawn(
         token_id=token_ids,
-        accepted=_is_safe_choice(inputs, token_ids) if accepted is None else accepted,
+        accepted=accepted,
         budget=inputs.budget,
         spend=drawn.spend,
         weight=drawn.weight,
@@ -268,11 +283,11 @@ def _found(
 
 
 ALONE_FRACTION = 0.25
-"""Share of cold rows from which they are drawn for alone: c / (1 + c) with a safe forward of a
-third of the risky one's cost, about the dearest that is worth a pair."""
+"""Share of rows without an allowance from which they are drawn for alone: c / (1 + c) with a safe
+forward of a third of the risky one's cost, about the dearest that is worth a pair."""
 
 
-class Backlog:
+class PendingTokens:
     """The tokens of each row that one model has not read yet."""
 
     def __init__(self, stream: Stream, num_rows: int) -> None:
@@ -296,19 +311,18 @@ class Backlog:
         self._tokens[row] = list(tokens)
 
     def read(self, rows: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
-        """Read on in these rows: (rows of one forward, their logits (R, vocab_size))."""
-        for group in _by_length({row: self.of(row) for row in rows if self._tokens[row]}):
+        """Read on in these rows: (rows of one forward, their logits (R, vocab_size)).
+
+        Rows with as many tokens share a forward: one that catches up would pad the others'.
+        """
+        groups: dict[int, list[int]] = {}
+        for row in rows:
+            if self._tokens[row]:
+                groups.setdefault(len(self._tokens[row]), []).append(row)
+        for group in groups.values():
             yield group, self._stream.feed_rows(group, [self.of(row) for row in group])
             for row in group:
                 self._tokens[row].clear()
-
-
-def _by_length(tokens: Mapping[int, Sequence[int]]) -> list[list[int]]:
-    """Rows by how many tokens they have: a row that catches up would pad the others' forward."""
-    groups: dict[int, list[int]] = {}
-    for row, unread in tokens.items():
-        groups.setdefault(len(unread), []).append(row)
-    return list(groups.values())
 
 
 def rows_to_draw(allowances: Mapping[int, float], *, can_rest: bool) -> list[int]:
@@ -319,9 +333,9 @@ def rows_to_draw(allowances: Mapping[int, float], *, can_rest: bool) -> list[int
     can_rest: rows may be fed apart from each other.
     """
     rows = list(allowances)
-    cold = [row for row in rows if allowances[row] <= 0.0]
-    is_worth_it = can_rest and len(cold) >= ALONE_FRACTION * len(rows)
-    return cold if cold and is_worth_it else rows
+    safe_alone = [row for row in rows if allowances[row] <= 0.0]
+    is_worth_it = can_rest and len(safe_alone) >= ALONE_FRACTION * len(rows)
+    return safe_alone if safe_alone and is_worth_it else rows
 
 
 def agreed(values: Tensor, num_processes: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Both models read prompts once: last logits and the ratios behind the debt."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from ..levels.level import Level
 from ..models.kv_cache import uploaded
 from ..models.row_stream import RowStream
 from ..models.stream import UNSCORED, PromptLogits, Stream
-from ..rules.prefix_debt import PromptRatios, log_likelihood_ratios, prompt_digest
+from ..rules.budget import PromptRatios, log_likelihood_ratios, prompt_digest
 from ..rules.rule import BOTH, Rule, StreamName, takes_passage
 from ..settings import SamplingConfig
 
@@ -35,13 +36,13 @@ class PromptReading:
     seen: Tensor
     """(R, vocab_size) bool on the safe model's device: symbols that occur in the prompt."""
 
-    def of(self, places: Sequence[int]) -> "PromptReading":
-        """That of the prompts at these places, one of them perhaps several times."""
-        rows = torch.tensor(places)
+    def of(self, indices: Sequence[int]) -> "PromptReading":
+        """The same of the prompts with these indices, one of them perhaps several times."""
+        rows = torch.tensor(indices)
         return PromptReading(
-            logits={name: own[rows.to(own.device)] for name, own in self.logits.items()},
-            ratios=[self.ratios[place] for place in places],
-            errors=[self.errors[place] for place in places],
+            logits={name: logits[rows.to(logits.device)] for name, logits in self.logits.items()},
+            ratios=[self.ratios[index] for index in indices],
+            errors=[self.errors[index] for index in indices],
             num_forwards=self.num_forwards,
             seen=self.seen[rows.to(self.seen.device)],
         )
@@ -52,22 +53,23 @@ def asks_for_ratios(level: Level, rule: Rule) -> bool:
     return rule.charges_debt and level.prompt_ratios is None
 
 
-Prefaced = Mapping[StreamName, list[int]]
+StreamPrompts = Mapping[StreamName, list[int]]
 """By the streams that read something else than a prompt: its symbols behind a preface, or a
 conversation in the risky model's own template."""
 
 
-def prefaced_prompt(
+def prompts_by_stream(
     level: Level,
     rule: Rule,
     prompt: list[int],
     passage: str | None,
-    readings: Prefaced | None = None,
-) -> Prefaced:
-    """What streams of the rule read in place of a prompt; see `rule.Reading`.
+    chat_prompts: StreamPrompts | None = None,
+) -> StreamPrompts:
+    """What streams of the rule read in place of a prompt; see `rule.StreamSpec`.
 
-    Symbols that begin a text, as a tokenizer adds them, stand before the preface alone. readings:
-    of a conversation, see `chat_prompt`; streams that the rule does not read are left out.
+    Symbols that begin a text, as a tokenizer adds them, stand before the preface alone.
+    chat_prompts: of a conversation, see `chat_prompt`; streams that the rule does not read are
+    left out.
     Raises ValueError where the rule needs a passage and there is none, or has no use for one, and
     for a conversation where the rule puts a text before the prompt.
     """
@@ -77,13 +79,13 @@ def prefaced_prompt(
     special = set(level.special_token_ids)
     text = list(itertools.dropwhile(special.__contains__, prompt))
     prefaces = {
-        name: own.preface + (f"{passage}\n\n" if own.takes_passage else "")
-        for name, own in rule.streams.items()
+        name: stream.preface + (f"{passage}\n\n" if stream.takes_passage else "")
+        for name, stream in rule.streams.items()
     }
-    if readings and any(prefaces.values()):
+    if chat_prompts and any(prefaces.values()):
         raise ValueError(f"the rule {rule.name} puts text before a prompt: give it no messages")
-    prefaced = {name: [*level.encode(own), *text] for name, own in prefaces.items() if own}
-    return prefaced | {name: own for name, own in (readings or {}).items() if name in prefaces}
+    with_preface = {n: [*level.encode(before), *text] for n, before in prefaces.items() if before}
+    return with_preface | {n: ids for n, ids in (chat_prompts or {}).items() if n in prefaces}
 
 
 def read_prompts(
@@ -91,38 +93,51 @@ def read_prompts(
     streams: Mapping[str, Stream],
     prompts: list[list[int]],
     rows: list[int],
-    prefaced: Sequence[Prefaced] = (),
+    stream_prompts: Sequence[StreamPrompts] = (),
 ) -> PromptReading:
     """Prefill empty rows of the streams with prompts of any lengths.
 
-    prefaced: of each prompt, what some of the streams read in its place; its ratios are those of
-    the prompt itself all the same, which both models then read once more.
+    stream_prompts: of each prompt, what some of the streams read in its place.
     """
-    own = prefaced or [{}] * len(prompts)
+    stream_prompts = stream_prompts or [{}] * len(prompts)
+    # 1. Every stream reads a prompt, or what stands in its place there.
+    both = list(zip(stream_prompts, prompts, strict=True))
     read = {
-        name: stream.read([o.get(name, p) for o, p in zip(own, prompts, strict=True)], rows)
+        name: stream.read([other.get(name, prompt) for other, prompt in both], rows)
         for name, stream in streams.items()
     }
-    read = {**level.settled(streams, read, rows)}
     log_probs = {name: list(prompt.token_log_probs) for name, prompt in read.items()}
-    apart = [i for i, replaced in enumerate(own) if replaced and _is_scored(log_probs, i)]
-    again = _read_for_ratios(level, [prompts[i] for i in apart]) if apart else {}
+    # 2. The debt is that of the prompt itself: where a stream scored something else, both models
+    #    read the prompt once more, by streams that are dropped again.
+    apart = [i for i, other in enumerate(stream_prompts) if other and _is_scored(log_probs, i)]
+    again = _read_apart(level, [prompts[i] for i in apart]) if apart else {}
     for name, prompt in again.items():
         for i, values in zip(apart, prompt.token_log_probs, strict=True):
             log_probs[name][i] = values
-    scored = [
-        _scored(level, prompt, {name: values[i] for name, values in log_probs.items()})
-        for i, prompt in enumerate(prompts)
-    ]
+    # 3. Ratios, or what is wrong with the prompt or with them.
+    ratios, errors = [], []
+    for i, prompt_ids in enumerate(prompts):
+        of_prompt = {name: values[i] for name, values in log_probs.items()}
+        values = _ratios(level, prompt_ids, of_prompt)
+        broken = [name for name, scored in of_prompt.items() if scored.isnan().any()]
+        error = "the ratios that are given for the prompt hold NaN" if values.isnan().any() else ""
+        if broken:
+            error = f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
+        ratios.append(UNSCORED if error else values)
+        errors.append(error)
+    # 4. The symbols that the repetition penalty pushes down.
+    seen = torch.zeros(len(prompts), level.vocab_size, dtype=torch.bool)
+    for row, prompt_ids in zip(seen, prompts, strict=True):
+        row[prompt_ids] = True
     return PromptReading(
         logits={name: prompt.logits for name, prompt in read.items()},
-        ratios=[ratios for ratios, _ in scored],
-        errors=[error for _, error in scored],
+        ratios=ratios,
+        errors=errors,
         num_forwards={
-            name: sum(own[name].num_forwards for own in (read, again) if name in own)
+            name: sum(by_name[name].num_forwards for by_name in (read, again) if name in by_name)
             for name in read
         },
-        seen=uploaded(_seen(prompts, level.vocab_size), level.pair.safe.device),
+        seen=uploaded(seen, level.pair.safe.device),
     )
 
 
@@ -130,49 +145,49 @@ def read_each_once(
     level: Level,
     streams: Mapping[str, Stream],
     prompts: list[list[int]],
-    prefaced: Sequence[Prefaced],
+    stream_prompts: Sequence[StreamPrompts],
 ) -> PromptReading:
     """As `read_prompts` into all rows, equal prompts read once where the streams can copy rows."""
     first: dict[str, int] = {}
     firsts = [
-        first.setdefault(repr((prompt, own)), row)
-        for row, (prompt, own) in enumerate(zip(prompts, prefaced, strict=True))
+        first.setdefault(repr(asked), row)
+        for row, asked in enumerate(zip(prompts, stream_prompts, strict=True))
     ]
     rows = sorted(first.values())
-    copied = [stream for stream in streams.values() if isinstance(stream, RowStream)]
-    if len(rows) == len(prompts) or len(copied) < len(streams):
-        return read_prompts(level, streams, prompts, list(range(len(prompts))), prefaced)
-    own = [prefaced[row] for row in rows]
-    reading = read_prompts(level, streams, [prompts[row] for row in rows], rows, own)
-    for stream in copied:
+    row_streams = [stream for stream in streams.values() if isinstance(stream, RowStream)]
+    if len(rows) == len(prompts) or len(row_streams) < len(streams):
+        return read_prompts(level, streams, prompts, list(range(len(prompts))), stream_prompts)
+    read = read_prompts(
+        level, streams, [prompts[row] for row in rows], rows, [stream_prompts[row] for row in rows]
+    )
+    for stream in row_streams:
         for row in rows:
             stream.copy(row, [o for o, f in enumerate(firsts) if f == row and o != row])
-    return reading.of([rows.index(row) for row in firsts])
+    return read.of([rows.index(row) for row in firsts])
 
 
 def _is_scored(log_probs: Mapping[str, list[Tensor]], i: int) -> bool:
     return all(name in log_probs and len(log_probs[name][i]) for name in BOTH)
 
 
-def _read_for_ratios(level: Level, prompts: list[list[int]]) -> dict[str, PromptLogits]:
+def _read_apart(level: Level, prompts: list[list[int]]) -> dict[str, PromptLogits]:
     """By "safe" and "risky": prompts read by streams that are dropped again."""
-    streams = level.open_streams(
-        len(prompts), max(map(len, prompts)), SamplingConfig(), scores_prompts=True
-    )
+    longest = max(map(len, prompts))
+    streams = level.open_streams(len(prompts), longest, SamplingConfig(), scores_prompts=True)
     return {n: stream.read(prompts, list(range(len(prompts)))) for n, stream in streams.items()}
 
 
 def measured_ratios(level: Level, batches: Iterable[list[list[int]]]) -> PromptRatios:
-    """The ratios of prompts, to be kept; ValueError for one whose logits are NaN."""
+    """The ratios of prompts, to be kept; a prompt whose logits are NaN has one ratio, NaN, by which
+    it fails alone where it is decoded."""
     ratios = PromptRatios(ratio_source(level))
     for prompts in batches:
         longest = max(map(len, prompts))
         streams = level.open_streams(len(prompts), longest, SamplingConfig(), scores_prompts=True)
-        reading = read_prompts(level, streams, prompts, list(range(len(prompts))))
-        for prompt, own, error in zip(prompts, reading.ratios, reading.errors, strict=True):
-            if error:
-                raise ValueError(error)
-            ratios.by_prompt[prompt_digest(prompt)] = own
+        read = read_prompts(level, streams, prompts, list(range(len(prompts))))
+        for prompt, values, error in zip(prompts, read.ratios, read.errors, strict=True):
+            failed = torch.tensor([math.nan], dtype=torch.float64)
+            ratios.by_prompt[prompt_digest(prompt)] = failed if error else values
     return ratios
 
 
@@ -190,13 +205,6 @@ def ratio_source(level: Level) -> dict[str, Any]:
     }
 
 
-def _scored(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> tuple[Tensor, str]:
-    """A prompt's ratios and what is wrong with it; without ratios where anything is."""
-    ratios = _ratios(level, prompt, log_probs)
-    error = _error(log_probs, ratios)
-    return UNSCORED if error else ratios, error
-
-
 def _ratios(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> Tensor:
     """Known ones, measured ones, or none where nobody asks for them."""
     if level.prompt_ratios is not None:
@@ -206,17 +214,3 @@ def _ratios(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> Te
     special = torch.tensor(level.special_token_ids, dtype=torch.long)
     ratios = log_likelihood_ratios(log_probs["risky"], log_probs["safe"])
     return level.symbols_per_token * ratios[~torch.isin(torch.tensor(prompt)[1:], special)]
-
-
-def _error(log_probs: dict[str, Tensor], ratios: Tensor) -> str:
-    broken = [name for name, values in log_probs.items() if values.isnan().any()]
-    if broken:
-        return f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
-    return "the ratios that are given for the prompt hold NaN" if ratios.isnan().any() else ""
-
-
-def _seen(prompts: list[list[int]], vocab_size: int) -> Tensor:
-    seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        seen[row, prompt] = True
-    return seen

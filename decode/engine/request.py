@@ -5,21 +5,17 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ...kernels.spend import STEP, allowance, new_accounts
 from ..ledger import SAMPLER, LedgerHeader, LedgerStep
-from ..levels.text import TextStream
-from ..models.stream import UNSCORED
-from ..rules.budget import Budget
-from ..rules.prefix_debt import prompt_digest
+from ..levels.level import TextStream
+from ..rules.budget import Budget, prompt_digest
 from ..rules.rule import Rule, StreamName
-
-SEED_SAMPLER = "coupled/1"
-"""The sampler of older ledgers: its key is the seed alone, so the turns of a conversation shared
-their uniforms, and two texts of bound 0 were 0.63 nats from independent ones."""
 
 
 def random_key(seed: int, prompt: list[int], *, level: str, place: int) -> int:
@@ -46,11 +42,9 @@ def recorded_key(header: LedgerHeader) -> int:
     Raises ValueError for an unknown sampler and for a stream that is not that of the header's
     prompt. Any place is taken, as any seed is: both were the caller's choice.
     """
-    if header.sampler == SEED_SAMPLER:
-        return header.seed
     if header.sampler != SAMPLER:
-        raise ValueError(f"sampler must be {SEED_SAMPLER} or {SAMPLER}, got {header.sampler!r}")
-    place = None if header.stream is None else header.stream.get("place")
+        raise ValueError(f"sampler must be {SAMPLER}, got {header.sampler!r}")
+    place = header.stream.get("place")
     if type(place) is not int or place < 0:
         raise ValueError(f"the stream must have a place, a whole number >= 0, got {place!r}")
     if header.stream != random_stream(header.prompt_token_ids, place=place):
@@ -59,8 +53,6 @@ def recorded_key(header: LedgerHeader) -> int:
 
 
 logger = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
 
 MAX_SEED = 2**63
 
@@ -85,14 +77,14 @@ class Request:
     """Nats that the end of the prompt may have spent, where an earlier generation wrote it."""
     passage: str | None = None
     """A text for the streams that read one before the prompt."""
-    readings: Mapping[StreamName, list[int]] = field(default_factory=dict)
+    chat_prompts: Mapping[StreamName, list[int]] = field(default_factory=dict)
     """What streams of the risky model read in place of the prompt, of a conversation."""
-    prefaced: Mapping[StreamName, list[int]] = field(default_factory=dict)
+    stream_prompts: Mapping[StreamName, list[int]] = field(default_factory=dict)
     """Those, and the prompt's symbols behind a preface, by the streams that read more than it."""
+    error: str = ""
+    """Why it cannot be decoded, "" if it can."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}")
         if not 0 <= self.seed < MAX_SEED:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         if "" in self.stop:
@@ -101,7 +93,7 @@ class Request:
     @property
     def longest_prompt(self) -> list[int]:
         """What the stream that reads most before the first new token reads."""
-        return max([self.prompt_token_ids, *self.prefaced.values()], key=len)
+        return max([self.prompt_token_ids, *self.stream_prompts.values()], key=len)
 
     @property
     def max_length(self) -> int:
@@ -109,33 +101,36 @@ class Request:
         return len(self.longest_prompt) + self.max_new_tokens
 
 
-class Drawn(NamedTuple, Generic[Value]):
-    """What a step found for the next token: tensors (B,) on the device, then a number for each row.
+class Drawn(NamedTuple):
+    """A step of a whole batch, (B,) each, where the models are; `ledger_step` is a row of it.
 
     All are exactly float64 numbers, so one transfer can take them; figures in nats.
     """
 
-    token_id: Value
+    token_id: Tensor
     """-1 where nothing can be drawn."""
-    accepted: Value
-    budget: Value
-    spend: Value
-    weight: Value
-    log_prob: Value
-    safe_log_prob: Value
+    accepted: Tensor
+    budget: Tensor
+    spend: Tensor
+    weight: Tensor
+    log_prob: Tensor
+    safe_log_prob: Tensor
     """NaN where the safe model is not read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one step added to one request."""
-
-    text: str
-    """Whole characters only; "" while a character or a possible stop string is incomplete."""
-    spend: float
-    """Nats."""
-    accepted: bool
-    token_id: int
+def ledger_step(step: int, figures: Sequence[float]) -> LedgerStep:
+    """The 0-based step of one request; figures: one row of `Drawn`, on the host."""
+    token_id, accepted, budget, spend, weight, log_prob, safe_log_prob = figures
+    return LedgerStep(
+        step=step,
+        token_id=int(token_id),
+        accepted=bool(accepted),
+        budget=budget,
+        spend=spend,
+        weight=weight,
+        log_prob=log_prob,
+        safe_log_prob=None if math.isnan(safe_log_prob) else safe_log_prob,
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -148,7 +143,9 @@ class RequestState:
     uniforms: Tensor | None = None
     """(max_new_tokens, 3) float64 for the coupled sampler; None samples nothing."""
     steps: list[LedgerStep] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    """By step, the text that it made certain: whole characters only, "" while a character or a
+    possible stop string is incomplete."""
     num_forwards: Counter[str] = field(default_factory=Counter)
     """By model: forwards that the request took part in."""
     work: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -167,23 +164,12 @@ class RequestState:
     def is_finished(self) -> bool:
         return bool(self.finish_reason)
 
-    @property
-    def allowance(self) -> float:
-        """Nats that the next token may spend; 0 once finished."""
-        return 0.0 if self.is_finished else self.budget.allowance(len(self.steps), self.spent)
-
     def fail(self, message: str) -> None:
         """End the request with an error; what was drawn so far stays."""
         self.finish_reason, self.error = "error", message
 
-    def append(self, drawn: Drawn[float], *, is_end: bool) -> None:
+    def append(self, step: LedgerStep, *, is_end: bool) -> None:
         """Bank the token's spend and keep the text that it makes certain."""
-        figures = drawn._asdict() | {
-            "token_id": int(drawn.token_id),
-            "accepted": bool(drawn.accepted),
-            "safe_log_prob": None if math.isnan(drawn.safe_log_prob) else drawn.safe_log_prob,
-        }
-        step = LedgerStep(step=len(self.steps), **figures)
         self.steps.append(step)
         self.spent += step.spend
         text = "" if is_end else self.text.push(step.token_id)
@@ -193,25 +179,39 @@ class RequestState:
             self.finish_reason = "stop_string"
         elif len(self.steps) == self.request.max_new_tokens:
             self.finish_reason = "length"
-        text += self.text.finish() if self.is_finished else ""
-        self.pieces.append(Piece(text, step.spend, step.accepted, step.token_id))
+        self.texts.append(text + (self.text.finish() if self.is_finished else ""))
+
+
+def allowances(states: Sequence[RequestState]) -> Tensor:
+    """(A,) float64 nats on the CPU that the next token of each may spend; 0 once it is finished.
+
+    states: of one rule, so that their budgets have one schedule.
+    """
+    budgets = [state.budget for state in states]
+    accounts = new_accounts(
+        [budget.per_step for budget in budgets],
+        [budget.total for budget in budgets],
+        [budget.debt for budget in budgets],
+        budgets[0].schedule,
+        torch.device("cpu"),
+    )
+    accounts[:, STEP] = torch.tensor([float(len(state.steps)) for state in states])
+    spent = torch.tensor([state.spent for state in states], dtype=torch.float64)
+    is_finished = torch.tensor([state.is_finished for state in states])
+    return allowance(accounts, 0, spent).masked_fill(is_finished, 0.0)
 
 
 def request_budget(request: Request, rule: Rule, ratios: Tensor) -> Budget:
     """The request's budget; `ratios` (num_positions,) float64 are its prompt's, in nats."""
-    return rule.budget_for(horizon=request.max_new_tokens, k=request.k, ratios=ratios)
+    budget = rule.budget_for(horizon=request.max_new_tokens, k=request.k)
+    return replace(budget, debt=rule.debt_for(ratios))
 
 
-def budget_without_debt(request: Request, rule: Rule) -> Budget:
-    """The budget of a request whose prompt was not read; ValueError for too many nats."""
-    return request_budget(request, rule, UNSCORED)
-
-
-def refused(request: Request, rule: Rule, text: TextStream, error: str) -> RequestState:
-    """A request that was never read."""
-    budget = budget_without_debt(request, rule)
+def refused(request: Request, rule: Rule, text: TextStream) -> RequestState:
+    """A request that is not read, as it has an error."""
+    budget = rule.budget_for(horizon=request.max_new_tokens, k=request.k)
     state = RequestState(request=request, budget=budget, text=text)
-    state.fail(error)
+    state.fail(request.error)
     return state
 
 

@@ -4,11 +4,9 @@ import logging
 
 from ..levels.level import Level
 from ..models.capabilities import fixed_memory, largest_leak, shared_scale
-from ..models.model_pair import ModelPair
 from ..rules.rule import BOTH, Rule
 from ..settings import SamplingConfig, Speculate
-from .draft_length import LENGTHS, DraftLength
-from .speculative_batch import SpeculativeBatch
+from .speculative_batch import LENGTHS, DraftLength, SpeculativeBatch
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +35,6 @@ class Speculation:
             raise ValueError(f"speculate={speculate} cannot run here: {refusal}")
         logger.warning("decoding without speculation: %s", refusal)
         return None
-
-    @property
-    def device_lengths(self) -> tuple[int, ...]:
-        """Draft lengths of steps on the device."""
-        return self.length.lengths
 
     def fits(self, max_length: int) -> bool:
         """Whether rows of up to this many tokens can speculate; for "auto" a log line if not.
@@ -85,13 +78,10 @@ def speculation_refusal(level: Level, rule: Rule) -> str:
     for name, model in pair.models.items():
         if pair.row_attention[name] is None:
             return f"the {name} model ({model.config.model_type}) {fixed_memory(model.config)}"
-    return shared_scale(pair.risky.config) or _leak(pair)
-
-
-def _leak(pair: ModelPair) -> str:
+    if refusal := shared_scale(pair.risky.config):
+        return refusal
     attention = pair.row_attention["risky"]
     assert attention is not None
-    error = largest_leak(pair.risky, attention, pair.vocab_size)
-    if error > 0.0:
+    if error := largest_leak(pair.runners["risky"], attention):
         return f"the risky model's logits depend on later drafts (by up to {error:.2g})"
     return ""

@@ -1,7 +1,10 @@
-"""Speculative decoding: the safe model drafts, one risky forward verifies, rows are walked."""
+"""Speculative decoding: the safe model drafts, one risky forward verifies, rows are walked.
+
+How far it drafts is decided by what drafts of each length have been worth.
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,11 +16,72 @@ from ..models.kv_cache import uploaded
 from ..models.row_stream import RowStream
 from ..rules.rule import Rule, StepInputs
 from ..settings import SamplingConfig
-from .draft_length import DraftLength
 from .paired_batch import PairedBatch, agreed
 from .request import RequestState
 
 # A rows of the batch that take part, V vocabulary.
+
+
+LENGTHS = (0, 1, 2, 4, 8)
+"""Draft lengths among which "auto" chooses; 0 is plain decoding. Longer drafts are hardly ever kept
+whole."""
+
+PRIOR_KEPT, PRIOR_SEEN = 6.0, 10.0
+"""Tokens that count as kept and as seen before anything was drawn; forgotten in a few rounds."""
+
+DECAY = 0.8
+"""A round's weight is multiplied by it in the next: machines are shared and texts change."""
+
+RETRIED = 32
+"""Rounds after which the length that was left alone for longest has a turn: a retry of the longest
+costs a few safe forwards, so all of them together stay below a twentieth of the time."""
+
+
+class DraftLength:
+    """Chooses the draft length of the next round.
+
+    A draft is kept as often as a token that was drawn is the safe model's own, drafted or not. So
+    with share a kept a round of g drafts is expected to give 1 + a + ... + a^g tokens, and its time
+    is measured: each length is tried once, then the one with most tokens a second. Whatever is
+    chosen changes the speed and no token.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        """lengths: one, or those to choose from."""
+        self.lengths = tuple(lengths)
+        self._kept, self._seen = PRIOR_KEPT, PRIOR_SEEN
+        self._round_s: dict[int, float] = {}
+        """By length, the one that was taken last at the end."""
+        self._num_rounds = 0
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a draft."""
+        return max(self.lengths)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is no choice."""
+        return len(self.lengths) == 1
+
+    def chosen(self) -> int:
+        """The length of the next drafts."""
+        for length in self.lengths:
+            if length not in self._round_s:
+                return length
+        if self._num_rounds % RETRIED == 0:
+            return next(iter(self._round_s))
+        kept = self._kept / self._seen
+        tokens = {length: sum(kept**n for n in range(length + 1)) for length in self.lengths}
+        return max(self.lengths, key=lambda length: tokens[length] / self._round_s[length])
+
+    def took(self, length: int, round_s: float, *, num_kept: int, num_drawn: int) -> None:
+        """A round took so many seconds; `num_kept` of its tokens are the safe model's draws."""
+        old_s = self._round_s.pop(length, round_s)
+        self._round_s[length] = DECAY * old_s + (1.0 - DECAY) * round_s
+        self._kept = DECAY * self._kept + num_kept
+        self._seen = DECAY * self._seen + num_drawn
+        self._num_rounds += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +130,24 @@ class SpeculativeBatch(PairedBatch):
     def step(self) -> list[RequestState]:
         """One round; returns the requests that it ended."""
         rows = [row for row, state in enumerate(self._states) if state is not None]
+        # 1. How far to draft: by what rounds of each length have taken and given so far.
         num_before = {row: len(self._state(row).steps) for row in rows}
         start_s = time.perf_counter()
-        length = self._agreed(self.length.chosen())
-        num_verified = self._draft_and_verify(rows, length) if length else self._draw_plainly(rows)
+        length = self.length.chosen()
+        if self.pair.num_processes > 1:  # process 0 decides, as clocks differ
+            chosen = torch.tensor([length], device=self._device)
+            length = int(agreed(chosen, self.pair.num_processes).item())
+        if length:
+            # 2. The safe model drafts token by token; it draws at once where no draft is needed.
+            self._draft_ahead(rows, length)
+            # 3. The risky model reads the drafts in one forward, and the walk decides their
+            #    positions in order, up to the first token that is not the guess.
+            num_verified = self._verify([row for row in rows if self._drafts[row]])
+        else:
+            num_verified = sum(self._nats[row] > 0.0 for row in rows)
+            self._read_on(rows)
+            self._draw(rows)
+        # 4. What the round took is told to those who choose the next length.
         if num_verified:  # where the budget was 0, tokens say nothing about those to come
             drawn = [step for row in rows for step in self._state(row).steps[num_before[row] :]]
             self.length.took(
@@ -79,18 +157,6 @@ class SpeculativeBatch(PairedBatch):
                 num_drawn=len(drawn),
             )
         return self._release(rows)
-
-    def _draft_and_verify(self, rows: list[int], length: int) -> int:
-        """A round of drafts; returns how many tokens the risky model read."""
-        self._draft_ahead(rows, length)
-        return self._verify([row for row in rows if self._drafts[row]])
-
-    def _draw_plainly(self, rows: list[int]) -> int:
-        """Read on with both models and draw a token; returns in how many rows it may spend."""
-        num_warm = sum(nats > 0.0 for nats in self._allowances(rows).values())
-        self._read_on(rows)
-        self._draw(rows)
-        return num_warm
 
     def _draft_ahead(self, rows: list[int], length: int) -> None:
         """Draft up to `length` tokens in each row; tokens that need no draft are drawn at once."""
@@ -115,45 +181,33 @@ class SpeculativeBatch(PairedBatch):
         is_at_horizon = len(state.steps) + len(drafts) >= state.request.max_new_tokens
         return not is_at_horizon and not (drafts and drafts[-1].token_id in self._ends)
 
-    def _agreed(self, length: int) -> int:
-        """The same length in every process, as their clocks differ."""
-        if self.pair.num_processes == 1:
-            return length
-        chosen = torch.tensor([length], dtype=torch.int64, device=self._device)
-        return int(agreed(chosen, self.pair.num_processes).item())
-
     def _is_law_known(self, row: int) -> bool:
         """Whether a token can be drawn at once: nothing is drafted, and p_r known or not needed."""
         if self._drafts[row]:
             return False
-        return self._backlogs["risky"].is_empty(row) or self._allowances([row])[row] <= 0.0
+        return self._pending["risky"].is_empty(row) or self._nats[row] <= 0.0
 
     def _draft(self, rows: list[int], ahead: Tensor) -> None:
         """Guess the next token of these rows; ahead: (B, V) bool, seen once all drafts are kept."""
-        inputs = self._draft_inputs(rows, ahead)
+        inputs = self._inputs(rows, ahead)
+        if inputs.uniform is not None:  # those of the drafted positions
+            ends = [(self._state(row), len(self._drafts[row])) for row in rows]
+            drawn = [(s.uniforms, len(s.steps) + num_drafts) for s, num_drafts in ends]
+            uniform = torch.stack([u[step] for u, step in drawn if u is not None])
+            inputs = replace(inputs, uniform=uploaded(uniform, self._device))
         token_ids = self._guessed(inputs).tolist()
-        for place, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
+        for row, token_id, safe_logits in zip(rows, token_ids, inputs.logits["safe"], strict=True):
             if token_id < 0:
                 self._stuck.add(row)
                 if not self._drafts[row]:
                     self._decide([row])  # and so fail: there is nothing to verify before it
                 continue
-            self._drafts[row].append(Draft(token_id, inputs.logits["safe"][place].clone()))
-            self._backlogs["safe"].add(row, token_id)
+            self._drafts[row].append(Draft(token_id, safe_logits.clone()))
+            self._pending["safe"].add(row, token_id)
             ahead[row, token_id] = True
 
-    def _draft_inputs(self, rows: list[int], ahead: Tensor) -> StepInputs:
-        inputs = self._inputs(rows, ahead)
-        uniform = inputs.uniform
-        if uniform is not None:
-            places = [len(self._state(row).steps) + len(self._drafts[row]) for row in rows]
-            drawn = [self._state(row).uniforms for row in rows]
-            each = [u[place] for u, place in zip(drawn, places, strict=True) if u is not None]
-            uniform = uploaded(torch.stack(each), self._device)
-        return replace(inputs, uniform=uniform)
-
     def _guessed(self, inputs: StepInputs) -> Tensor:
-        """(A,) the safe model's own draws by u1; -1 where its logits are no distribution."""
+        """(A,) the safe model's draws by u1; -1 where its logits are no distribution."""
         safe = inputs.warped("safe").double()
         best, token_ids = safe.max(-1)
         is_valid = best.isfinite()
@@ -167,7 +221,7 @@ class SpeculativeBatch(PairedBatch):
         unread = {row: self._unread(row) for row in rows}
         laws = dict(self._risky_laws(unread))
         for row, num_kept in self._walk(laws).items():
-            self._settle(row, laws[row], num_kept)
+            self._forget_rejected(row, laws[row], num_kept)
             self._drafts[row].clear()
         self._stuck.clear()
         return sum(map(len, unread.values()))
@@ -178,28 +232,28 @@ class SpeculativeBatch(PairedBatch):
         is_at_horizon = len(state.steps) + len(drafts) == state.request.max_new_tokens
         is_last = is_at_horizon or drafts[-1].token_id in self._ends
         tokens = [draft.token_id for draft in drafts[: len(drafts) - is_last]]
-        return self._backlogs["risky"].of(row) + tokens
+        return self._pending["risky"].of(row) + tokens
 
     def _risky_laws(self, unread: dict[int, list[int]]) -> Iterator[tuple[int, Tensor]]:
         """Per row (N, V) raw logits of the drafted positions, and of the next one where read."""
         together = [row for row in unread if len(unread[row]) <= self.length.longest + 1]
         alone = [[row] for row in unread if row not in together]
         for group in [together, *alone] if together else alone:
-            counts = [len(unread[row]) - len(self._backlogs["risky"].of(row)) + 1 for row in group]
+            counts = [len(unread[row]) - len(self._pending["risky"].of(row)) + 1 for row in group]
             tokens = [unread[row] for row in group]
             logits = self.streams["risky"].feed_ends(group, tokens, max(counts))
             is_broken = logits[..., 0].isnan().any(1).tolist()
-            for place, (row, count) in enumerate(zip(group, counts, strict=True)):
+            for i, (row, count) in enumerate(zip(group, counts, strict=True)):
                 self._state(row).num_forwards["risky"] += 1
-                laws = logits[place, len(logits[place]) - count :]
-                yield row, self._next_law(row) if is_broken[place] else laws
+                laws = logits[i, logits.shape[1] - count :]
+                yield row, self._next_law(row) if is_broken[i] else laws
 
     def _next_law(self, row: int) -> Tensor:
         """(1, V) law of the first draft, the only one left, read without any draft.
 
         NaN of a later draft spreads back to it through the mask, as 0 * NaN.
         """
-        unread = self._backlogs["risky"].of(row)
+        unread = self._pending["risky"].of(row)
         self.streams["risky"].roll_back(row, self._text_length(row, "risky") - len(unread))
         self.streams["risky"].erase_rest(row)
         self._state(row).num_forwards["risky"] += 1
@@ -220,13 +274,11 @@ class SpeculativeBatch(PairedBatch):
             kept = [row for (row, draft), token_id in pairs if draft.token_id == token_id]
             for row in kept:
                 num_kept[row] += 1
-            rows = [row for row in kept if self._is_followed(row, num_kept[row])]
+            more = [row for row in kept if num_kept[row] < len(self._drafts[row])]
+            rows = [row for row in more if not self._state(row).is_finished]
         return num_kept
 
-    def _is_followed(self, row: int, num_kept: int) -> bool:
-        return not self._state(row).is_finished and num_kept < len(self._drafts[row])
-
-    def _settle(self, row: int, laws: Tensor, num_kept: int) -> None:
+    def _forget_rejected(self, row: int, laws: Tensor, num_kept: int) -> None:
         """Let both models' memories end where the text does, but for its last token."""
         state = self._state(row)
         state.num_drafted += len(self._drafts[row])
@@ -238,16 +290,16 @@ class SpeculativeBatch(PairedBatch):
             self.streams["safe"].erase_rest(row)
         if num_kept == len(self._drafts[row]) < len(laws):
             self._logits["risky"][row] = laws[-1]
-            self._backlogs["risky"].set(row, [])
+            self._pending["risky"].set(row, [])
         else:
             self._roll_back("risky", row)
 
     def _roll_back(self, name: str, row: int) -> None:
         self.streams[name].roll_back(row, self._text_length(row, name) - 1)
-        self._backlogs[name].set(row, [self._state(row).steps[-1].token_id])
+        self._pending[name].set(row, [self._state(row).steps[-1].token_id])
 
     def _text_length(self, row: int, name: str) -> int:
         """Tokens of the prompt, as a stream reads it, and of what was drawn."""
         request = self._state(row).request
-        prompt = request.prefaced.get(name, request.prompt_token_ids)
+        prompt = request.stream_prompts.get(name, request.prompt_token_ids)
         return len(prompt) + len(self._state(row).steps)

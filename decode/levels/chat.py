@@ -7,6 +7,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from ..rules.rule import StreamName
+from ..settings import checked_text
 from .level import Level
 
 Message = Mapping[str, str]
@@ -16,12 +17,12 @@ Conversation = Sequence[Message]
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What both models read of a conversation."""
+    """The prompts of a conversation for both models."""
 
     token_ids: list[int]
-    """By the safe model, which the bound is against; the prefix debt is counted over them."""
-    readings: Mapping[StreamName, list[int]] = field(default_factory=dict)
-    """By the risky model, where that is something else."""
+    """The safe model's, which the bound is against; the prefix debt is counted over them."""
+    chat_prompts: Mapping[StreamName, list[int]] = field(default_factory=dict)
+    """The risky model's, where that is something else."""
 
 
 def chat_prompt(level: Level, messages: Conversation) -> ChatPrompt:
@@ -87,6 +88,7 @@ def _check(messages: Conversation) -> None:
         is_message = isinstance(message, Mapping) and message.keys() == {"role", "content"}
         if not is_message or not all(isinstance(text, str) for text in message.values()):
             raise ValueError(f'a message must have a "role" and a "content", texts, got {message}')
+        checked_text("a message", message["content"])
 
 
 def _check_rows(token_ids: list[int], num_rows: int) -> None:

@@ -1,21 +1,130 @@
-"""What the models of a pair are compared in, symbol by symbol, and the level of shared tokens."""
+"""What the models of a pair are compared in, symbol by symbol; the level of shared tokens."""
 
+import codecs
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
-from ..models.attention import RowAttention
+from ..models.kv_cache import RowAttention
 from ..models.model_pair import ModelPair
 from ..models.row_stream import RowStream
-from ..models.stream import BatchStream, LoneStream, PromptLogits, Stream
-from ..rules.prefix_debt import PromptRatios
-from ..rules.rule import BOTH, Reading, StreamName
+from ..models.stream import BatchStream, LoneStream, Stream
+from ..rules.budget import PromptRatios
+from ..rules.rule import BOTH, StreamName, StreamSpec
 from ..settings import LevelName, SamplingConfig
 from ..warpers import Warpers
-from .text import TextStream, TokenText
+
+
+class SymbolText(Protocol):
+    """How symbols become characters."""
+
+    def push(self, symbol: int) -> str:
+        """The characters that this symbol completes, "" if none."""
+        ...
+
+    def finish(self) -> str:
+        """The rest of the text at its end."""
+        ...
+
+
+class TextStream:
+    """Emits text as symbols (tokens or bytes) arrive; the pieces joined are `text`.
+
+    Text that may yet become a stop string is held back.
+    """
+
+    def __init__(self, symbols: SymbolText, stop: tuple[str, ...] = ()) -> None:
+        self._symbols = symbols
+        self._stop = stop
+        self._held = ""
+        self.text = ""
+        self.is_stopped = False
+
+    def push(self, symbol: int) -> str:
+        """The text that this symbol makes certain, "" if none."""
+        piece = self._symbols.push(symbol)
+        return self._emit(piece, is_last=False) if piece else ""
+
+    def finish(self) -> str:
+        """The text still held back, and what its symbols make of an incomplete character."""
+        return self._emit(self._symbols.finish(), is_last=True)
+
+    def _emit(self, piece: str, *, is_last: bool) -> str:
+        if self.is_stopped:
+            return ""
+        pending = self._held + piece
+        stops = [
+            (pending.find(stop) + len(stop), pending.find(stop))
+            for stop in self._stop
+            if stop in pending
+        ]
+        if stops:  # the stop string that is complete first, wherever tokens end
+            self.is_stopped = True
+            return self._release(pending[: min(stops)[1]], held="")
+        keep = 0 if is_last else self._overlap(pending)
+        return self._release(pending[: len(pending) - keep], held=pending[len(pending) - keep :])
+
+    def _release(self, piece: str, *, held: str) -> str:
+        self._held = held
+        self.text += piece
+        return piece
+
+    def _overlap(self, pending: str) -> int:
+        """Length of the longest end of `pending` with which a stop string may begin."""
+        longest = max((len(stop) - 1 for stop in self._stop), default=0)
+        for length in range(min(longest, len(pending)), 0, -1):
+            if any(stop.startswith(pending[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+
+class TokenText:
+    """Decodes tokens; bytes that do not end a character wait for the next token."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._waiting: list[int] = []
+
+    def push(self, symbol: int) -> str:
+        """The characters that this token completes, "" if none."""
+        self._waiting.append(symbol)
+        piece = self._decoder.step(self._backend, symbol)
+        if piece is None:
+            return ""
+        self._waiting.clear()
+        return piece
+
+    def finish(self) -> str:
+        """The tokens still waiting; an incomplete character becomes the replacement character."""
+        rest: str = self._backend.decode(self._waiting, skip_special_tokens=True)
+        self._waiting.clear()
+        return rest
+
+
+class ByteText:
+    """Decodes UTF-8; each ill-formed piece becomes one replacement character, nothing is lost.
+
+    A character that is not finished at the end of the text is left out: no end can follow it, so
+    the text was cut there, and what goes on from it shows the character whole.
+    """
+
+    def __init__(self, begun: bytes = b"") -> None:
+        """begun: the first bytes of a character, which the text goes on with."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(begun)
+
+    def push(self, symbol: int) -> str:
+        """The characters that this byte completes, "" if none."""
+        return self._decoder.decode(bytes([symbol]))
+
+    def finish(self) -> str:
+        """Nothing: what was not completed is left to a continuation."""
+        return ""
 
 
 class Level(ABC):
@@ -46,7 +155,7 @@ class Level(ABC):
         """Plain JSON values: with the pair, they make the same level again."""
 
     def ratio_settings(self) -> dict[str, Any]:
-        """Those of the settings that decide the ratios of prompts."""
+        """The settings that decide the ratios of prompts."""
         return self.settings()
 
     @abstractmethod
@@ -63,7 +172,7 @@ class Level(ABC):
         return symbols[0] if len(symbols) == 1 else None
 
     def encoding(self) -> tuple[str, ...]:
-        """What decides the symbols of a text: the level, and the sha256 of both tokenizers."""
+        """The level and the sha256 of both tokenizers, which decide the symbols of a text."""
         tokenizers = self.pair.tokenizers.values()
         return self.name, *(tokenizer_sha256(own) for own in tokenizers)
 
@@ -79,7 +188,7 @@ class Level(ABC):
 
     @abstractmethod
     def warpers(self, sampling: SamplingConfig) -> Warpers:
-        """What is left to be warped in the logits that the streams return."""
+        """The warpers that the logits of the streams have not gone through."""
 
     @abstractmethod
     def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
@@ -101,35 +210,25 @@ class Level(ABC):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
-        num_ratios: int | None = None,
-        readings: Mapping[StreamName, Reading] = BOTH,
+        specs: Mapping[StreamName, StreamSpec] = BOTH,
     ) -> Mapping[str, Stream]:
-        """By name: memories of `num_rows` rows of up to `max_length` symbols.
+        """Memories by name, of `num_rows` rows of up to `max_length` symbols.
 
         scores_prompts: whether reading gives log-probabilities of the prompts' own symbols.
-        num_ratios: how many of the largest ratios of these must be right, None for all; the others
-        may then be too large, but never larger than those.
         """
-
-    def settled(
-        self, streams: Mapping[str, Stream], read: Mapping[str, PromptLogits], rows: list[int]
-    ) -> Mapping[str, PromptLogits]:
-        """What streams say of the prompts that all of them have just read into some rows, where one
-        alone could not tell how much of it matters."""
-        return read
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         """Which model has too few positions for the text of a row, "" while both have enough."""
         return ""
 
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
-        """By "safe" and "risky": what a row has cost, `num_forwards` among it; {} where each
+        """The cost of a row by "safe" and "risky", `num_forwards` among it; {} where each
         symbol is a forward."""
         return {}
 
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Of all that it is saved as."""
+    """The sha256 of all that a tokenizer is saved as."""
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
@@ -157,7 +256,7 @@ class TokenLevel(Level):
         self.context_length = pair.context_length
 
     def settings(self) -> dict[str, Any]:
-        """What is left out of a model's own tokens; {} where both tokenizers have the same."""
+        """The tokens of either model that are left out; {} where both tokenizers have the same."""
         shared = self.pair.shared
         if shared.is_whole:
             return {}
@@ -197,12 +296,11 @@ class TokenLevel(Level):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
-        num_ratios: int | None = None,
-        readings: Mapping[StreamName, Reading] = BOTH,
+        specs: Mapping[StreamName, StreamSpec] = BOTH,
     ) -> dict[str, Stream]:
         """Streams of raw logits: `warpers` does what `sampling` asks for."""
         return open_streams(
-            self.pair, num_rows, max_length, scores_prompts=scores_prompts, readings=readings
+            self.pair, num_rows, max_length, scores_prompts=scores_prompts, specs=specs
         )
 
 
@@ -212,16 +310,16 @@ def open_streams(
     max_length: int,
     *,
     scores_prompts: bool,
-    readings: Mapping[StreamName, Reading] = BOTH,
+    specs: Mapping[StreamName, StreamSpec] = BOTH,
 ) -> dict[str, Stream]:
-    """By name: memories of `num_rows` rows of up to `max_length` tokens.
+    """Memories by name, of `num_rows` rows of up to `max_length` tokens.
 
     scores_prompts: whether reading gives log-probabilities of the prompts' own tokens. Raises
     ValueError for several rows of a model that decodes such texts one at a time.
     """
     return {
         name: open_stream(pair, own.model, num_rows, max_length, scores_prompts=scores_prompts)
-        for name, own in readings.items()
+        for name, own in specs.items()
     }
 
 
@@ -229,23 +327,22 @@ def open_stream(
     pair: ModelPair, name: str, num_rows: int, max_length: int, *, scores_prompts: bool
 ) -> Stream:
     """One model's memory of rows; as `open_streams`."""
-    model, attention = pair.models[name], _attention(pair, name, max_length)
-    output = pair.output_layers[name]
+    runner, attention = pair.runners[name], _attention(pair, name, max_length)
     if rows_are_alone(pair, name, max_length):
         if num_rows > 1:
             raise ValueError(
                 f"the {name} model decodes texts of {max_length} tokens one at a time, "
                 f"got {num_rows} rows"
             )
-        return LoneStream(model, output.vocab_size, scores_prompts=scores_prompts)
+        return LoneStream(runner.model, runner.vocab_size, scores_prompts=scores_prompts)
     if attention is None:
-        return BatchStream(model, num_rows, output.vocab_size, scores_prompts=scores_prompts)
+        size = runner.vocab_size
+        return BatchStream(runner.model, num_rows, size, scores_prompts=scores_prompts)
     return RowStream(
-        model,
+        runner,
         attention,
         num_rows=num_rows,
         max_length=max_length,
-        output=output,
         scores_prompts=scores_prompts,
     )
 

@@ -14,13 +14,12 @@ from transformers import PreTrainedTokenizerFast
 from ..models.model_pair import ModelPair
 from ..models.row_stream import RowStream
 from ..models.stream import UNSCORED, LoneStream, PromptLogits, Stream
-from ..rules.prefix_debt import PromptRatios
-from ..rules.rule import BOTH, Reading, StreamName
+from ..rules.budget import PromptRatios
+from ..rules.rule import BOTH, StreamName, StreamSpec
 from ..settings import LevelName, SamplingConfig
 from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers
-from .level import Level, open_stream, rows_are_alone
-from .text import TextStream, TokenText
+from .level import Level, TextStream, TokenText, open_stream, rows_are_alone
 
 # R rows of one call, T new columns, V symbols, which are tokens of the risky model.
 
@@ -41,7 +40,7 @@ class RetokenizedLevel(Level):
         self.pair, self.prompt_ratios = pair, prompt_ratios
         self._tokenizer = pair.tokenizers["risky"]
         self._files = {name: tokenizer_file(own) for name, own in pair.tokenizers.items()}
-        self.vocab_size = pair.output_layers["risky"].vocab_size
+        self.vocab_size = pair.runners["risky"].vocab_size
         self.stop_token_ids = pair.stop_tokens_of("risky")
         self.special_token_ids = sorted(self._tokenizer.all_special_ids)
         self.context_length = pair.context_lengths.get("risky")
@@ -81,7 +80,7 @@ class RetokenizedLevel(Level):
         return symbol if is_one else None
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
-        """By as many new tokens of either model; the safe one may still outgrow its own context,
+        """Counted in as many new tokens of either model; the safe one may outgrow its context yet,
         see `outgrown`."""
         prompts = {"risky": prompt, "safe": self._safe_text().tokens(prompt)}
         for name, limit in self.pair.context_lengths.items():
@@ -117,8 +116,7 @@ class RetokenizedLevel(Level):
         sampling: SamplingConfig,
         *,
         scores_prompts: bool,
-        num_ratios: int | None = None,
-        readings: Mapping[StreamName, Reading] = BOTH,
+        specs: Mapping[StreamName, StreamSpec] = BOTH,
     ) -> dict[str, Stream]:
         """Raw logits of the risky model; the safe one's warped log-probabilities of symbols that it
         has too, -inf elsewhere. Prompts are scored by neither."""
@@ -126,7 +124,7 @@ class RetokenizedLevel(Level):
             name: self._safe_stream(num_rows, max_length, sampling)
             if own.model == "safe"
             else open_stream(self.pair, "risky", num_rows, max_length, scores_prompts=False)
-            for name, own in readings.items()
+            for name, own in specs.items()
         }
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
@@ -145,17 +143,16 @@ class RetokenizedLevel(Level):
         longest = max(map(len, self._files["risky"].token_bytes.values()))
         limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
         reach = min((n for n in limits if n), default=longest * max_length + 8)
-        output = pair.output_layers["safe"]
+        runner = pair.runners["safe"]
         inner: RowStream | LoneStream
         if attention is None:
-            inner = LoneStream(pair.safe, output.vocab_size, scores_prompts=False)
+            inner = LoneStream(pair.safe, runner.vocab_size, scores_prompts=False)
         else:
             inner = RowStream(
-                pair.safe,
+                runner,
                 attention,
                 num_rows=num_rows,
                 max_length=reach,
-                output=output,
                 scores_prompts=False,
             )
         return RetokenizedStream(
@@ -286,7 +283,7 @@ class RetokenizedStream:
         self._inner.free(row)
 
     def _log_probs(self, texts: Mapping[int, list[int]]) -> Iterator[tuple[int, Tensor]]:
-        """Of rows that the model can hold, (the model's own tokens,) after their whole texts."""
+        """Rows that the model can hold, with (the model's tokens,) after their whole texts."""
         kept = {
             row: self._num_kept(row, text) for row, text in texts.items() if len(text) <= self.reach
         }

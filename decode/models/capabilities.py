@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .attention import RowAttention, row_attention
-from .backbone import lean_refusal
-from .linear import OutputLayer
-from .row_stream import RowStream, right_padded
+from .kv_cache import RowAttention
+from .lean import LeanBackbone, is_hooked
+from .row_stream import ModelRunner, RowStream, right_padded
 from .stream import BatchStream, LoneStream, Stream
 
 logger = logging.getLogger(__name__)
@@ -37,11 +36,56 @@ too, as many families compute norms, rotations or routing in float32 whatever th
 NUM_ROUNDINGS = 32
 """Roundings of the largest logit that may add up in float32: the larger of the two from 26 on."""
 
-CRASHES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+SINGLE_MASK = ("llama", "mistral", "olmo2", "gpt2")
+"""Families whose layers all take one mask."""
+
+MASK_BY_TYPE = ("llama4_text", "qwen2", "qwen3")
+"""Families that take a dict of masks by layer type."""
+
+ROTARY = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings of a position that do not depend on how long the other rows are."""
+
+CRASHES: tuple[type[Exception], ...] = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
 """What models raise for an argument or a cache that they do not take."""
 
 Distances = Iterator[float]
 """Largest differences from the plain forward, one a comparison, in nats."""
+
+
+def row_attention(model: PreTrainedModel) -> RowAttention:
+    """How to mask this model; ValueError says why rows cannot differ in length in it."""
+    config = model.config
+    if is_hooked(model):
+        raise ValueError("it has a hook or a forward of its own, which rows would pass by")
+    if config.model_type not in SINGLE_MASK + MASK_BY_TYPE:
+        raise ValueError(f"the family {config.model_type} has not been tested with rows")
+    if config._attn_implementation not in ("sdpa", "eager"):
+        raise ValueError(f"its attention is {config._attn_implementation}, not sdpa or eager")
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotary not in ROTARY:
+        raise ValueError(f"its rotary embedding, {rotary}, depends on the longest row")
+    if config.model_type in SINGLE_MASK:
+        span = getattr(config, "sliding_window", None)
+        layer_types = ("full_attention",) if span is None else ("sliding_attention",)
+    else:
+        layer_types = tuple(sorted(set(config.layer_types)))
+        chunk = getattr(config, "attention_chunk_size", None)
+        span = chunk if config.model_type == "llama4_text" else config.sliding_window
+    # Llama 4 scales queries by the length of the whole cache; the scale is 1 below floor_scale.
+    is_tuned = getattr(config, "attn_temperature_tuning", False)
+    return RowAttention(
+        layer_types=layer_types,
+        span=span,
+        takes_mapping=config.model_type in MASK_BY_TYPE,
+        reach=int(config.floor_scale) - 1 if is_tuned else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +98,7 @@ class RowSupport:
     """Other rows are run one at a time, not in left-padded batches."""
 
 
-def row_support(model: PreTrainedModel, name: str, output: OutputLayer) -> RowSupport:
+def row_support(runner: ModelRunner, name: str) -> RowSupport:
     """The best way to run rows of a model that agrees with the plain forward of each text alone.
 
     Compared are log-probabilities over prompts of different lengths, after them and after a few
@@ -62,9 +106,9 @@ def row_support(model: PreTrainedModel, name: str, output: OutputLayer) -> RowSu
     than rows that join is logged in one line. Raises ValueError, in one line, for a model that no
     way agrees with, or whose log-probabilities of a text depend on what follows.
     """
-    title = f"the {name} model ({model.config.model_type})"
+    title = f"the {name} model ({runner.model.config.model_type})"
     try:
-        support, slower = RowCheck(model, output).support()
+        support, slower = RowCheck(runner).support()
     except ValueError as refusal:
         raise ValueError(f"{title} cannot be decoded: {refusal}") from refusal.__cause__
     if slower:
@@ -88,47 +132,48 @@ class RowCheck:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: PreTrainedModel, output: OutputLayer) -> None:
-        self.model, self.output = model, output
-        texts = [_tokens(row, output.vocab_size) for row in range(len(LENGTHS))]
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner, self.model = runner, runner.model
+        texts = [
+            [(7 * index + 3 * row + 2) % runner.vocab_size for index in range(sum(lengths))]
+            for row, lengths in enumerate(LENGTHS)
+        ]
         with _refused_crashes("in a plain forward"):
             logits = [self._plain_logits(tokens) for tokens in texts]
             prefix = self._plain_logits(texts[0][:PREFIX])
-        self.allowed = allowed_nats(model.dtype, torch.cat(logits))
+        self.allowed = allowed_nats(self.model.dtype, torch.cat(logits))
         self.texts = [
-            _Text(tokens[:num_read], tokens[num_read:], own.log_softmax(-1))
-            for tokens, own, (num_read, _) in zip(texts, logits, LENGTHS, strict=True)
+            _Text(tokens[:num_read], tokens[num_read:], plain.log_softmax(-1))
+            for tokens, plain, (num_read, _) in zip(texts, logits, LENGTHS, strict=True)
         ]
         changes = _gap(prefix, self.texts[0].log_probs[:PREFIX])
         self._compare("it is not causal: without what follows", iter([changes]))
 
     def support(self) -> tuple[RowSupport, str]:
         """(the best way, how and why it is slower than rows that join, "" if it is not)."""
+        # 1. Rows that join and leave: by lean layers, or where these differ, by the modules.
+        slower = ""
         try:
-            attention, slower = self._checked_attention()
+            attention = row_attention(self.model)
+            try:
+                self.compare_rows(attention)
+            except ValueError as difference:
+                if not isinstance(self.runner.backbone(attention), LeanBackbone):
+                    raise
+                attention = replace(attention, keeps_modules=True)
+                self.compare_rows(attention)
+                slower = f"by the modules of transformers: {difference}"
         except ValueError as refusal:
-            return self._support_without_rows(str(refusal))
-        if attention.reach is not None:
-            self.compare_alone()
-        return RowSupport(attention, is_alone=attention.reach is not None), slower
-
-    def _checked_attention(self) -> tuple[RowAttention, str]:
-        """That of rows by lean layers, or where these differ, by the modules of transformers."""
-        attention = row_attention(self.model)
-        try:
-            self.compare_rows(attention)
-        except ValueError as difference:
-            if lean_refusal(self.model, attention):
-                raise
-            attention = replace(attention, keeps_modules=True)
-            self.compare_rows(attention)
-            return attention, f"by the modules of transformers: {difference}"
-        return attention, ""
-
-    def _support_without_rows(self, reason: str) -> tuple[RowSupport, str]:
+            reason = str(refusal)
+        else:
+            if attention.reach is not None:
+                self.compare_alone()
+            return RowSupport(attention, is_alone=attention.reach is not None), slower
+        # 2. Left-padded batches.
         try:
             self.compare_batches()
         except ValueError as refusal:
+            # 3. One text at a time, as `generate` of transformers reads it.
             rereads = ", read anew for every token" if self.compare_alone() else ""
             slower = f"one text at a time{rereads}: {reason}; {refusal}"
             return RowSupport(None, is_alone=True), slower
@@ -144,15 +189,13 @@ class RowCheck:
 
     def compare_alone(self) -> bool:
         """Each text alone, in turns; returns whether every new token rereads the whole text."""
-        runs = [(LoneStream(self.model, self.output.vocab_size), [text]) for text in self.texts]
+        runs = [(LoneStream(self.model, self.runner.vocab_size), [text]) for text in self.texts]
         self._compare("alone", _distances(runs))
         return any(stream.rereads for stream, _ in runs)
 
     def _row_distances(self, attention: RowAttention) -> Distances:
         longest = max(map(sum, LENGTHS))
-        stream = RowStream(
-            self.model, attention, num_rows=len(LENGTHS), max_length=longest, output=self.output
-        )
+        stream = RowStream(self.runner, attention, num_rows=len(LENGTHS), max_length=longest)
         yield from _distances([(stream, self.texts)])
         stream.roll_back(0, sum(LENGTHS[0]) - 1)
         last = torch.tensor([self.texts[0].fed[-1:]] * len(LENGTHS))
@@ -162,14 +205,14 @@ class RowCheck:
     def _batch_distances(self) -> Distances:
         # Two batches in turns: a model could keep a state in its modules, for all batches alike.
         orders = (self.texts, self.texts[::-1])
-        size, vocab_size = len(LENGTHS), self.output.vocab_size
+        size, vocab_size = len(LENGTHS), self.runner.vocab_size
         yield from _distances([(BatchStream(self.model, size, vocab_size), o) for o in orders])
 
     def _plain_logits(self, tokens: list[int]) -> Tensor:
         """(tokens, V) float64 on the CPU."""
         token_ids = torch.tensor([tokens], device=self.model.device)
         logits: Tensor = self.model(input_ids=token_ids, use_cache=False).logits[0]
-        return logits[:, : self.output.vocab_size].cpu().double()
+        return logits[:, : self.runner.vocab_size].cpu().double()
 
     def _compare(self, way: str, distances: Distances) -> None:
         with _refused_crashes(way):
@@ -194,14 +237,14 @@ def allowed_nats(dtype: torch.dtype, logits: Tensor) -> float:
     return max(FULL_PRECISION_NATS, NUM_ROUNDINGS * torch.finfo(torch.float32).eps * largest)
 
 
-def _tokens(row: int, vocab_size: int) -> list[int]:
-    return [(place * 7 + 3 * row + 2) % vocab_size for place in range(sum(LENGTHS[row]))]
-
-
 def _distances(runs: Sequence[tuple[Stream, list[_Text]]]) -> Distances:
     """Streams and the texts of their rows: all are read, then fed a token, then the other ones."""
     for stream, texts in runs:
-        yield from _read(stream, texts)
+        read = stream.read([text.prompt for text in texts], list(range(len(texts))))
+        for text, logits, scored in zip(texts, read.logits, read.token_log_probs, strict=True):
+            last = len(text.prompt) - 1
+            yield _gap(logits, text.log_probs[last])
+            yield _difference(scored, text.log_probs[range(last), text.prompt[1:]])
     for stream, texts in runs:
         first = stream.feed_rows(list(range(len(texts))), [text.fed[:1] for text in texts])
         for logits, text in zip(first, texts, strict=True):
@@ -213,41 +256,30 @@ def _distances(runs: Sequence[tuple[Stream, list[_Text]]]) -> Distances:
             yield _gap(logits[:count], text.log_probs[-count:])
 
 
-def _read(stream: Stream, texts: list[_Text]) -> Distances:
-    read = stream.read([text.prompt for text in texts], list(range(len(texts))))
-    for text, logits, own in zip(texts, read.logits, read.token_log_probs, strict=True):
-        last = len(text.prompt) - 1
-        yield _gap(logits, text.log_probs[last])
-        yield _difference(own, text.log_probs[range(last), text.prompt[1:]])
-
-
 def _gap(logits: Tensor, log_probs: Tensor) -> float:
     """(..., V) logits of any dtype against (..., V) float64 nats."""
     return _difference(logits.cpu().double().log_softmax(-1), log_probs)
 
 
 def _difference(actual: Tensor, expected: Tensor) -> float:
-    """Largest absolute difference; NaN, or a banned token, at the same place is none."""
+    """Largest absolute difference; NaN, or a banned token, in both is none."""
     return (actual.nan_to_num() - expected.nan_to_num()).abs().max().item()
 
 
 @contextmanager
 def _refused_crashes(way: str) -> Iterator[None]:
+    crashes = CRASHES
+    if find_spec("triton") is not None:
+        from triton.errors import TritonError
+
+        crashes = (*CRASHES, TritonError)
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except _crashes() as crash:
+    except crashes as crash:
         what = f"{type(crash).__name__}: {textwrap.shorten(str(crash), 200)}"
         raise ValueError(f"{way} it fails with {what}") from crash
-
-
-def _crashes() -> tuple[type[Exception], ...]:
-    if find_spec("triton") is None:
-        return CRASHES
-    from triton.errors import TritonError
-
-    return (*CRASHES, TritonError)
 
 
 PROBED_TOKENS = (1, 7, 3, 5, 2, 6)
@@ -291,27 +323,13 @@ def _scales_by_tensor(settings: object) -> bool:
 
 
 @torch.inference_mode()
-def largest_leak(model: PreTrainedModel, attention: RowAttention, vocab_size: int) -> float:
+def largest_leak(runner: ModelRunner, attention: RowAttention) -> float:
     """Largest change of a logit through later tokens of its forward, 0 for causal models."""
-    half = len(PROBED_TOKENS) // 2
-    first, second = PROBED_TOKENS[:half], PROBED_TOKENS[half:]
-    logits = [
-        _probed_logits(model, attention, [*first, *rest], vocab_size)[:half]
-        for rest in (second, tuple(reversed(second)))
-    ]
+    tokens = [token % runner.vocab_size for token in PROBED_TOKENS]
+    half = len(tokens) // 2
+    logits = []
+    for rest in (tokens[half:], tokens[: half - 1 : -1]):
+        stream = RowStream(runner, attention, num_rows=1, max_length=len(tokens) + 1)
+        stream.read([[0]], [0])
+        logits.append(stream.feed_ends([0], [tokens[:half] + rest], len(tokens))[0, :half])
     return (logits[0] - logits[1]).nan_to_num().abs().max().item()
-
-
-def _probed_logits(
-    model: PreTrainedModel, attention: RowAttention, tokens: list[int], vocab_size: int
-) -> Tensor:
-    stream = RowStream(
-        model,
-        attention,
-        num_rows=1,
-        max_length=len(tokens) + 1,
-        output=OutputLayer(model, vocab_size),
-    )
-    stream.read([[0]], [0])
-    tokens = [token % vocab_size for token in tokens]
-    return stream.feed_ends([0], [tokens], len(tokens))[0]

@@ -1,4 +1,7 @@
-"""Where a model's files lie: a folder, a download of the Hub, an adapter and its base model."""
+"""Where a model's files lie: a folder, a download of the Hub, an adapter and its base model.
+
+Torch is imported where a model is at hand: command lines ask for locations before they load one.
+"""
 
 import hashlib
 import json
@@ -9,14 +12,21 @@ import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
 
 from ...durable_files import file_sha256
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +36,25 @@ UNREAD_FILES = ["*/*", "consolidated*"]
 lie, and Mistral's second copy of all weights."""
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def model_location(name: str | Path) -> Path | str:
+    """A path that exists, with `~` expanded, or else the id of a model on the Hub as a string.
+
+    Ids have the forms that huggingface_hub takes: OWNER/NAME, or NAME as in "gpt2". Nothing is
+    downloaded or asked of the Hub. Raises FileNotFoundError for anything else.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    try:
+        validate_repo_id(str(name))
+    except HFValidationError:
+        raise FileNotFoundError(
+            f"there is no model folder with a config.json at {name}, nor is it the id of a model "
+            "on the Hub"
+        ) from None
+    return str(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +92,14 @@ class ModelFolder:
 
 
 def _folder(name: str | Path, revision: str | None) -> Path:
-    folder = Path(name)
-    if any((folder / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
-        if revision is not None:
-            raise ValueError(f"a revision is that of a Hub id, got {revision!r} for folder {name}")
-        return folder
-    if folder.exists() or folder.is_absolute() or str(name).count("/") != 1:
+    folder = model_location(name)
+    if isinstance(folder, str):
+        return _snapshot(folder, revision)
+    if not any((folder / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
         raise FileNotFoundError(f"no model folder with a config.json at {name}")
-    return _snapshot(str(name), revision)
+    if revision is not None:
+        raise ValueError(f"a revision is that of a Hub id, got {revision!r} for folder {name}")
+    return folder
 
 
 def _snapshot(name: str, revision: str | None) -> Path:
@@ -95,12 +124,20 @@ def _snapshot(name: str, revision: str | None) -> Path:
         ) from error
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model; ValueError, with its name, for anything else."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {content!r:.80}")
+    return content
+
+
 def _base_of(adapter: Path) -> tuple[str, str | None]:
     """(folder or Hub id of an adapter's base model, its revision)."""
-    try:
-        config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the {ADAPTER_CONFIG} in {adapter} is not JSON: {error}") from error
+    config = read_json(adapter / ADAPTER_CONFIG)
     if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise ValueError(f"the adapter in {adapter} has no {ADAPTER_WEIGHTS}")
     if [path for path in adapter.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS]:
@@ -128,7 +165,7 @@ def check_adapter(adapter: Path, *, is_quantized: bool) -> None:
         raise ValueError(f"the adapter in {adapter} cannot be merged into quantised weights")
 
 
-def merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+def merged(model: "PreTrainedModel", adapter: Path) -> "PreTrainedModel":
     """The base model with the adapter's changes added to its own weights, in place.
 
     Raises ValueError, in one line, for an adapter that cannot be read, lacks a tensor, does not fit
@@ -179,12 +216,12 @@ def folder_fingerprint(folder: Path) -> str:
     Kept in `cache_folder()` by the folder's path, valid while names, sizes and times of the files
     are unchanged: nothing is written beside models, least of all into the Hub's own cache.
     """
-    found = {path for pattern in FINGERPRINTED for path in folder.glob(pattern)}
-    files = sorted(found - set(folder.glob(UNREAD)))
+    matching = {path for pattern in FINGERPRINTED for path in folder.glob(pattern)}
+    files = sorted(matching - set(folder.glob(UNREAD)))
     stamp = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     source = str(folder.resolve())
     cache = cache_folder() / "fingerprints" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"
-    if cache.exists() and (known := json.loads(cache.read_text()))["stamp"] == stamp:
+    if (known := _read_cache(cache)).get("stamp") == stamp and "sha256" in known:
         return str(known["sha256"])
     digest = hashlib.sha256()
     for path in files:
@@ -195,18 +232,29 @@ def folder_fingerprint(folder: Path) -> str:
 
 def cache_folder() -> Path:
     """ANCHORED_CACHE, else `anchored` in XDG_CACHE_HOME or ~/.cache; it may be deleted any time."""
-    if own := os.environ.get("ANCHORED_CACHE"):
-        return Path(own)
+    if given := os.environ.get("ANCHORED_CACHE"):
+        return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anchored"
 
 
-def model_fingerprint(model: PreTrainedModel) -> str:
+def model_fingerprint(model: "PreTrainedModel") -> str:
     """sha256 (hex) of a model in memory: its config and every tensor of its state dict."""
+    import torch
+
     digest = hashlib.sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _read_cache(cache: Path) -> dict[str, object]:
+    """What was written there; {} where there is nothing or it is damaged, so it is made anew."""
+    try:
+        content = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _write_cache(cache: Path, content: dict[str, object]) -> None:

@@ -1,10 +1,11 @@
-"""Keys and values of a batch whose rows have lengths of their own."""
+"""Rows of different lengths in one batch: their keys and values, and what each query may see."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
@@ -15,7 +16,11 @@ def uploaded(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
-# B rows of the cache, R rows of one forward, T new columns, H heads, D head size.
+# B rows of the cache, R rows of one forward, T new columns, C columns of the cache, H heads, D head
+# size.
+
+Masks = Tensor | dict[str, Tensor]
+"""What all layers of a forward attend to, or each kind of layer, as the family takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class RowCache(Cache):
         self._layers = [RowLayer(num_rows, max_length) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
 
-    def place(self, rows: Sequence[int], num_new: int, device: torch.device) -> Placement:
+    def prepare(self, rows: Sequence[int], num_new: int, device: torch.device) -> Placement:
         """Announce a forward of `num_new` columns after the ends of these rows."""
         starts = [self.lengths[row] for row in rows]
         num_columns = max(starts) + num_new
@@ -73,32 +78,6 @@ class RowCache(Cache):
         for layer in self._layers:
             layer.placement = placement
         return placement
-
-    def place_at(self, positions: Tensor) -> None:
-        """Announce a forward of new columns in every row, at places that only the device knows.
-
-        positions: (B, T) int64 on the device, below `max_length`; read when the forward runs. The
-        storage must be reserved, and `lengths` is left to the caller.
-        """
-        placement = Placement(
-            rows=torch.arange(self.num_rows, device=positions.device),
-            columns=positions,
-            num_columns=self.max_length,
-            is_level=False,
-            is_fresh=False,
-            is_whole=True,
-        )
-        for layer in self._layers:
-            layer.placement = placement
-
-    def storage(self, layer: int) -> tuple[Tensor, Tensor]:
-        """All keys and values of a layer, (B, H, capacity, D) each; there once some were stored."""
-        return self._layers[layer].keys, self._layers[layer].values
-
-    def reserve(self) -> None:
-        """Let the first forward take all `max_length` columns, so that storage never moves."""
-        for layer in self._layers:
-            layer.first_capacity = self.max_length
 
     def advance(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         """Move each row's pointer past its `counts` new columns."""
@@ -150,42 +129,42 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_rows, self.max_length = num_rows, max_length
         self.placement: Placement | None = None
-        self.first_capacity = 0
-        """Columns that the storage begins with."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Empty storage for the heads of these states: (R, H, T, D) each."""
-        self.keys = key_states.new_zeros(self._shape(key_states, self.first_capacity))
-        self.values = value_states.new_zeros(self._shape(value_states, self.first_capacity))
+        shape = (self.num_rows, key_states.shape[1], 0)
+        self.keys = key_states.new_zeros(*shape, key_states.shape[3])
+        self.values = value_states.new_zeros(*shape, value_states.shape[3])
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """Store new states (R, H, T, D); returns those to attend to, (R, H, columns, D) each."""
-        place = self.placement
-        assert place is not None, "RowCache.place comes before every forward"
+        placement = self.placement
+        assert placement is not None, "RowCache.prepare comes before every forward"
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._grow(place.num_columns)
-        self._write(self.keys, key_states, place)
-        self._write(self.values, value_states, place)
-        if place.is_fresh:
+        self._grow(placement.num_columns)
+        for storage, states in ((self.keys, key_states), (self.values, value_states)):
+            if placement.is_level and placement.is_whole:
+                # A slice takes half the time of an index for a few columns.
+                first = placement.num_columns - states.shape[2]
+                storage[:, :, first : placement.num_columns] = states
+            else:
+                storage[placement.rows[:, None], :, placement.columns] = states.transpose(1, 2)
+        if placement.is_fresh:
             return key_states, value_states
-        return self._read(self.keys, place), self._read(self.values, place)
-
-    def _write(self, storage: Tensor, states: Tensor, place: Placement) -> None:
-        if place.is_level and place.is_whole:
-            # A slice takes half the time of an index for a few columns.
-            storage[:, :, place.num_columns - states.shape[2] : place.num_columns] = states
-        else:
-            storage[place.rows[:, None], :, place.columns] = states.transpose(1, 2)
+        keys, values = self.keys, self.values
+        if not placement.is_whole:
+            keys, values = keys[placement.rows], values[placement.rows]
+        return keys[:, :, : placement.num_columns], values[:, :, : placement.num_columns]
 
     def move(self, row: int, first: int, columns: Sequence[int]) -> None:
         """Copy columns of a row, ascending, to `first` and those behind it."""
-        place = uploaded(torch.tensor(columns, dtype=torch.long), self.keys.device)
+        index = uploaded(torch.tensor(columns, dtype=torch.long), self.keys.device)
         for storage in (self.keys, self.values):
-            storage[row, :, first : first + len(columns)] = storage[row].index_select(1, place)
+            storage[row, :, first : first + len(columns)] = storage[row].index_select(1, index)
 
     def states(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         """A copy of a row's first columns: (H, length, D) each."""
@@ -224,17 +203,61 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if num_columns <= capacity:
             return
         wanted = min(max(num_columns, capacity + capacity // 2), self.max_length)
-        self.keys = self._grown(self.keys, wanted)
-        self.values = self._grown(self.values, wanted)
+        new = (0, 0, 0, wanted - capacity)
+        # One after the other: the old keys are freed before the values are copied.
+        self.keys = functional.pad(self.keys, new)
+        self.values = functional.pad(self.values, new)
 
-    def _grown(self, storage: Tensor, capacity: int) -> Tensor:
-        larger = storage.new_zeros(self._shape(storage, capacity))
-        larger[:, :, : storage.shape[2]] = storage
-        return larger
 
-    def _shape(self, states: Tensor, capacity: int) -> tuple[int, int, int, int]:
-        return self.num_rows, states.shape[1], capacity, states.shape[3]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowAttention:
+    """How a model is told what each query may attend to."""
 
-    def _read(self, storage: Tensor, place: Placement) -> Tensor:
-        rows = storage if place.is_whole else storage[place.rows]
-        return rows[:, :, : place.num_columns]
+    layer_types: tuple[str, ...]
+    """Kinds of layers: full_attention, sliding_attention, chunked_attention."""
+    span: int | None
+    """Window or chunk, in tokens, of the layers that have one."""
+    takes_mapping: bool
+    """The model takes a dict of masks by layer type instead of one mask."""
+    reach: int | None
+    """Longest sequence for which a forward over rows of different lengths is right; longer ones are
+    decoded alone."""
+    keeps_modules: bool = False
+    """The model computes by the modules of transformers though its family has lean layers."""
+
+    def covers(self, length: int) -> bool:
+        """Whether sequences of this many tokens can be decoded."""
+        return self.reach is None or length <= self.reach
+
+    def masks(self, positions: Tensor, num_columns: int, dtype: torch.dtype) -> Masks:
+        """Additive masks (R, 1, T, C): 0 where a query may look, the lowest number elsewhere.
+
+        positions: (R, T) int64, column of each query. Additive because eager attention misreads
+        boolean masks; with the span built in because a 4-D mask replaces the model's own.
+        """
+        columns = torch.arange(num_columns, device=positions.device)
+        is_past = columns <= positions[..., None]
+        return self.tree_masks(is_past, positions, columns.expand(len(positions), -1), dtype)
+
+    def tree_masks(
+        self, is_ancestor: Tensor, positions: Tensor, key_positions: Tensor, dtype: torch.dtype
+    ) -> Masks:
+        """The same where each query sees only some of the columns, whose order is no position.
+
+        is_ancestor: (R, T, C) bool. positions: (R, T), key_positions: (R, C) int64; the latter is
+        read where there is a span.
+        """
+        is_visible = dict.fromkeys(self.layer_types, is_ancestor[:, None])
+        if self.span is not None:
+            query, key = positions[:, None, :, None], key_positions[:, None, None, :]
+            for kind, seen in is_visible.items():
+                if kind == "sliding_attention":
+                    is_visible[kind] = seen & (key > query - self.span)
+                elif kind == "chunked_attention":
+                    is_visible[kind] = seen & (key // self.span == query // self.span)
+        lowest = torch.finfo(dtype).min
+        masks = {
+            kind: torch.zeros_like(where, dtype=dtype).masked_fill_(~where, lowest)
+            for kind, where in is_visible.items()
+        }
+        return masks if self.takes_mapping else masks[self.layer_types[0]]

@@ -1,6 +1,5 @@
 """Models and tokenizers from Hugging Face folders: safetensors only, no remote code."""
 
-import json
 import logging
 import os
 import textwrap
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,7 +23,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .folder import ModelFolder, check_adapter, merged
+from .folder import ModelFolder, check_adapter, merged, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +51,53 @@ class LoadOptions:
 
 DEFAULT_OPTIONS = LoadOptions()
 
+GENERATION_CONFIG = "generation_config.json"
+FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+"""What models are decoded in; float8 has no products of its own on most machines."""
+STORED_FLOATS = ("F16", "F32", "F64", "BF16")
+"""The same as safetensors names them."""
+
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """The config alone; ValueError if it cannot be read."""
+    """The config alone, once its files are looked at; ValueError if one cannot be read or holds a
+    value that no model has, which transformers ignores or stumbles over later."""
+    for name in (GENERATION_CONFIG, "model.safetensors.index.json"):
+        if (folder / name).is_file():
+            read_json(folder / name)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (AttributeError, OSError, ValueError, StrictDataclassError) as error:
         raise ValueError(f"the config in {folder} cannot be read: {_line(error)}") from error
+    _check_values(folder, config)
     return config
+
+
+def _check_values(folder: Path, config: PretrainedConfig) -> None:
+    quantization_method(config)
+    text = config.get_text_config()
+    if config.dtype is not None and config.dtype not in FLOATS.values():
+        raise ValueError(
+            f"the dtype in {folder} must be one of {', '.join(FLOATS)}, got {config.dtype}"
+        )
+    pad, size = text.pad_token_id, text.vocab_size
+    if pad is not None and not -size <= pad < size:
+        raise ValueError(f"pad_token_id must be in [-{size}, {size}), got {pad} in {folder}")
+    if (folder / GENERATION_CONFIG).is_file():
+        ends = read_json(folder / GENERATION_CONFIG).get("eos_token_id")
+        listed = ends if isinstance(ends, list) else [ends]
+        if ends is not None and not all(type(token) is int for token in listed):
+            raise ValueError(
+                f"eos_token_id must be a token id or a list of them, got {ends!r} in "
+                f"{folder / GENERATION_CONFIG}"
+            )
+
+
+def checked_dtype(dtype: str | torch.dtype) -> str:
+    """The name of a dtype that a caller gives, or "auto"; ValueError for one of no model."""
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    if name not in ("auto", *FLOATS):
+        raise ValueError(f"dtype must be auto or one of {', '.join(FLOATS)}, got {dtype!r}")
+    return name
 
 
 def load_model(
@@ -110,6 +148,9 @@ def load_split_model(
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a folder; ValueError if it has none, or one that lacks a part."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            read_json(folder / name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except KeyError as error:
@@ -131,12 +172,21 @@ def device_of(device: DeviceMap, name: str) -> str | torch.device:
 
 
 def quantization_method(config: PretrainedConfig) -> str:
-    """What a model's weights are quantised with ("gptq", ...), "" if they are not."""
+    """What a model's weights are quantised with ("gptq", ...), "" if they are not.
+
+    Raises ValueError for a config that names no method.
+    """
     settings = getattr(config, "quantization_config", None)
     if settings is None:
         return ""
-    plain: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()
-    method = plain["quant_method"]
+    plain = settings.to_dict() if isinstance(settings, QuantizationConfigMixin) else settings
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"a quantization_config must be an object, got {plain!r}")
+    method = plain.get("quant_method")
+    if method is None and (plain.get("load_in_8bit") or plain.get("load_in_4bit")):
+        return "bitsandbytes"  # its older checkpoints do not name it
+    if method is None:
+        raise ValueError(f"the quantization_config has no quant_method: {dict(plain)}")
     return str(getattr(method, "value", method))
 
 
@@ -145,7 +195,7 @@ def quantization_config(given: Mapping[str, Any] | Path | str) -> QuantizationCo
 
     Raises ValueError, in one line, for a file that is not JSON and for settings that no method has.
     """
-    settings = given if isinstance(given, Mapping) else _json_of(Path(given))
+    settings = given if isinstance(given, Mapping) else read_json(Path(given))
     if not isinstance(settings, Mapping) or "quant_method" not in settings:
         raise ValueError(f'a quantisation must be an object with "quant_method", got {given}')
     try:
@@ -153,13 +203,6 @@ def quantization_config(given: Mapping[str, Any] | Path | str) -> QuantizationCo
     except TypeError as error:  # a setting that the method does not have
         raise ValueError(f"{given}: {error}") from None
     return config
-
-
-def _json_of(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
 
 
 def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedModel:
@@ -178,6 +221,8 @@ def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedMod
         raise ValueError(f"the weights in {folder} cannot be read: {_line(error)}") from error
     _check_tensors(folder, report)
     whole: PreTrainedModel = model
+    if not quantization_method(whole.config):
+        _check_stored_floats(folder, whole)
     return whole
 
 
@@ -192,12 +237,27 @@ def _check_tensors(folder: Path, report: Mapping[str, Any]) -> None:
             f"not {tuple(expected)}"
         )
     if unexpected := sorted(report["unexpected_keys"]):
-        logger.warning(
-            "the weights in %s hold %s (%d in all), which the model does not use",
-            folder,
-            unexpected[0],
-            len(unexpected),
+        # Those of more layers than the config says, for one: another model than the stored one.
+        raise ValueError(
+            f"the weights in {folder} hold {unexpected[0]} ({len(unexpected)} in all), "
+            "which the config has no use for"
         )
+
+
+def _check_stored_floats(folder: Path, model: PreTrainedModel) -> None:
+    """Raise ValueError for a parameter stored in anything but floats, which would be converted."""
+    prefix = model.base_model_prefix
+    parameters = {name for name, _ in model.named_parameters()}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                stored = file.get_slice(name).get_dtype()
+                is_parameter = name in parameters or f"{prefix}.{name}" in parameters
+                if is_parameter and stored not in STORED_FLOATS:
+                    raise ValueError(
+                        f"the weights in {folder} hold {name} as {stored}, but the model is not "
+                        "quantised"
+                    )
 
 
 def _line(error: Exception) -> str:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import Never
 
 import torch
 from transformers import (
@@ -15,14 +16,14 @@ from transformers import (
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..tokenizer.tokenizer_file import read_tokenizer
-from .attention import RowAttention
 from .capabilities import row_support
 from .folder import ModelFolder, fingerprint, model_fingerprint
-from .linear import OutputLayer
+from .kv_cache import RowAttention
 from .loading import (
     DEFAULT_OPTIONS,
     DeviceMap,
     LoadOptions,
+    checked_dtype,
     device_of,
     load_config,
     load_model,
@@ -30,6 +31,7 @@ from .loading import (
     load_tokenizer,
     quantization_method,
 )
+from .row_stream import ModelRunner
 from .shared_tokens import SharedTokens, shared_tokens
 
 logger = logging.getLogger(__name__)
@@ -73,9 +75,12 @@ class ModelPair:
     decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
     """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
     it reaches, decode one at a time; else they decode in left-padded batches."""
-    output_layers: dict[str, OutputLayer] = field(default_factory=dict, init=False)
+    runners: dict[str, ModelRunner] = field(default_factory=dict, init=False)
     """By "safe" and "risky"; they predict shared tokens, or where the models are compared byte by
     byte, those of the model's own tokenizer."""
+
+    quantization: dict[str, str] = field(default_factory=dict, init=False)
+    """Methods by the names of the quantised models."""
 
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
@@ -105,20 +110,22 @@ class ModelPair:
             object.__setattr__(self, "risky_tokenizer", None)
 
     def _check_model(self, name: str, model: PreTrainedModel) -> None:
-        rows = model.config.get_text_config().vocab_size
-        # Its ids may have gaps.
-        own = 1 + max(self.tokenizers[name].get_vocab().values())
-        tokens = self.vocab_size if self.shares_tokens else own
-        if rows < tokens:
+        if method := quantization_method(model.config):
+            self.quantization[name] = method
+        num_predicted = model.config.get_text_config().vocab_size
+        # Ids may have gaps, so their number is not the largest one.
+        num_ids = 1 + max(self.tokenizers[name].get_vocab().values())
+        tokens = self.vocab_size if self.shares_tokens else num_ids
+        if num_predicted < tokens:
             raise ValueError(
-                f"the {name} model predicts {rows} tokens, the tokenizer has "
+                f"the {name} model predicts {num_predicted} tokens, the tokenizer has "
                 f"{tokens}: they do not belong together"
             )
         if name not in self.fingerprints:
             self.fingerprints[name] = model_fingerprint(model)
         model.train(False)
-        self.output_layers[name] = OutputLayer(model, tokens, packs=True)
-        support = row_support(model, name, self.output_layers[name])
+        self.runners[name] = ModelRunner(model, tokens, packs=True)
+        support = row_support(self.runners[name], name)
         self.row_attention[name], self.decodes_alone[name] = support.attention, support.is_alone
 
     @classmethod
@@ -127,20 +134,21 @@ class ModelPair:
         safe: str | Path,
         risky: str | Path,
         *,
-        dtype: str = "auto",
+        dtype: str | torch.dtype = "auto",
         device: DeviceMap = None,
         risky_quantization: QuantizationConfigMixin | None = None,
         allow_quantized_safe: bool = False,
         tp_size: int = 1,
         safe_options: LoadOptions = DEFAULT_OPTIONS,
         risky_options: LoadOptions = DEFAULT_OPTIONS,
+        **unknown: Never,
     ) -> "ModelPair":
         """Load both models from Hugging Face folders or Hub ids (safetensors only, no remote code).
 
         Either may be a PEFT adapter: its base model is loaded and it is merged into the weights.
 
-        dtype: "auto" (as stored) or a torch dtype name. device: one for both, or a mapping with
-        "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
+        dtype: "auto" (as stored), or one of torch or its name. device: one for both, or a mapping
+        with "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
         transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
         (started by torchrun, one device each) that the risky model is split over; each has the
         whole safe model and gets the same results. safe_options, risky_options: revision,
@@ -151,6 +159,8 @@ class ModelPair:
         quantised safe model, or for tokenizers that make other tokens of plain text unless both are
         byte-level BPE, and ModuleNotFoundError for an adapter without peft.
         """
+        _check_spellings(safe, risky, unknown)
+        dtype = checked_dtype(dtype)
         _check_device_map(device, safe_options, risky_options)
         if tp_size != 1:
             _check_split(device, risky_quantization, risky_options)
@@ -194,12 +204,6 @@ class ModelPair:
         return {"safe": self.tokenizer, "risky": self.risky_tokenizer or self.tokenizer}
 
     @property
-    def quantization(self) -> dict[str, str]:
-        """Methods by the names of the quantised models."""
-        methods = {name: quantization_method(m.config) for name, m in self.models.items()}
-        return {name: method for name, method in methods.items() if method}
-
-    @property
     def num_processes(self) -> int:
         """Processes that the risky model is split over."""
         return self.risky.tp_size or 1
@@ -230,7 +234,7 @@ class ModelPair:
     @property
     def stop_token_ids(self) -> list[int]:
         """Every shared token at which either model ends a text, ascending."""
-        stops = {token for name in self.models for token in self._own_stop_tokens(name)}
+        stops = {token for name in self.models for token in self._declared_stop_tokens(name)}
         return sorted(token for token in stops if self.shared.has(token))
 
     def stop_tokens_of(self, name: str) -> list[int]:
@@ -240,26 +244,28 @@ class ModelPair:
         """
         if self.risky_tokenizer is None:
             return self.stop_token_ids
-        own = {model: self._own_stop_tokens(model) for model in self.models}
+        declared = {model: self._declared_stop_tokens(model) for model in self.models}
         names = {
             token
             for model, tokenizer in self.tokenizers.items()
-            for token in tokenizer.convert_ids_to_tokens(sorted(own[model]))
+            for token in tokenizer.convert_ids_to_tokens(sorted(declared[model]))
         }
         added = self.tokenizers[name].added_tokens_decoder
-        return sorted(own[name] | {id for id, token in added.items() if token.content in names})
+        return sorted(
+            declared[name] | {id for id, token in added.items() if token.content in names}
+        )
 
     def _lost_stop_token(self) -> str:
         """The first that only one tokenizer knows, for the log."""
         for name in self.models:
-            for token in sorted(self._own_stop_tokens(name)):
+            for token in sorted(self._declared_stop_tokens(name)):
                 if not self.shared.has(token):
                     return f", which never draws stop token {token} of the {name} model"
         return ""
 
-    def _own_stop_tokens(self, name: str) -> set[int]:
+    def _declared_stop_tokens(self, name: str) -> set[int]:
         model = self.models[name]
-        return own_stop_tokens(model.config, model.generation_config, self.tokenizers[name])
+        return declared_stop_tokens(model.config, model.generation_config, self.tokenizers[name])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -299,7 +305,7 @@ class ModelPair:
             raise ValueError(f"token ids must be in [0, {self.vocab_size}), got {wrong}")
 
 
-def own_stop_tokens(
+def declared_stop_tokens(
     config: PretrainedConfig,
     generation_config: GenerationConfig,
     tokenizer: PreTrainedTokenizerFast,
@@ -336,6 +342,28 @@ def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str, difference: str)
             f"the models have different tokenizers ({difference}), and the {name} one has no "
             f"bytes: {error}"
         ) from None
+
+
+SPELLINGS = {
+    "torch_dtype": "dtype=",
+    "device_map": "risky_options=LoadOptions(device_map=...), or device=",
+    "revision": "safe_options=LoadOptions(revision=...), and the same of risky_options",
+    "attn_implementation": "safe_options=LoadOptions(attn_implementation=...) or risky_options=",
+    "quantization_config": "risky_quantization=",
+}
+"""What callers of transformers write, and what it is called here."""
+
+
+def _check_spellings(safe: object, risky: object, unknown: Mapping[str, object]) -> None:
+    """Raise TypeError, naming the right spelling, for models in memory and unknown settings."""
+    if isinstance(safe, PreTrainedModel) or isinstance(risky, PreTrainedModel):
+        raise TypeError(
+            "from_pretrained takes folders or Hub ids: write ModelPair(safe, risky, tokenizer) "
+            "for models in memory"
+        )
+    for name in unknown:
+        hint = f"write {SPELLINGS[name]}" if name in SPELLINGS else "it is unknown"
+        raise TypeError(f"from_pretrained takes no {name}: {hint}")
 
 
 def _check_device_map(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:

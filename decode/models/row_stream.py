@@ -1,21 +1,146 @@
-"""One model's memory of rows that join, grow and leave on their own."""
+"""One model run in rows that join, grow and leave: its backbone, its output layer, its memory."""
 
+import copy
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attention import Masks, RowAttention
-from .backbone import backbone_of, read_prompts
-from .kv_cache import Placement, RowCache, uploaded
-from .linear import OutputLayer
+from ...kernels.token_log_probs import hidden_token_log_probs, token_log_probs
+from .kv_cache import Masks, RowAttention, RowCache, uploaded
+from .lean import (
+    LeanBackbone,
+    PackedLinear,
+    can_pack,
+    has_room,
+    is_hooked,
+    layer_state,
+    lean_refusal,
+    weight_state,
+)
 from .stream import UNSCORED, PromptLogits
 
-# B rows of the batch, R rows of one forward, T new columns, D hidden size.
+# B rows of the batch, R rows of one forward, T new columns, N rows of hidden states, D hidden size.
+
+ROWS_PER_TILE = 64
+"""Positions whose logits exist at once for all tokens."""
 
 PREFILL_TOKENS = 8192
 """Most prompt tokens, padding included, of one forward; a longer prompt is read alone."""
+
+
+class Backbone(Protocol):
+    """A model without its output layer, over a cache whose rows have lengths of their own."""
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
+    ) -> Tensor:
+        """Hidden states (R, T, D) of token_ids, positions (R, T) int64, after `RowCache.prepare`.
+
+        masks: of `RowAttention`; None where new columns see all before them, and each other
+        causally.
+        """
+
+
+class ModuleBackbone:
+    """The modules of transformers as they are."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # get_decoder() of Llama 4 is the whole model.
+        is_gpt2 = model.config.model_type == "gpt2"
+        self._modules = model.get_submodule("transformer" if is_gpt2 else "model")
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Masks | None, cache: RowCache
+    ) -> Tensor:
+        hidden: Tensor = self._modules(
+            input_ids=token_ids,
+            attention_mask=masks,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        return hidden
+
+
+class ModelRunner:
+    """A model's backbone and its output layer, which predicts the first `vocab_size` tokens.
+
+    Embeddings padded beyond those are left out. The model may be changed between batches, by other
+    weights, hooks or modules: a backbone is asked for when a batch is opened, the output layer at
+    every use, and either is read without calling its modules only while these are plain. Raises
+    ValueError while the model itself has a hook, which nothing but a call of the whole model would
+    run.
+
+    packs: keep a packed copy of the output layer's weight, which a CPU reads faster (see
+    `PackedLinear`), made when the first logits are asked for, and anew once the weight has changed.
+    """
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int, *, packs: bool = False) -> None:
+        self.model, self.vocab_size, self._packs = model, vocab_size, packs
+        self._lean: LeanBackbone | None = None
+        self._packed: tuple[object, PackedLinear] | None = None
+
+    def backbone(self, attention: RowAttention) -> Backbone:
+        """What computes hidden states: lean layers, made once, or the modules of transformers."""
+        is_lean = not lean_refusal(self.model, attention)
+        if is_lean and self._lean is not None and self._lean.state == layer_state(self.model):
+            return self._lean
+        self._lean = None  # copies of other weights: dropped before room is made for new ones
+        if is_lean and has_room(self.model):
+            self._lean = LeanBackbone(self.model)
+        return self._lean or ModuleBackbone(self.model)
+
+    def predicting(self, vocab_size: int) -> "ModelRunner":
+        """A runner of the same model, and its lean layers, over another number of tokens."""
+        if vocab_size == self.vocab_size:
+            return self
+        other = copy.copy(self)
+        other.vocab_size, other._packed = vocab_size, None
+        return other
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., vocab_size) of hidden states (..., D), in the model's dtype."""
+        layer = self._output_layer
+        if self._packs and self._has_whole_weight(layer) and can_pack(layer.weight):
+            state = weight_state(*layer.parameters())
+            if self._packed is None or self._packed[0] != state:
+                self._packed = state, PackedLinear(*self._predicted(layer))
+            return self._packed[1](hidden)
+        logits: Tensor = layer(hidden)[..., : self.vocab_size]
+        return logits
+
+    def token_log_probs(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """(N,) float64 nats of tokens (N,) after hidden states (N, D), tile by tile."""
+        layer = self._output_layer
+        if self._has_whole_weight(layer):
+            weight, bias = self._predicted(layer)
+            return hidden_token_log_probs(hidden, weight, token_ids, bias)
+        tiles = zip(*(torch.split(t, ROWS_PER_TILE) for t in (hidden, token_ids)), strict=True)
+        return torch.cat([token_log_probs(self.logits(rows), tokens) for rows, tokens in tiles])
+
+    @property
+    def _output_layer(self) -> Any:
+        """The layer as it is now."""
+        if is_hooked(self.model):
+            raise ValueError(
+                f"the model ({self.model.config.model_type}) has a hook or a forward of its own, "
+                "which decoding in rows passes by: set it before the ModelPair is made"
+            )
+        return self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+
+    def _predicted(self, layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+        """Weight (vocab_size, D) and bias (vocab_size,) of the tokens that are predicted."""
+        bias = None if layer.bias is None else layer.bias[: self.vocab_size]
+        return layer.weight[: self.vocab_size], bias
+
+    def _has_whole_weight(self, layer: nn.Module) -> bool:
+        """False for a quantised layer, one that tensor parallelism splits, and one with hooks."""
+        if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
+            return False
+        return len(layer.weight) >= self.vocab_size and not is_hooked(layer)
 
 
 class RowStream:
@@ -27,22 +152,20 @@ class RowStream:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        runner: ModelRunner,
         attention: RowAttention,
         *,
         num_rows: int,
         max_length: int,
-        output: OutputLayer,
         scores_prompts: bool = True,
     ) -> None:
         """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
-        self.model, self.attention = model, attention
-        self.vocab_size = output.vocab_size
+        self.model, self.attention = runner.model, attention
+        self.vocab_size = runner.vocab_size
         self.max_length, self.scores_prompts = max_length, scores_prompts
-        self.backbone = backbone_of(model, attention)
-        """Another one of the same model may take its place before anything is read."""
-        self._output = output
-        self._cache = RowCache(model.config.num_hidden_layers, num_rows, max_length)
+        self._backbone = runner.backbone(attention)
+        self._runner = runner
+        self._cache = RowCache(self.model.config.num_hidden_layers, num_rows, max_length)
 
     @torch.inference_mode()
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
@@ -58,7 +181,7 @@ class RowStream:
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, vocab_size) after each new column; see Stream."""
         rows = list(range(len(token_ids)))
-        return self._output.logits(self._hidden(rows, token_ids, mask.sum(1).tolist()))
+        return self._runner.logits(self._hidden(rows, token_ids, mask.sum(1).tolist()))
 
     @torch.inference_mode()
     def copy(self, row: int, others: Sequence[int]) -> None:
@@ -81,26 +204,11 @@ class RowStream:
         token_ids, counts = right_padded(tokens)
         hidden = self._hidden(rows, token_ids, counts)
         if min(counts) == num_last == hidden.shape[1]:
-            return self._output.logits(hidden)
+            return self._runner.logits(hidden)
         ends = torch.tensor(counts)[:, None]
         last = (ends - num_last + torch.arange(num_last)).clamp(min=0)
         row = torch.arange(len(rows), device=hidden.device)[:, None]
-        return self._output.logits(hidden[row, uploaded(last, hidden.device)])
-
-    @torch.inference_mode()
-    def feed_at(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits (B, T, vocab_size) after new tokens, at columns that only the device knows.
-
-        token_ids, positions: (B, T) int64 on the model's device, positions ascending by one in each
-        row; those behind the model's context are of no use, but allowed. Nothing waits for the
-        device, so a CUDA graph may capture it. Needs `reserve` before a first prompt, and full
-        attention in all layers; the lengths on the host stay as they are.
-        """
-        return self._output.logits(self.backbone.at(token_ids, positions, self._cache))
-
-    def reserve(self) -> None:
-        """Take all memory with the first prompt, so that it never moves afterwards."""
-        self._cache.reserve()
+        return self._runner.logits(hidden[row, uploaded(last, hidden.device)])
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
@@ -111,56 +219,42 @@ class RowStream:
         """Keep the first `num_tokens` tokens of a row."""
         self._cache.roll_back(row, num_tokens)
 
-    def _hidden(self, rows: list[int], token_ids: Tensor, counts: list[int]) -> Tensor:
-        """(R, T, D) after new columns (R, T), of which each row's first `counts` are tokens."""
-        place = self._cache.place(rows, token_ids.shape[1], self.model.device)
-        hidden = self.backbone(
-            uploaded(token_ids, self.model.device),
-            self._positions(place, rows, counts),
-            self._masks(place),
-            self._cache,
-        )
-        self._cache.advance(rows, counts)
-        return hidden
-
-    def _positions(self, place: Placement, rows: list[int], counts: list[int]) -> Tensor:
-        if min(counts) == place.columns.shape[1]:
-            return place.columns
-        # Padding has no position of its own: one past the context would be out of range.
-        past = zip(rows, counts, strict=True)
-        ends = torch.tensor([[max(0, self._cache.lengths[row] + n - 1)] for row, n in past])
-        return torch.minimum(place.columns, uploaded(ends, place.columns.device))
-
     def erase_rest(self, row: int) -> None:
         """Zero what lies behind a row's end."""
         self._cache.erase_rest(row)
 
-    def _masks(self, place: Placement) -> Masks | None:
-        # Without a mask of ours one row decodes by the fused kernels, which repeat no keys.
-        if place.is_level:
-            return None
-        return self.attention.masks(place.columns, place.num_columns, self.model.dtype)
+    def _hidden(self, rows: list[int], token_ids: Tensor, counts: list[int]) -> Tensor:
+        """(R, T, D) after new columns (R, T), of which each row's first `counts` are tokens."""
+        placement = self._cache.prepare(rows, token_ids.shape[1], self.model.device)
+        # 1. Padding has no position of its own: one past the context would be out of range.
+        positions = placement.columns
+        if min(counts) < token_ids.shape[1]:
+            lengths = zip(rows, counts, strict=True)
+            ends = torch.tensor([[max(0, self._cache.lengths[row] + n - 1)] for row, n in lengths])
+            positions = torch.minimum(positions, uploaded(ends, positions.device))
+        # 2. Without a mask of ours one row decodes by the fused kernels, which repeat no keys.
+        masks = None
+        if not placement.is_level:
+            masks = self.attention.masks(placement.columns, placement.num_columns, self.model.dtype)
+        token_ids = uploaded(token_ids, self.model.device)
+        hidden = self._backbone(token_ids, positions, masks, self._cache)
+        self._cache.advance(rows, counts)
+        return hidden
 
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_ids, lengths = right_padded(prompts)
         token_ids = uploaded(token_ids, self.model.device)
-        hidden = read_prompts(self.backbone, self._cache, rows, token_ids, lengths)
+        hidden = prefill(self._backbone, self._cache, rows, token_ids, lengths)
         ends = uploaded(torch.tensor(lengths) - 1, hidden.device)
         last = hidden[torch.arange(len(rows), device=hidden.device), ends]
         log_probs = [UNSCORED] * len(rows)
         if self.scores_prompts:
-            log_probs = self._token_log_probs(hidden, token_ids, lengths)
-        return PromptLogits(self._output.logits(last), log_probs, 1)
-
-    def _token_log_probs(
-        self, hidden: Tensor, token_ids: Tensor, lengths: list[int]
-    ) -> list[Tensor]:
-        is_followed = torch.arange(1, token_ids.shape[1]) < torch.tensor(lengths)[:, None]
-        chosen = is_followed.to(hidden.device)
-        log_probs = self._output.token_log_probs(
-            hidden[:, :-1][chosen], token_ids[:, 1:][chosen].to(hidden.device)
-        )
-        return list(torch.split(log_probs.cpu(), [length - 1 for length in lengths]))
+            is_followed = torch.arange(1, token_ids.shape[1]) < torch.tensor(lengths)[:, None]
+            chosen = is_followed.to(hidden.device)
+            targets = token_ids[:, 1:][chosen].to(hidden.device)
+            values = self._runner.token_log_probs(hidden[:, :-1][chosen], targets)
+            log_probs = list(torch.split(values.cpu(), [length - 1 for length in lengths]))
+        return PromptLogits(self._runner.logits(last), log_probs, 1)
 
 
 def prompt_groups(lengths: Sequence[int]) -> Iterator[slice]:
@@ -183,3 +277,20 @@ def right_padded(prompts: list[list[int]]) -> tuple[Tensor, list[int]]:
     longest = max(lengths)
     padded = [prompt + prompt[-1:] * (longest - len(prompt)) for prompt in prompts]
     return torch.tensor(padded), lengths
+
+
+def prefill(
+    backbone: Backbone,
+    cache: RowCache,
+    rows: Sequence[int],
+    token_ids: Tensor,
+    lengths: Sequence[int],
+) -> Tensor:
+    """Hidden states (R, T, D) of prompts read into empty rows; token_ids (R, T), padded behind."""
+    placement = cache.prepare(rows, token_ids.shape[1], token_ids.device)
+    assert placement.is_fresh, f"rows {rows} were not freed"
+    # Nothing lies before these tokens and padding only after them: no mask is needed, which leaves
+    # the fused attention kernels usable.
+    hidden = backbone(token_ids, placement.columns, None, cache)
+    cache.advance(rows, lengths)
+    return hidden

@@ -41,20 +41,20 @@ def shared_tokens(
     safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast | None
 ) -> SharedTokens:
     """What the tokenizers of a safe and a risky model have in common; risky: None for the same."""
-    own = _Tokens(safe)
-    other = own if risky is None else _Tokens(risky)
-    shared = own.texts.keys() & other.texts.keys()
+    ours = _Tokens(safe)
+    theirs = ours if risky is None else _Tokens(risky)
+    shared = ours.texts.keys() & theirs.texts.keys()
     vocab_size = 1 + max(shared, default=-1)
-    plain, special = _token_differences(own, other)
+    plain, special = _token_differences(ours, theirs)
     return SharedTokens(
         vocab_size=vocab_size,
         banned_token_ids=tuple(sorted(set(range(vocab_size)) - shared)),
-        is_whole=len(shared) == vocab_size == len(own.texts) == len(other.texts),
-        difference=_step_difference(own.steps, other.steps)
-        or _unknown_example(own, other)
+        is_whole=len(shared) == vocab_size == len(ours.texts) == len(theirs.texts),
+        difference=_step_difference(ours.steps, theirs.steps)
+        or _unknown_example(ours, theirs)
         or plain
-        or _merge_difference(own, other),
-        harmless_difference=special or _step_difference(own.settings, other.settings),
+        or _merge_difference(ours, theirs),
+        harmless_difference=special or _step_difference(ours.settings, theirs.settings),
     )
 
 

@@ -1,6 +1,5 @@
 """What the engine asks of one model: read prompts, then feed new columns."""
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...kernels.token_log_probs import token_log_probs
 
-# B rows of a batch, R rows of one call, T new columns.
+# B rows of a batch, R rows of one call, T new columns, L tokens of a prompt.
 
 CHUNK_LOGITS = 1 << 24
 """Most logits held at once while given tokens are walked: 64 MiB in float32."""
@@ -59,12 +58,6 @@ class Stream(Protocol):
         ...
 
 
-def feed_in_chunks(stream: Stream, token_ids: Tensor, mask: Tensor) -> Iterator[Tensor]:
-    """Logits (B, vocab_size) after each column of (B, T) tokens; (B, T, V) never exist at once."""
-    for columns in chunks(stream.vocab_size, *token_ids.shape):
-        yield from stream.feed(token_ids[:, columns], mask[:, columns]).unbind(1)
-
-
 def chunks(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[slice]:
     """Slices of the columns, each of at most CHUNK_LOGITS logits."""
     width = max(1, CHUNK_LOGITS // (batch_size * vocab_size))
@@ -92,7 +85,10 @@ class BatchStream:
         """Read whole prompts into all rows; no (L, V) logits are ever held."""
         if rows != list(range(len(self._mask))) or self._mask.shape[1]:
             raise ValueError(f"a left-padded batch is read once and whole, got rows {rows}")
-        token_ids, mask = left_padded(prompts)
+        # Padding is token 0 with mask 0, before each prompt.
+        width = max(map(len, prompts))
+        token_ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
         gathered, num_forwards = [], 0
         for columns in chunks(self.vocab_size, *token_ids.shape):
             logits = self.feed(token_ids[:, columns], mask[:, columns])
@@ -103,9 +99,9 @@ class BatchStream:
         if not self.scores_prompts:
             return PromptLogits(logits[:, -1], [UNSCORED] * len(prompts), num_forwards)
         log_probs = torch.cat(gathered, dim=1)
-        first = [log_probs.shape[1] + 1 - len(prompt) for prompt in prompts]
-        own = [row[start:] for row, start in zip(log_probs, first, strict=True)]
-        return PromptLogits(logits[:, -1], own, num_forwards)
+        padding = [log_probs.shape[1] + 1 - len(prompt) for prompt in prompts]
+        by_prompt = [row[start:] for row, start in zip(log_probs, padding, strict=True)]
+        return PromptLogits(logits[:, -1], by_prompt, num_forwards)
 
     @torch.inference_mode()
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
@@ -129,25 +125,13 @@ class BatchStream:
         token_ids = new.new_zeros(len(self._mask), new.shape[1])
         mask = torch.zeros_like(token_ids)
         token_ids[rows], mask[rows] = new, 1
-        (logits,) = deque(feed_in_chunks(self, token_ids, mask), maxlen=1)
+        for columns in chunks(self.vocab_size, *token_ids.shape):
+            logits = self.feed(token_ids[:, columns], mask[:, columns])[:, -1]
         return logits[rows]
 
     def free(self, row: int) -> None:
         """Nothing: the row stays in the batch until the batch ends."""
 
-
-def left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """(token_ids, mask), both (batch, longest) int64; padding is token 0 with mask 0."""
-    width = max(len(prompt) for prompt in prompts)
-    token_ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros_like(token_ids)
-    for row, prompt in enumerate(prompts):
-        token_ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    return token_ids, mask
-
-
-# L tokens of the prompt, T new columns.
 
 CACHES = ("past_key_values", "cache_params", "state")
 """What transformers' models call the memory that they return: attention, Mamba, RWKV."""
@@ -181,8 +165,14 @@ class LoneStream:
         if rows != [0] or self._text:
             raise ValueError(f"a lone text is read into an empty row 0, got rows {rows}")
         logits = self._forward(prompts[0])
-        log_probs = self._own_log_probs(logits, prompts[0]) if self.scores_prompts else UNSCORED
-        return PromptLogits(logits[-1:], [log_probs], 1)
+        if not self.scores_prompts:
+            return PromptLogits(logits[-1:], [UNSCORED], 1)
+        targets = torch.tensor(prompts[0][1:], device=logits.device)
+        parts = [
+            token_log_probs(logits[columns], targets[columns]).cpu()
+            for columns in chunks(self.vocab_size, 1, len(targets))
+        ]
+        return PromptLogits(logits[-1:], [torch.cat([UNSCORED, *parts])], 1)
 
     @torch.inference_mode()
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
@@ -215,12 +205,3 @@ class LoneStream:
         self._cache = {name: output[name] for name in CACHES if output.get(name) is not None}
         logits: Tensor = output.logits[0, -len(tokens) :, : self.vocab_size]
         return logits
-
-    def _own_log_probs(self, logits: Tensor, prompt: list[int]) -> Tensor:
-        """(L - 1,) float64 on the CPU: of the prompt's tokens but the first."""
-        targets = torch.tensor(prompt[1:], device=logits.device)
-        parts = [
-            token_log_probs(logits[columns], targets[columns]).cpu()
-            for columns in chunks(self.vocab_size, 1, len(targets))
-        ]
-        return torch.cat([UNSCORED, *parts])

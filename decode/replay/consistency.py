@@ -1,23 +1,14 @@
-"""What must hold inside a ledger, and between it and its models, before any model runs."""
+"""Checks of a ledger by itself, and against its models, before any model runs."""
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import torch
-
+from ...field_types import field_error, field_values
 from ..byte.settings import ByteCounts
-from ..engine.prompts import prefaced_prompt
+from ..engine.prompts import prompts_by_stream
 from ..engine.request import MAX_SEED, recorded_key
-from ..ledger import (
-    SCHEMA,
-    Ledger,
-    LedgerFooter,
-    LedgerHeader,
-    LedgerStep,
-    field_error,
-    field_values,
-)
+from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep
 from ..levels.level import Level
 from ..models.model_pair import ModelPair
 from ..rules.budget import Budget
@@ -27,18 +18,17 @@ from ..settings import SamplingConfig
 from .replay import recorded_level
 
 FINISH_REASONS = ("length", "stop_token", "stop_string", "aborted", "error")
-NO_RATIOS = torch.empty(0, dtype=torch.float64)
 
 
 def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
-    """What is wrong with a ledger by itself or for this pair, a line each; [] for nothing.
+    """Everything wrong with a ledger by itself or for this pair, a line each; [] for nothing.
 
     No model runs: what only a replay can tell (debt, spends, log-probabilities, draws) is not
     looked at. Never raises for a ledger whatever it holds.
     """
-    found = list(_of_fields(ledger)) or list(_of_settings(ledger.header))
-    if found:
-        return found
+    failures = list(_of_fields(ledger)) or list(_of_settings(ledger.header))
+    if failures:
+        return failures
     header = ledger.header
     try:
         level = recorded_level(pair, header.level, header.level_settings)
@@ -54,13 +44,13 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
         *_of_counts(ledger, rule),
         *_of_work(ledger, rule),
         *_of_stream(header),
-        *([] if of_symbols else _of_readings(ledger, rule, level)),
+        *([] if of_symbols else _of_chat_prompts(ledger, rule, level)),
         *_of_comparisons(ledger, rule, level),
     ]
 
 
 def _of_fields(ledger: Ledger) -> Iterator[str]:
-    """Of types and ranges."""
+    """Types and ranges of all fields."""
     if error := field_error(LedgerHeader, field_values(ledger.header)):
         yield f"header: {error}"
     for number, step in enumerate(ledger.steps):
@@ -153,28 +143,28 @@ def _of_stream(header: LedgerHeader) -> Iterator[str]:
         yield str(error)
 
 
-def _of_readings(ledger: Ledger, rule: Rule, level: Level) -> Iterator[str]:
-    """Of what the rule's streams read as a prompt, and of its words at this level."""
+def _of_chat_prompts(ledger: Ledger, rule: Rule, level: Level) -> Iterator[str]:
+    """The prompts that the rule's streams read, and its words at this level."""
     header = ledger.header
-    prompt, readings = header.prompt_token_ids, header.readings
+    prompt, chat_prompts = header.prompt_token_ids, header.chat_prompts
     try:
-        prefaced = prefaced_prompt(level, rule, prompt, header.passage, readings)
+        stream_prompts = prompts_by_stream(level, rule, prompt, header.passage, chat_prompts)
     except ValueError as error:
         yield str(error)
         return
-    if readings is not None:
-        yield from _of_chat(readings, rule, level)
-    too_long = level.too_long(max([prompt, *prefaced.values()], key=len), len(ledger.steps))
+    if chat_prompts is not None:
+        yield from _of_chat(chat_prompts, rule, level)
+    too_long = level.too_long(max([prompt, *stream_prompts.values()], key=len), len(ledger.steps))
     if ledger.steps and too_long:
         yield too_long
-    if header.words is not None and header.words != rule.used_words:  # older ones have none
+    if header.words != rule.used_words:
         yield f"the words that {rule.name} uses are {rule.used_words}, recorded {header.words}"
 
 
-def _of_chat(readings: Mapping[str, list[int]], rule: Rule, level: Level) -> Iterator[str]:
+def _of_chat(chat_prompts: Mapping[str, list[int]], rule: Rule, level: Level) -> Iterator[str]:
     """Only what the risky model reads may differ: the bound is against p_s behind the prompt."""
     num_rows = level.pair.risky.config.get_text_config().vocab_size
-    for name, token_ids in readings.items():
+    for name, token_ids in chat_prompts.items():
         if level.name != "token" or name not in rule.streams or rule.streams[name].model != "risky":
             yield f"{name} cannot read something else than the prompt at {level.name} level"
         elif not token_ids or not all(0 <= token_id < num_rows for token_id in token_ids):
@@ -182,7 +172,7 @@ def _of_chat(readings: Mapping[str, list[int]], rule: Rule, level: Level) -> Ite
 
 
 def _of_comparisons(ledger: Ledger, rule: Rule, level: Level) -> Iterator[str]:
-    """Of figures that need both models to say how likely each symbol is."""
+    """Figures that need both models to say how likely each symbol is."""
     if level.compares_models:
         return
     if not rule.retokenizes:
@@ -206,11 +196,8 @@ def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
     for number, step in enumerate(ledger.steps):
         if step.step != number:
             yield f"step {number} is numbered {step.step}"
-        # Without a bound an allowance means nothing: version 0.1.0 counted it down all the same.
-        if math.isfinite(budget.bound) and step.budget != budget.allowance(number, spent):
+        if step.budget != budget.allowance(number, spent):
             yield f"step {number}: the budget does not follow from the spends"
-        if not step.budget >= 0.0:
-            yield f"step {number}: budget {step.budget} is below 0"
         if not step.spend >= 0.0 or (rule.is_certified and not step.spend <= step.budget):
             yield f"step {number}: spend {step.spend} is not in [0, {step.budget}]"
         if (step.safe_log_prob is not None) != ("safe" in rule.streams):
@@ -225,10 +212,10 @@ def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
 
 
 def _recorded_budget(header: LedgerHeader, rule: Rule) -> Budget | None:
-    """The rule's own, or that of a call with a k of its own; None if it is neither."""
+    """The budget of the rule, or of a call that gave a k; None if it is neither."""
     for k in (None, header.k):
         try:
-            budget = rule.budget_for(horizon=header.horizon, k=k, ratios=NO_RATIOS)
+            budget = rule.budget_for(horizon=header.horizon, k=k)
         except ValueError:
             return None  # a call that asks for this k is refused
         if (budget.per_step, budget.total) == (header.k, header.K):
@@ -282,11 +269,11 @@ def _of_counts(ledger: Ledger, rule: Rule) -> Iterator[str]:
 SHARES = ("masked_mass", "max_total_variation")
 """Figures of work that are probabilities; the others count."""
 SHARE_ROUNDING = 1e-3
-"""By which sums of float32 probabilities may leave [0, 1]."""
+"""Sums of float32 probabilities leave [0, 1] by less."""
 
 
 def _of_work(ledger: Ledger, rule: Rule) -> Iterator[str]:
-    """Of what models computed at byte level."""
+    """Figures of what models computed at byte level."""
     known = ByteCounts().record()
     for name, figures in ledger.work.items():
         if ledger.header.level != "byte" or name not in {*BOTH, *rule.streams}:

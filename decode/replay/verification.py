@@ -1,41 +1,70 @@
 """Replay of a ledger against the models: every figure checked, every token drawn again."""
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from ..ledger import Ledger, LedgerError
+import torch
+from torch import Tensor
+
+from ...kernels import reference
+from ..ledger import Ledger, LedgerError, LedgerStep
 from ..models.model_pair import ModelPair
-from ..rules.rule import Rule
-from . import oracle
+from ..rules.rule import BOTH
+from ..settings import SamplingConfig
 from .consistency import inconsistencies
+from .draw import ARITHMETIC
 from .replay import ForcedStep, Replay
-from .step_laws import NUM_DEVIATIONS, logit_deviation, relative_deviation
-from .step_report import MOST_COST, StepReplay, StepReport, difference
+from .step_check import (
+    CARRYING_GAP,
+    DEVIATIONS_OF_A_GAIN,
+    MOST_OF_A_TEXT,
+    TOKENS_AT_A_BOUNDARY,
+    TRUNCATION_NEEDS,
+    Claim,
+    StepReport,
+    check_step,
+    difference,
+    logit_tolerance,
+)
+
+# V symbols.
+
+Warp = Callable[[SamplingConfig], Tensor]
+"""One model's logits (V,) warped by these settings."""
+
+LARGEST_SHARE = 1.0 - 2.0**-24
+"""min_p, and the tail that top_p drops, stay below 1."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Verification:
-    """The outcome of a replay; true, and `failures` empty, exactly when the ledger stands."""
+    """The outcome of a replay; true, and `failures` empty, exactly when nothing is wrong."""
 
     num_steps: int = 0
+    spent: float = 0.0
+    """Nats that the ledger records as spent."""
     bound: float = math.inf
     """Nats; infinite where the ledger is not certified."""
     divergence: float = 0.0
-    """Of p* from p_s, summed over the steps, in nats: by the oracle, not by the ledger; 0 for rules
-    that certify nothing."""
+    """KL, or the largest log-ratio, of p* from p_s, summed over the steps, in nats: by the
+    reference, not by the ledger; 0 for rules that certify nothing."""
     tolerance: float = 0.0
     """Nats by which rounding may move that sum, and so by which it may exceed the bound."""
     tokens_drawn_again: int = 0
     """Tokens that the seed gives again, exactly."""
     tokens_at_a_boundary: int = 0
-    """Tokens given again only by laws moved within rounding."""
-    boundary_cost: float = 0.0
-    """Squared deviations of rounding that these tokens need together."""
-    most_boundary_cost: float = 0.0
-    """What rounding explains: one draw at its own limit, and what rounding costs on average; honest
-    ledgers were measured at 0.7 of it at most, most below 0.1."""
+    """Tokens that the seed gives only if rounding moved the laws, within its tolerance."""
+    rounding: float = 0.0
+    """Tolerances by which rounding must have moved the laws for them, summed over the steps."""
+    gain: float = 0.0
+    """Nats of log p_r / p_s that they have more than the tokens that the seed gives exactly."""
+    most_gain: float = 0.0
+    """Nats that chance explains of that."""
     max_spend_error: float = 0.0
     max_log_prob_error: float = 0.0
     failures: list[str] = field(default_factory=list)
@@ -48,14 +77,15 @@ class Verification:
         return self.is_ok
 
     def __str__(self) -> str:
-        verdict = "verified" if self.is_ok else f"REFUSED: {self.failures[0]}"
-        return (
-            f"{verdict}: {self.num_steps} steps, {self.tokens_drawn_again} tokens drawn again "
-            f"(+{self.tokens_at_a_boundary} at a boundary, which takes {self.boundary_cost:.3g} of "
-            f"{self.most_boundary_cost:.3g}), divergence {self.divergence:.6g} nats (tolerance "
-            f"{self.tolerance:.1e}), bound {self.bound:.6g}, largest difference spend "
-            f"{self.max_spend_error:.1e}, log p {self.max_log_prob_error:.1e} nats"
-        )
+        if not self.is_ok:
+            others = len(self.failures) - 1
+            return f"REFUSED: {self.failures[0]}" + (f" (and {others} more)" if others else "")
+        tokens = f"{self.num_steps} token{'' if self.num_steps == 1 else 's'} reproduced"
+        if self.tokens_at_a_boundary:
+            tokens += f" ({self.tokens_at_a_boundary} within rounding)"
+        if math.isinf(self.bound):
+            return f"OK: {tokens}, no bound holds"
+        return f"OK: {tokens}, {self.spent:.1f} of {self.bound:.1f} nats spent"
 
 
 def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
@@ -66,110 +96,219 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     the bound, how it ended. Then both models run over the recorded tokens: the debt, what the rule
     gives at each budget, and by laws computed apart from the solvers every divergence, log p*,
     log p_s, the sum of divergences against the bound, and every token from its seed; what
-    `with_divergences` added too. Tolerances follow from the models' dtypes: see `step_laws`.
+    `with_divergences` added too. Tolerances follow from the models' dtypes: see `step_check`.
     Not checked: stop strings, num_return_sequences, prior_bound, forwards beyond the least number.
     Raises LedgerError for a file that was touched or damaged; all else is in `failures`.
     """
     if not isinstance(ledger, Ledger):
         ledger = Ledger.load(ledger)
-    bound = ledger.header.bound if ledger.certified is True else math.inf
-    report = Verification(num_steps=len(ledger.steps), bound=bound)
-    report.failures += inconsistencies(ledger, pair)
+    report = Verification(num_steps=len(ledger.steps), failures=inconsistencies(ledger, pair))
     if not (report.is_ok and ledger.steps):
         return report
-    found = _replayed(Replay(ledger, pair), report)
-    if found.is_ok:
-        return found
-    # Perhaps these models round more than most: twice the reading, only where it may matter.
-    measured = _replayed(Replay(ledger, pair, measures_rounding=True), report)
-    return measured if measured.is_ok else found
-
-
-def _replayed(replay: Replay, report: Verification) -> Verification:
-    """The report with what a replay finds."""
-    found = replace(report, failures=_prompt_failures(replay))
-    if found.is_ok:
-        _check_steps(replay, found)
-    return found
+    report.spent, report.bound = ledger.spent, ledger.header.bound if ledger.certified else math.inf
+    replay = Replay(ledger, pair)
+    report.failures += _prompt_failures(replay)
+    if not report.is_ok:
+        return report
+    steps = []
+    for forced, recorded in zip(replay.steps(), ledger.steps, strict=True):
+        if not forced.drawn.is_valid.item():
+            report.failures.append(f"step {forced.step}: the replayed logits are no distribution")
+            return report
+        steps.append(_checked(replay, forced, recorded))
+        report.failures += [f"step {forced.step}: {failure}" for failure in steps[-1].failures]
+    _sum_up(replay, steps, report)
+    return report
 
 
 def _prompt_failures(replay: Replay) -> list[str]:
-    header, reading = replay.ledger.header, replay.reading
-    if error := reading.errors[0]:
+    header, prompt = replay.ledger.header, replay.prompt
+    if error := prompt.errors[0]:
         return [error]
-    ratios = reading.ratios[0]
-    debt = replay.rule.budget_for(horizon=header.horizon, k=None, ratios=ratios).debt
+    ratios = prompt.ratios[0]
+    debt = replay.rule.debt_for(ratios)
     debt = max(debt, header.least_debt or 0.0)
     failures = []
     if not difference(debt, header.debt) <= _ratio_tolerance(replay, min(debt, header.debt)):
         failures.append(f"debt {header.debt}, replayed {debt}")
-    if header.prompt_ratios is not None:
-        failures += _ratio_failures(replay, ratios.tolist(), header.prompt_ratios)
+    recorded = header.prompt_ratios
+    if recorded is None:
+        return failures
+    if len(recorded) != len(ratios):
+        return [*failures, f"{len(recorded)} prompt ratios, replayed {len(ratios)}"]
+    for nats, replayed in zip(recorded, ratios.tolist(), strict=True):
+        gap = difference(nats, replayed)
+        if not gap <= _ratio_tolerance(replay, min(abs(nats), abs(replayed))):
+            return [*failures, f"prompt ratios differ by {gap:.3g} nats"]
     return failures
 
 
 def _ratio_tolerance(replay: Replay, nats: float) -> float:
-    """Of a ratio of this size, nats: it is no larger than the logits that it comes from."""
-    level, logits = replay.level, replay.reading.logits
-    deviation = 0.0
-    for name, model in level.pair.models.items():
-        deviation += relative_deviation(model.dtype) * nats
-        if name in logits:
-            last = logit_deviation(logits[name][0].cpu().float(), model.dtype)
-            deviation += level.symbols_per_token * last
-    return NUM_DEVIATIONS * deviation
+    """Nats by which a ratio of this size may differ: the rounding of a row's logits, or of the
+    ratio itself where that is larger than they are."""
+    tolerance = 0.0
+    for name, logits in replay.prompt.logits.items():
+        if name in replay.level.pair.models:
+            dtype = replay.level.pair.models[name].dtype
+            row = logits[0].cpu().double()
+            by_row = replay.level.symbols_per_token * logit_tolerance(row, dtype)
+            tolerance += by_row + logit_tolerance(row.new_tensor([nats]), dtype)
+    return tolerance
 
 
-def _ratio_failures(replay: Replay, replayed: list[float], recorded: list[float]) -> list[str]:
-    if len(replayed) != len(recorded):
-        return [f"{len(recorded)} prompt ratios, replayed {len(replayed)}"]
-    errors = [difference(*pair) for pair in zip(replayed, recorded, strict=True)]
-    sizes = [min(map(abs, pair)) for pair in zip(replayed, recorded, strict=True)]
-    shares = [
-        error / _ratio_tolerance(replay, size) for error, size in zip(errors, sizes, strict=True)
-    ]
-    error = max(errors, default=0.0)
-    is_off = not max(shares, default=0.0) <= 1.0
-    return [f"prompt ratios differ by {error:.3g} nats"] if is_off else []
+def _checked(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> StepReport:
+    """Check a step by the replayed supports; where that fails, by others that rounding may have
+    made of them."""
+    claim = _claim(replay, forced, recorded)
+    report = check_step(claim)
+    # At byte level truncation may have acted on tokens before; where a rule mixes raw logits, no
+    # model's support is known.
+    truncation = replay.level.warpers(replay.sampling).config
+    if not report.failures or not truncation.is_truncating or replay.rule.gain > 1.0:
+        return report
+    names = [name for name in BOTH if name in forced.inputs.logits]
+    warps = {name: partial(_warped, replay, forced, name) for name in names}
+    tolerances = {"safe": claim.safe_tolerance, "risky": claim.risky_tolerance}
+    for rows in other_supports(warps, truncation, tolerances):
+        device = forced.inputs.budget.device
+        given = {name: row[None].to(device) for name, row in rows.items()}
+        logits = {**forced.inputs.logits, **given}
+        inputs = replace(forced.inputs, logits=logits, warp=lambda warped: warped)
+        other = replace(
+            claim,
+            safe_logits=rows.get("safe", rows["risky"]),
+            risky_logits=rows["risky"],
+            drawn=replay.rule.next_token(inputs),
+        )
+        flipped = check_step(other)
+        if not flipped.failures:
+            rounding = flipped.rounding + TRUNCATION_NEEDS
+            return replace(flipped, rounding=rounding, gain=report.gain)
+    return report
 
 
-def _check_steps(replay: Replay, report: Verification) -> None:
-    steps = []
-    for forced, recorded in zip(replay.steps(), replay.ledger.steps, strict=True):
-        if not forced.drawn.is_valid.item():
-            report.failures.append(f"step {forced.step}: the replayed logits are no distribution")
-            return
-        steps.append(StepReplay(replay, forced, recorded).report())
-        _count(steps[-1], recorded.step, report)
-    _sum_up(replay.ledger, replay.rule, steps, report)
+def other_supports(
+    warps: Mapping[str, Warp], sampling: SamplingConfig, tolerances: Mapping[str, float]
+) -> Iterator[dict[str, Tensor]]:
+    """Warped logits of both models with one symbol kept that was dropped, or dropped that was kept,
+    in one of them or in both, wherever rounding may have decided that.
+
+    warps, tolerances: by model; tolerances are of a warped logit, in nats.
+    """
+    untruncated = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+    kept = {name: warp(sampling) for name, warp in warps.items()}
+    flipped = {
+        name: torch.where(kept[name] > -math.inf, -math.inf, warp(untruncated))
+        for name, warp in warps.items()
+    }
+    # Two logits move, as the ends of a gap.
+    uncertain = {
+        name: _uncertain(warp, sampling, math.sqrt(2.0) * tolerances[name])
+        for name, warp in warps.items()
+    }
+    for symbol in sorted(set(chain(*uncertain.values()))):
+        choices = [(False, True) if symbol in uncertain[name] else (False,) for name in warps]
+        for flips in product(*choices):
+            if any(flips):
+                yield {
+                    name: _with(kept[name], symbol, flipped[name]) if is_flipped else kept[name]
+                    for name, is_flipped in zip(warps, flips, strict=True)
+                }
 
 
-def _count(step: StepReport, number: int, report: Verification) -> None:
-    failures = step.failures()
-    report.failures += [f"step {number}: {failure}" for failure in failures]
-    is_again = step.cost == 0.0 and not step.is_flipped
-    report.tokens_drawn_again += is_again and not failures
-    report.tokens_at_a_boundary += not is_again and not failures
-    errors = {figure.name: figure.error for figure in step.figures}
-    report.max_spend_error = max(report.max_spend_error, errors["spend by the rule"])
-    report.max_log_prob_error = max(
-        report.max_log_prob_error, errors["log_prob"], errors["safe_log_prob"]
+def _with(kept: Tensor, symbol: int, flipped: Tensor) -> Tensor:
+    logits = kept.clone()
+    logits[symbol] = flipped[symbol]
+    return logits
+
+
+def _uncertain(warp: Warp, sampling: SamplingConfig, reach: float) -> list[int]:
+    is_uncertain = _is_kept(warp, sampling, reach) & ~_is_kept(warp, sampling, -reach)
+    logits = warp(replace(sampling, top_k=0, top_p=1.0, min_p=0.0))
+    if 0 < sampling.top_k < len(logits):
+        # Of top_k: symbols within reach of the first one on the other side.
+        last, first_dropped = logits.topk(sampling.top_k + 1).values[-2:]
+        gap = torch.where(logits >= last, logits - first_dropped, last - logits)
+        is_uncertain |= gap <= reach
+    symbols: list[int] = is_uncertain.nonzero()[:, 0].tolist()
+    return symbols
+
+
+def _is_kept(warp: Warp, sampling: SamplingConfig, reach: float) -> Tensor:
+    """(V,) bool under settings that are looser by `reach` nats, or tighter where it is negative.
+
+    Top-p drops a tail of mass 1 - top_p, which moves like a logit; so does min_p of the largest.
+    """
+    min_p = min(sampling.min_p * math.exp(-reach), LARGEST_SHARE)
+    tail = min((1.0 - sampling.top_p) * math.exp(-reach), LARGEST_SHARE)
+    return warp(replace(sampling, top_p=1.0 - tail, min_p=min_p)) > -math.inf
+
+
+def _warped(replay: Replay, forced: ForcedStep, name: str, sampling: SamplingConfig) -> Tensor:
+    """(V,) one model's warped logits, on the CPU."""
+    warp = replay.level.warpers(sampling).after(forced.seen)
+    return warp(forced.inputs.logits[name])[0].cpu()
+
+
+def _claim(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> Claim:
+    """The figures of a step, beside the warped logits of both models."""
+    rule, inputs, models = replay.rule, forced.inputs, replay.level.pair.models
+    names = [name for name in BOTH if name in inputs.logits]
+    rows = {name: _warped(replay, forced, name, replay.sampling) for name in names}
+    star = forced.drawn.log_probs()[0].cpu()
+    matters = star >= star.max() - CARRYING_GAP
+    matters[recorded.token_id] = True
+    tolerances = {
+        name: logit_tolerance(row, models[name].dtype, matters) for name, row in rows.items()
+    }
+    risky_tolerance = rule.gain * tolerances["risky"]
+    words = inputs.logits.get("words")
+    if words is not None and (words > -math.inf).any():
+        # What the safe model says of some symbols, in its tokens, is mixed in.
+        risky_tolerance += logit_tolerance(words[0].cpu(), models["safe"].dtype)
+    uniform = None if inputs.uniform is None else inputs.uniform[0].tolist()
+    return Claim(
+        kind="alone" if "safe" not in rule.streams else rule.divergence or "replayed",
+        recorded=recorded,
+        # Where the safe model has other tokens, nothing is compared.
+        safe_logits=rows.get("safe", rows["risky"]),
+        risky_logits=rows["risky"],
+        reads_risky="risky" in rule.streams,
+        safe_tolerance=tolerances.get("safe", risky_tolerance),
+        risky_tolerance=risky_tolerance,
+        drawn=forced.drawn,
+        uniform=None if uniform is None else (uniform[0], uniform[1], uniform[2]),
     )
 
 
-def _sum_up(ledger: Ledger, rule: Rule, steps: list[StepReport], report: Verification) -> None:
-    """Errors of steps are independent: their sum grows with the root of their number."""
-    report.boundary_cost = math.fsum(step.cost for step in steps)
-    report.most_boundary_cost = MOST_COST + math.fsum(step.expected_cost for step in steps)
-    if not report.boundary_cost <= report.most_boundary_cost:
+def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> None:
+    """Check what holds for all steps together."""
+    ledger, rule = replay.ledger, replay.rule
+    report.tokens_drawn_again = sum(step.rounding == 0.0 for step in steps)
+    report.tokens_at_a_boundary = len(steps) - report.tokens_drawn_again
+    report.rounding = math.fsum(step.rounding for step in steps)
+    report.max_spend_error = max(step.spend_error for step in steps)
+    report.max_log_prob_error = max(step.log_prob_error for step in steps)
+    at_first, a_token = MOST_OF_A_TEXT
+    most = at_first + a_token * len(steps)
+    if report.rounding > most:
         report.failures.append(
-            f"{report.tokens_at_a_boundary} tokens at a boundary need rounding of "
-            f"{report.boundary_cost:.3g}, {report.most_boundary_cost:.3g} is explained"
+            f"{report.tokens_at_a_boundary} of {len(steps)} tokens follow only within rounding "
+            f"from the seed, by {report.rounding:.2g} tolerances; {most:.2g} are explained"
         )
     if not rule.is_certified:
         return
-    deviation = math.hypot(*(step.divergence_deviation for step in steps))
-    report.tolerance = NUM_DEVIATIONS * deviation
+    report.gain = math.fsum(step.gain for step in steps)
+    spread = math.sqrt(2.0 * math.fsum(step.spread**2 for step in steps) / len(steps))
+    at_first, a_token = TOKENS_AT_A_BOUNDARY
+    report.most_gain = DEVIATIONS_OF_A_GAIN * spread * math.sqrt(at_first + a_token * len(steps))
+    if report.gain > report.most_gain + ARITHMETIC:
+        report.failures.append(
+            f"tokens that follow only within rounding gain {report.gain:.3g} nats of log p_r/p_s; "
+            f"{report.most_gain:.3g} are explained"
+        )
+    # Errors of steps are independent: their sum grows with the root of their number.
+    report.tolerance = math.hypot(*(step.tolerance for step in steps))
     report.divergence = math.fsum(step.divergence for step in steps)
     slack = math.fsum(step.slack for step in steps)  # of spends above it
     overspent = report.divergence - ledger.spent
@@ -184,8 +323,8 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
     """The ledger with `kl_risky_safe` and `kl_star_risky` of every step, and its prompt's ratios.
 
     Both models run once more over the recorded tokens; `verify` then checks these figures too.
-    Raises LedgerError, a ValueError, for a file that was touched, for other models than it names
-    and for what does not hold together.
+    Raises LedgerError, a ValueError, for a file that was touched, for other models than it names,
+    for what does not hold together, and where a model's logits are no distribution.
     Source: paper, figure of per-step divergences.
     """
     if not isinstance(ledger, Ledger):
@@ -194,18 +333,23 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
         raise LedgerError(failures[0])
     replay = Replay(ledger, pair, scores_prompt=True)
     if not replay.level.compares_models:
-        raise LedgerError("both models have tokens of their own, so no divergence is known")
+        raise LedgerError("the models have different tokens, so no divergence is known")
     steps = [
-        replace(recorded, **step_divergences(forced))
+        replace(recorded, **_step_divergences(forced))
         for forced, recorded in zip(replay.steps(), ledger.steps, strict=True)
     ]
-    ratios = replay.reading.ratios[0].tolist()
+    ratios = replay.prompt.ratios[0].tolist()
     return replace(ledger, header=replace(ledger.header, prompt_ratios=ratios), steps=steps)
 
 
-def step_divergences(forced: ForcedStep) -> dict[str, Any]:
+def _step_divergences(forced: ForcedStep) -> dict[str, Any]:
     """Nats, by the fields of `LedgerStep`; infinite where a law has mass that the other lacks."""
-    inputs = forced.inputs
-    risky, safe = (oracle.law_of(inputs.warped(name)[0]) for name in ("risky", "safe"))
-    star = forced.drawn.log_probs()[0].double()
-    return {"kl_risky_safe": oracle.kl(risky, safe), "kl_star_risky": oracle.kl(star, risky)}
+    risky, safe = (forced.inputs.warped(name).cpu() for name in ("risky", "safe"))
+    star = forced.drawn.log_probs().cpu().double()
+    figures = {
+        "kl_risky_safe": reference.kl_divergence(reference.log_softmax(risky), safe).item(),
+        "kl_star_risky": reference.kl_divergence(star, risky).item(),
+    }
+    if any(map(math.isnan, figures.values())):
+        raise LedgerError(f"step {forced.step}: the replayed logits are no distribution")
+    return figures

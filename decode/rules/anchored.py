@@ -1,15 +1,13 @@
 """Anchored Decoding: the risky model inside an information budget of the safe one."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ...kernels.projection import Projection, project_kl, project_max
-from ..settings import check_choice
-from .budget import Budget, Schedule, checked_nats
-from .prefix_debt import DebtMode, prefix_debt
+from ..settings import check_choice, whole_number
+from .budget import Budget, DebtMode, Schedule, checked_nats, prefix_debt
 from .rule import Divergence, NextToken, Rule, StepInputs
 
 
@@ -32,26 +30,24 @@ class Budgeted(Rule):
     def __post_init__(self) -> None:
         if (self.k is None) == (self.K is None):
             raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
-        given = "k" if self.K is None else "K"  # as a float: ledgers cannot hold numpy's own
+        given = "k" if self.K is None else "K"
         object.__setattr__(self, given, checked_nats(given, getattr(self, given)))
         check_choice("divergence", self.divergence, ("kl", "max"))
         check_choice("debt", self.debt, ("top", "average", "none"))
         check_choice("budget", self.budget, ("adaptive", "global", "fixed"))
-        if self.debt_window < 1:
-            raise ValueError(f"debt_window must be >= 1, got {self.debt_window}")
+        window = whole_number("debt_window", self.debt_window)
+        object.__setattr__(self, "debt_window", window)
+        if window < 1:
+            raise ValueError(f"debt_window must be >= 1, got {window}")
 
     @property
     def charges_debt(self) -> bool:
         return self.debt != "none"
 
-    @property
-    def num_ratios(self) -> int | None:
-        return self.debt_window if self.debt == "top" else None
+    def debt_for(self, ratios: Tensor) -> float:
+        return prefix_debt(ratios, mode=self.debt, window=self.debt_window)
 
-    def settings(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
+    def budget_for(self, *, horizon: int, k: float | None) -> Budget:
         if k is not None and self.K is not None:
             raise ValueError(
                 f"the rule has K={self.K:g} for a whole text, a call cannot give k={k:g} as well: "
@@ -63,17 +59,17 @@ class Budgeted(Rule):
             assert self.k is not None  # as one of both is given
             per_step = self.k if k is None else k
             total = checked_nats(f"K = k * horizon = {per_step} * {horizon}", per_step * horizon)
-        return Budget(
-            per_step=per_step,
-            total=total,
-            horizon=horizon,
-            debt=prefix_debt(ratios, mode=self.debt, window=self.debt_window),
-            schedule=self.budget,
-        )
+        return Budget(per_step=per_step, total=total, horizon=horizon, schedule=self.budget)
 
     def _project(self, inputs: StepInputs) -> Projection:
         project = project_kl if self.divergence == "kl" else project_max
         risky, safe = inputs.warped("risky"), inputs.warped("safe")
+        # Without an allowance p* is p_s whatever the risky model says, NaN too: while a text is
+        # decoded that model does not run there, so nobody would know. Most steps have no such row,
+        # but to ask a device would be to wait for it.
+        rests = inputs.budget <= 0.0
+        if rests.device.type != "cpu" or bool(rests.any()):
+            risky = torch.where(rests[:, None], safe, risky)
         return project(risky, safe, inputs.budget, inputs.uniform)
 
 
@@ -103,6 +99,8 @@ class NoOpt(Budgeted):
     name = "no_opt"
 
     def next_token(self, inputs: StepInputs) -> NextToken:
-        weight = self._project(replace(inputs, uniform=None)).weight
-        budget = torch.where(weight == 1.0, inputs.budget, 0.0)
+        first = self._project(replace(inputs, uniform=None))
+        # A row that has no p_r keeps its budget, so that it fails here too.
+        has_budget = (first.weight == 1.0) | ~first.is_valid
+        budget = torch.where(has_budget, inputs.budget, 0.0)
         return self._project(replace(inputs, budget=budget))

@@ -1,11 +1,21 @@
-"""How many nats the next token may spend: adaptive, global and fixed allowances of one request."""
+"""What one request may spend: its budget, the prefix debt, and the ratios that it follows from."""
 
+import hashlib
+import json
 import math
-from dataclasses import dataclass
-from numbers import Real
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from ...kernels.spend import BUDGET_CAP, SPEND_QUANTUM
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...durable_files import new_file
+from ...kernels.spend import BUDGET_CAP, allowance, new_accounts
+from ..settings import real_number
 
 Schedule = Literal["adaptive", "global", "fixed"]
 
@@ -47,12 +57,10 @@ class Budget:
         Source: paper, proposition "Global safety of adaptive banking"; corollary "Constant per-step
         cap" for fixed allowances.
         """
-        if self.schedule == "fixed":
-            return _round_down(self.per_step)
-        accrued = self.total
-        if self.schedule == "adaptive":
-            accrued = min(self.per_step * (step + 1), self.total)
-        return max(0.0, _round_down(accrued - self.debt) - spent)
+        device = torch.device("cpu")
+        account = new_accounts([self.per_step], [self.total], [self.debt], self.schedule, device)
+        spent_nats = torch.tensor([spent], dtype=torch.float64)
+        return float(allowance(account, step, spent_nats).item())
 
 
 def checked_nats(name: str, nats: Any) -> float:
@@ -61,14 +69,126 @@ def checked_nats(name: str, nats: Any) -> float:
     Raises ValueError unless it is a real number, numpy's too, in [0, BUDGET_CAP]: sums of larger
     spends would not be exact, and no step could spend them.
     """
-    if not isinstance(nats, Real):
-        raise ValueError(f"{name} must be a number of nats, got {nats!r}")
-    value = float(nats)
+    value = real_number(name, nats)
     if not 0.0 <= value <= BUDGET_CAP:
         raise ValueError(f"{name} must be in [0, {BUDGET_CAP:.0f}] nats, got {value}")
     return value
 
 
-def _round_down(nats: float) -> float:
-    capped = max(0.0, min(nats, BUDGET_CAP))
-    return math.floor(capped / SPEND_QUANTUM) * SPEND_QUANTUM
+DebtMode = Literal["top", "average", "none"]
+
+
+def log_likelihood_ratios(risky_log_probs: Tensor, safe_log_probs: Tensor) -> Tensor:
+    """log p_r(x_i) - log p_s(x_i) of prompt tokens, in nats, any shape, float64.
+
+    A token that the safe model gives no probability has ratio +inf, whatever the risky model says.
+    """
+    ratios = risky_log_probs.double() - safe_log_probs.double()
+    return ratios.masked_fill(safe_log_probs == float("-inf"), float("inf"))
+
+
+def prefix_debt(ratios: Tensor, *, mode: DebtMode = "top", window: int = 5) -> float:
+    """Nats that a prompt owes.
+
+    ratios: (num_positions,) log-likelihood ratios of the prompt's non-special tokens but the first.
+    mode: "top" is the mean of the `window` largest positive parts (all of them if there are fewer),
+    "average" the positive part of the mean, "none" zero. Without positions the debt is 0.
+    A ratio of +inf makes the debt infinite, whatever stands beside it. Raises ValueError for NaN.
+    Source: paper, section "Prefix debt" and algorithm PrefixDebt; special tokens and padding do not
+    count as positions here, so the debt of a prompt does not depend on its batch.
+    """
+    debt = debt_nats(ratios, mode=mode, window=window).item()
+    if math.isnan(debt):
+        raise ValueError("the prompt's log-likelihood ratios hold NaN, of which no debt follows")
+    return debt
+
+
+def debt_nats(ratios: Tensor, *, mode: DebtMode, window: int) -> Tensor:
+    """As `prefix_debt`, () on the device of the ratios, which is not waited for; NaN for NaN."""
+    if ratios.numel() == 0:
+        return ratios.new_zeros(())
+    if mode == "top":
+        nats = torch.topk(ratios.clamp(min=0.0), min(window, ratios.numel())).values.mean()
+    else:
+        nats = ratios.mean().clamp(min=0.0)
+    if mode == "none":
+        nats = torch.zeros_like(nats)
+    # A mean with a token that the risky model never writes would be NaN.
+    nats = nats.masked_fill(ratios.isposinf().any() & (mode != "none"), math.inf)
+    return nats.masked_fill(ratios.isnan().any(), math.nan)
+
+
+SCHEMA = "anchored-prompt-ratios/1"
+SHOWN = 80
+"""Most characters of a setting in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRatios:
+    """The ratios behind the prefix debts of some prompts: for any k, seed, rule and warpers.
+
+    They are never used for other models, settings or prompts than those they were computed with.
+    """
+
+    source: dict[str, Any]
+    """The settings that decide them, as plain JSON values: see `ratio_source`."""
+    by_prompt: dict[str, Tensor] = field(default_factory=dict)
+    """Ratios by `prompt_digest`: (num_positions,) float64 log p_r - log p_s, in nats of a token."""
+
+    def __len__(self) -> int:
+        return len(self.by_prompt)
+
+    def of(self, prompt: list[int]) -> Tensor:
+        """The ratios of a prompt, given by its symbols."""
+        return self.by_prompt[prompt_digest(prompt)]
+
+    def check_prompts(self, prompts: list[list[int]]) -> None:
+        """Raise ValueError, in one line, for a prompt that is not among these."""
+        for prompt in prompts:
+            if (digest := prompt_digest(prompt)) not in self.by_prompt:
+                raise ValueError(
+                    f"no ratios are given for the prompt of {len(prompt)} symbols with sha256 "
+                    f"{digest[:12]}: they are for {len(self)} other prompts"
+                )
+
+    def check(self, source: dict[str, Any]) -> None:
+        """Raise ValueError, in one line, if they were computed with anything else than `source`."""
+        for name in {**source, **self.source}:
+            here, there = source.get(name), self.source.get(name)
+            if here != there:
+                raise ValueError(
+                    f"the prompts' ratios were computed with another {name}: {_shown(there)}, "
+                    f"here it is {_shown(here)}"
+                )
+
+    def save(self, path: Path | str, *, overwrite: bool = True) -> None:
+        """Write a safetensors file in one step: one tensor a prompt, the source as metadata.
+
+        Without `overwrite` as `Ledger.save`.
+        """
+        metadata = {"schema": SCHEMA, "source": json.dumps(self.source)}
+        with new_file(Path(path), overwrite=overwrite) as partial:
+            save_file(self.by_prompt, partial, metadata)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "PromptRatios":
+        """Read what `save` wrote; ValueError for a file of another kind."""
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                by_prompt = {digest: file.get_tensor(digest) for digest in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no safetensors file: {error}") from None
+        if metadata.get("schema") != SCHEMA:
+            raise ValueError(f"{path} holds no {SCHEMA}: its schema is {metadata.get('schema')}")
+        return cls(json.loads(metadata["source"]), by_prompt)
+
+
+def prompt_digest(prompt: list[int]) -> str:
+    """sha256 (hex) of a prompt's symbols as little-endian int64."""
+    return hashlib.sha256(np.array(prompt, dtype="<i8").tobytes()).hexdigest()
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."

@@ -5,7 +5,7 @@ import sys
 from typing import Literal
 
 HALVINGS = 1200
-"""Of an interval of probabilities: as many as lead from 1 to below the least float64."""
+"""Halvings of an interval of probabilities: as many as lead from 1 to below the least float64."""
 
 ROUNDING = 8.0 * sys.float_info.epsilon
 """Relative error of nats, more than the few operations on them make; it is added to the budget."""

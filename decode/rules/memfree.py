@@ -1,16 +1,185 @@
 """MemFree: the risky model, never completing an n-gram of a blocklist."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from .blocklist import Blocklist, corpus_ngrams, corpus_sha256, passage_ngrams
+from ...durable_files import file_sha256
+from ..settings import checked_texts, real_number, whole_number
 from .rule import StepInputs, Symbols
 from .unbounded import Unbounded
+
+
+class Blocklist(Protocol):
+    """N-grams of symbols, none of which a text may complete."""
+
+    def knows(self, text: Sequence[int]) -> bool:
+        """Whether an n-gram begins with the last n - 1 symbols of a text."""
+        ...
+
+    def blocked(self, text: Sequence[int], candidates: Iterable[int]) -> Sequence[int]:
+        """Symbols that would complete one behind a text that it knows: of the candidates, at
+        least."""
+        ...
+
+
+class PassageNGrams:
+    """Every n-gram of a few texts: about 400 MB a million of them."""
+
+    def __init__(self, texts: Iterable[Sequence[int]], n: int) -> None:
+        lasts_of: dict[tuple[int, ...], set[int]] = {}
+        for text in texts:
+            for *head, last in _ngrams(text, n):
+                lasts_of.setdefault(tuple(head), set()).add(last)
+        self._n = n
+        self._lasts: Mapping[tuple[int, ...], Sequence[int]] = {
+            head: sorted(lasts) for head, lasts in lasts_of.items()
+        }
+
+    def knows(self, text: Sequence[int]) -> bool:
+        return _head(text, self._n) in self._lasts
+
+    def blocked(self, text: Sequence[int], candidates: Iterable[int]) -> Sequence[int]:
+        return self._lasts[_head(text, self._n)]
+
+
+class CorpusNGrams:
+    """The n-grams of many texts in Bloom filters: 8 bytes each where one test in a million errs.
+
+    All of them are found; of others, at most `false_positives` are too. The n-grams' beginnings are
+    kept beside them, so that symbols are tested one by one behind a known beginning alone.
+    """
+
+    def __init__(self, texts: Iterable[Sequence[int]], n: int, false_positives: float) -> None:
+        """Raises ModuleNotFoundError without rbloom."""
+        self._n = n
+        self._whole, self._heads = GrowingFilter(false_positives), GrowingFilter(false_positives)
+        for text in texts:
+            self._whole.update(_ngrams(text, n))
+            self._heads.update(gram[:-1] for gram in _ngrams(text, n))
+
+    def knows(self, text: Sequence[int]) -> bool:
+        return _head(text, self._n) in self._heads
+
+    def blocked(self, text: Sequence[int], candidates: Iterable[int]) -> Sequence[int]:
+        head = _head(text, self._n)
+        return [symbol for symbol in candidates if (*head, symbol) in self._whole]
+
+
+FIRST_CAPACITY = 1 << 20
+
+
+class GrowingFilter:
+    """A set of tuples of ints that may hold a few more: Bloom filters, each twice as large as the
+    one before and wrong half as often, so that together they are wrong no more than allowed."""
+
+    def __init__(self, false_positives: float, first_capacity: int = FIRST_CAPACITY) -> None:
+        try:
+            from rbloom import Bloom
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "a blocklist of a corpus needs rbloom: pip install 'anchored[retrieval]'"
+            ) from None
+        self._new, self._rate, self._room = Bloom, false_positives, 0
+        self._capacity = first_capacity
+        self._filters: list[Any] = []
+
+    def update(self, items: Iterator[tuple[int, ...]]) -> None:
+        """Add items; equal ones count each time, as long as they are in no earlier filter."""
+        while part := list(islice(items, max(self._room, 1))):
+            new = [
+                item for item in part if not any(item in earlier for earlier in self._filters[:-1])
+            ]
+            if not self._room:
+                self._rate, self._room = self._rate / 2.0, self._capacity
+                self._filters.append(self._new(self._capacity, self._rate))
+                self._capacity *= 2
+            self._filters[-1].update(new)
+            self._room -= len(new)
+
+    def __contains__(self, item: tuple[int, ...]) -> bool:
+        return any(item in bloom for bloom in self._filters)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the filters."""
+        bits: int = sum(bloom.size_in_bits for bloom in self._filters)
+        return bits // 8
+
+
+def _ngrams(text: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
+    return zip(*(islice(text, start, None) for start in range(n)), strict=False)
+
+
+def _head(text: Sequence[int], n: int) -> tuple[int, ...]:
+    """Its last n - 1 symbols, fewer of a shorter text."""
+    return tuple(text[max(0, len(text) - n + 1) :])
+
+
+def passage_ngrams(passages: Sequence[str], symbols: Symbols, n: int) -> PassageNGrams:
+    """The n-grams of texts, as symbols; n: symbols of one."""
+    return PassageNGrams(map(symbols.encode_continuation, passages), n)
+
+
+_corpora: dict[tuple[Any, ...], CorpusNGrams] = {}
+"""The last one only: a corpus is read once for a decoder and the ledgers that it wrote."""
+
+
+def corpus_ngrams(
+    corpus: Path, sha256: str, symbols: Symbols, n: int, false_positives: float
+) -> CorpusNGrams:
+    """The n-grams of a JSONL file of texts, see `records`.
+
+    Raises OSError or ValueError for a file that cannot be read so.
+    """
+    key = (sha256, symbols.encoding(), n, false_positives)
+    if key not in _corpora:
+        texts = (symbols.encode_continuation(record["text"]) for record in records(corpus))
+        ngrams = CorpusNGrams(texts, n, false_positives)
+        _corpora.clear()
+        _corpora[key] = ngrams
+    return _corpora[key]
+
+
+def corpus_sha256(corpus: Path) -> str:
+    """The sha256 of a file's bytes, which are read again where the file was written since."""
+    stat = corpus.stat()
+    return _sha256(corpus, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8)
+def _sha256(path: Path, modified: int, size: int) -> str:
+    return file_sha256(path)
+
+
+def records(corpus: Path) -> Iterator[dict[str, Any]]:
+    """Each line of a corpus, {"text": ..., optional "id"}; ValueError for one that is not that.
+
+    Lines without an id are counted from 0.
+    """
+    number = -1
+    with corpus.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+                raise ValueError(f'{corpus}: line {number + 1} is no JSON object with a "text"')
+            yield {"text": record["text"], "id": record.get("id", number)}
+    if number < 0:
+        raise ValueError(f"{corpus} holds no passages")
+
+
+LARGEST_N = 1000
+"""Tokens: about two pages, behind which hardly a text still follows a passage word by word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +199,7 @@ class MemFree(Unbounded):
     """JSONL file, {"text": ...} a line, of which every n-gram is blocked: in Bloom filters, which
     block a few others too."""
     corpus_sha256: str | None = None
-    """Of that file, which must have it; found unless given."""
+    """The hash that this file must have; computed unless given."""
     false_positives: float = 1e-6
     """Largest probability that a symbol behind the beginning of one of the corpus's n-grams is
     blocked though it completes none; in [1e-15, 1)."""
@@ -42,16 +211,18 @@ class MemFree(Unbounded):
     looks_back = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.passages, str):
-            raise ValueError("passages must be a list of texts, got one text")
+        Unbounded.__post_init__(self)
         if self.passages is None and self.corpus is None:
             raise ValueError("MemFree needs passages, a corpus or both")
-        if type(self.n) is not int or self.n < 1:
-            raise ValueError(f"n must be a whole number >= 1, got {self.n!r}")
-        if type(self.false_positives) is not float or not 1e-15 <= self.false_positives < 1.0:
-            raise ValueError(f"false_positives must be in [1e-15, 1), got {self.false_positives!r}")
+        object.__setattr__(self, "n", whole_number("n", self.n))
+        if not 1 <= self.n <= LARGEST_N:
+            raise ValueError(f"n must be in [1, {LARGEST_N}], got {self.n}")
+        rate = real_number("false_positives", self.false_positives)
+        object.__setattr__(self, "false_positives", rate)
+        if not 1e-15 <= rate < 1.0:
+            raise ValueError(f"false_positives must be in [1e-15, 1), got {rate}")
         if self.passages is not None:
-            object.__setattr__(self, "passages", list(self.passages))
+            object.__setattr__(self, "passages", checked_texts("passages", self.passages))
         self._check_corpus()
 
     def _check_corpus(self) -> None:
@@ -62,35 +233,24 @@ class MemFree(Unbounded):
         path = Path(self.corpus)
         if not path.is_file():
             raise ValueError(f"corpus must be a file of texts, there is none at {path}")
-        found = corpus_sha256(path)
-        if self.corpus_sha256 not in (None, found):
-            raise ValueError(f"{path} is not the corpus that was recorded: its sha256 is {found}")
+        sha256 = corpus_sha256(path)
+        if self.corpus_sha256 not in (None, sha256):
+            raise ValueError(f"{path} is not the corpus that was recorded: its sha256 is {sha256}")
         object.__setattr__(self, "corpus", str(path))
-        object.__setattr__(self, "corpus_sha256", found)
+        object.__setattr__(self, "corpus_sha256", sha256)
 
     def for_symbols(self, symbols: Symbols) -> Self:
         n = self.n * symbols.symbols_per_token
-        found: list[Blocklist] = []
+        blocklists: list[Blocklist] = []
         if self.passages is not None:
-            found.append(passage_ngrams(self.passages, symbols, n))
+            blocklists.append(passage_ngrams(self.passages, symbols, n))
         if self.corpus is not None:
             assert self.corpus_sha256 is not None
             corpus = Path(self.corpus), self.corpus_sha256
-            found.append(corpus_ngrams(*corpus, symbols, n, self.false_positives))
+            blocklists.append(corpus_ngrams(*corpus, symbols, n, self.false_positives))
         rule = replace(self)
-        object.__setattr__(rule, "_blocklists", tuple(found))
+        object.__setattr__(rule, "_blocklists", tuple(blocklists))
         return rule
-
-    def settings(self) -> dict[str, Any]:
-        """Those that were given, and of a corpus what its filters need; older ledgers have no
-        more."""
-        own: dict[str, Any] = {"n": self.n}
-        if self.passages is not None:
-            own["passages"] = self.passages
-        if self.corpus is not None:
-            own |= {"corpus": self.corpus, "corpus_sha256": self.corpus_sha256}
-            own["false_positives"] = self.false_positives
-        return own if self.compared else {**own, "compared": False}
 
     def logits(self, inputs: StepInputs) -> Tensor:
         assert inputs.past is not None
@@ -110,6 +270,6 @@ class MemFree(Unbounded):
         """
         if self._blocklists is None:
             raise ValueError("MemFree blocks symbols of a level: use a Decoder, or `for_symbols`")
-        knowing = [own for own in self._blocklists if own.knows(text)]
+        knowing = [ngrams for ngrams in self._blocklists if ngrams.knows(text)]
         candidates = (logits > -torch.inf).nonzero()[:, 0].tolist() if knowing else []
-        return sorted({symbol for own in knowing for symbol in own.blocked(text, candidates)})
+        return sorted({symbol for ngrams in knowing for symbol in ngrams.blocked(text, candidates)})

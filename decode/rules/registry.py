@@ -3,12 +3,10 @@
 from typing import Any
 
 from .anchored import Anchored, NoOpt
-from .cp_fuse import CPFuse
 from .memfree import MemFree
-from .rcad import RCAD
+from .mixtures import RCAD, CPFuse
+from .one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
 from .rule import Rule
-from .single_model import RiskyOnly, SafeOnly, System
-from .switches import ColdStart, GlobalSwitch
 from .token_swap import TokenSwap
 
 RULES: dict[str, type[Any]] = {

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ Divergence = Literal["kl", "max"]
 """KL(p* || p_s), or the largest log-ratio of both."""
 
 StreamName = str
-"""Names one reading of the text by one model: "safe", "risky", or a rule's own name."""
+"""Names one prompt that one model reads: "safe", "risky", or a name that the rule gives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StreamSpec:
     """Which model reads, and what stands before the prompt there."""
 
     model: ModelName
@@ -32,13 +32,13 @@ class Reading:
     """The request's own passage stands before the prompt."""
 
 
-SAFE, RISKY = Reading("safe"), Reading("risky")
+SAFE, RISKY = StreamSpec("safe"), StreamSpec("risky")
 
-BOTH: Mapping[StreamName, Reading] = {"safe": SAFE, "risky": RISKY}
+BOTH: Mapping[StreamName, StreamSpec] = {"safe": SAFE, "risky": RISKY}
 
 
 class Symbols(Protocol):
-    """What a level decodes in, as far as rules that know words ask."""
+    """The symbols that a level decodes in, as far as rules that know words ask."""
 
     @property
     def name(self) -> str: ...  # "token" or "byte"
@@ -55,21 +55,21 @@ class Symbols(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a batch of rows has generated before this step, for rules that look back."""
+    """The texts that a batch of rows has generated before this step, for rules that look back."""
 
     texts: Sequence[Sequence[int]]
-    """By row: the symbols, without the prompt."""
+    """The symbols by row, without the prompt."""
     log_probs: Mapping[StreamName, Tensor]
-    """By stream: (batch,) float64 nats, log p(symbols | prompt) under its raw logits."""
+    """Nats by stream: (batch,) float64, log p(symbols | prompt) under its raw logits."""
 
     def of(self, rows: Sequence[int]) -> "Past":
-        """Of some of the rows, in this order."""
+        """The past of some of the rows, in this order."""
         log_probs = {name: own[list(rows)] for name, own in self.log_probs.items()}
         return Past([self.texts[row] for row in rows], log_probs)
 
 
 class PastRows:
-    """What each row of a batch has generated so far, kept step by step."""
+    """The texts that each row of a batch has generated so far, kept step by step."""
 
     def __init__(self, num_rows: int, names: Iterable[StreamName]) -> None:
         self._texts: list[list[int]] = [[] for _ in range(num_rows)]
@@ -102,10 +102,10 @@ class PastRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInputs:
-    """What the models say of the next token, for a batch of rows."""
+    """Both models' predictions of the next token, for a batch of rows."""
 
     logits: Mapping[str, Tensor]
-    """By stream, of those that the rule reads at least: (batch, vocab_size), raw, any float dtype,
+    """Raw logits by stream, of those at least that the rule reads: (batch, vocab_size), any dtype,
     all on one device."""
     warp: Callable[[Tensor], Tensor]
     """Raw logits to warped logits: penalties, temperature, truncation, one end symbol."""
@@ -153,8 +153,8 @@ class Rule(Protocol):
     def name(self) -> str: ...
 
     @property
-    def streams(self) -> Mapping[StreamName, Reading]:
-        """What `next_token` reads; no other model runs."""
+    def streams(self) -> Mapping[StreamName, StreamSpec]:
+        """The streams that `next_token` reads; no other model runs."""
         return BOTH
 
     @property
@@ -170,7 +170,7 @@ class Rule(Protocol):
 
     @property
     def divergence(self) -> Divergence | None:
-        """What the spends of a certified rule bound; None where they bound nothing."""
+        """The divergence that a certified rule's spends bound; None where they bound nothing."""
         return None
 
     @property
@@ -181,13 +181,8 @@ class Rule(Protocol):
 
     @property
     def charges_debt(self) -> bool:
-        """Whether `budget_for` asks for ratios; without them prompts cost less to read."""
+        """Whether prompts owe a debt; without one they cost less to read."""
         return False
-
-    @property
-    def num_ratios(self) -> int | None:
-        """How many of the largest ratios decide the debt, None for all: fewer cost less."""
-        return None
 
     @property
     def retokenizes(self) -> bool:
@@ -196,7 +191,7 @@ class Rule(Protocol):
 
     @property
     def used_words(self) -> Mapping[str, list[str]] | None:
-        """Of a rule that swaps words, at its level: those "swapped" and those "left_out", which are
+        """The words that a rule swaps at its level: those "swapped" and those "left_out", which are
         no single symbol there."""
         return None
 
@@ -208,18 +203,25 @@ class Rule(Protocol):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Plain JSON values from which `registry.make_rule` makes the rule again."""
-        return {}
+        """Plain JSON values from which `registry.make_rule` makes the rule again: its fields."""
+        return {own.name: getattr(self, own.name) for own in fields(cast(Any, self)) if own.init}
 
-    def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
-        """The budget of one request.
+    def budget_for(self, *, horizon: int, k: float | None) -> Budget:
+        """The budget of one request, before its prompt was read: without a debt.
 
-        horizon: most steps. k: nats a step in place of the rule's own, in [0, BUDGET_CAP].
-        ratios: (num_positions,) float64 log-likelihood ratios of the prompt's tokens. Raises
-        ValueError where k * horizon is beyond BUDGET_CAP, a ratio is NaN, or k is given to a rule
-        that was made from K.
+        horizon: most steps. k: nats a step in place of the rule's k, in [0, BUDGET_CAP]. Raises
+        ValueError where k * horizon is beyond BUDGET_CAP, or k is given to a rule that was made
+        from K.
         """
         ...
+
+    def debt_for(self, ratios: Tensor) -> float:
+        """Nats that a prompt owes.
+
+        ratios: (num_positions,) float64 log-likelihood ratios of its tokens. Raises ValueError
+        where one is NaN.
+        """
+        return 0.0
 
     def next_token(self, inputs: StepInputs) -> NextToken:
         """p* of this step for every row, with the token drawn from it where uniforms are given."""

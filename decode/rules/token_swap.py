@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from .rule import BOTH, RISKY, SAFE, Reading, StepInputs, StreamName, Symbols
+from ..settings import checked_texts
+from .rule import BOTH, RISKY, SAFE, StepInputs, StreamName, StreamSpec, Symbols
 from .unbounded import Unbounded
 
 SEED_LIST = """
@@ -21,8 +22,8 @@ had has were will did been could does need being am used doing having
 """Source: paper, table "Seed list of functional words for TokenSwap"."""
 
 
-RETOKENIZED: Mapping[StreamName, Reading] = {"risky": RISKY, "words": SAFE}
-"""What is read of two tokenizers. The safe model's reading has a name of its own: it says how
+RETOKENIZED: Mapping[StreamName, StreamSpec] = {"risky": RISKY, "words": SAFE}
+"""The streams of two tokenizers. The safe model's has another name than "safe": it says how
 likely some tokens are, warped already, and no law of all of them."""
 
 
@@ -39,7 +40,7 @@ class TokenSwap(Unbounded):
     words: list[str] = field(default_factory=lambda: SEED_LIST.split())
     """Each counts with a space before it, where that is one token of the pair."""
     _token_ids: dict[str, int] | None = field(default=None, init=False, repr=False, compare=False)
-    _reads: Mapping[StreamName, Reading] = field(
+    _reads: Mapping[StreamName, StreamSpec] = field(
         default_factory=lambda: BOTH, init=False, repr=False, compare=False
     )
 
@@ -47,16 +48,17 @@ class TokenSwap(Unbounded):
     retokenizes = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.words, str) or not self.words:
+        Unbounded.__post_init__(self)
+        object.__setattr__(self, "words", checked_texts("words", self.words))
+        if not self.words:
             raise ValueError("words must be a list of at least one word")
-        object.__setattr__(self, "words", list(self.words))
 
     @property
-    def own_streams(self) -> Mapping[StreamName, Reading]:
+    def own_streams(self) -> Mapping[StreamName, StreamSpec]:
         return self._reads
 
     @property
-    def streams(self) -> Mapping[StreamName, Reading]:
+    def streams(self) -> Mapping[StreamName, StreamSpec]:
         """The safe model is always read; beside it again there is nothing to compare."""
         return self._reads
 
@@ -83,9 +85,6 @@ class TokenSwap(Unbounded):
             return None
         left_out = [word for word in self.words if word not in self._token_ids]
         return {"swapped": list(self._token_ids), "left_out": left_out}
-
-    def settings(self) -> dict[str, Any]:
-        return {"words": self.words}
 
     def logits(self, inputs: StepInputs) -> Tensor:
         if self._token_ids is None:

@@ -3,15 +3,15 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...kernels.sampler import coupled_sample
+from ..settings import check_flag
 from .budget import Budget
-from .rule import RISKY, SAFE, NextToken, Reading, Rule, StepInputs, StreamName
+from .rule import RISKY, SAFE, NextToken, Rule, StepInputs, StreamName, StreamSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,23 +25,19 @@ class Unbounded(Rule):
     """Run the safe model beside it, to report what p* spends and to draw by the coupled sampler, as
     near to the safe model's text as p* allows. Without it every spend is infinite."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compared", check_flag("compared", self.compared))
+
     @property
-    def own_streams(self) -> Mapping[StreamName, Reading]:
-        """What `logits` reads."""
+    def own_streams(self) -> Mapping[StreamName, StreamSpec]:
+        """The streams that `logits` reads."""
         return {"risky": RISKY}
 
     @property
-    def streams(self) -> Mapping[StreamName, Reading]:
+    def streams(self) -> Mapping[StreamName, StreamSpec]:
         return {"safe": SAFE, **self.own_streams} if self.compared else self.own_streams
 
-    def settings(self) -> dict[str, Any]:
-        """Without `compared` where that is so: older ledgers do not name it."""
-        own = asdict(self)
-        if self.compared:
-            del own["compared"]
-        return own
-
-    def budget_for(self, *, horizon: int, k: float | None, ratios: Tensor) -> Budget:
+    def budget_for(self, *, horizon: int, k: float | None) -> Budget:
         # Fixed: an allowance that an infinite spend used up would let the risky model rest.
         return Budget(per_step=math.inf, total=math.inf, horizon=horizon, schedule="fixed")
 

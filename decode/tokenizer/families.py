@@ -4,22 +4,25 @@ GPT-2   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\
 cl100k  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
         |\s*[\r\n]+|\s+(?!\S)|\s+                      (Llama 3 and OLMo 2 use it too)
 Qwen    cl100k with \p{N} for \p{N}{1,3}
-o200k   words cut by case, with an optional contraction behind them (Llama 4 uses it too)
-Tekken  o200k without contractions and with \p{N} for \p{N}{1,3} (Mistral NeMo)
+o200k   words cut by case; U = \p{Lu}\p{Lt}, B = \p{Lm}\p{Lo}\p{M}, D = \p{Ll}, C a contraction:
+        [^\r\n\p{L}\p{N}]?[UB]*[DB]+C?|[^\r\n\p{L}\p{N}]?[UB]+[DB]*C?|\p{N}{1,3}
+        | ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+        (Llama 4 uses it too)
+Tekken  o200k without C and with \p{N} for \p{N}{1,3} (Mistral NeMo)
 DeepSeek-V3  [!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*
         |\s*[\r\n]+|\s+(?!\S)|\s+          (behind two other steps, see sequences.py)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
-from .o200k import o200k
 from .pretokenizer import (
     APOSTROPHE,
+    MARK,
     NEWLINE,
     NUMBER,
     OTHER,
     ROLES,
+    SLASH,
     SPACE,
     WHITE,
     WHITE_SPACE,
@@ -32,6 +35,14 @@ ROLE_CLASSES = {role: (role,) for role in LETTERS}
 SYMBOLS = (OTHER, APOSTROPHE)
 DEEPSEEK_LETTERS = ("ascii_letter", "letter")
 DEEPSEEK_SYMBOLS = ("ascii_symbol", OTHER)
+LOWER = ("lower", "lower_stmd", "lower_rv", "lower_e", "lower_l")
+UPPER = ("upper", "upper_stmd", "upper_rv", "upper_e", "upper_l")
+BOTH = ("both", MARK)
+CASED_LETTERS = (*LOWER, *UPPER, *BOTH)
+SLASHED_SYMBOLS = (OTHER, SLASH, APOSTROPHE)
+CASED_ENDS = ("lower", "upper", "both", "upper_only", "contracted")
+OWING_ENDS = ("lower_not_e", "lower_not_l", "upper_not_e", "upper_not_l")
+SYMBOL_ENDS = ("symbol", "symbols", "apostrophe", "closing_newlines", "last_newline")
 ENDS = ("word", "word_not_e", "word_not_l", "digits_1", "symbols", "apostrophe", "contracted")
 
 
@@ -112,6 +123,38 @@ def deepseek_v3() -> PretokenizerAutomaton:
     rules.add_white_space({**keeps, **{("space", name): ("symbols",) for name in DEEPSEEK_SYMBOLS}})
     rules.add_newlines()
     return rules.automaton(_deepseek_class, (*ends, "unmatched", "last_newline"))
+
+
+def o200k(*, longest_number: int = 3, has_contractions: bool = True) -> PretokenizerAutomaton:
+    """o200k and Llama 4; Tekken with longest_number=1 and without contractions.
+
+    A run of U and B followed by no D ends, by backtracking, at its last B: "both" then splits
+    before the U that follow ("upper_only", which owes to be followed by U or by no letter), or
+    joins them ("upper_owing", which owes a later B or D).
+    """
+    rules = TransitionRules(
+        {
+            **_word_starts(),
+            NUMBER: ("digits_1",),
+            **dict.fromkeys(SLASHED_SYMBOLS, ("symbol",)),
+            SPACE: ("before_newline", "single_space"),
+            WHITE: ("before_newline", "single_gap"),
+            NEWLINE: ("before_newline", "last_newline"),
+        }
+    )
+    _add_cased_words(rules)
+    roles = ("stmd", "rv", "e", "l")
+    rules.add_contraction({role: (f"lower_{role}", f"upper_{role}") for role in roles})
+    rules.add_digits(longest_number)
+    _add_cased_symbols(rules)
+    _add_suffix_apostrophe(rules)
+    keeps = {(kind, name): to for kind in ("space", "gap") for name, to in _word_starts().items()}
+    keeps |= {("space", name): ("symbols",) for name in SLASHED_SYMBOLS}
+    rules.add_white_space(keeps)
+    rules.add_newlines()
+    digits = [f"digits_{count}" for count in range(1, longest_number + 1)]
+    classify = _cased_class if has_contractions else _cased_class_without_roles
+    return rules.automaton(classify, (*CASED_ENDS, *OWING_ENDS, *SYMBOL_ENDS, *digits))
 
 
 FAMILIES: dict[str, Callable[[], PretokenizerAutomaton]] = {
@@ -200,3 +243,91 @@ def _visible_class(character: str, category: str) -> str:
     if category == "N":
         return NUMBER
     return APOSTROPHE if character == "'" else OTHER
+
+
+def _word_starts() -> dict[str, tuple[str, ...]]:
+    return {
+        **dict.fromkeys(LOWER, ("lower",)),
+        **dict.fromkeys(UPPER, ("upper",)),
+        **dict.fromkeys(BOTH, ("both",)),
+    }
+
+
+def _add_cased_words(rules: TransitionRules) -> None:
+    rules.join("lower", (*LOWER, *BOTH), "lower")
+    rules.join("upper", UPPER, "upper")
+    rules.join("both", UPPER, "upper_owing")
+    rules.join("upper_owing", UPPER, "upper_owing")
+    rules.join("upper_only", UPPER, "upper_only")
+    for state in ("upper", "both", "upper_owing"):
+        rules.join(state, LOWER, "lower")
+        rules.join(state, BOTH, "both")
+    rules.split("both", UPPER, "upper_only")
+    rules.split("lower", UPPER)
+    for state in ("lower", "upper", "both", "upper_only"):
+        _add_word_end(rules, state)
+    for state in ("lower", "upper"):
+        _add_owing(rules, f"{state}_not_e", like_state=state, banned=("lower_e", "upper_e"))
+        _add_owing(rules, f"{state}_not_l", like_state=state, banned=("lower_l", "upper_l"))
+
+
+def _add_word_end(rules: TransitionRules, state: str) -> None:
+    rules.join(state, [APOSTROPHE], "contraction")
+    rules.split(state, [APOSTROPHE], "apostrophe")
+    rules.split(state, [name for name in rules.start if name not in (*CASED_LETTERS, APOSTROPHE)])
+
+
+def _add_owing(
+    rules: TransitionRules, state: str, *, like_state: str, banned: Sequence[str]
+) -> None:
+    """A copy of a word state that must not be followed by the `banned` classes."""
+    for table in (rules.joins, rules.splits):
+        copied = {(state, name): to for (at, name), to in table.items() if at == like_state}
+        table.update({key: to for key, to in copied.items() if key[1] not in banned})
+
+
+def _add_cased_symbols(rules: TransitionRules) -> None:
+    """Symbols and marks, with newlines and slashes behind them; a single one may begin a word."""
+    for state in ("symbol", "symbols"):
+        rules.join(state, SLASHED_SYMBOLS, "symbols")
+        rules.join(state, [NEWLINE], "closing_newlines")
+    for name, targets in _word_starts().items():
+        rules.join("symbol", [name], *targets)
+    rules.join("symbols", [MARK], "symbols")
+    rules.join("closing_newlines", [NEWLINE, SLASH], "closing_newlines")
+    for state in ("symbol", "symbols", "closing_newlines"):
+        rules.split_rest(state)
+
+
+def _add_suffix_apostrophe(rules: TransitionRules) -> None:
+    """An apostrophe behind a word that is not the start of a contraction."""
+    rules.join("apostrophe", SLASHED_SYMBOLS, "symbols")
+    rules.join("apostrophe", [NEWLINE], "closing_newlines")
+    for name in ("lower", "upper", "both", "lower_e", "upper_e", MARK):
+        rules.join("apostrophe", [name], *_word_starts()[name])
+    for case in ("lower", "upper"):
+        rules.join("apostrophe", [f"{case}_rv"], f"{case}_not_e")
+        rules.join("apostrophe", [f"{case}_l"], f"{case}_not_l")
+    rules.split("apostrophe", [NUMBER, SPACE, WHITE])
+
+
+def _cased_class(character: str, category: str) -> str:
+    if character in "\r\n":
+        return NEWLINE
+    if ord(character) in WHITE_SPACE:
+        return SPACE if character == " " else WHITE
+    if category in ("Lu", "Lt", "Ll"):
+        case = "lower" if category == "Ll" else "upper"
+        folded = "s" if character == "\u017f" else character.lower()
+        return f"{case}_{ROLES[folded]}" if folded in ROLES else case
+    if category in ("Lm", "Lo", "M"):
+        return MARK if category == "M" else "both"
+    if category == "N":
+        return NUMBER
+    return {"'": APOSTROPHE, "/": SLASH}.get(character, OTHER)
+
+
+def _cased_class_without_roles(character: str, category: str) -> str:
+    """As `_cased_class`, but apostrophes and letters have no part in contractions."""
+    name = _cased_class(character, category)
+    return OTHER if name == APOSTROPHE else name.partition("_")[0]

@@ -10,8 +10,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .split_cache import Splits
-
 Row = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
@@ -38,7 +36,7 @@ class RowCache:
 
 
 class Spines(dict[int, tuple[int, ...]]):
-    """By token: what it is made of on one side, from a byte to itself; made when it is asked for.
+    """The parts of each token on one side, from a byte to itself; made when it is asked for.
 
     Few of a large vocabulary are, in any one text.
     """
@@ -60,7 +58,7 @@ MAX_CACHED_PAIRS = 1 << 20
 
 
 class MergeTable:
-    """Canonicality inside one pretoken (notation: rank of a merge = its place in the list).
+    """Canonicality inside one pretoken (notation: rank of a merge = its index in the list).
 
     A token is *reachable* when BPE turns its bytes into it. A sequence of reachable tokens is what
     BPE makes of its bytes if and only if every adjacent pair is valid. `split` holds the merge that
@@ -71,15 +69,9 @@ class MergeTable:
     """
 
     def __init__(
-        self,
-        bytes_of: Mapping[int, bytes],
-        merges: Iterable[tuple[int, int, int]],
-        splits: Splits | None = None,
+        self, bytes_of: Mapping[int, bytes], merges: Iterable[tuple[int, int, int]]
     ) -> None:
-        """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first.
-
-        splits: `splits` of an earlier table of the same arguments; they are worked out else.
-        """
+        """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first."""
         self.bytes_of = bytes_of
         self.byte_token = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
         self.merged: dict[tuple[int, int], tuple[int, int]] = {}
@@ -89,11 +81,8 @@ class MergeTable:
         self.rank = dict.fromkeys(self.byte_token.values(), -1)
         self.latest = dict(self.rank)
         self.left_spine, self.right_spine = Spines(self.split, 0), Spines(self.split, 1)
-        if splits is None:
-            self._find_splits()
-            self.irregular = self._find_irregular()
-        else:
-            self.irregular = self._take(splits)
+        self._find_splits()
+        self.irregular = self._find_irregular()
         self.encoded_pair_is_valid = lru_cache(MAX_CACHED_PAIRS)(self._encoded_pair_is_valid)
         """As `is_valid_pair` by running BPE: slow, right for irregular tokens too; remembered."""
 
@@ -143,18 +132,6 @@ class MergeTable:
             else:
                 j += 1
 
-    def splits(self) -> Splits:
-        """What was worked out, for another table."""
-        pairs = [(token, *halves) for token, halves in self.split.items()]
-        return Splits(np.array(pairs, np.int32).reshape(-1, 3), len(self.irregular))
-
-    def _take(self, splits: Splits) -> frozenset[int]:
-        """Set the splits of another table; returns the irregular tokens."""
-        pairs: list[list[int]] = splits.pairs.tolist()
-        for token, left, right in pairs:
-            self._set_split(token, left, right, self.merged[left, right][0])
-        return frozenset(token for token, _, _ in pairs[len(pairs) - splits.num_irregular :])
-
     def _find_splits(self) -> None:
         """The merge that makes each token: the first whose halves BPE leaves alone until then."""
         for (left, right), (rank, merged) in self.merged.items():
@@ -171,6 +148,8 @@ class MergeTable:
     def _find_irregular(self) -> frozenset[int]:
         """Tokens that BPE makes although ranks do not increase along their split."""
         missed = self.bytes_of.keys() - self.rank.keys()
+        known = self.byte_token.keys()  # a vocabulary may lack tokens of some bytes
+        missed = {token for token in missed if known >= set(self.bytes_of[token])}
         shortest_first = sorted(missed, key=lambda token: len(self.bytes_of[token]))
         irregular = [t for t in shortest_first if self.encode(self.bytes_of[t]) == [t]]
         for token in irregular:
@@ -257,7 +236,7 @@ def _euler_tour(merges: MergeTable, parent: Ints, child: Ints, num_ids: int) -> 
     for token, (left, _) in reversed(merges.split.items()):  # children come after their parent
         sizes[left] += sizes[token]
     after = np.cumsum([0, *map(sizes.__getitem__, child.tolist())])[:-1]
-    after += 1 - after[np.searchsorted(parent, parent)]  # stops after the parent's own first one
+    after += 1 - after[np.searchsorted(parent, parent)]  # stops after the parent's first one
     behind_parent = dict(zip(child.tolist(), after.tolist(), strict=True))
     first: dict[int, int] = {}
     num_stops = 0
@@ -275,7 +254,7 @@ def _euler_tour(merges: MergeTable, parent: Ints, child: Ints, num_ids: int) -> 
 
 
 def _bans(merges: MergeTable, num_ids: int) -> tuple[Ints, Ints, Ints]:
-    """What each left piece u spoils: rows, where those of each token begin, first stops.
+    """The bans of each left piece u: rows, where those of each token begin, first stops.
 
     The rows of a piece are (rank, stop of w, first spoilt stop, end), ascending by rank.
     """

@@ -67,10 +67,10 @@ class CharacterClasses:
     def of_partial(self, partial: bytes) -> frozenset[int]:
         """Classes of the characters whose UTF-8 form starts with `partial`."""
         if partial not in self._completions:
-            found = {
+            possible = {
                 int(name) for part in completions(partial) for name in np.unique(self.of[part])
             }
-            self._completions[partial] = frozenset(found - {0})
+            self._completions[partial] = frozenset(possible - {0})
         return self._completions[partial]
 
 
@@ -83,16 +83,16 @@ def assigned_characters() -> str:
 
 @lru_cache(maxsize=1)
 def _categories() -> NDArray[np.uint8]:
-    """(0x110000,) 1 + the place in CATEGORIES of each character that has one, 0 for all others.
+    """(0x110000,) 1 + the index in CATEGORIES of each character that has one, 0 for all others.
 
-    As the pretokenizers' own regex engine has it: Python's table would differ from it by the
+    As the pretokenizers' regex engine has it: Python's table would differ from it by the
     version of Unicode, 9,392 letters with Python 3.11.
     """
-    found = np.zeros(NUM_CODE_POINTS, np.uint8)
+    category = np.zeros(NUM_CODE_POINTS, np.uint8)
     for number, name in enumerate(CATEGORIES, 1):
         others = normalizers.Replace(Regex(rf"\P{{{name}}}+"), "")
-        found[code_points(others.normalize_str(assigned_characters()))] = number
-    return found
+        category[code_points(others.normalize_str(assigned_characters()))] = number
+    return category
 
 
 def _category(categories: NDArray[np.uint8], code: int) -> str:
@@ -128,7 +128,7 @@ class PretokenizerAutomaton:
         targets = {name for table in (joins, splits) for names in table.values() for name in names}
         self.names = [BEGIN, *sorted(targets - {BEGIN})]
         """States in order, at most 64."""
-        self._bit = {name: 1 << place for place, name in enumerate(self.names)}
+        self._bit = {name: 1 << i for i, name in enumerate(self.names)}
         self.begin = self._bit[BEGIN]
         self.accepting = self._set(accepting)
         self.joins = self._table(joins)
@@ -155,20 +155,20 @@ class PretokenizerAutomaton:
         return [text[start:end] for start, end in pairwise(cuts)]
 
     def _advance(self, frontier: dict[int, list[int]], at: int, name: int) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        advanced: dict[int, list[int]] = {}
         for state, cuts in frontier.items():
             for target in members(self.joins[name][state]):
-                assert target not in found
-                found[target] = cuts
+                assert target not in advanced
+                advanced[target] = cuts
             for target in members(self.splits[name][state]):
-                assert target not in found
-                found[target] = [*cuts, at]
-        return found
+                assert target not in advanced
+                advanced[target] = [*cuts, at]
+        return advanced
 
 
 def members(states: int) -> list[int]:
-    """The places of the bits of a set, ascending."""
-    return [place for place in range(states.bit_length()) if states >> place & 1]
+    """The indices of the bits of a set, ascending."""
+    return [bit for bit in range(states.bit_length()) if states >> bit & 1]
 
 
 def image(relation: Sequence[int], states: int) -> int:
@@ -235,8 +235,8 @@ class TransitionRules:
         visible = [name for name in self.start if name not in (*WHITES, NEWLINE)]
         for kind in ("space", "gap"):
             for state in (f"single_{kind}", f"last_{kind}"):
-                for (owner, name), targets in keeps.items():
-                    if owner == kind:
+                for (at, name), targets in keeps.items():
+                    if at == kind:
                         self.join(state, [name], *targets)
                 self.split(state, [name for name in visible if (state, name) not in self.joins])
         for state in WHITE_ENDS:

@@ -1,4 +1,4 @@
-"""What each token does to the states of a pretokenizer, for the whole vocabulary at once."""
+"""The effect of each token on the states of a pretokenizer, for the whole vocabulary at once."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
@@ -45,9 +45,9 @@ class WholePretokens:
         whether the first character joins or begins.
         """
         joins, splits = relation
-        found = [(to, held + characters) for at, held in before for to in members(joins[at])]
-        found += [(to, characters) for at in members(begun) for to in members(splits[at])]
-        return tuple(sorted(pair for pair in found if pair[1] in self._beginnings))
+        opened = [(to, held + characters) for at, held in before for to in members(joins[at])]
+        opened += [(to, characters) for at in members(begun) for to in members(splits[at])]
+        return tuple(sorted(pair for pair in opened if pair[1] in self._beginnings))
 
     def closed(self, opened: Opened) -> int:
         """The set of states in which an open pretoken equals an entry."""
@@ -120,15 +120,15 @@ class TokenShapes:
         lengths = np.array([len(cut.characters) for cut in self.cuts])
         starts = np.cumsum(lengths) - lengths
         shape = np.where(self.num_lead > 0, IDENTITY, EMPTY)
-        for place in range(int(lengths.max())):
-            rows = np.flatnonzero(lengths > place)
-            shape[rows] = self._step(shape[rows], classes[starts[rows] + place].astype(np.int64))
+        for i in range(int(lengths.max())):
+            rows = np.flatnonzero(lengths > i)
+            shape[rows] = self._step(shape[rows], classes[starts[rows] + i].astype(np.int64))
         return shape.astype(np.int32)
 
     def _step(self, shape: NDArray[np.int64], name: NDArray[np.int64]) -> NDArray[np.int64]:
-        keys, place = np.unique(shape << 16 | name, return_inverse=True)
+        keys, index = np.unique(shape << 16 | name, return_inverse=True)
         values = [self._shape_after(key >> 16, key & 0xFFFF) for key in keys.tolist()]
-        return np.array(values)[place]
+        return np.array(values)[index]
 
     def _shape_after(self, shape: int, name: int) -> int:
         if (shape, name) not in self._next:
@@ -159,7 +159,7 @@ class TokenShapes:
         return full
 
     def _any_of(self, names: frozenset[int]) -> int:
-        """A class of its own for "any character of these", known to this object only."""
+        """A new class for "any character of these", known to this object only."""
         if names not in self._tail_classes:
             self._tail_classes[names] = len(self._rules)
             tables = self.automaton.joins, self.automaton.splits
@@ -168,8 +168,8 @@ class TokenShapes:
         return self._tail_classes[names]
 
     def _union(self, table: Sequence[list[int]], names: frozenset[int]) -> list[int]:
-        own = zip(*(table[name] for name in names), strict=True)
-        return [reduce(or_, states) for states in own] if names else [0] * len(table[0])
+        columns = zip(*(table[name] for name in names), strict=True)
+        return [reduce(or_, states) for states in columns] if names else [0] * len(table[0])
 
 
 def _cut(text: bytes) -> TokenCut | None:

@@ -1,4 +1,4 @@
-"""What a tokenizer.json says, checked for being byte-level BPE; everything else is refused."""
+"""The content of a tokenizer.json, checked for being byte-level BPE; everything else is refused."""
 
 import hashlib
 import json
@@ -8,8 +8,6 @@ from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
-
-from .utf8 import form_length, is_continuation
 
 PRINTABLE_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
@@ -30,7 +28,7 @@ _ALPHABET = frozenset(byte_characters())
 
 
 def token_bytes(token: str) -> bytes:
-    """The bytes that a vocabulary entry stands for. Raises ValueError outside the alphabet."""
+    """The bytes of a vocabulary entry. Raises ValueError outside the alphabet."""
     if not _ALPHABET.issuperset(token):
         raise ValueError(f"vocabulary entry {token!r} is not written in the byte-level alphabet")
     return token.translate(_BYTES).encode("latin-1")
@@ -66,13 +64,12 @@ class TokenizerFile:
     special_token_ids: frozenset[int]
     """Tokens without bytes."""
     leading_token_ids: tuple[int, ...]
-    """What the tokenizer puts before a text."""
+    """Tokens that the tokenizer puts before a text."""
     has_whole_pretokens: bool
     """ignore_merges: a pretoken that is a vocabulary entry becomes it whatever the merges say."""
-    is_nfc: bool
     vocab_size: int
     sha256: str
-    """Of the whole tokenizer, as the library writes it."""
+    """Hash of the whole tokenizer, as the library writes it."""
 
 
 def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
@@ -82,11 +79,9 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     model, added = content["model"], content["added_tokens"]
     _check_model(model)
     _check_pre_tokenizer(content["pre_tokenizer"])
+    _check_normalizer(content["normalizer"])
     vocab, added_ids = model["vocab"], {entry["id"] for entry in added}
     base = _bytes_of({text: id for text, id in vocab.items() if id not in added_ids})
-    needed = {byte for byte in range(256) if form_length(byte) or is_continuation(byte)}
-    if missing := needed - {text[0] for text in base.values() if len(text) == 1}:
-        raise ValueError(f"the vocabulary has no token for byte 0x{min(missing):02x}")
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     added_bytes = _added_bytes(added)
     return TokenizerFile(
@@ -96,7 +91,6 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
         special_token_ids=frozenset(entry["id"] for entry in added if entry["special"]),
         leading_token_ids=_leading_token_ids(tokenizer),
         has_whole_pretokens=bool(model.get("ignore_merges")),
-        is_nfc=_is_nfc(content["normalizer"]),
         vocab_size=1 + max([*base, *added_ids]),
         sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
@@ -137,12 +131,11 @@ def _refuse_sentence_piece(steps: list[Mapping[str, Any]]) -> None:
             )
 
 
-def _is_nfc(normalizer: Mapping[str, Any] | None) -> bool:
+def _check_normalizer(normalizer: Mapping[str, Any] | None) -> None:
     steps = steps_of(normalizer, "normalizers")
     _refuse_sentence_piece(steps)
     if other := [step["type"] for step in steps if step["type"] != "NFC"]:
         raise ValueError(f"byte level supports no normalizer but NFC, got {other[0]}")
-    return bool(steps)
 
 
 def _added_bytes(added: list[Mapping[str, Any]]) -> dict[int, bytes]:

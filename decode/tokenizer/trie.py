@@ -12,7 +12,7 @@ NUM_BYTES = 256
 class ByteTrie:
     """Tokens sorted by bytes; every byte prefix is an interval of them and a node of the trie.
 
-    Rows are places in the sorted order: `tokens` (V,) int32 and `texts` are what each row holds,
+    Rows are indices in the sorted order: `tokens` (V,) int32 and `texts` are what each row holds,
     `row_of` is the row of a token; `padded_tokens` (V + 1,) int64 has one row more, to be ignored,
     so that sums over intervals may end behind the last. Nodes are numbered level by level, so the
     children of a node are consecutive. By node, int32: `low`, `high`, the rows with its prefix;
@@ -58,9 +58,9 @@ class ByteTrie:
     ) -> NDArray[np.int64]:
         """`child` of many nodes, (n,) each; symbols that are no bytes lead to -1."""
         edges = np.where(symbols < NUM_BYTES, nodes * NUM_BYTES + symbols, -1)
-        found = np.searchsorted(self._edges, edges)
-        is_child = self._edges[np.minimum(found, len(self._edges) - 1)] == edges
-        return np.where(is_child, found + 1, -1)
+        edge = np.searchsorted(self._edges, edges)
+        is_child = self._edges[np.minimum(edge, len(self._edges) - 1)] == edges
+        return np.where(is_child, edge + 1, -1)
 
     def children(self, node: int) -> slice:
         """The consecutive nodes one byte further."""

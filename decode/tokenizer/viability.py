@@ -38,7 +38,7 @@ class AddedTokens:
         return token in self.literals
 
     def banned_after(self, token: int, text: bytes) -> Remainders:
-        """What the next token must not start with, behind `token` with bytes `text`."""
+        """Bytes that the next token must not start with, behind `token` with bytes `text`."""
         if token in self.literals:
             return self._remainders.get(text, ())
         longest = min(len(text), self._longest - 1)
@@ -47,11 +47,11 @@ class AddedTokens:
 
 
 MAX_CACHED_ROWS = 1024
-MAX_CACHED_STANDINGS = 1 << 18
+MAX_CACHED_STATES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ViabilityState:
     """Where a canonical token sequence stands in its text.
 
     joins, splits: sets of automaton states from which the next character may join the open pretoken
@@ -110,8 +110,8 @@ class Viability:
         self._ends_of_characters = self._tokens_inside_characters()
         self._ending_shape_of = self.shapes.with_tails(self._finished_classes)
         self._rows = RowCache(MAX_CACHED_ROWS)
-        self._extended = lru_cache(MAX_CACHED_STANDINGS)(self._extend)
-        self._has_end: dict[Standing, bool] = {}
+        self._extended = lru_cache(MAX_CACHED_STATES)(self._extend)
+        self._has_end: dict[ViabilityState, bool] = {}
 
     def _tokens_inside_characters(self) -> dict[int, list[int]]:
         """Rows of tokens that are nothing but last bytes of a character, by how many."""
@@ -126,67 +126,62 @@ class Viability:
 
         Thanks to these, most tokens with a tail are known without a search to meet no dead end.
         """
-        found, every = set[int](), self.shapes.classes_of_tail(row)
+        classes, every = set[int](), self.shapes.classes_of_tail(row)
         tail, text = self.shapes.cuts[row].tail, self.trie.texts[row]
         for last in self._ends_of_characters[form_length(tail[0]) - len(tail)]:
             points = completions(tail + self.trie.texts[last])
             is_next = self._is_valid_pair(self._tokens[row], self._tokens[last])
             if points and is_next and text + self.trie.texts[last] not in self._whole:
-                found.add(int(self.automaton.classes.of[points[0].start]))
-            if found == every:
+                classes.add(int(self.automaton.classes.of[points[0].start]))
+            if classes == every:
                 break
-        return frozenset(found)
+        return frozenset(classes)
 
-    def start(self) -> Standing:
+    def start(self) -> ViabilityState:
         """Before any text."""
-        return Standing(0, self.automaton.begin)
+        return ViabilityState(0, self.automaton.begin)
 
-    def may_end(self, standing: Standing) -> bool:
+    def may_end(self, state: ViabilityState) -> bool:
         """Whether the text may end here: the sequence is then the tokenisation of all of it."""
-        return not standing.partial and bool(standing.splits & self.automaton.accepting)
+        return not state.partial and bool(state.splits & self.automaton.accepting)
 
-    def allowed(self, standing: Standing) -> NDArray[np.bool_]:
+    def allowed(self, state: ViabilityState) -> NDArray[np.bool_]:
         """(V,) bool by row: the tokens that may follow."""
-        return self._rows.get(standing, lambda: self._allowed(standing))
+        return self._rows.get(state, lambda: self._allowed(state))
 
-    def _allowed(self, standing: Standing) -> NDArray[np.bool_]:
-        if standing.partial:
-            row = self._valid_pairs(standing, self._partial_row(standing))
+    def _allowed(self, state: ViabilityState) -> NDArray[np.bool_]:
+        if state.partial:
+            row = self._valid_pairs(state, self._partial_row(state))
         else:
-            joining = self._valid_pairs(standing, self._row(standing.joins, is_split=False))
-            row = joining | self._row(standing.splits, is_split=True)
-            row[self._added_rows] = self.may_end(standing)
-        for prefix in self._banned(standing):
+            joining = self._valid_pairs(state, self._row(state.joins, is_split=False))
+            row = joining | self._row(state.splits, is_split=True)
+            row[self._added_rows] = self.may_end(state)
+        for prefix in self._banned(state):
             row[slice(*self.trie.interval(prefix))] = False
-        for _, text in standing.opened:  # for these rows the states do not tell all
-            for place in self._whole.toward(text + standing.partial):
-                row[place] = self.extend(standing, self._tokens[place]) is not None
+        for _, text in state.opened:  # for these rows the states do not tell all
+            for row_index in self._whole.toward(text + state.partial):
+                row[row_index] = self.extend(state, self._tokens[row_index]) is not None
         return row
 
-    def well_formed(self, standing: Standing) -> NDArray[np.bool_]:
-        """(V,) bool by row: the tokens behind which the text is still the beginning of UTF-8."""
-        key = ("well-formed", standing.partial)
-        return self._rows.get(key, lambda: self._well_formed(standing.partial))
+    def extend(self, state: ViabilityState, token: int) -> ViabilityState | None:
+        """The state behind `token`, or None where it may not follow."""
+        return self._extended(state, token)
 
-    def extend(self, standing: Standing, token: int) -> Standing | None:
-        """The standing behind `token`, or None where it may not follow."""
-        return self._extended(standing, token)
-
-    def _extend(self, standing: Standing, token: int) -> Standing | None:
-        after = self._step(standing, token)
+    def _extend(self, state: ViabilityState, token: int) -> ViabilityState | None:
+        after = self._step(state, token)
         return None if after is None or self._is_dead_end(after) else after
 
-    def _is_dead_end(self, standing: Standing) -> bool:
-        if self.may_end(standing):
+    def _is_dead_end(self, state: ViabilityState) -> bool:
+        if self.may_end(state):
             return False
-        if standing not in self._has_end:
-            if len(self._has_end) >= MAX_CACHED_STANDINGS:
+        if state not in self._has_end:
+            if len(self._has_end) >= MAX_CACHED_STATES:
                 self._has_end.clear()
-            self._search_end(standing)
-        return not self._has_end[standing]
+            self._search_end(state)
+        return not self._has_end[state]
 
-    def _search_end(self, start: Standing) -> None:
-        """Go on from a standing until a text may end; if none does, all that was seen is dead."""
+    def _search_end(self, start: ViabilityState) -> None:
+        """Go on from a state until a text may end; if none does, all that was seen is dead."""
         seen, unseen = {start}, [start]
         while unseen:
             for after in self._steps(unseen.pop()):
@@ -198,112 +193,115 @@ class Viability:
                     unseen.append(after)
         self._has_end.update(dict.fromkeys(seen, False))
 
-    def _steps(self, standing: Standing) -> Iterator[Standing]:
-        """The standings one token further, in dead ends too."""
-        for place in self._candidates(standing):
-            after = self._step(standing, self._tokens[place])
+    def _steps(self, state: ViabilityState) -> Iterator[ViabilityState]:
+        """The states one token further, in dead ends too."""
+        for row_index in self._candidates(state):
+            after = self._step(state, self._tokens[row_index])
             if after is not None:
                 yield after
 
-    def _candidates(self, standing: Standing) -> Iterator[int]:
+    def _candidates(self, state: ViabilityState) -> Iterator[int]:
         """Rows of all tokens that may be a step; outside characters, those that end first."""
-        if standing.partial:
+        if state.partial:
             yield from self._lead_rows
             return
-        for states, is_split in ((standing.joins, False), (standing.splits, True)):
+        for states, is_split in ((state.joins, False), (state.splits, True)):
             row, is_end = self._walkable(states, is_split)
             for part in (row & is_end, row & ~is_end):
                 yield from np.flatnonzero(part).tolist()
 
-    def _step(self, standing: Standing, token: int) -> Standing | None:
-        """The standing behind `token`, maybe a dead end; None where it cannot stand there."""
+    def _step(self, state: ViabilityState, token: int) -> ViabilityState | None:
+        """The state behind `token`, maybe a dead end; None where it cannot stand there."""
         row = self.trie.row_of[token]
-        if self.trie.texts[row].startswith(self._banned(standing)):
+        if self.trie.texts[row].startswith(self._banned(state)):
             return None
         if token in self.added:
-            may_stand = self.may_end(standing)
-            return Standing(0, self.automaton.begin, token=token) if may_stand else None
-        entering = self._entering(standing, row)
+            may_stand = self.may_end(state)
+            return ViabilityState(0, self.automaton.begin, token=token) if may_stand else None
+        entering = self._entering(state, row)
         cut = self.shapes.cuts[row]
-        if entering is None or bool(cut.lead) != bool(standing.partial):
+        if entering is None or bool(cut.lead) != bool(state.partial):
             return None
         entered = self._finish_character(entering, cut) if cut.lead else entering
         return None if entered is None else self._walk(entered, row)
 
-    def _entering(self, standing: Standing, row: int) -> Standing | None:
+    def _entering(self, state: ViabilityState, row: int) -> ViabilityState | None:
         """The ways into a token that pairs and reachability leave open."""
         token = int(self.trie.tokens[row])
-        is_joinable = bool(self._is_joinable[row]) and self._is_valid_pair(standing.token, token)
-        joins = standing.joins if is_joinable else 0
-        is_startable = is_joinable if standing.partial else bool(self._is_startable[row])
-        splits = standing.splits if is_startable else 0
+        is_joinable = bool(self._is_joinable[row]) and self._is_valid_pair(state.token, token)
+        joins = state.joins if is_joinable else 0
+        is_startable = is_joinable if state.partial else bool(self._is_startable[row])
+        splits = state.splits if is_startable else 0
         if not joins and not splits:
             return None
-        return Standing(joins, splits, standing.partial, token, standing.opened if joins else ())
+        return ViabilityState(joins, splits, state.partial, token, state.opened if joins else ())
 
     def _is_valid_pair(self, left: int | None, right: int) -> bool:
         if left is None or left in self.added:
             return True
         return self.merges.is_reachable(left) and self.merges.is_valid_pair(left, right)
 
-    def _finish_character(self, standing: Standing, cut: TokenCut) -> Standing | None:
+    def _finish_character(self, state: ViabilityState, cut: TokenCut) -> ViabilityState | None:
         """Give the lead bytes of a token to the unfinished character."""
-        partial = standing.partial + cut.lead
+        partial = state.partial + cut.lead
         if len(partial) > form_length(partial[0]) or not completions(partial):
             return None
         if len(partial) < form_length(partial[0]):
-            return None if cut.characters or cut.tail else replace(standing, partial=partial)
+            return None if cut.characters or cut.tail else replace(state, partial=partial)
         name = int(self.automaton.classes.of[completions(partial)[0].start])
         relation = self.automaton.joins[name], self.automaton.splits[name]
-        return self._moved(standing, relation, partial)
+        return self._moved(state, relation, partial)
 
-    def _walk(self, standing: Standing, row: int) -> Standing | None:
+    def _walk(self, state: ViabilityState, row: int) -> ViabilityState | None:
         """Go through the whole characters of a token, and into its tail."""
         cut, shape = self.shapes.cuts[row], int(self.shapes.shape_of[row])
-        if shape != EMPTY and not standing.partial:
+        if shape != EMPTY and not state.partial:
             relation = self.shapes.joins[shape], self.shapes.splits[shape]
-            standing = self._moved(standing, relation, cut.characters.encode())
+            state = self._moved(state, relation, cut.characters.encode())
         if cut.tail:
-            standing = replace(standing, partial=cut.tail)
-        if standing.partial:
-            return standing if self._may_go_on(standing) else None
-        return self._close(standing) if standing.joins else None
+            state = replace(state, partial=cut.tail)
+        if state.partial:
+            return state if self._may_go_on(state) else None
+        return self._close(state) if state.joins else None
 
-    def _may_go_on(self, standing: Standing) -> bool:
+    def _may_go_on(self, state: ViabilityState) -> bool:
         """Whether some character that starts with the partial one is possible."""
         return any(
-            image(self.automaton.joins[name], standing.joins)
-            or image(self.automaton.splits[name], standing.splits)
-            for name in self.automaton.classes.of_partial(standing.partial)
+            image(self.automaton.joins[name], state.joins)
+            or image(self.automaton.splits[name], state.splits)
+            for name in self.automaton.classes.of_partial(state.partial)
         )
 
     def _moved(
-        self, standing: Standing, relation: tuple[Sequence[int], Sequence[int]], characters: bytes
-    ) -> Standing:
+        self,
+        state: ViabilityState,
+        relation: tuple[Sequence[int], Sequence[int]],
+        characters: bytes,
+    ) -> ViabilityState:
         """Behind whole characters. relation: where each state leads, by joining or splitting."""
         joins, splits = relation
-        reached = image(joins, standing.joins) | image(splits, standing.splits)
+        reached = image(joins, state.joins) | image(splits, state.splits)
         opened: Opened = ()
         if self._whole:
-            opened = self._whole.opened(standing.opened, standing.splits, relation, characters)
-        return Standing(reached, 0, token=standing.token, opened=opened)
+            opened = self._whole.opened(state.opened, state.splits, relation, characters)
+        return ViabilityState(reached, 0, token=state.token, opened=opened)
 
-    def _close(self, standing: Standing) -> Standing:
+    def _close(self, state: ViabilityState) -> ViabilityState:
         """Decide in which states the open pretoken may end: not as pieces of a whole pretoken."""
-        if standing.token is not None and not self.merges.is_reachable(standing.token):
-            return Standing(0, standing.joins, token=standing.token)
-        return replace(standing, splits=standing.joins & ~self._whole.closed(standing.opened))
+        if state.token is not None and not self.merges.is_reachable(state.token):
+            return ViabilityState(0, state.joins, token=state.token)
+        return replace(state, splits=state.joins & ~self._whole.closed(state.opened))
 
-    def _banned(self, standing: Standing) -> tuple[bytes, ...]:
-        if standing.token is None or not self.added.literals:
+    def _banned(self, state: ViabilityState) -> tuple[bytes, ...]:
+        if state.token is None or not self.added.literals:
             return ()
-        text = self.trie.texts[self.trie.row_of[standing.token]]
-        return self.added.banned_after(standing.token, text)
+        text = self.trie.texts[self.trie.row_of[state.token]]
+        return self.added.banned_after(state.token, text)
 
-    def _valid_pairs(self, standing: Standing, row: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _valid_pairs(self, state: ViabilityState, row: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """A copy of `row` without the tokens that form no valid pair with the last one."""
-        token = standing.token
-        if token is None or not standing.joins | len(standing.partial):
+        token = state.token
+        if token is None or not state.joins | len(state.partial):
             return row.copy()
         return row.copy() if token in self.added else row & ~self.pairs.invalid(token)
 
@@ -313,9 +311,9 @@ class Viability:
 
     def _compute_row(self, states: int, is_split: bool) -> NDArray[np.bool_]:
         row, is_end = self._walkable(states, is_split)
-        standing = Standing(0, states) if is_split else Standing(states, 0)
-        for place in np.flatnonzero(row & ~is_end).tolist():
-            row[place] = self._extend(standing, self._tokens[place]) is not None
+        state = ViabilityState(0, states) if is_split else ViabilityState(states, 0)
+        for row_index in np.flatnonzero(row & ~is_end).tolist():
+            row[row_index] = self._extend(state, self._tokens[row_index]) is not None
         return row
 
     def _walkable(self, states: int, is_split: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -326,26 +324,14 @@ class Viability:
         is_end = (reached & np.uint64(self.automaton.accepting) != 0)[self._ending_shape_of]
         return row, is_end
 
-    def _partial_row(self, standing: Standing) -> NDArray[np.bool_]:
+    def _partial_row(self, state: ViabilityState) -> NDArray[np.bool_]:
         """Tokens that go on with the unfinished character and meet no dead end."""
-        states = Standing(standing.joins, standing.splits, standing.partial)
+        without_token = ViabilityState(state.joins, state.splits, state.partial)
 
         def computed() -> NDArray[np.bool_]:
             row = np.zeros(len(self._tokens), np.bool_)
-            for place in self._lead_rows:
-                row[place] = self._extend(states, self._tokens[place]) is not None
+            for row_index in self._lead_rows:
+                row[row_index] = self._extend(without_token, self._tokens[row_index]) is not None
             return row
 
-        return self._rows.get(("partial", states), computed)
-
-    def _well_formed(self, partial: bytes) -> NDArray[np.bool_]:
-        has_start = (self.shapes.num_lead == 0) & (not partial)
-        row: NDArray[np.bool_] = ~self.shapes.is_ill_formed & has_start
-        for place in np.flatnonzero(self.shapes.num_lead).tolist() if partial else ():
-            cut = self.shapes.cuts[place]
-            joined = partial + cut.lead
-            is_whole = len(joined) == form_length(joined[0])
-            is_cut = len(joined) < form_length(joined[0]) and not cut.characters and not cut.tail
-            is_well_formed = not self.shapes.is_ill_formed[place]
-            row[place] = is_well_formed and (is_whole or is_cut) and bool(completions(joined))
-        return row
+        return self._rows.get(("partial", without_token), computed)

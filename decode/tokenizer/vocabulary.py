@@ -9,17 +9,9 @@ from tokenizers import Tokenizer
 
 from .detection import detect_pretokenizer
 from .merges import MergeTable
-from .split_cache import SplitCache
 from .tokenizer_file import TokenizerFile, read_tokenizer
 from .trie import ByteTrie
 from .viability import AddedTokens, Viability
-
-
-def normalized(tokenizer: Tokenizer, text: str) -> str:
-    """The text as the tokenizer's normalizer writes it."""
-    normalizer = tokenizer.normalizer
-    return text if normalizer is None else str(normalizer.normalize_str(text))
-
 
 END_SYMBOL = 256
 NUM_SYMBOLS = 257
@@ -33,6 +25,8 @@ class ByteVocabulary:
     first byte has a distribution: what the tokenizer puts there, or else `bos_token_id`, or else
     the first stop token (GPT-2 was trained with it between documents). `ordered_tokens`, int64,
     are all: of the rows of the trie, then the stop tokens, then those without a probability.
+    `known_bytes` are those that some token holds: a text with another one has no probability, as
+    the tokenizer leaves that byte out.
     """
 
     def __init__(
@@ -40,23 +34,18 @@ class ByteVocabulary:
         tokenizer: Tokenizer,
         stop_token_ids: Sequence[int],
         bos_token_id: int | None = None,
-        cache: SplitCache | None = None,
     ) -> None:
-        """stop_token_ids: tokens that end a text, of either model. cache: of what takes longest.
+        """stop_token_ids: tokens that end a text, of either model.
 
         Raises ValueError, in one line, for tokenizers that are not byte-level BPE, for
         pretokenizers with a step that is not known, for stop tokens that stand for text, and
         for missing start tokens.
         """
         with _no_garbage_sought():
-            self._read(tokenizer, stop_token_ids, bos_token_id, cache)
+            self._read(tokenizer, stop_token_ids, bos_token_id)
 
     def _read(
-        self,
-        tokenizer: Tokenizer,
-        stop_token_ids: Sequence[int],
-        bos_token_id: int | None,
-        cache: SplitCache | None,
+        self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], bos_token_id: int | None
     ) -> None:
         file = read_tokenizer(tokenizer)
         plain = file.token_bytes.keys() - file.added_token_ids
@@ -67,15 +56,26 @@ class ByteVocabulary:
         self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
         self.vocab_size = file.vocab_size
         self.sha256 = file.sha256
-        stops = set(stop_token_ids)
-        self.trie, self.viability = _trie_and_viability(tokenizer, file, stops, cache)
+        added = file.added_token_ids
+        literals = {token: file.token_bytes[token] for token in added - set(stop_token_ids)}
+        base = {token: text for token, text in file.token_bytes.items() if token not in added}
+        self.trie = ByteTrie({**base, **literals})
+        self.viability = Viability(
+            MergeTable(base, file.merges),
+            self.trie,
+            detect_pretokenizer(tokenizer),
+            AddedTokens(literals),
+            has_whole_pretokens=file.has_whole_pretokens,
+        )
         counted = np.concatenate((self.trie.tokens, self.stop_token_ids))
         others = np.setdiff1d(np.arange(self.vocab_size), counted)
         self.ordered_tokens = np.concatenate((counted, others))
+        self.known_bytes = frozenset(b"".join(self.trie.texts))
 
     def normalize(self, text: str) -> bytes:
         """The bytes that the tokenizer sees in a whole prompt (NFC where it asks for that)."""
-        return normalized(self._tokenizer, text).encode()
+        normalizer = self._tokenizer.normalizer
+        return (text if normalizer is None else str(normalizer.normalize_str(text))).encode()
 
 
 @contextmanager
@@ -88,32 +88,6 @@ def _no_garbage_sought() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _trie_and_viability(
-    tokenizer: Tokenizer, file: TokenizerFile, stops: set[int], cache: SplitCache | None
-) -> tuple[ByteTrie, Viability]:
-    literals = {token: file.token_bytes[token] for token in file.added_token_ids - stops}
-    base = {t: text for t, text in file.token_bytes.items() if t not in file.added_token_ids}
-    trie = ByteTrie({**base, **literals})
-    viability = Viability(
-        _merge_table(base, file, cache),
-        trie,
-        detect_pretokenizer(tokenizer),
-        AddedTokens(literals),
-        has_whole_pretokens=file.has_whole_pretokens,
-    )
-    return trie, viability
-
-
-def _merge_table(
-    base: dict[int, bytes], file: TokenizerFile, cache: SplitCache | None
-) -> MergeTable:
-    known = None if cache is None else cache.load(file.sha256)
-    merges = MergeTable(base, file.merges, known)
-    if cache is not None and known is None:
-        cache.save(file.sha256, merges.splits())
-    return merges
 
 
 def _start_token_ids(

@@ -35,10 +35,10 @@ AFTER_THE_TEXT: Final = {
     "include_stop_str_in_output": "text of the tokens",
     "output_kind": "how results are handed over",
     "stream_interval": "how results are handed over",
-    "skip_clone": "of vLLM's own memory",
+    "skip_clone": "of vLLM's memory",
     "output_text_buffer_length": "follows from stop",
-    "_eos_token_id": "the engine's own",
-    "_all_stop_token_ids": "the engine's own, of stop_token_ids",
+    "_eos_token_id": "of the engine",
+    "_all_stop_token_ids": "of the engine, from stop_token_ids",
     "_watermarking_skipped": "of watermarking, which is refused",
     "skip_reading_prefix_cache": "set here: the prefix debt needs all of the prompt",
     "repetition_detection": "ends the text, changes no law",
@@ -64,7 +64,8 @@ NEUTRAL: Final[dict[str, Any]] = {
 """Would change the law after the projection, or could not be honoured: refused beside these."""
 
 ON_BY_DEFAULT: Final = ("watermarking",)
-"""Of NEUTRAL, in some releases: does nothing there without an engine argument that is refused."""
+"""Fields of NEUTRAL that some releases set: there they do nothing without an engine argument that
+is refused."""
 
 KNOWN: Final = {*WARPED, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
 
@@ -79,17 +80,19 @@ class Admitted:
     sampling: SamplingConfig
     horizon: int
     seed: int | None
+    sample: int
+    """Texts of this prompt and seed before it: see `Asked`."""
     least_debt: float
     """Nats that the caller says the prompt owes at least."""
 
     @property
     def budget(self) -> Budget:
         """Without the debt of the prompt, which is not known yet."""
-        return self.rule.budget_for(horizon=self.horizon, k=None, ratios=NO_RATIOS)
+        return self.rule.budget_for(horizon=self.horizon, k=None)
 
 
-def admitted(params: Any, limits: Limits) -> Admitted:
-    """What a request's SamplingParams ask for.
+def admit(params: Any, limits: Limits) -> Admitted:
+    """The budget, the warpers and the horizon that SamplingParams ask for.
 
     Raises ValueError, in one line that names field and value, for one that cannot be honoured
     within the bound, and for a budget or a length beyond the limits.
@@ -102,19 +105,26 @@ def admitted(params: Any, limits: Limits) -> Admitted:
         raise ValueError(
             f"anchored: max_tokens must be at most {limits.max_horizon}, got {params.max_tokens}"
         )
-    rule = limits.rule(k=asked.k, total=asked.K, divergence=asked.divergence)
+    rule = limits.rule_of(asked)
     seed = params.seed if asked.seed is None else asked.seed
     if seed is not None and not 0 <= seed < MAX_SEED:
         raise ValueError(f"anchored: seed must be in [0, 2**63), got {seed}")
-    own = Admitted(
+    admitted = Admitted(
         rule=rule,
         sampling=sampling_of(params),
         horizon=params.max_tokens,
         seed=seed,
+        sample=asked.sample,
         least_debt=asked.debt,
     )
-    _check_caps(own.budget, limits)
-    return own
+    budget = admitted.budget
+    for name, nats, most in (
+        ("k", budget.per_step, limits.max_k),
+        ("K", budget.total, limits.max_total),
+    ):
+        if most is not None and nats > most:
+            raise ValueError(f"anchored: {name} must be at most {most:g} nats here, got {nats:g}")
+    return admitted
 
 
 def unadmitted(params: Any) -> Admitted:
@@ -124,6 +134,7 @@ def unadmitted(params: Any) -> Admitted:
         sampling=SamplingConfig(),
         horizon=max(params.max_tokens or 1, 1),
         seed=0,
+        sample=0,
         least_debt=0.0,
     )
 
@@ -137,15 +148,6 @@ def sampling_of(params: Any) -> SamplingConfig:
         top_p=float(params.top_p),
         min_p=float(params.min_p),
     )
-
-
-def _check_caps(budget: Budget, limits: Limits) -> None:
-    for name, nats, most in (
-        ("k", budget.per_step, limits.max_k),
-        ("K", budget.total, limits.max_total),
-    ):
-        if most is not None and nats > most:
-            raise ValueError(f"anchored: {name} must be at most {most:g} nats here, got {nats:g}")
 
 
 def _refuse_unhonoured(params: Any) -> None:

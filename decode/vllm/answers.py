@@ -26,10 +26,10 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 FIELD = "anchored"
-"""Of a request's body, of each choice of an answer, and of an answer with one choice."""
+"""The field of a request's body, of each choice of an answer, and of an answer with one choice."""
 
 ENDPOINTS = {"/v1/completions": "cmpl-{}-{}", "/v1/chat/completions": "chatcmpl-{}"}
-"""Those that draw texts, with the engine's id of the text of a choice, by the request's id."""
+"""Endpoints that draw texts, with the engine's id of the text of a choice, by the request's id."""
 
 PLAIN_ENDPOINTS = frozenset(
     {
@@ -37,20 +37,20 @@ PLAIN_ENDPOINTS = frozenset(
         *("/tokenize", "/detokenize"),
     }
 )
-"""Those that draw nothing. All others answer 404: nobody looked at what they tell of a pair."""
+"""Endpoints that draw nothing. All others answer 404: nobody looked at what they tell of a pair."""
 
 HEADER = b"x-request-id"
 
 
 @dataclass(slots=True)
 class Answers:
-    """What texts have spent, from their last token to the answer; by the ids they came with."""
+    """Spends of texts, kept from their last token to the answer, by the ids they came with."""
 
     journal: JournalReader
     _by_id: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def take(self, name: str) -> dict[str, Any] | None:
-        """Of a text that has ended, once."""
+        """The figures of a text that has ended, once."""
         return self._by_id.pop(name, None)
 
     async def held(
@@ -80,7 +80,7 @@ class Answers:
             del self._by_id[next(iter(self._by_id))]
 
     async def _answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
-        """What is to be said of these tokens, once the journal holds them."""
+        """The figures of these tokens, once the journal holds them."""
         for _ in range(round(WAIT_S / LOOK_S)):
             try:
                 return self.journal.answer(name, token_ids)

@@ -1,4 +1,4 @@
-"""A pair inside vLLM: `open_pair` gives an LLM whose texts follow p*."""
+"""A pair inside vLLM: `open_pair` gives a `Decoder` whose steps are vLLM's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import shutil
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
-from .settings import KEY, EngineSettings, Limits, PairFacts
+from ..rules.anchored import Anchored
+from .settings import DEFAULT_RULE, KEY, DescribedPair, EngineSettings, Limits, PairFacts
+
+if TYPE_CHECKING:
+    from .offline import PairDecoder  # imports vLLM
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +58,12 @@ def check_version() -> str:
     """The installed release; ImportError where there is none or it is not supported."""
     for name in DISTRIBUTIONS:
         try:
-            own = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             continue
-        if not SUPPORTED.contains(own, prereleases=True):
-            raise ImportError(f"vLLM {own} is not supported, releases {SUPPORTED} are")
-        return own
+        if not SUPPORTED.contains(installed, prereleases=True):
+            raise ImportError(f"vLLM {installed} is not supported, releases {SUPPORTED} are")
+        return installed
     raise ImportError(f"vLLM is not installed: pip install 'anchored[vllm]' ({SUPPORTED})")
 
 
@@ -112,14 +116,17 @@ def prepare(
     ledgers: str | Path | None,
     *,
     allow_quantized_safe: bool = False,
-) -> EngineSettings:
-    """Everything that is decided before an engine starts.
+) -> tuple[EngineSettings, DescribedPair]:
+    """Everything that is decided before an engine starts, and the pair without its weights.
 
-    Raises ImportError for a release of vLLM that is not supported, and as `PairFacts.of`.
+    Raises ImportError for a release of vLLM that is not supported and for one that finds no Triton,
+    and as `DescribedPair.of` and `PairFacts.of`.
     """
     installed = check_version()
+    _check_triton()
     os.environ[RUNNER_VARIABLE] = "1"  # requests have no usable key in the older runner
-    facts = PairFacts.of(safe, risky, allow_quantized_safe=allow_quantized_safe)
+    pair = DescribedPair.of(safe, risky, allow_quantized_safe=allow_quantized_safe)
+    facts = PairFacts.of(pair)
     if not facts.stop_token_ids:
         raise ValueError("neither model names a token that ends a text: a failure could not end it")
     from . import processor
@@ -128,7 +135,18 @@ def prepare(
     folder = Path(ledgers) if ledgers is not None else _temporary_folder()
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("vLLM %s, journal in %s", installed, folder)
-    return EngineSettings(facts=facts, limits=limits, journal=str(folder))
+    return EngineSettings(facts=facts, limits=limits, journal=str(folder)), pair
+
+
+def _check_triton() -> None:
+    """The runner that a pair needs has kernels of Triton, which vLLM looks for by itself."""
+    from vllm.triton_utils import HAS_TRITON
+
+    if not HAS_TRITON:
+        raise ImportError(
+            "vLLM finds no Triton that runs on this machine, which its Model Runner V2 requires: a "
+            "pair needs a GPU there; vLLM's CPU build serves in the tests alone"
+        )
 
 
 def _temporary_folder() -> Path:
@@ -141,43 +159,30 @@ def _temporary_folder() -> Path:
 def open_pair(
     safe: str | Path,
     risky: str | Path,
+    rule: Anchored = DEFAULT_RULE,
     *,
     ledgers: str | Path | None = None,
     allow_quantized_safe: bool = False,
-    default_k: float = 1.5,
-    max_k: float | None = None,
-    max_total: float | None = None,
-    max_horizon: int | None = None,
-    divergence: str = "kl",
-    debt: str = "top",
-    debt_window: int = 5,
-    budget: str = "adaptive",
     **engine: Any,
-) -> Any:
-    """vLLM's `LLM` for a pair of Hugging Face folders or Hub ids; its `generate` answers with p*.
+) -> PairDecoder:
+    """A `Decoder` inside vLLM for a pair of Hugging Face folders or Hub ids.
 
+    Its `generate` takes what that of a `Decoder` takes, draws the same tokens and returns the same
+    `Generation`s; its `llm` is vLLM's `LLM`, see `PairLLM`.
     ledgers: folder of the journal, which `anchored ledgers` makes ledgers of; unless given, one
-    that this process removes when it ends. default_k: nats a step of requests that ask for
-    nothing. max_k, max_total, max_horizon: most a request may ask for; see `Limits`, and there the
-    others. engine: arguments of vLLM, `tensor_parallel_size=8` for one.
-    A request asks by `SamplingParams(extra_args={"anchored_k": 1.0, "anchored_seed": 7})`, or
-    anchored_K, anchored_divergence, anchored_debt. Each result has `.anchored`: ledger id, K, debt,
-    spent, bound, certified. What cannot be honoured within the bound is a ValueError.
-    Raises ImportError for a release of vLLM that is not supported; ValueError for a pair without
-    shared tokens or a quantised safe model; RuntimeError where the device draws wrongly.
+    that this process removes when it ends. engine: arguments of vLLM, `tensor_parallel_size=8` for
+    one.
+    Raises ImportError for a release of vLLM that is not supported or finds no Triton; ValueError
+    for another rule, a pair without shared tokens, a quantised safe model or an argument that
+    cannot go with a pair.
     """
-    limits = Limits(
-        default_k=default_k,
-        max_k=max_k,
-        max_total=max_total,
-        max_horizon=max_horizon,
-        divergence=divergence,  # type: ignore[arg-type]
-        debt=debt,  # type: ignore[arg-type]
-        debt_window=debt_window,
-        budget=budget,  # type: ignore[arg-type]
+    if not isinstance(rule, Anchored):
+        raise ValueError(f"in vLLM the rule must be Anchored(...), got {rule!r}")
+    limits = Limits(rule=rule)
+    settings, pair = prepare(
+        safe, risky, limits, ledgers, allow_quantized_safe=allow_quantized_safe
     )
-    settings = prepare(safe, risky, limits, ledgers, allow_quantized_safe=allow_quantized_safe)
     register()
-    from .offline import PairLLM
+    from .offline import PairDecoder, PairLLM
 
-    return PairLLM(settings, **engine_arguments(settings, engine))
+    return PairDecoder(PairLLM(settings, **engine_arguments(settings, engine)), pair, rule)

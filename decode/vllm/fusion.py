@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.accounts import DEBT, SPENT, STEP, allowance, empty_accounts
-from ...kernels.projection import project_kl, project_max
+from ...kernels.spend import DEBT, STEP, empty_accounts
 from ...kernels.walk import Divergence, Walk, walk
 from ...kernels.warping import Stops, Warping
 from ..engine.request import Drawn
@@ -21,11 +20,11 @@ from .settings import PairFacts
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
 
 NUM_FIELDS = len(Drawn._fields) + 3
-"""Of a record: those of `Drawn`, whether the token was drawn, whether its request has failed, and
-the debt, nats."""
+"""Fields of a record: those of `Drawn`, whether the token was drawn, whether its request has
+failed, and the debt, nats."""
 
 Law = tuple[Divergence, SamplingConfig | None]
-"""What rows that are walked together share: the sampling too, where it truncates or is greedy."""
+"""Rows that are walked together share it: the sampling too, where it truncates or is greedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,26 +50,26 @@ class Rows:
         *,
         slots: Tensor,
         host_slots: Sequence[int],
-        places: Tensor,
+        offsets: Tensor,
         token_ids: Tensor,
         positions: Tensor,
         num_rows: int,
     ) -> Rows:
-        """Of rows that stand request by request.
+        """Rows that come request by request.
 
-        slots: (B,). places: (R,) int, offset of each row among its request's. token_ids: (R,) read
+        slots: (B,). offsets: (R,) int, of each row among its request's. token_ids: (R,) read
         by the model at the row, a draft but for the first; -1 for no draft. positions: (R,) of it.
         num_rows: G. Nothing here waits for the device.
         """
-        places, count = places.long(), len(slots)
-        request = (places == 0).long().cumsum(0) - 1
+        offsets, count = offsets.long(), len(slots)
+        request = (offsets == 0).long().cumsum(0) - 1
         index = torch.zeros(count, num_rows, dtype=torch.int64, device=slots.device)
-        index[request, places] = torch.arange(len(places), device=slots.device)
+        index[request, offsets] = torch.arange(len(offsets), device=slots.device)
         first = index[:, :1]
         read = torch.full_like(index, -1)
-        read[request, places] = token_ids.long()
+        read[request, offsets] = token_ids.long()
         is_there = torch.zeros_like(index, dtype=torch.bool)
-        is_there[request, places] = True
+        is_there[request, offsets] = True
         return cls(
             slots=slots.long(),
             host_slots=host_slots,
@@ -85,7 +84,7 @@ class Rows:
         at = uploaded(torch.tensor(chosen), self.slots.device)
         return Rows(
             slots=self.slots[at],
-            host_slots=[self.host_slots[place] for place in chosen],
+            host_slots=[self.host_slots[i] for i in chosen],
             index=self.index[at],
             drafts=self.drafts[at],
             last_tokens=self.last_tokens[at],
@@ -94,7 +93,7 @@ class Rows:
 
 
 class SlotAccounts:
-    """What the requests in an engine's slots may spend, have spent and draw by, on its device.
+    """Budgets, spends and keys of the requests in an engine's slots, on its device.
 
     A slot whose request has failed draws the end of the text and spends nothing.
     """
@@ -117,7 +116,7 @@ class SlotAccounts:
         self._penalty = torch.ones(num_slots, device=device)
         self._laws: dict[int, Law] = {}
         self._warpers: dict[int, Warpers] = {}
-        """Of slots whose sampling truncates or is greedy: kept, as they hold tensors there."""
+        """By slots whose sampling truncates or is greedy: kept, as they hold tensors there."""
         self._device, self._vocab_size = device, facts.vocab_size
         self._banned = torch.tensor(facts.banned_token_ids, dtype=torch.int64, device=device)
         self._stop_token_ids = facts.stop_token_ids
@@ -162,7 +161,7 @@ class SlotAccounts:
         self._seen[slot, uploaded(torch.tensor(known), self._device)] = True
 
     def set_debt(self, slot: int, debt: Tensor) -> None:
-        """What the prompt owes, () float64 nats; NaN fails the request."""
+        """Charge what the prompt owes, () float64 nats; NaN fails the request."""
         debt = debt.to(self._device)
         self.debts[slot] = debt
         self.accounts[slot, DEBT] = debt
@@ -185,8 +184,8 @@ class SlotAccounts:
         records = torch.zeros(*shape, NUM_FIELDS, dtype=torch.float64, device=self._device)
         for law, chosen in self._groups(rows.host_slots).items():
             is_all = len(chosen) == len(rows.host_slots)
-            own = rows if is_all else rows.part(chosen)
-            tokens, record = self._decide(law, own, risky, safe)
+            part = rows if is_all else rows.part(chosen)
+            tokens, record = self._decide(law, part, risky, safe)
             if is_all:
                 return tokens, record
             at = uploaded(torch.tensor(chosen), self._device)
@@ -195,8 +194,8 @@ class SlotAccounts:
 
     def _groups(self, slots: Sequence[int]) -> Mapping[Law, list[int]]:
         groups: dict[Law, list[int]] = {}
-        for place, slot in enumerate(slots):
-            groups.setdefault(self._laws[slot], []).append(place)
+        for i, slot in enumerate(slots):
+            groups.setdefault(self._laws[slot], []).append(i)
         return groups
 
     def _decide(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,10 +224,10 @@ class SlotAccounts:
 
     def _of(self, logits: Tensor, rows: Rows) -> Tensor:
         """(B, G, V) of the tokens that both models know."""
-        own = logits[rows.index.flatten(), : self._vocab_size]
+        shared = logits[rows.index.flatten(), : self._vocab_size]
         if len(self._banned):
-            own = own.index_fill(1, self._banned, float("-inf"))
-        return own.unflatten(0, tuple(rows.index.shape))
+            shared = shared.index_fill(1, self._banned, float("-inf"))
+        return shared.unflatten(0, tuple(rows.index.shape))
 
     def _seen_by_row(self, rows: Rows) -> Tensor:
         """(B, G, V) bool: tokens of the text, and the drafts before each row."""
@@ -254,20 +253,18 @@ class SlotAccounts:
             risky, safe = (
                 warp(logits.flatten(0, 1)).unflatten(0, shape) for logits in (risky, safe)
             )
-            if sampling.is_greedy:
-                return _greedy_walk(risky, safe, accounts, rows.drafts, divergence)
         return walk(
             risky,
             safe,
             accounts=accounts,
-            uniform=self._keys[rows.slots],
+            seeds=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
             drafts=rows.drafts,
             warping=warping,
             divergence=divergence,
         )
 
     def _records(self, rows: Rows, drawn: Walk, is_drawn: Tensor) -> Tensor:
-        found = Drawn(
+        step = Drawn(
             token_id=drawn.token_ids,
             accepted=drawn.accepted,
             budget=drawn.budget,
@@ -278,42 +275,5 @@ class SlotAccounts:
         )
         failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
         debts = self.debts[rows.slots, None].expand_as(is_drawn)
-        fields = [*found, is_drawn, failed, debts]
+        fields = [*step, is_drawn, failed, debts]
         return torch.stack([field.double() for field in fields], dim=-1)
-
-
-def _greedy_walk(
-    risky: Tensor, safe: Tensor, accounts: Tensor, drafts: Tensor, divergence: Divergence
-) -> Walk:
-    """As `walk` of warped rows, with the likeliest token of each p*: no bound holds for these."""
-    project = project_kl if divergence == "kl" else project_max
-    is_going, rows = torch.ones_like(accounts[:, SPENT], dtype=torch.bool), []
-    for place in range(safe.shape[1]):
-        budget = allowance(accounts, 0, accounts[:, SPENT])
-        found = project(risky[:, place], safe[:, place], budget)
-        token_ids = found.log_probs().argmax(-1).masked_fill(~found.is_valid, -1)
-        given = token_ids.clamp(min=0)
-        is_counted = is_going & found.is_valid
-        rows.append(
-            Walk(
-                was_reached=is_going,
-                is_valid=found.is_valid,
-                is_safe_only=found.is_safe_only,
-                accepted=token_ids == safe[:, place].argmax(-1),
-                token_ids=token_ids,
-                weight=found.weight,
-                spend=found.spend,
-                budget=budget,
-                log_probs=found.token_log_probs(given),
-                safe_log_probs=found.safe_token_log_probs(given),
-            )
-        )
-        accounts[:, STEP] += is_counted
-        accounts[:, SPENT] += torch.where(is_counted, found.spend, 0.0)
-        if place < drafts.shape[1]:
-            is_going = is_counted & (drafts[:, place] == token_ids)
-    return Walk(*(torch.stack(column, dim=1) for column in zip(*map(_values, rows), strict=True)))
-
-
-def _values(row: Walk) -> list[Tensor]:
-    return [getattr(row, name) for name in Walk.__dataclass_fields__]

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..ledger import Ledger, LedgerError, LedgerHeader, LedgerStep
+from ...durable_files import json_value
+from ..ledger import Ledger, LedgerError, LedgerHeader, LedgerStep, with_figures
 from ..settings import SamplingConfig
 
 SCHEMA = "anchored-journal/1"
 PATTERN = "journal-*.jsonl"
 WAIT_S = 5.0
-"""What a journal may be late: on a device it is written beside the steps, not in them."""
+"""Seconds that a journal may be late: on a device it is written beside the steps, not in them."""
 
 LOOK_S = 0.01
 
@@ -37,7 +38,7 @@ class JournalError(ValueError):
 
 
 class JournalWriter:
-    """Appends lines to a file of its own, each by one write that a killed process leaves whole."""
+    """Appends lines to a new file, each by one write that a killed process leaves whole."""
 
     def __init__(self, folder: Path | str) -> None:
         """Raises OSError where no file can be made there."""
@@ -51,14 +52,21 @@ class JournalWriter:
         self._write({"schema": SCHEMA})
 
     def open(self, request_id: str, header: LedgerHeader, *, has_stops: bool) -> None:
-        """A request that draws its first token. has_stops: its caller named ends of its own."""
+        """A request that draws its first token. has_stops: its caller named further ends."""
         known = {name: value for name, value in asdict(header).items() if value is not None}
         self._write({"open": request_id, "header": known, "stops": has_stops})
 
     def steps(self, rows: Sequence[tuple[str, LedgerStep]]) -> None:
-        """What one step of the engine drew."""
+        """The tokens that one step of the engine drew."""
         if rows:
-            self._write({"steps": [[name, *_figures(step)] for name, step in rows]})
+            self._write(
+                {
+                    "steps": [
+                        [name, *(getattr(step, field) for field in _STEP_FIELDS)]
+                        for name, step in rows
+                    ]
+                }
+            )
 
     def close(self) -> None:
         """Nothing more is written; else the file is closed when the writer is dropped."""
@@ -70,7 +78,7 @@ class JournalWriter:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         """Raises OSError where the line is not on the file, whole."""
-        text = ("\n" if self._is_torn else "") + json.dumps(_plain(line)) + "\n"
+        text = ("\n" if self._is_torn else "") + json.dumps(json_value(line)) + "\n"
         content = text.encode()
         self._is_torn = True
         if self._file.write(content) != len(content):
@@ -90,22 +98,9 @@ _STEP_FIELDS = (
 )
 
 
-def _figures(step: LedgerStep) -> list[Any]:
-    return [getattr(step, name) for name in _STEP_FIELDS]
-
-
-def _plain(value: Any) -> Any:
-    """Infinite floats as strings, as ledgers have them."""
-    if isinstance(value, Mapping):
-        return {name: _plain(own) for name, own in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(own) for own in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 @dataclass(kw_only=True, slots=True)
 class Record:
-    """What a journal says of one request."""
+    """One request as the journal tells it."""
 
     request_id: str
     header: LedgerHeader
@@ -125,7 +120,7 @@ class Record:
     def drawn(self) -> list[LedgerStep]:
         """The steps up to the end of the text; an engine may have drawn beyond it."""
         ends = set(self.header.stop_token_ids)
-        first = next((i for i, own in enumerate(self.steps) if own.token_id in ends), None)
+        first = next((i for i, step in enumerate(self.steps) if step.token_id in ends), None)
         last = self.header.horizon if first is None else first + 1
         return self.steps[: min(last, self.header.horizon)]
 
@@ -156,7 +151,7 @@ class Record:
         return "stop_string" if self.has_stops else "aborted"
 
     def answer(self, num_tokens: int | None = None) -> dict[str, Any]:
-        """What a response says of its text: figures of its first `num_tokens`, in nats.
+        """The figures that a response gives of its text: those of its first `num_tokens`, in nats.
 
         Raises JournalError where the journal holds fewer.
         """
@@ -177,12 +172,12 @@ class Record:
         }
         if self.error:
             figures["error"] = self.error
-        plain: dict[str, Any] = _plain(figures)
+        plain: dict[str, Any] = json_value(figures)
         return plain
 
 
 def checked_answer(record: Record, token_ids: list[int]) -> dict[str, Any]:
-    """What a response says of a text, all of whose tokens the journal holds.
+    """The figures that a response gives of a text, all of whose tokens the journal holds.
 
     Raises JournalError where it holds others, unless the request has failed.
     """
@@ -205,7 +200,7 @@ class JournalReader:
         self._offsets: dict[Path, int] = {path: path.stat().st_size for path in written}
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._ids: dict[str, str] = {}
-        """By the id that a request came with: the engine's own."""
+        """The engine's ids, by those that requests came with."""
 
     def refresh(self) -> None:
         """Read what was written since; a line that is still being written waits."""
@@ -227,7 +222,7 @@ class JournalReader:
         return self._records.get(self._ids.get(name, ""))
 
     def answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
-        """What a response says of a text, as `checked_answer`; {} of one that has not begun.
+        """The figures that a response gives of a text, as `checked_answer`; {} before it begins.
 
         Raises JournalError where the journal does not hold these tokens.
         """
@@ -261,7 +256,7 @@ class JournalReader:
         except ValueError:
             return  # torn: the disk was full; whose steps are missing shows by their numbers
         if "open" in entry:
-            header = LedgerHeader(**_read(entry["header"]))
+            header = LedgerHeader(**with_figures(LedgerHeader, entry["header"]))
             name = entry["open"]
             self._records[name] = Record(
                 request_id=name, header=header, has_stops=bool(entry["stops"])
@@ -269,8 +264,8 @@ class JournalReader:
             self._ids[_outer_name(name)] = name
         for name, *figures in entry.get("steps", ()):
             if name in self._records:
-                step = LedgerStep(**dict(zip(_STEP_FIELDS, _read(figures), strict=True)))
-                self._records[name].add(step)
+                step = with_figures(LedgerStep, dict(zip(_STEP_FIELDS, figures, strict=True)))
+                self._records[name].add(LedgerStep(**step))
         if (name := entry.get("failed")) in self._records:
             self._records[name].error = entry["error"]
 
@@ -278,14 +273,6 @@ class JournalReader:
 def _outer_name(request_id: str) -> str:
     """Without the "-" and eight random letters that vLLM adds to what a request came with."""
     return request_id[:-9] if request_id[-9:-8] == "-" else request_id
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _read(own) for name, own in value.items()}
-    if isinstance(value, list):
-        return [_read(own) for own in value]
-    return {"inf": math.inf, "-inf": -math.inf}.get(value, value) if type(value) is str else value
 
 
 def journal_ledgers(folder: Path | str) -> Iterable[tuple[str, Ledger]]:
@@ -298,4 +285,4 @@ def journal_ledgers(folder: Path | str) -> Iterable[tuple[str, Ledger]]:
         raise LedgerError(f"{folder} holds no journal: its files are named {PATTERN}")
     reader = JournalReader(folder)
     reader.refresh()
-    return [(own.request_id, own.ledger()) for own in reader.records() if own.drawn]
+    return [(record.request_id, record.ledger()) for record in reader.records() if record.drawn]

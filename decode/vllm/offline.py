@@ -1,18 +1,31 @@
-"""vLLM's LLM for a pair: each result says what it spent."""
+"""vLLM's LLM for a pair, and the Decoder that draws by it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from vllm import LLM
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
-from .journal import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader
-from .settings import EngineSettings
+from ..decoder import Decoder
+from ..engine.paired_batch import PairedBatch
+from ..engine.request import Request, RequestState, refused
+from ..rules.anchored import Anchored
+from ..settings import SamplingConfig
+from .journal import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader, Record
+from .settings import REQUEST_PREFIX, DescribedPair, EngineSettings
 
 
 class PairLLM(LLM):
-    """An LLM whose results carry `.anchored`; none is returned that the journal does not hold."""
+    """An LLM whose results carry `.anchored`; none is returned that the journal does not hold.
+
+    A request asks by `SamplingParams(extra_args={"anchored_k": 1.0, "anchored_seed": 7})`, or
+    anchored_K, anchored_divergence, anchored_debt. `.anchored` holds ledger id, K, debt, spent,
+    bound and certified. What cannot be honored within the bound is a ValueError.
+    """
 
     def __init__(self, settings: EngineSettings, **engine: Any) -> None:
         self.settings = settings
@@ -20,19 +33,42 @@ class PairLLM(LLM):
         self._journal = JournalReader(settings.journal, skips_written=True, num_kept=NUM_KEPT)
         self._late: list[Any] = []
         """Results whose steps the journal does not hold yet."""
+        self._ended: dict[str, Record] = {}
+        """Records that `records` is to yield."""
+        self._awaited: set[str] = set()
         self._plain_step = self.llm_engine.step
         self.llm_engine.step = self._step
 
+    def records(
+        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]
+    ) -> Iterator[tuple[int, Record]]:
+        """The index and the record of each text, once it has ended and the journal holds it.
+
+        What was not taken when the iterator is dropped is aborted.
+        """
+        engine, index = self.llm_engine, {}
+        try:
+            for i, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
+                name = str(next(self.request_counter))
+                index[name] = i
+                self._awaited.add(name)
+                engine.add_request(name, {"prompt_token_ids": prompt}, asked)
+            while index:
+                if engine.has_unfinished_requests():
+                    engine.step()
+                else:
+                    self._await_late()
+                for name in [name for name in index if name in self._ended]:
+                    yield index.pop(name), self._ended.pop(name)
+        finally:
+            engine.abort_request(list(index))
+            self._awaited.clear()
+            self._ended.clear()
+
     def _run_engine(self, *args: Any, **kwargs: Any) -> Any:
-        """Of both `generate` and `chat`: the results, once the journal holds the last of them."""
+        """The results of `generate` and of `chat`, once the journal holds the last of them."""
         outputs = super()._run_engine(*args, **kwargs)
-        until = time.monotonic() + WAIT_S
-        while self._late and time.monotonic() < until:
-            time.sleep(LOOK_S)
-            self._answer_late()
-        late, self._late = self._late, []
-        for output in late:
-            self._answer(output)
+        self._await_late()
         return outputs
 
     def _step(self) -> list[Any]:
@@ -41,6 +77,15 @@ class PairLLM(LLM):
         self._late += [output for output in outputs if output.finished]
         self._answer_late()
         return outputs
+
+    def _await_late(self) -> None:
+        until = time.monotonic() + WAIT_S
+        while self._late and time.monotonic() < until:
+            time.sleep(LOOK_S)
+            self._answer_late()
+        late, self._late = self._late, []
+        for output in late:
+            self._answer(output)
 
     def _answer_late(self) -> None:
         waiting, self._late = self._late, []
@@ -53,5 +98,85 @@ class PairLLM(LLM):
     def _answer(self, output: Any) -> None:
         """Raises JournalError where the journal does not hold the tokens."""
         (text,) = output.outputs
-        output.anchored = self._journal.answer(output.request_id, list(text.token_ids))
-        self._journal.forget(output.request_id)
+        name = output.request_id
+        output.anchored = self._journal.answer(name, list(text.token_ids))
+        if name in self._awaited:
+            if (record := self._journal.find(name)) is None:
+                raise JournalError(f"the journal holds nothing of request {name}")
+            self._ended[name] = record
+        self._journal.forget(name)
+
+
+class PairDecoder(Decoder):
+    """A `Decoder` whose steps are vLLM's: `generate` and `generate_each` are the same calls."""
+
+    def __init__(self, llm: PairLLM, pair: DescribedPair, rule: Anchored) -> None:
+        super().__init__(pair, rule, level="token")
+        self.llm = llm
+        """vLLM's LLM of the pair, for calls in its words."""
+        models: dict[str, Any] = pair.models
+        for model in models.values():
+            model.dtype = llm.model_config.dtype
+        self.level.context_length = llm.model_config.max_model_len
+
+    def score(self, *_: Any, **__: Any) -> Any:
+        """Raises ValueError: only a `Decoder` with the weights scores."""
+        raise ValueError(f"score: {NOT_IN_VLLM}")
+
+    def prompt_ratios(self, *_: Any, **__: Any) -> Any:
+        """Raises ValueError: only a `Decoder` with the weights measures ratios."""
+        raise ValueError(f"prompt_ratios: {NOT_IN_VLLM}")
+
+    def _open(self, *_: Any) -> PairedBatch:
+        raise ValueError(f"stream: {NOT_IN_VLLM}")
+
+    def _asked(self, *args: Any, **each: Any) -> tuple[list[Request], SamplingConfig]:
+        requests, config = super()._asked(*args, **each)
+        if any(request.stream_prompts for request in requests):
+            raise ValueError(
+                "the models would read different prompts, as their chat templates differ or there "
+                "is a passage: in vLLM both read one; a Decoder with Transformers can do it"
+            )
+        return requests, config
+
+    def _decode(self, requests: list[Request], config: SamplingConfig) -> Iterator[RequestState]:
+        """Every request as it ends; vLLM batches those of a call as it can."""
+        for request in requests:
+            if request.error:
+                yield refused(request, self.rule, self.level.text_stream())
+        fitting = [request for request in requests if not request.error]
+        prompts = [request.prompt_token_ids for request in fitting]
+        params = [self._params(request, config) for request in fitting]
+        for i, record in self.llm.records(prompts, params):
+            yield self._state(fitting[i], record)
+
+    def _params(self, request: Request, config: SamplingConfig) -> SamplingParams:
+        assert isinstance(self.rule, Anchored)  # as `open_pair` has looked
+        nats = {"k": self.rule.k if request.k is None else request.k}
+        asked: dict[str, Any] = {"seed": request.seed, "sample": request.place}
+        asked |= nats if self.rule.K is None else {"K": self.rule.K}
+        return SamplingParams(
+            **config.as_dict(),
+            max_tokens=request.max_new_tokens,
+            stop=list(request.stop),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={REQUEST_PREFIX + name: value for name, value in asked.items()},
+        )
+
+    def _state(self, request: Request, record: Record) -> RequestState:
+        """The request as a batch of a `Decoder` would leave it, by the tokens of the journal."""
+        budget = self.rule.budget_for(horizon=request.max_new_tokens, k=request.k)
+        budget = replace(budget, debt=record.header.debt)
+        text = self.level.text_stream(request.stop, request.prompt_token_ids)
+        state = RequestState(request=request, budget=budget, text=text)
+        for step in record.drawn:
+            if state.is_finished:
+                break  # the engine may have drawn on behind a stop string
+            state.append(step, is_end=step.token_id in self.level.stop_token_ids)
+        if not state.is_finished:
+            state.fail(record.error or "vLLM ended the text before its length")
+        state.num_forwards.update(safe=len(state.steps), risky=len(state.steps))
+        return state
+
+
+NOT_IN_VLLM = "a pair inside vLLM has `generate` and `generate_each` alone; load it as a ModelPair"

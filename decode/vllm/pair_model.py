@@ -25,7 +25,7 @@ NAMES = ("safe", "risky")
 
 
 class AnchoredPairForCausalLM(nn.Module):
-    """p_s and p_r side by side: every token passes both bodies, each with its own KV caches.
+    """p_s and p_r side by side: every token passes both bodies, each with KV caches.
 
     `compute_logits` returns the SAFE model's rows, so whatever the engine samples or reports
     without asking the fusion (raw logprobs, prompt logprobs, a processor that was not loaded) is
@@ -40,7 +40,7 @@ class AnchoredPairForCausalLM(nn.Module):
         bodies = {}
         for name in NAMES:
             folder = getattr(facts, name) if name in facts.quantization else None
-            # A quantised folder names its layers from its own root.
+            # A quantised folder names its layers from its root.
             own_prefix = prefix if folder else maybe_prefix(prefix, name)
             with set_model_tag(name):
                 bodies[name] = _body(vllm_config, configs[name], folder, own_prefix)
@@ -61,7 +61,7 @@ class AnchoredPairForCausalLM(nn.Module):
 
     @staticmethod
     def get_model_state_cls() -> type:
-        """Of the V2 runner, the only one that has it."""
+        """The hook of the V2 runner, the only one that has it."""
         from .pair_state import PairState
 
         return PairState
@@ -78,7 +78,7 @@ class AnchoredPairForCausalLM(nn.Module):
         intermediate_tensors: object = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """(N, H_s + H_r), both bodies' hidden states; the engine's own gathering of rows keeps the
+        """(N, H_s + H_r), both bodies' hidden states; the engine's gathering of rows keeps the
         two together. Raises ValueError for embeddings and for pipeline stages."""
         if inputs_embeds is not None or intermediate_tensors is not None:
             raise ValueError("a pair takes token ids only, on one pipeline stage")
@@ -93,7 +93,7 @@ class AnchoredPairForCausalLM(nn.Module):
         safe, risky = self.both_logits(hidden_states)
         self.last_hidden = hidden_states
         if safe is not None and risky is not None:  # only some ranks gather
-            # The engine edits logits in place (penalties): what is fused is a copy of our own.
+            # The engine edits logits in place (penalties): what is fused is a copy.
             self.rows = safe.clone(), risky
         return safe
 
@@ -106,9 +106,9 @@ class AnchoredPairForCausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Both checkpoints, the safe one first as the loader reads them; returns what was set."""
         loaded: set[str] = set()
-        for name, own in _by_model(weights):
+        for name, part in _by_model(weights):
             body = self.safe if name == "safe" else self.risky
-            loaded |= {f"{name}.{parameter}" for parameter in body.load_weights(own)}
+            loaded |= {f"{name}.{parameter}" for parameter in body.load_weights(part)}
         return loaded
 
 
@@ -136,19 +136,19 @@ def _by_model(
 
 def _body(vllm_config: Any, config: Any, quantized: str | None, prefix: str) -> nn.Module:
     """quantized: folder of a quantised checkpoint; the engine knows the safe model's way only."""
-    own = vllm_config.with_hf_config(config, architectures=config.architectures)
-    own.quant_config = quantized and _quantization(vllm_config, quantized)
-    body: nn.Module = initialize_model(vllm_config=own, prefix=prefix)
+    alone = vllm_config.with_hf_config(config, architectures=config.architectures)
+    alone.quant_config = quantized and _quantization(vllm_config, quantized)
+    body: nn.Module = initialize_model(vllm_config=alone, prefix=prefix)
     return body
 
 
 def _quantization(vllm_config: Any, folder: str) -> Any:
     """Raises ValueError, as vLLM does, for a way that this device or this dtype has not."""
     engine = vllm_config.model_config
-    own = ModelConfig(
+    quantized = ModelConfig(
         model=folder, tokenizer=folder, dtype=engine.dtype, max_model_len=engine.max_model_len
     )
-    return VllmConfig.get_quantization_config(own, vllm_config.load_config)
+    return VllmConfig.get_quantization_config(quantized, vllm_config.load_config)
 
 
 def _text(config: Any) -> Any:

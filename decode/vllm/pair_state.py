@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
-from ...kernels.accounts import SPENT, STEP, new_accounts
+from ...kernels.spend import SPENT, STEP, empty_accounts, new_accounts
 from ...kernels.token_log_probs import token_log_probs
+from ...kernels.walk import walk
 from ..engine.request import random_key
 from ..models.kv_cache import uploaded
-from ..rules.prefix_debt import debt_nats, log_likelihood_ratios
+from ..rules.budget import debt_nats, log_likelihood_ratios
 from . import processor
-from .admission import NO_RATIOS, admitted, unadmitted
+from .admission import NO_RATIOS, admit, unadmitted
 from .fusion import Rows, SlotAccounts
 from .journal import JournalWriter
 from .recorder import UNWRITTEN, Recorder, SlotRequest
-from .self_test import check_walk
 from .settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class PairState(DefaultModelState):
         settings = EngineSettings.of(vllm_config.additional_config)
         self.facts, self.limits = settings.facts, settings.limits
         dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
-        check_walk(self.facts.vocab_size, torch.device(device))
+        _warm_up(self.facts.vocab_size, vllm_config.model_config.dtype, torch.device(device))
         self.slots = SlotAccounts(self.max_num_reqs, self.facts, torch.device(device))
         speculative = vllm_config.speculative_config
         self.num_rows = 1 + (speculative.num_speculative_tokens if speculative else 0)
@@ -77,7 +77,9 @@ class PairState(DefaultModelState):
             prompt_len=length,
             account=self._account(request),
             debt=self._known_debt(request),
-            key=random_key(request.seed, request.prompt, level="token", place=0),
+            key=random_key(
+                request.seed, request.prompt, level="token", place=request.admitted.sample
+            ),
             sampling=request.admitted.sampling,
             divergence=request.admitted.rule.divergence,
             is_failed=bool(request.error),
@@ -114,7 +116,7 @@ class PairState(DefaultModelState):
         rows = Rows.of(
             slots=ctx.idx_mapping,
             host_slots=host_slots,
-            places=ctx.expanded_local_pos,
+            offsets=ctx.expanded_local_pos,
             token_ids=ctx.input_ids,
             positions=ctx.pos,
             num_rows=self.num_rows if num_rows > len(host_slots) else 1,
@@ -122,29 +124,29 @@ class PairState(DefaultModelState):
         tokens, records = self.slots.decide(rows, risky, safe)
         requests = [self._requests[slot] for slot in host_slots]
         self.recorder.keep(requests, records)
-        if unwritten := [i for i, own in enumerate(requests) if own.error == UNWRITTEN]:
+        if unwritten := [i for i, one in enumerate(requests) if one.error == UNWRITTEN]:
             # Ends with this step; on a device, where the journal is late, with a later one.
             self.slots.is_failed[[host_slots[i] for i in unwritten]] = True
             tokens[unwritten] = self.slots.end
-        places = ctx.expanded_local_pos.long()
-        request = (places == 0).long().cumsum(0) - 1
-        return tokens[request, places]
+        offsets = ctx.expanded_local_pos.long()
+        request = (offsets == 0).long().cumsum(0) - 1
+        return tokens[request, offsets]
 
     def _new_request(self, data: Any, prompt: list[int]) -> SlotRequest:
         error = "" if all(map(self._is_shared, prompt)) else "a token of the prompt is not shared"
         try:
-            own = admitted(data.sampling_params, self.limits)
+            admitted = admit(data.sampling_params, self.limits)
         except ValueError as refusal:  # the front end, which would have answered, was passed by
             error = error or str(refusal)
-            own = unadmitted(data.sampling_params)
-        seed = own.seed
+            admitted = unadmitted(data.sampling_params)
+        seed = admitted.seed
         if seed is None:  # the same in every process of a split model
             seed = int.from_bytes(hashlib.sha256(data.req_id.encode()).digest()[:8], "big") >> 1
         params = data.sampling_params
         return SlotRequest(
             request_id=data.req_id,
             prompt=prompt,
-            admitted=own,
+            admitted=admitted,
             seed=seed,
             has_stops=bool(params.stop or params.stop_token_ids or params.repetition_detection),
             error=error,
@@ -166,7 +168,7 @@ class PairState(DefaultModelState):
         return account
 
     def _known_debt(self, request: SlotRequest) -> Tensor:
-        """Of a prompt that is still to be read, infinite: nothing is spent before."""
+        """The debt of a request, infinite while its prompt is read: nothing is spent before."""
         if request.debt is None and not request.admitted.rule.charges_debt:
             least = request.admitted.least_debt
             request.debt = torch.tensor(least, dtype=torch.float64)
@@ -177,19 +179,19 @@ class PairState(DefaultModelState):
     def _count_debts(self) -> None:
         """Score what this step read of prompts whose debts are not known."""
         batch = self._batch
-        for place, slot in enumerate(batch.idx_mapping_np.tolist()):
+        for i, slot in enumerate(batch.idx_mapping_np.tolist()):
             request = self._requests[slot]
             if request.debt is None:
-                self._score(slot, request, place)
+                self._score(slot, request, i)
 
-    def _score(self, slot: int, request: SlotRequest, place: int) -> None:
-        start = int(self._batch.num_computed_tokens_np[place])
-        count = int(self._batch.num_scheduled_tokens[place])
+    def _score(self, slot: int, request: SlotRequest, index: int) -> None:
+        start = int(self._batch.num_computed_tokens_np[index])
+        count = int(self._batch.num_scheduled_tokens[index])
         if start == 0:  # preempted while its prompt was read, it begins again
             request.num_scored, request.ratios = 0, []
         last = len(request.prompt) - 1  # nothing of the prompt follows its last token
         end = min(start + count, last)
-        hidden = self._hidden(place, count)
+        hidden = self._hidden(index, count)
         if start > request.num_scored or hidden is None:
             logger.warning("%s: a part of the prompt was not read here", request.request_id)
             request.debt = torch.tensor(float("inf"), dtype=torch.float64)
@@ -207,16 +209,16 @@ class PairState(DefaultModelState):
         ratios = torch.cat([*request.ratios, NO_RATIOS.to(self.slots.debts.device)])
         return debt_nats(ratios, mode=rule.debt, window=rule.debt_window).clamp(min=least)
 
-    def _hidden(self, place: int, count: int) -> Tensor | None:
+    def _hidden(self, index: int, count: int) -> Tensor | None:
         """(count, H_s + H_r) of a request's tokens of this step; None where they are not known."""
-        first = int(self._batch.query_start_loc_np[place])
+        first = int(self._batch.query_start_loc_np[index])
         if self.model.hidden is not None:
             hidden: Tensor = self.model.hidden[first : first + count]
             return hidden
         # A CUDA graph was replayed: it reads one token a request, whose row the sampler was given.
         rows = self.model.last_hidden
         is_one_each = count == 1 and len(rows) == self._batch.num_reqs
-        return rows[place : place + 1] if is_one_each else None
+        return rows[index : index + 1] if is_one_each else None
 
     def _ratios(self, hidden: Tensor, targets: list[int]) -> list[Tensor]:
         """Per tile, log p_r - log p_s in nats of the tokens behind these states, special ones left
@@ -225,11 +227,11 @@ class PairState(DefaultModelState):
             i for i, token in enumerate(targets) if token not in self.facts.special_token_ids
         ]
         tiles = [counted[at : at + TILE] for at in range(0, len(counted), TILE)]
-        return [self._tile(hidden, places, [targets[i] for i in places]) for places in tiles]
+        return [self._tile(hidden, tile, [targets[i] for i in tile]) for tile in tiles]
 
-    def _tile(self, hidden: Tensor, places: list[int], targets: list[int]) -> Tensor:
+    def _tile(self, hidden: Tensor, positions: list[int], targets: list[int]) -> Tensor:
         device = hidden.device
-        rows = hidden[uploaded(torch.tensor(places), device)]
+        rows = hidden[uploaded(torch.tensor(positions), device)]
         token_ids = uploaded(torch.tensor(targets), device)
         safe, risky = (
             token_log_probs(self._shared(logits), token_ids)
@@ -239,3 +241,16 @@ class PairState(DefaultModelState):
 
     def _shared(self, logits: Tensor) -> Tensor:
         return logits[:, : self.facts.vocab_size]
+
+
+def _warm_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Walk one row before the first request comes: compile the kernels and compare them with the
+    CPU's solver."""
+    logits = torch.zeros(1, 1, vocab_size, dtype=dtype, device=device)
+    walk(
+        logits,
+        logits,
+        accounts=empty_accounts(1, device),
+        seeds=torch.zeros(1, dtype=torch.int64, device=device),
+        drafts=torch.zeros(1, 0, dtype=torch.int64, device=device),
+    )

@@ -1,6 +1,6 @@
 """The hook of vLLM's V2 runner: each row of logits becomes the one token that was drawn from p*.
 
-The front end loads this file too, to refuse requests, so the runner's own modules are not imported.
+The front end loads this file too, to refuse requests, so it imports no module of the runner.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from weakref import ReferenceType
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
-from .admission import admitted
+from .admission import admit
 from .settings import EngineSettings, Limits
 
 
 class Drawing(Protocol):
-    """What draws: the state of the pair, see `pair_state`."""
+    """The state of the pair, which draws: see `pair_state`."""
 
     def draw(self, ctx: Any, num_rows: int) -> Tensor: ...  # (R,) int64
 
@@ -26,8 +26,8 @@ current: ReferenceType[Drawing] | None = None
 Weakly, so that an engine that was shut down holds no memory."""
 
 limits = Limits()
-"""Of requests that this process's front end admits; set where an engine is opened. The engine's own
-processes read theirs from its config."""
+"""The limits of requests that this process's front end admits; set where an engine is opened. The
+processes of the engine read theirs from its config."""
 
 
 class AnchoredDraw(LogitsProcessor):
@@ -36,9 +36,9 @@ class AnchoredDraw(LogitsProcessor):
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         """Raise ValueError for a request that cannot be honoured; see `admission`."""
-        admitted(sampling_params, limits)
+        admit(sampling_params, limits)
         # The debt needs all rows of the prompt; no later hook is asked before they are read.
-        sampling_params.skip_reading_prefix_cache = limits.debt != "none"
+        sampling_params.skip_reading_prefix_cache = limits.rule.charges_debt
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         super().__init__(vllm_config, req_states)

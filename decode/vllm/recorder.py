@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..engine.request import Drawn, random_stream
+from ..engine.request import ledger_step, random_stream
 from ..ledger import LedgerHeader, LedgerStep
 from .admission import Admitted
 from .journal import JournalWriter
@@ -87,8 +87,8 @@ class Recorder:
     def _note(self, requests: Sequence[SlotRequest], records: list[list[list[float]]]) -> None:
         rows: list[tuple[str, LedgerStep]] = []
         try:
-            for request, own in zip(requests, records, strict=True):
-                rows += self._noted(request, own)
+            for request, figures in zip(requests, records, strict=True):
+                rows += self._noted(request, figures)
             if self._journal is not None:
                 self._journal.steps(rows)
         except OSError as error:
@@ -101,19 +101,15 @@ class Recorder:
     ) -> list[tuple[str, LedgerStep]]:
         """The steps of a request's rows; its header and its error go before them."""
         noted = []
-        for *own, is_drawn, failed, debt in records:
-            drawn = Drawn(*own)
+        for *figures, is_drawn, failed, debt in records:
             if failed and not request.error:
                 request.error = f"the logits at step {len(request.steps)} are no distribution"
             if not is_drawn:
                 continue
             self._open(request, debt)
-            values = drawn._asdict() | {
-                "token_id": int(drawn.token_id),
-                "accepted": bool(drawn.accepted),
-            }
-            noted.append((request.request_id, LedgerStep(step=len(request.steps), **values)))
-            request.steps.append((int(drawn.token_id), drawn.spend))
+            step = ledger_step(len(request.steps), figures)
+            noted.append((request.request_id, step))
+            request.steps.append((step.token_id, step.spend))
         if request.error and not request.is_told:
             self._open(request, records[0][-1])
             if self._journal is not None:
@@ -128,12 +124,12 @@ class Recorder:
         request.is_open = True
 
     def _header(self, request: SlotRequest, debt: float) -> LedgerHeader:
-        own = request.admitted
-        budget = own.budget
+        admitted = request.admitted
+        budget = admitted.budget
         return LedgerHeader(
-            rule=own.rule.name,
-            rule_settings=own.rule.settings(),
-            sampling=own.sampling.as_dict(),
+            rule=admitted.rule.name,
+            rule_settings=admitted.rule.settings(),
+            sampling=admitted.sampling.as_dict(),
             seed=request.seed,
             prompt_token_ids=request.prompt,
             stop_token_ids=self._facts.stop_token_ids,
@@ -142,10 +138,10 @@ class Recorder:
             debt=debt,
             k=budget.per_step,
             K=budget.total,
-            horizon=own.horizon,
+            horizon=admitted.horizon,
             bound=replace(budget, debt=debt).bound,
             quantization=self._facts.quantization,
             level_settings=self._facts.level_settings,
-            least_debt=own.least_debt or None,
-            stream=random_stream(request.prompt, place=0),
+            least_debt=admitted.least_debt or None,
+            stream=random_stream(request.prompt, place=admitted.sample),
         )

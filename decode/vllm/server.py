@@ -57,13 +57,13 @@ async def _serve(settings: EngineSettings, arguments: Any) -> None:
         socket.close()
 
 
-def _hold(engine: Any, own: answers.Answers) -> None:
+def _hold(engine: Any, kept: answers.Answers) -> None:
     """Let every text of the engine wait for the journal."""
     generate = engine.generate
 
     def held(prompt: Any, sampling_params: Any, request_id: str, *args: Any, **kwargs: Any) -> Any:
         outputs = generate(prompt, sampling_params, request_id, *args, **kwargs)
         is_delta = sampling_params.output_kind == RequestOutputKind.DELTA
-        return own.held(outputs, request_id, is_delta=is_delta)
+        return kept.held(outputs, request_id, is_delta=is_delta)
 
     engine.generate = held

@@ -1,31 +1,84 @@
-"""What every process of an engine knows of its pair: facts of the models, limits of the server."""
+"""The settings that every process of an engine has: facts of the models, limits of the server."""
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
-from ..ledger import field_error
+from transformers import GenerationConfig
+
+from ...field_types import field_error
+from ..models.folder import ModelFolder, fingerprint
+from ..models.loading import load_config, load_tokenizer, quantization_method
+from ..models.model_pair import ModelPair
 from ..rules.anchored import Anchored
-from ..rules.budget import Schedule, checked_nats
-from ..rules.prefix_debt import DebtMode
+from ..rules.budget import checked_nats
 from ..rules.rule import Divergence
 from ..settings import check_choice
 
 KEY = "anchored"
-"""Of vLLM's `additional_config`, under which the settings travel to its processes."""
+"""The entry of vLLM's `additional_config` in which the settings travel to its processes."""
 
 REQUEST_PREFIX = "anchored_"
-"""Of a request's extra arguments that are for us."""
+"""Begins the names of a request's extra arguments that are for us."""
 
-ModelName = Literal["safe", "risky"]
+DEFAULT_RULE = Anchored(k=1.5)
+"""The rule of requests that ask for nothing, where no other is given."""
+
+
+class DescribedPair(ModelPair):
+    """A pair as its folders describe it, without weights: what is asked of it is made by this."""
+
+    @classmethod
+    def of(
+        cls, safe: str | Path, risky: str | Path, *, allow_quantized_safe: bool
+    ) -> "DescribedPair":
+        """Read configs and tokenizers of two Hugging Face folders or Hub ids.
+
+        Raises FileNotFoundError for what is none, ValueError for an adapter (vLLM loads no merged
+        ones) and for a quantised safe model unless it is allowed.
+        """
+        folders = {"safe": ModelFolder.find(safe), "risky": ModelFolder.find(risky)}
+        for folder in folders.values():
+            if folder.adapter is not None:
+                raise ValueError(
+                    f"{folder.adapter} is an adapter: merge it into its base model for vLLM"
+                )
+        models: dict[str, Any] = {name: _described(folder.base) for name, folder in folders.items()}
+        tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
+        return cls(
+            models["safe"],
+            models["risky"],
+            tokenizers["safe"],
+            {name: fingerprint(folder) for name, folder in folders.items()},
+            risky_tokenizer=tokenizers["risky"],
+            allow_quantized_safe=allow_quantized_safe,
+        )
+
+    def _check_model(self, name: str, model: Any) -> None:
+        """Note how its folder is quantised; nothing is run, as vLLM loads the models."""
+        if method := quantization_method(model.config):
+            self.quantization[name] = method
+
+
+def _described(folder: Path) -> SimpleNamespace:
+    """A model as a `ModelPair` knows it before it runs it; the engine decides the dtype."""
+    config = load_config(folder)
+    if (folder / "generation_config.json").is_file():
+        generation_config = GenerationConfig.from_pretrained(folder)
+    else:
+        generation_config = GenerationConfig.from_model_config(config)
+    return SimpleNamespace(
+        folder=folder, config=config, generation_config=generation_config, dtype=None
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairFacts:
-    """What a ledger says of a pair, and what decides its symbols; no weights are read for it."""
+    """The facts of a pair that ledgers hold and that decide its symbols; no weights are read."""
 
     safe: str
     """Folder of the safe model."""
@@ -42,51 +95,31 @@ class PairFacts:
     context_length: int | None
 
     @classmethod
-    def of(cls, safe: str | Path, risky: str | Path, *, allow_quantized_safe: bool) -> "PairFacts":
-        """Read configs and tokenizers of two Hugging Face folders or Hub ids.
-
-        Raises FileNotFoundError for what is none, ValueError for a pair without shared tokens, for
-        an adapter (vLLM loads no merged ones), for a quantised safe model unless it is allowed, and
-        for two quantised models.
-        """
-        from ..models.folder import fingerprint
-        from ..models.loading import load_tokenizer, quantization_method
-        from ..models.model_pair import context_of, own_stop_tokens
-        from ..models.shared_tokens import shared_tokens
-
-        folders = {"safe": _folder(safe), "risky": _folder(risky)}
-        configs = {name: _configs(folder.base) for name, folder in folders.items()}
-        tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
-        methods = {name: quantization_method(own[0]) for name, own in configs.items()}
-        if methods["safe"] and not allow_quantized_safe:
-            raise ValueError(
-                f"the safe model is quantised ({methods['safe']}), so the bound would hold against "
-                "another model than the original: allow_quantized_safe accepts that"
-            )
-        if all(methods.values()):
+    def of(cls, pair: DescribedPair) -> "PairFacts":
+        """Facts of a pair; ValueError for one without shared tokens, or quantised twice."""
+        methods, shared = pair.quantization, pair.shared
+        if len(methods) == len(pair.models):
             raise ValueError(
                 f"both models are quantised ({methods['safe']}, {methods['risky']}): in vLLM only "
                 "one of a pair can be"
             )
-        shared = shared_tokens(tokenizers["safe"], tokenizers["risky"])
         if shared.difference:
             raise ValueError(
                 f"the models have different tokenizers: {shared.difference}; "
                 "in vLLM a pair is decoded in tokens that both share"
             )
-        lengths = [context_of(config.get_text_config()) for config, _ in configs.values()]
-        stops = {t for n, own in configs.items() for t in own_stop_tokens(*own, tokenizers[n])}
+        tokenizers = pair.tokenizers.values()
         return cls(
-            safe=str(folders["safe"].base),
-            risky=str(folders["risky"].base),
-            fingerprints={name: fingerprint(folder) for name, folder in folders.items()},
-            quantization={name: method for name, method in methods.items() if method},
+            safe=str(pair.safe.folder),
+            risky=str(pair.risky.folder),
+            fingerprints=pair.fingerprints,
+            quantization=methods,
             vocab_size=shared.vocab_size,
             banned_token_ids=list(shared.banned_token_ids),
             is_whole=shared.is_whole,
-            stop_token_ids=sorted(token for token in stops if shared.has(token)),
-            special_token_ids=sorted({t for o in tokenizers.values() for t in o.all_special_ids}),
-            context_length=min(filter(None, lengths), default=None),
+            stop_token_ids=pair.stop_token_ids,
+            special_token_ids=sorted({t for each in tokenizers for t in each.all_special_ids}),
+            context_length=pair.context_length,
         )
 
     @property
@@ -97,69 +130,33 @@ class PairFacts:
         return {"vocab_size": self.vocab_size, "banned_token_ids": self.banned_token_ids}
 
 
-def _folder(name: str | Path) -> Any:
-    from ..models.folder import ModelFolder
-
-    folder = ModelFolder.find(name)
-    if folder.adapter is not None:
-        raise ValueError(f"{name} is an adapter: merge it into its base model for vLLM")
-    return folder
-
-
-def _configs(folder: Path) -> tuple[Any, Any]:
-    """The config of a model and its generation config."""
-    from transformers import GenerationConfig
-
-    from ..models.loading import load_config
-
-    config = load_config(folder)
-    if (folder / "generation_config.json").is_file():
-        return config, GenerationConfig.from_pretrained(folder)
-    return config, GenerationConfig.from_model_config(config)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a request gets where it asks for nothing, and the most it can ask for; nats."""
+    """The rule of a request that asks for nothing, and the most that it can ask for; nats."""
 
-    default_k: float = 1.5
+    rule: Anchored = DEFAULT_RULE
+    """The rule of requests that ask for nothing."""
     max_k: float | None = None
     """Nats a step; with the horizon it bounds K = k * max_tokens too. None for no limit."""
     max_total: float | None = None
     """Nats of one text, K."""
     max_horizon: int | None = None
     """Most new tokens of a request."""
-    divergence: Divergence = "kl"
-    debt: DebtMode = "top"
-    debt_window: int = 5
-    budget: Schedule = "adaptive"
 
     def __post_init__(self) -> None:
-        for name in ("default_k", "max_k", "max_total"):
+        for name in ("max_k", "max_total"):
             if (nats := getattr(self, name)) is not None:
                 checked_nats(name, nats)
         if self.max_horizon is not None and self.max_horizon < 1:
             raise ValueError(f"max_horizon must be >= 1, got {self.max_horizon}")
-        if self.max_k is not None and self.default_k > self.max_k:
-            raise ValueError(f"default_k {self.default_k:g} is above max_k {self.max_k:g}")
-        self.rule()
+        if self.max_k is not None and self.rule.k is not None and self.rule.k > self.max_k:
+            raise ValueError(f"k {self.rule.k:g} of the rule is above max_k {self.max_k:g}")
 
-    def rule(
-        self,
-        *,
-        k: float | None = None,
-        total: float | None = None,
-        divergence: Divergence | None = None,
-    ) -> Anchored:
+    def rule_of(self, asked: "Asked") -> Anchored:
         """The rule of a request that asks for these; ValueError for values that no rule has."""
-        return Anchored(
-            k=self.default_k if k is None and total is None else k,
-            K=total,
-            divergence=divergence or self.divergence,
-            debt=self.debt,
-            debt_window=self.debt_window,
-            budget=self.budget,
-        )
+        rule = replace(self.rule, divergence=asked.divergence or self.rule.divergence)
+        is_asked = asked.k is not None or asked.K is not None
+        return replace(rule, k=asked.k, K=asked.K) if is_asked else rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,16 +182,17 @@ class EngineSettings:
                 "anchored vllm serve"
             )
         given = additional_config[KEY]
+        limits = given["limits"]
         return cls(
             facts=PairFacts(**given["facts"]),
-            limits=Limits(**given["limits"]),
+            limits=Limits(**{**limits, "rule": Anchored(**limits["rule"])}),
             journal=given["journal"],
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What the extra arguments of a request ask for."""
+    """The wishes in the extra arguments of a request."""
 
     k: float | None = None
     """Nats a step; K = k * max_tokens."""
@@ -202,9 +200,11 @@ class Asked:
     """Nats for the whole text, in place of k."""
     divergence: Divergence | None = None
     seed: int | None = None
-    """In place of vLLM's own `seed`, which counts too."""
+    """In place of vLLM's `seed`, which counts too."""
     debt: float = 0.0
     """Nats that the prompt owes at least: the debt that is computed can only be raised."""
+    sample: int = 0
+    """Texts of this prompt and seed before it, which it is drawn independently of."""
 
     def __post_init__(self) -> None:
         if self.k is not None and self.K is not None:
@@ -214,6 +214,8 @@ class Asked:
                 checked_nats(name, nats)
         if not (self.debt >= 0.0 and not math.isnan(self.debt)):
             raise ValueError(f"debt must be >= 0 nats, got {self.debt}")
+        if self.sample < 0:
+            raise ValueError(f"sample must be >= 0, got {self.sample}")
         if self.divergence is not None:
             check_choice("divergence", self.divergence, ("kl", "max"))
 
@@ -229,5 +231,5 @@ class Asked:
             if name.startswith(REQUEST_PREFIX) and value is not None
         }
         if error := field_error(cls, given):
-            raise ValueError(f"anchored: {error}; known are k, K, divergence, seed, debt")
+            raise ValueError(f"anchored: {error}; known are k, K, divergence, seed, debt, sample")
         return cls(**given)

@@ -5,11 +5,7 @@ import anchored
 MODELS = "runs/bytes/models"  # anchored quickstart --preset bytes --output runs/bytes
 
 pair = anchored.ModelPair.from_pretrained(f"{MODELS}/safe", f"{MODELS}/risky")
-decoder = anchored.Decoder(
-    pair,
-    anchored.Anchored(k=0.5),  # nats a byte
-    byte_settings=anchored.ByteSettings(prefetch=4),
-)
+decoder = anchored.Decoder(pair, anchored.Anchored(k=0.5))  # nats a byte
 (result,) = decoder.generate("The keeper", max_new_bytes=120)
 print(result.text)
 print(result)

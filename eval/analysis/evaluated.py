@@ -1,38 +1,143 @@
-"""What measures and judges made of a run's texts, beside how well each setting protects."""
+"""What measures and judges made of a run's texts, beside how well each setting protects.
+
+The first figure of a judge is the judge's; what has none is counted beside it, never part of it.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from ..copying.metrics import METRICS
-from ..figures.series import Series, plot_series
-from ..figures.style import Role
-from ..figures.trade_off import NCR, Scale, TradeOffPoint, plot_methods
+from ..figures.distributions import Series, plot_series
+from ..figures.trade_off import NCR, Scale
 from ..recorded_texts import grouped
-from ..report.judgements import JUDGES, columns_of
-from ..report.tables import SETTING_COLUMN, SPAN_COLUMNS, Cell, Column, span_cells
+from ..report.page import Section
+from ..report.tables import (
+    COPYING_COLUMNS,
+    SETTING_COLUMN,
+    SPAN_COLUMNS,
+    Cell,
+    Column,
+    span_cells,
+    terminal_table,
+)
 from ..statistics import SeedStatistics
-from .analysis import Analysis, figure_of, over_k
-from .recorded_run import RISKY_RULE, SAFE_RULE, NotMeasured, RecordedRun
+from .recorded_run import NotMeasured, RecordedRun, recorded_cell
+from .trade_offs import figure_of, trade_off
 
-Figures = Mapping[str, Cell]
-"""A figure by setting."""
+Cells = dict[str, Cell]
+Figures = Mapping[str, Any]
+"""One of a results file's "settings"."""
 
 
-def copying_distribution(run: RecordedRun) -> Analysis:
+def _copying_cells(figures: Figures) -> Cells:
+    metrics = {name: recorded_cell(figures.get(name)) for name in (*METRICS, "ncr")}
+    return {"texts": figures.get("num_texts"), **metrics, **span_cells(figures)}
+
+
+def _nonliteral_cells(figures: Figures) -> Cells:
+    return {
+        "overlap": recorded_cell(figures["share"]),
+        "matched": recorded_cell(figures["mean_matched"]),
+        "texts": figures["num_texts"],
+        "with debt": figures["num_with_debt"],
+    }
+
+
+def _fluency_cells(figures: Figures) -> Cells:
+    """Mean grade; texts with one, without a word, and without an answer."""
+    return {
+        "fluency": SeedStatistics.recorded(figures["fluency"]),
+        "judged": figures["num_judged"],
+        "empty": figures["num_empty"],
+        "failed": figures["num_failed"],
+    }
+
+
+def _factuality_cells(figures: Figures) -> Cells:
+    """Precision, claims, and what has none."""
+    return {
+        "macro": SeedStatistics.recorded(figures["macro"]),
+        "micro": figures["micro"],
+        "claims/text": figures["claims_per_text"],
+        "no claims": figures["num_without_claims"],
+        "unscored": figures["num_unscored"],
+        "failed": figures["num_failed_sentences"] + figures["num_failed_claims"],
+    }
+
+
+def _win_rate_cells(figures: Figures) -> Cells:
+    """The rate, its interval, and what has none."""
+    low, high = figures["interval"] or (None, None)
+    return {
+        "win rate": figures["win_rate"],
+        "from": low,
+        "to": high,
+        "compared": figures["num_compared"],
+        "inconsistent": figures["num_inconsistent"],
+        "failed": figures["num_failed"],
+    }
+
+
+JUDGES: Final = ("fluency", "factuality", "win-rate")
+CELLS: Final[dict[str, Callable[[Figures], Cells]]] = {
+    "copying": _copying_cells,
+    "nonliteral": _nonliteral_cells,
+    "fluency": _fluency_cells,
+    "factuality": _factuality_cells,
+    "win-rate": _win_rate_cells,
+}
+"""A row of a setting, by the name of the measure or judge."""
+
+
+def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
+    """The columns of a measure's or judge's table."""
+    if name == "copying":
+        texts = Column(key="texts", title="texts")
+        return [SETTING_COLUMN, texts, *COPYING_COLUMNS, *SPAN_COLUMNS]
+    if name == "nonliteral":
+        return [
+            SETTING_COLUMN,
+            Column(key="overlap", title=_overlap_title(results)),
+            Column(key="matched", title="characters", num_decimals=2),
+            Column(key="texts", title="texts"),
+            Column(key="with debt", title="with debt"),
+        ]
+    titles = CELLS[name](results["settings"][0]) if results["settings"] else ()
+    return [SETTING_COLUMN, *(Column(key=title, title=title) for title in titles)]
+
+
+def evaluation_table(name: str, results: Mapping[str, Any]) -> str:
+    """What the terminal shows of a measure's or judge's results."""
+    rows = [
+        {"setting": figures["setting"], **CELLS[name](figures)} for figures in results["settings"]
+    ]
+    return terminal_table(rows, evaluation_columns(name, results))
+
+
+def _overlap_title(results: Mapping[str, Any]) -> str:
+    return f"characters {results['config']['comparator']} {results['config']['num_characters']}"
+
+
+def copying_distribution(run: RecordedRun) -> Section:
     """How long the longest copied spans of each setting's texts are, which means hide."""
     results = run.evaluated("copying")
-    rows = [{"setting": own["setting"], **span_cells(own)} for own in results["settings"]]
-    lengths = grouped(results["rows"], lambda row: run.own_name(row["setting"]))
-    tails = {name: _tail([row["word_lcs"] for row in own]) for name, own in lengths.items()}
-    return Analysis(
+    tails: dict[str, Series] = {}
+    for name, texts in grouped(results["rows"], lambda row: str(row["setting"])).items():
+        words = [row["word_lcs"] for row in texts]
+        lengths = range(1, max(words) + 2)
+        shares = [sum(count >= length for count in words) / len(words) for length in lengths]
+        tails[name] = Series([float(length) for length in lengths], shares)
+    return Section(
         title="How long copied spans are",
         note="Of each text its longest span that the reference has too, in words: the share of "
         "texts above some lengths, and quantiles.",
         columns=[SETTING_COLUMN, *SPAN_COLUMNS],
-        rows=rows,
+        rows=[
+            {"setting": figures["setting"], **span_cells(figures)}
+            for figures in results["settings"]
+        ],
         draw=partial(
             plot_series,
             {"": {name: tails[name] for name in run.by_setting if name in tails}},
@@ -44,45 +149,28 @@ def copying_distribution(run: RecordedRun) -> Analysis:
     )
 
 
-def _tail(lengths: Sequence[int]) -> Series:
-    """Shares of texts with at least 1, 2, ... words in a row."""
-    longest = max(lengths)
-    shares = [sum(own >= n for own in lengths) / len(lengths) for n in range(1, longest + 2)]
-    return Series([float(n) for n in range(1, longest + 2)], shares)
-
-
-def character_overlap(run: RecordedRun) -> Analysis:
+def character_overlap(run: RecordedRun) -> Section:
     """Characters of works that stories about them take over, beside the stories' fluency."""
     results = run.evaluated("nonliteral")
-    config = results["config"]
-    title = f"characters {config['comparator']} {config['num_characters']}"
-    fluency = _judged(run, "fluency")
-    rows: list[dict[str, Cell]] = [
+    fluency, title = _judged(run, "fluency"), _overlap_title(results)
+    rows: list[Cells] = [
         {
-            "setting": own["setting"],
-            "overlap": SeedStatistics.recorded(own["share"]),
-            "matched": SeedStatistics.recorded(own["mean_matched"]),
-            "fluency": fluency.get(own["setting"]),
-            "texts": own["num_texts"],
-            "with debt": own["num_with_debt"],
+            "setting": figures["setting"],
+            **_nonliteral_cells(figures),
+            "fluency": fluency.get(figures["setting"]),
         }
-        for own in results["settings"]
+        for figures in results["settings"]
     ]
     overlap = {str(row["setting"]): row["overlap"] for row in rows}
-    return Analysis(
+    columns = evaluation_columns("nonliteral", results)
+    columns.insert(3, Column(key="fluency", title="fluency", num_decimals=2))
+    return Section(
         title="Characters taken over",
         note=f"Non-literal copying: the share of texts with {title} of the work, and how many a "
         "text names. Texts with a prefix debt are counted: the paper decodes these without.",
-        columns=[
-            SETTING_COLUMN,
-            Column(key="overlap", title=title),
-            Column(key="matched", title="characters", num_decimals=2),
-            Column(key="fluency", title="fluency", num_decimals=2),
-            Column(key="texts", title="texts"),
-            Column(key="with debt", title="with debt"),
-        ],
+        columns=columns,
         rows=rows,
-        draw=_trade_off(
+        draw=trade_off(
             run,
             protection=(Scale(f"share of texts with {title}", lower_is_better=True), overlap),
             utility=(Scale("fluency, 1 to 5"), fluency),
@@ -116,22 +204,23 @@ _JUDGED: Final[dict[str, tuple[str, str, str]]] = {
 """By judge: title, note and the label of its figure."""
 
 
-def judgement(judge: str, run: RecordedRun) -> Analysis:
+def judgement(judge: str, run: RecordedRun) -> Section:
     """A judge's figures with its failures; the picture has them against NCR.
 
     judge: a name in JUDGES. Raises: NotMeasured, ValueError.
     """
-    settings = run.evaluated(judge)["settings"]
+    results = run.evaluated(judge)
+    settings = results["settings"]
     title, note, label = _JUDGED[judge]
-    rows = [{"setting": own["setting"], **JUDGES[judge](own)} for own in settings]
+    rows = [{"setting": figures["setting"], **CELLS[judge](figures)} for figures in settings]
     if not rows:
-        raise NotMeasured(f"anchored judge {judge} has judged no text")
-    return Analysis(
+        raise NotMeasured("the judge has judged no text")
+    return Section(
         title=title,
         note=note,
-        columns=[SETTING_COLUMN, *columns_of(JUDGES[judge](settings[0]))],
+        columns=evaluation_columns(judge, results),
         rows=rows,
-        draw=_trade_off(
+        draw=trade_off(
             run,
             protection=(NCR, {row["setting"]: row["ncr"] for row in run.rows}),
             utility=(Scale(label), _judged(run, judge)),
@@ -140,25 +229,27 @@ def judgement(judge: str, run: RecordedRun) -> Analysis:
     )
 
 
-def precision_by_group(run: RecordedRun) -> Analysis:
-    """What `anchored judge factuality` recorded of each group of texts, against k.
+def precision_by_group(run: RecordedRun) -> Section:
+    """The factual precision of each group of texts, against k.
 
     Source: paper, section "Long-tail Knowledge vs. k".
     """
     results = run.evaluated("factuality")
-    groups = list(dict.fromkeys(name for own in results["settings"] for name in own["by_group"]))
+    groups = list(
+        dict.fromkeys(name for figures in results["settings"] for name in figures["by_group"])
+    )
     if not groups:
         raise NotMeasured("the judged texts name no group (as how frequent an entity is)")
     rows = [
         {
-            "setting": own["setting"],
-            "k": run.ks.get(own["setting"]),
-            **{name: _macro(own["by_group"].get(name)) for name in groups},
+            "setting": figures["setting"],
+            "k": run.ks.get(figures["setting"]),
+            **{name: _macro(figures["by_group"].get(name)) for name in groups},
         }
-        for own in results["settings"]
+        for figures in results["settings"]
     ]
     swept = [row for row in rows if row["setting"] in run.k_sweep]
-    return Analysis(
+    return Section(
         title="Factual precision by group of texts",
         note="Share of supported claims, the mean over texts, then over seeds. The picture shows "
         "the settings that differ in k alone.",
@@ -170,7 +261,7 @@ def precision_by_group(run: RecordedRun) -> Analysis:
         rows=rows,
         draw=partial(
             plot_series,
-            {"": {name: over_k(swept, name) for name in groups}},
+            {"": {name: _over_k(swept, name) for name in groups}},
             title="Factual precision by group of texts",
             x_label="k, nats a step",
             y_label="share of supported claims",
@@ -179,13 +270,20 @@ def precision_by_group(run: RecordedRun) -> Analysis:
     )
 
 
+def _over_k(rows: Sequence[Mapping[str, Cell]], group: str) -> Series:
+    """The group's figure of each row that has it, against k, ascending."""
+    points = sorted((figure_of(row["k"]), figure_of(row[group])) for row in rows)
+    known = [point for point in points if not any(map(math.isnan, point))]
+    return Series([k for k, _ in known], [figure for _, figure in known])
+
+
 def _macro(figures: Mapping[str, Any] | None) -> SeedStatistics | None:
     return SeedStatistics.recorded(figures["macro"]) if figures else None
 
 
 def judged_figures(run: RecordedRun) -> dict[str, dict[str, Cell]]:
-    """By judge, its own figure of each setting, where they were recorded."""
-    return {judge: found for judge in JUDGES if (found := _judged(run, judge))}
+    """By judge, its figure of each setting, where they were recorded."""
+    return {judge: figures for judge in JUDGES if (figures := _judged(run, judge))}
 
 
 def _judged(run: RecordedRun, judge: str) -> dict[str, Cell]:
@@ -194,68 +292,4 @@ def _judged(run: RecordedRun, judge: str) -> dict[str, Cell]:
         settings = run.evaluated(judge)["settings"]
     except NotMeasured:
         return {}
-    return {own["setting"]: next(iter(JUDGES[judge](own).values())) for own in settings}
-
-
-def _trade_off(
-    run: RecordedRun,
-    *,
-    protection: tuple[Scale, Figures],
-    utility: tuple[Scale, Figures],
-    title: str,
-) -> Callable[[Path], None] | None:
-    """The picture of two figures of the run's methods; None where no setting has both."""
-    points = [
-        _point(run, row, protection[1].get(row["setting"]), utility[1].get(row["setting"]))
-        for row in run.rows
-        if _stands_among_methods(run, row)
-    ]
-    if not any(math.isfinite(own.protection) and math.isfinite(own.utility) for own in points):
-        return None
-    return partial(
-        plot_methods,
-        {"": points},
-        title=title,
-        protection=protection[0],
-        utility=utility[0],
-        num_seeds=max(_num_seeds(own) for own in [*protection[1].values(), *utility[1].values()]),
-    )
-
-
-def _stands_among_methods(run: RecordedRun, row: Mapping[str, Any]) -> bool:
-    about = run.results.get("methods", {}).get(row.get("method"), {})
-    return "methods" in about.get("figures", ["methods"])
-
-
-def _point(run: RecordedRun, row: Mapping[str, Any], x: Cell, y: Cell) -> TradeOffPoint:
-    """A setting among those of its method; of a quickstart all are settings of one."""
-    role = _role(run, row)
-    method = str(row.get("method") or ("Anchored" if role == "anchored" else row["setting"]))
-    label = str(row["setting"]).removeprefix(method).lstrip(", ")
-    return TradeOffPoint(
-        label=label,
-        role=role,
-        method=method,
-        protection=figure_of(x),
-        utility=figure_of(y),
-        num_metrics=getattr(x, "num_metrics", len(METRICS)),
-        protection_std=_std(x),
-        utility_std=_std(y),
-    )
-
-
-def _role(run: RecordedRun, row: Mapping[str, Any]) -> Role:
-    rule = run.rule(row["setting"])
-    if rule in (SAFE_RULE, RISKY_RULE):
-        return "safe" if rule == SAFE_RULE else "risky"
-    about = run.results.get("methods")
-    is_ours = row.get("k") is not None if about is None else about[row["method"]]["is_swept"]
-    return "anchored" if is_ours else "baseline"
-
-
-def _std(cell: Cell) -> float:
-    return float(getattr(cell, "std", math.nan))
-
-
-def _num_seeds(cell: Cell) -> int:
-    return int(getattr(cell, "num_seeds", 1))
+    return {figures["setting"]: next(iter(CELLS[judge](figures).values())) for figures in settings}

@@ -1,39 +1,56 @@
 """A run's folder as the analyses read it: generations, what they copied, and their ledgers."""
 
+import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ... import Ledger, PromptRatios
+from ...decode.rules.budget import prompt_digest
 from ...decode.rules.event_bound import event_bound
-from ...decode.rules.prefix_debt import prompt_digest
 from ...decode.rules.registry import make_rule
+from ...inputs import json_objects
 from ..copying.ncr import NcrStatistics
-from ..recorded_texts import PROMPTS_FILE, file_name, generation_files, grouped, json_objects
+from ..recorded_texts import (
+    PROMPTS_FILE,
+    generation_files,
+    grouped,
+    read_json,
+    setting_names,
+)
 from ..report.tables import Cell
 from ..statistics import SeedStatistics
 
+Item = TypeVar("Item")
 MAX_LEDGERS: Final = 64
+"""Ledgers of each setting: 1,600 of a run of 25 settings, which take half a second a hundred."""
 EVALUATION: Final = "evaluation"
-"""Folder in a run's own of what measures and judges wrote about its texts."""
+"""Folder in a run's folder, where the results of measures and judges lie."""
+PAGE: Final = "report.html"
 MEASURES: Final = ("copying", "nonliteral")
-"""Of `evaluated`; the others are judges."""
+"""Names that `RecordedRun.evaluated` takes for measures; the others are judges."""
 SAFE_RULE, RISKY_RULE = "safe_only", "risky_only"
 ALL_TEXTS: Final = "all texts"
 """The domain of prompts that name none."""
+
+
+def evenly(items: Sequence[Item], count: int) -> list[Item]:
+    """As many of the items, at the same distance from each other; all where there are no more."""
+    count = min(count, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
 
 
 class NotMeasured(Exception):
     """Why a run does not hold what an analysis reads."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RecordedGeneration:
-    """One row of generations/SETTING.jsonl, under the setting's own name."""
+    """One row of generations/SETTING.jsonl, under its setting's name."""
 
     setting: str
     id: str
@@ -58,8 +75,8 @@ class RecordedRun:
     folder: Path
     max_ledgers: int = MAX_LEDGERS
     """Ledgers of each setting that are read, evenly among its generations; 0 reads all."""
-    named: Mapping[str, Path] = field(default_factory=dict)
-    """By measure or judge, as "win-rate", results that lie elsewhere than in the folder."""
+    evaluation: Path | None = None
+    """Folder of what measures and judges recorded; that of the run unless given."""
     ncr_of: "RecordedRun | None" = None
     """Another run of the same settings, whose NCR stands for that of this one: of other prompts, as
     those of judged texts have no references."""
@@ -79,7 +96,8 @@ class RecordedRun:
     def rows(self) -> list[dict[str, Any]]:
         """A row of results a setting, its figures as cells of tables; [] before there are any."""
         rows = [
-            {name: _cell(own) for name, own in row.items()} for row in self.results.get("rows", [])
+            {name: recorded_cell(figure) for name, figure in row.items()}
+            for row in self.results.get("rows", [])
         ]
         if self.ncr_of is None:
             return rows
@@ -94,50 +112,46 @@ class RecordedRun:
         return {str(row.get("id")): row for row in rows}
 
     def evaluated(self, name: str) -> Mapping[str, Any]:
-        """What `anchored measure NAME` or `anchored judge NAME` wrote about the run's texts.
+        """What `anchored evaluate RUN --only NAME` recorded, settings in the run's order.
 
         Raises: NotMeasured without it, ValueError for a file that is something else.
         """
-        path = self.named.get(name) or evaluation_file(self.folder, name)
-        verb = "measure" if name in MEASURES else "judge"
+        path = (self.evaluation or self.folder / EVALUATION) / f"{name}.json"
         if not path.is_file():
             raise NotMeasured(
-                f"no results of anchored {verb} {name} are here: there is no {path.name} in "
-                f"{EVALUATION}/ (anchored evaluate)"
+                f"there is no {path.name} in {path.parent.name}/: anchored evaluate --only {name}"
             )
-        found = read_json(path, f"anchored {verb} {name}")
-        if found.get(verb) != name or not isinstance(found.get("settings"), list):
-            raise ValueError(f"{path} is not what anchored {verb} {name} writes")
-        named = {self.own_name(own["setting"]): own for own in found["settings"]}
-        in_order = dict.fromkeys([*(name for name in self.by_setting if name in named), *named])
-        return {**found, "settings": [{**named[name], "setting": name} for name in in_order]}
-
-    def own_name(self, setting: str) -> str:
-        """Of a setting that is named like its file, as texts are that were read by themselves."""
-        return self._names.get(setting, setting)
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        return {file_name(name): name for name in self.by_setting}
+        writer = f"anchored evaluate --only {name}"
+        results = read_json(path, writer)
+        kind = "measure" if name in MEASURES else "judge"
+        if results.get(kind) != name or not isinstance(results.get("settings"), list):
+            raise ValueError(f"{path} is not what {writer} writes")
+        order = list(self.by_setting)
+        in_order = sorted(  # settings that the run does not have stand last
+            results["settings"],
+            key=lambda row: order.index(row["setting"]) if row["setting"] in order else len(order),
+        )
+        return {**results, "settings": in_order}
 
     @cached_property
     def by_setting(self) -> dict[str, list[RecordedGeneration]]:
         """Generations by setting, in the order of the results' rows, then of the files."""
         copying = {
-            (str(row["setting"]), str(row["work"]), int(row["seed"])): row
+            (str(row["setting"]), str(row["id"]), int(row["seed"])): row
             for row in self._measured("copying")
         }
-        named = dict.fromkeys([row["setting"] for row in self.results.get("rows", [])])
-        named |= dict.fromkeys(name for name, _, _ in copying)
-        names = {file_name(name): name for name in named}
-        found = {}
+        names = setting_names(self.folder)
+        texts: dict[str, list[RecordedGeneration]] = {}
         for path in generation_files(self.folder):
-            setting = names.get(path.stem, path.stem)
-            found[setting] = [
-                _generation(setting, row, number, copying) for number, row in json_objects(path)
-            ]
-        known = [name for name in names.values() if name in found]
-        return {name: found[name] for name in dict.fromkeys([*known, *found])}
+            setting = texts.setdefault(names.get(path.stem, path.stem), [])
+            for number, row in json_objects(path):
+                if row.get("error"):  # a generation that failed has no text
+                    continue
+                key = (names.get(path.stem, path.stem), str(row.get("id", number)))
+                measured = copying.get((*key, int(row.get("seed", 0))))
+                setting.append(RecordedGeneration(*key, row=row, copying=measured))
+        known = [name for name in names.values() if name in texts]
+        return {name: texts[name] for name in dict.fromkeys([*known, *texts])}
 
     def _measured(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / "measurements" / f"{name}.json"
@@ -150,16 +164,15 @@ class RecordedRun:
     def ledgers(self, setting: str) -> list[tuple[RecordedGeneration, Ledger]]:
         """Generations with the ledgers that are there, `max_ledgers` of them at most."""
         if setting not in self._read:
-            files = [(own, self.ledger_file(own)) for own in self.by_setting[setting]]
-            there = [(own, path) for own, path in files if path is not None]
-            count = min(self.max_ledgers or len(there), len(there))
-            chosen = [there[place * len(there) // count] for place in range(count)]
-            self._read[setting] = [(own, Ledger.load(path)) for own, path in chosen]
+            files = [(text, self._ledger_file(text)) for text in self.by_setting[setting]]
+            there = [(text, path) for text, path in files if path is not None]
+            chosen = evenly(there, self.max_ledgers or len(there))
+            self._read[setting] = [(text, Ledger.load(path)) for text, path in chosen]
         return self._read[setting]
 
     def ledger(self, generation: RecordedGeneration) -> Ledger | None:
         """Its ledger, if it is there."""
-        path = self.ledger_file(generation)
+        path = self._ledger_file(generation)
         return None if path is None else Ledger.load(path)
 
     def copy_probability(self, generation: RecordedGeneration, ledger: Ledger) -> float | None:
@@ -176,9 +189,9 @@ class RecordedRun:
 
     @cached_property
     def _safe_log_probs(self) -> dict[str, float]:
-        return {str(row["work"]): float(row["safe_log_prob"]) for row in self._measured("verbatim")}
+        return {str(row["id"]): float(row["safe_log_prob"]) for row in self._measured("verbatim")}
 
-    def ledger_file(self, generation: RecordedGeneration) -> Path | None:
+    def _ledger_file(self, generation: RecordedGeneration) -> Path | None:
         """Where its ledger lies, if it is there, within the folder."""
         path = self.folder / str(generation.row.get("ledger") or "")
         is_inside = path.resolve().is_relative_to(self.folder.resolve())
@@ -207,8 +220,8 @@ class RecordedRun:
     @cached_property
     def ks(self) -> dict[str, float]:
         """k in nats a step, of the settings with a bound that have one."""
-        found = {name: self.ledgers(name)[0][1].header.k for name in self.budgeted}
-        return {name: k for name, k in found.items() if math.isfinite(k)}
+        ks = {name: self.ledgers(name)[0][1].header.k for name in self.budgeted}
+        return {name: k for name, k in ks.items() if math.isfinite(k)}
 
     @cached_property
     def k_sweep(self) -> list[str]:
@@ -223,45 +236,40 @@ class RecordedRun:
         return max(groups.values(), key=len, default=[])
 
     @cached_property
-    def replayed(self) -> list[Ledger]:
-        """Ledgers with divergences: divergences.jsonl, divergences/*.jsonl and any of the run's."""
-        files = [self.folder / "divergences.jsonl", *(self.folder / "divergences").glob("*.jsonl")]
-        longer = [Ledger.load(path) for path in sorted(files) if path.is_file()]
-        own = (ledger for name in self.by_setting for _, ledger in self.ledgers(name))
-        return longer + [ledger for ledger in own if ledger.header.prompt_ratios is not None]
-
-    @cached_property
     def debts(self) -> dict[str, float]:
         """By prompt, nats that it owes by the rule of the paper (mean of the largest ratios)."""
-        found: dict[str, float] = {}
+        debts: dict[str, float] = {}
         for name in self.budgeted:
             header = self.ledgers(name)[0][1].header
             if header.rule_settings.get("debt") == "top":
-                for own in self.by_setting[name]:
-                    found.setdefault(own.id, float(own.row.get("debt") or 0.0))
-        return found
+                for text in self.by_setting[name]:
+                    debts.setdefault(text.id, float(text.row.get("debt") or 0.0))
+        return debts
 
     @cached_property
     def prompt_ratios(self) -> dict[str, list[float]]:
-        """By prompt, log p_r - log p_s of its symbols, where the run or a longer ledger has it."""
+        """By prompt, log p_r - log p_s of its symbols, where the run or a longer ledger has it.
+
+        Longer ledgers are those with divergences: divergences.jsonl, divergences/*.jsonl, and any
+        of the run's.
+        """
         path = self.folder / "prompt_ratios.safetensors"
-        by_digest: dict[str, list[float]] = {}
-        if path.exists():
-            recorded = PromptRatios.load(path).by_prompt
-            by_digest = {digest: ratios.tolist() for digest, ratios in recorded.items()}
-        for ledger in self.replayed:
+        recorded = PromptRatios.load(path).by_prompt if path.exists() else {}
+        by_digest = {digest: ratios.tolist() for digest, ratios in recorded.items()}
+        files = [self.folder / "divergences.jsonl", *(self.folder / "divergences").glob("*.jsonl")]
+        read = [pair for name in self.by_setting for pair in self.ledgers(name)]
+        longer = [Ledger.load(path) for path in sorted(files) if path.is_file()]
+        for ledger in [*longer, *(ledger for _, ledger in read)]:
             if ledger.header.prompt_ratios is not None:
                 digest = prompt_digest(ledger.header.prompt_token_ids)
                 by_digest.setdefault(digest, ledger.header.prompt_ratios)
-        found = {}
-        for own, ledger in (each for name in self.by_setting for each in self.ledgers(name)):
-            if ratios := by_digest.get(prompt_digest(ledger.header.prompt_token_ids)):
-                found[own.id] = ratios
-        return found
+        digests = {text.id: prompt_digest(ledger.header.prompt_token_ids) for text, ledger in read}
+        return {name: by_digest[each] for name, each in digests.items() if by_digest.get(each)}
 
     def by_domain(self, values: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
         """Values by prompt, as those of each domain together."""
-        domains = {own.id: self.domain(own) for rows in self.by_setting.values() for own in rows}
+        texts = itertools.chain.from_iterable(self.by_setting.values())
+        domains = {text.id: self.domain(text) for text in texts}
         groups = grouped(values, lambda prompt: domains[prompt])
         return {
             domain: [value for prompt in prompts for value in values[prompt]]
@@ -269,38 +277,12 @@ class RecordedRun:
         }
 
 
-def _cell(own: Any) -> Cell:
+def recorded_cell(figure: Any) -> Cell:
     """A figure of results.json, in which nan is null."""
-    if not isinstance(own, Mapping):
-        return own if isinstance(own, str | int | float) else None
-    found = SeedStatistics.recorded(own)
-    if found is not None and "num_metrics" in own:
-        return NcrStatistics(*found, own["num_metrics"])
-    return found
-
-
-def _generation(
-    setting: str,
-    row: Mapping[str, Any],
-    number: int,
-    copying: Mapping[tuple[str, str, int], Mapping[str, Any]],
-) -> RecordedGeneration:
-    prompt = str(row.get("work", row.get("id", number)))
-    key = (setting, prompt, int(row.get("seed", 0)))
-    return RecordedGeneration(setting=setting, id=prompt, row=row, copying=copying.get(key))
-
-
-def evaluation_file(folder: Path, name: str) -> Path:
-    """Where a run's folder has the results of a measure or judge of this name."""
-    return folder / EVALUATION / f"{name}.json"
-
-
-def read_json(path: Path, kind: str) -> Mapping[str, Any]:
-    """An object of a file; ValueError that says what the file is not."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not what {kind} writes")
-    return found
+    if not isinstance(figure, Mapping):
+        return figure if isinstance(figure, str | int | float) else None
+    statistics = SeedStatistics.recorded(figure)
+    if statistics is None or "num_metrics" not in figure:
+        return statistics
+    scope = figure["num_metrics"], figure.get("num_texts"), figure.get("num_all_texts")
+    return NcrStatistics(*statistics, *scope)

@@ -1,20 +1,19 @@
 """The report on a run's folder: what it recorded, analysed and shown on one page."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from ... import Ledger
+from ...durable_files import write_durably
 from ..copying.ncr import high_protection
 from ..report import tables
-from ..report.page import MEDIA_TYPES, Picture, Report, Section
+from ..report.page import MEDIA_TYPES, Report, Section
 from ..report.side_by_side import Generation, SideBySideRecord, TokenSpend
 from ..report.tables import Column
-from .analysis import Analysis
-from .evaluated import judged_figures
-from .recorded_run import RecordedGeneration, RecordedRun
-from .registry import Analyses
+from . import copied_spans, evaluated, ledgers
+from .recorded_run import PAGE, NotMeasured, RecordedGeneration, RecordedRun, evenly
 
 BITS: Final = "bits_per_byte/"
 PICTURES: Final = {
@@ -22,34 +21,74 @@ PICTURES: Final = {
     "methods": "Protection and utility of every method",
     "ablations": "What each part of the method is worth",
     "debt_window": "Windows of the prefix debt",
-    "losses": "Training losses",
     "divergences": "One text, step by step",
 }
 """What a run draws by itself, by file name, and is shown where it is there."""
 FIGURES: Final = {"fluency": "fluency", "factuality": "factuality", "win-rate": "win rate"}
 """Titles of what judges say of a setting."""
 NOT_TIMED: Final = "a run is not timed: anchored bench decode times every method"
+ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
+    "copying_distribution": evaluated.copying_distribution,
+    "character_overlap": evaluated.character_overlap,
+    **{name.replace("-", "_"): partial(evaluated.judgement, name) for name in evaluated.JUDGES},
+    "precision_by_group": evaluated.precision_by_group,
+    "step_divergences": ledgers.step_divergences,
+    "prefix_ratios": ledgers.prefix_ratios,
+    "debt_deciles": copied_spans.debt_deciles,
+    "start_positions": copied_spans.start_positions,
+    "trajectories": ledgers.budget_trajectories,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Analyses:
+    """What could be analysed, and why the rest could not, by name."""
+
+    sections: dict[str, Section] = field(default_factory=dict)
+    not_measured: dict[str, str] = field(default_factory=dict)
+
+
+def analyses(run: RecordedRun) -> Analyses:
+    """All of them on one run. Raises: ValueError for damaged records."""
+    result = Analyses()
+    for name, analyse in ANALYSES.items():
+        try:
+            result.sections[name] = analyse(run)
+        except NotMeasured as reason:
+            result.not_measured[name] = str(reason)
+    return result
+
+
+def write_report(run: RecordedRun, analysed: Analyses, folder: Path, *, num_texts: int) -> None:
+    """report.html, .md and .json in `folder`."""
+    report = run_report(run, analysed, num_texts=num_texts)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / PAGE, report.html())
+    write_durably(folder / "report.md", report.markdown())
+    write_durably(folder / "report.json", report.json())
 
 
 def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Report:
-    """Everything that the folder holds, and what it lacks.
+    """Everything that the run's folder holds, and what it lacks.
 
     num_texts: prompts whose texts are shown, evenly among all, one text a setting.
     Raises: ValueError for fewer than none, or damaged records.
     """
     if num_texts < 0:
         raise ValueError(f"the number of texts must be at least 0, got {num_texts}")
-    prompts = list(dict.fromkeys(own.id for rows in run.by_setting.values() for own in rows))
-    count = min(num_texts, len(prompts))
-    shown = [prompts[place * len(prompts) // count] for place in range(count)]
-    analyses = [_analysis_section(own) for own in analysed.found.values()]
+    prompts = list(dict.fromkeys(text.id for rows in run.by_setting.values() for text in rows))
+    shown = evenly(prompts, num_texts)
     return Report(
         title=f"Report on {run.folder.resolve().name}",
         about=_about(run, len(prompts)),
-        sections=[*_result_sections(run), *_pictures(run.folder), *analyses],
+        sections=[
+            *_result_sections(run),
+            *_pictures(run.folder),
+            *analysed.sections.values(),
+        ],
         records=[_record(run, prompt) for prompt in shown],
-        texts_note=f"{count} of {len(prompts)} prompts, evenly among them; of each setting the "
-        "text of its first seed.",
+        texts_note=f"{len(shown)} of {len(prompts)} prompts, evenly among them; of each setting "
+        "the text of its first seed.",
         not_measured={**_missing(run), **analysed.not_measured, "speed": NOT_TIMED},
     )
 
@@ -69,23 +108,18 @@ def _about(run: RecordedRun, num_prompts: int) -> dict[str, str]:
         "Packages": ", ".join(f"{k} {v}" for k, v in (environment.get("packages") or {}).items()),
         "Recommended": run.results.get("recommended"),
     }
-    findings = run.results.get("findings") or []
-    return {name: str(value) for name, value in known.items() if value} | {
-        f"Finding {number}": _finding(own) for number, own in enumerate(findings, 1)
-    }
-
-
-def _finding(own: Any) -> str:
-    if not isinstance(own, Mapping):
-        return str(own)
-    return ", ".join(f"{name}: {value}" for name, value in own.items())
+    for number, finding in enumerate(run.results.get("findings") or [], 1):
+        is_record = isinstance(finding, Mapping)
+        entries = [f"{name}: {value}" for name, value in finding.items()] if is_record else []
+        known[f"Finding {number}"] = ", ".join(entries) or finding
+    return {name: str(value) for name, value in known.items() if value}
 
 
 def _missing(run: RecordedRun) -> dict[str, str]:
     missing = {}
     if not run.results.get("rows"):
         missing["results"] = "there is no results.json: the run has not come to its end"
-    if not any(own.copying for rows in run.by_setting.values() for own in rows):
+    if not any(text.copying for rows in run.by_setting.values() for text in rows):
         missing["copying"] = "there is no measurements/copying.json"
     if not run.prompts:
         missing["prompts"] = "there is no prompts.jsonl: neither prompts nor references are shown"
@@ -96,9 +130,9 @@ def _missing(run: RecordedRun) -> dict[str, str]:
 
 
 def _result_sections(run: RecordedRun) -> Iterator[Section]:
-    judged = judged_figures(run)
+    judged = evaluated.judged_figures(run)
     rows = [
-        {**row, **{judge: own.get(row["setting"]) for judge, own in judged.items()}}
+        {**row, **{judge: figures.get(row["setting"]) for judge, figures in judged.items()}}
         for row in run.rows
     ]
     if not rows:
@@ -111,6 +145,7 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         *map(tables.bits_per_byte_column, bits),
         *(Column(key=judge, title=FIGURES[judge], num_decimals=2) for judge in judged),
         *tables.LAST_COLUMNS,
+        *([tables.FAILED_COLUMN] if any(row.get("failed") for row in rows) else []),
     ]
     note = "Copying of the references, held-out bits per byte, nats spent and their bound."
     if run.ncr_of is not None:
@@ -124,9 +159,8 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
     yield from _protected_by_judges(rows, columns, judged)
     asked = run.results.get("questions") or []
     if asked:
-        names = ("setting", "task", "acc")
-        own = [Column(key=name, title=name) for name in names]
-        yield Section(title="Questions (lm-eval)", columns=own, rows=asked)
+        columns = [Column(key=name, title=name) for name in ("setting", "task", "acc")]
+        yield Section(title="Questions (lm-eval)", columns=columns, rows=asked)
 
 
 def _protected_by_judges(
@@ -135,7 +169,7 @@ def _protected_by_judges(
     """As the paper's table: the best factuality, with the other figures of that setting."""
     if "factuality" not in judged or not all("method" in row for row in rows):
         return
-    found = high_protection(
+    best = high_protection(
         {
             "method": row["method"],
             "ncr": row["ncr"].mean if row["ncr"] else None,
@@ -144,7 +178,7 @@ def _protected_by_judges(
         }
         for row in rows
     )
-    chosen = [own["row"] for own in found.values() if own is not None]
+    chosen = [row["row"] for row in best.values() if row is not None]
     note = "Of each method, the setting with the best factuality at NCR >= 0.75."
     if chosen:
         yield Section(
@@ -155,59 +189,39 @@ def _protected_by_judges(
 def _pictures(folder: Path) -> Iterator[Section]:
     for name, title in PICTURES.items():
         files = [folder / f"{name}{suffix}" for suffix in MEDIA_TYPES]
-        for path in [path for path in files if path.is_file()][:1]:
-            yield Section(title=title, picture=Picture(path.read_bytes(), path.suffix))
-
-
-def _analysis_section(own: Analysis) -> Section:
-    picture = None
-    if own.draw is not None:
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "picture.svg"
-            own.draw(path)
-            picture = Picture(path.read_bytes(), path.suffix)
-    return Section(
-        title=own.title, note=own.note, columns=own.columns, rows=own.rows, picture=picture
-    )
+        if there := [path for path in files if path.is_file()]:
+            yield Section(title=title, picture=there[0])
 
 
 def _record(run: RecordedRun, prompt: str) -> SideBySideRecord:
     about = run.prompts.get(prompt, {})
     firsts = [
-        next((own for own in rows if own.id == prompt), None) for rows in run.by_setting.values()
+        next((text for text in rows if text.id == prompt), None) for rows in run.by_setting.values()
     ]
     return SideBySideRecord(
         title=str(about.get("title") or prompt),
         prompt=str(about.get("prompt") or "(not recorded)"),
         reference=str(about.get("reference") or "(not recorded)"),
-        columns=[_column(run, own) for own in firsts if own is not None],
+        columns=[_column(run, text) for text in firsts if text is not None],
     )
 
 
-def _column(run: RecordedRun, own: RecordedGeneration) -> Generation:
-    text = str(own.row.get("text") or "")
-    pieces = [(str(piece), bool(kept)) for piece, kept in own.row.get("pieces") or [(text, True)]]
-    ledger = run.ledger(own)
-    tokens = _tokens(ledger)
-    spans = (own.copying or {}).get("copied_characters") or ()
-    has_bound = own.row.get("bound") is not None
+def _column(run: RecordedRun, generation: RecordedGeneration) -> Generation:
+    row, ledger = generation.row, run.ledger(generation)
+    pieces = row.get("pieces") or [(str(row.get("text") or ""), True)]
+    tokens = [
+        TokenSpend(step.spend, step.budget, step.weight, step.log_prob, step.safe_log_prob)
+        for step in ([] if ledger is None else ledger.steps)
+    ]
+    spans = (generation.copying or {}).get("copied_characters") or ()
+    has_bound = row.get("bound") is not None
     return Generation(
-        label=own.setting,
-        pieces=pieces,
+        label=generation.setting,
+        pieces=[(str(piece), bool(kept)) for piece, kept in pieces],
         copied_spans=[(start, end) for start, end in spans],
-        spent=own.row.get("spent") if has_bound else None,
-        bound=own.row.get("bound"),
-        copy_probability=None if ledger is None else run.copy_probability(own, ledger),
-        finish_reason=str(own.row.get("finish_reason") or ""),
+        spent=row.get("spent") if has_bound else None,
+        bound=row.get("bound"),
+        copy_probability=None if ledger is None else run.copy_probability(generation, ledger),
+        finish_reason=str(row.get("finish_reason") or ""),
         tokens=tokens if len(tokens) == len(pieces) else (),
     )
-
-
-def _tokens(ledger: Ledger | None) -> Sequence[TokenSpend]:
-    """One a step; () without a ledger."""
-    if ledger is None:
-        return ()
-    return [
-        TokenSpend(step.spend, step.budget, step.weight, step.log_prob, step.safe_log_prob)
-        for step in ledger.steps
-    ]

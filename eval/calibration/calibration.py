@@ -11,14 +11,22 @@ import numpy as np
 
 from ... import Anchored, ModelPair, RiskyOnly, SafeOnly, event_bound
 from ..copying.metrics import METRICS
-from ..experiments.experiment import RISKY, SAFE, Experiment, Setting
-from ..experiments.generations import generate_all, read_all_prompts, read_generations
+from ..experiments.experiment import Experiment, Setting
+from ..experiments.generations import (
+    failed_generations,
+    generate_all,
+    read_all_prompts,
+    read_generations,
+)
 from ..experiments.measures import reference_log_probs
-from ..statistics import SeedStatistics, mean_if_known, over_seeds
+from ..recorded_texts import RISKY, SAFE
+from ..statistics import mean_if_known
 from .target import Copied, Figure, Target, copied_in
 
 FIRST_CHECK_SEED: Final = 1_000_000
 """Seeds from here on are those of checks: nothing is chosen by them."""
+FEW_PROMPTS: Final = 16
+"""Simulated intervals of 95 % over 8 prompts held 92 % of means, over 16 and more 95 %."""
 _SAFE, _RISKY = Setting(SAFE, SafeOnly()), Setting(RISKY, RiskyOnly())
 _MEASURED: Final = "calibrated_ks"
 """Rows of every k that was generated in a folder."""
@@ -135,9 +143,6 @@ class Calibrated:
     """The safe and the risky model."""
     curve: list[Measured]
     """Every measured k, ascending."""
-    expected: SeedStatistics | None
-    """The figure of `k` less what choosing adds to it, which each seed tells by how far it is from
-    what the others choose by; None for a single seed."""
     check: Measured | None
     """The chosen k on seeds that it was not chosen by."""
 
@@ -150,9 +155,16 @@ class Calibrated:
 def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
     """Generate what is not recorded yet, and choose k; an interrupted call goes on when repeated.
 
-    Raises ValueError where the risky model copies nothing, either model alone settles the matter,
-    or the target is missed at the smallest k or met at the largest.
+    Raises ValueError where the prompts are too few, the risky model copies nothing, either model
+    alone decides the matter, or the target is missed at the smallest k or met at the largest.
     """
+    num_prompts = len(calibration.experiment.prompts)
+    calibration.target.check_prompts(num_prompts)
+    if num_prompts < FEW_PROMPTS:
+        logger.warning(
+            "%d prompts are few: below %d, intervals hold the truth less often than they say",
+            *(num_prompts, FEW_PROMPTS),
+        )
     generations = _Generations(calibration, calibration.experiment, pair)
     alone = generations.alone()
     _check_alone(calibration.target, *alone)
@@ -175,7 +187,6 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
         k=low,
         alone=alone,
         curve=[curve[k] for k in sorted(curve)],
-        expected=generations.expected(low, sorted(curve)),
         check=_check(calibration, low, pair),
     )
 
@@ -194,7 +205,7 @@ def _check_alone(target: Target, safe: Measured, risky: Measured) -> None:
     if target.is_strict and math.isinf(safe.figure.low):
         raise ValueError(
             "the risky model copies so few of these references that nothing can be said of others: "
-            "give more prompts, or leave out --strict"
+            "give more prompts, or --no-strict to go by the mean"
         )
     if not target.is_met(safe.figure):
         raise ValueError(
@@ -227,13 +238,15 @@ def _recorded_ks(experiment: Experiment) -> list[float]:
 
 
 def _check(calibration: Calibration, k: float, pair: ModelPair) -> Measured | None:
-    """The chosen k, and both models alone, on seeds of their own."""
+    """The chosen k and both models alone on fresh seeds, judged by the mean: strictness is a margin
+    for the choice, which this measurement does not make."""
     if not calibration.num_check_seeds:
         return None
     seeds = range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + calibration.num_check_seeds)
     folder = calibration.experiment.folder / "check" / f"{len(seeds)}-seeds"
     fresh = replace(calibration.experiment, folder=folder, seeds=list(seeds))
-    return _Generations(calibration, fresh, pair).measured(calibration.setting(k))
+    by_mean = replace(calibration, target=replace(calibration.target, is_strict=False))
+    return _Generations(by_mean, fresh, pair).measured(calibration.setting(k))
 
 
 class _Generations:
@@ -253,6 +266,8 @@ class _Generations:
         if setting.name not in self._copied:
             one = replace(self._experiment, settings=(setting,))
             generate_all(one, self._pair)
+            if failed := failed_generations(one, setting):
+                raise ValueError(f"{setting.name}, {failed[0]['id']}: {failed[0]['error']}")
             self._copied[setting.name] = copied_in(one, setting)
         return self._copied[setting.name]
 
@@ -274,36 +289,9 @@ class _Generations:
 
     def _recited(self, row: dict[str, Any]) -> float:
         bound, divergence = row["bound"], self._calibration.rule.divergence
-        return event_bound(bound, self._log_probs[row["work"]], divergence=divergence)
+        if row["id"] not in self._log_probs:
+            raise ValueError(f"{row['id']}: its reference has no probability under p_s")
+        return event_bound(bound, self._log_probs[row["id"]], divergence=divergence)
 
-    def expected(self, k: float, ks: list[float]) -> SeedStatistics | None:
-        """The figure of `k`, less what choosing adds to it: over seeds, None for a single one."""
-        num_seeds = len(self._experiment.seeds)
-        if num_seeds < 2:
-            return None
-        target, chosen = self._calibration.target, self._by_k(k)
-        value = target.value_of(chosen, **self._both())
-        return over_seeds([value - self._optimism(place, ks) for place in range(num_seeds)])
-
-    def _optimism(self, place: int, ks: list[float]) -> float:
-        """How far the figure of the k that the other seeds choose is above that of this seed.
-
-        At one k: which ones are measured decides what the seeds can choose.
-        """
-        target, others = self._calibration.target, np.arange(len(self._experiment.seeds)) != place
-        is_met = {k: target.is_met_by(self._by_k(k)[:, others], **self._both(others)) for k in ks}
-        k, _ = bracket(is_met)
-        chosen = self._by_k(min(ks) if k is None else k)
-        own, theirs = (
-            target.value_of(chosen[:, seeds], **self._both(seeds)) for seeds in (~others, others)
-        )
-        return theirs - own
-
-    def _by_k(self, k: float) -> Copied:
-        return self.copied(self._calibration.setting(k))
-
-    def _both(self, seeds: Any = slice(None)) -> dict[str, Copied]:
-        return {
-            "safe": self.copied(_SAFE)[:, seeds],
-            "risky": self.copied(_RISKY)[:, seeds],
-        }
+    def _both(self) -> dict[str, Copied]:
+        return {"safe": self.copied(_SAFE), "risky": self.copied(_RISKY)}

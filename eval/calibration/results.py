@@ -1,7 +1,6 @@
 """What a calibration leaves behind: calibration.json, a table and a picture."""
 
 import json
-import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 
 from ...durable_files import write_durably
 from ...environment import environment_record
-from ..figures.calibration import CalibrationCurve, CurvePoint, plot_calibration
+from ..copying.metrics import METRIC_SET
+from ..figures.intervals import CalibrationCurve, CurvePoint, plot_calibration
 from ..figures.style import drawn
 from ..report import tables
 from ..report.tables import Column
@@ -35,7 +35,7 @@ def write_results(
         **about,
         "settings": _settings(calibration, symbol),
         "environment": environment_record(),
-        "metric_set": calibration.experiment.copying.metric_set,
+        "metric_set": METRIC_SET,
         **asdict(calibrated),
     }
     write_durably(folder / f"{NAME}.json", json.dumps(json_value(results), indent=1) + "\n")
@@ -57,14 +57,8 @@ def verdict(calibration: Calibration, calibrated: Calibrated, *, symbol: str) ->
     by = "worse end of its interval" if target.is_strict else "mean"
     lines = [
         f"k = {calibrated.k:g} nats a {symbol}: {target.shown(chosen.figure)}; "
-        f"the target is {target}, kept to by the {by}."
+        f"the {by} meets the target, {target}."
     ]
-    if calibrated.expected is not None:
-        mean, std, count = calibrated.expected
-        spread = "" if math.isnan(std) else f" (standard deviation {std:.2g})"
-        lines.append(
-            f"Expected of a fresh seed: {mean:.3g}{spread}, by leaving out each of {count} seeds."
-        )
     if calibrated.check is not None:
         met = "met" if calibrated.check.is_met else "MISSED"
         lines.append(
@@ -134,11 +128,11 @@ def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: P
         symbol=symbol,
     )
     better = "larger" if target.is_reduction else "smaller"
-    kept = "the worse end of the interval" if target.is_strict else "the mean"
+    judged = "the worse end of the interval" if target.is_strict else "the mean"
     caption = (
         f"{len(experiment.prompts)} prompts, {len(experiment.seeds)} seeds, {better} is better; "
-        f"bars: {100 * target.confidence:g} % intervals over prompts.\nTaken is the largest k at "
-        f"which {kept} keeps to the target, and at all smaller ones."
+        f"bars: {100 * target.confidence:g} % intervals over prompts.\nThe chosen k is the largest "
+        f"at which {judged} meets the target, as it does at all smaller ones."
     )
     plot_calibration(curve, path, caption=caption)
 

@@ -11,7 +11,7 @@ from ..copying.metrics import METRICS, copying_scores, copying_summary
 from ..copying.ncr import HIGH_PROTECTION, copying_reduction
 from ..experiments.experiment import Experiment, Setting
 from ..experiments.generations import read_generations
-from ..statistics import bootstrap_interval, resampled_shares
+from ..statistics import bootstrap_interval, resampled_shares, unseen_share
 
 # P prompts, S seeds, M metrics of METRICS, R resamples of the prompts.
 
@@ -37,14 +37,15 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What generations must keep to: an NCR of at least, or a mean copy of at most, `value`."""
+    """What generations must meet: an NCR of at least, or a mean copy of at most, `value`."""
 
     metric: Metric = "ncr"
     value: float = HIGH_PROTECTION
     confidence: float = 0.95
     """Of the intervals."""
-    is_strict: bool = False
-    """The worse end of the interval has to keep to it, not the mean alone."""
+    is_strict: bool = True
+    """The worse end of the interval has to meet it, not the mean alone. A k that is chosen by the
+    mean misses its target on fresh seeds about every other time."""
 
     def __post_init__(self) -> None:
         if self.metric not in TITLES:
@@ -69,8 +70,18 @@ class Target:
         """Whether more is better."""
         return self.metric == "ncr"
 
+    def check_prompts(self, num_prompts: int) -> None:
+        """Raise ValueError where so few prompts cannot meet the target, whatever they copy."""
+        most = 1.0 - unseen_share(num_prompts, self.confidence)
+        if self.is_strict and self.is_reduction and most < self.value:
+            raise ValueError(
+                f"{num_prompts} prompts show an NCR of at most {most:.3g} with a confidence of "
+                f"{self.confidence:g}, the target is {self.value:g}: give more prompts, or "
+                "--no-strict to go by the mean"
+            )
+
     def is_met(self, figure: Figure) -> bool:
-        """By the mean, or by the worse end of its interval; never by what is not defined."""
+        """Whether the mean, or the worse end of its interval, meets the target; nan never does."""
         if self.is_reduction:
             return (figure.low if self.is_strict else figure.value) >= self.value
         return (figure.high if self.is_strict else figure.value) <= self.value
@@ -79,25 +90,21 @@ class Target:
         """The figure of a setting, beside both models' generations for the same prompts and seeds.
 
         Its interval is a bootstrap over prompts, whose seeds stay together; a resample in which the
-        risky model copies no more than the safe one counts as the worst.
+        risky model copies no more than the safe one counts as the worst. Resamples repeat what was
+        seen: the worse end also allows for the share of prompts that may be recited, as the risky
+        model does on average, though none of these was.
         """
         num_prompts = len(setting)
         shares = resampled_shares(num_prompts, num_resamples=NUM_RESAMPLES)
         values = np.nan_to_num(self._values(shares, setting, safe, risky), nan=-math.inf)
         low, high = bootstrap_interval(values, count=num_prompts, confidence=self.confidence)
-        return Figure(self.value_of(setting, safe=safe, risky=risky), low, high)
-
-    def value_of(self, setting: Copied, *, safe: Copied, risky: Copied) -> float:
-        """The figure without its interval, which is most of the work."""
-        shares = np.full((1, len(setting)), 1.0 / len(setting))
-        return float(self._values(shares, setting, safe, risky)[0])
-
-    def is_met_by(self, setting: Copied, *, safe: Copied, risky: Copied) -> bool:
-        """`is_met` of the figure of a setting."""
-        if self.is_strict:
-            return self.is_met(self.figure(setting, safe=safe, risky=risky))
-        value = self.value_of(setting, safe=safe, risky=risky)
-        return self.is_met(Figure(value, value, value))
+        equal_shares = np.full((1, num_prompts), 1.0 / num_prompts)
+        value = float(self._values(equal_shares, setting, safe, risky)[0])
+        unseen = unseen_share(num_prompts, self.confidence)
+        if self.is_reduction:
+            return Figure(value, min(low, 1.0 - unseen), high)
+        recited = unseen * float(risky[..., METRICS.index(self.metric)].mean())
+        return Figure(value, low, max(high, recited))
 
     def _values(self, shares: Copied, *settings: Copied) -> Copied:
         """(R,) for shares (R, P) of the prompts; nan where nothing has a gap to close.
@@ -117,11 +124,9 @@ def copied_in(experiment: Experiment, setting: Setting) -> Copied:
     """(P, S, M) of the setting's recorded generations, in the order of the prompts and seeds."""
     references = {prompt.id: prompt.reference for prompt in experiment.prompts}
     rows = read_generations(experiment, setting)
-    scores = copying_scores(
-        [(row["text"], references[row["work"]]) for row in rows], experiment.copying
-    )
+    scores = copying_scores([(row["text"], references[row["id"]]) for row in rows])
     by_key = {
-        (row["work"], row["seed"]): copying_summary([score], experiment.copying)
+        (row["id"], row["seed"]): copying_summary([score])
         for row, score in zip(rows, scores, strict=True)
     }
     return np.array(

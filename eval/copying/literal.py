@@ -3,24 +3,34 @@
 A mean hides the few generations that copy much: quantiles and shares of long spans show them.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from tqdm import tqdm
 
-from ..recorded_texts import RecordedText, grouped
+from ..recorded_texts import RISKY, SAFE, RecordedText, grouped
 from ..statistics import SeedStatistics, over_seeds
-from .metrics import METRICS, CopyingConfig, CopyingScore, copying_scores, copying_summary
+from .metrics import (
+    METRIC_SET,
+    METRICS,
+    CopyingScore,
+    copying_scores,
+    copying_summary,
+)
 from .ncr import NcrStatistics, ncr_over_seeds
 
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 LONG_SPANS: Final = (6, 20, 50)
 """Words that a copied span may exceed."""
-MEASURED: Final = (
-    *("rouge1_f1", "rougeL_f1", "word_lcs", "char_lcs", "word_acs", "minhash", "jaccard"),
+MEASURED: Final = tuple(
+    ["rouge1_f1", "rougeL_f1", "word_lcs", "char_lcs", "word_acs", "minhash", "jaccard"]
 )
+"""Figures of one text whose quantiles are recorded."""
+Scores = Mapping[tuple[str, int], CopyingScore]
+"""Scores of one setting's texts, by prompt and seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,107 +39,133 @@ class LiteralCopying:
 
     setting: str
     texts: Sequence[RecordedText]
-    scores: Sequence[CopyingScore]
-    """Of each text."""
+    scores: Scores
     means: dict[str, SeedStatistics]
     """By the names in `METRICS`, over seeds."""
-    by_seed: Sequence[dict[str, float]]
-    """The means of each seed, in ascending order."""
 
     def rows(self) -> list[dict[str, object]]:
         """A row for each text, for a results file."""
-        pairs = zip(self.texts, self.scores, strict=True)
-        return [{**text.key, **score.as_row()} for text, score in pairs]
+        return [{**text.key, **self.scores[text.id, text.seed].as_row()} for text in self.texts]
 
 
 def literal_copying(
-    texts: Sequence[RecordedText], config: CopyingConfig | None = None, *, progress: bool = False
+    texts: Sequence[RecordedText], *, progress: bool = False
 ) -> list[LiteralCopying]:
     """The six metrics of every text against its reference, by setting.
 
     Warns as `copying_scores` does. Raises: ValueError for a text without a reference.
     """
     for text in texts:
-        if text.reference is None:
+        if not text.reference:
             raise ValueError(f"{text.key} has no reference: give a file of prompts that have them")
     pairs = tqdm(
         [(text.text, text.reference or "") for text in texts], "copying", disable=not progress
     )
-    scores = copying_scores(pairs, config)
+    scores = copying_scores(pairs)
     settings = grouped(zip(texts, scores, strict=True), lambda pair: pair[0].setting)
-    return [_of_setting(name, pairs, config) for name, pairs in settings.items()]
+    by_setting = {
+        name: {(text.id, text.seed): score for text, score in pairs}
+        for name, pairs in settings.items()
+    }
+    return [
+        LiteralCopying(
+            setting=name,
+            texts=[text for text, _ in settings[name]],
+            scores=scores,
+            means=means_over_seeds(scores),
+        )
+        for name, scores in by_setting.items()
+    ]
+
+
+def seed_means(scores: Scores) -> list[dict[str, float]]:
+    """`copying_summary` of the texts of each seed, in ascending order of the seeds."""
+    by_seed = grouped(scores, lambda key: key[1])
+    return [copying_summary([scores[key] for key in by_seed[seed]]) for seed in sorted(by_seed)]
+
+
+def means_over_seeds(scores: Scores) -> dict[str, SeedStatistics]:
+    """The six metrics by their names in `METRICS`; {} without scores."""
+    means = seed_means(scores)
+    return {name: over_seeds([of_seed[name] for of_seed in means]) for name in METRICS if means}
+
+
+def paired_ncr(setting: Scores, *, risky: Scores, safe: Scores) -> NcrStatistics:
+    """NCR over seeds, on the texts that the setting and both models alone have.
+
+    A setting whose copying prompts failed would else be held against texts that it does not have.
+    nan where the three have no prompt and seed in common.
+    """
+    common = [key for key in setting if key in risky and key in safe]
+    num_all = len(setting.keys() | risky.keys() | safe.keys())
+    if not common:
+        return NcrStatistics(math.nan, math.nan, 0, 0, 0, num_all)
+    means = [seed_means({key: one[key] for key in common}) for one in (setting, risky, safe)]
+    ncr = ncr_over_seeds(means[0], risky=means[1], safe=means[2])
+    return ncr._replace(num_texts=len(common), num_all_texts=num_all)
 
 
 def ncr_by_setting(
     results: Sequence[LiteralCopying], *, safe: str, risky: str
 ) -> dict[str, NcrStatistics]:
-    """NCR over seeds of each setting, where the settings of both models alone are among them.
-
-    {} where one of them is missing. Raises: ValueError if the settings have different seeds.
-    """
-    by_seed = {result.setting: result.by_seed for result in results}
-    if safe not in by_seed or risky not in by_seed:
+    """`paired_ncr` of each setting; {} where one of the models alone is not among them."""
+    scores = {result.setting: result.scores for result in results}
+    if safe not in scores or risky not in scores:
         return {}
     return {
-        name: ncr_over_seeds(means, risky=by_seed[risky], safe=by_seed[safe])
-        for name, means in by_seed.items()
+        name: paired_ncr(of_setting, risky=scores[risky], safe=scores[safe])
+        for name, of_setting in scores.items()
     }
 
 
-def share_above(scores: Sequence[CopyingScore], num_words: int) -> float:
-    """The share of texts whose longest copied span has more than `num_words` words.
-
-    Spans end where the word metrics stop reading: at 100 words unless `CopyingConfig` says
-    otherwise. Raises: ValueError if there are no scores.
-    """
-    _check(scores)
-    return sum(score.word_lcs > num_words for score in scores) / len(scores)
-
-
-def copying_quantiles(scores: Sequence[CopyingScore]) -> dict[str, dict[float, float]]:
-    """By metric of one text: the values at `QUANTILES`, each that of some text.
-
-    A quantile is the smallest value that at least this share of texts does not exceed.
-    Raises: ValueError if there are no scores.
-    """
-    _check(scores)
-    values = {name: [float(getattr(score, name)) for score in scores] for name in MEASURED}
-    found = {
-        name: np.quantile(own, QUANTILES, method="inverted_cdf").tolist()
-        for name, own in values.items()
+def copying_results(
+    texts: Sequence[RecordedText],
+    *,
+    safe: str = SAFE,
+    risky: str = RISKY,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Everything about literal copying, for a results file: settings, and a row for each text."""
+    copying = literal_copying(texts, progress=progress)
+    ncr = ncr_by_setting(copying, safe=safe, risky=risky)
+    return {
+        "schema": "anchored-measure/1",
+        "measure": "copying",
+        "metric_set": METRIC_SET,
+        "settings": [
+            {
+                "setting": result.setting,
+                "num_texts": len(result.texts),
+                **{name: value._asdict() for name, value in result.means.items()},
+                "ncr": ncr[result.setting]._asdict() if ncr else None,
+                **distribution(list(result.scores.values())),
+            }
+            for result in copying
+        ],
+        "rows": [row for result in copying for row in result.rows()],
     }
-    return {name: dict(zip(QUANTILES, own, strict=True)) for name, own in found.items()}
 
 
 def distribution(scores: Sequence[CopyingScore]) -> dict[str, Any]:
-    """Shares of long spans and quantiles, as JSON values."""
-    return {
-        "share_above": {str(number): share_above(scores, number) for number in LONG_SPANS},
-        "quantiles": {
-            name: {str(quantile): value for quantile, value in own.items()}
-            for name, own in copying_quantiles(scores).items()
-        },
-    }
+    """Shares of texts with long copied spans, and quantiles of each metric, as JSON values.
 
-
-def _of_setting(
-    name: str,
-    pairs: Sequence[tuple[RecordedText, CopyingScore]],
-    config: CopyingConfig | None,
-) -> LiteralCopying:
-    by_seed = grouped(pairs, lambda pair: pair[0].seed)
-    means = [
-        copying_summary([score for _, score in by_seed[seed]], config) for seed in sorted(by_seed)
-    ]
-    return LiteralCopying(
-        setting=name,
-        texts=[text for text, _ in pairs],
-        scores=[score for _, score in pairs],
-        means={metric: over_seeds([mean[metric] for mean in means]) for metric in METRICS},
-        by_seed=means,
-    )
-
-
-def _check(scores: Sequence[CopyingScore]) -> None:
+    A quantile is the smallest value that at least this share of texts does not exceed. Spans end
+    where the word metrics stop reading: at `MAX_WORDS`.
+    Raises: ValueError if there are no scores.
+    """
     if not scores:
         raise ValueError("a distribution needs at least one score, got none")
+    longest = np.array([score.word_lcs for score in scores])
+    quantiles = {
+        name: np.quantile(
+            [float(getattr(score, name)) for score in scores], QUANTILES, method="inverted_cdf"
+        )
+        for name in MEASURED
+    }
+    return {
+        "share_above": {str(number): float((longest > number).mean()) for number in LONG_SPANS},
+        "quantiles": {
+            name: dict(zip(map(str, QUANTILES), values.tolist(), strict=True))
+            for name, values in quantiles.items()
+        },
+    }

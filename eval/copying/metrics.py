@@ -5,7 +5,7 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from datasketch import MinHash
@@ -14,7 +14,6 @@ from rouge_score.tokenize import tokenize
 
 from .spans import (
     Span,
-    Tokenizer,
     Word,
     disjoint_common_spans,
     has_non_ascii_words,
@@ -28,61 +27,29 @@ METRIC_SET: Final = "paper_spec_v1"
 """Version of the metrics, written into results: figures of two versions are not compared.
 
 Raised (v1, v2, ...) with every change by which some text gets another figure or NCR has another
-mean: a definition, a default of `CopyingConfig`, how words are cut, a metric mended, added or
-removed, a library that computes one. Not for speed.
+mean: a definition, a constant below, how words are cut, a metric mended, added or removed, a
+library that computes one. Not for speed.
 """
 METRICS: Final = ("rouge1_ge_tau", "rougeL_ge_tau", "word_lcs", "char_lcs", "word_acs", "minhash")
+
+# The paper's, but for the last two, which it leaves open.
+MAX_WORDS: Final = 100
+"""Words read from each text by the word metrics; the character metric reads all."""
+ROUGE_THRESHOLD: Final = 0.4
+"""An example counts when its ROUGE F1 is at least this. The paper's prose says "exceeds", its
+tables say at least; the tables are followed."""
+MIN_SPAN_WORDS: Final = 6
+"""Shortest span that the accumulated common substrings count."""
+SHINGLE_WORDS: Final = 3
+"""Words in a MinHash shingle."""
+NUM_PERMUTATIONS: Final = 128
+"""MinHash permutations: a standard error of at most sqrt(0.25 / 128) = 0.044."""
+MINHASH_SEED: Final = 1
+"""Seed of the permutations, datasketch's default."""
 
 # An F1 of exactly 0.4 comes out below the float 0.4 for a third of all pairs of lengths; two
 # different F1 of 100 words differ by more than 1e-5.
 _ROUNDING: Final = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyingConfig:
-    """What counts as copying; the defaults are the paper's, with its gaps filled as stated."""
-
-    tokenizer: Tokenizer = "split"
-    """Words of every metric but ROUGE: lower-cased, "split" or "strip_punctuation"."""
-    max_words: int = 100
-    """Words read from each text by the word metrics; the character metric reads all."""
-    rouge_threshold: float = 0.4
-    """An example counts when its ROUGE F1 is at least this. The paper's prose says "exceeds", its
-    tables say at least; the tables are followed."""
-    min_span_words: int = 6
-    """Shortest span that the accumulated common substrings count."""
-    shingle_words: int = 3
-    """Words in a MinHash shingle."""
-    num_permutations: int = 128
-    """MinHash permutations."""
-    minhash_seed: int = 1
-    """Seed of the MinHash permutations."""
-    lowercase_characters: bool = False
-    """Compare lower-cased characters in the character metric."""
-
-    def __post_init__(self) -> None:
-        if self.tokenizer not in ("split", "strip_punctuation"):
-            raise ValueError(
-                f"tokenizer must be 'split' or 'strip_punctuation', got {self.tokenizer!r}"
-            )
-        if not 0 <= self.rouge_threshold <= 1:
-            raise ValueError(f"rouge_threshold must be in [0, 1], got {self.rouge_threshold}")
-        if self.minhash_seed < 0:
-            raise ValueError(f"minhash_seed must be at least 0, got {self.minhash_seed}")
-        for name in ("max_words", "min_span_words", "shingle_words", "num_permutations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    @property
-    def metric_set(self) -> str:
-        """Name of the definitions in force: `METRIC_SET`, then every setting that differs."""
-        default = CopyingConfig()
-        changed = [
-            f"{field.name}={getattr(self, field.name)}"
-            for field in fields(self)
-            if getattr(self, field.name) != getattr(default, field.name)
-        ]
-        return "+".join([METRIC_SET, *changed])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,56 +81,47 @@ class CopyingScore:
         return asdict(self)
 
 
-def copying_score(
-    hypothesis: str, reference: str, config: CopyingConfig | None = None
-) -> CopyingScore:
+def copying_score(hypothesis: str, reference: str) -> CopyingScore:
     """How much of one reference a generation repeats.
 
-    hypothesis: the generation without its prompt; reference: the protected continuation.
-    config: None means the paper's definitions. An empty text scores 0 everywhere.
+    hypothesis: the generation without its prompt; reference: the protected continuation. An empty
+    text scores 0 everywhere.
     Cost: about 2 ms for two texts of 1,000 characters.
     Source: He et al., "Anchored Decoding", appendix "Copyright infringement".
     """
-    config = config or CopyingConfig()
-    rouge1_f1, rougeL_f1 = rouge_f1(hypothesis, reference, max_words=config.max_words)
-    hypothesis_words, reference_words = (
-        words(text, tokenizer=config.tokenizer, max_words=config.max_words)
-        for text in (hypothesis, reference)
-    )
-    symbols = word_symbols(
-        *([word.text for word in text] for text in (hypothesis_words, reference_words))
-    )
-    word_lcs = longest_common_span(*symbols)
-    characters = (hypothesis, reference)
-    if config.lowercase_characters:
-        characters = (hypothesis.lower(), reference.lower())
-    char_lcs = longest_common_span(*characters)
-    acs = disjoint_common_spans(*symbols, min_length=config.min_span_words)
-    minhash, exact = _shingle_similarities(hypothesis_words, reference_words, config)
+    rouge1_f1, rougeL_f1 = rouge_f1(hypothesis, reference)
+    both = [words(text, max_words=MAX_WORDS) for text in (hypothesis, reference)]
+    symbols = word_symbols(*([word.text for word in text] for text in both))
+    word_lcs, char_lcs = longest_common_span(*symbols), longest_common_span(hypothesis, reference)
+    acs = disjoint_common_spans(*symbols, min_length=MIN_SPAN_WORDS)
+    shared = [shingles([word.text for word in text]) for text in both]
     return CopyingScore(
         rouge1_f1=rouge1_f1,
         rougeL_f1=rougeL_f1,
         word_lcs=word_lcs.length,
         char_lcs=char_lcs.length,
         word_acs=sum(span.length for span in acs),
-        minhash=minhash,
-        jaccard=exact,
+        minhash=minhash_jaccard(*shared),
+        jaccard=jaccard(*shared),
         word_lcs_span=word_lcs,
         char_lcs_span=char_lcs,
         word_acs_spans=acs,
-        copied_characters=tuple(_character_range(hypothesis_words, span) for span in acs),
+        copied_characters=tuple(_character_range(both[0], span) for span in acs),
         has_non_ascii_words=has_non_ascii_words(hypothesis) or has_non_ascii_words(reference),
     )
 
 
-def copying_scores(
-    pairs: Iterable[tuple[str, str]], config: CopyingConfig | None = None
-) -> list[CopyingScore]:
+def _character_range(text: list[Word], span: Span) -> tuple[int, int]:
+    last = span.hypothesis_start + span.length - 1
+    return text[span.hypothesis_start].start, text[last].end
+
+
+def copying_scores(pairs: Iterable[tuple[str, str]]) -> list[CopyingScore]:
     """`copying_score` of every (hypothesis, reference), with one warning if ROUGE cannot read some.
 
     Warns: UserWarning, once a call, with the number of pairs that have letters outside ASCII.
     """
-    scores = [copying_score(hypothesis, reference, config) for hypothesis, reference in pairs]
+    scores = [copying_score(hypothesis, reference) for hypothesis, reference in pairs]
     if num_unread := sum(score.has_non_ascii_words for score in scores):
         warnings.warn(
             f"{num_unread} of {len(scores)} pairs have letters outside ASCII, which ROUGE's "
@@ -173,9 +131,7 @@ def copying_scores(
     return scores
 
 
-def copying_summary(
-    scores: Sequence[CopyingScore], config: CopyingConfig | None = None
-) -> dict[str, float]:
+def copying_summary(scores: Sequence[CopyingScore]) -> dict[str, float]:
     """The six metrics of a data set, by the names in `METRICS`, and the mean exact "jaccard".
 
     ROUGE: share of examples whose F1 is at least the threshold; the others: means over examples.
@@ -183,7 +139,7 @@ def copying_summary(
     """
     if not scores:
         raise ValueError("a copying summary needs at least one score, got none")
-    threshold = (config or CopyingConfig()).rouge_threshold - _ROUNDING
+    threshold = ROUGE_THRESHOLD - _ROUNDING
     values = {
         "rouge1_ge_tau": [score.rouge1_f1 >= threshold for score in scores],
         "rougeL_ge_tau": [score.rougeL_f1 >= threshold for score in scores],
@@ -194,33 +150,14 @@ def copying_summary(
     return {name: sum(numbers) / len(scores) for name, numbers in values.items()}
 
 
-def _shingle_similarities(
-    hypothesis: list[Word], reference: list[Word], config: CopyingConfig
-) -> tuple[float, float]:
-    """The MinHash estimate and the exact value of the shingles' Jaccard similarity."""
-    first, second = (
-        shingles([word.text for word in text], config.shingle_words)
-        for text in (hypothesis, reference)
-    )
-    estimate = minhash_jaccard(
-        first, second, num_permutations=config.num_permutations, seed=config.minhash_seed
-    )
-    return estimate, jaccard(first, second)
-
-
-def _character_range(text: list[Word], span: Span) -> tuple[int, int]:
-    last = span.hypothesis_start + span.length - 1
-    return text[span.hypothesis_start].start, text[last].end
-
-
-def rouge_f1(hypothesis: str, reference: str, *, max_words: int) -> tuple[float, float]:
-    """ROUGE-1 and ROUGE-L F1 in [0, 1] of the first `max_words` Porter-stemmed words.
+def rouge_f1(hypothesis: str, reference: str) -> tuple[float, float]:
+    """ROUGE-1 and ROUGE-L F1 in [0, 1] of the first `MAX_WORDS` Porter-stemmed words.
 
     The tokenizer knows ASCII only: other letters split a word, and a text without ASCII letters
     or digits scores 0. An empty text scores 0.
     Source: Lin 2004; rouge-score 0.1.2.
     """
-    stems = _stems(hypothesis, max_words), _stems(reference, max_words)
+    stems = _stems(hypothesis), _stems(reference)
     counts = [Counter(words) for words in stems]
     shared = (counts[0] & counts[1]).total(), longest_common_subsequence(*word_symbols(*stems))
     return _f1(shared[0], *map(len, stems)), _f1(shared[1], *map(len, stems))
@@ -246,13 +183,14 @@ def _stemmer() -> _CachingStemmer:
 
 
 @functools.lru_cache(maxsize=1024)  # a reference is scored once per setting and seed
-def _stems(text: str, max_words: int) -> tuple[str, ...]:
-    return tuple(tokenize(text, _stemmer())[:max_words])
+def _stems(text: str) -> tuple[str, ...]:
+    return tuple(tokenize(text, _stemmer())[:MAX_WORDS])
 
 
-def shingles(words: Sequence[str], size: int) -> frozenset[str]:
-    """Every run of `size` words, joined by single spaces; empty if there are fewer words."""
-    return frozenset(" ".join(words[i : i + size]) for i in range(len(words) - size + 1))
+def shingles(words: Sequence[str]) -> frozenset[str]:
+    """Every run of `SHINGLE_WORDS` words, joined by spaces; empty if there are fewer words."""
+    starts = range(len(words) - SHINGLE_WORDS + 1)
+    return frozenset(" ".join(words[i : i + SHINGLE_WORDS]) for i in starts)
 
 
 def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
@@ -262,28 +200,25 @@ def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
     return len(first & second) / len(first | second)
 
 
-def minhash_jaccard(
-    first: frozenset[str], second: frozenset[str], *, num_permutations: int, seed: int
-) -> float:
+def minhash_jaccard(first: frozenset[str], second: frozenset[str]) -> float:
     """MinHash estimate of `jaccard`: the share of permutations whose minima agree.
 
-    Standard error at most sqrt(0.25 / num_permutations), 0.044 for 128. Returns 0 if either set
-    is empty, where the estimator itself would call two empty sets identical.
+    Returns 0 if either set is empty, where the estimator itself would call two empty sets the same.
     Source: Broder 1997; SHA-1 of UTF-8 cut to 32 bits, permutations a*h + b mod 2**61 - 1.
     """
     if not first or not second:
         return 0.0
     sketches = []
     for shingle_set in (first, second):
-        sketch = _empty_sketch(num_permutations, seed).copy()
+        sketch = _empty_sketch().copy()
         sketch.update_batch([shingle.encode("utf-8", "surrogatepass") for shingle in shingle_set])
         sketches.append(sketch)
     return float(sketches[0].jaccard(sketches[1]))
 
 
 @functools.cache
-def _empty_sketch(num_permutations: int, seed: int) -> MinHash:
+def _empty_sketch() -> MinHash:
     # datasketch 2.0 changed its default permutations; "legacy" names the only ones before that.
     has_scheme = "scheme" in inspect.signature(MinHash).parameters
     scheme = {"scheme": "legacy"} if has_scheme else {}
-    return MinHash(num_perm=num_permutations, seed=seed, **scheme)
+    return MinHash(num_perm=NUM_PERMUTATIONS, seed=MINHASH_SEED, **scheme)

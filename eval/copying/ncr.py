@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ..statistics import json_value, over_seeds
+from ..statistics import over_seeds
 from .metrics import METRICS
 
 HIGH_PROTECTION: Final = 0.75
@@ -24,19 +24,9 @@ class CopyingReduction:
     """Plain mean over the metrics that are defined; nan if none is."""
 
     @property
-    def undefined(self) -> tuple[str, ...]:
-        """Metrics without a gap to close, left out of `mean`."""
-        return tuple(name for name, value in self.per_metric.items() if math.isnan(value))
-
-    @property
     def num_metrics(self) -> int:
         """How many metrics `mean` is over."""
-        return len(self.per_metric) - len(self.undefined)
-
-    def as_row(self) -> dict[str, float | None]:
-        """The mean as "ncr", over "ncr_num_metrics", and each metric's; None (null) for nan."""
-        row = {"ncr": self.mean} | {f"ncr_{name}": v for name, v in self.per_metric.items()}
-        return {**json_value(row), "ncr_num_metrics": self.num_metrics}
+        return sum(not math.isnan(value) for value in self.per_metric.values())
 
 
 class NcrStatistics(NamedTuple):
@@ -48,12 +38,23 @@ class NcrStatistics(NamedTuple):
     num_seeds: int
     num_metrics: int
     """Metrics with a gap to close, in the seed that has the fewest."""
+    num_texts: int | None = None
+    """Texts that the setting and both models alone have, by prompt and seed; None if not known."""
+    num_all_texts: int | None = None
+    """Texts that one of the three has."""
 
     @property
     def scope(self) -> str:
-        """What a shown NCR is followed by: " [4 of 6]" metrics, nothing where it is over all."""
-        is_over_all = self.num_metrics == len(METRICS)
-        return "" if is_over_all else f" [{self.num_metrics} of {len(METRICS)}]"
+        """What a shown NCR is followed by: " [4 of 6]" metrics, " {30 of 40}" texts; "" for all."""
+        has_all_metrics = self.num_metrics == len(METRICS) or not self.num_seeds
+        scope = "" if has_all_metrics else f" [{self.num_metrics} of {len(METRICS)}]"
+        return scope + self.texts_scope
+
+    @property
+    def texts_scope(self) -> str:
+        """The part of `scope` that is about texts."""
+        is_over_all = self.num_texts == self.num_all_texts
+        return "" if is_over_all else f" {{{self.num_texts} of {self.num_all_texts}}}"
 
 
 def copying_reduction(
@@ -63,7 +64,7 @@ def copying_reduction(
 
     setting, risky, safe: data set means by the names in `METRICS`, unrounded, of the same prompts
     and seed; other keys are ignored. A metric with m_r <= m_s has no copying to reduce: it is
-    nan and left out of the mean, and `undefined` names it.
+    nan in `per_metric` and left out of the mean.
     Raises: ValueError if a metric is missing or not finite.
     Source: He et al., "Anchored Decoding", section "Evaluation metrics".
     """

@@ -1,12 +1,12 @@
 """Non-literal copying: which characters of a work appear in a story about it."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from ..recorded_texts import RecordedText, grouped, rows_by_setting
-from ..statistics import SeedStatistics, over_seeds
+from ..statistics import over_seeds
 
 CHARACTER_METRIC: Final = "character_overlap_v1"
 """Version of the metric: raised with every change by which some text gets another figure."""
@@ -58,12 +58,16 @@ def character_rows(texts: Sequence[RecordedText]) -> list[dict[str, Any]]:
     rows = []
     for text in texts:
         if text.characters is None:
-            raise ValueError(f"{text.key} has no characters to look for")
+            raise ValueError(
+                f'{text.key} has no "characters" to look for: give a file of prompts that have them'
+            )
         if any(given := character_matches(text.prompt, text.characters)):
             name = text.characters[given.index(True)][0]
             raise ValueError(f"the prompt of {text.key} names {name!r} already")
         matches = character_matches(text.text, text.characters)
-        named = [own[0] for own, is_named in zip(text.characters, matches, strict=True) if is_named]
+        named = [
+            each[0] for each, is_named in zip(text.characters, matches, strict=True) if is_named
+        ]
         rows.append(
             {
                 **text.key,
@@ -76,54 +80,50 @@ def character_rows(texts: Sequence[RecordedText]) -> list[dict[str, Any]]:
     return rows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CharacterOverlap:
-    """How often the texts of one setting take over a work's characters."""
-
-    setting: str
-    share: SeedStatistics
-    """Of the texts that count by `NonLiteralConfig`, over seeds."""
-    mean_matched: SeedStatistics
-    """Characters that a text names."""
-    num_texts: int
-    num_with_debt: int
-    """Texts known to have had a prefix debt; 0 where the protocol does not ask."""
-
-    def as_row(self) -> dict[str, object]:
-        """Plain values for a results file."""
-        return {
-            **asdict(self),
-            "share": self.share._asdict(),
-            "mean_matched": self.mean_matched._asdict(),
-        }
-
-
 def character_overlap(
     rows: Sequence[dict[str, Any]], config: NonLiteralConfig | None = None
-) -> list[CharacterOverlap]:
-    """The share of texts that count, by setting; `rows` are those of `character_rows`."""
+) -> list[dict[str, Any]]:
+    """How often each setting's texts take over a work's characters; `rows` are `character_rows`.
+
+    Returns: by setting "share", statistics over seeds of the texts that count by `config`;
+    "mean_matched", of the characters that a text names; "num_texts"; and "num_with_debt", texts
+    known to have had a prefix debt, 0 where the protocol does not ask.
+    """
     config = config or NonLiteralConfig()
-    by_setting = {
-        name: list(grouped(own, lambda row: row["seed"]).values())
-        for name, own in rows_by_setting(rows).items()
-    }
-    return [
-        CharacterOverlap(
-            setting=name,
-            share=over_seeds([_mean(config.counts(r["num_matched"]) for r in s) for s in seeds]),
-            mean_matched=over_seeds([_mean(r["num_matched"] for r in s) for s in seeds]),
-            num_texts=sum(map(len, seeds)),
-            num_with_debt=sum(
-                bool(row["has_debt"]) for own in seeds for row in own if config.debt == "none"
-            ),
+    settings = []
+    for name, of_setting in rows_by_setting(rows).items():
+        seeds = [
+            [row["num_matched"] for row in of_seed]
+            for of_seed in grouped(of_setting, lambda row: row["seed"]).values()
+        ]
+        shares = [sum(map(config.counts, numbers)) / len(numbers) for numbers in seeds]
+        had_debt = [bool(row["has_debt"]) for row in of_setting]
+        settings.append(
+            {
+                "setting": name,
+                "share": over_seeds(shares)._asdict(),
+                "mean_matched": over_seeds(
+                    [sum(numbers) / len(numbers) for numbers in seeds]
+                )._asdict(),
+                "num_texts": len(of_setting),
+                "num_with_debt": sum(had_debt) if config.debt == "none" else 0,
+            }
         )
-        for name, seeds in by_setting.items()
-    ]
+    return settings
 
 
-def _mean(values: Iterable[float]) -> float:
-    given = list(values)
-    return sum(given) / len(given)
+def nonliteral_results(texts: Sequence[RecordedText], **options: Any) -> dict[str, Any]:
+    """Everything about characters taken over, for a results file. options: `NonLiteralConfig`'s."""
+    config = NonLiteralConfig(**options)
+    rows = character_rows(texts)
+    return {
+        "schema": "anchored-measure/1",
+        "measure": "nonliteral",
+        "metric_set": CHARACTER_METRIC,
+        "config": asdict(config),
+        "settings": character_overlap(rows, config),
+        "rows": rows,
+    }
 
 
 def _words(text: str) -> list[str]:

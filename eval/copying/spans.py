@@ -2,13 +2,8 @@
 
 import itertools
 import re
-import string
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
-
-Tokenizer = Literal["split", "strip_punctuation"]
-
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+from typing import NamedTuple
 
 
 class Word(NamedTuple):
@@ -19,21 +14,14 @@ class Word(NamedTuple):
     end: int
 
 
-def words(text: str, *, tokenizer: Tokenizer = "split", max_words: int | None = None) -> list[Word]:
+def words(text: str, *, max_words: int | None = None) -> list[Word]:
     """Lower-cased words between white space, the first `max_words` of them (None: all).
 
-    tokenizer: "split" keeps punctuation attached, as `text.lower().split()` does;
-    "strip_punctuation" deletes the characters of `string.punctuation` first.
-    Returns: words in order; `start` and `end` count characters of `text` as given.
+    Punctuation stays attached, as `text.lower().split()` leaves it; `start` and `end` count
+    characters of `text` as given.
     """
-    found: Iterable[Word] = (
-        Word(match.group().lower(), match.start(), match.end())
-        for match in re.finditer(r"\S+", text)
-    )
-    if tokenizer == "strip_punctuation":
-        bare = (word._replace(text=word.text.translate(_PUNCTUATION)) for word in found)
-        found = (word for word in bare if word.text)
-    return list(itertools.islice(found, max_words))
+    matches = itertools.islice(re.finditer(r"\S+", text), max_words)
+    return [Word(match.group().lower(), match.start(), match.end()) for match in matches]
 
 
 def has_non_ascii_words(text: str) -> bool:
@@ -122,12 +110,12 @@ def longest_common_subsequence(hypothesis: Symbols, reference: Symbols) -> int:
     Source: Hyyro 2004, "Bit-parallel LCS-length computation revisited": a column of the table is
     one number, whose zero bits count the symbols matched so far.
     """
-    places: dict[str, int] = {}
-    for place, symbol in enumerate(hypothesis):
-        places[symbol] = places.get(symbol, 0) | 1 << place
+    positions: dict[str, int] = {}
+    for index, symbol in enumerate(hypothesis):
+        positions[symbol] = positions.get(symbol, 0) | 1 << index
     column = whole = (1 << len(hypothesis)) - 1
     for symbol in reference:
-        matches = column & places.get(symbol, 0)
+        matches = column & positions.get(symbol, 0)
         column = (column + matches) | (column - matches)
     return len(hypothesis) - (column & whole).bit_count()
 

@@ -13,13 +13,10 @@ from ... import Anchored, RiskyOnly, SafeOnly
 from ...decode.rules.rule import Rule, takes_passage
 from ...decode.settings import LevelName
 from ...durable_files import write_durably
-from ..copying.metrics import CopyingConfig
-from ..recorded_texts import file_name
+from ..recorded_texts import RISKY, SAFE, file_name
 from ..retrieval.passages import PassageIndex
 
 Rows = list[dict[str, Any]]
-SAFE, RISKY = "p_s", "p_r"
-"""Names of the settings that are one model alone."""
 CLAIMS = "claims"
 BEGIN_SECONDS = 600.0
 """How long processes wait for the first one to begin."""
@@ -88,13 +85,13 @@ class Experiment:
     temperature: float = 0.7
     level: LevelName | Literal["auto"] = "auto"
     """What is decoded step by step; auto takes tokens where the tokenizers share them."""
-    held_out: Mapping[str, Sequence[str]]
-    """Texts that no model has read, by the name of their set."""
-    extra: str
+    held_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Texts that no model has read, by the name of their set; without any, no utility is known."""
+    extra: str = ""
     """The held-out set of what the risky model alone has learned: here is utility to win."""
-    num_excerpts: int
+    num_excerpts: int = 32
     """Passages of a held-out set, for bits per byte."""
-    excerpt_tokens: int
+    excerpt_tokens: int = 128
     """Tokens scored in a passage."""
     task_folder: Path = Path()
     """YAML files of lm-eval."""
@@ -102,7 +99,6 @@ class Experiment:
     """Multiple-choice tasks among these."""
     index: PassageIndex | None = None
     """Where passages of held-out texts are found, for the rules that read one."""
-    copying: CopyingConfig = field(default_factory=CopyingConfig)
     batch_size: int = 48
 
     @property
@@ -128,6 +124,10 @@ class Experiment:
         path = self._rows_file(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, json.dumps(rows))
+
+    def remove_rows(self, name: str) -> None:
+        """Forget a measure's rows."""
+        self._rows_file(name).unlink()
 
     def _rows_file(self, name: str) -> Path:
         return self.folder / "measurements" / f"{name}.json"
@@ -183,6 +183,11 @@ class Steps:
         start = time.perf_counter()
         work()
         self.seconds[name] = round(time.perf_counter() - start, 2)
+        self._save()
+
+    def forget(self, *names: str) -> None:
+        """Do these steps again when they are run next."""
+        self.seconds = {name: own for name, own in self.seconds.items() if name not in names}
         self._save()
 
     def _finished(self) -> dict[str, float]:

@@ -1,15 +1,19 @@
 """Generations of an experiment: every setting, prompt and seed, each recorded as it ends."""
 
 import json
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
+from ...decode.arguments import beginnings, request_list
 from ...durable_files import write_durably
 from .experiment import Experiment, Prompt, Rows, Setting
 from .sharing import Task, share
+
+logger = logging.getLogger(__name__)
 
 
 def generate_all(experiment: Experiment, pair: ModelPair) -> None:
@@ -31,12 +35,25 @@ def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
     return [task(setting) for setting in experiment.settings]
 
 
-def check_rules(experiment: Experiment, pair: ModelPair) -> None:
-    """Raise ValueError for a rule by which the pair cannot decode at this level, and for another
-    pair than the one whose prompts were read."""
+def check_requests(experiment: Experiment, pair: ModelPair) -> None:
+    """Raise ValueError for what the pair could never generate, before anything is generated.
+
+    This is a rule by which the pair cannot decode at this level, another pair than the one whose
+    prompts were read, and a prompt that is too long, with what the rule puts before it.
+    """
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
     for setting in experiment.settings:
-        decoder_of(setting)
+        decoder = decoder_of(setting)
+        requests = request_list(
+            decoder.level,
+            decoder.rule,
+            beginnings(decoder.level, [prompt.prompt for prompt in experiment.prompts]),
+            decoder.level.horizon(experiment.max_new_tokens, None),
+            **passages_for(setting, [prompt.passage for prompt in experiment.prompts]),
+        )
+        for prompt, request in zip(experiment.prompts, requests, strict=True):
+            if request.error:
+                raise ValueError(f"{setting.name}, prompt {prompt.id}: {request.error}")
 
 
 def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
@@ -52,9 +69,33 @@ def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
 
 
 def read_generations(experiment: Experiment, setting: Setting) -> Rows:
-    """Rows of one setting: work, seed, text, pieces, ledger file, spent, bound."""
-    lines = _file(experiment, setting).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    """The texts of one setting: id, seed, text, pieces, ledger file, spent, bound."""
+    return [row for row in _read_rows(_file(experiment, setting)) if "error" not in row]
+
+
+def failed_generations(experiment: Experiment, setting: Setting) -> Rows:
+    """The generations of one setting that ended in an error: id, seed, error."""
+    return [row for row in _read_rows(_file(experiment, setting)) if "error" in row]
+
+
+def forget_failures(experiment: Experiment) -> int:
+    """Make failed generations count as missing, so that they are tried again; how many there are.
+
+    What the settings recorded beside them stays. Ratios that hold NaN are measured again.
+    """
+    ratios = _recorded_ratios(experiment)
+    if ratios is not None and any(own.isnan().any() for own in ratios.by_prompt.values()):
+        _ratios_file(experiment).unlink()
+    num_failed = 0
+    for setting in experiment.settings:
+        for path in (_file(experiment, setting), _unfinished_file(experiment, setting)):
+            rows = _read_rows(path) if path.exists() else []
+            kept = [row for row in rows if "error" not in row]
+            if len(kept) < len(rows):
+                num_failed += len(rows) - len(kept)
+                write_durably(_unfinished_file(experiment, setting), _json_lines(kept))
+                _file(experiment, setting).unlink(missing_ok=True)
+    return num_failed
 
 
 def decoders(
@@ -71,7 +112,10 @@ def decoders(
             level=experiment.level,
             batch_size=experiment.batch_size,
             prompt_cache=cache if symbols == "bytes" else None,
-            prompt_ratios=None if symbols == "risky tokens" else prompt_ratios,
+            # A rule without a debt needs no ratios, which a prompt that fails does not have.
+            prompt_ratios=prompt_ratios
+            if setting.rule.charges_debt and symbols != "risky tokens"
+            else None,
         )
 
     return decoder
@@ -112,6 +156,18 @@ def _file(experiment: Experiment, setting: Setting) -> Path:
     return experiment.folder / "generations" / f"{setting.file_name}.jsonl"
 
 
+def _unfinished_file(experiment: Experiment, setting: Setting) -> Path:
+    return experiment.folder / "generations" / f"{setting.file_name}.unfinished.jsonl"
+
+
+def _read_rows(path: Path) -> Rows:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _json_lines(rows: Rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def _recorded_ratios(experiment: Experiment) -> PromptRatios | None:
     path = _ratios_file(experiment)
     return PromptRatios.load(path) if path.exists() else None
@@ -122,10 +178,12 @@ def _ratios_file(experiment: Experiment) -> Path:
 
 
 def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> None:
-    """One setting, in the order of seeds and prompts once all are there."""
+    """One setting, in the order of seeds and prompts once all are there.
+
+    A generation that fails is recorded with its error, and the others go on."""
     path = _file(experiment, setting)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{setting.file_name}.unfinished.jsonl")
+    unfinished = _unfinished_file(experiment, setting)
     rows = _recorded(unfinished)
     tasks = [(prompt, seed) for seed in experiment.seeds for prompt in experiment.prompts]
     missing = [(prompt, seed) for prompt, seed in tasks if (prompt.id, seed) not in rows]
@@ -134,43 +192,47 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
         max_new_tokens=experiment.max_new_tokens,
         temperature=experiment.temperature,
         repetition_penalty=experiment.repetition_penalty,
-        # The same for every setting, another for every work and seed.
+        # The same for every setting, another for every prompt and seed.
         seed=[zlib.crc32(f"{prompt.id}/{seed}".encode()) for prompt, seed in missing],
         progress=setting.name,
         **passages_for(setting, [prompt.passage for prompt, _ in missing]),
     )
     with unfinished.open("a", encoding="utf-8") as file:
-        for place, result in results:
-            prompt, seed = missing[place]
+        for index, result in results:
+            prompt, seed = missing[index]
             row = rows[prompt.id, seed] = _row(experiment, setting, prompt, seed, result)
             print(json.dumps(row), file=file, flush=True)
     ordered = [rows[prompt.id, seed] for prompt, seed in tasks]
-    write_durably(path, "".join(json.dumps(row) + "\n" for row in ordered))
+    write_durably(path, _json_lines(ordered))
     unfinished.unlink()
+    if failed := [row for row in ordered if "error" in row]:
+        logger.warning(
+            "%s: %d of %d generations failed, the first with: %s",
+            *(setting.name, len(failed), len(ordered), failed[0]["error"]),
+        )
 
 
 def _recorded(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """By work and seed, rows that an interrupted run left; a line that was cut off is dropped."""
+    """By id and seed, rows that an interrupted run left; a line that was cut off is dropped."""
     if not path.exists():
         return {}
     whole = path.read_bytes().rpartition(b"\n")
     path.write_bytes(whole[0] + whole[1])
-    rows = [json.loads(line) for line in whole[0].decode().splitlines()]
-    return {(row["work"], row["seed"]): row for row in rows}
+    return {(row["id"], row["seed"]): row for row in _read_rows(path)}
 
 
 def _row(
     experiment: Experiment, setting: Setting, prompt: Prompt, seed: int, result: Generation
 ) -> dict[str, Any]:
     if result.error:
-        raise ValueError(f"{setting.name}, {prompt.id}, seed {seed}: {result.error}")
+        return {"id": prompt.id, "seed": seed, "error": result.error}
     path = experiment.folder / "ledgers" / setting.file_name / f"{prompt.id}-{seed}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     ledger = result.ledger
     ledger.save(path)
     finite = {"spent": ledger.spent, "bound": ledger.header.bound}
     return {
-        "work": prompt.id,
+        "id": prompt.id,
         "seed": seed,
         "text": result.text,
         "pieces": result.pieces,

@@ -4,22 +4,27 @@ A measure takes an experiment with its recorded rows, and the pair, and gives ro
 one is a function here or in a file of its own, and a line in MEASURES.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Final
 
+import numpy as np
 from tqdm import tqdm
 
 from ... import Decoder, ModelPair, SafeOnly
-from ..copying.metrics import copying_scores, copying_summary
+from ..copying.metrics import copying_scores
 from ..harness.model import AnchoredLM
 from ..harness.tasks import local_task_results
 from ..quality.bits_per_byte import Excerpt, excerpts, utility
+from ..recorded_texts import has_open_seam
 from .experiment import Experiment, Rows, Setting
 from .generations import Symbols, decoders, passages_for, read_generations, symbols_of
 from .sharing import Task, share
 from .summary import VERBATIM, recommended, summarize
+
+logger = logging.getLogger(__name__)
 
 
 def measure(experiment: Experiment, name: str, pair: ModelPair) -> None:
@@ -29,21 +34,16 @@ def measure(experiment: Experiment, name: str, pair: ModelPair) -> None:
 
 
 def _copying(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
-    """Six metrics of every generation against the continuation of its work; means by seed."""
-    references = {prompt.id: prompt.reference for prompt in experiment.prompts}
-    rows, means = [], []
+    """Six metrics of every generation of a prompt that has a reference, against it."""
+    references = {prompt.id: prompt.reference for prompt in experiment.prompts if prompt.reference}
+    rows = []
     for setting in tqdm(experiment.settings, "copying"):
-        generations = read_generations(experiment, setting)
-        pairs = [(row["text"], references[row["work"]]) for row in generations]
-        scores = list(zip(generations, copying_scores(pairs, experiment.copying), strict=True))
-        for row, score in scores:
-            key = {"setting": setting.name, "work": row["work"], "seed": row["seed"]}
+        own = [row for row in read_generations(experiment, setting) if row["id"] in references]
+        pairs = [(row["text"], references[row["id"]]) for row in own]
+        for row, score in zip(own, copying_scores(pairs), strict=True):
+            key = {"setting": setting.name, "id": row["id"], "seed": row["seed"]}
             rows.append({**key, **score.as_row()})
-        for seed in experiment.seeds:
-            of_seed = [score for row, score in scores if row["seed"] == seed]
-            mean = copying_summary(of_seed, experiment.copying)
-            means.append({"setting": setting.name, "seed": seed, **mean})
-    return {"copying": rows, "copying_means": means}
+    return {"copying": rows}
 
 
 def _utility(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
@@ -70,7 +70,10 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
             # A rule may give a text no probability; JSON has no infinity.
             nats = [each if math.isfinite(each) else None for each in result.nats]
             key = {"setting": setting.name, "held_out": name}
-            rows.append({**key, "nats": nats, "num_bytes": result.num_bytes})
+            failed = {"error": result.error} if result.error else {}
+            rows.append({**key, "nats": nats, "num_bytes": result.num_bytes, **failed})
+            if result.error:
+                logger.warning("%s, held-out text of %s: %s", setting.name, name, result.error)
         experiment.write_rows(_utility_rows(setting), rows)
 
     def task(setting: Setting) -> Task:
@@ -79,6 +82,18 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
         return Task(f"score {setting.file_name}", is_done, partial(score, setting))
 
     return [task(setting) for setting in experiment.settings]
+
+
+def forget_failed_scores(experiment: Experiment) -> int:
+    """Make held-out scores with an error count as missing; of how many settings there are some."""
+    failed = [
+        name
+        for name in map(_utility_rows, experiment.settings)
+        if experiment.has_rows(name) and any("error" in row for row in experiment.read_rows(name))
+    ]
+    for name in failed:
+        experiment.remove_rows(name)
+    return len(failed)
 
 
 def _utility_rows(setting: Setting) -> str:
@@ -122,30 +137,39 @@ def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
 def _verbatim(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
     """How likely the safe model is to go on with each reference, from which bounds follow."""
     log_probs = reference_log_probs(experiment, pair)
-    return {VERBATIM: [{"work": own, "safe_log_prob": nats} for own, nats in log_probs.items()]}
+    return {VERBATIM: [{"id": own, "safe_log_prob": nats} for own, nats in log_probs.items()]}
 
 
 def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
     """By prompt, log p_s of its reference as far as a generation reaches, warped as that is.
 
-    Prompts without a reference have none.
+    Where the data set dropped the space between prompt and reference, a text may recite it with
+    that space or without: the figure is that of both together. Prompts without a reference have
+    none, nor have those whose score fails, with a warning.
     """
-    prompts = [prompt for prompt in experiment.prompts if prompt.reference]
-    if not prompts:
+    events = []
+    for prompt in experiment.prompts:
+        spaces = ("", " ") if has_open_seam(prompt.prompt, prompt.reference) else ("",)
+        events += [(prompt, space + prompt.reference) for space in spaces if prompt.reference]
+    if not events:
         return {}
     decoder = Decoder(pair, SafeOnly(), level=experiment.level, batch_size=experiment.batch_size)
     length = decoder.level.horizon(experiment.max_new_tokens, None)
     scores = decoder.score(
-        [prompt.prompt for prompt in prompts],
-        [decoder.level.encode_continuation(prompt.reference)[:length] for prompt in prompts],
+        [prompt.prompt for prompt, _ in events],
+        [decoder.level.encode_continuation(reference)[:length] for _, reference in events],
         temperature=experiment.temperature,
         repetition_penalty=experiment.repetition_penalty,
     )
-    ids = [prompt.id for prompt in prompts]
-    for own, score in zip(ids, scores, strict=True):
-        if score.error:
-            raise ValueError(f"{own}: {score.error}")
-    return {own: min(0.0, score.log_prob) for own, score in zip(ids, scores, strict=True)}
+    log_probs: dict[str, float] = {}
+    failed = {p.id: own.error for (p, _), own in zip(events, scores, strict=True) if own.error}
+    for name, error in failed.items():
+        logger.warning("the reference of %s has no probability: %s", name, error)
+    for (prompt, _), score in zip(events, scores, strict=True):
+        if prompt.id not in failed:
+            both = np.logaddexp(log_probs.get(prompt.id, -math.inf), score.log_prob)
+            log_probs[prompt.id] = min(0.0, float(both))
+    return log_probs
 
 
 MEASURES: Final[dict[str, Callable[[Experiment, ModelPair], dict[str, Rows]]]] = {

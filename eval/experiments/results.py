@@ -1,174 +1,172 @@
-"""What an experiment leaves behind: results.json, a table, pictures and a page of texts."""
+"""What an experiment leaves behind: results.json, tables, pictures and a page."""
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ... import Ledger
 from ...durable_files import write_durably
 from ...environment import environment_record
-from ..copying.metrics import METRICS
+from ..analysis.recorded_run import RecordedRun
+from ..analysis.run_report import Analyses, write_report
+from ..analysis.trade_offs import trade_off_points
+from ..copying.metrics import METRIC_SET
 from ..figures import curves
-from ..figures.curves import BudgetTrajectory, LossCurve
-from ..figures.style import Pictures, Role, drawn
-from ..figures.trade_off import TradeOffPoint, plot_trade_off
+from ..figures.curves import BudgetTrajectory
+from ..figures.style import Pictures, drawn
+from ..figures.trade_off import Scale, plot_trade_off
 from ..report import tables
-from ..report.side_by_side import Generation, SideBySideRecord, side_by_side_page
 from ..report.tables import Column
-from .experiment import RISKY, SAFE, Experiment
+from .experiment import Experiment
 from .generations import read_generations
-from .summary import VERBATIM, copy_probabilities, recommended, summarize
+from .summary import VERBATIM, SettingSummary, recommended, summarize
+from .sweep import FIGURES
 
-ALONE: dict[str, tuple[str, Role]] = {SAFE: ("safe", "safe"), RISKY: ("risky", "risky")}
-"""Label and role of the settings that are one model alone."""
 DIVERGENCES = "divergences.jsonl"
 """A ledger that anchored divergences wrote."""
-_TITLE = "Anchored Decoding: the same prompt at every budget"
+PANELS = {
+    "methods": ("methods",),
+    "ablations": ("objective", "debt", "budget"),
+    "debt_window": ("debt_window",),
+}
+"""Pictures of a sweep, with the figures that are their panels."""
+TITLES = {
+    "methods": "Protection and utility of every method, one point a setting",
+    "ablations": "What each part of Anchored Decoding is worth",
+    "debt_window": "Windows of the prefix debt: 0 is NoDebt, 5 is Anchored",
+}
+PAGE_TEXTS = 4
+"""Prompts whose texts the first page shows: a page of 25 settings then has 3 MB."""
 
 
-def write_results(experiment: Experiment, about: dict[str, Any]) -> None:
-    """results.json, table.md, the pictures and side_by_side.html.
+def write_results(
+    experiment: Experiment, summaries: Sequence[SettingSummary], about: dict[str, Any]
+) -> None:
+    """results.json, and the pictures and the page that follow from it.
 
     about: what the caller adds to results.json: a schema, its settings, how the models were made.
     """
-    summaries = summarize(experiment)
     results = {
         **about,
         "environment": environment_record(),
-        "metric_set": experiment.copying.metric_set,
+        "metric_set": METRIC_SET,
         "rows": [summary.as_json() for summary in summaries],
+        "examples": [_slim(row) for row in experiment.read_rows("copying")],
+        "utility": experiment.read_rows("utility"),
+    }
+    folder = experiment.folder
+    write_durably(folder / "results.json", json.dumps(results, allow_nan=False) + "\n")
+    draw_pictures(folder)
+    later = Analyses(not_measured={"analyses": "anchored evaluate makes them"})
+    write_report(RecordedRun(folder), later, folder, num_texts=PAGE_TEXTS)
+
+
+def _slim(row: dict[str, Any]) -> dict[str, Any]:
+    """Without the spans, which stay in measurements/copying.json."""
+    spans = ("word_lcs_span", "char_lcs_span", "word_acs_spans", "copied_characters")
+    return {name: value for name, value in row.items() if name not in spans}
+
+
+def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> None:
+    """The results of a sweep of budgets, with table.md and the budget that is recommended."""
+    summaries = summarize(experiment)
+    columns = result_columns(experiment, summaries)
+    table = tables.markdown_table([summary.as_row() for summary in summaries], columns)
+    write_durably(experiment.folder / "table.md", table + "\n")
+    more = {
         "recommended": recommended(summaries).setting.name,
         "questions": experiment.read_rows("questions"),
-        "examples": experiment.read_rows("copying"),
-        "utility": experiment.read_rows("utility"),
         "trajectories": [asdict(each) for each in trajectories(experiment)],
     }
-    folder, columns = experiment.folder, result_columns(experiment)
-    rows = [summary.as_row() for summary in summaries]
-    write_durably(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    write_durably(folder / "table.md", tables.markdown_table(rows, columns) + "\n")
-    draw_pictures(folder, extra=experiment.extra)
-    write_side_by_side(experiment, title=_TITLE)
+    write_results(experiment, summaries, {**about, **more})
 
 
 def terminal_report(experiment: Experiment, findings: Sequence[object]) -> str:
     """What the terminal shows at the end: the table, the findings, answers to questions."""
-    rows = [summary.as_row() for summary in summarize(experiment)]
-    lines = [tables.terminal_table(rows, result_columns(experiment)), "", *map(str, findings), ""]
+    summaries = summarize(experiment)
+    rows = [summary.as_row() for summary in summaries]
+    table = tables.terminal_table(rows, result_columns(experiment, summaries))
+    lines = [table, "", *map(str, findings), ""]
     for row in experiment.read_rows("questions"):
         lines.append(f"lm-eval {row['task']}: {row['setting']} accuracy {row['acc']:.3f}")
     return "\n".join(lines)
 
 
-def result_columns(experiment: Experiment) -> list[Column]:
-    """The paper's order: copying, then utility; budgets last."""
+def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) -> list[Column]:
+    """The paper's order: copying, then utility; budgets last, and failures where there are any."""
     return [
         tables.SETTING_COLUMN,
         *tables.COPYING_COLUMNS,
         *([tables.RECITED_COLUMN] if experiment.has_rows(VERBATIM) else []),
         *map(tables.bits_per_byte_column, experiment.held_out),
         *tables.LAST_COLUMNS,
+        *([tables.FAILED_COLUMN] if any(own.num_failed for own in summaries) else []),
     ]
 
 
 def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
     """One generation of the smallest, a middle and the largest budget, as many as there are."""
     sweep = experiment.budgets
-    places = sorted({0, len(sweep) // 2, len(sweep) - 1}) if sweep else []
-    for setting in (sweep[place] for place in places):
+    chosen = sorted({0, len(sweep) // 2, len(sweep) - 1}) if sweep else []
+    for setting in (sweep[index] for index in chosen):
         rows = read_generations(experiment, setting)
+        if not rows:  # all of them failed
+            continue
         # The first that went on to its length, if there is one.
         row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
         ledger = Ledger.load(experiment.folder / row["ledger"])
-        yield BudgetTrajectory.of(f"{setting.name}, {row['work']}", ledger)
+        yield BudgetTrajectory.of(f"{setting.name}, {row['id']}", ledger)
 
 
-def write_side_by_side(experiment: Experiment, *, title: str) -> None:
-    """side_by_side.html: the first seed's generations of every work, one column a setting."""
-    page = side_by_side_page(_side_by_side(experiment), title=title)
-    write_durably(experiment.folder / "side_by_side.html", page)
-
-
-def _side_by_side(experiment: Experiment) -> list[SideBySideRecord]:
-    copied = {
-        (row["setting"], row["work"], row["seed"]): row["copied_characters"]
-        for row in experiment.read_rows("copying")
-    }
-    columns: dict[str, list[Generation]] = {}
-    for setting in experiment.settings:
-        rows = read_generations(experiment, setting)
-        for row, chance in zip(rows, copy_probabilities(experiment, setting), strict=True):
-            if row["seed"] == experiment.seeds[0]:
-                has_budget = setting.name != RISKY
-                generation = Generation(
-                    label=setting.name,
-                    pieces=row["pieces"],
-                    copied_spans=copied[setting.name, row["work"], row["seed"]],
-                    spent=row["spent"] if has_budget else None,
-                    bound=row["bound"] if has_budget else None,
-                    copy_probability=chance,
-                    finish_reason=row["finish_reason"],
-                )
-                columns.setdefault(row["work"], []).append(generation)
-    return [
-        SideBySideRecord(
-            title=prompt.title,
-            prompt=prompt.prompt,
-            reference=prompt.reference,
-            columns=columns[prompt.id],
-        )
-        for prompt in experiment.prompts
-    ]
-
-
-def draw_pictures(folder: Path, *, extra: str) -> list[Path]:
+def draw_pictures(folder: Path) -> list[Path]:
     """The pictures of what is recorded in `folder`, written beside it; their paths.
 
-    extra: the held-out set whose bits per byte are drawn.
     Raises FileNotFoundError without a results.json.
     """
-    return drawn(folder, _pictures(folder, extra))
+    if not (folder / "results.json").exists():
+        raise FileNotFoundError(f"there is no results.json in {folder}")
+    run = RecordedRun(folder)
+    symbol = "byte" if run.results["settings"].get("safe_vocab_size") else "token"
+    return drawn(folder, {**_trade_offs(run, symbol), **_curves(run, symbol)})
 
 
-def _pictures(folder: Path, extra: str) -> Pictures:
-    """By name; without those whose figures the run did not record."""
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    symbol = "byte" if results["settings"].get("safe_vocab_size") else "token"
-    pictures: Pictures = {
-        "trade_off": lambda path: plot_trade_off(
-            [trade_off_point(row, extra) for row in results["rows"]],
-            path,
-            utility_name=f"held-out {extra}",
-            symbol=symbol,
-            num_seeds=len(results["settings"]["seeds"]),
-        )
-    }
-    if "trajectories" in results:
-        trajectories = [BudgetTrajectory(**trajectory) for trajectory in results["trajectories"]]
-        pictures["budgets"] = lambda path: curves.plot_budget_trajectories(
-            trajectories, path, symbol=symbol
-        )
-    if "losses" in results:
-        losses = [LossCurve(**curve) for curve in results["losses"]]
-        pictures["losses"] = lambda path: curves.plot_loss_curves(losses, path)
-    if (folder / DIVERGENCES).exists():
-        ledger = Ledger.load(folder / DIVERGENCES)
-        pictures["divergences"] = lambda path: curves.plot_divergences(ledger, path)
+def _trade_offs(run: RecordedRun, symbol: str) -> Pictures:
+    """The pictures of NCR against bits per byte; {} where no held-out text was scored."""
+    bits = [name for name in run.results["rows"][0] if name.startswith("bits_per_byte/")]
+    if not bits:
+        return {}
+    settings = run.results["settings"]
+    utility = f"bits_per_byte/{settings['utility']}" if "utility" in settings else bits[-1]
+    figures = [{row["setting"]: row[name] for row in run.rows} for name in ("ncr", utility)]
+    scale = Scale.bits_per_byte(f"held-out {utility.partition('/')[2]}")
+    draw = partial(plot_trade_off, utility=scale, num_seeds=len(settings["seeds"]))
+
+    shown = {name: {FIGURES[own]: own for own in panels} for name, panels in PANELS.items()}
+    titles = TITLES
+    if "methods" not in run.results:  # of a quickstart: budgets alone
+        shown = {"trade_off": {"": "methods"}}
+        titles = {"trade_off": f"Protection and utility, one point a budget (k nats a {symbol})"}
+    pictures: Pictures = {}
+    for name, panels in shown.items():
+        points = {
+            panel: own
+            for panel, figure in panels.items()
+            if (own := trade_off_points(run, *figures, figure=figure))
+        }
+        if points:
+            pictures[name] = partial(draw, points, title=titles[name])
     return pictures
 
 
-def trade_off_point(row: dict[str, Any], extra: str) -> TradeOffPoint:
-    """A row of results.json as a point; what is not defined there is nan."""
-    label, role = ALONE.get(row["setting"], (row["setting"], "anchored"))
-    ncr = {name: math.nan if each is None else each for name, each in row["ncr"].items()}
-    return TradeOffPoint(
-        label=label,
-        role=role,
-        protection=ncr["mean"],  # JSON has no nan: what is not defined is recorded as null
-        num_metrics=row["ncr"].get("num_metrics", len(METRICS)),  # older results are over all
-        utility=row[f"bits_per_byte/{extra}"],
-        protection_std=ncr["std"],
-    )
+def _curves(run: RecordedRun, symbol: str) -> Pictures:
+    """The pictures of budgets and divergences that the run recorded."""
+    pictures: Pictures = {}
+    if budgets := [BudgetTrajectory(**own) for own in run.results.get("trajectories", [])]:
+        pictures["budgets"] = partial(curves.plot_budget_trajectories, budgets, symbol=symbol)
+    if (run.folder / DIVERGENCES).exists():
+        ledger = Ledger.load(run.folder / DIVERGENCES)
+        pictures["divergences"] = partial(curves.plot_divergences, ledger)
+    return pictures

@@ -1,19 +1,25 @@
 """One row a setting: copying over seeds, NCR, held-out bits per byte, spends."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ...decode.rules.event_bound import event_bound
-from ..copying.metrics import METRICS
-from ..copying.ncr import NcrStatistics, is_high_protection, ncr_over_seeds, or_least
+from ..copying.literal import Scores, means_over_seeds, paired_ncr
+from ..copying.metrics import METRICS, CopyingScore
+from ..copying.ncr import NcrStatistics, is_high_protection, or_least
 from ..quality.bits_per_byte import Utility
-from ..statistics import SeedStatistics, json_value, mean_if_known, over_seeds
-from .experiment import RISKY, SAFE, Experiment, Setting
-from .generations import read_generations
+from ..recorded_texts import RISKY, SAFE
+from ..statistics import SeedStatistics, json_value, mean_if_known
+from .experiment import Experiment, Setting
+from .generations import failed_generations, read_generations
 
 VERBATIM: Final = "verbatim"
 """Rows of what the safe model gives to the references."""
+GOOD_ENOUGH: Final = 0.9
+"""Share of the gap in utility that a recommended budget closes. On the quickstart's pair the last
+tenth takes a bound four times as large, which excludes nothing any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,18 +28,22 @@ class SettingSummary:
 
     setting: Setting
     copying: dict[str, SeedStatistics]
+    """By the names in `METRICS`; {} where no prompt has a reference."""
     ncr: NcrStatistics
     utility: dict[str, Utility]
     """By held-out set."""
     gap_closed: float
-    """Share of the gap in bits per byte between p_s and p_r on the extra set; nan without a gap,
-    and where a text that the rule cannot write costs infinitely many bits."""
+    """Share of the gap in bits per byte between p_s and p_r on the extra set; nan without a gap or
+    held-out texts, and where a text failed or costs infinitely many bits, as the rule cannot write
+    it."""
     mean_spent: float | None
     mean_bound: float | None
     risky_token_share: float
-    """Share of tokens where the safe model's draw was not kept."""
+    """Share of tokens where the safe model's draw was not kept; nan without texts."""
     is_within_bounds: bool
     """Every certified ledger satisfies its bound."""
+    num_failed: int = 0
+    """Generations that ended in an error; the other figures are of the rest."""
     recited: float | None = None
     """The largest probability that bounds left to texts that begin with their references, a mean
     over texts; None without a bound, and where it was not measured."""
@@ -43,6 +53,7 @@ class SettingSummary:
         bits = {f"bits_per_byte/{name}": u.bits_per_byte for name, u in self.utility.items()}
         return {
             "setting": self.setting.name,
+            **dict.fromkeys(METRICS),
             **self.copying,
             "ncr": self.ncr,
             "recited": self.recited,
@@ -51,41 +62,35 @@ class SettingSummary:
             "spent": self.mean_spent,
             "bound": self.mean_bound,
             "risky_tokens": self.risky_token_share,
+            "failed": self.num_failed,
         }
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for results.json; what is not defined or infinite is None."""
         errors = {f"bits_per_byte_se/{n}": u.standard_error for n, u in self.utility.items()}
         row = {**self.as_row(), **errors, "k": self.setting.k}
-        return {**json_value(row), "is_within_bounds": self.is_within_bounds}
+        method = {"method": self.setting.method} if self.setting.method else {}
+        return {**json_value(row), "is_within_bounds": self.is_within_bounds, **method}
 
 
 def summarize(experiment: Experiment) -> list[SettingSummary]:
     """Summaries in the order of the settings."""
-    # The six metrics' means, one mapping a seed in the order of the seeds.
-    copying = experiment.read_rows("copying_means")
-    by_seed = {
-        s.name: [row for row in copying if row["setting"] == s.name] for s in experiment.settings
-    }
+    scores = _copying_scores(experiment)
     utility: dict[str, dict[str, Utility]] = {}
     for row in experiment.read_rows("utility"):
         of_setting = utility.setdefault(row["setting"], {})
-        nats = [math.inf if each is None else each for each in row["nats"]]
+        # What JSON cannot hold: infinitely many bits, or no figure where an excerpt failed.
+        missing = math.nan if "error" in row else math.inf
+        nats = [missing if each is None else each for each in row["nats"]]
         of_setting[row["held_out"]] = Utility(nats=nats, num_bytes=row["num_bytes"])
     bits = {name: sets[experiment.extra].bits_per_byte for name, sets in utility.items()}
-    gap = bits[SAFE] - bits[RISKY]
     return [
         SettingSummary(
             setting=setting,
-            copying={
-                metric: over_seeds([means[metric] for means in by_seed[setting.name]])
-                for metric in METRICS
-            },
-            ncr=ncr_over_seeds(by_seed[setting.name], risky=by_seed[RISKY], safe=by_seed[SAFE]),
-            utility=utility[setting.name],
-            gap_closed=(bits[SAFE] - bits[setting.name]) / gap
-            if gap > 0 and math.isfinite(bits[setting.name])
-            else math.nan,
+            copying=means_over_seeds(scores[setting.name]),
+            ncr=paired_ncr(scores[setting.name], risky=scores[RISKY], safe=scores[SAFE]),
+            utility=utility.get(setting.name, {}),
+            gap_closed=_gap_closed(bits, setting.name),
             **_spends(experiment, setting),
             recited=mean_if_known(copy_probabilities(experiment, setting)),
         )
@@ -93,24 +98,52 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
     ]
 
 
+def _copying_scores(experiment: Experiment) -> dict[str, Scores]:
+    """By setting, the recorded scores of its texts."""
+    names = [field.name for field in fields(CopyingScore)]
+    scores: dict[str, dict[tuple[str, int], CopyingScore]] = {
+        setting.name: {} for setting in experiment.settings
+    }
+    for row in experiment.read_rows("copying"):
+        score = CopyingScore(**{name: row[name] for name in names})
+        scores[row["setting"]][row["id"], row["seed"]] = score
+    return dict(scores)
+
+
+def _gap_closed(bits: Mapping[str, float], name: str) -> float:
+    """The share of the gap between both models that a setting closes, where there is one."""
+    gap = bits[SAFE] - bits[RISKY] if bits else math.nan
+    if not gap > 0 or not math.isfinite(bits[name]):
+        return math.nan
+    return (bits[SAFE] - bits[name]) / gap
+
+
 def recommended(summaries: list[SettingSummary]) -> SettingSummary:
-    """Of the budgets with NCR >= 0.75 the one that closes most of the gap; else the safest one."""
+    """The smallest budget with NCR >= 0.75 that closes GOOD_ENOUGH of the gap in utility.
+
+    Where none does, the one with NCR >= 0.75 that closes most of it; where none protects, the one
+    that copies least. Measured copying says nothing of other prompts, the bound does: so the
+    smallest that is good enough, not the largest that still looks safe.
+    """
     anchored = [summary for summary in summaries if summary.setting.k is not None]
     protected = [summary for summary in anchored if is_high_protection(summary.ncr.mean)]
     if not protected:
         return max(anchored, key=lambda summary: or_least(summary.ncr.mean))
-    return max(protected, key=lambda summary: or_least(summary.gap_closed))
+    good = [summary for summary in protected if summary.gap_closed >= GOOD_ENOUGH]
+    return good[0] if good else max(protected, key=lambda summary: or_least(summary.gap_closed))
 
 
 def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     rows = read_generations(experiment, setting)
     certified = [row for row in rows if row["certified"]]
+    num_tokens = sum(row["num_tokens"] for row in rows)
+    num_risky = sum(row["risky_tokens"] for row in rows)
     return {
         "mean_spent": mean_if_known(row["spent"] for row in rows),
         "mean_bound": mean_if_known(row["bound"] for row in rows),
-        "risky_token_share": sum(row["risky_tokens"] for row in rows)
-        / sum(row["num_tokens"] for row in rows),
+        "risky_token_share": num_risky / num_tokens if num_tokens else math.nan,
         "is_within_bounds": all(row["is_within_bound"] for row in certified),
+        "num_failed": len(failed_generations(experiment, setting)),
     }
 
 
@@ -119,12 +152,12 @@ def copy_probabilities(experiment: Experiment, setting: Setting) -> list[float |
     rows = read_generations(experiment, setting)
     if not experiment.has_rows(VERBATIM):
         return [None for _ in rows]
-    log_probs = {row["work"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
+    log_probs = {row["id"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
     divergence = setting.rule.divergence or "kl"
     bounds = [row["bound"] if row["certified"] else None for row in rows]
     return [
         None
-        if bound is None or row["work"] not in log_probs
-        else event_bound(bound, log_probs[row["work"]], divergence=divergence)
+        if bound is None or row["id"] not in log_probs
+        else event_bound(bound, log_probs[row["id"]], divergence=divergence)
         for row, bound in zip(rows, bounds, strict=True)
     ]

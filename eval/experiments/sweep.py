@@ -10,15 +10,16 @@ from typing import Any, Final, Literal
 
 from ... import Anchored, RiskyOnly, SafeOnly
 from ...configs.config_file import from_table, read_config_file
-from ...decode.rules.blocklist import records
+from ...decode.rules.memfree import records
 from ...decode.rules.registry import make_rule
 from ...decode.rules.rule import Rule
 from ...decode.settings import LevelName, SamplingConfig
 from ...durable_files import file_sha256, write_durably
-from ..copying.metrics import CopyingConfig
-from ..recorded_texts import json_objects
+from ...inputs import json_objects
+from ..copying.metrics import METRIC_SET
+from ..recorded_texts import RISKY, SAFE
 from ..retrieval.passages import PassageIndex
-from .experiment import RISKY, SAFE, Experiment, Prompt, Setting
+from .experiment import Experiment, Prompt, Setting
 
 FIGURES: Final = {
     "methods": "Methods",
@@ -55,7 +56,7 @@ class Method:
     """Its name in the registry of rules."""
     label: str
     """Its name in tables and pictures."""
-    settings: dict[str, object] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     """Of the rule, by name; a list stands for one setting a value, several for all combinations."""
     figures: list[str] = field(default_factory=lambda: ["methods"])
     """Names in FIGURES: where it is drawn."""
@@ -96,8 +97,9 @@ class Sweep:
     """The same of the risky model."""
     prompts: str
     """JSON lines, {"id", "prompt", "reference", optional "title", "domain", "passage"}."""
-    held_out: dict[str, list[str]]
-    """By the name of a held-out set its files: JSON lines, {"text"}."""
+    held_out: dict[str, list[str]] = field(default_factory=dict)
+    """By the name of a held-out set its files: JSON lines, {"text"}; without any, bits per byte,
+    which stand for utility, are not measured."""
     methods: tuple[Method, ...]
     """Beside p_s and p_r, which are in every sweep."""
     inputs: str = ""
@@ -138,12 +140,11 @@ class Sweep:
         _require(all(are_seeds) and 0 < len(self.seeds) == len(set(self.seeds)), shown)
         _require(bool(self.methods), "a sweep needs [[methods]], got none")
         files = list(itertools.chain.from_iterable(self.held_out.values()))
-        are_named = bool(files) and all(self.held_out.values())
-        are_named = are_named and all(isinstance(name, str) for name in files)
+        are_named = all(self.held_out.values()) and all(isinstance(name, str) for name in files)
         shown = f"held_out must be lists of files by the names of sets, got {self.held_out}"
         _require(are_named, shown)
         if self.utility not in ("", *self.held_out):
-            known = ", ".join(self.held_out)
+            known = ", ".join(self.held_out) or "held_out, which is empty"
             raise ValueError(f"utility must be one of {known}, got {self.utility!r}")
         _check_unique("label", [method.label for method in self.methods])
         reading = [method.label for method in self.methods if method.rule in ("memfree", "rcad")]
@@ -152,8 +153,8 @@ class Sweep:
 
     @property
     def utility_set(self) -> str:
-        """The held-out set that utility is shown on."""
-        return self.utility or list(self.held_out)[-1]
+        """The held-out set that utility is shown on; "" where there is none."""
+        return self.utility or next(reversed(self.held_out), "")
 
     def path(self, name: str) -> Path:
         """Where a file of the config stands."""
@@ -168,7 +169,7 @@ class Sweep:
         """All that decides the results but the models, whose fingerprints are in the ledgers."""
         own = {**asdict(self), "inputs": None, "device": None, "batch_size": None}
         contents = [file_sha256(file) for file in self.files]
-        return json.dumps([own, contents, CopyingConfig().metric_set])
+        return json.dumps([own, contents, METRIC_SET])
 
     @property
     def files(self) -> list[Path]:
@@ -185,6 +186,9 @@ def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
     tables = read_config_file(path)
     if inputs is not None:
         tables["inputs"] = str(inputs)
+    # An empty list leaves out a set that the file's base names.
+    if isinstance(sets := tables.get("held_out"), dict):
+        tables["held_out"] = {name: files for name, files in sets.items() if files != []}
     config: Sweep = from_table(Sweep, tables)
     return config
 

@@ -10,23 +10,30 @@ from ...durable_files import locked
 from ..recorded_texts import PROMPTS_FILE
 from ..retrieval.bm25 import WordIndex
 from .experiment import Experiment, Steps
-from .generations import check_rules, generation_tasks, read_all_prompts
-from .measures import measure, utility_tasks
+from .generations import check_requests, forget_failures, generation_tasks, read_all_prompts
+from .measures import forget_failed_scores, measure, utility_tasks
 from .sharing import Task, share
 from .summary import VERBATIM
 from .sweep import Sweep, save_prompts, sweep_experiment
 from .sweep_results import sweep_report, write_sweep_results
 
 OWNER = "sweep"
+MEASURED = ("copying", "utility", VERBATIM)
 
 
 def run_sweep(
-    sweep: Sweep, folder: Path, load: Callable[[], ModelPair], *, is_first: bool = True
+    sweep: Sweep,
+    folder: Path,
+    load: Callable[[], ModelPair],
+    *,
+    is_first: bool = True,
+    retry_failed: bool = False,
 ) -> str:
     """Do what is not done yet of a sweep; what the terminal shows at the end.
 
     load: gives the pair. is_first: of several processes with one folder, one writes the results,
-    when all settings are done; the others return "" once no setting is free.
+    when all settings are done; the others return "" once no setting is free. retry_failed: try the
+    generations again that are recorded with an error.
     Raises ValueError for a folder that belongs to something else or that another first process
     works in, and what models and rules raise.
     """
@@ -42,10 +49,12 @@ def run_sweep(
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
         experiment, pair = _opened(sweep, folder, load)
+        if retry_failed and forget_failures(experiment) + forget_failed_scores(experiment):
+            steps.forget("read prompts", "generate", *(f"measure {name}" for name in MEASURED))
         save_prompts(experiment.prompts, folder / PROMPTS_FILE)
         steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
         steps.run("generate", lambda: share(_tasks(experiment, pair), experiment.claims))
-        for name in ("copying", "utility", VERBATIM):
+        for name in MEASURED:
             steps.run(f"measure {name}", partial(measure, experiment, name, pair))
         write_sweep_results(experiment, sweep)
     return f"{sweep_report(experiment)}\n\n{_where_to_look(folder, sum(steps.seconds.values()))}"
@@ -54,10 +63,10 @@ def run_sweep(
 def _opened(
     sweep: Sweep, folder: Path, load: Callable[[], ModelPair]
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair, which can decode by all of the rules."""
+    """The experiment and the pair, which can decode all of its prompts by all of the rules."""
     experiment = sweep_experiment(sweep, folder, partial(_index, claims=folder / "claims"))
     pair = load()
-    check_rules(experiment, pair)
+    check_requests(experiment, pair)
     return experiment, pair
 
 
@@ -77,9 +86,9 @@ def _tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
 
 def _where_to_look(folder: Path, seconds: float) -> str:
     return f"""Done: {seconds / 60:.1f} minutes of work. Where to look:
-  {folder}/table.md, .tex, .csv            every setting
-  {folder}/high_protection.md, .tex, .csv  the best setting of each method that protects
-  {folder}/methods.png                     copying against utility, the Pareto front marked
-  {folder}/side_by_side.html               the texts, copied words and risky tokens marked
-  {folder}/results.json                    every figure; it follows from generations/, ledgers/
+  {folder}/table.md, .tex            every setting
+  {folder}/high_protection.md, .tex  the best setting of each method that protects
+  {folder}/methods.png               copying against utility, the Pareto front marked
+  {folder}/report.html               all of it on a page, with texts token by token
+  {folder}/results.json              every figure; it follows from generations/, ledgers/
 """

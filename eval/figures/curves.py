@@ -1,4 +1,4 @@
-"""Curves over steps: budgets and how they were spent, how far models were apart, losses."""
+"""Curves over steps: budgets and how they were spent, and how far apart models were."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from ...decode.ledger import Ledger, LedgerHeader
 from ...decode.rules.budget import Schedule
 from . import style
-from .style import Role, figure_style, new_figure, save_figure
+from .style import figure_style, new_figure, save_figure
 
 _BUDGET_CAPTIONS: Final[dict[Schedule, str]] = {
     "adaptive": "k nats accrue with every {symbol}. They first pay the debt of the prompt; "
@@ -111,8 +111,9 @@ def plot_budget_trajectories(
 
 
 def _budget_caption(trajectories: Sequence[BudgetTrajectory], symbol: str) -> str:
-    found = {trajectory.schedule for trajectory in trajectories}
-    lines = [own.format(symbol=symbol) for name, own in _BUDGET_CAPTIONS.items() if name in found]
+    shown = {trajectory.schedule for trajectory in trajectories}
+    captions = [text for schedule, text in _BUDGET_CAPTIONS.items() if schedule in shown]
+    lines = [text.format(symbol=symbol) for text in captions]
     return "\n".join([*lines, _TICKS])
 
 
@@ -135,52 +136,7 @@ def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
         f"{trajectory.label}\ndebt {trajectory.debt:.3g}, bound {trajectory.bound:.4g} nats"
     )
     top = max([trajectory.bound, *accrued, *spent]) or 1.0
-    axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip of their own below 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossCurve:
-    """Training loss in nats per token at each recorded step, in the colour of the model."""
-
-    label: str
-    role: Role
-    steps: Sequence[int]
-    losses_nats: Sequence[float]
-
-
-def plot_loss_curves(curves: Sequence[LossCurve], path: Path) -> None:
-    """Training loss over steps: a faint raw line and its centred running mean.
-
-    Curves of one role have one colour and different dashes. path: .png, .svg or .pdf.
-    Raises: ValueError if there are no curves or the suffix is another.
-    """
-    if not curves:
-        raise ValueError("a loss picture needs at least one curve, got none")
-    half_width = max(len(curve.losses_nats) for curve in curves) // 60
-    with figure_style():
-        figure = new_figure(
-            6.4,
-            4.4,
-            title="Training loss of the models",
-            caption="Faint: as recorded. Strong: its running mean over "
-            f"{2 * half_width + 1} records.",
-        )
-        axes = figure.add_subplot()
-        for curve, dashes in zip(curves, itertools.cycle(("-", "--", "-.", ":")), strict=False):
-            colour = style.ROLE_STYLE[curve.role][0]
-            axes.plot(curve.steps, curve.losses_nats, color=colour, alpha=0.25, linewidth=0.8)
-            smooth = _running_mean(curve.losses_nats, half_width)
-            axes.plot(curve.steps, smooth, dashes, color=colour, linewidth=1.6, label=curve.label)
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss (nats per token)")
-        axes.legend()
-        save_figure(figure, path)
-
-
-def _running_mean(values: Sequence[float], width: int) -> list[float]:
-    sums = list(itertools.accumulate(values, initial=0.0))
-    windows = [(max(0, i - width), min(len(values), i + width + 1)) for i in range(len(values))]
-    return [(sums[end] - sums[start]) / (end - start) for start, end in windows]
+    axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip below 0
 
 
 def plot_divergences(ledger: Ledger, path: Path) -> None:
@@ -228,13 +184,13 @@ def _caption(header: LedgerHeader) -> str:
 
 
 def _schedule(header: LedgerHeader) -> Schedule:
-    found: Schedule = header.rule_settings.get("budget", "adaptive")
-    return found
+    schedule: Schedule = header.rule_settings.get("budget", "adaptive")
+    return schedule
 
 
 def _draw_steps(
-    axes: Axes, nats: Sequence[float | None], label: str, colour: str, line_style: str
+    axes: Axes, nats: Sequence[float | None], label: str, color: str, line_style: str
 ) -> None:
     shown = [math.nan if each is None or math.isinf(each) else each for each in nats]
     steps = range(1, len(shown) + 1)
-    axes.plot(steps, shown, line_style, color=colour, linewidth=1.4, label=label)
+    axes.plot(steps, shown, line_style, color=color, linewidth=1.4, label=label)

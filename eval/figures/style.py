@@ -1,28 +1,22 @@
-"""How all pictures look: colours, fonts, labels beside points, files that do not change."""
+"""How all pictures look: colors, fonts, legends, files that do not change."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.text import Annotation, Text
 from matplotlib.ticker import NullFormatter
-from matplotlib.transforms import Bbox
-from numpy.typing import NDArray
 
-# Okabe and Ito 2008: told apart with any colour vision.
+# Okabe and Ito 2008: told apart with any color vision.
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
 SKY, BLACK = "#56B4E9", "#000000"
 GREY: Final = "#5F5F5F"
-COLOURS: Final = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, GREY)
-"""Of curves and bars in their order, where no role has a colour of its own."""
+COLORS: Final = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, GREY)
+"""Of curves and bars in their order, where no role has its color."""
 # The same figure gives the same bytes: no time of writing, and no random ids in SVG (below).
 _UNDATED: Final[dict[str, dict[str, None]]] = {
     ".png": {},
@@ -103,108 +97,10 @@ def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
 
 Role = Literal["safe", "risky", "anchored", "baseline"]
 
-# Each role has a marker of its own beside its colour.
+# Each role has a marker beside its color.
 ROLE_STYLE: Final = {
     "safe": (GREEN, "s", "safe model"),
     "risky": (VERMILION, "D", "risky model"),
     "anchored": (BLUE, "o", "Anchored Decoding"),
     "baseline": (PURPLE, "^", "other methods"),
 }
-
-_DISTANCES_PT = (9, 16, 25, 36)
-_DIRECTIONS = ((1, 0), (-1, 0), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1), (0, 1), (0, -1))
-_LEADER_FROM_PT = 14
-_POINT_RADIUS_PX = 6.0
-_LINE_RADIUS_PX = 3.0  # half of the widest line, and a little air
-
-Pixel = NDArray[np.float64]
-"""x, y; the corners of a line have shape (num_corners, 2)."""
-Extents = NDArray[np.float64]
-"""x0, y0, x1, y1 of a box in pixels; several boxes have shape (num_boxes, 4)."""
-
-
-def label_points(
-    axes: Axes,
-    positions: Sequence[tuple[float, float]],
-    labels: Sequence[str],
-    *,
-    lines: Sequence[Sequence[tuple[float, float]]] = (),
-) -> list[Annotation]:
-    """Write each label near its point, at the free place that is closest to it.
-
-    positions, and lines by their corners: data coordinates, both kept clear; the limits of `axes`
-    must be final and its figure needs an Agg canvas. A label with no free place takes the one that
-    covers least; a thin line leads to labels that lie far off.
-    """
-    axes.figure.canvas.draw()  # settles the layout, and with it where points lie in pixels
-    to_pixels = axes.transData.transform
-    taken = [_extents_around(to_pixels(position), _POINT_RADIUS_PX) for position in positions]
-    taken += [extents for corners in lines for extents in _extents_along(to_pixels(corners))]
-    annotations = []
-    for position, label in zip(positions, labels, strict=True):
-        annotation = axes.annotate(
-            label,
-            position,
-            xytext=(0, 0),
-            textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3},
-            fontsize=9,
-        )
-        annotation.set_in_layout(False)  # else each label would move the points
-        others = [to_pixels(other) for other in positions if other != position]
-        taken.append(_move_to_free_place(axes, annotation, np.array(taken), others))
-        annotations.append(annotation)
-    return annotations
-
-
-def _extents_along(corners: Pixel) -> Iterator[Extents]:
-    """Boxes that touch one another, from corner to corner, in pixels."""
-    for start, end in pairwise(corners):
-        count = math.ceil(math.dist(start, end) / (2 * _LINE_RADIUS_PX)) + 1
-        for centre in np.linspace(start, end, count):
-            yield _extents_around(centre, _LINE_RADIUS_PX)
-
-
-def _extents_around(centre: Pixel, radius: float) -> Extents:
-    return np.concatenate((centre - radius, centre + radius))
-
-
-def _move_to_free_place(
-    axes: Axes, annotation: Annotation, taken: Extents, others: Sequence[Pixel]
-) -> Extents:
-    """Move the label where it covers least and lies nearest to its own point; its box there."""
-    own = axes.transData.transform(annotation.xy)
-    best_cost, best_place, best_box = math.inf, (0.0, 0.0, 0.0), Bbox.null()
-    for distance, (x, y) in product(_DISTANCES_PT, _DIRECTIONS):
-        place = (x * distance, y * distance, x)
-        box = _place(axes, annotation, *place)
-        area = box.width * box.height
-        cost = _covered_area(box, taken) + area - _covered_area(box, np.array([axes.bbox.extents]))
-        if any(_distance(box, other) < _distance(box, own) for other in others):
-            cost += area / 2  # it would seem to belong to another point
-        if cost < best_cost:
-            best_cost, best_place, best_box = cost, place, box
-    _place(axes, annotation, *best_place)
-    is_far = max(abs(best_place[0]), abs(best_place[1])) > _LEADER_FROM_PT
-    assert annotation.arrow_patch is not None
-    annotation.arrow_patch.set_visible(is_far)
-    return np.array(best_box.extents)
-
-
-def _place(axes: Axes, annotation: Annotation, x: float, y: float, side: float) -> Bbox:
-    annotation.set_position((x, y))
-    annotation.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")
-    annotation.set_verticalalignment("center")
-    renderer = cast(FigureCanvasAgg, axes.figure.canvas).get_renderer()
-    annotation.update_positions(renderer)  # carries the new offset over to the text
-    return Text.get_window_extent(annotation)  # the text alone: its leader line takes longer
-
-
-def _covered_area(box: Bbox, taken: Extents) -> float:
-    """Square pixels of `box` that lie in each of the taken boxes, added up."""
-    low, high = np.maximum(taken[:, :2], box.min), np.minimum(taken[:, 2:], box.max)
-    return float(np.clip(high - low, 0.0, None).prod(axis=1).sum())
-
-
-def _distance(box: Bbox, point: Pixel) -> float:
-    return math.dist(np.mean([box.min, box.max], axis=0), point)

@@ -1,7 +1,8 @@
-"""Pictures of the trade-off between protection from copying and utility."""
+"""The picture of the trade-off between protection from copying and utility."""
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from matplotlib.axis import Axis
 
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
+from ..recorded_texts import grouped
 from .style import (
     BLACK,
     GREY,
@@ -21,7 +23,6 @@ from .style import (
     SKY,
     Role,
     figure_style,
-    label_points,
     legend_entries,
     new_figure,
     save_figure,
@@ -45,6 +46,16 @@ class Scale:
         return one <= other if self.lower_is_better else one >= other
 
 
+_FRONT: Final = "Pareto front"
+LEGEND_CHARACTERS: Final = 40
+"""Of a line of the legend: three columns of them fit under a panel."""
+_COLORS: Final = (PURPLE, ORANGE, SKY, BLACK)
+_METHOD_LOOKS: Final = tuple(
+    (color, marker)
+    for turn in range(4)
+    for color, marker in zip(_COLORS, "^vPX"[turn:] + "^vPX"[:turn], strict=True)
+)
+"""Colors come again, with another marker, where there are more methods than colors."""
 NCR: Final = Scale("normalized copying reduction")
 """1 is the safe model, 0 the risky one."""
 
@@ -66,65 +77,110 @@ class TradeOffPoint:
 
 
 def plot_trade_off(
-    points: Sequence[TradeOffPoint],
+    panels: Mapping[str, Sequence[TradeOffPoint]],
     path: Path,
     *,
-    utility_name: str = "extra source",
-    symbol: str = "token",
+    title: str,
+    utility: Scale,
+    protection: Scale = NCR,
     num_seeds: int = 1,
 ) -> None:
-    """NCR against held-out bits per byte, drawn so that up and right is better.
+    """Protection against utility, up and right being better: a color and a marker a method.
 
-    points: of NCR and bits per byte, in order of k; the "anchored" ones are joined by a line.
-    utility_name: the held-out set that bits per byte were measured on. symbol: what k is given for,
-    "token" or "byte". num_seeds: of each point, for the caption. A point whose NCR is nan has no
-    place and no label. path: .png, .svg or .pdf.
-    Raises: ValueError if there are no points or the suffix is another.
+    panels: points in the order of their methods' settings, which a line joins, by the title of the
+    panel. What may be had at once is ringed, and a dotted line leads along it (`pareto_front`).
+    The legend names the settings of each method in their order. num_seeds: of each point, for the
+    caption. path: .png, .svg or .pdf. Points without a finite figure are left out.
+    Raises: ValueError if there is no point or the suffix is another.
     """
+    points = [point for panel in panels.values() for point in panel]
     if not points:
         raise ValueError("a trade-off picture needs at least one point, got none")
+    names = {method: _legend_name(same) for method, same in _by_method(points).items()}
+    looks = dict(zip(names, _looks(points), strict=True))
     with figure_style():
         figure = new_figure(
-            6.4,
-            5.0,
-            title=f"Protection and utility, one point a budget (k nats a {symbol})",
-            caption=_trade_off_caption(points, NCR, num_seeds),
+            2.2 + 4.6 * len(panels),
+            5.6 + 0.16 * sum(name.count("\n") for name in names.values()),
+            title=title,
+            caption=_caption(points, protection, num_seeds),
         )
-        axes = figure.add_subplot()
-        for role in ROLE_STYLE:
-            _draw_role(axes, [point for point in points if point.role == role])
-        _draw_high_protection(axes)
-        axes.margins(0.1)
-        _draw_scale(axes.xaxis, NCR, points)
-        _draw_scale(axes.yaxis, Scale.bits_per_byte(utility_name), points)
-        figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
-        placed = [point for point in points if not math.isnan(point.protection)]
-        positions = [(point.protection, point.utility) for point in placed]
-        lines = [[(p.protection, p.utility) for p in placed if p.role == "anchored"]]
-        lines += [*_error_bar_lines(placed), [(HIGH_PROTECTION, y) for y in axes.get_ylim()]]
-        lines = [line for line in lines if line]
-        label_points(axes, positions, [point.label for point in placed], lines=lines)
+        axes_of = list(figure.subplots(1, len(panels), squeeze=False).flat)
+        for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
+            for method, settings in _by_method(_finite(panel)).items():
+                _draw_points(axes, settings, *looks[method], names[method])
+            _draw_front(axes, pareto_front(panel, protection, utility))
+            axes.margins(0.1)
+            if protection is NCR:
+                _draw_high_protection(axes)
+            axes.set_title(name if len(panels) > 1 else "", loc="left", pad=16)
+            _draw_scale(axes.xaxis, protection, points)
+            _draw_scale(axes.yaxis, utility, points)
+            axes.yaxis.label.set_visible(axes is axes_of[0])
+        handles = legend_entries(axes_of)
+        shown = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
+        figure.legend([handles[name] for name in shown], shown, loc="outside lower center", ncols=3)
         save_figure(figure, path)
 
 
-def _draw_role(axes: Axes, points: Sequence[TradeOffPoint]) -> None:
-    if not points:
-        return
-    colour, marker, name = ROLE_STYLE[points[0].role]
-    line = "-" if points[0].role == "anchored" else "none"
-    _draw_points(axes, points, colour, marker, line, name)
+def _legend_name(points: Sequence[TradeOffPoint]) -> str:
+    """A method with its settings in their order, as "Anchored: k=1, 2, 4"."""
+    method, role = points[0].method, points[0].role
+    if role in ("safe", "risky"):
+        return f"{method} ({ROLE_STYLE[role][2]})"
+    labels = list(dict.fromkeys(point.label for point in points if point.label))
+    if not labels:
+        return method
+    first, *others = labels
+    prefix = first.partition("=")[0] + "="
+    if all(label.startswith(prefix) and "," not in label for label in labels):
+        others = [label.removeprefix(prefix) for label in others]
+    return textwrap.fill(f"{method}: {', '.join([first, *others])}", LEGEND_CHARACTERS)
+
+
+def _by_method(points: Sequence[TradeOffPoint]) -> dict[str, list[TradeOffPoint]]:
+    return grouped(points, lambda point: point.method)
+
+
+def _finite(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
+    return [p for p in points if math.isfinite(p.protection) and math.isfinite(p.utility)]
+
+
+def _looks(points: Sequence[TradeOffPoint]) -> list[tuple[str, str]]:
+    """Color and marker of each method, the same in all panels; more methods than looks share."""
+    free = itertools.cycle(_METHOD_LOOKS)
+    return [
+        next(free) if same[0].role == "baseline" else ROLE_STYLE[same[0].role][:2]
+        for same in _by_method(points).values()
+    ]
 
 
 def _draw_points(
-    axes: Axes, points: Sequence[TradeOffPoint], colour: str, marker: str, line: str, name: str
+    axes: Axes, points: Sequence[TradeOffPoint], color: str, marker: str, name: str
 ) -> None:
     x = [point.protection for point in points]
     y = [point.utility for point in points]
     x_error, y_error = zip(*(_error_bar(point) for point in points), strict=True)
     # Capped: a bar along the line through the points would not show without its ends. The caps are
     # narrower than a point, which hides those of a bar of next to no length.
-    axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=colour, elinewidth=1, capsize=3)
-    axes.plot(x, y, color=colour, marker=marker, markersize=7, linestyle=line, label=name, zorder=3)
+    axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=color, elinewidth=1, capsize=3)
+    axes.plot(x, y, "-", color=color, marker=marker, markersize=7, label=name, zorder=3)
+    # The ends of a line tell which way the legend's settings go.
+    for point in dict.fromkeys([points[0], points[-1]] if len(points) > 1 else []):
+        axes.annotate(
+            point.label,
+            (point.protection, point.utility),
+            xytext=(6, 6),
+            textcoords="offset points",
+            fontsize=8,
+            color=color,
+        )
+
+
+def _draw_front(axes: Axes, front: Sequence[TradeOffPoint]) -> None:
+    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
+    x, y = [point.protection for point in front], [point.utility for point in front]
+    axes.plot(x, y, ":", color=GREY, linewidth=1, label=_FRONT, **ring)
 
 
 def _draw_scale(axis: Axis, scale: Scale, points: Sequence[TradeOffPoint]) -> None:
@@ -152,22 +208,14 @@ def _error_bar(point: TradeOffPoint) -> tuple[float, float]:
     return x, y
 
 
-def _error_bar_lines(points: Sequence[TradeOffPoint]) -> list[list[tuple[float, float]]]:
-    lines = []
-    for point in points:
-        x, y = _error_bar(point)
-        lines.append([(point.protection + sign * x, point.utility) for sign in (-1, 1)])
-        lines.append([(point.protection, point.utility + sign * y) for sign in (-1, 1)])
-    return lines
-
-
-def _trade_off_caption(points: Sequence[TradeOffPoint], protection: Scale, num_seeds: int) -> str:
-    caption = "Up and to the right is better."
+def _caption(points: Sequence[TradeOffPoint], protection: Scale, num_seeds: int) -> str:
+    lines = ["Up and to the right is better."]
     if protection is NCR:
-        caption += f" Protection is called high where the reduction is at least {HIGH_PROTECTION}."
-    if not any(sum(_error_bar(point)) for point in points):
-        return caption
-    return f"{caption}\nBars: one standard deviation over {num_seeds} seeds, to either side."
+        lines[0] += f" Protection is called high where the reduction is at least {HIGH_PROTECTION}."
+    if any(sum(_error_bar(point)) for point in points):
+        lines.append(f"Bars: one standard deviation over {num_seeds} seeds, to either side.")
+    lines.append("Rings and dots: what no other setting of the panel betters (Pareto front).")
+    return "\n".join(lines)
 
 
 def _draw_high_protection(axes: Axes) -> None:
@@ -182,6 +230,9 @@ def _draw_high_protection(axes: Axes) -> None:
         color=GREY,
         fontsize=9,
     )
+    limits = axes.get_xlim()
+    axes.axvspan(HIGH_PROTECTION, max(limits), color=GREY, alpha=0.07, linewidth=0)
+    axes.set_xlim(limits)
 
 
 def pareto_front(
@@ -189,117 +240,16 @@ def pareto_front(
 ) -> list[TradeOffPoint]:
     """The points to which no other is better in one figure and as good in the other, by protection.
 
-    Points without a place are left out; equal points are all kept.
+    Points without a finite figure are left out; equal points are all kept.
     """
-    placed = _placed(points)
+    finite = _finite(points)
 
     def is_beaten(point: TradeOffPoint) -> bool:
         return any(
             protection.is_as_good(other.protection, point.protection)
             and utility.is_as_good(other.utility, point.utility)
             and (other.protection, other.utility) != (point.protection, point.utility)
-            for other in placed
+            for other in finite
         )
 
-    return sorted((p for p in placed if not is_beaten(p)), key=lambda p: p.protection)
-
-
-def plot_methods(
-    panels: Mapping[str, Sequence[TradeOffPoint]],
-    path: Path,
-    *,
-    title: str,
-    utility: Scale,
-    protection: Scale = NCR,
-    num_seeds: int = 1,
-) -> None:
-    """The trade-off of several methods: a colour and a marker a method, its settings joined.
-
-    panels: points in the order of their methods' settings, by the title of the panel; what may be
-    had at once is ringed, and a dotted line leads along it (`pareto_front`). num_seeds, path: as
-    for `plot_trade_off`. Points without a place are left out.
-    Raises: ValueError if there is no point or the suffix is another.
-    """
-    points = [point for own in panels.values() for point in own]
-    if not points:
-        raise ValueError("a picture of methods needs at least one point, got none")
-    looks = _looks(points)
-    caption = _trade_off_caption(points, protection, num_seeds)
-    caption += "\nRings and dots: what no other setting of the panel betters (Pareto front)."
-    with figure_style():
-        figure = new_figure(2.2 + 4.6 * len(panels), 5.6, title=title, caption=caption)
-        axes_of = list(figure.subplots(1, len(panels), squeeze=False).flat)
-        for axes, (name, own) in zip(axes_of, panels.items(), strict=True):
-            _draw_panel(axes, _placed(own), looks, (protection, utility))
-            axes.set_title(name if len(panels) > 1 else "", loc="left", pad=16)
-            _draw_scale(axes.xaxis, protection, points)
-            _draw_scale(axes.yaxis, utility, points)
-            axes.yaxis.label.set_visible(axes is axes_of[0])
-        handles = legend_entries(axes_of)
-        names = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
-        shown = [handles[name] for name in names]
-        figure.legend(shown, names, loc="outside lower center", ncols=5)
-        for axes, own in zip(axes_of, panels.values(), strict=True):
-            _label_panel(axes, _placed(own), protection)
-        save_figure(figure, path)
-
-
-_FRONT: Final = "Pareto front"
-_COLOURS: Final = (PURPLE, ORANGE, SKY, BLACK)
-_METHOD_LOOKS: Final = tuple(
-    (colour, marker)
-    for turn in range(4)
-    for colour, marker in zip(_COLOURS, "^vPX"[turn:] + "^vPX"[:turn], strict=True)
-)
-"""Colours come again, with another marker, where there are more methods than colours."""
-
-
-def _looks(points: Sequence[TradeOffPoint]) -> dict[str, tuple[str, str]]:
-    """Colour and marker by method, the same in all panels; more methods than looks share them."""
-    free, looks = itertools.cycle(_METHOD_LOOKS), {}
-    for point in points:
-        if point.method not in looks:
-            is_baseline = point.role == "baseline"
-            looks[point.method] = next(free) if is_baseline else ROLE_STYLE[point.role][:2]
-    return looks
-
-
-def _placed(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
-    return [p for p in points if math.isfinite(p.protection) and math.isfinite(p.utility)]
-
-
-def _by_method(points: Sequence[TradeOffPoint]) -> dict[str, list[TradeOffPoint]]:
-    names = dict.fromkeys(point.method for point in points)
-    return {name: [point for point in points if point.method == name] for name in names}
-
-
-def _draw_panel(
-    axes: Axes,
-    points: Sequence[TradeOffPoint],
-    looks: Mapping[str, tuple[str, str]],
-    scales: tuple[Scale, Scale],
-) -> None:
-    for method, own in _by_method(points).items():
-        _draw_points(axes, own, *looks[method], "-", method)
-    front = [(point.protection, point.utility) for point in pareto_front(points, *scales)]
-    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
-    x, y = ([point[place] for point in front] for place in (0, 1))
-    axes.plot(x, y, ":", color=GREY, linewidth=1, label=_FRONT, **ring)
-    axes.margins(0.1)
-    if scales[0] is NCR:
-        _draw_high_protection(axes)
-        limits = axes.get_xlim()
-        axes.axvspan(HIGH_PROTECTION, max(limits), color=GREY, alpha=0.07, linewidth=0)
-        axes.set_xlim(limits)
-
-
-def _label_panel(axes: Axes, points: Sequence[TradeOffPoint], protection: Scale) -> None:
-    """Once the legend has its place; points without a label of their own are kept clear."""
-    own = [[(point.protection, point.utility) for point in p] for p in _by_method(points).values()]
-    lines = [*_error_bar_lines(points), *own]
-    lines += [[(p.protection, p.utility)] * 2 for p in points if not p.label]
-    if protection is NCR:
-        lines.append([(HIGH_PROTECTION, y) for y in axes.get_ylim()])
-    labelled = [point for point in points if point.label]
-    positions = [(point.protection, point.utility) for point in labelled]
-    label_points(axes, positions, [point.label for point in labelled], lines=lines)
+    return sorted((p for p in finite if not is_beaten(p)), key=lambda p: p.protection)

@@ -1,19 +1,17 @@
-"""The model arguments of lm-eval, values by name, as a decoder."""
+"""The model arguments of lm-eval as the options of a pair, which the command line has too."""
 
+import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
+from ...configs.config_file import from_table
 from ...decode.byte.settings import ByteSettings
-from ...decode.decoder import Decoder
-from ...decode.models.loading import LoadOptions, device_of, quantization_config
-from ...decode.models.model_pair import ModelPair
-from ...decode.rules.prefix_debt import PromptRatios
-from ...decode.rules.registry import make_rule
-from ...decode.rules.rule import Rule
+from ...decode.models.loading import device_of
+from ...decode.pair_options import PairOptions, RuleOptions
 from .ranks import num_processes, own_device
 
 logger = logging.getLogger(__name__)
@@ -23,20 +21,12 @@ BATCH_SIZE = 16
 UNASKED_BATCH_SIZE = 1
 """What lm-eval passes when nobody asked for a size; its command line gives a text where one did."""
 
-PAIR = ("safe", "risky", "dtype", "allow_quantized_safe", "tp_size")
-PLACES = ("device", "risky_device", "risky_quantization")
-DECODER = ("level", "engine", "speculate")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HarnessArguments:
-    """What a pair, its rule and its decoder are made of; checked before any model is loaded."""
+    """What lm-eval's model is made of; checked before any model is loaded."""
 
-    pair: dict[str, Any]
-    """Of `ModelPair.from_pretrained`."""
-    rule: Rule
-    decoder: dict[str, Any]
-    """Of `Decoder`, beside these two."""
+    pair: PairOptions
     counts: dict[str, int]
     """max_gen_toks and seed, where they are given."""
 
@@ -54,24 +44,38 @@ class HarnessArguments:
                 "under torchrun each process has models of its own: risky_device_map needs one "
                 "process, tp_size splits a model over all of them"
             )
-        batch_size = _batch_size(settings)
-        counts = {
-            name: _whole_number(name, value)
-            for name, value in _taken(settings, ("max_gen_toks", "seed")).items()
+        if settings.get("risky_device") is not None and settings.get("device") is None:
+            settings["device"] = str(device_of(None, "safe"))
+        settings["batch_size"] = _batch_size(settings)
+        counts: dict[str, int] = {
+            name: _whole_number(name, settings.pop(name))
+            for name in ("max_gen_toks", "seed")
+            if name in settings
         }
-        pair = {**_taken(settings, PAIR), **_options(settings), **_places(settings)}
-        decoder = {"batch_size": batch_size, **_decoder_settings(settings)}
-        rule = make_rule(settings.pop("rule", "anchored"), settings)
-        return cls(pair=pair, rule=rule, decoder=decoder, counts=counts)
+        return cls(pair=from_table(PairOptions, _tables(settings)), counts=counts)
 
     @property
     def divides_requests(self) -> bool:
         """Whether processes of torchrun share the requests; else each answers all of them."""
-        return self.pair.get("tp_size", 1) == 1
+        return self.pair.tp_size == 1
 
-    def make_decoder(self) -> Decoder:
-        """Load the pair; raises what `ModelPair.from_pretrained` and `Decoder` do."""
-        return Decoder(ModelPair.from_pretrained(**self.pair), self.rule, **self.decoder)
+
+def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as tables of `PairOptions`: those of a rule and of bytes, byte_prefetch for
+    one, have tables of their own. What no option is called is a setting of the rule."""
+    tables: dict[str, Any] = {"rule": {"setting": []}, "byte": {}}
+    names = {kind: {own.name for own in fields(kind)} for kind in (PairOptions, RuleOptions)}
+    of_bytes = {f"byte_{own.name}": own.name for own in fields(ByteSettings)}
+    for name, value in settings.items():
+        if name in names[RuleOptions]:
+            tables["rule"][name] = value
+        elif name in of_bytes:
+            tables["byte"][of_bytes[name]] = value
+        elif name in names[PairOptions]:
+            tables[name] = value
+        else:
+            tables["rule"]["setting"].append(f"{name}={json.dumps(value)}")
+    return tables
 
 
 def _asked(defaults: Mapping[str, Any], *, is_split: bool) -> dict[str, Any]:
@@ -91,45 +95,12 @@ def _asked(defaults: Mapping[str, Any], *, is_split: bool) -> dict[str, Any]:
     return asked
 
 
-def _taken(settings: dict[str, Any], names: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """Settings of these names behind the prefix, which are then no longer among the others."""
-    return {name: settings.pop(prefix + name) for name in names if prefix + name in settings}
-
-
 def _batch_size(settings: dict[str, Any]) -> int:
     """A whole number; for "auto" or "auto:N" BATCH_SIZE, at most max_batch_size."""
     size, largest = settings.pop("batch_size", "auto"), settings.pop("max_batch_size", None)
     if not str(size).startswith("auto"):
         return _whole_number("batch_size", size)
     return BATCH_SIZE if largest is None else min(BATCH_SIZE, int(largest))
-
-
-def _places(settings: dict[str, Any]) -> dict[str, Any]:
-    """Where the models go, and how the risky one is quantised."""
-    places = {n: v for n, v in _taken(settings, PLACES).items() if v is not None}
-    if (risky_device := places.pop("risky_device", None)) is not None:
-        safe_device = device_of(places.get("device"), "safe")
-        places["device"] = {"safe": safe_device, "risky": risky_device}
-    if "risky_quantization" in places:
-        places["risky_quantization"] = quantization_config(places["risky_quantization"])
-    return places
-
-
-def _options(settings: dict[str, Any]) -> dict[str, LoadOptions]:
-    """safe_revision, risky_device_map and the like: every field of LoadOptions, by model."""
-    names = [field.name for field in fields(LoadOptions)]
-    own = {model: _taken(settings, names, f"{model}_") for model in ("safe", "risky")}
-    return {f"{model}_options": LoadOptions(**values) for model, values in own.items() if values}
-
-
-def _decoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """level, engine, speculate; prompt_ratios, a file; byte_mode and the like of ByteSettings."""
-    own = _taken(settings, DECODER)
-    if byte := _taken(settings, [field.name for field in fields(ByteSettings)], "byte_"):
-        own["byte_settings"] = ByteSettings(**byte)
-    if "prompt_ratios" in settings:
-        own["prompt_ratios"] = PromptRatios.load(settings.pop("prompt_ratios"))
-    return own
 
 
 def _whole_number(name: str, value: Any) -> int:

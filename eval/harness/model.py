@@ -87,14 +87,11 @@ class AnchoredLM(TemplateLM):
     ) -> "AnchoredLM":
         """A model from settings by name.
 
-        safe, risky: model folders or Hub ids, required. dtype, device, risky_device,
-        risky_quantization (its settings, or a JSON file of them), allow_quantized_safe, tp_size:
-        as in ModelPair.from_pretrained; the fields of LoadOptions with safe_ or risky_ before them.
-        level, engine, speculate, prompt_ratios (a file): as in Decoder; the fields of ByteSettings
-        with byte_ before them. batch_size: a whole number, or "auto" for 16; a 1 that lm-eval
-        passes when it is not asked counts as "auto", write batch_size=1 here to mean it.
-        max_gen_toks, seed: whole numbers. rule: "anchored" unless given. Everything else is a
-        setting of the rule, k above all.
+        safe, risky: model folders or Hub ids, required. All others are those of `PairOptions`, by
+        the names of its fields, as the command line has them: those of a rule without a prefix,
+        those of bytes with byte_ before them. What has another name is a setting of the rule.
+        batch_size: a whole number, or "auto" for 16; a 1 that lm-eval passes when it is not asked
+        counts as "auto", write batch_size=1 here to mean it. max_gen_toks, seed: whole numbers.
 
         additional_config: lm-eval's own batch_size, max_batch_size and device, which the settings
         override; without CUDA its cuda:0 becomes the CPU, with a log line. Under torchrun, without
@@ -103,7 +100,7 @@ class AnchoredLM(TemplateLM):
         """
         arguments = HarnessArguments.of(arg_dict, additional_config or {})
         ranks = Ranks.joined() if arguments.divides_requests else None
-        return cls(arguments.make_decoder(), ranks=ranks, **arguments.counts)
+        return cls(arguments.pair.decoder(), ranks=ranks, **arguments.counts)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Tensors of all processes, by rank."""

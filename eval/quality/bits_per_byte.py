@@ -56,10 +56,12 @@ class Utility:
     nats: list[float]
     """-log p* of each excerpt."""
     num_bytes: list[int]
+    error: str = ""
+    """Why the first excerpt that failed has no probability (its nats are nan); "" if none did."""
 
     @property
     def bits_per_byte(self) -> float:
-        """All bits over all bytes."""
+        """All bits over all bytes; nan where an excerpt failed."""
         return math.fsum(self.nats) / math.log(2) / sum(self.num_bytes)
 
     @property
@@ -107,8 +109,7 @@ def utility(
 
     passages: for rules that read one before each excerpt, such as RCAD.
 
-    Temperature 1, no penalty, K = k * longest excerpt, counted in symbols of the level. Raises
-    ValueError if a passage fails.
+    Temperature 1, no penalty, K = k * longest excerpt, counted in symbols of the level.
     """
     scores = decoder.score(
         [excerpt.prompt_token_ids for excerpt in excerpts],
@@ -117,12 +118,10 @@ def utility(
         passages=passages,
         progress=progress,
     )
-    for score in scores:
-        if score.error:
-            raise ValueError(f"utility is not defined: {score.error}")
     return Utility(
-        nats=[-score.log_prob for score in scores],
+        nats=[math.nan if score.error else -score.log_prob for score in scores],
         num_bytes=[excerpt.num_bytes for excerpt in excerpts],
+        error=next((score.error for score in scores if score.error), ""),
     )
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from ..paid_requests import Answer, PaidRequests, Reply, RequestFailed
+from ..paid_requests import Answer, PaidRequests, RequestFailed
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
@@ -78,12 +78,14 @@ class ChatClient:
         requests: PaidRequests,
         *,
         api_key: str | None,
+        max_retries: int = 6,
         attempts: int = 3,
         concurrency: int = 8,
         progress: bool = False,
     ) -> None:
-        """api_key: None for services that ask for none; attempts: answers to the same messages that
-        are read, at most; concurrency: requests at once; progress: with a bar.
+        """api_key: None for services that ask for none; max_retries: further attempts of a request
+        without an answer; attempts: answers to the same messages that are read, at most;
+        concurrency: requests at once; progress: with a bar.
 
         Raises: ValueError, ImportError without openai.
         """
@@ -94,12 +96,11 @@ class ChatClient:
                 raise ValueError(f"{name} must be at least 1, got {number}")
         self.endpoint, self.requests = endpoint, requests
         self._attempts, self._concurrency, self._progress = attempts, concurrency, progress
-        self._openai = openai
         self._client = openai.OpenAI(
             api_key=api_key or "none",
             base_url=endpoint.base_url,
             timeout=endpoint.timeout_s,
-            max_retries=0,  # `PaidRequests` retries, for all services alike
+            max_retries=max_retries,
         )
         self._guard = threading.Lock()
         self._tokens: dict[str, dict[str, int]] = {}
@@ -148,10 +149,10 @@ class ChatClient:
         request = {"url": endpoint.base_url.rstrip("/"), "body": body, "draw": draw}
         was_sent = False
 
-        def send() -> Reply:
+        def send() -> str:
             nonlocal was_sent
             was_sent = True
-            return self._send(body)
+            return str(self._client.chat.completions.with_raw_response.create(**body).text)
 
         answer = self.requests.answer(request, send, _read)
         self._count("paid" if was_sent else "kept", answer)
@@ -185,16 +186,6 @@ class ChatClient:
             "tokens_kept": kept,
             "cost_usd": cost,
         }
-
-    def _send(self, body: dict[str, Any]) -> Reply:
-        try:
-            reply = self._client.chat.completions.with_raw_response.create(**body)
-        except self._openai.APIStatusError as error:
-            response = error.response
-            return Reply(response.status_code, dict(response.headers), response.text)
-        except self._openai.APIConnectionError as error:
-            raise ConnectionError(f"{error} ({type(error.__cause__ or error).__name__})") from error
-        return Reply(reply.status_code, dict(reply.headers), reply.text)
 
     def _count(self, kind: str, answer: Answer) -> None:
         with self._guard:

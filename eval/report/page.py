@@ -1,41 +1,34 @@
-"""A report: tables, pictures and texts as one HTML page, its tables as Markdown and LaTeX too."""
+"""A report: tables, pictures and texts as one HTML page; its tables as Markdown and JSON too."""
 
 import base64
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
-from .html_page import html_page
+from ..statistics import json_value
 from .side_by_side import SideBySideRecord, records_html
-from .tables import Cell, Column, html_table, latex_table_of_parts, markdown_table
+from .tables import Column, Row, html_table, markdown_table
 
 MEDIA_TYPES: Final = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """The bytes of a picture file, and its suffix, .svg or .png."""
-
-    content: bytes
-    suffix: str
-
-    def html(self, description: str) -> str:
-        """As an <img> of a data: URI, in which no script of an SVG runs."""
-        encoded = base64.b64encode(self.content).decode()
-        source = f"data:{MEDIA_TYPES[self.suffix]};base64,{encoded}"
-        return f'<figure><img alt="{escape(description)}" src="{source}"></figure>'
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """One result: what it is, its table and its picture, where it has them."""
+    """One result: its table and its picture, where it has them, and how both are read."""
 
     title: str
     note: str = ""
     columns: Sequence[Column] = ()
-    rows: Sequence[Mapping[str, Cell]] = ()
-    picture: Picture | None = None
+    rows: Sequence[Row] = ()
+    draw: Callable[[Path], None] | None = None
+    """Draws the picture into a file."""
+    picture: Path | None = None
+    """A picture that was drawn before, .svg or .png."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +47,12 @@ class Report:
 
     def html(self) -> str:
         """The self-contained page; every text is escaped."""
-        parts = [self._contents(), *map(_html_section, enumerate(self.sections))]
+        parts = [self._contents()]
+        for number, section in enumerate(self.sections):
+            parts.append(f'<h2 id="section-{number}">{escape(section.title)}</h2>')
+            parts += [f'<p class="legend">{escape(section.note)}</p>'] if section.note else []
+            parts += [html_table(section.rows, section.columns)] if section.rows else []
+            parts += [_picture_html(section)] if section.draw or section.picture else []
         if self.records:
             note = f'<p class="legend">{escape(self.texts_note)}</p>'
             parts.append(f'<h2 id="texts">Texts</h2>\n{note}\n{records_html(self.records)}')
@@ -63,11 +61,11 @@ class Report:
         return html_page(self.title, "\n".join(parts))
 
     def _contents(self) -> str:
-        titles = {f"section-{i}": own.title for i, own in enumerate(self.sections)}
+        titles = {f"section-{i}": section.title for i, section in enumerate(self.sections)}
         titles |= {"texts": "Texts"} if self.records else {}
         titles["not-measured"] = "Not measured"
         links = "\n".join(
-            f'<li><a href="#{place}">{escape(title)}</a></li>' for place, title in titles.items()
+            f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in titles.items()
         )
         nav = f'<nav aria-label="Contents"><ul>\n{links}\n</ul></nav>'
         return f"{_definitions(self.about)}\n{nav}"
@@ -75,33 +73,112 @@ class Report:
     def markdown(self) -> str:
         """The tables with what they are of, and what was not measured."""
         parts = [f"# {self.title}"]
-        for own in self.sections:
-            parts += [f"## {own.title}", own.note] if own.rows else []
-            parts += [markdown_table(own.rows, own.columns)] if own.rows else []
+        for section in self.sections:
+            if section.rows:
+                parts += [f"## {section.title}", section.note]
+                parts.append(markdown_table(section.rows, section.columns))
         parts.append("## Not measured")
         parts.append("\n".join(f"- {name}: {why}" for name, why in self.not_measured.items()))
         return "\n\n".join(part for part in parts if part) + "\n"
 
-    def latex(self) -> str:
-        """The tables as tabulars of booktabs, their titles in comments."""
+    def json(self) -> str:
+        """The tables' figures, unrounded; null for what is infinite or not defined."""
         tables = [
-            f"% {' '.join(own.title.split())}\n"
-            + latex_table_of_parts([("", own.rows)], own.columns)
-            for own in self.sections
-            if own.rows
+            {"title": section.title, "note": section.note, "rows": list(section.rows)}
+            for section in self.sections
+            if section.rows
         ]
-        return "\n\n".join(tables) + "\n"
+        record = {"title": self.title, "tables": tables, "not_measured": dict(self.not_measured)}
+        return json.dumps(json_value(record), indent=1, allow_nan=False) + "\n"
 
 
-def _html_section(numbered: tuple[int, Section]) -> str:
-    number, own = numbered
-    parts = [f'<h2 id="section-{number}">{escape(own.title)}</h2>']
-    parts += [f'<p class="legend">{escape(own.note)}</p>'] if own.note else []
-    parts += [html_table(own.rows, own.columns)] if own.rows else []
-    parts += [own.picture.html(own.title)] if own.picture else []
-    return "\n".join(parts)
+def _picture_html(section: Section) -> str:
+    """An <img> of a data: URI, in which no script of an SVG runs."""
+    with TemporaryDirectory() as folder:
+        path = section.picture or Path(folder) / "picture.svg"
+        if section.draw is not None:
+            section.draw(path)
+        encoded = base64.b64encode(path.read_bytes()).decode()
+    source = f"data:{MEDIA_TYPES[path.suffix]};base64,{encoded}"
+    return f'<figure><img alt="{escape(section.title)}" src="{source}"></figure>'
 
 
 def _definitions(entries: Mapping[str, str]) -> str:
     items = (f"<li>{escape(name)}: {escape(text)}</li>" for name, text in entries.items())
     return f"<ul>\n{chr(10).join(items)}\n</ul>" if entries else ""
+
+
+def html_page(title: str, body: str) -> str:
+    """A whole page: no script, no external file, light and dark colors.
+
+    title: any text. body: HTML whose texts are escaped; pictures are data: URIs. What the page
+    shows was written by models: even where a text got through unescaped, browsers would run no
+    script of it, load nothing and send nothing (its Content-Security-Policy).
+    """
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"{_POLICY}; style-src 'sha256-{digest}'"
+    return _PAGE.format(title=escape(title), policy=policy, style=STYLE, body=body)
+
+
+_POLICY: Final = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'"
+
+_PAGE: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+
+STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #5f5f5f;
+  --line: #d4d4d4; --panel: #f6f6f4; --copied: #b45309; --risky: #c2410c;
+  --spend: 0, 114, 178; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e6; --paper: #161618; --soft: #a3a3a3;
+  --line: #3a3a3d; --panel: #1f1f22; --copied: #fbbf24; --risky: #ff9d6b;
+  --spend: 86, 180, 233; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem; color: var(--ink); background: var(--paper);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.4rem; margin: 0 0 .5rem; }
+h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
+h2[id] { margin-top: 2.2rem; }
+h3 { font-size: .85rem; margin: 0 0 .4rem; color: var(--soft); }
+p { margin: 0; }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; font-family: Georgia, serif; }
+.facts { margin-top: .6rem; font-size: .8rem; color: var(--soft); }
+.legend { max-width: 60rem; margin-bottom: .4rem; line-height: 1.8; color: var(--soft); }
+.legend mark, .legend u { color: var(--ink); }
+nav ul { columns: 16rem; margin: .5rem 0 0; padding-left: 1.2rem; }
+article { margin-top: 2rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+section { padding: .7rem .9rem; border: 1px solid var(--line); border-radius: .4rem; }
+.prompt { margin-bottom: .7rem; }
+.columns { display: grid; grid-auto-flow: column; grid-auto-columns: minmax(17rem, 1fr);
+  gap: .7rem; overflow-x: auto; padding-bottom: .4rem; }
+.reference, .prompt { background: var(--panel); }
+.reference { position: sticky; left: 0; }
+a { color: inherit; }
+mark { background: none; color: inherit; font-weight: 600;
+  text-decoration: overline 3px var(--copied); }
+u { text-decoration: underline 2px var(--risky); text-underline-offset: 3px; }
+.s1 { background: rgba(var(--spend), 0.08); }
+.s2 { background: rgba(var(--spend), 0.18); }
+.s3 { background: rgba(var(--spend), 0.3); }
+.s4 { background: rgba(var(--spend), 0.42); }
+.s5 { background: rgba(var(--spend), 0.54); }
+.s6 { background: rgba(var(--spend), 0.66); }
+table { border-collapse: collapse; font-size: .8rem; }
+th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; }
+.wide { overflow-x: auto; margin: .6rem 0; }
+figure { margin: .6rem 0; }
+img { max-width: 100%; height: auto; background: #fff; }
+"""

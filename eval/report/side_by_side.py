@@ -1,4 +1,4 @@
-"""A self-contained HTML page that sets the generations of several settings side by side."""
+"""Generations of several settings side by side, as a part of an HTML page."""
 
 import itertools
 import math
@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final, NamedTuple
-
-from .html_page import html_page
 
 
 class TokenSpend(NamedTuple):
@@ -19,7 +17,7 @@ class TokenSpend(NamedTuple):
     log_prob: float
     """log p* of the token."""
     safe_log_prob: float | None
-    """log p_s; None where the safe model was not read."""
+    """log p_s; None where the safe model did not run."""
 
     def shown(self, text: str) -> str:
         """What the token's tooltip says."""
@@ -45,10 +43,10 @@ class Generation:
     """Nats that could be spent at most; None where no bound holds."""
     copy_probability: float | None = None
     """Largest probability, before it was drawn, that a text of this setting begins with the
-    reference (`verbatim_bounds`); None where it is not known."""
+    reference (`event_bound`); None where it is not known."""
     finish_reason: str = ""
     tokens: Sequence[TokenSpend] = ()
-    """What each piece spent, for colours and tooltips; () shows neither."""
+    """What each piece spent, for colors and tooltips; () shows neither."""
 
     def __post_init__(self) -> None:
         length = sum(len(text) for text, _ in self.pieces)
@@ -73,32 +71,18 @@ class SideBySideRecord:
     columns: Sequence[Generation]
 
 
-def side_by_side_page(
-    records: Sequence[SideBySideRecord], *, title: str = "Generations side by side"
-) -> str:
-    """The whole page as one string: no script, no external file, light and dark colours.
-
-    Copied characters are highlighted; tokens that the risky model chose (accepted is False) are
-    underlined, white space apart. Every text is escaped.
-    Raises: ValueError if there are no records.
-    """
-    if not records:
-        raise ValueError("a side-by-side page needs at least one record, got none")
-    return html_page(title, records_html(records))
-
-
 def records_html(records: Sequence[SideBySideRecord]) -> str:
-    """The page's body: what the marks mean, the list of records, and the records."""
+    """HTML: what the marks mean, the list of records, and the records; every text is escaped.
+
+    Copied characters are overlined; tokens that the risky model chose (accepted is False) are
+    underlined, white space apart; a token whose figures are known is darker the more it spent.
+    """
     entries = "\n".join(
         f'<li><a href="#record-{i}">{escape(record.title)}</a></li>'
         for i, record in enumerate(records)
     )
-    has_spends = any(column.tokens for record in records for column in record.columns)
     articles = "\n".join(_article(i, record) for i, record in enumerate(records))
-    return (
-        f'{_SPEND_LEGEND if has_spends else _LEGEND}\n<nav aria-label="Prompts"><ul>\n'
-        f"{entries}\n</ul></nav>\n{articles}"
-    )
+    return f'{_LEGEND}\n<nav aria-label="Prompts"><ul>\n{entries}\n</ul></nav>\n{articles}'
 
 
 def _article(index: int, record: SideBySideRecord) -> str:
@@ -119,13 +103,12 @@ def _column(generation: Generation) -> str:
     looks = _looks(generation)
     if generation.tokens:
         per_token = zip(generation.pieces, generation.tokens, strict=True)
-        body = "".join(_token(text, own, looks) for (text, _), own in per_token if text)
+        body = "".join(_token(text, spend, looks) for (text, _), spend in per_token if text)
     else:
         body = _runs(looks)
-    kind = "text spends" if generation.tokens else "text"
     return (
         f"<section><h3>{escape(generation.label)}</h3>"
-        f'<p class="{kind}">{body}</p><p class="facts">{escape(_facts(generation))}</p></section>'
+        f'<p class="text">{body}</p><p class="facts">{escape(_facts(generation))}</p></section>'
     )
 
 
@@ -138,13 +121,13 @@ def _looks(generation: Generation) -> Iterator[Look]:
     characters = ((each, accepted) for text, accepted in generation.pieces for each in text)
     return (
         # An underlined space hangs on to the end of the line when the text wraps there.
-        (character, place in copied, not accepted and not character.isspace())
-        for place, (character, accepted) in enumerate(characters)
+        (character, index in copied, not accepted and not character.isspace())
+        for index, (character, accepted) in enumerate(characters)
     )
 
 
 def _token(text: str, spend: TokenSpend, looks: Iterator[Look]) -> str:
-    """One token, coloured by its spend; takes its characters of `looks`."""
+    """One token, colored by its spend; takes its characters of `looks`."""
     level = sum(spend.spend >= nats for nats in SPEND_LEVELS)
     shade = f' class="s{level}"' if level else ""
     inner = _runs(itertools.islice(looks, len(text)))
@@ -181,18 +164,12 @@ def _facts(generation: Generation) -> str:
 
 
 SPEND_LEVELS: Final = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
-"""Nats from which on a token has the next darker colour: classes s1 to s6 of the style."""
+"""Nats from which on a token has the next darker color: classes s1 to s6 of the style."""
 
-_SPEND_LEGEND: Final = (
-    '<p class="legend spends"><mark>overlined</mark>: also in the reference, in a run of words '
+_LEGEND: Final = (
+    '<p class="legend"><mark>overlined</mark>: also in the reference, in a run of words '
     "long enough to count as copied. <u>underlined</u>: the risky model chose the token. Darker: "
     "the token spent more nats; from "
     + ", ".join(f'<span class="s{i}">{nats:g}</span>' for i, nats in enumerate(SPEND_LEVELS, 1))
     + ". Resting on a token shows its figures.</p>"
-)
-
-_LEGEND: Final = (
-    '<p class="legend"><mark>highlighted</mark>: also in the reference, in a run of words '
-    "long enough to count as copied. <u>underlined</u>: the draw from the safe model was "
-    "rejected and the risky model chose the token.</p>"
 )

@@ -1,8 +1,7 @@
-"""Tables of results, for a terminal, as Markdown, LaTeX, HTML and CSV."""
+"""Tables of results, for a terminal, as Markdown, HTML and, for the paper's, LaTeX."""
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +12,8 @@ from ..copying.ncr import NcrStatistics
 from ..statistics import SeedStatistics
 
 Cell = str | int | float | SeedStatistics | NcrStatistics | None
+Row = Mapping[str, Cell]
+"""Cells by the keys of columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,9 @@ LAST_COLUMNS: Final = (
 )
 """What a setting is worth, and what that took, at the end of a run's table."""
 
+FAILED_COLUMN: Final = Column(key="failed", title="failed")
+"""Generations that ended in an error, which the other figures leave out."""
+
 
 def span_cells(distribution: Mapping[str, Any]) -> dict[str, Cell]:
     """Cells of SPAN_COLUMNS of what `literal.distribution` gives."""
@@ -66,45 +70,43 @@ def bits_per_byte_column(held_out_set: str) -> Column:
     return Column(key=f"bits_per_byte/{held_out_set}", title=f"bpb {held_out_set}")
 
 
-def terminal_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
+def terminal_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Aligned plain text, one line a row, the first column to the left and the others to the right.
 
     rows: a cell may be a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone
-    for one seed), `NcrStatistics` (the same, with "[4 of 6]" where it is not over all metrics) or
-    None (shown as "-", as are nan and a missing entry).
+    for one seed), `NcrStatistics` (the same, with "[4 of 6]" where it is not over all metrics and
+    "{30 of 40}" where not over all texts) or None (shown as "-", as are nan and a missing entry).
     Raises: ValueError if there are no columns.
     """
     head, *lines = _cells(rows, columns)
     return "\n".join([text_tables.aligned(head, lines), *_notes(rows, columns)])
 
 
-def markdown_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
+def markdown_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """The table of `terminal_table` as Markdown; a "|" in a cell is escaped."""
-    head, *lines = _cells(rows, columns)
-    table = text_tables.markdown(head, lines, numbers=True)
-    return "\n".join([table, *("\n" + note for note in _notes(rows, columns))])
+    return markdown_table_of_parts([("", rows)], columns)
 
 
-def html_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
+def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """The same as HTML, every cell escaped."""
     head, *lines = _cells(rows, columns)
     notes = (f'<p class="facts">{note}</p>' for note in _notes(rows, columns))
     return "\n".join([f'<div class="wide">{text_tables.html(head, lines)}</div>', *notes])
 
 
-Parts = Sequence[tuple[str, Sequence[Mapping[str, Cell]]]]
+Parts = Sequence[tuple[str, Sequence[Row]]]
 """Titles of parts of a table, with their rows."""
 
 
 def markdown_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
     """As `markdown_table`, the title of each part in italics in a row before its own."""
-    rows = [row for _, own in parts for row in own]
-    head, *lines = _cells(rows, columns)
-    left, shown = iter(lines), []
-    for title, own in parts:
-        shown += [[f"*{title}*", *[""] * (len(columns) - 1)], *itertools.islice(left, len(own))]
+    head, shown = [column.title for column in columns], []
+    for title, rows in parts:
+        shown += [[f"*{title}*", *[""] * (len(columns) - 1)]] if title else []
+        shown += _cells(rows, columns)[1:]
     table = text_tables.markdown(head, shown, numbers=True)
-    return "\n".join([table, *("\n" + note for note in _notes(rows, columns))])
+    notes = _notes([row for _, rows in parts for row in rows], columns)
+    return "\n".join([table, *("\n" + note for note in notes)])
 
 
 def latex_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
@@ -115,42 +117,7 @@ def latex_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
     return "\n".join([*(f"% {note}" for note in notes), text_tables.latex(head, shown)])
 
 
-def csv_table(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> str:
-    """Unrounded figures under the keys of the columns; what is not defined is empty.
-
-    A column of which some row has statistics is followed by its standard deviations, KEY_std.
-    """
-    spread = {
-        column.key
-        for column in columns
-        if any(isinstance(row.get(column.key), SeedStatistics | NcrStatistics) for row in rows)
-    }
-    head = [name for column in columns for name in _csv_names(column.key, spread)]
-    lines = [
-        [each for c in columns for each in _csv_cells(row.get(c.key), c.key in spread)]
-        for row in rows
-    ]
-    return text_tables.comma_separated(head, lines)
-
-
-def _csv_names(key: str, spread: set[str]) -> list[str]:
-    return [key, f"{key}_std"] if key in spread else [key]
-
-
-def _csv_cells(cell: Cell, has_spread: bool) -> Iterator[str | int | float]:
-    figures: list[str | int | float | None]
-    if isinstance(cell, SeedStatistics | NcrStatistics):
-        figures = [cell.mean, cell.std]
-    else:
-        figures = [cell, None] if has_spread else [cell]
-    for each in figures:
-        if each is None or (isinstance(each, float) and math.isnan(each)):
-            yield ""
-        else:
-            yield each
-
-
-def _cells(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[list[str]]:
+def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
     if not columns:
         raise ValueError("a table needs at least one column, got none")
     head = [column.title for column in columns]
@@ -167,13 +134,16 @@ def _shown(cell: Cell, column: Column) -> str:
     return "-" if cell is None else str(cell)
 
 
-def _notes(rows: Sequence[Mapping[str, Cell]], columns: Sequence[Column]) -> list[str]:
+def _notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     cells = [row.get(column.key) for row in rows for column in columns]
     statistics = [cell for cell in cells if isinstance(cell, SeedStatistics | NcrStatistics)]
     notes = []
-    if num_seeds := {cell.num_seeds for cell in statistics} - {1}:
+    if num_seeds := {cell.num_seeds for cell in statistics} - {0, 1}:
         seeds = " or ".join(str(number) for number in sorted(num_seeds))
         notes.append(f"mean (standard deviation) over {seeds} seeds")
-    if any(cell.scope for cell in statistics if isinstance(cell, NcrStatistics)):
+    ncr = [cell for cell in statistics if isinstance(cell, NcrStatistics)]
+    if any(cell.scope.removesuffix(cell.texts_scope) for cell in ncr):
         notes.append(f"[n of {len(METRICS)}]: over metrics in which the risky model copies more")
+    if any(cell.texts_scope for cell in ncr):
+        notes.append("{n of N}: over the texts that the setting and both models alone have")
     return notes

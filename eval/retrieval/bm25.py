@@ -6,7 +6,7 @@ from typing import Any
 
 import bm25s
 
-from ...decode.rules.blocklist import records
+from ...decode.rules.memfree import records
 from ...durable_files import file_sha256, new_folder
 from .passages import Passage, check_stamp, write_stamp
 
@@ -28,7 +28,10 @@ class WordIndex:
         else:
             texts = list(records(corpus))
             bm25 = bm25s.BM25()
-            bm25.index(_words([own["text"] for own in texts], progress), show_progress=progress)
+            words = _words([own["text"] for own in texts], progress)
+            if not any(words):
+                raise ValueError(f"{corpus} holds no words of two letters and more to search by")
+            bm25.index(words, show_progress=progress)
             with new_folder(folder) as partial:
                 bm25.save(partial, corpus=texts, show_progress=False)
                 write_stamp(partial, made_from)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from ...decode.rules.blocklist import records
+from ...decode.rules.memfree import records
 from ...durable_files import file_sha256, new_file
 from .passages import Passage, check_stamp, write_stamp
 

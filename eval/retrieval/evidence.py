@@ -1,21 +1,18 @@
 """Evidence for or against a claim: of a web search, of a corpus, or of a file."""
 
-import http.client
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ..paid_requests import Answer, PaidRequests, Reply, RequestFailed
-from ..recorded_texts import json_objects
+from ...inputs import json_objects
+from ..paid_requests import Answer, PaidRequests, RequestFailed
 
 if TYPE_CHECKING:
     from .bm25 import WordIndex
 
 SERPER_URL: Final = "https://google.serper.dev/search"
+SEARCH_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +41,36 @@ class SerperSearch:
     """
 
     def __init__(
-        self, requests: PaidRequests, *, api_key: str, count: int = 5, url: str = SERPER_URL
+        self,
+        requests: PaidRequests,
+        *,
+        api_key: str,
+        count: int = 5,
+        url: str = SERPER_URL,
+        max_retries: int = 6,
     ) -> None:
-        """count: results a claim."""
-        self._requests, self._api_key, self._count, self._url = requests, api_key, count, url
+        """count: results a claim; max_retries: further attempts of a search without an answer."""
+        import openai
+
+        self._requests, self._count, self._url = requests, count, url
+        # For its retries: a search is a POST of JSON, as a completion is.
+        self._client = openai.OpenAI(
+            api_key="none", timeout=SEARCH_TIMEOUT_S, max_retries=max_retries
+        )
+        self._headers = {"X-API-KEY": api_key, "Authorization": openai.Omit()}
 
     def evidence(self, claim: str) -> list[Evidence]:
         body = {"q": claim, "num": self._count}
-        answer = self._requests.answer(
-            {"url": self._url, "body": body}, lambda: self._send(body), _read_results
-        )
+
+        def send() -> str:
+            options: Any = {"headers": self._headers}
+            return self._client.post(self._url, body=body, cast_to=str, options=options)
+
+        answer = self._requests.answer({"url": self._url, "body": body}, send, _read_results)
         return [Evidence(**own) for own in answer["results"][: self._count]]
 
     def record(self) -> dict[str, Any]:
         return {"evidence": "serper", "url": self._url, "count": self._count}
-
-    def _send(self, body: Mapping[str, Any]) -> Reply:
-        headers = {"X-API-KEY": self._api_key, "Content-Type": "application/json"}
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                return Reply(reply.status, dict(reply.headers), reply.read().decode())
-        except urllib.error.HTTPError as error:
-            with error:
-                return Reply(error.code, dict(error.headers), error.read().decode(errors="replace"))
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"the reply broke off: {error!r}") from error
 
 
 class CorpusSearch:

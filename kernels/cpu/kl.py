@@ -67,13 +67,16 @@ class _Curves(NamedTuple):
 def solve(rows: Rows, budget: Floats) -> Solution:
     """p* of R rows. budget: (R,) nats, multiples of the quantum."""
     solution = safe_solution(len(budget))
-    # What is added to the floor again must not round past the budget.
+    # 1. What is left for the tilt once the common support is paid for. It is added to the floor
+    #    again and must not round past the budget.
     allowance = budget - rows.floor - ALLOWANCE_ROUNDINGS * EPSILON * budget
     chosen = np.flatnonzero(rows.is_valid & (budget > 0.0) & (allowance >= 0.0))
     if len(chosen) > 0:
+        # 2. The largest weight whose divergence fits; rows not chosen keep p_s.
         tolerance = np.maximum(SHORTFALL_FRACTION * budget, SHORTFALL_NATS)
         tolerance = np.minimum(tolerance, 0.5 * allowance)
         best = _largest_feasible(rows, chosen, allowance[chosen], tolerance[chosen])
+        # 3. Its law, and its divergence rounded up by the margin as the spend.
         solution.weight[chosen] = solution.slope[chosen] = best.beta
         solution.offset[chosen] = rows.log2_safe_mass[chosen] - best.log2_partition
         solution.spend[chosen] = best.kl + best.margin + rows.floor[chosen]
@@ -82,14 +85,18 @@ def solve(rows: Rows, budget: Floats) -> Solution:
 
 
 def _largest_feasible(rows: Rows, chosen: Numbers, allowance: Floats, tolerance: Floats) -> _Points:
-    """The largest beta found whose KL and margin do not exceed the allowance, nats; (A,) each.
+    """The largest tried beta whose KL and margin do not exceed the allowance, nats; (A,) each.
 
     The search ends within the tolerance of the allowance, or four margins.
     """
     bits, tilt = part(rows.shared, chosen), part(rows.tilt, chosen)
     curves = _Curves(bits, tilt, rows.log2_shared[chosen], rows.rounding)
     work = rows.scratch[0, : len(chosen)]
+    # 1. A guess in float32, whose passes cost half and which proves nothing: it aims at the middle
+    #    of the tolerance, so that its error mostly stays on the feasible side.
     guess = _guess(curves, allowance - 0.5 * tolerance, work)
+    # 2. Certified points in float64, from the guess on, for rows that are not near enough yet:
+    #    mostly one. Only points whose KL and margin fit are kept, so any end of the search is safe.
     search = _Search(curves, allowance, tolerance, guess)
     open_rows = np.arange(len(chosen))
     for num_passes in range(MAX_PASSES):
@@ -97,12 +104,13 @@ def _largest_feasible(rows: Rows, chosen: Numbers, allowance: Floats, tolerance:
         open_rows = search.open_rows()
         if len(open_rows) == 0:
             break
+    # 3. A last step to the aim, after which the answer no longer depends on the guess.
     search.polish(work)
     return search.best
 
 
 class _Search:
-    """What certified points say of A rows."""
+    """Certified points of A rows."""
 
     def __init__(
         self, curves: _Curves, allowance: Floats, tolerance: Floats, guess: Floats
@@ -164,11 +172,13 @@ def _guess(curves: _Curves, aim: Floats, work: Tensor) -> Floats:
 
     work: (A, N, C) float64, to be written over.
     """
+    # 1. KL is about beta^2 variance / 2 near beta = 0.
     _, mean, mean_square = _moments(curves, np.zeros_like(aim), work)
     variance = mean_square - mean * mean
     beta = np.fmin(np.sqrt(2.0 * aim / variance), 1.0)
     if curves.bits[0].numel() <= NARROW:
         return beta
+    # 2. Newton in float32, with tilts less their mean, whose digits would hide small differences.
     is_over = aim < LEAST_GUESSED
     curves = _centred(curves, mean, work)
     scratch = torch.empty_like(curves.bits)

@@ -29,7 +29,7 @@ PIECE_SIZE = 4096
 
 LANES = 64
 """Pieces are padded to a multiple of it: torch computes the tail of a vector loop by another
-routine, so without the padding a row's last digit would depend on its place in the batch."""
+routine, so without the padding a row's last digit would depend on its index in the batch."""
 
 OFF_SUPPORT = 4.0 * BAN_BITS
 """Bits of a weight that is 0, finite so that no NaN can arise."""
@@ -79,7 +79,7 @@ class Rows:
 
 
 class Solution(NamedTuple):
-    """What a solver found for R rows, (R,) each, as `law.Law` and `law.Projection` name it."""
+    """The solutions of R rows, (R,) each, named in `law.Law` and `law.Projection`."""
 
     weight: Floats
     spend: Floats
@@ -110,7 +110,7 @@ def row_groups(risky_logits: Tensor, safe_logits: Tensor) -> Iterator[tuple[slic
     step = max(1, GROUP_SIZE // (num_pieces * width))
     # Made once: malloc returns large buffers to the kernel, and every page of a new one faults.
     shape = (7, min(step, num_rows), num_pieces, width)
-    memory = torch.empty(shape, dtype=torch.float64, device=safe_logits.device)
+    memory = torch.empty(shape, dtype=torch.float64)
     for start in range(0, num_rows, step):
         rows = slice(start, min(start + step, num_rows))
         size = rows.stop - start
@@ -118,7 +118,7 @@ def row_groups(risky_logits: Tensor, safe_logits: Tensor) -> Iterator[tuple[slic
 
 
 def sums(values: Tensor) -> Floats:
-    """(R, N) or (R, N, C) -> (R,), on the host; the same digits for a row in any batch."""
+    """(R, N) or (R, N, C) -> (R,); the same digits for a row in any batch."""
     pieces = host(values if values.ndim == 2 else values.sum(-1))
     pieces = pieces.astype(np.float64, copy=False)
     totals: Floats = pieces[:, 0] if pieces.shape[1] == 1 else pieces.sum(-1)
@@ -126,20 +126,18 @@ def sums(values: Tensor) -> Floats:
 
 
 def host(values: Tensor) -> NDArray[Any]:
-    """The values as an array on the host, without a copy where they are there."""
+    """The values as an array, without a copy."""
     array: NDArray[Any] = values.numpy(force=True)
     return array
 
 
 def part(values: Tensor, rows: Numbers) -> Tensor:
     """Some rows of (R, N, C): the values themselves, not a copy, if it is all of them."""
-    return (
-        values if len(rows) == values.shape[0] else values[torch.from_numpy(rows).to(values.device)]
-    )
+    return values if len(rows) == values.shape[0] else values[torch.from_numpy(rows)]
 
 
 def columns(values: Floats, like: Tensor) -> Tensor:
-    """(R,) -> (R, 1, 1), dtype and device of `like`."""
+    """(R,) -> (R, 1, 1), of the dtype of `like`."""
     return torch.from_numpy(values[:, None, None]).to(like)
 
 
@@ -152,7 +150,7 @@ def _read(risky_logits: Tensor, safe_logits: Tensor, memory: Tensor) -> Rows:
     _read_bits(safe_logits, safe_peak, safe)
     _read_bits(risky_logits, risky_peak, tilt)
     if not is_valid.all():
-        invalid = torch.from_numpy(~is_valid).to(safe.device)
+        invalid = torch.from_numpy(~is_valid)
         safe[invalid], tilt[invalid] = 1.0, 1.0
     safe_pieces = torch.exp2(safe, out=scratch[0]).sum(-1)
     lowest = [host(x.amin(-1).double()) for x in pair]
@@ -180,7 +178,7 @@ def _read_bits(logits: Tensor, peak: Floats, out: Tensor) -> None:
     flat = out.view(out.shape[0], -1)
     flat[:, : logits.shape[1]].copy_(logits)
     flat[:, logits.shape[1] :] = -torch.inf
-    # The peak first: what is left is exact to its own last digit, however large both are.
+    # The peak first: what is left is exact to its last digit, however large both are.
     out.sub_(columns(peak, out)).mul_(BITS_PER_NAT)
 
 
@@ -193,7 +191,7 @@ def _ban(safe: Tensor, risky: Tensor, shared: Tensor, scratch: Tensor) -> tuple[
     weights, is_shared, on_support, _ = scratch.unbind(0)
     torch.ge(safe, BAN_BITS, out=is_shared).mul_(torch.ge(risky, BAN_BITS, out=on_support))
     torch.mul(weights, is_shared, out=on_support)
-    # The second by a sum of its own, as a difference would lose the digits of a small one.
+    # The second is summed by itself, as a difference would lose the digits of a small one.
     masses = sums(on_support), sums(weights.sub_(on_support))
     safe.clamp_(min=OFF_SUPPORT)
     risky.clamp_(min=OFF_SUPPORT).sub_(safe).mul_(is_shared)

@@ -19,23 +19,25 @@ def draw(rows: Rows, solution: Solution, uniform: Tensor) -> Floats:
     """(4, R): a token of each row, -1 where not valid, whether it is the safe model's own, and its
     log p* and log p_s in nats, NaN where not valid.
 
-    uniform: (R, 3) float64 in [0, 1), on the device of the rows.
+    uniform: (R, 3) float64 in [0, 1).
     """
     first, second, third = uniform.unbind(1)
+    # 1. The safe model's own draw by u1, kept where u2 p_s < p*.
     drafts = _drawn(rows.safe, rows.safe_pieces, first, is_log=True)
     ratio = _log2_ratio(rows, solution, drafts)
     token_ids = np.where(rows.is_valid, host(drafts), -1)
     accepted = rows.is_valid & ((ratio >= 0.0) | (host(second) < np.exp2(ratio)))
+    # 2. The others are drawn again by u3, from what p* has more than p_s: the mixture is p*.
     rejected = np.flatnonzero(rows.is_valid & ~accepted)
     if len(rejected) > 0:
         weights = _replacing_weights(rows, solution, rejected, np.isneginf(ratio[rejected]))
         has_weight = sums(weights) > 0.0
         # Where nothing weighs, p* is p_s to rounding, and the draft stands.
         accepted[rejected[~has_weight]] = True
-        replaced, places = rejected[has_weight], np.flatnonzero(has_weight)
-        weights, uniforms = part(weights, places), third[torch.from_numpy(replaced)]
+        replaced, indices = rejected[has_weight], np.flatnonzero(has_weight)
+        weights, uniforms = part(weights, indices), third[torch.from_numpy(replaced)]
         token_ids[replaced] = host(_drawn(weights, weights.sum(-1), uniforms, is_log=False))
-        drafts = torch.from_numpy(token_ids.clip(0)).to(drafts.device)
+        drafts = torch.from_numpy(token_ids.clip(0))
         ratio = _log2_ratio(rows, solution, drafts)
     return np.stack([token_ids, accepted, *_log_probs(rows, drafts, ratio)])
 
@@ -57,7 +59,7 @@ def _drawn(weights: Tensor, pieces: Tensor, uniform: Tensor, *, is_log: bool) ->
     piece = first_above(running_sum, target)
     before = running_sum.gather(1, (piece - 1).clamp_min(0)[:, None])[:, 0]
     target = torch.where(piece > 0, target - before, target)
-    inside = weights[torch.arange(piece.shape[0], device=piece.device), piece]
+    inside = weights[torch.arange(piece.shape[0]), piece]
     inside = (inside.exp2_() if is_log else inside).cumsum(-1)
     return piece * weights.shape[2] + first_above(inside, target)
 
@@ -71,8 +73,8 @@ def _log2_ratio(rows: Rows, solution: Solution, token_ids: Tensor) -> Floats:
 
 def _of_tokens(values: Tensor, token_ids: Tensor) -> Floats:
     """(R,) of (R, N, C)."""
-    own: Floats = host(values.flatten(1).gather(1, token_ids[:, None]))[:, 0]
-    return own
+    gathered: Floats = host(values.flatten(1).gather(1, token_ids[:, None]))[:, 0]
+    return gathered
 
 
 def _replacing_weights(
@@ -90,7 +92,7 @@ def _replacing_weights(
     weights.add_(shared).exp2_().sub_(safe_weights).clamp_(min=0.0)
     is_stranded = host(weights.amax((1, 2)) == 0.0) & is_banned
     if is_stranded.any():
-        stranded = torch.from_numpy(is_stranded).to(weights.device)
+        stranded = torch.from_numpy(is_stranded)
         weights[stranded] = safe_weights[stranded]
     return weights
 
@@ -110,15 +112,17 @@ def project(
 ) -> Projection:
     """`projection.project_kl`, or `project_max` if `is_max`, of arguments that were checked.
 
-    budget: (B,) float64, of `spend.usable_budget`. uniform: (B, 3) float64, or None.
+    Rows are solved on the CPU wherever the logits are; the Projection lies where these do.
+    budget: (B,) float64 on the CPU, of `spend.usable_budget`. uniform: (B, 3) float64, or None.
     """
     solve = clipping.solve if is_max else kl.solve
     budgets, facts, draws = host(budget), [_NO_FACTS], [_NO_DRAWS]
-    for places, rows in row_groups(risky_logits, safe_logits):
-        solution = solve(rows, budgets[places])
+    numbers = None if uniform is None else uniform.cpu()
+    for group, rows in row_groups(risky_logits.cpu(), safe_logits.cpu()):
+        solution = solve(rows, budgets[group])
         facts.append(_facts(rows, solution))
-        if uniform is not None:
-            draws.append(draw(rows, solution, uniform[places].to(safe_logits.device)))
+        if numbers is not None:
+            draws.append(draw(rows, solution, numbers[group]))
     columns = torch.from_numpy(np.concatenate(facts, 1)).to(safe_logits.device)
     drawn = torch.from_numpy(np.concatenate(draws, 1)).to(safe_logits.device)
     has_draw = uniform is not None
@@ -145,7 +149,7 @@ def project(
 
 
 _NO_FACTS, _NO_DRAWS = np.zeros((10, 0)), np.zeros((4, 0))
-"""Of an empty batch."""
+"""Facts and draws of an empty batch."""
 
 
 def _facts(rows: Rows, solution: Solution) -> Floats:

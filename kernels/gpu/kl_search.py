@@ -14,6 +14,7 @@ from .layout import (
     LN_2,
     LOG2_SHARED,
     NUM_ESTIMATES,
+    NUM_LANES,
     NUM_SUMS,
     RISKY_LOW,
     RISKY_MAX,
@@ -24,11 +25,12 @@ from .layout import (
     STEP_SUMS,
     ban_limit,
     load_record,
+    power_sums,
     read_pair,
     store_power_sums,
+    weights,
 )
 from .statistics import NEAR, ROUNDING
-from .weights import NUM_LANES, power_sums, weights
 
 # The table of a row: TABLE_SIZE points, the estimates first, then one a step.
 TABLE_SIZE = tl.constexpr(64)
@@ -60,7 +62,7 @@ def merge_estimates(row, NUM_SLOTS: tl.constexpr):
     first, second, third = partition, partition, partition
     for point in tl.static_range(NUM_ESTIMATES):
         column = row.records + (ESTIMATES + NUM_SUMS * point) * row.num_blocks + blocks
-        # Blocks count bits from their own largest logits; from here on all count from the row's.
+        # Blocks count bits from their largest logits; from here on all count from the row's.
         scale = weights(safe_shift + shift * (point / (NUM_ESTIMATES - 1)), is_block)
         weight = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
         column += row.num_blocks

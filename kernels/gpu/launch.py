@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import triton
@@ -14,15 +15,60 @@ from ..warping import Warping
 from . import layout
 from . import walk_kernel as kernel
 from .kl_search import NUM_COLUMNS, TABLE_SIZE
-from .sizes import MAX_VOCAB_SIZE, block_size, splits_of, step_size
+from .layout import NUM_LANES
 from .solver import SEARCHING
-from .walk_kernel import DRAW, SCORE, SOLVE
-from .warping import NO_WARPING, Inputs, warping_inputs
 
 # B requests, G rows of each, V vocabulary, N blocks of it.
 
 MAX_REGISTERS = 255
-"""Of a thread. Said to the compiler, which otherwise keeps some variants to 168 and spills."""
+"""Registers of a thread. The compiler is told, as it otherwise keeps some variants to 168 and
+spills."""
+
+MAX_BLOCK_SIZE = 1024
+"""Tokens of one block: 126 blocks at V = 128,256, as many as an H200 has multiprocessors."""
+
+MAX_VOCAB_SIZE = 2**18
+"""Tokens for which `statistics.ROUNDING` bounds the rounding of a sum."""
+
+MIN_BLOCK_SIZE = 32
+VECTOR_BYTES = 16
+"""Bytes that a lane reads at once."""
+
+PROGRAMS_PER_PROCESSOR = 8
+"""Programs, of one warp each, that a multiprocessor holds with whatever registers: two for each of
+its schedulers. More would repeat what all programs of a request compute alike."""
+
+Inputs: TypeAlias = dict[str, Tensor | int | None]
+"""Arguments of the kernel by name."""
+
+NO_WARPING: Inputs = {
+    "temperature_ptr": None,
+    "penalty_ptr": None,
+    "seen_ptr": None,
+    "stops_ptr": None,
+    "is_stop_ptr": None,
+    "seen_request_stride": 0,
+    "seen_row_stride": 0,
+    "num_stops": 0,
+    "STOP_SLOTS": 1,
+}
+
+
+def block_size(vocab_size: int) -> int:
+    """Tokens of one block; it depends on the vocabulary alone, and so does every sum."""
+    return min(MAX_BLOCK_SIZE, max(MIN_BLOCK_SIZE, int(triton.next_power_of_2(vocab_size))))
+
+
+def step_size(*logits: Tensor) -> int:
+    """Tokens of a block that a program reads at once: a vector for each lane."""
+    step = NUM_LANES.value * VECTOR_BYTES // max(each.element_size() for each in logits)
+    return int(min(step, *(block_size(each.shape[-1]) for each in logits)))
+
+
+def splits_of(num_requests: int, vocab_size: int, num_processors: int) -> int:
+    """Programs a request so that one wave fills a device of so many multiprocessors."""
+    num_blocks = -(-vocab_size // block_size(vocab_size))
+    return min(num_blocks, max(1, PROGRAMS_PER_PROCESSOR * num_processors // num_requests))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +153,14 @@ def workspace(
     )
 
 
+def workspace_for(
+    num_requests: int, num_positions: int, vocab_size: int, device: torch.device
+) -> Workspace:
+    """Memory for one walk, whose programs fill the device once."""
+    num_splits = resident_splits(num_requests, vocab_size, device)
+    return workspace(num_requests, num_positions, vocab_size, device, num_splits)
+
+
 def resident_splits(num_requests: int, vocab_size: int, device: torch.device) -> int:
     """Programs a request so that one wave fills the device: all are resident, as barriers need.
 
@@ -180,7 +234,7 @@ def _launch_phases(
         run(kernel.SEARCH.value, step)
         num_steps = memory.facts[:, position, layout.NUM_STEPS.value]
         step, is_searching = step + 1, bool((num_steps == SEARCHING.value).any())
-    run(kernel.SETTLE.value)
+    run(kernel.CLOSE.value)
     run(kernel.FINISH.value)
 
 
@@ -227,50 +281,51 @@ def _launch(
         )
 
 
-def launch_walk(
+def warping_inputs(warping: Warping | None) -> Inputs:
+    """Arguments that tell the walk kernel how raw logits are warped; None for logits that are."""
+    if warping is None:
+        return NO_WARPING
+    inputs = NO_WARPING | {"temperature_ptr": warping.temperature}
+    if warping.seen is not None:
+        request_stride, row_stride, _ = warping.seen.stride()
+        inputs |= {
+            "penalty_ptr": warping.penalty,
+            "seen_ptr": warping.seen.view(torch.uint8),
+            "seen_request_stride": request_stride,
+            "seen_row_stride": row_stride,
+        }
+    if warping.stops is not None:
+        num_stops = len(warping.stops.token_ids)
+        inputs |= {
+            "stops_ptr": warping.stops.token_ids,
+            "is_stop_ptr": warping.stops.is_stop.view(torch.uint8),
+            "num_stops": num_stops,
+            "STOP_SLOTS": int(triton.next_power_of_2(num_stops)),
+        }
+    return inputs
+
+
+def walk(
     risky_logits: Tensor,
     safe_logits: Tensor,
     accounts: Tensor,
-    uniform: Tensor | None,
-    given: Tensor,
-    *,
+    seeds: Tensor,
+    drafts: Tensor,
     warping: Warping | None,
-    memory: Workspace | None,
+    *,
     is_max: bool,
 ) -> dict[str, Tensor]:
-    """`walk.walk` of arguments that were checked, or `walk.score` if no uniforms are given.
-
-    given: drafts, or the tokens to score. Returns: the columns of a `Walk` by name, views of the
-    memory.
-    """
+    """`walk.walk` of arguments that were checked; returns the columns of a `Walk` by name."""
     num_requests, num_positions, vocab_size = risky_logits.shape
-    if memory is None:
-        device = risky_logits.device
-        splits = resident_splits(num_requests, vocab_size, device)
-        memory = workspace(num_requests, num_positions, vocab_size, device, splits)
-    sizes = (memory.num_requests, memory.num_positions, memory.vocab_size)
-    if risky_logits.shape != sizes or risky_logits.device != memory.facts.device:
-        raise ValueError(
-            f"the memory is for logits of {sizes} on {memory.facts.device}, "
-            f"got {tuple(risky_logits.shape)} on {risky_logits.device}"
-        )
-    has_seeds = uniform is not None and uniform.ndim == 1
-    inputs: Inputs = {
+    memory = workspace_for(num_requests, num_positions, vocab_size, risky_logits.device)
+    inputs = warping_inputs(warping) | {
         "budget_ptr": None,
         "account_ptr": accounts,
-        "uniform_ptr": None if has_seeds else uniform,
-        "seeds_ptr": uniform if has_seeds else None,
-        "given_ptr": given,
+        "uniform_ptr": None,
+        "seeds_ptr": seeds,
+        "drafts_ptr": drafts,
     }
-    mode = (SCORE if uniform is None else DRAW).value
-    constants = {"MODE": mode, "IS_MAX": is_max, "HAS_ACCOUNT": True, "HAS_SEEDS": has_seeds}
-    inputs |= warping_inputs(warping)
-    launch(risky_logits, safe_logits, memory, inputs, constants)
-    return _results(memory)
-
-
-def _results(memory: Workspace) -> dict[str, Tensor]:
-    """(B, G) each."""
+    launch(risky_logits, safe_logits, memory, inputs, {"HAS_DRAW": True, "IS_MAX": is_max})
     facts, flags = memory.facts, memory.flags
     return {
         "was_reached": flags[..., layout.WAS_REACHED.value],
@@ -294,56 +349,23 @@ def project(
     *,
     is_max: bool,
 ) -> Projection:
-    """`project_kl`, or `project_max` if `is_max`, without waiting for the device.
+    """`project_kl`, or `project_max` if `is_max`, of arguments whose shapes were checked.
 
-    Values are therefore not checked: a NaN budget counts as 0, and uniforms must be in [0, 1).
-    Raises: ValueError for a wrong shape or dtype.
+    Nothing waits for the device, so values are not checked: a NaN budget counts as 0, and uniforms
+    must be in [0, 1).
     """
     num_rows, vocab_size = risky_logits.shape
-    num_splits = resident_splits(num_rows, vocab_size, risky_logits.device)
-    memory = workspace(num_rows, 1, vocab_size, risky_logits.device, num_splits)
-    return project_into(memory, risky_logits, safe_logits, budget, uniform, is_max=is_max)
-
-
-def project_into(
-    memory: Workspace,
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    budget: Tensor,
-    uniform: Tensor | None,
-    *,
-    is_max: bool,
-) -> Projection:
-    """The same in one launch and nothing else: the Projection is a view of the workspace.
-
-    memory: for B requests of 1 row and V tokens; the next launch overwrites what it holds.
-    """
-    _check(memory, risky_logits, budget, uniform)
-    device = risky_logits.device
-    launch(
-        risky_logits[:, None],
-        safe_logits[:, None],
-        memory,
-        {
-            "budget_ptr": budget.to(device),
-            "account_ptr": None,
-            "uniform_ptr": None if uniform is None else uniform.to(device).contiguous(),
-            "seeds_ptr": None,
-            "given_ptr": None,
-        },
-        {
-            "MODE": (SOLVE if uniform is None else DRAW).value,
-            "IS_MAX": is_max,
-            "HAS_ACCOUNT": False,
-            "HAS_SEEDS": False,
-        },
-    )
-    return _projection(memory, risky_logits, safe_logits, has_draw=uniform is not None)
-
-
-def _projection(
-    memory: Workspace, risky_logits: Tensor, safe_logits: Tensor, *, has_draw: bool
-) -> Projection:
+    device, has_draw = risky_logits.device, uniform is not None
+    memory = workspace_for(num_rows, 1, vocab_size, device)
+    inputs: Inputs = {
+        "budget_ptr": budget.to(device).contiguous(),
+        "account_ptr": None,
+        "uniform_ptr": None if uniform is None else uniform.to(device).contiguous(),
+        "seeds_ptr": None,
+        "drafts_ptr": None,
+    }
+    pair = risky_logits[:, None], safe_logits[:, None]
+    launch(*pair, memory, inputs, {"HAS_DRAW": has_draw, "IS_MAX": is_max})
     facts, flags = memory.facts[:, 0], memory.flags[:, 0]
     is_valid = flags[:, layout.IS_VALID.value]
     is_safe_only = flags[:, layout.IS_SAFE_ONLY.value]
@@ -369,21 +391,3 @@ def _projection(
         law=law,
         stored_log_probs=log_probs if has_draw else None,
     )
-
-
-def _check(memory: Workspace, risky_logits: Tensor, budget: Tensor, uniform: Tensor | None) -> None:
-    shape = (memory.num_requests, memory.vocab_size)
-    if risky_logits.shape != shape or memory.num_positions != 1:
-        raise ValueError(
-            f"the workspace is for {memory.num_positions} row(s) of {shape} logits, "
-            f"got {tuple(risky_logits.shape)}"
-        )
-    if budget.shape != shape[:1] or not budget.dtype.is_floating_point:
-        raise ValueError(
-            f"budget must be ({shape[0]},) of a float dtype, "
-            f"got {tuple(budget.shape)} {budget.dtype}"
-        )
-    if uniform is not None and (uniform.shape != (shape[0], 3) or uniform.dtype != torch.float64):
-        raise ValueError(
-            f"uniform must be ({shape[0]}, 3) float64, got {tuple(uniform.shape)} {uniform.dtype}"
-        )

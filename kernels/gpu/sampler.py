@@ -17,6 +17,7 @@ from .layout import (
     LN_2,
     LOG2_SAFE_MASS,
     LOG_PROB,
+    NUM_LANES,
     OFFSET,
     RESIDUAL_MASS,
     RISKY_PEAK,
@@ -26,12 +27,13 @@ from .layout import (
     SAFE_PEAK,
     SHARED_MASS,
     SLOPE,
+    in_lanes,
     load_record,
     read_bits,
     read_token,
     store_record,
+    weights,
 )
-from .weights import NUM_LANES, in_lanes, weights
 
 # What a draw weighs tokens by.
 SAFE = tl.constexpr(0)
@@ -73,12 +75,12 @@ def token_at(
     running_sum = tl.zeros((), tl.float64)
     first, last = tl.full((), BLOCK_SIZE, tl.int32), tl.zeros((), tl.int32)
     for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        found = _weights(row, block * BLOCK_SIZE + start, KIND, STEP_SIZE)
-        places = start + tl.arange(0, STEP_SIZE)
-        sums = running_sum + tl.cumsum(found, 0)
-        is_above = (sums > target) & (found > 0.0)
-        first = tl.minimum(first, tl.min(tl.where(is_above, places, BLOCK_SIZE), 0))
-        last = tl.maximum(last, tl.max(tl.where(found > 0.0, places, 0), 0))
+        token_masses = _weights(row, block * BLOCK_SIZE + start, KIND, STEP_SIZE)
+        offsets = start + tl.arange(0, STEP_SIZE)
+        sums = running_sum + tl.cumsum(token_masses, 0)
+        is_above = (sums > target) & (token_masses > 0.0)
+        first = tl.minimum(first, tl.min(tl.where(is_above, offsets, BLOCK_SIZE), 0))
+        last = tl.maximum(last, tl.max(tl.where(token_masses > 0.0, offsets, 0), 0))
         running_sum = tl.max(sums, 0)
     return block * BLOCK_SIZE + tl.minimum(first, last)
 
@@ -114,16 +116,16 @@ def _weights(row, first, KIND: tl.constexpr, SIZE: tl.constexpr, IS_FULL: tl.con
     """(SIZE,) float64 weights from the token `first` on, at least 0; IS_FULL: see `is_full`."""
     is_safe, is_shared, safe, tilt = read_bits(row, first, SIZE, IS_FULL)
     if KIND == SAFE:
-        found = weights(safe, is_safe)
+        masses = weights(safe, is_safe)
     elif KIND == SHARED:
-        found = weights(safe, is_shared)
+        masses = weights(safe, is_shared)
     elif IS_FULL:
-        found = weights(safe + log2_ratio(row, tilt), None) - weights(safe, None)
-        found = tl.maximum(found, 0.0)
+        masses = weights(safe + log2_ratio(row, tilt), None) - weights(safe, None)
+        masses = tl.maximum(masses, 0.0)
     else:
-        found = weights(safe + log2_ratio(row, tilt), is_shared) - weights(safe, is_shared)
-        found = tl.maximum(found, 0.0)
-    return found
+        masses = weights(safe + log2_ratio(row, tilt), is_shared) - weights(safe, is_shared)
+        masses = tl.maximum(masses, 0.0)
+    return masses
 
 
 @triton.jit
@@ -170,9 +172,9 @@ def token_bits(row, token):
 
 
 @triton.jit
-def row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS: tl.constexpr):
+def row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index):
     """The three uniforms of a row: given, or those of the request's seed at the row's step."""
-    if HAS_SEEDS:
+    if seeds_ptr is not None:
         count = tl.load(row.facts + ROW_STEP).to(tl.int64)
         first, second, third = uniforms(tl.load(seeds_ptr + request), count)
     else:

@@ -29,18 +29,21 @@ from .layout import (
     LOG2_RISKY,
     LOG2_SAFE_MASS,
     NUM_ESTIMATES,
+    NUM_LANES,
     NUM_STEPS,
     OFFSET,
     SLOPE,
     SMALLEST_TILT,
     SPEND,
     WEIGHT,
+    in_lanes,
+    largest_in_lanes,
     load_record,
     read_bits,
     store_record,
+    weights,
 )
 from .statistics import ROUNDING, merge_extremes, merge_masses
-from .weights import NUM_LANES, in_lanes, largest_in_lanes, weights
 
 # The table of a row: what each step of the search begins with.
 TRIAL = tl.constexpr(0)
@@ -96,7 +99,7 @@ def begin_scale(row):
 def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
     """Safe weight where the tilt is at least `cut`, and the risky weight elsewhere with its peak.
 
-    The peak is the block's own: what is left of the risky model may lie far below its favourites.
+    The peak is the block's: what is left of the risky model may lie far below its favourites.
     """
     for block in range(row.split, row.num_blocks, row.num_splits):
         peak = tl.full([NUM_LANES], -INF, tl.float64)
@@ -274,7 +277,7 @@ def search_step(
 
 
 @triton.jit
-def settle(row, step, IS_MAX: tl.constexpr):
+def close_row(row, step, IS_MAX: tl.constexpr):
     """Write the law p* / p_s = 2**min(SLOPE d + OFFSET, CEILING), its weight and its spend."""
     is_open = tl.load(row.facts + IS_OPEN) > 0.0
     if IS_MAX:

@@ -17,6 +17,7 @@ from .layout import (
     LOG2_SAFE_MASS,
     LOG2_SHARED,
     NUM_ESTIMATES,
+    NUM_LANES,
     NUM_SUMS,
     RISKY_LOW,
     RISKY_MASS,
@@ -32,12 +33,15 @@ from .layout import (
     TILT_MAX,
     TILT_MIN,
     ban_limit,
+    in_lanes,
+    largest_in_lanes,
     load_record,
+    power_sums,
     read_pair,
     store_power_sums,
     store_record,
+    weights,
 )
-from .weights import NUM_LANES, in_lanes, largest_in_lanes, power_sums, weights
 
 FLOOR_MARGIN = tl.constexpr(certificate.FLOOR_MARGIN)
 
@@ -61,7 +65,7 @@ def measure_statistics(
     STEP_SIZE: tl.constexpr,
     IS_MAX: tl.constexpr,
 ):
-    """Peaks and masses of every block of this split, relative to the block's own largest logits.
+    """Peaks and masses of every block of this split, relative to the block's largest logits.
 
     risky_peak, safe_peak: -inf at first. If `finite_masks` then finds any, the row is measured
     again with its peaks, below which masks are known by their distance; what it finds of ranges

@@ -31,21 +31,21 @@ from .layout import (
     store_ends,
 )
 from .sampler import draft, drawn_token, row_uniforms, store_token
-from .solver import QUANTUM, SEARCHING, open_row, search_step, settle
+from .solver import QUANTUM, SEARCHING, close_row, open_row, search_step
 from .statistics import finite_masks, measure_statistics
 
 BUDGET_CAP = tl.constexpr(spend.BUDGET_CAP)
 
 
 @triton.jit
-def begin_walk(walk_ptr, account_ptr, request, HAS_ACCOUNT: tl.constexpr):
+def begin_walk(walk_ptr, account_ptr, request):
     """The walk's memory before its first row: that it goes on, and nats spent so far.
 
     The account itself changes at the end of the walk, when slower programs may not yet have read
     it; so it is read here, before the first barrier, and nowhere later.
     """
     spent = 0.0
-    if HAS_ACCOUNT:
+    if account_ptr is not None:
         spent = tl.load(account_ptr + request * NUM_ACCOUNT_FIELDS + SPENT)
     tl.store(walk_ptr, 1.0)
     tl.store(walk_ptr + 1, spent)
@@ -87,14 +87,13 @@ def bank(
     position,
     num_positions,
     is_going,
-    HAS_ACCOUNT: tl.constexpr,
 ):
     """Hand the spent nats to the next row, or to the account if the walk ends here."""
     is_committed = tl.load(row.flags + IS_VALID) > 0
     spent = tl.load(walk_ptr + 1) + tl.load(row.facts + SPEND)
     tl.store(walk_ptr + 2, is_going.to(tl.float64))
     tl.store(walk_ptr + 3, spent)
-    if HAS_ACCOUNT:
+    if account_ptr is not None:
         is_last = (position + 1 == num_positions) | ~is_going
         if is_last & (row.split == 0):
             account_ptr += request * NUM_ACCOUNT_FIELDS
@@ -109,13 +108,8 @@ ALL = tl.constexpr(0)
 STATISTICS = tl.constexpr(1)
 MASKS = tl.constexpr(2)
 SEARCH = tl.constexpr(3)
-SETTLE = tl.constexpr(4)
+CLOSE = tl.constexpr(4)
 FINISH = tl.constexpr(5)
-
-# Modes: what happens to the law.
-SOLVE = tl.constexpr(0)
-DRAW = tl.constexpr(1)
-SCORE = tl.constexpr(2)
 
 
 # Loops and barriers alone ask for these: every value of them shares one compilation, but for a
@@ -143,7 +137,7 @@ def walk_kernel(
     account_ptr,
     uniform_ptr,
     seeds_ptr,
-    given_ptr,
+    drafts_ptr,
     temperature_ptr,
     penalty_ptr,
     seen_ptr,
@@ -167,10 +161,8 @@ def walk_kernel(
     last_position,
     first_step,
     PHASE: tl.constexpr,
-    MODE: tl.constexpr,
+    HAS_DRAW: tl.constexpr,
     IS_MAX: tl.constexpr,
-    HAS_ACCOUNT: tl.constexpr,
-    HAS_SEEDS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
@@ -221,7 +213,7 @@ def walk_kernel(
         here_ptr = walk_ptr + 2 * position
         if (PHASE == ALL) | (PHASE == STATISTICS):
             if position == 0:
-                begin_walk(here_ptr, account_ptr, request, HAS_ACCOUNT)
+                begin_walk(here_ptr, account_ptr, request)
                 tl.debug_barrier()  # the first entry of the walk, before all threads read it
         is_reached = tl.load(here_ptr) > 0.0
         if (PHASE == ALL) | (PHASE == STATISTICS):
@@ -229,7 +221,7 @@ def walk_kernel(
         if is_reached:
             # 2. The statistics pass, and another where finite logits turn out to be masks.
             if (PHASE == ALL) | (PHASE == STATISTICS):
-                if HAS_ACCOUNT:
+                if account_ptr is not None:
                     budget = allowance(account_ptr, request, position, tl.load(here_ptr + 1))
                     tl.store(row.facts + ROW_STEP, row_step(account_ptr, request, position))
                 else:
@@ -268,14 +260,12 @@ def walk_kernel(
                         step += 1
 
             # 4. The law, the draft, and the masses of the residual if the draft is not kept.
-            if (PHASE == ALL) | (PHASE == SETTLE):
-                if PHASE == SETTLE:
+            if (PHASE == ALL) | (PHASE == CLOSE):
+                if PHASE == CLOSE:
                     step = tl.load(row.facts + NUM_STEPS).to(tl.int32)
-                settle(row, step, IS_MAX)
-                if MODE == DRAW:
-                    first, second, _ = row_uniforms(
-                        row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS
-                    )
+                close_row(row, step, IS_MAX)
+                if HAS_DRAW:
+                    first, second, _ = row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index)
                     is_kept = draft(row, first, second, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
                     if PHASE == ALL:
                         if not is_kept:
@@ -284,30 +274,16 @@ def walk_kernel(
             # 5. The token, its log-probabilities, and whether the next row is reached.
             if (PHASE == ALL) | (PHASE == FINISH):
                 token = tl.full((), -1, tl.int64)
-                if MODE == DRAW:
-                    _, _, third = row_uniforms(
-                        row, uniform_ptr, seeds_ptr, request, row_index, HAS_SEEDS
-                    )
+                if HAS_DRAW:
+                    _, _, third = row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index)
                     token = drawn_token(row, third, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-                if MODE == SCORE:
-                    token = tl.load(given_ptr + row_index)
-                if MODE != SOLVE:
                     store_token(row, tokens_ptr + row_index, token)
                 is_going = tl.load(row.flags + IS_VALID) > 0
-                if (MODE == DRAW) & (given_ptr is not None):
+                if drafts_ptr is not None:
                     if position + 1 < num_positions:
-                        drafts = given_ptr + request * (num_positions - 1)
+                        drafts = drafts_ptr + request * (num_positions - 1)
                         is_going &= tl.load(drafts + position) == token
-                bank(
-                    row,
-                    here_ptr,
-                    account_ptr,
-                    request,
-                    position,
-                    num_positions,
-                    is_going,
-                    HAS_ACCOUNT,
-                )
+                bank(row, here_ptr, account_ptr, request, position, num_positions, is_going)
         else:
             if (PHASE == ALL) | (PHASE == FINISH):
                 tl.store(here_ptr + 2, 0.0)

@@ -15,7 +15,7 @@ from torchtitan.models.llama3.model.model import Attention
 class RotaryAttention(Attention):
     """torchtitan's attention, to the bit, without complex numbers, which inductor cannot compile.
 
-    Its weights have torchtitan's names and layout. The table of angles is its own: FSDP2 would
+    Its weights have torchtitan's names and layout. It holds the table of angles itself: FSDP2 would
     cast one that is handed down from the model to the training dtype, to angles of 8 bits.
     """
 
@@ -34,11 +34,11 @@ class RotaryAttention(Attention):
         attention_masks: BlockMask | None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, H * D) -> alike. freqs_cis: not used. positions: (B, T) or (1, T) int64; None
-        for 0 .. T - 1."""
-        queries, keys, values = self.heads(x)
-        places = slice(x.shape[1]) if positions is None else positions
-        table = self.rotary_table[places].unsqueeze(-3)  # the same for all heads
+        """x (B, T, H * D) -> alike. freqs_cis, positions: torchtitan's, not used."""
+        queries, keys, values = (
+            one(x).unflatten(-1, (-1, self.head_dim)) for one in (self.wq, self.wk, self.wv)
+        )
+        table = self.rotary_table[: x.shape[1]].unsqueeze(-3)  # the same for all heads
         masks = {} if attention_masks is None else {"block_mask": attention_masks}
         attended = self.inner_attention(
             rotate(queries, table).transpose(1, 2),
@@ -50,14 +50,9 @@ class RotaryAttention(Attention):
         output: Tensor = self.wo(attended.transpose(1, 2).flatten(2))
         return output
 
-    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, (B, T, their heads, D) each."""
-        projections = (self.wq, self.wk, self.wv)
-        return tuple(own(x).unflatten(-1, (-1, self.head_dim)) for own in projections)
-
 
 def rotary_table(freqs_cis: Tensor) -> Tensor:
-    """What `rotate` multiplies with, from complex numbers of modulus 1.
+    """Make the table that `rotate` multiplies with, from complex numbers of modulus 1.
 
     freqs_cis: (T, D / 2) complex64. Returns: (T, 2, D) float32, cosines and signed sines.
     """
@@ -69,7 +64,7 @@ def rotary_table(freqs_cis: Tensor) -> Tensor:
 def rotate(heads: Tensor, table: Tensor) -> Tensor:
     """Turn the pairs (0, 1), (2, 3), ... of each head by the angles of its position.
 
-    heads: (B, T, H, D) any float dtype; table: (T, 1, 2, D) or (B, T, 1, 2, D), of `rotary_table`.
+    heads: (B, T, H, D) any float dtype; table: (T, 1, 2, D), of `rotary_table`.
     Returns: as heads; computed in float32, with the products and sums of a complex multiplication.
     """
     cosines, sines = table.unbind(-2)

@@ -1,4 +1,7 @@
-"""TinyComma: torchtitan's Llama 3 with plain rotary embeddings and lingua's initial weights."""
+"""TinyComma: torchtitan's Llama 3 with plain rotary embeddings and lingua's initial weights.
+
+It is divided among the processes of a run by torchtitan's recipe for Llama 3.
+"""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -8,15 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.attention.flex_attention import BlockMask
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
+from torchtitan.models.llama3.model.model import precompute_freqs_cis
+from torchtitan.tools.utils import device_type
 
 from ..job_config import JobConfig
-from ..tokens.manifest import Manifest
+from ..tokens.shards import Manifest
 from .attention import RotaryAttention, rotary_table
-from .loss import LossHead
+from .loss import LossHead, logit_loss_and_gradient
 
 # Truncated at three standard deviations, as lingua does for every matrix.
 _CUTOFF = 3.0
@@ -70,7 +77,6 @@ class TinyComma(Transformer):
         self,
         tokens: Tensor,
         attention_masks: BlockMask | None = None,
-        positions: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> Tensor:
         """tokens (B, T) -> logits (B, T, V), or the loss where labels (B, T) are given.
@@ -80,21 +86,23 @@ class TinyComma(Transformer):
         """
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():
-            hidden = layer(hidden, None, attention_masks, positions)
+            hidden = layer(hidden, None, attention_masks)
         hidden = self.norm(hidden)
         return self.output(hidden) if labels is None else self.output(hidden, labels)
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         with torch.device(buffer_device or self.freqs_cis.device):
-            self.freqs_cis = self._precompute_freqs_cis()
-        self._share_rotary_table()
+            self._share_rotary_table()
         args = self.model_args
         initialize_weights(self, dim=args.dim, hidden_dim=args.hidden_dim, seed=args.init_seed)
 
-    def _precompute_freqs_cis(self) -> Tensor:
-        return rotary_table(super()._precompute_freqs_cis())
-
     def _share_rotary_table(self) -> None:
+        """Compute the table of all layers on torch's present device."""
+        args = self.model_args
+        angles = precompute_freqs_cis(
+            args.dim // args.n_heads, args.max_seq_len, args.rope_theta, args.rope_scaling_args
+        )
+        self.freqs_cis = rotary_table(angles)
         for module in self.modules():
             if isinstance(module, RotaryAttention):
                 module.rotary_table = self.freqs_cis
@@ -114,12 +122,6 @@ def flavors() -> dict[str, TinyCommaArgs]:
         "narrow": small(dim=64, n_layers=2, n_heads=1),
         "quickstart-safe": small(dim=128, n_layers=3, n_heads=4),
         "quickstart-risky": small(dim=256, n_layers=4, n_heads=4),
-        # Rungs below TinyComma, of its shape: heads of 64, 85 times wider than deep. Named by the
-        # parameters without embeddings, which are 66 to 205 million at either end.
-        "tinycomma-20m": comma(dim=512, n_layers=6, n_heads=8),
-        "tinycomma-60m": comma(dim=768, n_layers=9, n_heads=12),
-        "tinycomma-190m": comma(dim=1088, n_layers=13, n_heads=17),
-        "tinycomma-600m": comma(dim=1600, n_layers=19, n_heads=25),
         # Widths: paper. Vocabulary: Llama 3 tokenizer. Feed-forward 5632 and untied embeddings
         # follow from the paper's parameter count; theta, eps: lingua defaults.
         "tinycomma-1.8b": comma(dim=2048, n_layers=24, n_heads=32),
@@ -165,3 +167,45 @@ def _fill_truncated_normal(parameter: Tensor, *, std: float, key: str) -> None:
             full, parameter.device_mesh, parameter.placements, src_data_rank=None
         )
     parameter.copy_(full)
+
+
+def parallel_dims(config: JobConfig, num_processes: int) -> ParallelDims:
+    """The grid of processes: replicas, and in each the shards of the weights; nothing else."""
+    num_replicas = config.parallelism.data_parallel_replicate_degree
+    return ParallelDims(
+        dp_replicate=num_replicas,
+        dp_shard=num_processes // num_replicas,
+        **dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1),
+        world_size=num_processes,
+    )
+
+
+def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> TinyComma:
+    """Compile the parts that the config names and shard the weights with FSDP2, in place."""
+    settings = config.compile
+    if config.loss.chunk_tokens and settings.enable and "loss" in settings.components:
+        # One pass over a chunk's logits in place of six: they are its only memory traffic.
+        model.output.logit_loss = torch.compile(logit_loss_and_gradient, backend=settings.backend)
+    sharded: TinyComma = parallelize_llama(model, dims, config)
+    if device_type == "cpu":
+        # The loss is a mean already: torchtitan asks for a division of the gradients by 1, for
+        # which FSDP2 uses a reduction that gloo does not have.
+        for module in fsdp_modules(sharded):
+            module.set_force_sum_reduction_for_comms(True)
+    return sharded
+
+
+def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+    """All modules whose weights FSDP2 has divided among the processes."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def schedule_reduction(model: nn.Module, *, is_due: bool, keeps_weights: bool) -> None:
+    """Say whether the processes add their gradients up in the next backward.
+
+    Until that is due, each adds up its rounds, in the dtype of the reduction: a step of any number
+    of rounds reduces once. keeps_weights: they stay gathered until then, too.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_due)
+        model.set_reshard_after_backward(is_due or not keeps_weights)

@@ -1,9 +1,9 @@
-"""What training reads: the [data] section of a run, and a mixture of sources for stages."""
+"""The data of a training: the [data] section of a run, and a mixture of sources for stages."""
 
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from ...configs.config_file import Tables, from_table, read_config_file, read_toml
 
@@ -33,7 +33,7 @@ class DataSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """What the model is trained on."""
+    """The data that the model is trained on."""
 
     sources: tuple[DataSource, ...] = ()
     """At least one; all tokenised by the same tokenizer."""
@@ -60,24 +60,23 @@ class MixtureSource:
 
     name: str
     """Names its folder of shards, and keys the order in which it is read."""
-    dataset: str
-    """Hub dataset."""
-    revision: str
-    """Its commit."""
     weights: dict[str, float]
-    """By stage; a stage that is not named does not read the source."""
-    llama3_train_tokens: int = 0
-    """Counted with the Llama 3 tokenizer, without the counter's held-out part; 0: not counted."""
+    """Weight by stage; a stage that is not named does not read the source."""
+    dataset: str = ""
+    """Hub dataset; empty where the texts are local, or the shards are there."""
+    revision: str = ""
+    """Its commit."""
+    num_tokens: int = 0
+    """Size of the source while its shards are missing, counted or estimated; 0: not known."""
     licence_form: Literal["names", "spdx"] = "names"
     """How its records state licences: by a name of `licences`, or by SPDX ids joined by commas,
     of which each must be in `spdx_licences`."""
     licence_if_none: str = ""
-    """What documents that state no licence are kept and counted under; empty: they are refused."""
-    comma_tokens: float = 0.0
-    """Tokens of the Comma tokenizer; with them the number of Llama 3 tokens is estimated."""
+    """Name under which documents without a licence are counted; empty: they are refused."""
 
     def __post_init__(self) -> None:
-        _check_positive(f"comma_tokens of source {self.name}", self.comma_tokens)
+        if self.num_tokens < 0:
+            raise ValueError(f"num_tokens of source {self.name} must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,50 +85,12 @@ class MixtureStage:
 
     name: str
     tokens: float
-    """What the stage is to read; rounded to whole steps."""
+    """Tokens that the stage is to read; rounded to whole steps."""
     seed: int
     """Keys the order of windows."""
 
     def __post_init__(self) -> None:
         _check_positive(f"tokens of stage {self.name}", self.tokens)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSize:
-    """What time and memory depend on."""
-
-    num_parameters: int
-    num_embedding_parameters: int
-    """Of the input embedding, which is a look-up and takes no arithmetic."""
-    num_layers: int
-    hidden_size: int
-
-    def flops_per_token(self, seq_len: int) -> float:
-        """Training FLOPs a token: 6 a parameter, and attention that is counted as not causal.
-
-        Source: the formula behind the MFU that torchtitan logs (Chowdhery et al. 2022, appendix
-        B, without the input embedding).
-        """
-        dense = 6 * (self.num_parameters - self.num_embedding_parameters)
-        return dense + 12 * self.num_layers * self.hidden_size * seq_len
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hardware:
-    """The machine that a plan is timed on."""
-
-    num_gpus: int
-    peak_flops: float
-    """Of one GPU in bfloat16, dense, FLOP/s."""
-    mfu: float
-    """Share of the peak that training reaches, in (0, 1]."""
-
-    def __post_init__(self) -> None:
-        if self.num_gpus < 1:
-            raise ValueError(f"num_gpus must be at least 1, got {self.num_gpus}")
-        _check_positive("peak_flops", self.peak_flops)
-        if not 0 < self.mfu <= 1:
-            raise ValueError(f"mfu must be in (0, 1], got {self.mfu}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,13 +105,9 @@ class MixtureConfig:
     """A multiple of seq_len."""
     max_epochs: float
     """No source may be read more often over all stages together."""
-    model: ModelSize
-    hardware: Hardware
     stages: tuple[MixtureStage, ...]
     sources: tuple[MixtureSource, ...]
     weight_unit: WeightUnit = "tokens"
-    llama3_heldout_tokens: int = 0
-    """What whoever counted llama3_train_tokens had held out of every source."""
     licences: tuple[str, ...] = ()
     """Allow-list for tokenising; shell patterns."""
     spdx_licences: tuple[str, ...] = ()
@@ -173,14 +130,20 @@ class MixtureConfig:
 
     def source(self, name: str) -> MixtureSource:
         """The source of that name. Raises ValueError if there is none."""
-        return _named(name, self.sources, "source")
+        by_name = {source.name: source for source in self.sources}
+        if name not in by_name:
+            raise ValueError(f"the mixture has no source {name}; known: {', '.join(by_name)}")
+        return by_name[name]
 
     def stage(self, name: str) -> MixtureStage:
         """The stage of that name. Raises ValueError if there is none."""
-        return _named(name, self.stages, "stage")
+        by_name = {stage.name: stage for stage in self.stages}
+        if name not in by_name:
+            raise ValueError(f"the mixture has no stage {name}; known: {', '.join(by_name)}")
+        return by_name[name]
 
     def allowed_licences(self, source: MixtureSource) -> tuple[str, ...]:
-        """The allow-list for one source; what has no licence there counts under one of its own."""
+        """The allow-list for one source; with what counts for documents without a licence."""
         spdx = self.spdx_licences if source.licence_form == "spdx" else ()
         none_given = (source.licence_if_none,) if source.licence_if_none else ()
         return (*self.licences, *spdx, *none_given)
@@ -202,16 +165,6 @@ class MixtureConfig:
             seed=stage.seed,
             max_epochs=self.max_epochs,
         )
-
-
-Part = TypeVar("Part", MixtureSource, MixtureStage)
-
-
-def _named(name: str, parts: tuple[Part, ...], kind: str) -> Part:
-    by_name = {part.name: part for part in parts}
-    if name not in by_name:
-        raise ValueError(f"the mixture has no {kind} {name}; known: {', '.join(by_name)}")
-    return by_name[name]
 
 
 def load_mixture(path: Path) -> MixtureConfig:

@@ -25,7 +25,7 @@ class Window:
     source: int
     epoch: int
     start: int
-    """First token's place in the source; the window runs on at token 0 after the last one."""
+    """Index of the first token in the source; the window runs on at token 0 after the last one."""
 
 
 class DataPlan:
@@ -34,7 +34,7 @@ class DataPlan:
     Nothing is stored per sequence and nothing depends on ranks, so a run can be resumed at any
     step on any number of processes, and what it has read is known from its step alone.
     Within an epoch a source's windows are visited once each, in a keyed order. Every epoch cuts
-    its windows at other places, so that a source that is read often is not always torn apart at
+    its windows at other tokens, so that a source that is read often is not always torn apart at
     the same tokens, and no token is left out of every epoch.
     """
 
@@ -72,19 +72,19 @@ class DataPlan:
     ) -> Iterator[tuple[int, Window]]:
         """Those of the first `num_sequences` that read any of a source's tokens start .. stop - 1.
 
-        Epoch by epoch; the time does not grow with the sequences but with what is found.
+        Epoch by epoch; the time does not grow with the sequences but with the number of results.
         """
         num_windows, num_tokens = self.num_windows[source], self.shards[source].num_tokens
         for epoch in count():
             if self.mixture.position(source, epoch * num_windows) >= num_sequences:
                 return
             phase, order = self._epoch(source, epoch)
-            found = set()
+            numbers = set()
             for shift in (0, num_tokens):  # the last windows run on at token 0
                 first = -(-(start + shift - phase - self.seq_len) // self.seq_len)
                 last = (stop + shift - 1 - phase) // self.seq_len
-                found |= set(range(max(first, 0), min(last, num_windows - 1) + 1))
-            for number in sorted(found):
+                numbers |= set(range(max(first, 0), min(last, num_windows - 1) + 1))
+            for number in sorted(numbers):
                 occurrence = epoch * num_windows + order.index(number)
                 sequence = self.mixture.position(source, occurrence)
                 if sequence < num_sequences:
@@ -189,7 +189,7 @@ def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:
 def skipped_steps(data: dict[str, Any], step: int) -> int:
     """Steps whose data a run of this record has left out when it is after `step`.
 
-    data["skips"]: [step, count] of each place where a run went back and left out what made it fail.
+    data["skips"]: [step, count] of each fork that left out what made a run fail.
     """
     return sum(num_skipped for after, num_skipped in data.get("skips", []) if after <= step)
 

@@ -4,25 +4,23 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchtitan.components.dataloader import BaseDataLoader
 
 from .data_plan import DataPlan
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
 
-class SequenceLoader(BaseDataLoader):
+class SequenceLoader:
     """Yields one rank's share of the plan's sequences, in order.
 
     A round is one microbatch on every rank: local_batch_size * dp_world_size consecutive
     sequences, of which rank r takes the r-th slice. A step is a whole number of rounds, so step t
-    always holds sequences t * G .. (t + 1) * G - 1, whatever the number of ranks. The state is
-    the plan's hash and the next sequence, the same on all ranks.
+    always holds sequences t * G .. (t + 1) * G - 1, whatever the number of ranks, and a run is
+    resumed from the number of its next sequence alone.
     """
 
     def __init__(
@@ -32,26 +30,27 @@ class SequenceLoader(BaseDataLoader):
         dp_rank: int,
         dp_world_size: int,
         local_batch_size: int,
+        first_sequence: int = 0,
         with_document_ids: bool = False,
         num_prefetched: int = 4,
         pin_memory: bool = False,
     ) -> None:
-        """with_document_ids: add "document_ids" to the inputs, from which the mask is made that
-        keeps documents apart. num_prefetched: batches read ahead of the training loop.
+        """first_sequence: of the first round. with_document_ids: add "document_ids" to the inputs,
+        from which the mask is made that keeps documents apart. num_prefetched: batches read ahead
+        of the training loop.
         pin_memory: into memory that a GPU copies from by itself, while others are computed.
         Raises: ValueError if num_prefetched is less than 1.
         """
         if num_prefetched < 1:
             raise ValueError(f"num_prefetched must be at least 1, got {num_prefetched}")
         self._plan = plan
-        self._plan_hash = plan.hash
         self._rank_offset = dp_rank * local_batch_size
         self._round_size = dp_world_size * local_batch_size
         self._local_batch_size = local_batch_size
         self._with_document_ids = with_document_ids
         self._num_prefetched = num_prefetched
         self._pin_memory = pin_memory
-        self.next_sequence = 0
+        self._first_sequence = first_sequence
 
     def __iter__(self) -> Iterator[Batch]:
         """Endless batches: {"input": (local_batch_size, seq_len) int64} and labels alike.
@@ -59,17 +58,14 @@ class SequenceLoader(BaseDataLoader):
         "document_ids", where asked for, is as `document_ids` gives it. A thread reads ahead, and
         ends with the iteration; its error is raised where its batch would have come.
         """
-        rounds = count(self.next_sequence + self._rank_offset, self._round_size)
+        rounds = count(self._first_sequence + self._rank_offset, self._round_size)
         reader = ThreadPoolExecutor(1)
         batches = (reader.submit(self._batch, first) for first in rounds)
         try:
             ahead = deque(islice(batches, self._num_prefetched))
             while True:
                 ahead.append(next(batches))
-                batch = ahead.popleft().result()
-                # The state is that of the batches handed out, not of those read ahead.
-                self.next_sequence += self._round_size
-                yield batch
+                yield ahead.popleft().result()
         finally:
             reader.shutdown(cancel_futures=True)
 
@@ -84,18 +80,6 @@ class SequenceLoader(BaseDataLoader):
             inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
             labels = labels.pin_memory()
         return inputs, labels
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"plan_hash": self._plan_hash, "next_sequence": self.next_sequence}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises ValueError if the state was saved under another plan."""
-        if state_dict["plan_hash"] != self._plan_hash:
-            raise ValueError(
-                f"the checkpoint was trained on data plan {state_dict['plan_hash']}, "
-                f"this run has plan {self._plan_hash}"
-            )
-        self.next_sequence = state_dict["next_sequence"]
 
 
 def document_ids(token_ids: Tensor, *, bos_id: int) -> Tensor:

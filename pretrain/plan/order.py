@@ -39,7 +39,7 @@ class Mixture:
             raise ValueError(f"a mixture needs positive weights, got {[float(w) for w in weights]}")
         scale = lcm(*(weight.denominator for weight in weights))
         self.weights = [int(weight * scale) for weight in weights]
-        self._root = _huffman_tree(self.weights)
+        self._root, self._paths = _huffman_tree(self.weights)
 
     def locate(self, position: int) -> tuple[int, int]:
         """(source, occurrence): `position` holds the source's sequence number `occurrence`."""
@@ -55,26 +55,13 @@ class Mixture:
     def position(self, source: int, occurrence: int) -> int:
         """Where `locate` finds this sequence of this source."""
         position = occurrence
-        for node, is_left in reversed(self._path(source)):
+        for node, is_left in self._paths[source]:
             twice = (2 * position + 1) * node.weight
             if is_left:  # the first position behind which the left has one more
                 position = -(-twice // (2 * node.left_weight)) - 1
             else:
                 position = twice // (2 * (node.weight - node.left_weight))
         return position
-
-    def _path(self, source: int) -> "list[tuple[_Split, bool]]":
-        """From the root to a leaf: each node, and whether the leaf is on its left."""
-        pending: list[tuple[_Split | int, list[tuple[_Split, bool]]]] = [(self._root, [])]
-        while True:
-            node, path = pending.pop()
-            if isinstance(node, _Split):
-                pending += [
-                    (node.left, [*path, (node, True)]),
-                    (node.right, [*path, (node, False)]),
-                ]
-            elif node == source:
-                return path
 
     def counts(self, num_positions: Any) -> list[Any]:
         """How many of the first `num_positions` positions belong to each source.
@@ -94,20 +81,29 @@ class Mixture:
         return counts
 
 
-def _huffman_tree(weights: Sequence[int]) -> _Split | int:
+_Path = list[tuple[_Split, bool]]
+"""From a leaf to the root: each node above it, and whether the leaf is on its left."""
+
+
+def _huffman_tree(weights: Sequence[int]) -> tuple[_Split | int, list[_Path]]:
+    """The root, and the path of each source."""
+    paths: list[_Path] = [[] for _ in weights]
     # The counter breaks ties, so that the tree does not depend on how nodes compare.
-    heap: list[tuple[int, int, _Split | int]] = [
-        (weight, source, source) for source, weight in enumerate(weights)
+    heap: list[tuple[int, int, _Split | int, list[int]]] = [
+        (weight, source, source, [source]) for source, weight in enumerate(weights)
     ]
     heapq.heapify(heap)
     order = len(heap)
     while len(heap) > 1:
-        left_weight, _, left = heapq.heappop(heap)
-        right_weight, _, right = heapq.heappop(heap)
-        weight = left_weight + right_weight
-        heapq.heappush(heap, (weight, order, _Split(left, right, left_weight, weight)))
+        left_weight, _, left, left_sources = heapq.heappop(heap)
+        right_weight, _, right, right_sources = heapq.heappop(heap)
+        split = _Split(left, right, left_weight, left_weight + right_weight)
+        for sources, is_left in ((left_sources, True), (right_sources, False)):
+            for source in sources:
+                paths[source].append((split, is_left))
+        heapq.heappush(heap, (split.weight, order, split, left_sources + right_sources))
         order += 1
-    return heap[0][2]
+    return heap[0][2], paths
 
 
 _MASK64 = (1 << 64) - 1

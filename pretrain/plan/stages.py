@@ -1,4 +1,4 @@
-"""The stages of a training before any of it runs: tokens, epochs, steps, and how long they take."""
+"""The stages of a training before any of it runs: tokens, epochs, steps and disk."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.config_file import from_table, read_toml
-from ..tokens.manifest import MANIFEST_NAME, Manifest
+from ..tokens.shards import MANIFEST_NAME, Manifest
 from .data_config import DataConfig, MixtureConfig, read_run_config
 from .data_plan import DataPlan
 from .order import Mixture
 
-_SECONDS_PER_DAY = 86_400
 _TOKEN_BYTES = 4
 _MARGIN_OF_TOKENS = 1.1
 _LITTLE_MORE = 0.8
-# float32 weights and the two moments of AdamW, as a checkpoint holds them; in memory also float32
-# gradients.
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-_STATE_BYTES_PER_PARAMETER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +24,22 @@ class SourceSize:
 
     num_tokens: int
     origin: str
-    """Where the number is from: shards, counted or estimated."""
+    """Where the number is from: shards, or stated by the mixture."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourcePlan:
-    """What a stage reads of one source."""
+    """The part of a stage that comes from one source."""
 
     name: str
     size: SourceSize
     share: float
-    """Of the stage's tokens."""
+    """Share of the stage's tokens."""
     num_sequences: int
     num_tokens: int
     epochs: float
     decontamination: dict[str, Any] = field(default_factory=dict)
-    """What its manifest says of it; empty where nothing was searched, or shards are missing."""
+    """Summary in its manifest; empty where nothing was searched, or shards are missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +52,7 @@ class StagePlan:
     seq_len: int
     weight_unit: str
     plan_hash: str
-    """Of the data plan; empty while shards are missing."""
+    """Hash of the data plan; empty while shards are missing."""
     sources: tuple[SourcePlan, ...]
 
     @property
@@ -80,9 +75,9 @@ class StageSpec:
     num_steps: int
     sequences_per_step: int
     sizes: dict[str, SourceSize]
-    """Of sources whose shards are missing, where they are known; by name."""
+    """Sizes by name of sources whose shards are missing, where they are known."""
     dump_folder: Path | None = None
-    """Of the run, where the stage is one."""
+    """Folder of the run, where the stage is one."""
 
 
 def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
@@ -92,10 +87,16 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
     Raises: ValueError if a size that is needed is not known, or shards do not fit together.
     """
     sources = spec.data.sources
-    if missing:
-        _check_sizes(spec, missing)
+    if missing and spec.data.weight_unit == "documents":
+        raise ValueError(
+            f'weight_unit "documents" needs the shards of every source to count documents; '
+            f"missing: {', '.join(missing)}"
+        )
+    if unknown := [name for name in missing if name not in spec.sizes]:
+        raise ValueError(f"stage {spec.name} has no token shards of: {', '.join(unknown)}")
     there = {s.name: Manifest.read(Path(s.path)) for s in sources if s.name not in missing}
     shards = {name: SourceSize(manifest.num_tokens, "shards") for name, manifest in there.items()}
+    searches = {name: manifest.decontamination for name, manifest in there.items()}
     sizes = [shards.get(source.name) or spec.sizes[source.name] for source in sources]
     if missing:
         mixture = Mixture([Fraction(repr(source.weight)) for source in sources])
@@ -120,9 +121,7 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
                 num_sequences=count,
                 num_tokens=count * spec.seq_len,
                 epochs=count / num_windows,
-                decontamination=dict(there[source.name].decontamination)
-                if source.name in there
-                else {},
+                decontamination=dict(searches.get(source.name, {})),
             )
             for source, size, weight, count, num_windows in zip(
                 sources, sizes, mixture.weights, counts, windows, strict=True
@@ -138,16 +137,6 @@ def missing_sources(data: DataConfig) -> list[str]:
     ]
 
 
-def _check_sizes(spec: StageSpec, missing: Sequence[str]) -> None:
-    if spec.data.weight_unit == "documents":
-        raise ValueError(
-            f'weight_unit "documents" needs the shards of every source to count documents; '
-            f"missing: {', '.join(missing)}"
-        )
-    if unknown := [name for name in missing if name not in spec.sizes]:
-        raise ValueError(f"stage {spec.name} has no token shards of: {', '.join(unknown)}")
-
-
 def is_mixture(path: Path) -> bool:
     """Whether a TOML file describes a mixture with its stages rather than one training run."""
     return "stages" in read_toml(path)
@@ -155,7 +144,11 @@ def is_mixture(path: Path) -> bool:
 
 def mixture_specs(mixture: MixtureConfig) -> list[StageSpec]:
     """Every stage of a mixture, in whole steps."""
-    sizes = source_sizes(mixture)
+    sizes = {
+        source.name: SourceSize(source.num_tokens, "stated")
+        for source in mixture.sources
+        if source.num_tokens
+    }
     return [
         StageSpec(
             name=stage.name,
@@ -169,31 +162,14 @@ def mixture_specs(mixture: MixtureConfig) -> list[StageSpec]:
     ]
 
 
-def source_sizes(mixture: MixtureConfig) -> dict[str, SourceSize]:
-    """Llama 3 tokens of every source: counted, or estimated from the Comma tokenizer's.
-
-    The estimate takes the ratio of the two over all sources that have both counts.
-    """
-    heldout = mixture.llama3_heldout_tokens
-    both = [source for source in mixture.sources if source.llama3_train_tokens]
-    llama3 = sum(source.llama3_train_tokens + heldout for source in both)
-    comma = sum(source.comma_tokens for source in both)
-    ratio = llama3 / comma if both else 1.0
-    return {
-        source.name: SourceSize(source.llama3_train_tokens + heldout, "counted")
-        if source.llama3_train_tokens
-        else SourceSize(round(source.comma_tokens * ratio), "estimated")
-        for source in mixture.sources
-    }
-
-
 def needed_tokens(mixture: MixtureConfig, name: str) -> int:
     """Tokens of a source that are enough for all stages together, with a margin; 0: take all.
 
     The margin is for input files that are shorter than their share. A source that has little more
-    than that, or of which documents are drawn rather than tokens, is taken whole.
+    than that or nobody knows how much, or of which documents are drawn, is taken whole.
     """
-    if mixture.weight_unit != "tokens":
+    num_tokens = mixture.source(name).num_tokens
+    if mixture.weight_unit != "tokens" or not num_tokens:
         return 0
     read = 0
     for spec in mixture_specs(mixture):
@@ -203,7 +179,7 @@ def needed_tokens(mixture: MixtureConfig, name: str) -> int:
             counts = Mixture(weights).counts(spec.num_steps * spec.sequences_per_step)
             read += counts[names.index(name)] * spec.seq_len
     enough = round(read * _MARGIN_OF_TOKENS)
-    return enough if enough < _LITTLE_MORE * source_sizes(mixture)[name].num_tokens else 0
+    return enough if enough < _LITTLE_MORE * num_tokens else 0
 
 
 def run_spec(path: Path) -> StageSpec:
@@ -222,21 +198,17 @@ def run_spec(path: Path) -> StageSpec:
             raise ValueError(
                 f"{path} must give training.{key} as a positive number, got {training.get(key)!r}"
             )
+    job = table.get("job")
+    folder = job.get("dump_folder") if isinstance(job, dict) else None
     return StageSpec(
         name=path.stem,
         data=from_table(DataConfig, data, "data."),
-        dump_folder=_dump_folder(table),
+        dump_folder=Path(folder) if isinstance(folder, str) else None,
         seq_len=training["seq_len"],
         num_steps=training["steps"],
         sequences_per_step=training["global_batch_size"],
         sizes={},
     )
-
-
-def _dump_folder(table: dict[str, Any]) -> Path | None:
-    job = table.get("job")
-    folder = job.get("dump_folder") if isinstance(job, dict) else None
-    return Path(folder) if isinstance(folder, str) else None
 
 
 def check_epochs(stages: Iterable[Mapping[str, float]], max_epochs: float) -> None:
@@ -255,44 +227,13 @@ def check_epochs(stages: Iterable[Mapping[str, float]], max_epochs: float) -> No
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunEstimate:
-    """Time, disk and memory."""
-
-    tokens_per_s_per_gpu: float
-    days: dict[str, float]
-    """By stage."""
-    shards_bytes: int
-    """Of what is there, and what `anchored tokenize` would write of the other sources."""
-    checkpoint_bytes: int
-    """Of one checkpoint with the optimizer's state."""
-    state_bytes_per_gpu: int
-    """Weights, gradients and optimizer, sharded over the GPUs; activations come on top."""
-
-    @property
-    def total_days(self) -> float:
-        return sum(self.days.values())
-
-
-def estimate_run(stages: Sequence[StagePlan], mixture: MixtureConfig) -> RunEstimate:
-    """Days = tokens * FLOPs a token / (GPUs * peak * MFU), and the sizes of what is kept."""
-    model, hardware = mixture.model, mixture.hardware
-    flops_per_s = hardware.peak_flops * hardware.mfu
-    days = {}
-    for stage in stages:
-        flops = stage.num_tokens * model.flops_per_token(stage.seq_len)
-        days[stage.name] = flops / (flops_per_s * hardware.num_gpus) / _SECONDS_PER_DAY
+def shards_bytes(stages: Sequence[StagePlan], mixture: MixtureConfig) -> int:
+    """Bytes of the shards that are there, and of those that tokenising the rest would write."""
     sizes = {source.name: source.size for stage in stages for source in stage.sources}
-    kept = [
+    num_tokens = sum(
         size.num_tokens
         if size.origin == "shards"
         else needed_tokens(mixture, name) or size.num_tokens
         for name, size in sizes.items()
-    ]
-    return RunEstimate(
-        tokens_per_s_per_gpu=flops_per_s / model.flops_per_token(stages[0].seq_len),
-        days=days,
-        shards_bytes=_TOKEN_BYTES * sum(kept),
-        checkpoint_bytes=CHECKPOINT_BYTES_PER_PARAMETER * model.num_parameters,
-        state_bytes_per_gpu=_STATE_BYTES_PER_PARAMETER * model.num_parameters // hardware.num_gpus,
     )
+    return _TOKEN_BYTES * num_tokens

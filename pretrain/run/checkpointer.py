@@ -9,49 +9,64 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
-from torchtitan.components.checkpoint import OPTIMIZER, AsyncMode, CheckpointManager
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.checkpoint.stateful import Stateful
 
 from ..job_config import Checkpoint
-from .checkpoints import checkpoint_step, seal, sealed_steps, stale_steps
+from .checkpoints import checkpoint_step, seal, sealed_steps
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 60.0  # a disk that is full is asked again, not at every step
+OPTIMIZER = "optimizer"
 
 
-class RunCheckpointer(CheckpointManager):
-    """torchtitan's checkpoints, sealed, with saves by wall-clock minutes and milestones that stay.
+class Checkpointer:
+    """Saves a run's model and states by steps and by wall-clock minutes, sealed, and loads them.
 
-    A save is due every `interval` steps, and after `interval_minutes` without one. Of the saved
-    steps the last `keep_latest_k` are kept, and all multiples of `milestone_interval`. Whether
-    time is up is a claim of one process: `save` must be told what all of them agreed on.
+    The first step is saved, so that what cannot be saved shows in minutes; then every `interval`
+    steps, and after `interval_minutes` without a save. Of the saved steps the last `keep_latest_k`
+    are kept, and all multiples of `milestone_interval`. Whether time is up is a claim of one
+    process: `save` must be told what all of them agreed on.
     A save that fails, on a full disk perhaps, ends nothing: `failure` says why, the part of it that
     was written is deleted, and time is up again a minute later.
     """
 
     def __init__(
         self,
-        checkpoint_config: Checkpoint,
+        config: Checkpoint,
+        run_folder: Path,
         *,
+        model: torch.nn.Module,
+        states: dict[str, Stateful],
         before_save: Callable[[], None] = lambda: None,
-        **components: Any,
     ) -> None:
-        """before_save: called on all processes; what it raises refuses a state to be saved."""
+        """states: saved and loaded beside the model's weights, by their names.
+
+        before_save: called on all processes; what it raises refuses a state to be saved.
+        """
+        self._config = config
+        self._folder = run_folder / config.folder
+        self._model = model
+        self._states = states
         self._before_save = before_save
-        super().__init__(checkpoint_config=checkpoint_config, **components)
-        self._keep_moments = checkpoint_config.keep_moments
-        self._milestone_interval = checkpoint_config.milestone_interval
-        self._interval_seconds = checkpoint_config.interval_minutes * 60
         self._last_save_time = time.monotonic()
-        self._is_due = False
         self.failure: str | None = None
         """Why the last save of this process failed; None while it has not."""
-        self._finisher = ThreadPoolExecutor(1)
-        for left in Path(self.folder).glob("step-*.stale"):
-            if dist.get_rank() == 0:
-                shutil.rmtree(left, ignore_errors=True)
+        self._is_async = config.async_mode == "async"
+        # The thread that writes must not use the group in which training communicates.
+        self._group = dist.new_group(backend="gloo") if self._is_async else None
+        self._background = ThreadPoolExecutor(1)
+        self._unfinished: Future[None] | None = None
+        for left in self._folder.glob("step-*.stale"):
+            self._delete(left)
 
     @property
     def is_time_up(self) -> bool:
@@ -59,47 +74,61 @@ class RunCheckpointer(CheckpointManager):
         elapsed = time.monotonic() - self._last_save_time
         if self.failure is not None:
             return elapsed >= _RETRY_SECONDS
-        return 0 < self._interval_seconds <= elapsed
+        return 0 < self._config.interval_minutes * 60 <= elapsed
 
-    def save(self, curr_step: int, last_step: bool = False, *, is_due: bool = False) -> None:
-        """Save where the step, `is_due` or `last_step` asks for it.
+    def load(self) -> None:
+        """Load the last sealed checkpoint, else the weights to start with, where there are any.
 
-        last_step: nothing follows, so wait until the checkpoint is whole; an asynchronous save
+        The first process looks, after the preflight has set aside what is not whole. Of another
+        run's checkpoint come only the weights, and the moments where they are kept: the settings
+        of the optimizer come with these, so whoever loads sets them again.
+        """
+        last_steps = [max(sealed_steps(self._folder), default=0)]
+        dist.broadcast_object_list(last_steps, src=0)
+        if last_steps[0]:
+            self._load(self._folder / f"step-{last_steps[0]}", self._states)
+        elif self._config.initial_load_path:
+            kept = (OPTIMIZER,) if self._config.keep_moments else ()
+            states = {name: self._states[name] for name in kept}
+            self._load(Path(self._config.initial_load_path), states)
+
+    def _load(self, checkpoint: Path, states: dict[str, Stateful]) -> None:
+        weights = get_model_state_dict(self._model)
+        dcp.load({**weights, **states}, checkpoint_id=checkpoint)
+        set_model_state_dict(self._model, weights, options=StateDictOptions(strict=True))
+
+    def save(self, step: int, *, is_last: bool = False, is_due: bool = False) -> None:
+        """Save where the step, `is_due` or `is_last` asks for it.
+
+        is_last: nothing follows, so wait until the checkpoint is whole; an asynchronous save
         is left to write itself while training goes on.
         """
-        self._is_due = is_due
-        super().save(curr_step, last_step)
-
-    def dcp_save(
-        self, state_dict: dict[str, Any], checkpoint_id: str, async_mode: AsyncMode, **options: Any
-    ) -> Any:
-        """Write a checkpoint and seal it; failures go into `failure`, on every process.
-
-        What one process could not write, all of them learn from torch; the seal is the first's.
-        """
+        if not (is_last or is_due or step == 1 or step % self._config.interval == 0):
+            return
+        self._last_save_time = time.monotonic()
+        self.wait_for_saves()
         self._before_save()
         self.failure = None
-        checkpoint = Path(checkpoint_id)
+        checkpoint = self._folder / f"step-{step}"
+        state: dict[str, Any] = {**get_model_state_dict(self._model), **self._states}
         try:
-            saved = super().dcp_save(state_dict, checkpoint_id, async_mode, **options)
+            if self._is_async and not is_last:
+                written = dcp.async_save(state, checkpoint_id=checkpoint, process_group=self._group)
+                self._unfinished = self._background.submit(self._finish, checkpoint, written)
+            else:
+                dcp.save(state, checkpoint_id=checkpoint)
+                self._finish(checkpoint)
         except (CheckpointException, OSError) as error:
             self._fail(checkpoint, error)
-            return None
-        if isinstance(saved, AsyncSaveResponse):
-            saved.upload_completion = self._finisher.submit(
-                self._finish, checkpoint, saved.upload_completion
-            )
-        elif isinstance(saved, Future):
-            return self._finisher.submit(self._finish, checkpoint, saved)
-        else:
-            self._finish(checkpoint)
-        return saved
+        self._purge()
 
     def wait_for_saves(self) -> None:
-        """Until what is being written is sealed, or has failed."""
-        self._async_wait()
+        """Wait until what is being written is sealed, or has failed."""
+        if self._unfinished is not None:
+            self._unfinished.result()
+            self._unfinished = None
 
-    def _finish(self, checkpoint: Path, written: Future[None] | None = None) -> None:
+    def _finish(self, checkpoint: Path, written: Any = None) -> None:
         try:
             if written is not None:
                 written.result()
@@ -109,6 +138,7 @@ class RunCheckpointer(CheckpointManager):
             self._fail(checkpoint, error)
 
     def _fail(self, checkpoint: Path, error: BaseException) -> None:
+        """Note a failure; what one process could not write, all of them learn from torch."""
         if isinstance(error, CheckpointException):
             error = next(cause for cause, _ in error.failures.values())
         self.failure = str(error).partition("\n")[0]
@@ -120,41 +150,23 @@ class RunCheckpointer(CheckpointManager):
         if dist.get_rank() == 0:  # it was never whole, and takes the room that the next one needs
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def _should_save(self, curr_step: int, last_step: bool = False) -> bool:
-        should_save = super()._should_save(curr_step, last_step) or self._is_due
-        if should_save:
-            self._last_save_time = time.monotonic()
-        return should_save
-
-    def _find_load_step(self, folder: str = "") -> int:
-        """The first process looks, after the preflight has set aside what is not whole."""
-        found = [max(sealed_steps(folder or self.folder), default=-1)]
-        dist.broadcast_object_list(found, src=0)
-        return found[0]
-
-    def _states_to_load(self, model_only: bool) -> dict[str, Any]:
-        """Of another run's checkpoint only the weights, and the moments where they are kept.
-
-        The settings of the optimizer come with its moments; whoever loads sets its own.
-        """
-        states: dict[str, Any] = super()._states_to_load(model_only)
-        if model_only and self._keep_moments:
-            states = {**states, OPTIMIZER: self.states[OPTIMIZER]}
-        return states
-
-    def _purge_stale_checkpoints(self) -> None:
-        if self.keep_latest_k == 0 or dist.get_rank() != 0:
+    def _purge(self) -> None:
+        if self._config.keep_latest_k == 0 or dist.get_rank() != 0:
             return
-        # One that is being written, or could not be, is none of the last ones yet.
-        folders = sealed_steps(self.folder)
-        for step in stale_steps(
-            folders, keep_latest=self.keep_latest_k, milestone_interval=self._milestone_interval
-        ):
-            stale = folders[step].with_suffix(".stale")  # so that no kill leaves a part of it
-            os.replace(folders[step], stale)
-            self.purge_queue.put(str(stale))
+        # A checkpoint that is being written, or could not be, is none of the last ones yet.
+        folders = sealed_steps(self._folder)
+        milestone = self._config.milestone_interval
+        for step in list(folders)[: -self._config.keep_latest_k]:
+            if not milestone or step % milestone:
+                stale = folders[step].with_suffix(".stale")  # so that no kill leaves a part of it
+                os.replace(folders[step], stale)
+                self._delete(stale)
+
+    def _delete(self, folder: Path) -> None:
+        if dist.get_rank() == 0:
+            self._background.submit(shutil.rmtree, folder, ignore_errors=True)
 
     def close(self) -> None:
-        super().close()
-        if hasattr(self, "_finisher"):
-            self._finisher.shutdown()
+        """Wait for all that is being written and deleted."""
+        self.wait_for_saves()
+        self._background.shutdown()

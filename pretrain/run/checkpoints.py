@@ -7,7 +7,6 @@ others. What differs from its seal is set aside under another name, never delete
 import json
 import os
 import re
-from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
@@ -36,9 +35,9 @@ def checkpoint_steps(folder: Path | str) -> dict[int, Path]:
 
 
 def sealed_steps(folder: Path | str) -> dict[int, Path]:
-    """Of `checkpoint_steps` those that were finished; their contents are not looked at."""
-    found = checkpoint_steps(folder)
-    return {step: path for step, path in found.items() if (path / SEAL_NAME).is_file()}
+    """`checkpoint_steps` that were finished; their contents are not looked at."""
+    steps = checkpoint_steps(folder)
+    return {step: path for step, path in steps.items() if (path / SEAL_NAME).is_file()}
 
 
 def seal(checkpoint: Path) -> None:
@@ -51,7 +50,7 @@ def seal(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What differs from the seal of a checkpoint, in words; None if it is whole.
+    """Say what differs from the seal of a checkpoint; None if it is whole.
 
     Reads all of it.
     """
@@ -96,30 +95,18 @@ def last_complete(checkpoint: Path, num_wanted: int) -> list[Path]:
     """
     if reason := damage(checkpoint):
         raise ValueError(f"{checkpoint} is not a complete checkpoint: {reason}")
-    found = [checkpoint]
+    whole = [checkpoint]
     earlier = [
         path
         for step, path in sealed_steps(checkpoint.parent).items()
         if step < checkpoint_step(checkpoint)
     ]
-    while earlier and len(found) < num_wanted:
+    while earlier and len(whole) < num_wanted:
         if damage(path := earlier.pop()) is None:
-            found.insert(0, path)
-    if num_wanted < 1 or len(found) < num_wanted:
+            whole.insert(0, path)
+    if num_wanted < 1 or len(whole) < num_wanted:
         raise ValueError(
-            f"{checkpoint.parent} has {len(found)} complete checkpoints up to {checkpoint.name}, "
+            f"{checkpoint.parent} has {len(whole)} complete checkpoints up to {checkpoint.name}, "
             f"and {num_wanted} were asked for"
         )
-    return found
-
-
-def stale_steps(steps: Iterable[int], *, keep_latest: int, milestone_interval: int) -> list[int]:
-    """The steps whose checkpoints can go: neither among the last ones nor milestones.
-
-    keep_latest: at least 1. milestone_interval: in steps; 0 makes no step a milestone.
-    """
-    return [
-        step
-        for step in sorted(steps)[:-keep_latest]
-        if not milestone_interval or step % milestone_interval
-    ]
+    return whole

@@ -47,17 +47,15 @@ class HeldoutLoss:
         self._shards = [TokenShards.open(source.path, verify=False) for source in config.sources]
 
     def is_due(self, step: int, *, is_last: bool) -> bool:
-        """Whether to measure after `step`."""
-        is_any = bool(self._config.sources or self._config.questions)
-        return is_any and (is_last or step % self._config.interval == 0)
+        """Whether to measure after `step`: after the first, so that what fails shows in minutes."""
+        is_due = step == 1 or is_last or step % self._config.interval == 0
+        return bool(self._config.sources) and is_due
 
     def measure(self, batch_loss: BatchLoss) -> dict[str, float]:
         """Mean loss of each source, in nats a token; on all processes together.
 
         batch_loss: summed cross entropy of (batch_size, seq_len) inputs and labels on `device`.
         """
-        if not self._shards:
-            return {}
         totals = torch.zeros(len(self._shards), dtype=torch.float64, device=self._device)
         for index, shards in enumerate(self._shards):
             for inputs, labels in self._batches(shards):

@@ -9,13 +9,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.distributed import ParallelDims
 
 from ..job_config import JobConfig
-from ..model.tinycomma import TinyCommaArgs
-from .train_spec import train_spec
+from ..model.tinycomma import TinyComma, TinyCommaArgs, parallel_dims, parallelized
 
 _FLOAT32_BYTES = 4
 _ADAM_MOMENTS = 2
@@ -34,7 +31,7 @@ class MemoryEstimate:
     activations: int
     """Saved for backward by all layers."""
     logits: int
-    """Of one chunk, or of all tokens, with their gradients and, uncompiled, float32 forms."""
+    """One chunk, or all tokens, with their gradients and, uncompiled, float32 forms."""
 
     @property
     def total(self) -> int:
@@ -47,33 +44,67 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) -> MemoryEstimate:
-    """Of one GPU in a run whose weights are divided among `num_shards` of them.
+    """Estimate the memory of one GPU in a run whose weights are divided among `num_shards` of them.
 
     args: the model, updated from the config. Activation checkpointing other than "full" is
     counted as none.
     """
-    num_parameters = parameter_count(args)
+    training, compiled = config.training, config.compile.components if config.compile.enable else ()
+    num_parameters, embedding = parameter_count(args), args.vocab_size * args.dim
+    width = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
     shard_bytes = _FLOAT32_BYTES * -(-num_parameters // num_shards)
-    width = TORCH_DTYPE_MAP[config.training.mixed_precision_param].itemsize
-    num_tokens = config.training.local_batch_size * config.training.seq_len
+
+    # 1. Gradients: of the local shard; of all weights, where rounds add up before they are reduced.
+    gradients = shard_bytes
+    num_replicas = config.parallelism.data_parallel_replicate_degree
+    if training.global_batch_size > training.local_batch_size * num_shards * num_replicas:
+        gradients = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * num_parameters
+
+    # 2. Gathered weights: the layer at work and the next one, embedding and output; or all, where
+    # they stay gathered. With them the largest gradient, and its float32 form while it is reduced.
+    # On one GPU they are whole already, and autocast keeps a copy of each in its dtype.
+    if num_shards == 1:
+        gathered = 0 if width == _FLOAT32_BYTES else width * num_parameters
+    else:
+        num_gathered = 2 * (embedding + _layer_parameters(args))
+        if config.parallelism.fsdp_reshard_after_forward == "never":
+            num_gathered = num_parameters
+        gathered = width * num_gathered + (width + _FLOAT32_BYTES) * embedding
+
+    # 3. Activations: of every layer, or its input alone and all those of the one at work.
+    layer = width * layer_activation_values(args, is_compiled="model" in compiled)
+    activations = args.n_layers * layer
+    if config.activation_checkpoint.mode == "full":
+        activations = args.n_layers * width * args.dim + layer
+
+    # 4. Logits and gradient in the training dtype, and in float32 a copy and its softmax, which a
+    # compiled chunk has in registers; chunks add up the gradient of the weight in float32.
+    num_tokens = training.local_batch_size * training.seq_len
+    is_fused = args.loss_chunk_tokens and "loss" in compiled
+    per_logit = 2 * width + (0 if is_fused else 2 * _FLOAT32_BYTES)
+    rows = min(args.loss_chunk_tokens or num_tokens, num_tokens)
+    logits = args.vocab_size * rows * per_logit
+    if args.loss_chunk_tokens:
+        logits += (width + _FLOAT32_BYTES) * embedding
     return MemoryEstimate(
         weights=shard_bytes,
-        gradients=_gradient_bytes(config, num_parameters, num_shards=num_shards),
+        gradients=gradients,
         optimizer=_ADAM_MOMENTS * shard_bytes,
-        gathered=_gathered_bytes(config, args, width, num_shards=num_shards),
-        activations=num_tokens * _activation_bytes_per_token(config, args, width),
-        logits=_logits_bytes(config, args, num_tokens, width),
+        gathered=gathered,
+        activations=num_tokens * activations,
+        logits=logits,
     )
 
 
 def parameter_count(args: TinyCommaArgs) -> int:
-    """Of an untied model without biases."""
-    return 2 * args.vocab_size * args.dim + body_parameter_count(args)
+    """Count the parameters of an untied model without biases."""
+    return 2 * args.vocab_size * args.dim + args.n_layers * _layer_parameters(args) + args.dim
 
 
-def body_parameter_count(args: TinyCommaArgs) -> int:
-    """`parameter_count` without embedding and output: what a model's size stands for in laws."""
-    return args.n_layers * _layer_parameters(args) + args.dim
+def _layer_parameters(args: TinyCommaArgs) -> int:
+    kv_width = args.dim * (args.n_kv_heads or args.n_heads) // args.n_heads
+    attention = 2 * args.dim * args.dim + 2 * args.dim * kv_width
+    return attention + 3 * args.dim * args.hidden_dim + 2 * args.dim
 
 
 def layer_activation_values(args: TinyCommaArgs, *, is_compiled: bool) -> int:
@@ -87,54 +118,6 @@ def layer_activation_values(args: TinyCommaArgs, *, is_compiled: bool) -> int:
     return 8 * args.dim + num_wide * args.hidden_dim + args.n_heads
 
 
-def _activation_bytes_per_token(config: JobConfig, args: TinyCommaArgs, width: int) -> int:
-    is_compiled = config.compile.enable and "model" in config.compile.components
-    layer = width * layer_activation_values(args, is_compiled=is_compiled)
-    if config.activation_checkpoint.mode == "full":
-        return args.n_layers * width * args.dim + layer
-    return args.n_layers * layer
-
-
-def _layer_parameters(args: TinyCommaArgs) -> int:
-    kv_width = args.dim * (args.n_kv_heads or args.n_heads) // args.n_heads
-    attention = 2 * args.dim * args.dim + 2 * args.dim * kv_width
-    return attention + 3 * args.dim * args.hidden_dim + 2 * args.dim
-
-
-def _gradient_bytes(config: JobConfig, num_parameters: int, *, num_shards: int) -> int:
-    """Of weights that stay divided; of all, where rounds add up before they are reduced."""
-    training = config.training
-    num_replicas = config.parallelism.data_parallel_replicate_degree
-    round_size = training.local_batch_size * num_shards * num_replicas
-    if training.global_batch_size > round_size:
-        return TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * num_parameters
-    return _FLOAT32_BYTES * -(-num_parameters // num_shards)
-
-
-def _gathered_bytes(config: JobConfig, args: TinyCommaArgs, width: int, *, num_shards: int) -> int:
-    if num_shards == 1:  # whole already; autocast keeps a copy of each weight in its dtype
-        return 0 if width == _FLOAT32_BYTES else width * parameter_count(args)
-    embedding = args.vocab_size * args.dim
-    # The layer at work and the next one, embedding and output; or all, where they stay gathered.
-    weights = 2 * (embedding + _layer_parameters(args))
-    if config.parallelism.fsdp_reshard_after_forward == "never":
-        weights = parameter_count(args)
-    # The largest gradient, and its float32 form while it is reduced.
-    return width * weights + (width + _FLOAT32_BYTES) * embedding
-
-
-def _logits_bytes(config: JobConfig, args: TinyCommaArgs, num_tokens: int, width: int) -> int:
-    # Logits and gradient in the training dtype, and in float32 a copy and its softmax, which a
-    # compiled chunk has in registers.
-    is_compiled = config.compile.enable and "loss" in config.compile.components
-    per_logit = 2 * width
-    if not (args.loss_chunk_tokens and is_compiled):
-        per_logit += 2 * _FLOAT32_BYTES
-    rows = min(args.loss_chunk_tokens or num_tokens, num_tokens)
-    weight_gradients = (width + _FLOAT32_BYTES) * args.dim if args.loss_chunk_tokens else 0
-    return args.vocab_size * (rows * per_logit + weight_gradients)
-
-
 @contextmanager
 def meta_model(
     config: JobConfig, args: TinyCommaArgs, *, num_processes: int
@@ -145,18 +128,11 @@ def meta_model(
     replicas. Raises: RuntimeError where a process group exists already.
     """
     if dist.is_initialized():
-        raise RuntimeError("a process group exists: fake processes need one of their own")
-    dist.init_process_group("fake", rank=0, world_size=num_processes, store=FakeStore())
+        raise RuntimeError("a process group exists: fake processes need another")
+    dist.init_process_group("fake", rank=0, world_size=num_processes)
     try:
-        num_replicas = config.parallelism.data_parallel_replicate_degree
-        dims = ParallelDims(
-            dp_replicate=num_replicas,
-            dp_shard=num_processes // num_replicas,
-            **dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1),
-            world_size=num_processes,
-        )
-        spec = train_spec()
+        dims = parallel_dims(config, num_processes)
         with torch.device("meta"):
-            yield spec.parallelize_fn(spec.model_cls(args), dims, config)
+            yield parallelized(TinyComma(args), dims, config)
     finally:
         dist.destroy_process_group()

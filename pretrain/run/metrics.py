@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +25,7 @@ from ..plan.data_plan import epochs_read, tokens_read
 from .record import RunRecord
 
 logger = logging.getLogger(__name__)
+_LOG_SECONDS = 30.0  # between lines of the progress bar in a file
 # torchtitan takes any other name for an A100.
 _KNOWN_GPUS = ("A100", "H100", "H200", "H20", "B200", "MI355X", "MI300X", "MI325X", "l40s")
 
@@ -41,12 +44,24 @@ class StepLog:
         """Drop what is said of later steps: they are about to be trained again."""
         if not self.path.exists():
             return
-        lines = self.path.read_text().splitlines(keepends=True)
+        lines = self.path.read_bytes().splitlines(keepends=True)
         # A process killed while writing leaves a last line without its end.
-        whole = [line for line in lines if line.endswith("\n")]
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
+        whole = [line for line in lines if line.endswith(b"\n")]
+        steps = [_step_of(line) for line in whole]
+        if None in steps:
+            self._set_aside([line for line, its in zip(whole, steps, strict=True) if its is None])
+        kept = [
+            line for line, its in zip(whole, steps, strict=True) if its is not None and its <= step
+        ]
         if kept != lines:
-            write_durably(self.path, "".join(kept))
+            write_durably(self.path, b"".join(kept).decode())
+
+    def _set_aside(self, damaged: list[bytes]) -> None:
+        """Keep lines that cannot be read beside the file: a log is no reason to end a run."""
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        with aside.open("ab") as file:
+            file.writelines(damaged)
+        logger.warning("%s: %d damaged lines were set aside as %s", self.path, len(damaged), aside)
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which holds a "step", and those that could not be written before."""
@@ -79,6 +94,15 @@ class StepLog:
             raise
 
 
+def _step_of(line: bytes) -> int | None:
+    """The step that a line says; None if it cannot be read."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if type(step) is int else None
+
+
 class _ExpendableLogger(BaseLogger):
     """TensorBoard or Weights & Biases, until one cannot be written: it is left off then."""
 
@@ -102,7 +126,7 @@ class _ExpendableLogger(BaseLogger):
 class _WandbCurves(BaseLogger):
     """Weights & Biases with the step as a figure among others.
 
-    Its own steps must rise: it would drop what a run says that went back to an earlier checkpoint.
+    Its steps must rise: it would drop what a run says that goes on from an earlier checkpoint.
     """
 
     def __init__(self, logger: WandBLogger) -> None:
@@ -126,27 +150,30 @@ class RunMetrics(MetricsProcessor):
 
     logger: BaseLogger
 
-    def __init__(
-        self, job_config: JobConfig, parallel_dims: ParallelDims, model_args: Any = None
-    ) -> None:
+    def __init__(self, job_config: JobConfig, parallel_dims: ParallelDims) -> None:
         folder = Path(job_config.job.dump_folder)
         self._is_writer = dist.get_rank() == 0
-        has_wandb = self._is_writer and job_config.metrics.enable_wandb
-        if has_wandb:  # every start of a run writes into the same curves
+        # torchtitan would go on where Weights & Biases does not start, so it is not asked to.
+        without_wandb = replace(job_config, metrics=copy(job_config.metrics))
+        without_wandb.metrics.enable_wandb = False
+        super().__init__(without_wandb, parallel_dims)
+        loggers = LoggerContainer()
+        loggers.add_logger(self.logger)
+        if self._is_writer and job_config.metrics.enable_wandb:
+            # Every start of a run writes into the same curves.
             os.environ["WANDB_RUN_ID"] = RunRecord.read(folder).wandb_id
             os.environ.setdefault("WANDB_RESUME", "allow")
-        super().__init__(job_config, parallel_dims)
+            loggers.add_logger(_WandbCurves(WandBLogger(str(folder), job_config)))
         self._log = StepLog(folder / "metrics.jsonl")
         self._heldout_log = StepLog(folder / "heldout.jsonl")
         self._bar: tqdm | None = None
         self._peak_flops = peak_flops_per_s(self.device_memory_monitor.device_name)
-        if has_wandb:
-            _use_wandb(self.logger)
-        self.logger = _ExpendableLogger(self.logger)
+        self.logger = _ExpendableLogger(loggers)
 
     def start(self, step: int, data: dict[str, Any]) -> None:
         """Begin after `step`; data: what `data_record` says of the run."""
         self._data = data
+        self._tokens_per_step = data["batch_size"] * data["seq_len"]
         self._start_time = self._last_time = time.perf_counter()
         self._last_step = step
         if self._is_writer:
@@ -158,7 +185,13 @@ class RunMetrics(MetricsProcessor):
                 desc=Path(self.job_config.job.dump_folder).name,
                 unit="step",
                 file=sys.stderr,
+                mininterval=0.1 if sys.stderr.isatty() else _LOG_SECONDS,
             )
+
+    def count(self, num_tokens: int, *, seconds: float) -> None:
+        """Count a batch of this process, and the time that it was waited for."""
+        self.ntokens_since_last_log += num_tokens
+        self.data_loading_times.append(seconds)
 
     def should_log(self, step: int) -> bool:
         """Also the last step, so that every curve ends where training does."""
@@ -177,7 +210,9 @@ class RunMetrics(MetricsProcessor):
             "source_epochs": epochs_read(self._data, step),
         }
         curves = {f"{kind}/{name}": one for kind in read for name, one in read[kind].items()}
-        extra = {**(extra_metrics or {}), **curves}
+        # Of the step, not of what this start has counted: it may have begun on other processes.
+        tokens = {"n_tokens_seen": step * self._tokens_per_step}
+        extra = {**(extra_metrics or {}), **tokens, **curves}
         peak_memory_gib = self.device_memory_monitor.get_peak_stats().max_reserved_gib
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
         if self._bar is None:
@@ -193,27 +228,14 @@ class RunMetrics(MetricsProcessor):
         self._bar.update(step - self._last_step)
         self._last_step, self._last_time = step, time.perf_counter()
 
-    def log_heldout(
-        self,
-        step: int,
-        losses: dict[str, float],
-        answers: dict[str, dict[str, float]],
-        *,
-        seconds: float,
-    ) -> None:
-        """Record what was measured in `seconds` between two steps.
-
-        losses: in nats a token, by source. answers: what `QuestionSuite.measure` says, by suite.
-        """
+    def log_heldout(self, step: int, losses: dict[str, float], *, seconds: float) -> None:
+        """Record what was measured in `seconds` between two steps: nats a token, by source."""
         curves = {f"heldout_loss/{name}": loss for name, loss in losses.items()}
-        for name, figures in answers.items():
-            curves |= {f"questions/{name}/{kind}": figure for kind, figure in figures.items()}
         self.logger.log(curves, step)
         if self._is_writer:
             said = ", ".join(f"{name} {figure:.4f}" for name, figure in curves.items())
             logger.info("step: %d  %s", step, said)
-            asked = {"questions": answers} if answers else {}
-            self._heldout_log.append({"step": step, "losses": losses, **asked})
+            self._heldout_log.append({"step": step, "losses": losses})
         # Not part of the time that the next steps take: speeds are of training.
         self._last_time += seconds
         self.time_last_log += seconds
@@ -221,9 +243,9 @@ class RunMetrics(MetricsProcessor):
     def _speed(self, step: int) -> dict[str, float]:
         """Tokens so far and, since the last logged step, tokens/s over all processes and MFU."""
         now = time.perf_counter()
-        tokens_per_step = self._data["batch_size"] * self._data["seq_len"]
-        tokens_per_s = (step - self._last_step) * tokens_per_step / (now - self._last_time)
-        speed = {"tokens": step * tokens_per_step, "tokens_per_s": tokens_per_s}
+        seconds = now - self._last_time
+        tokens_per_s = (step - self._last_step) * self._tokens_per_step / seconds
+        speed = {"tokens": step * self._tokens_per_step, "tokens_per_s": tokens_per_s}
         if self._peak_flops is not None:
             speed["mfu"] = flops_utilization(
                 tokens_per_s / dist.get_world_size(), self.num_flops_per_token, self._peak_flops
@@ -236,17 +258,6 @@ class RunMetrics(MetricsProcessor):
         if self._bar is not None:
             self._bar.close()
         super().close()
-
-
-def _use_wandb(loggers: LoggerContainer) -> None:
-    """Raises RuntimeError where Weights & Biases did not start: torchtitan would go on."""
-    is_wandb = [isinstance(one, WandBLogger) for one in loggers._loggers]
-    if not any(is_wandb):
-        raise RuntimeError(
-            "metrics.enable_wandb is true and Weights & Biases did not start: see train.log"
-        )
-    place = is_wandb.index(True)
-    loggers._loggers[place] = _WandbCurves(loggers._loggers[place])
 
 
 def peak_flops_per_s(device_name: str) -> float | None:

@@ -15,20 +15,20 @@ from ...environment import environment_record
 from ..job_config import Checkpoint, JobConfig
 from ..model.tinycomma import flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
-from ..plan.stages import CHECKPOINT_BYTES_PER_PARAMETER, check_epochs
+from ..plan.stages import check_epochs
 from ..tokens.shards import check_shards
 from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
-from .questions import question_suites
-from .record import RunRecord
-from .start import StartingPoint, find_starting_point, record_of, resolved_settings
+from .start import find_starting_point, record_of, resolved_settings
 from .trainer import global_batch_size
 
 FLOAT8_CONVERTER = "quantize.linear.float8"
 # The allocator's fragments, NCCL and the CUDA context take the rest.
 _USABLE_MEMORY_FRACTION = 0.92
 _GB = 10**9
+_CHECKPOINT_BYTES_PER_PARAMETER = 12  # float32 weights and the two moments of AdamW
+_UNUSED_SECTIONS = ("validation", "fault_tolerance", "experimental", "memory_estimation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +36,12 @@ class Machine:
     """One machine as its first process sees it."""
 
     num_processes: int
-    """Of the run, on this machine."""
+    """Processes of the run on this machine."""
     num_gpus: int
     gpu_name: str
     """Empty without a GPU."""
     gpu_memory_bytes: int
-    """Of one GPU; 0 without one."""
+    """Memory of one GPU; 0 without one."""
     free_disk_bytes: int
     """Where the run's folder is."""
 
@@ -80,30 +80,34 @@ def check_run(
     record = record_of(config, plan, num_processes=num_processes)
     _check_tokenizer(config, plan, num_model_tokens=record.model["vocab_size"])
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
-    question_suites(config)
     start = find_starting_point(config, record)
-    _check_epochs(config, start.record)
+    passes = start.record.stages(config.training.steps)
+    check_epochs([epochs_read(run.data, step) for run, step in passes], config.data.max_epochs)
     args = model_args(config)
     num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
     check_memory(config, machine, estimate_memory(config, args, num_shards=num_shards))
     _check_disk(config, machine, num_parameters=parameter_count(args))
     if config.data.verify_checksums:
         check_shards([Path(source.path) for source in config.data.sources])
-    _started(config, start, num_processes=num_processes).write(dump_folder)
-    return [start.remark] if start.remark else []
-
-
-def _started(config: JobConfig, start: StartingPoint, *, num_processes: int) -> RunRecord:
-    """The record of a run that has been looked at and starts now."""
-    record = start.record.started(
+    started = start.record.started(
         start.step,
         resolved_settings(config),
         num_processes=num_processes,
         environment=environment_record(),
     )
-    if config.metrics.enable_wandb and not record.wandb_id:
-        record = replace(record, wandb_id=os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
-    return record
+    if config.metrics.enable_wandb and not started.wandb_id:
+        wandb_id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        started = replace(started, wandb_id=wandb_id)
+    started.write(dump_folder)
+    remarks = [start.remark] if start.remark else []
+    if unsearched := [
+        source["name"] for source in record.data["sources"] if "decontamination" not in source
+    ]:
+        remarks.append(
+            "not searched for texts that must not be trained on (`anchored decontaminate`): "
+            f"{', '.join(unsearched)}"
+        )
+    return remarks
 
 
 def check_settings(config: JobConfig) -> None:
@@ -121,36 +125,15 @@ def check_settings(config: JobConfig) -> None:
                 f"parallelism.{kind}_parallel_degree must be 1, got {degree}: a model of this size "
                 "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)"
             )
-    _check_checkpoint(config.checkpoint)
     _check_packages(config)
-    if config.validation.enable:
-        raise ValueError("validation.enable is not supported: there is no validation data")
-
-
-def _check_checkpoint(config: Checkpoint) -> None:
-    if not config.enable:
-        raise ValueError("checkpoint.enable is false: the run would leave nothing behind")
-    if config.last_save_model_only or config.last_save_in_hf:
+    if config.optimizer.early_step_in_backward:
         raise ValueError(
-            "checkpoint.last_save_model_only and last_save_in_hf must be false: a run that ends "
-            "so cannot be started again; use `anchored export` on its checkpoint"
+            "optimizer.early_step_in_backward must be false: whether a step is taken depends on "
+            "all of its gradients"
         )
-    if config.keep_moments and not (config.initial_load_path and config.initial_load_model_only):
-        raise ValueError(
-            "checkpoint.keep_moments takes them from checkpoint.initial_load_path, with "
-            f"initial_load_model_only; got {config.initial_load_path} and "
-            f"{config.initial_load_model_only}"
-        )
-    if config.load_step != -1:
-        raise ValueError(
-            "checkpoint.load_step would leave later checkpoints in the way: "
-            f"`anchored rollback RUN --step {config.load_step}` goes back for good"
-        )
-    if config.keep_latest_k == 1:
-        raise ValueError(
-            "checkpoint.keep_latest_k must be 0 (all) or at least 2, got 1: the last one may be "
-            "torn by a kill"
-        )
+    for section in _UNUSED_SECTIONS:
+        if (settings := getattr(config, section)) != type(settings)():
+            raise ValueError(f"the settings of {section} are not supported: nothing reads them")
 
 
 def _check_packages(config: JobConfig) -> None:
@@ -202,7 +185,7 @@ def _check_gpus(config: JobConfig, machine: Machine) -> None:
     if 0 < machine.num_gpus < machine.num_processes:
         raise ValueError(
             f"{machine.num_processes} processes were started on a machine of {machine.num_gpus} "
-            "GPUs: each needs one of its own (torchrun --nproc-per-node)"
+            "GPUs: each needs one (torchrun --nproc-per-node)"
         )
 
 
@@ -224,11 +207,6 @@ def _check_tokenizer(config: JobConfig, plan: DataPlan, *, num_model_tokens: int
         )
 
 
-def _check_epochs(config: JobConfig, record: RunRecord) -> None:
-    stages = [epochs_read(run.data, step) for run, step in record.stages(config.training.steps)]
-    check_epochs(stages, config.data.max_epochs)
-
-
 def check_memory(config: JobConfig, machine: Machine, estimate: MemoryEstimate) -> None:
     """Raises ValueError if a step would not fit; nothing is checked without a GPU."""
     usable = _USABLE_MEMORY_FRACTION * machine.gpu_memory_bytes
@@ -243,7 +221,7 @@ def check_memory(config: JobConfig, machine: Machine, estimate: MemoryEstimate) 
 def _check_disk(config: JobConfig, machine: Machine, *, num_parameters: int) -> None:
     """The checkpoints that the run will keep must fit beside those that are there already."""
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
-    checkpoint_bytes = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters
+    checkpoint_bytes = _CHECKPOINT_BYTES_PER_PARAMETER * num_parameters
     num_kept = _num_kept_checkpoints(config.checkpoint, num_steps=config.training.steps)
     needed = max(0, num_kept - len(checkpoint_steps(folder))) * checkpoint_bytes
     if needed > machine.free_disk_bytes:
@@ -256,7 +234,7 @@ def _check_disk(config: JobConfig, machine: Machine, *, num_parameters: int) -> 
 
 def _num_kept_checkpoints(config: Checkpoint, *, num_steps: int) -> int:
     """Most that lie on disk at a time: the last ones, one in flight, milestones."""
-    num_saves = -(-num_steps // config.interval)
+    num_saves = 1 + -(-num_steps // config.interval)  # the first step's too
     num_latest = config.keep_latest_k + 1 if config.keep_latest_k else num_saves
     if not config.interval_minutes:
         num_latest = min(num_latest, num_saves)

@@ -27,18 +27,19 @@ class RunRecord:
     identity: dict[str, Any]
     """Two runs with equal identities give the same weights."""
     data: dict[str, Any]
-    """What `data_record` says of the data plan."""
+    """The `data_record` of the data plan."""
     earlier: dict[str, Any] | None = None
     """The run whose weights this one began with: its record, and its "step"."""
     forks: list[dict[str, Any]] = field(default_factory=list)
-    """Where the run went back: "step", "skip_steps" and "settings" of each, before and after."""
+    """The checkpoints of other runs that it went on from: "from", "step", "skip_steps" and
+    "settings" of each, before and after."""
     settings: dict[str, Any] = field(default_factory=dict)
     """All settings of the last start, by their dotted names."""
     starts: list[dict[str, Any]] = field(default_factory=list)
     """Each start: the "step" it went on after, "num_processes", the "environment" of its first
     process, and its "changes" of settings, before and after."""
     wandb_id: str = ""
-    """Of the run in Weights & Biases, on every start; empty where it was never in use."""
+    """Id of the run in Weights & Biases, on every start; empty where it was never in use."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
@@ -59,12 +60,6 @@ class RunRecord:
         text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n"
         write_durably(folder / RECORD_NAME, text)
 
-    def forked_data(self, data: dict[str, Any]) -> dict[str, Any]:
-        """What `data_record` says, with the steps of data that this run's forks left out."""
-        skips = [[fork["step"], fork["skip_steps"]] for fork in self.forks if fork["skip_steps"]]
-        others = {name: value for name, value in data.items() if name != "skips"}
-        return others | ({"skips": skips} if skips else {})
-
     def started(
         self,
         step: int,
@@ -83,10 +78,6 @@ class RunRecord:
         start = {"step": step, "num_processes": num_processes}
         starts = [*self.starts, start | {"environment": environment, "changes": changes}]
         return replace(self, settings=settings, starts=starts)
-
-    def after(self, earlier: "RunRecord", step: int) -> "RunRecord":
-        """This record, of a run that began with another one's weights after `step`."""
-        return replace(self, earlier={**asdict(earlier), "step": step})
 
     def stages(self, step: int) -> list[tuple["RunRecord", int]]:
         """The runs behind the weights after `step` with their last steps, the first run first."""
@@ -109,7 +100,7 @@ class RunRecord:
 def lock_run(folder: Path) -> IO[str]:
     """Claim a dump folder, which is made, until what is returned is closed or this process ends.
 
-    The claim is the system's own on an open file, so that no kill leaves it behind.
+    The claim is a lock of the system on an open file, so that no kill leaves it behind.
     Raises: ValueError naming who holds it, OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,6 +112,9 @@ def lock_run(folder: Path) -> IO[str]:
         holder = file.read().strip() or "another process"
         file.close()
         raise ValueError(f"{folder} is in use by {holder}: one run at a time") from None
+    except OSError as error:  # as on Lustre, unless it is mounted with the option flock
+        file.close()
+        raise ValueError(f"{file.name} cannot be locked ({error.strerror})") from error
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()

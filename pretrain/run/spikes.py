@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import AnchoredError
+from ...durable_files import json_value
 from ..job_config import SpikeGuardConfig
-from ..plan.consumption import sequence_documents
 from ..plan.data_plan import DataPlan, skipped_steps
+from ..plan.provenance import ConsumedDocument, consumed_documents
 
 MAX_CONSECUTIVE_SKIPS = 8
 
@@ -23,9 +24,11 @@ class Spike:
     action: str
     """logged; skipped, as the guard is set; refused, as every step that is not finite is."""
 
-    @property
-    def is_skipped(self) -> bool:
-        return self.action != "logged"
+    def __str__(self) -> str:
+        return (
+            f"{self.action}, as the loss is {self.loss:.4f} (limit {self.limit:.4f}) and the "
+            f"gradients' norm {self.grad_norm:.4f}"
+        )
 
 
 class SpikeGuard:
@@ -65,13 +68,13 @@ class SpikeGuard:
         if self._num_refused >= most:
             raise AnchoredError(
                 f"spike_guard: {most} steps up to step {step} had a loss or gradients that are not "
-                "finite, and none of them was taken: see spikes.jsonl, and `anchored rollback` to "
+                "finite, and none of them was taken: see spikes.jsonl, and checkpoint.fork_from to "
                 "skip their data or to change a setting"
             )
         if self._num_skips > MAX_CONSECUTIVE_SKIPS:
             raise AnchoredError(
                 f"spike_guard: {self._num_skips} steps up to step {step} were skipped and the loss "
-                "is still above its limit: see spikes.jsonl, and `anchored rollback`"
+                "is still above its limit: see spikes.jsonl, and checkpoint.fork_from"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,9 +101,35 @@ def spike_line(spike: Spike, plan: DataPlan, data: dict[str, Any], *, step: int)
     figures = {"loss": spike.loss, "limit": spike.limit, "grad_norm": spike.grad_norm}
     return {
         "step": step,
-        **{name: one if math.isfinite(one) else str(one) for name, one in figures.items()},
+        **json_value(figures),
         "action": spike.action,
         "sequences": sequence_documents(
             plan, step + skipped_steps(data, step - 1), data["batch_size"]
         ),
     }
+
+
+def sequence_documents(plan: DataPlan, step: int, batch_size: int) -> list[dict[str, Any]]:
+    """For each sequence of a step its source, epoch, and first and last document.
+
+    A document is named by its input file and its record there, as `anchored plan --step` does,
+    which lists those between too.
+    """
+    by_sequence: dict[int, list[ConsumedDocument]] = {}
+    for one in consumed_documents(plan, step, sequences_per_step=batch_size):
+        by_sequence.setdefault(one.sequence, []).append(one)
+    return [
+        {
+            "sequence": sequence,
+            "source": documents[0].source,
+            "epoch": documents[0].epoch,
+            **{
+                name: {"input_file": one.span.input_file, "record": one.span.record}
+                for name, one in (
+                    ("first_document", documents[0]),
+                    ("last_document", documents[-1]),
+                )
+            },
+        }
+        for sequence, documents in by_sequence.items()
+    ]

@@ -1,12 +1,12 @@
-"""What identifies a run, and where it starts: its checkpoint, another's weights, or nothing."""
+"""The identity of a run, and where it starts: its checkpoint, another's weights, or nothing."""
 
-import json
-import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from ...durable_files import json_value, new_folder
 from ..job_config import JobConfig
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
@@ -14,50 +14,23 @@ from .checkpoints import checkpoint_step, checkpoint_steps, damage, set_aside, w
 from .record import RECORD_NAME, RunRecord
 from .trainer import global_batch_size
 
-MAY_DIFFER: Final = {
-    "names the run, and what it shows and asks of its machine": (
-        *("job.config_file", "job.dump_folder", "job.description", "job.print_config"),
-        *("job.save_config_file", "job.verbose", "job.needs_gpu", "job.check_memory"),
-        "model.print_after_conversion",
-    ),
-    "watches the run": ("metrics", "profiling", "heldout", "memory_estimation"),
-    "waiting times and traces of the processes": (
-        *("comm.init_timeout_seconds", "comm.train_timeout_seconds", "comm.trace_buf_size"),
-        *("comm.save_traces_folder", "comm.save_traces_file_prefix"),
-    ),
-    "when checkpoints are written, how many are kept, and which is gone back to": (
-        *("checkpoint.enable", "checkpoint.folder", "checkpoint.interval"),
-        *("checkpoint.interval_minutes", "checkpoint.milestone_interval"),
-        *("checkpoint.keep_latest_k", "checkpoint.async_mode", "checkpoint.load_step"),
-        *("checkpoint.last_save_model_only", "checkpoint.last_save_in_hf"),
-        *("checkpoint.export_dtype", "checkpoint.enable_first_step_checkpoint"),
-        *("checkpoint.create_seed_checkpoint", "checkpoint.load_only"),
-        "checkpoint.enable_ft_dataloader_checkpoints",
-    ),
-    "the same arithmetic shared, ordered or repeated in another way: equal up to rounding": (
-        *("parallelism", "compile", "activation_checkpoint", "loss.chunk_tokens"),
-        *("training.local_batch_size", "training.enable_cpu_offload"),
-        *("optimizer.implementation", "debug.deterministic", "debug.deterministic_warn_only"),
-    ),
-    "a run may be made longer: the length of its schedule is compared": ("training.steps",),
-    "in data.plan_hash, by contents in place of folders": (
-        *("data.sources", "data.seed", "data.weight_unit"),
-    ),
-    "refuses or ends runs and changes none": (
-        *("data.max_epochs", "data.verify_checksums", "spike_guard.max_nonfinite_steps"),
-    ),
-    "which tokenizer it is stands in data.plan_hash": (
-        *("model.tokenizer", "model.tokenizer_path", "model.hf_assets_path"),
-    ),
-    "nothing reads it: [data] and our own loader are in its place": (
-        *("training.dataset", "training.dataset_path", "training.dataloader", "validation"),
-    ),
-    "when Python collects its garbage": ("training.gc_freq", "training.gc_debug"),
-}
-"""By reason, the settings and whole sections in which a run and its resumption may differ.
+IDENTITY: Final = (
+    *("model.name", "model.flavor", "model.converters"),
+    *("training.seq_len", "training.global_batch_size", "training.max_norm", "training.dtype"),
+    *("training.mixed_precision_param", "training.mixed_precision_reduce"),
+    *("optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps"),
+    *("optimizer.weight_decay", "lr_scheduler", "debug.seed", "data.mask_documents"),
+    *("checkpoint.initial_load_path", "checkpoint.keep_moments"),
+    *("checkpoint.fork_from", "checkpoint.fork_skip_steps"),
+)
+"""Settings and whole sections that decide a run's weights: they are the same on every start.
 
-Everything else must be equal, settings that torchtitan may add included.
+The data counts by contents, in data.plan_hash. Parallelism, compilation and the size of a process's
+batch are missing because they change nothing but rounding, training.steps because a run may be
+made longer: the length of its schedule is compared.
 """
+MAY_CHANGE: Final = ("optimizer.", "lr_scheduler.", "spike_guard.", "training.max_norm")
+"""Settings that may change where a run forks: they decide nothing about what a checkpoint holds."""
 
 
 def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRecord:
@@ -89,29 +62,22 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
     settings = dict(_settings(asdict(config)))
     settings["training.global_batch_size"] = global_batch_size(config, num_processes)
     settings["lr_scheduler.total_steps"] = config.lr_scheduler.total_steps or config.training.steps
-    # Nothing reads these where another setting, which is compared, is off.
-    is_at_work = {
-        "spike_guard": config.spike_guard.action == "skip",  # else it only watches
-        "quantize": bool(config.model.converters),
-        "fault_tolerance": config.fault_tolerance.enable,
-        "checkpoint.keep_moments": config.checkpoint.keep_moments,  # records of before lack it
-    }
-    left_out = [name for names in MAY_DIFFER.values() for name in names]
-    left_out += [section for section, is_on in is_at_work.items() if not is_on]
+    names = list(IDENTITY)
+    if config.spike_guard.action == "skip":  # else it only watches
+        names.append("spike_guard")
+    if config.model.converters:
+        names.append("quantize")
     return {
         key: value
         for key, value in settings.items()
-        if not any(key == name or key.startswith(f"{name}.") for name in left_out)
+        if any(key == name or key.startswith(f"{name}.") for name in names)
     }
 
 
 def resolved_settings(config: JobConfig) -> dict[str, Any]:
     """Every setting of a run by its dotted name, defaults included; plain JSON."""
-    settings = json.loads(json.dumps(dict(_settings(asdict(config)))))
-    return {
-        name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
-        for name, value in settings.items()
-    }
+    settings: dict[str, Any] = json_value(dict(_settings(asdict(config))))
+    return settings
 
 
 def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -122,39 +88,14 @@ def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def follow_forks(config: JobConfig) -> JobConfig:
-    """The config with the settings that the forks of its run changed.
-
-    A setting that the config has changed itself stays, and shows as another run's.
-    """
-    run = Path(config.job.dump_folder)
-    if not (run / RECORD_NAME).is_file() or not (run / config.checkpoint.folder).is_dir():
-        return config
-    for name, values in _settings_of(RunRecord.read(run).forks).items():
-        section, _, key = name.partition(".")
-        table = getattr(config, section)
-        if getattr(table, key) in [None, *values]:
-            setattr(config, section, replace(table, **{key: values[-1]}))
-    return config
-
-
-def _settings_of(forks: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """All values that each setting has had, in order: before the first fork, and since each."""
-    found: dict[str, list[Any]] = {}
-    for fork in forks:
-        for name, (before, after) in fork["settings"].items():
-            found.setdefault(name, [before]).append(after)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
     """The step that a run goes on from, and what its user should know about that."""
 
     record: RunRecord
-    """Of the run, with the runs before it."""
+    """Record of the run, with the runs before it."""
     step: int = 0
-    """Of its last whole checkpoint; 0 where it begins."""
+    """Step of its last whole checkpoint; 0 where it begins."""
     remark: str = ""
 
 
@@ -166,6 +107,8 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     """
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
     if not folder.exists():
+        if config.checkpoint.fork_from:
+            return _fork(config, record, Path(config.checkpoint.fork_from).resolve())
         return StartingPoint(_with_earlier(config, record))
     _check_same_run(config, record)
     reasons: dict[Path, str] = {}
@@ -173,29 +116,66 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
         if reason := damage(path):
             reasons[path] = reason
             continue
-        prefix = f"set aside {'; '.join(_set_aside(reasons))}: " if reasons else ""
+        asides = [f"{set_aside(torn).name} ({why})" for torn, why in reasons.items()]
+        prefix = f"set aside {'; '.join(asides)}: " if asides else ""
         before = RunRecord.read(folder.parent)
+        skips = {"skips": before.data["skips"]} if "skips" in before.data else {}
         record = replace(
-            before,
-            model=record.model,
-            identity=record.identity,
-            data=before.forked_data(record.data),
+            before, model=record.model, identity=record.identity, data=record.data | skips
         )
         return StartingPoint(record, step, f"{prefix}resuming from {path}")
     if was_finished(folder):
-        found = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
+        damages = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
         raise ValueError(
-            f"{folder} holds no whole checkpoint ({found or 'they were set aside'}), and a run "
+            f"{folder} holds no whole checkpoint ({damages or 'they were set aside'}), and a run "
             "that had some does not start from 0: mend one, or choose another job.dump_folder"
         )
-    # An empty folder would make torchtitan ignore checkpoint.initial_load_path.
     aside = set_aside(folder)
     remark = f"no complete checkpoint, set aside as {aside}: starting from the beginning"
-    return StartingPoint(_with_earlier(config, record), 0, remark)
+    start = find_starting_point(config, record)
+    return replace(start, remark=f"{remark}{start.remark and '; '}{start.remark}")
 
 
-def _set_aside(reasons: dict[Path, str]) -> list[str]:
-    return [f"{set_aside(path).name} ({reason})" for path, reason in reasons.items()]
+def _fork(config: JobConfig, record: RunRecord, checkpoint: Path) -> StartingPoint:
+    """Make the run go on after another one's checkpoint, which is copied into it with its curves.
+
+    Raises: ValueError if that is not whole, or is of another model or other data.
+    """
+    step = checkpoint_step(checkpoint)
+    if reason := damage(checkpoint):
+        raise ValueError(f"checkpoint.fork_from {checkpoint} is not whole: {reason}")
+    source = checkpoint.parents[1]
+    other = RunRecord.read(source)
+    changes = {}
+    for name in other.identity | record.identity:
+        before, after = other.identity.get(name), record.identity.get(name)
+        if before == after or name.startswith("checkpoint."):
+            continue
+        if not name.startswith(MAY_CHANGE):
+            raise ValueError(
+                f"a fork of {checkpoint} has another {name} ({before} there, {after} here): only "
+                f"{', '.join(MAY_CHANGE)} may change"
+            )
+        changes[name] = [before, after]
+    if other.model != record.model:
+        raise ValueError(f"checkpoint.fork_from {checkpoint} holds a model of another shape")
+    run = Path(config.job.dump_folder)
+    for name in ("metrics.jsonl", "heldout.jsonl", "spikes.jsonl"):  # cut at the step later
+        if (source / name).is_file():
+            shutil.copy(source / name, run / name)
+    with new_folder(run / config.checkpoint.folder / checkpoint.name) as copy:
+        shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
+    num_skipped = config.checkpoint.fork_skip_steps
+    skips = [skip for skip in other.data.get("skips", []) if skip[0] < step]
+    skips += [[step, num_skipped]] if num_skipped else []
+    fork = {"from": str(checkpoint), "step": step, "skip_steps": num_skipped, "settings": changes}
+    forked = replace(
+        record,
+        data=record.data | ({"skips": skips} if skips else {}),
+        earlier=other.earlier,
+        forks=[*(one for one in other.forks if one["step"] < step), fork],
+    )
+    return StartingPoint(forked, step, f"going on from {checkpoint}, as another run")
 
 
 def _check_same_run(config: JobConfig, record: RunRecord) -> None:
@@ -234,4 +214,4 @@ def _with_earlier(config: JobConfig, record: RunRecord) -> RunRecord:
     shapes = [dict(run.model, max_position_embeddings=None) for run in (earlier, record)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"checkpoint.initial_load_path {path} holds a model of another shape")
-    return record.after(earlier, checkpoint_step(checkpoint))
+    return replace(record, earlier={**asdict(earlier), "step": checkpoint_step(checkpoint)})

@@ -1,6 +1,7 @@
-"""torchtitan's trainer for one run of TinyComma, to its last step or to a signal."""
+"""One run of TinyComma on torchtitan's parts, to its last step or to a signal."""
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -12,23 +13,46 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torchtitan.distributed.utils import clip_grad_norm_, set_pg_timeouts
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+from torchtitan.components.loss import build_cross_entropy_loss
+from torchtitan.components.lr_scheduler import build_lr_schedulers
+from torchtitan.components.optimizer import build_optimizers
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed.utils import (
+    clip_grad_norm_,
+    maybe_enable_amp,
+    set_determinism,
+    set_pg_timeouts,
+)
+from torchtitan.protocols.model_converter import build_model_converters
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
-from torchtitan.train import Trainer
+from torchtitan.tools.utils import (
+    GarbageCollection,
+    device_module,
+    device_type,
+    set_default_dtype,
+)
 
 from ... import AnchoredError
 from ..job_config import JobConfig
 from ..model.attention import document_mask
-from ..plan.data_plan import skipped_steps
-from ..plan.loader import Batch, document_ids
-from .checkpointer import RunCheckpointer
+from ..model.tinycomma import (
+    TinyComma,
+    fsdp_modules,
+    model_args,
+    parallel_dims,
+    parallelized,
+    schedule_reduction,
+)
+from ..plan.data_plan import DataPlan, skipped_steps
+from ..plan.loader import Batch, SequenceLoader, document_ids
+from .checkpointer import OPTIMIZER, Checkpointer
 from .heldout import HeldoutLoss
-from .metrics import StepLog
-from .questions import question_suites
+from .metrics import RunMetrics, StepLog
 from .record import RunRecord
 from .spikes import SpikeGuard, spike_line
-from .train_spec import open_plan
 
 logger = logging.getLogger(__name__)
 # A last save that fails is tried again after these pauses: they fit into Slurm's notice of ten
@@ -36,107 +60,114 @@ logger = logging.getLogger(__name__)
 LAST_SAVE_PAUSES_S = (5.0, 30.0, 120.0)
 
 
-class StopSignal:
-    """Remembers that SIGTERM has come to this process, from now on; main thread only.
-
-    Slurm sends it before it preempts a job or its time is up, torchrun passes it to its workers.
-    It kills nothing then, so whoever makes one of these must look at `arrived`.
-    """
-
-    def __init__(self) -> None:
-        self.arrived = False
-        signal.signal(signal.SIGTERM, self._remember)
-
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.arrived = True
-
-
-class PretrainTrainer(Trainer):
+class Trainer:
     """Trains from the last checkpoint (or the initial weights) to the last step, or to a signal.
 
     A stop signal to any process ends training on all of them after the same step, with a whole
-    checkpoint of that step.
+    checkpoint of that step. Before training begins it ends them at once.
     """
 
-    checkpointer: RunCheckpointer
-
-    def __init__(self, job_config: JobConfig, stop_signal: StopSignal) -> None:
-        super().__init__(job_config)
-        self._stop_signal = stop_signal
-        self.checkpointer.close()
-        self.checkpointer = RunCheckpointer(
-            checkpoint_config=job_config.checkpoint,
-            dataloader=self.dataloader,
-            model_parts=self.model_parts,
-            optimizers=self.optimizers,
-            lr_schedulers=self.lr_schedulers,
-            states={"train_state": self},
-            sd_adapter=None,
-            base_folder=job_config.job.dump_folder,
-            before_save=self._check_finite,
+    def __init__(self, config: JobConfig) -> None:
+        self._config = config
+        self._run = Path(config.job.dump_folder)
+        # 1. The processes meet.
+        self.device = torch.device(f"{device_type}:{int(os.environ['LOCAL_RANK'])}")
+        device_module.set_device(self.device)
+        join_processes(config)
+        self._dims = parallel_dims(config, dist.get_world_size())
+        config.maybe_log()
+        self._gc = GarbageCollection(config.training.gc_freq, config.training.gc_debug)
+        set_determinism(self._dims, self.device, config.debug, distinct_seed_mesh_dims=[])
+        # 2. The model is built without memory, sharded, and only then filled.
+        args = model_args(config)
+        with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[config.training.dtype]):
+            model = TinyComma(args)
+        converters = build_model_converters(config, self._dims)
+        converters.convert(model)
+        self.metrics = RunMetrics(config, self._dims)
+        _, flops_per_token = args.get_nparams_and_flops(model, config.training.seq_len)
+        self.metrics.num_flops_per_token = flops_per_token
+        self.model = parallelized(model, self._dims, config)
+        is_offloaded = config.training.enable_cpu_offload
+        self.model.to_empty(device="cpu" if is_offloaded else device_type)
+        with torch.no_grad():
+            self.model.init_weights(torch.device(device_type) if is_offloaded else None)
+        self.model.train()
+        self._amp = maybe_enable_amp(self._dims, config.training.mixed_precision_param, device_type)
+        self._logit_loss = build_cross_entropy_loss(config)
+        # 3. One optimizer group for all parameters, as in lingua: norms and embeddings decay too.
+        self.optimizers = build_optimizers([self.model], config.optimizer, self._dims)
+        self.optimizers.register_step_post_hook(
+            lambda *arguments, **options: converters.post_optimizer_hook([self.model])
         )
-        self._plan = open_plan(job_config)
-        self._batch_size = global_batch_size(job_config, dist.get_world_size())
+        # Of the schedule only the factor of each step is used: it has no state to be resumed.
+        (schedule,) = build_lr_schedulers(
+            self.optimizers, config.lr_scheduler, config.training.steps
+        )
+        (self._lr_factor,) = schedule.lr_lambdas
+        # 4. What is read, watched and saved.
+        self.step = 0
+        self._was_signalled = False
+        self._plan = DataPlan.open(config.data, seq_len=config.training.seq_len, verify=False)
+        self._batch_size = global_batch_size(config, dist.get_world_size())
+        round_size = config.training.local_batch_size * dist.get_world_size()
+        self._num_rounds = self._batch_size // round_size
         self._heldout = HeldoutLoss(
-            job_config.heldout,
-            seq_len=job_config.training.seq_len,
-            batch_size=job_config.training.local_batch_size,
+            config.heldout,
+            seq_len=config.training.seq_len,
+            batch_size=config.training.local_batch_size,
             device=self.device,
         )
-        self._suites = question_suites(job_config)
-        self._guard = SpikeGuard(job_config.spike_guard)
-        self._spike_log = StepLog(Path(job_config.job.dump_folder) / "spikes.jsonl")
-        if self.device.type == "cpu":
-            # The loss is a mean already: torchtitan asks for a division of the gradients by 1, for
-            # which FSDP2 uses a reduction that gloo does not have.
-            for module in fsdp_modules(self.model_parts):
-                module.set_force_sum_reduction_for_comms(True)
+        self._guard = SpikeGuard(config.spike_guard)
+        self._spike_log = StepLog(self._run / "spikes.jsonl")
+        self.checkpointer = Checkpointer(
+            config.checkpoint,
+            self._run,
+            model=self.model,
+            states={OPTIMIZER: self.optimizers, "train_state": self},
+            before_save=self._check_finite,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"spike_guard": self._guard.state_dict()}
+        return {"step": self.step, "spike_guard": self._guard.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+        self.step = state_dict["step"]
         self._guard.load_state_dict(state_dict["spike_guard"])
 
-    def post_dataloading_process(self, input_dict: dict[str, Tensor], labels: Tensor) -> Any:
-        """What the forward is given; torchtitan would ask a tokenizer where documents end."""
-        options = self._forward_options(labels, input_dict.get("document_ids"))
-        return input_dict["input"], labels, {}, options
-
-    def _forward_options(self, labels: Tensor, documents: Tensor | None) -> dict[str, Any]:
-        """The labels where the forward computes the loss, and the mask where there is one."""
-        options: dict[str, Any] = {}
-        if self.job_config.loss.chunk_tokens:
-            options["labels"] = labels
-        if documents is not None:
-            options["attention_masks"] = document_mask(documents)
-        return options
+    @property
+    def is_done(self) -> bool:
+        """Whether the last step has been trained."""
+        return self.step >= self._config.training.steps
 
     def train(self) -> None:
-        """Run the remaining steps; torchtitan's own loop adds a fixed pause of 2 s at the end."""
-        config = self.job_config
+        """Run the remaining steps."""
+        config = self._config
+        # SIGTERM, which Slurm sends before it preempts a job and torchrun passes on, is remembered
+        # until the step is done. Not before: a process that remembers signals could not be ended
+        # where it waits for one that was refused or has crashed.
+        signal.signal(signal.SIGTERM, self._remember_signal)
         self.checkpointer.load()
-        self._data = RunRecord.read(Path(config.job.dump_folder)).data
-        self._follow_config()
-        self.metrics_processor.start(self.step, self._data)
+        self._set_optimizer()
+        self._data = RunRecord.read(self._run).data
+        self.metrics.start(self.step, self._data)
         if dist.get_rank() == 0:
             self._spike_log.keep_until(self.step)
-        folder = {"global_step": self.step, "base_folder": config.job.dump_folder}
+        folder = {"global_step": self.step, "base_folder": str(self._run)}
         with (
             maybe_enable_profiling(config.profiling, **folder) as profiler,
             maybe_enable_memory_snapshot(config.profiling, **folder) as snapshot,
         ):
-            data_iterator = self.batch_generator(self.dataloader)
+            batches = self._batches()
             first_step = self.step + 1
             is_stopping = False
-            while self.should_continue_training() and not is_stopping:
+            while not self.is_done and not is_stopping:
                 self.step += 1
-                self.gc_handler.run(self.step)
-                self.train_step(data_iterator)
+                self._gc.run(self.step)
+                self._train_step(batches)
                 if self.step == first_step:  # the preflight and compilation lie behind it
                     limit = timedelta(seconds=config.comm.train_timeout_seconds)
-                    set_pg_timeouts(limit, self.parallel_dims)
+                    set_pg_timeouts(limit, self._dims)
                 self._measure_heldout_if_due()
                 is_stopping = self._save_if_due()
                 for observer in (profiler, snapshot):
@@ -144,30 +175,49 @@ class PretrainTrainer(Trainer):
                         observer.step()
         dist.barrier()  # no process leaves while another still needs it
 
-    def _follow_config(self) -> None:
-        """Go on by this run's settings and record, where the checkpoint is from before a fork."""
-        first_step = self.step + skipped_steps(self._data, self.step)
-        self.dataloader.next_sequence = first_step * self._batch_size
-        settings = self.job_config.optimizer
+    def _remember_signal(self, number: int, frame: FrameType | None) -> None:
+        self._was_signalled = True
+
+    def close(self) -> None:
+        """Wait for what is being saved, and end the logs."""
+        self.checkpointer.close()
+        self.metrics.close()
+
+    def _set_optimizer(self) -> None:
+        """Put this run's settings where a checkpoint, of before a fork perhaps, brought others."""
+        settings = self._config.optimizer
         adam = {
-            "initial_lr": settings.lr,
             "betas": (settings.beta1, settings.beta2),
             "eps": settings.eps,
             "weight_decay": settings.weight_decay,
         }
-        for optimizer, scheduler in zip(self.optimizers, self.lr_schedulers, strict=True):
-            scheduler.base_lrs = [settings.lr for _ in optimizer.param_groups]
-            for group, of_step in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
-                group.update(adam, lr=settings.lr * of_step(scheduler.last_epoch))
-            scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group.update(adam)
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches of this process from the next step on, whatever has been left out before."""
+        first_step = self.step + skipped_steps(self._data, self.step)
+        loader = SequenceLoader(
+            self._plan,
+            first_sequence=first_step * self._batch_size,
+            dp_rank=dist.get_rank(),
+            dp_world_size=dist.get_world_size(),
+            local_batch_size=self._config.training.local_batch_size,
+            with_document_ids=self._config.data.mask_documents,
+            # A whole step, 4 at least: a disk that is silent for as long as that costs nothing.
+            num_prefetched=max(4, self._num_rounds),
+            pin_memory=torch.cuda.is_available(),
+        )
+        return iter(loader)
 
     def _save_if_due(self) -> bool:
         """Save what the step, the clock or a signal asks for; returns whether to stop now."""
         is_stopping, is_time_up = any_rank(
-            self._stop_signal.arrived, self.checkpointer.is_time_up, device=self.device
+            self._was_signalled, self.checkpointer.is_time_up, device=self.device
         )
-        is_last = is_stopping or not self.should_continue_training()
-        self.checkpointer.save(self.step, last_step=is_last, is_due=is_time_up)
+        is_last = is_stopping or self.is_done
+        self.checkpointer.save(self.step, is_last=is_last, is_due=is_time_up)
         if is_last:
             self._insist_on_last_save()
         return is_stopping
@@ -183,51 +233,62 @@ class PretrainTrainer(Trainer):
                     "command goes on from the last checkpoint"
                 )
             time.sleep(pause)
-            self.checkpointer.save(self.step, last_step=True)
+            self.checkpointer.save(self.step, is_last=True)
 
-    def train_step(self, data_iterator: Iterator[Batch]) -> None:
-        """torchtitan's step, but that the weights move only where loss and gradients permit it."""
+    def _train_step(self, batches: Iterator[Batch]) -> None:
+        """One step, in which the weights move only where loss and gradients permit it."""
+        lr = self._config.optimizer.lr * self._lr_factor(self.step - 1)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
         self.optimizers.zero_grad()
-        lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
-        loss = self._backward(data_iterator)
+        loss = self._accumulate_gradients(batches)
         grad_norm = clip_grad_norm_(
-            [parameter for model in self.model_parts for parameter in model.parameters()],
-            self.job_config.training.max_norm,
-            foreach=True,
+            list(self.model.parameters()), self._config.training.max_norm, foreach=True
         )
-        self.checkpointer.maybe_wait_for_staging()
         highest = loss * dist.get_world_size()
         dist.all_reduce(loss)
         if self._permits_step(loss.item(), grad_norm.item()):
             self.optimizers.step()
-        self.lr_schedulers.step()
-        if self.metrics_processor.should_log(self.step):
+        if self.metrics.should_log(self.step):
             dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-            extra = {"n_tokens_seen": self.ntokens_seen * dist.get_world_size(), "lr": lr}
-            self.metrics_processor.log(
-                self.step, loss.item(), highest.item(), grad_norm.item(), extra
-            )
+            self.metrics.log(self.step, loss.item(), highest.item(), grad_norm.item(), {"lr": lr})
 
-    def _backward(self, data_iterator: Iterator[Batch]) -> Tensor:
+    def _accumulate_gradients(self, batches: Iterator[Batch]) -> Tensor:
         """Gradients of a step; returns this process's part of its mean loss a token."""
         num_tokens = torch.tensor(float(self._batch_size * self._plan.seq_len)).to(self.device)
+        keeps_weights = self._config.parallelism.fsdp_reshard_after_forward == "never"
         losses = []
-        for rounds_left in reversed(range(self.gradient_accumulation_steps)):
-            keeps_weights = self.job_config.parallelism.fsdp_reshard_after_forward == "never"
-            schedule_reduction(
-                self.model_parts, is_due=not rounds_left, keeps_weights=keeps_weights
-            )
-            inputs, labels = next(data_iterator)
-            loss = self.forward_backward_step(
-                input_dict={name: self._on_device(tensor) for name, tensor in inputs.items()},
-                labels=self._on_device(labels),
-                global_valid_tokens=num_tokens,
-            )
-            losses.append(loss.detach())
+        for rounds_left in reversed(range(self._num_rounds)):
+            schedule_reduction(self.model, is_due=not rounds_left, keeps_weights=keeps_weights)
+            start = time.perf_counter()
+            inputs, labels = next(batches)
+            self.metrics.count(labels.numel(), seconds=time.perf_counter() - start)
+            # The loader pins what it reads, so that the copies need no waiting for.
+            on_device = {
+                name: one.to(self.device, non_blocking=True) for name, one in inputs.items()
+            }
+            labels = labels.to(self.device, non_blocking=True)
+            losses.append(self._backward(on_device, labels, num_tokens))
         return torch.stack(losses).sum()
 
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, non_blocking=True)  # the loader pins what it reads
+    def _backward(self, inputs: dict[str, Tensor], labels: Tensor, num_tokens: Tensor) -> Tensor:
+        """Add the gradients of one batch; returns its part of the mean loss a token."""
+        loss = self._loss(inputs["input"], labels, inputs.get("document_ids")) / num_tokens
+        loss.backward()
+        return loss.detach()
+
+    def _loss(self, inputs: Tensor, labels: Tensor, documents: Tensor | None) -> Tensor:
+        """Summed cross entropy of a batch; documents: ids of those that a mask keeps apart."""
+        options: dict[str, Any] = {}
+        if documents is not None:
+            options["attention_masks"] = document_mask(documents)
+        with self._amp:
+            if self._config.loss.chunk_tokens:  # the forward computes the loss itself
+                loss: Tensor = self.model(inputs, labels=labels, **options)
+            else:
+                loss = self._logit_loss(self.model(inputs, **options), labels)
+        return loss
 
     def _permits_step(self, loss: float, grad_norm: float) -> bool:
         """Whether the gradients may move the weights; all processes have the same figures."""
@@ -238,47 +299,68 @@ class PretrainTrainer(Trainer):
             logger.warning("step %d: %s, see %s", self.step, spike, self._spike_log.path)
             self._spike_log.append(spike_line(spike, self._plan, self._data, step=self.step))
         self._guard.end_if_lost(self.step)
-        return not spike.is_skipped
+        return spike.action == "logged"
 
     def _check_finite(self) -> None:
         """Raises AnchoredError, on all processes, if a weight or a moment of one is not finite."""
-        states = [
+        moments = [
             value
             for optimizer in self.optimizers
             for state in optimizer.state.values()
             for value in state.values()
         ]
-        tensors = [*(one for model in self.model_parts for one in model.parameters()), *states]
-        parts = [getattr(one, "_local_tensor", one) for one in tensors if torch.is_tensor(one)]
+        tensors = [one for one in (*self.model.parameters(), *moments) if torch.is_tensor(one)]
+        parts = [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
         finite = torch.stack([part.isfinite().all().to(self.device) for part in parts]).all()
         (is_lost,) = any_rank(not finite.item(), device=self.device)
         if is_lost:
             raise AnchoredError(
                 f"after step {self.step} weights or moments are not finite and are not saved: "
-                "the same command goes on from the last checkpoint, `anchored rollback` from "
-                "an earlier one"
+                "the same command goes on from the last checkpoint, checkpoint.fork_from in a "
+                "new run from an earlier one"
             )
 
     def _measure_heldout_if_due(self) -> None:
-        if not self._heldout.is_due(self.step, is_last=not self.should_continue_training()):
+        if not self._heldout.is_due(self.step, is_last=self.is_done):
             return
         start = time.perf_counter()
-        losses = self._heldout.measure(self._batch_loss)
-        answers = {one.name: one.measure(self._batch_loss, self.device) for one in self._suites}
-        for module in fsdp_modules(self.model_parts):
+        losses = self._heldout.measure(self._heldout_loss)
+        for module in fsdp_modules(self.model):
             module.reshard()  # the output layer stays gathered where no backward follows
-        seconds = time.perf_counter() - start
-        self.metrics_processor.log_heldout(self.step, losses, answers, seconds=seconds)
+        self.metrics.log_heldout(self.step, losses, seconds=time.perf_counter() - start)
 
     @torch.no_grad()
-    def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        (model,) = self.model_parts
-        is_masked = self.job_config.data.mask_documents
+    def _heldout_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        is_masked = self._config.data.mask_documents
         documents = document_ids(inputs, bos_id=self._plan.bos_id) if is_masked else None
-        options = self._forward_options(labels, documents)
-        with self.train_context(), self.maybe_enable_amp:
-            loss: Tensor = self.loss_fn(model(inputs, **options), labels)
-        return loss
+        return self._loss(inputs, labels, documents)
+
+
+def join_processes(config: JobConfig) -> None:
+    """Make the process group, as torchtitan does, but for restarts by torchrun.
+
+    torchrun keeps one store over all of them, in which processes would look for each other at the
+    addresses that they had before a crash.
+    """
+    comm = config.comm
+    if comm.trace_buf_size > 0:  # what the collectives did, written down where one takes too long
+        folder = Path(config.job.dump_folder) / comm.save_traces_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ["TORCH_FR_BUFFER_SIZE"] = str(comm.trace_buf_size)
+        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(folder / comm.save_traces_file_prefix)
+        os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    backend = dist.get_default_backend_for_device(device_type)
+    if config.training.enable_cpu_offload:
+        backend = f"{device_type}:{backend},cpu:gloo"
+    store, rank, world_size = next(rendezvous("env://"))
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"restart-{restart}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=comm.init_timeout_seconds),
+    )
 
 
 def global_batch_size(config: JobConfig, num_processes: int) -> int:
@@ -286,26 +368,6 @@ def global_batch_size(config: JobConfig, num_processes: int) -> int:
     if config.training.global_batch_size > 0:
         return config.training.global_batch_size
     return config.training.local_batch_size * num_processes
-
-
-def fsdp_modules(model_parts: list[torch.nn.Module]) -> list[FSDPModule]:
-    """All modules whose weights FSDP2 has divided among the processes."""
-    modules = [module for model in model_parts for module in model.modules()]
-    return [module for module in modules if isinstance(module, FSDPModule)]
-
-
-def schedule_reduction(
-    model_parts: list[torch.nn.Module], *, is_due: bool, keeps_weights: bool
-) -> None:
-    """Say whether the processes add their gradients up in the next backward.
-
-    Until that is due, each adds up its own rounds, in the dtype of the reduction: a step of any
-    number of rounds reduces once. keeps_weights: they stay gathered until then, too.
-    """
-    for model in model_parts:
-        if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(is_due)
-            model.set_reshard_after_backward(is_due or not keeps_weights)
 
 
 def any_rank(*claims: bool, device: torch.device) -> list[bool]:

@@ -128,14 +128,14 @@ class DecontaminationJob:
         with locked(path.with_suffix(".lock")):
             if path.exists():
                 return
-            found, num_documents, num_bytes = [], 0, 0
+            matches, num_documents, num_bytes = [], 0, 0
             for document in input_documents(self.inputs.files[index], self.fields):
                 size = len(document.text or b"")
                 num_documents, num_bytes = num_documents + 1, num_bytes + size
                 if match := _match(document, texts):
-                    found.append({"input_file": self.inputs.files[index].name} | match)
+                    matches.append({"input_file": self.inputs.files[index].name} | match)
                 observe(size, 1)
-            table = {"num_documents": num_documents, "num_bytes": num_bytes, "documents": found}
+            table = {"num_documents": num_documents, "num_bytes": num_bytes, "documents": matches}
             write_durably(path, json.dumps(table) + "\n")
 
     def finish(self, texts: ForbiddenTexts, *, least_chars: int) -> "Report | None":
@@ -164,9 +164,7 @@ class DecontaminationJob:
     def _identity(self, texts: ForbiddenTexts) -> dict[str, Any]:
         return {
             "source": self.source,
-            "revision": self.inputs.revision,
-            "text_field": self.fields.text,
-            "files": [[file.name, file.num_bytes] for file in self.inputs.files],
+            **_searched(self.inputs, self.fields),
             "against": texts.files,
             "num_words": NUM_WORDS,
             "num_letters": NUM_LETTERS,
@@ -178,7 +176,7 @@ class DecontaminationJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a source shares with the texts looked for: a JSON line of its own, then one a document.
+    """The matches of a source with the texts looked for: a JSON line, then one a document.
 
     A document has "input_file", "record", "digest" of its text, what `SharedText` says, and
     "left_out".
@@ -207,9 +205,11 @@ class Report:
         return sum(document["left_out"] for document in self.documents)
 
     def summary(self) -> dict[str, Any]:
-        """What manifests and model cards say of it: all but the documents and files, counted."""
-        table = {name: value for name, value in asdict(self).items() if name not in _LISTS}
-        return table | {"num_matched": len(self.documents), "num_left_out": self.num_left_out}
+        """The report for manifests and model cards: documents and files are counted, not listed."""
+        counts = {"num_matched": len(self.documents), "num_left_out": self.num_left_out}
+        table = asdict(self) | counts
+        del table["documents"], table["files"]
+        return table
 
     def write(self, path: Path) -> None:
         """Replace the file."""
@@ -234,12 +234,7 @@ class Report:
 
     def check(self, inputs: SourceFiles, fields: RecordFields) -> None:
         """Raise ValueError unless these are the texts that were searched."""
-        ours = {
-            "revision": inputs.revision,
-            "text_field": fields.text,
-            "files": [[file.name, file.num_bytes] for file in inputs.files],
-        }
-        for name, value in ours.items():
+        for name, value in _searched(inputs, fields).items():
             if value != getattr(self, name):
                 raise ValueError(
                     f"the decontamination report of {self.source} was made of other inputs: their "
@@ -247,7 +242,10 @@ class Report:
                 )
 
 
-_LISTS = ("documents", "files")
+def _searched(inputs: SourceFiles, fields: RecordFields) -> dict[str, Any]:
+    """The texts of a source, as reports name them."""
+    files = [[file.name, file.num_bytes] for file in inputs.files]
+    return {"revision": inputs.revision, "text_field": fields.text, "files": files}
 
 
 def search_summary(summary: Mapping[str, Any]) -> str:
@@ -271,9 +269,9 @@ def _match(document: Document, texts: ForbiddenTexts) -> dict[str, Any] | None:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    if not (found := sorted(each for each in path.rglob("*") if each.is_file())):
+    if not (files := sorted(each for each in path.rglob("*") if each.is_file())):
         raise ValueError(f"folder {path} holds no texts to look for")
-    return found
+    return files
 
 
 def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ DEFAULT_MAX_DOCUMENT_BYTES = 20_000_000
 DEFAULT_MAX_INVALID_DOCUMENTS = 1000
 DEFAULT_SHARD_TOKENS = 1 << 28  # 1 GiB of uint32
 _HASH_RANGE = 1 << 64
+# Conditions that no open licence has, in the forms in which they are added to the name of one; "NC"
+# and "ND" as words, so that NCSA is none.
+_DENIED: Final = re.compile(
+    r"(?<![a-z0-9])(nc|nd)(?![a-z0-9])|non[\s_-]?commercial|no[\s_-]?deriv|commons[\s_-]?clause",
+    re.IGNORECASE,
+)
 _PARQUET_ROWS = 256
 logger = logging.getLogger(__name__)
 # A damaged block gives nothing, so blocks are small: 64 KiB lose some hundred documents at most.
@@ -28,7 +35,7 @@ _ZSTD_WINDOW_BYTES: Final = 1 << 31  # the format's largest; the library refuses
 
 
 class Verdict(StrEnum):
-    """What becomes of a document."""
+    """The rule that decided about a document."""
 
     TRAIN = "train"
     HELDOUT = "heldout"
@@ -63,7 +70,7 @@ class Document:
     licences: tuple[str, ...] = ()
     """As the record states them; none if it does not."""
     problem: Problem | None = None
-    """Of a record without text."""
+    """Why a record has no text; None where it has."""
 
     @property
     def licence(self) -> str:
@@ -76,7 +83,9 @@ class DocumentRules:
     """Which documents are kept, and which of them are held out."""
 
     licences: tuple[str, ...] = ()
-    """Allow-list of names, shell patterns allowed, case ignored; empty allows every document."""
+    """Allow-list of names, shell patterns allowed, case ignored; empty allows every document.
+
+    A pattern allows no name with NC, ND or a Commons Clause in it; only the name itself does."""
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     heldout_fraction: float = 0.0
     left_out: frozenset[bytes] = frozenset()
@@ -111,8 +120,10 @@ class DocumentRules:
         return int.from_bytes(digest, "little") < self.heldout_fraction * _HASH_RANGE
 
     def _lists(self, licence: str) -> bool:
-        name = licence.lower()
-        return any(fnmatchcase(name, pattern.lower()) for pattern in self.licences)
+        name, patterns = licence.lower(), [pattern.lower() for pattern in self.licences]
+        if _DENIED.search(name):
+            return name in patterns
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +138,7 @@ class RecordFields:
     licence_separator: str = ""
     """Between several names in one text, all of which count; empty: a text is one name."""
     licence_if_none: str = ""
-    """What a document without a licence counts under; empty: it has none."""
+    """Name under which documents without a licence count; empty: they have none."""
 
 
 def text_digest(text: bytes) -> bytes:
@@ -136,7 +147,7 @@ def text_digest(text: bytes) -> bytes:
 
 
 class DamagedFile(Exception):
-    """What a file holds cannot be read; errors of reading, which may pass, are OSErrors."""
+    """The contents of a file cannot be read; errors of reading, which may pass, are OSErrors."""
 
 
 def input_documents(
@@ -213,7 +224,7 @@ def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
     except pyarrow.ArrowInvalid as error:
         raise DamagedFile(error) from error
     except OSError as error:
-        # Arrow's own word for damaged contents is an OSError of no kind and without a number;
+        # Arrow's word for damaged contents is an OSError of no kind and without a number;
         # what the system or the Hub could not read is there when the file is read again.
         if type(error) is not OSError or error.errno is not None:
             raise
@@ -275,7 +286,7 @@ def _decompressed_blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
     everything before a cut, and tells one in either format.
     Raises: DamagedFile where the contents end early or are not what the name says.
     """
-    import zstandard  # who takes a tokenizer from this folder reads no files: gpu-check for one
+    import zstandard  # who takes a tokenizer from this folder reads no files
 
     new_frame: Callable[[], Any] | None = None
     if name.endswith(".gz"):

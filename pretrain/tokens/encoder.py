@@ -21,39 +21,47 @@ TOKENIZER_CONFIG = {
     "clean_up_tokenization_spaces": False,
     "model_input_names": ["input_ids", "attention_mask"],
 }
-"""Of a tokenizer_config.json that says no more."""
+"""The contents of a tokenizer_config.json that says no more."""
 # encode_batch_fast spreads a batch over the cores; beyond some hundred documents nothing is
 # gained, and a batch of books must not fill the memory.
 _BATCH_DOCUMENTS = 256
 _BATCH_BYTES = 4_000_000
+# A few sentences with names, numbers and punctuation; no more are needed for one digit.
+_PLAIN_ENGLISH = (
+    "The ferry left the harbour at half past six, as it had done on every working day since 1931. "
+    "Anna Whitlock, who kept the lamp, counted the passengers twice and wrote the number down: "
+    'forty-two, and a dog. "Nobody counts dogs," said the captain, but he did not ask her to '
+    "strike it out. By the time they had passed the second buoy it was raining again, and the town "
+    "behind them had become a row of lights with nothing underneath."
+)
 
 
-def tokenizer_file(place: str) -> Path:
+def tokenizer_file(name: str) -> Path:
     """The path of a tokenizer.json, downloaded into the Hub's cache if it is not local.
 
-    place: the file, its folder, or a Hub model as OWNER/NAME@REVISION.
+    name: the file, its folder, or a Hub model as OWNER/NAME@REVISION.
     Raises: ValueError if there is no such file, or a Hub model is named without a revision.
     """
-    path = Path(place)
+    path = Path(name)
     if path.is_file():
         return path
     if path.is_dir():
         if not (path / TOKENIZER_NAME).is_file():
             raise ValueError(f"tokenizer folder {path} has no {TOKENIZER_NAME}")
         return path / TOKENIZER_NAME
-    name, _, revision = place.partition("@")
-    if name.count("/") != 1 or not revision:
+    model, _, revision = name.partition("@")
+    if model.count("/") != 1 or not revision:
         raise ValueError(
-            f"tokenizer {place} is neither a file, nor a folder, nor OWNER/NAME@REVISION"
+            f"tokenizer {name} is neither a file, nor a folder, nor OWNER/NAME@REVISION"
         )
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(name, TOKENIZER_NAME, revision=revision))
+        return Path(hf_hub_download(model, TOKENIZER_NAME, revision=revision))
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"tokenizer {name}@{revision} cannot be downloaded: {reason}") from error
+        raise ValueError(f"tokenizer {name} cannot be downloaded: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,10 @@ class DocumentEncoder:
         self.sha256 = file_sha256(tokenizer_file)
         self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self._tokenizer.encode_special_tokens = True
+        # transformers writes both into the file where it was once called so; every text would be
+        # cut to that length, or filled up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self.vocab_size = self._tokenizer.get_vocab_size()
         vocabulary = self._tokenizer.get_vocab()
         for token in (BOS_TOKEN, EOS_TOKEN):
@@ -110,16 +122,17 @@ class DocumentEncoder:
             ]
             encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
             for document, verdict in zip(batch, verdicts, strict=True):
-                token_ids = self._marked(next(encodings).ids) if verdict.is_kept else None
+                token_ids = None
+                if verdict.is_kept:
+                    ids = [self.bos_id, *next(encodings).ids, self.eos_id]
+                    token_ids = np.array(ids, dtype="<u4")
                 yield EncodedDocument(document, verdict, token_ids)
 
-    def ids(self, text: str) -> list[int]:
-        """Those of a text alone, without BOS and EOS."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def _marked(self, ids: list[int]) -> np.ndarray:
-        return np.array([self.bos_id, *ids, self.eos_id], dtype="<u4")
+    @property
+    def usual_bytes_per_token(self) -> float:
+        """Bytes a token that plain English has with this tokenizer."""
+        ids = self._tokenizer.encode(_PLAIN_ENGLISH, add_special_tokens=False).ids
+        return len(_PLAIN_ENGLISH) / max(1, len(ids))
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

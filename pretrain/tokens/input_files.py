@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 _PARQUET = ".parquet"
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
@@ -20,7 +21,7 @@ class InputFile:
     url: str
     """A path, or an address that datasets opens."""
     num_bytes: int
-    """Size of a local file; 0 where the revision already pins the content."""
+    """Its size; a source gives tokens in proportion to it."""
 
     @property
     def is_parquet(self) -> bool:
@@ -59,7 +60,7 @@ def local_files(inputs: Sequence[Path], *, revision: str) -> SourceFiles:
 
 
 def hub_files(dataset: str, *, revision: str) -> SourceFiles:
-    """The training files of a Hub dataset; nothing is downloaded but their list.
+    """The training files of a Hub dataset; nothing is downloaded but their list and sizes.
 
     revision: a commit; shortened ones are resolved to the full hash.
     Raises: ValueError if no revision is given or the dataset cannot be listed.
@@ -68,6 +69,7 @@ def hub_files(dataset: str, *, revision: str) -> SourceFiles:
         raise ValueError(f"dataset {dataset} needs a revision: name the commit to read")
     from datasets import load_dataset_builder
     from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub import HfFileSystem
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -81,11 +83,19 @@ def hub_files(dataset: str, *, revision: str) -> SourceFiles:
     if not urls:
         raise ValueError(f"dataset {dataset} at revision {revision} has no training files")
     # hf://datasets/OWNER/NAME@COMMIT/PATH, as datasets resolves them
-    places = [url.partition("@")[2].partition("/") for url in urls]
-    commits = {commit for commit, _, _ in places}
+    parts = [url.partition("@")[2].partition("/") for url in urls]
+    commits = {commit for commit, _, _ in parts}
     if len(commits) != 1:
         raise ValueError(f"{urls[0]} and the other files are not of one commit: {sorted(commits)}")
-    files = (InputFile(path, url, 0) for url, (_, _, path) in zip(urls, places, strict=True))
+    folder = f"{urls[0].partition('@')[0]}@{parts[0][0]}".removeprefix("hf://")
+    try:
+        sizes: Any = HfFileSystem().find(folder, detail=True)
+        files = [
+            InputFile(path, url, int(sizes[f"{folder}/{path}"]["size"]))
+            for url, (_, _, path) in zip(urls, parts, strict=True)
+        ]
+    except (HfHubHTTPError, OSError, KeyError) as error:
+        raise ValueError(f"the sizes of the files of {folder} are not known: {error}") from error
     return SourceFiles(commits.pop(), tuple(files))
 
 
@@ -94,10 +104,10 @@ def _expand(path: Path) -> list[InputFile]:
         return [InputFile(path.name, str(path), path.stat().st_size)]
     if not path.is_dir():
         raise ValueError(f"input {path} does not exist")
-    found = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(_SUPPORTED)]
-    if not found:
+    files = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(_SUPPORTED)]
+    if not files:
         raise ValueError(f"input folder {path} holds no file of a supported format")
     return [
         InputFile(file.relative_to(path).as_posix(), str(file), file.stat().st_size)
-        for file in found
+        for file in files
     ]

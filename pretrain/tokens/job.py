@@ -20,10 +20,9 @@ from .documents import (
 )
 from .encoder import DocumentEncoder, EncodedDocument
 from .input_files import SourceFiles
-from .manifest import MANIFEST_NAME, DocumentTally
-from .segments import Segment, SegmentLayout, write_segments
+from .shards import MANIFEST_NAME
 from .workers import FileWork, Observer
-from .writer import write_manifests
+from .writer import DocumentTally, Segment, SegmentLayout, write_manifests, write_segments
 
 SCHEMA = "anchored-tokenize/2"
 _PROGRESS_FOLDER = "progress"
@@ -52,7 +51,7 @@ class TokenizeJob:
     """Records without text to read that the source may have; no part of `identity`, as the shards
     do not depend on it: a source that was ended by them goes on with a higher number."""
     decontamination: dict[str, Any] = field(default_factory=dict)
-    """What the report says whose documents `rules` leave out; empty where there is none."""
+    """Summary of the report whose documents `rules` leave out; empty where there is none."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
@@ -94,22 +93,16 @@ class TokenizeJob:
             "source": self.source,
             "revision": self.inputs.revision,
             "tokenizer_sha256": file_sha256(self.tokenizer_file),
-            # What is not set is left out: it was not there when older jobs were begun.
-            "fields": {
-                name: value
-                for name, value in asdict(self.fields).items()
-                if value or name not in ("licence_separator", "licence_if_none")
-            },
+            "fields": asdict(self.fields),
+            # What is left out stands in the summary of the decontamination.
             "rules": {
                 name: value for name, value in asdict(self.rules).items() if name != "left_out"
             },
+            "max_tokens": self.max_tokens,
             "max_tokens_per_shard": self.max_tokens_per_shard,
             "files": [[file.name, file.num_bytes] for file in self.inputs.files],
+            "decontamination": self.decontamination,
         }
-        if self.max_tokens:
-            table["max_tokens"] = self.max_tokens
-        if self.decontamination:
-            table["decontamination"] = self.decontamination
         return json.loads(json.dumps(table))
 
     def open(self) -> FileWork:
@@ -182,11 +175,9 @@ class TokenizeJob:
             yield encoded
 
     def _max_tokens_of(self, index: int) -> int:
-        """What is enough of one file; the same of each where their sizes are not known."""
+        """Tokens that are enough of one file."""
         sizes = [file.num_bytes for file in self.inputs.files]
-        if not all(sizes):
-            sizes = [1] * len(sizes)
-        return -(-self.max_tokens * sizes[index] // sum(sizes))
+        return -(-self.max_tokens * sizes[index] // max(1, sum(sizes)))
 
     def _check_problems(self, problems: Counter[str]) -> None:
         if problems.total() > self.max_invalid_documents:

@@ -1,5 +1,6 @@
-"""Passages that texts share: 13 words, or 64 letters, in a row, found by their hashes."""
+"""Passages that texts share: 13 words, or 64 letters, in a row, recognised by their hashes."""
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,36 +13,40 @@ from numpy.typing import NDArray
 NUM_WORDS = 13
 NUM_LETTERS = 64  # 13 words of English have about 61
 LETTER_STRIDE = 8
-"""Of the texts looked for, a stretch begins at every so many letters; documents are tried at each
-letter. So NUM_LETTERS + LETTER_STRIDE - 1 shared letters are always found, whatever the spaces."""
+"""In the texts looked for, a stretch begins at every so many letters; documents are tried at each
+letter. So NUM_LETTERS + LETTER_STRIDE - 1 shared letters always match, whatever the spaces."""
 # 13 words of one or two letters are columns of a table or an alphabet: nobody's.
 _LEAST_LETTERS = 30
 # Texts are hashed in blocks, so that a document of 20 MB takes no more memory than one of 1 MB;
 # what begins in a block may end so many characters behind it.
 _BLOCK, _OVERLAP = 1 << 18, 1 << 12
 _FILTER_BITS = 16  # of the filter in front of the hashes, a hash: one look-up in 16 goes on
+_ACCENTS = re.compile("[\u0300-\u036f]+")  # the combining marks of Latin, Greek and Cyrillic
 _ARRAYS = ("hashes", "texts", "filter")
 _NUM_NAMED = 5
 _EXCERPT_CHARS = 120
 
 Hashes = NDArray[np.uint64]
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 
 
 def normalised(text: str) -> str:
-    """Unicode NFKC without case; spaces and punctuation are left out when it is hashed."""
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    """Unicode NFKC without case and accents; all but letters is left out when it is hashed."""
+    if text.isascii():
+        return text.lower()
+    plain = _ACCENTS.sub("", unicodedata.normalize("NFKD", text)).casefold()
+    return unicodedata.normalize("NFKC", _ACCENTS.sub("", unicodedata.normalize("NFKD", plain)))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedText:
-    """What a document shares with the texts looked for, in characters of its normalised form."""
+    """The share of a document in the texts looked for, in characters of its normalised form."""
 
     num_chars: int
     """Matched characters, spaces within a match included."""
     share: float
-    """Of the document."""
+    """Share of the document."""
     longest: int
     """Characters of the longest stretch."""
     texts: tuple[str, ...]
@@ -54,7 +59,7 @@ class Passages:
     """The hashes of all passages of some texts, 14 to 16 bytes each.
 
     8 for the hash, 4 for the number of its text, 2 to 4 for the filter before them. Any two
-    passages have the same hash by a chance of about 2^-57 or less, so what is found is there.
+    passages have the same hash by a chance of about 2^-57 or less, so a match is one.
     """
 
     def __init__(
@@ -70,8 +75,8 @@ class Passages:
         hashes, numbers = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
         for number, text in texts:
             for _, block in _blocks(normalised(text)):
-                for found, starts, _ in block.spans(LETTER_STRIDE):
-                    hashes.append(found)
+                for spans, starts, _ in block.spans(LETTER_STRIDE):
+                    hashes.append(spans)
                     numbers.append(np.full(len(starts), number, np.uint32))
         unique, first = np.unique(np.concatenate(hashes), return_index=True)
         num_bits = 1 << max(3, (_FILTER_BITS * len(unique) - 1).bit_length())
@@ -82,7 +87,7 @@ class Passages:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory."""
+        """Bytes of memory."""
         return sum(int(getattr(self, name).nbytes) for name in _ARRAYS)
 
     def save(self, folder: Path) -> None:
@@ -95,8 +100,8 @@ class Passages:
         """The arrays that `save` wrote, mapped: processes of a machine share their memory."""
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS))
 
-    def find(self, hashes: Hashes) -> tuple[Places, Places]:
-        """Which of some hashes are there: their places, and where each stands in `self.hashes`."""
+    def find(self, hashes: Hashes) -> tuple[Indices, Indices]:
+        """The indices of the hashes that are there, and of their equals in `self.hashes`."""
         slot = hashes >> self._shift
         likely = np.flatnonzero(self.filter[slot >> np.uint64(3)] & _bit(slot))
         entries = np.searchsorted(self.hashes, hashes[likely])
@@ -105,17 +110,17 @@ class Passages:
         return likely[is_there], entries[is_there]
 
     def shared_with(self, text: str, names: list[str]) -> SharedText | None:
-        """What a text shares with those looked for, or None. names: of these, by number."""
+        """Compare a text with those looked for, named by number; None if it shares nothing."""
         plain = normalised(text)
-        found = [np.zeros((3, 0), np.int64)]
+        matches = [np.zeros((3, 0), np.int64)]
         for offset, block in _blocks(plain):
             for hashes, starts, ends in block.spans(1):
-                places, entries = self.find(hashes)
-                if len(places):
-                    first = block.places[starts[places]] + offset
-                    behind = block.places[ends[places] - 1] + offset + 1
-                    found.append(np.stack([first, behind, self.texts[entries].astype(np.int64)]))
-        starts, ends, texts = np.concatenate(found, axis=1)
+                spans, entries = self.find(hashes)
+                if len(spans):
+                    first = block.positions[starts[spans]] + offset
+                    behind = block.positions[ends[spans] - 1] + offset + 1
+                    matches.append(np.stack([first, behind, self.texts[entries].astype(np.int64)]))
+        starts, ends, texts = np.concatenate(matches, axis=1)
         if not len(starts):
             return None
         stretches = _union(starts, ends)
@@ -139,15 +144,6 @@ def is_long_enough(text: str) -> bool:
     return any(len(hashes) for block in blocks for hashes, _, _ in block.spans(LETTER_STRIDE))
 
 
-def letter_hashes(text: str, one_in: int) -> Hashes:
-    """The hashes of a text's stretches of NUM_LETTERS that are multiples of `one_in`, ascending."""
-    found = [np.zeros(0, np.uint64)]
-    for _, block in _blocks(normalised(text)):
-        _, (hashes, _, _) = block.spans(1)
-        found.append(hashes[hashes % np.uint64(one_in) == 0])
-    return np.unique(np.concatenate(found))
-
-
 class _Block:
     """Letters of a stretch of text, hashed so that any span of them has its hash at once.
 
@@ -158,23 +154,23 @@ class _Block:
     def __init__(self, text: str) -> None:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         values = _letter_values()[codes]
-        self.places: Places = np.flatnonzero(values)
-        """Of each letter, in characters."""
-        count = len(self.places)
+        self.positions: Indices = np.flatnonzero(values)
+        """Position of each letter, in characters."""
+        count = len(self.positions)
         self._sums = np.zeros(count + 1, np.uint64)
-        np.cumsum(values[self.places] * _powers(_BASE)[:count], out=self._sums[1:])
+        np.cumsum(values[self.positions] * _powers(_BASE)[:count], out=self._sums[1:])
 
-    def spans(self, stride: int) -> Iterator[tuple[Hashes, Places, Places]]:
+    def spans(self, stride: int) -> Iterator[tuple[Hashes, Indices, Indices]]:
         """(hashes, first letters, letters behind the last) of all words' and letters' spans."""
-        count = len(self.places)
-        words = np.append(np.flatnonzero(np.diff(self.places, prepend=-2) > 1), count)
+        count = len(self.positions)
+        words = np.append(np.flatnonzero(np.diff(self.positions, prepend=-2) > 1), count)
         starts, ends = words[:-NUM_WORDS], words[NUM_WORDS:]
         is_long = ends - starts >= _LEAST_LETTERS
         yield self._hashed(starts[is_long], ends[is_long])
         starts = np.arange(0, count - NUM_LETTERS + 1, stride)
         yield self._hashed(starts, starts + NUM_LETTERS)
 
-    def _hashed(self, starts: Places, ends: Places) -> tuple[Hashes, Places, Places]:
+    def _hashed(self, starts: Indices, ends: Indices) -> tuple[Hashes, Indices, Indices]:
         sums = self._sums[ends] - self._sums[starts]
         hashes = sums * _powers(pow(_BASE, -1, 1 << 64))[starts]
         return _scrambled(hashes), starts, ends
@@ -185,7 +181,7 @@ def _blocks(plain: str) -> Iterator[tuple[int, _Block]]:
         yield offset, _Block(plain[offset : offset + _BLOCK + _OVERLAP])
 
 
-def _union(starts: Places, ends: Places) -> tuple[Places, Places]:
+def _union(starts: Indices, ends: Indices) -> tuple[Indices, Indices]:
     """The stretches that some overlapping ones cover, in order."""
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
@@ -206,8 +202,11 @@ def _powers(base: int) -> Hashes:
 
 @lru_cache(maxsize=1)
 def _letter_values() -> Hashes:
-    """A number for each code point that is a letter or a digit, 0 for every other."""
-    is_letter = np.array([chr(code).isalnum() for code in range(0x110000)])
+    """A number for each code point that is a letter, 0 for every other.
+
+    Digits are none, or the numbers of lines and pages would hide what stands between them.
+    """
+    is_letter = np.array([chr(code).isalpha() for code in range(0x110000)])
     numbers = _scrambled(np.arange(1, 0x110001, dtype=np.uint64))
     return np.where(is_letter, numbers, np.uint64(0))
 

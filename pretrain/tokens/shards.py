@@ -1,21 +1,25 @@
-"""Token shards on disk: memory-mapped uint32 tokens, checked against their manifest."""
+"""Token shards on disk: their manifest, and memory-mapped uint32 tokens checked against it."""
 
 import json
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ...configs.config_file import from_table
 from ...durable_files import file_sha256, files_sha256, write_durably
-from .manifest import MANIFEST_NAME, Manifest, Shard
 
+SCHEMA = "anchored-tokens/2"
+MANIFEST_NAME = "manifest.json"
 MAX_OPEN_SHARDS = 256
-"""Of a process, for all its sources: a map holds a descriptor, of which 1,024 are usual."""
+"""Limit of a process, for all its sources: a map holds a descriptor, of which 1,024 are usual."""
 STAMP_NAME = "verified.json"
 _STAMP_SCHEMA = "anchored-verified/1"
 # What is hashed while GPUs wait takes less than a minute; more is left to `anchored verify-shards`.
@@ -23,8 +27,87 @@ _MOST_HASHED_BYTES = 16 << 30
 _NUM_SPOT_CHECKS = 4
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Three files: uint32 tokens, int64 offsets of their documents, and where each came from.
+
+    All are little-endian. Provenance is two uint32 a document: its record number in the input
+    file (lines or rows, from 0), and the index of its licence in `licences`.
+    """
+
+    tokens_file: str
+    tokens_sha256: str
+    num_tokens: int
+    documents_file: str
+    documents_sha256: str
+    num_documents: int
+    provenance_file: str
+    provenance_sha256: str
+    input_file: str
+    """Name of the file the documents were read from, within the source."""
+    licences: tuple[str, ...]
+    """Licences of the shard's documents, in order of first appearance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """The contents of a folder of shards, and where they came from."""
+
+    source: str
+    revision: str
+    split: str
+    """"train" or "heldout"; a document's hash decides, so copies never fall on both sides."""
+    heldout_fraction: float
+    licences: dict[str, int]
+    """Number of documents under each licence."""
+    refused_licences: dict[str, int]
+    """Number of documents left out for each licence that is not on the allow-list."""
+    tokenizer_sha256: str
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    num_documents: int
+    num_empty_documents: int
+    """Documents without text, left out of the shards."""
+    num_invalid_documents: int
+    """Documents left out because there is no text in them that can be read."""
+    num_oversized_documents: int
+    """Documents left out because they are longer than max_document_bytes."""
+    max_document_bytes: int
+    num_bytes: int
+    """UTF-8 bytes of the text that was tokenised."""
+    num_tokens: int
+    """Tokens in all shards, BOS and EOS included."""
+    shards: tuple[Shard, ...]
+    invalid_documents: dict[str, int] = field(default_factory=dict)
+    """num_invalid_documents by problem."""
+    num_contaminated_documents: int = 0
+    """Documents left out because they share passages with texts that are not to be trained on."""
+    decontamination: dict[str, Any] = field(default_factory=dict)
+    """Summary of the report that left them out; empty where nothing was searched."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """A folder's manifest. Raises ValueError if it is absent, damaged or of another schema."""
+        path = folder / MANIFEST_NAME
+        if not path.is_file():
+            raise ValueError(f"no token shards in {folder}: {MANIFEST_NAME} is missing")
+        try:
+            table = json.loads(path.read_text())
+            if table.pop("schema") != SCHEMA:
+                raise ValueError(f"its schema is not {SCHEMA}")
+            manifest: Manifest = from_table(cls, table)
+            return manifest
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a token shard manifest: {error}") from error
+
+    def to_json(self) -> str:
+        """The text of manifest.json: the same shards always give the same bytes."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n"
+
+
 class TokenShards:
-    """The tokens of one source, read in place as a single stream that runs over its shards."""
+    """The tokens of one source, mapped as a single stream that runs over its shards."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -71,26 +154,30 @@ class TokenShards:
         return np.concatenate(pieces) if pieces else np.empty(0, dtype="<u4")
 
     def document_offsets(self, shard: Shard) -> np.ndarray:
-        """(num_documents + 1,) int64: each document's first token in the shard, and its end."""
-        return np.memmap(self.folder / shard.documents_file, dtype="<i8", mode="r")
+        """(num_documents + 1,) int64: each document's first token in the shard, and its end.
+
+        Raises: ValueError, as `provenance` does, if the file is not what was written.
+        """
+        path = self.folder / shard.documents_file
+        return _checked(path, _version(path), shard.documents_sha256).view("<i8")
 
     def provenance(self, shard: Shard) -> np.ndarray:
-        """(num_documents, 2) uint32: record in the input file, place in `shard.licences`."""
+        """(num_documents, 2) uint32: record in the input file, index in `shard.licences`."""
         path = self.folder / shard.provenance_file
-        return np.memmap(path, dtype="<u4", mode="r").reshape(-1, 2)
+        return _checked(path, _version(path), shard.provenance_sha256).view("<u4").reshape(-1, 2)
 
     def _map(self, name: str) -> np.memmap:
         return _mapped(self.folder / name, self._versions[name])
 
     def pieces(self, start: int, count: int) -> Iterator[tuple[Shard, int, int]]:
         """Where tokens start .. start + count - 1 lie: (shard, first token in it, how many)."""
-        place = bisect_right(self._ends, start)
+        index = bisect_right(self._ends, start)
         while count > 0:
-            shard = self.manifest.shards[place]
-            offset = start - (self._ends[place] - shard.num_tokens)
+            shard = self.manifest.shards[index]
+            offset = start - (self._ends[index] - shard.num_tokens)
             length = min(count, shard.num_tokens - offset)
             yield shard, offset, length
-            start, count, place = start + length, count - length, place + 1
+            start, count, index = start + length, count - length, index + 1
 
 
 def _check_size(path: Path, expected: int) -> None:
@@ -103,6 +190,13 @@ def _check_size(path: Path, expected: int) -> None:
 @lru_cache(maxsize=MAX_OPEN_SHARDS)
 def _mapped(path: Path, version: tuple[int, int, int]) -> np.memmap:
     return np.memmap(path, dtype="<u4", mode="r")
+
+
+@lru_cache(maxsize=MAX_OPEN_SHARDS)
+def _checked(path: Path, version: tuple[int, int, int], sha256: str) -> np.memmap:
+    """The bytes of a file, hashed when they are first asked for: these files are small."""
+    _check_sha256(path.parent, {path.name: sha256})
+    return np.memmap(path, mode="r")
 
 
 def _version(path: Path) -> tuple[int, int, int]:
@@ -119,7 +213,7 @@ def verify_shards(folder: Path) -> int:
     manifest = Manifest.read(folder)
     TokenShards.open(folder, verify=True)
     hashes = _hashes(manifest)
-    versions = {name: _size_and_time(folder / name) for name in hashes}
+    versions = {name: _version(folder / name)[:2] for name in hashes}
     stamp = {"schema": _STAMP_SCHEMA, "files": versions}
     stamp["manifest_sha256"] = file_sha256(folder / MANIFEST_NAME)
     with suppress(OSError):  # shards may lie where nobody can write
@@ -131,7 +225,7 @@ def is_verified(folder: Path) -> bool:
     """Whether the folder's stamp is of its files as they are now; none of them is read."""
     try:
         stamp = json.loads((folder / STAMP_NAME).read_bytes())
-        versions = {name: _size_and_time(folder / name) for name in stamp["files"]}
+        versions = {name: list(_version(folder / name)[:2]) for name in stamp["files"]}
         return bool(
             stamp["schema"] == _STAMP_SCHEMA
             and stamp["manifest_sha256"] == file_sha256(folder / MANIFEST_NAME)
@@ -176,15 +270,10 @@ def _hashes(manifest: Manifest) -> dict[str, str]:
     return hashes
 
 
-def _size_and_time(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns]
-
-
 def _check_sha256(folder: Path, hashes: dict[str, str]) -> None:
     actual = files_sha256(folder / name for name in hashes)
-    for (name, expected), found in zip(hashes.items(), actual, strict=True):
-        if found != expected:
+    for (name, expected), sha256 in zip(hashes.items(), actual, strict=True):
+        if sha256 != expected:
             raise ValueError(
-                f"corrupt token shard: {folder / name} has sha256 {found}, expected {expected}"
+                f"corrupt token shard: {folder / name} has sha256 {sha256}, expected {expected}"
             )

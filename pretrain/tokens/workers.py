@@ -65,7 +65,7 @@ class FileJob(Protocol):
     """Work on input files, each by itself; it is sent to the processes that do it."""
 
     def open(self) -> FileWork:
-        """What takes time or memory is made here, once a process."""
+        """Make what takes time or memory, once a process."""
         ...
 
 
@@ -96,8 +96,9 @@ class Throughput:
         """Set the totals; the bar itself sees to it that it is not drawn too often."""
         self.num_bytes, self.num_units = num_bytes, num_units
         files = f"{self._num_finished}/{self._num_files} files"
-        rate = f"{self._per_second(num_units):,.0f} {self._unit}/s"
-        self._bar.set_postfix_str(f"{rate}, {files}", False)
+        self._bar.set_postfix_str(
+            f"{self._per_second(num_units):,.0f} {self._unit}/s, {files}", False
+        )
         self._bar.update(num_bytes - self._bar.n)
 
     def finish_file(self) -> None:
@@ -107,31 +108,12 @@ class Throughput:
 
     def close(self) -> str:
         """End the bar; returns the average rates in words."""
-        rates = self._per_second(self.num_bytes / 1e6), self._per_second(self.num_units)
         self._bar.close()
-        return f"{rates[0]:.2f} MB/s, {rates[1]:,.0f} {self._unit}/s"
+        rate = self._per_second(self.num_bytes / 1e6)
+        return f"{rate:.2f} MB/s, {self._per_second(self.num_units):,.0f} {self._unit}/s"
 
     def _per_second(self, total: float) -> float:
         return total / max(time.perf_counter() - self._start, 1e-9)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerCounts:
-    """How many processes, and how many threads of the tokenizer in each."""
-
-    num_workers: int
-    num_threads: int
-
-    @classmethod
-    def of(cls, *, num_cores: int, num_files: int, requested: int) -> "WorkerCounts":
-        """One process a core, but no more than there are files; spare cores become threads.
-
-        requested: number of processes, 0 to choose it. Raises ValueError if it is negative.
-        """
-        if requested < 0:
-            raise ValueError(f"workers must be at least 0 (0: one a core), got {requested}")
-        num_workers = max(1, min(requested or num_cores, num_files))
-        return cls(num_workers, max(1, num_cores // num_workers))
 
 
 def do_share(
@@ -143,42 +125,41 @@ def do_share(
     Raises: AnchoredError if a process is killed.
     """
     indices = range(share.index, num_files, share.count)
-    num_cores = max(1, len(os.sched_getaffinity(0)) // share.num_local)
-    counts = WorkerCounts.of(num_cores=num_cores, num_files=len(indices), requested=num_workers)
+    num_workers, num_threads = worker_counts(share, num_files=len(indices), requested=num_workers)
     throughput = Throughput(name, num_files=len(indices), unit=unit)
     try:
-        if counts.num_workers == 1:
-            _work_here(job.open(), indices, throughput)
+        if num_workers == 1:
+            work = job.open()
+            for index in indices:
+                work(index, throughput.add)
+                throughput.finish_file()
         else:
-            _work_in_processes(job, indices, counts, throughput)
-    finally:
-        rate = throughput.close()
-    return (
-        f"{name}: process {share.index} of {share.count} with {counts.num_workers} "
-        f"workers: {len(indices)} of {num_files} files, {rate}"
-    )
-
-
-def _work_here(work: FileWork, indices: Sequence[int], throughput: Throughput) -> None:
-    for index in indices:
-        work(index, throughput.add)
-        throughput.finish_file()
-
-
-def _work_in_processes(
-    job: FileJob, indices: Sequence[int], counts: WorkerCounts, throughput: Throughput
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    totals = context.Array("q", 2)
-    try:
-        with ProcessPoolExecutor(
-            counts.num_workers, context, _start_worker, (job, counts.num_threads, totals)
-        ) as pool:
-            _follow([pool.submit(_do_file, index) for index in indices], totals, throughput)
+            context = multiprocessing.get_context("spawn")
+            totals = context.Array("q", 2)
+            with ProcessPoolExecutor(
+                num_workers, context, _start_worker, (job, num_threads, totals)
+            ) as pool:
+                _follow([pool.submit(_do_file, index) for index in indices], totals, throughput)
     except BrokenProcessPool as error:
         raise AnchoredError(
             "a working process was killed (out of memory?): run the same command again to go on"
         ) from error
+    finally:
+        rate = throughput.close()
+    return (
+        f"{name}: process {share.index} of {share.count} with {num_workers} "
+        f"workers: {len(indices)} of {num_files} files, {rate}"
+    )
+
+
+def worker_counts(share: FileShare, *, num_files: int, requested: int) -> tuple[int, int]:
+    """Processes, and threads of the tokenizer in each: one process a core, but no more than files.
+
+    requested: number of processes, 0 to choose it. Cores that are left over become threads.
+    """
+    num_cores = max(1, len(os.sched_getaffinity(0)) // share.num_local)
+    num_workers = max(1, min(requested or num_cores, num_files))
+    return num_workers, max(1, num_cores // num_workers)
 
 
 def _follow(futures: Sequence[Future[None]], totals: Any, throughput: Throughput) -> None:
@@ -195,7 +176,7 @@ def _follow(futures: Sequence[Future[None]], totals: Any, throughput: Throughput
 
 
 _worker: tuple[FileWork, Any]
-"""Of a process of the pool: its work, and the totals of all processes."""
+"""The work of this process of the pool, and the totals of all processes."""
 
 
 def _start_worker(job: FileJob, num_threads: int, totals: Any) -> None:

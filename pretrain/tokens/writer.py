@@ -1,15 +1,237 @@
-"""Texts to a folder of token shards with its manifests, which appears only when it is complete."""
+"""Documents to shards: segments, in which work is saved and resumed, then a folder's manifests."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from ...durable_files import new_folder, write_durably
+import numpy as np
+
+from ...configs.config_file import from_table
+from ...durable_files import new_folder, sync, write_durably
 from .documents import DEFAULT_SHARD_TOKENS, Document, DocumentRules, Verdict
-from .encoder import DocumentEncoder
-from .manifest import MANIFEST_NAME, DocumentTally, Manifest
-from .segments import HELDOUT_FOLDER, Segment, SegmentLayout, write_segments
-from .shards import TokenShards
+from .encoder import DocumentEncoder, EncodedDocument
+from .shards import MANIFEST_NAME, Manifest, Shard, TokenShards
+
+HELDOUT_FOLDER = "heldout"
+
+
+@dataclass(kw_only=True)
+class DocumentTally:
+    """Counts over documents; tallies of pieces add up to the tally of the whole."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    num_bytes: Counter[str] = field(default_factory=Counter)
+    """UTF-8 bytes kept, by split."""
+    licences: dict[str, Counter[str]] = field(default_factory=dict)
+    """Documents by verdict (train, heldout, refused) and licence."""
+    problems: Counter[str] = field(default_factory=Counter)
+    """Invalid documents by what is wrong with them."""
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> "DocumentTally":
+        """The tally of a JSON object of its fields."""
+        licences = {verdict: Counter(of) for verdict, of in table["licences"].items()}
+        others: Any = {name: Counter(of) for name, of in table.items() if name != "licences"}
+        return cls(licences=licences, **others)
+
+    @classmethod
+    def total(cls, tallies: Iterable["DocumentTally"]) -> "DocumentTally":
+        """The tally of all pieces together."""
+        whole = cls()
+        for tally in tallies:
+            whole += tally
+        return whole
+
+    def add(self, document: Document, verdict: Verdict) -> None:
+        self.verdicts[verdict.value] += 1
+        if verdict.is_kept:
+            self.num_bytes[verdict.value] += len(document.text or b"")
+        if verdict.is_kept or verdict is Verdict.REFUSED:
+            self.licences.setdefault(verdict.value, Counter())[document.licence] += 1
+        if document.problem:
+            self.problems[document.problem.value] += 1
+
+    def __iadd__(self, other: "DocumentTally") -> "DocumentTally":
+        self.verdicts += other.verdicts
+        self.num_bytes += other.num_bytes
+        self.problems += other.problems
+        for verdict, counts in other.licences.items():
+            self.licences.setdefault(verdict, Counter()).update(counts)
+        return self
+
+    def histogram(self, verdict: Verdict) -> dict[str, int]:
+        """Documents by licence, the most frequent first, then by name."""
+        counts = self.licences.get(verdict, Counter())
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+class ShardFiles:
+    """Tokens go to disk as they come; offsets and provenance follow when the shard is closed.
+
+    Files are complete on disk when `close` returns. A file of the same name, left by a process
+    that was killed, is written over.
+    """
+
+    def __init__(self, folder: Path, name: str, *, input_file: str) -> None:
+        """name: what follows "tokens-" in the file names."""
+        self._folder = folder
+        self._name = name
+        self._input_file = input_file
+        self._file: BinaryIO = (folder / f"tokens-{name}.bin").open("wb")
+        self._digest = hashlib.sha256()
+        self._offsets = [0]
+        self._provenance: list[tuple[int, int]] = []
+        self._licences: dict[str, int] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        return self._offsets[-1]
+
+    def add(self, token_ids: np.ndarray, *, record: int, licence: str) -> None:
+        """Append a document: token_ids (num_tokens,) uint32, its record number and licence."""
+        self._file.write(data := token_ids.tobytes())
+        self._digest.update(data)
+        self._offsets.append(self.num_tokens + len(token_ids))
+        self._provenance.append((record, self._licences.setdefault(licence, len(self._licences))))
+
+    def close(self) -> Shard:
+        """Finish the files and describe them."""
+        sync(self._file)
+        self._file.close()
+        documents_file = f"documents-{self._name}.bin"
+        provenance_file = f"provenance-{self._name}.bin"
+        return Shard(
+            tokens_file=f"tokens-{self._name}.bin",
+            tokens_sha256=self._digest.hexdigest(),
+            num_tokens=self.num_tokens,
+            documents_file=documents_file,
+            documents_sha256=self._write(documents_file, np.array(self._offsets, dtype="<i8")),
+            num_documents=len(self._provenance),
+            provenance_file=provenance_file,
+            provenance_sha256=self._write(provenance_file, np.array(self._provenance, dtype="<u4")),
+            input_file=self._input_file,
+            licences=tuple(self._licences),
+        )
+
+    def abandon(self) -> None:
+        """Close the file of a shard that will not be finished."""
+        self._file.close()
+
+    def _write(self, name: str, array: np.ndarray) -> str:
+        data = array.tobytes()
+        with (self._folder / name).open("wb") as file:
+            file.write(data)
+            sync(file)
+        return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Consecutive records of one input file: at most one shard of each split, and their tally.
+
+    Where a segment ends depends on the input alone, so that a run that was killed cuts the same
+    segments when it goes on.
+    """
+
+    next_record: int
+    """The first record after the segment."""
+    is_last: bool
+    shards: dict[str, Shard]
+    """Shards by split; a split without documents has none."""
+    tally: DocumentTally
+
+    @classmethod
+    def read(cls, path: Path) -> "Segment":
+        """The segment that `write` recorded."""
+        table = json.loads(path.read_text())
+        shards = {split: from_table(Shard, shard) for split, shard in table.pop("shards").items()}
+        return cls(shards=shards, tally=DocumentTally.from_table(table.pop("tally")), **table)
+
+    def write(self, path: Path) -> None:
+        """Record the segment; its shards must be complete on disk."""
+        write_durably(path, json.dumps(self, default=vars, indent=2) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentLayout:
+    """Where the shards of one input file go, and when a segment ends."""
+
+    folder: Path
+    input_file: str
+    prefix: str
+    """Begins the number of every shard; empty for a folder with one input."""
+    max_tokens: int
+    """A document that would pass it ends the segment; a longer document has one for itself."""
+    first_index: int = 0
+
+
+def write_segments(
+    documents: Iterable[EncodedDocument], layout: SegmentLayout
+) -> Iterator[Segment]:
+    """Write shards and yield each segment when its files are complete on disk; at least one.
+
+    Raises: ValueError if layout.max_tokens is less than 1.
+    """
+    if layout.max_tokens < 1:
+        raise ValueError(f"max_tokens_per_shard must be at least 1, got {layout.max_tokens}")
+    index = layout.first_index
+    current = _OpenSegment(layout, index)
+    try:
+        for encoded in documents:
+            if current.is_full_for(encoded):
+                yield current.close(next_record=encoded.document.record, is_last=False)
+                index += 1
+                current = _OpenSegment(layout, index)
+            current.add(encoded)
+        yield current.close(next_record=current.next_record, is_last=True)
+    finally:
+        current.abandon()
+
+
+class _OpenSegment:
+    """A segment whose documents are still coming."""
+
+    def __init__(self, layout: SegmentLayout, index: int) -> None:
+        self._layout = layout
+        self._name = f"{layout.prefix}{index:05d}"
+        self._shards: dict[Verdict, ShardFiles] = {}
+        self._tally = DocumentTally()
+        self.next_record = 0
+
+    def is_full_for(self, encoded: EncodedDocument) -> bool:
+        shard = self._shards.get(encoded.verdict)
+        if shard is None or encoded.token_ids is None:
+            return False
+        return shard.num_tokens + len(encoded.token_ids) > self._layout.max_tokens
+
+    def add(self, encoded: EncodedDocument) -> None:
+        document = encoded.document
+        self.next_record = document.record + 1
+        self._tally.add(document, encoded.verdict)
+        if encoded.token_ids is None:
+            return
+        if encoded.verdict not in self._shards:
+            layout, is_train = self._layout, encoded.verdict is Verdict.TRAIN
+            folder = layout.folder / ("" if is_train else HELDOUT_FOLDER)
+            folder.mkdir(exist_ok=True)
+            shard = ShardFiles(folder, self._name, input_file=layout.input_file)
+            self._shards[encoded.verdict] = shard
+        self._shards[encoded.verdict].add(
+            encoded.token_ids, record=document.record, licence=document.licence
+        )
+
+    def close(self, *, next_record: int, is_last: bool) -> Segment:
+        splits = [split for split in Verdict if split in self._shards]  # in the order of Verdict
+        shards = {split.value: self._shards[split].close() for split in splits}
+        return Segment(next_record=next_record, is_last=is_last, shards=shards, tally=self._tally)
+
+    def abandon(self) -> None:
+        for shard in self._shards.values():
+            shard.abandon()
 
 
 def write_token_shards(
@@ -29,7 +251,7 @@ def write_token_shards(
     tokenizer_file: tokenizer.json with the special tokens <|begin_of_text|> and <|end_of_text|>.
     source, licence, revision: recorded in the manifest.
     max_tokens_per_shard: a document that would pass it starts the next shard; a longer document
-        gets a shard of its own.
+        gets a shard for itself.
     Raises: ValueError if the folder exists, the tokenizer lacks BOS or EOS, or there is no text.
     """
     folder = Path(folder)

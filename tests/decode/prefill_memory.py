@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from anchored.decode.models.attention import row_attention
-from anchored.decode.models.linear import OutputLayer
-from anchored.decode.models.row_stream import RowStream
-from anchored.decode.rules.prefix_debt import log_likelihood_ratios, prefix_debt
+from anchored.decode.models.capabilities import row_attention
+from anchored.decode.models.row_stream import ModelRunner, RowStream
+from anchored.decode.rules.budget import log_likelihood_ratios, prefix_debt
 
 NUM_TOKENS, VOCAB_SIZE = 4096, 128256
 
@@ -19,19 +18,14 @@ def status_mib(field: str) -> float:
     return int(kib[1]) / 1024
 
 
-def plain(model, token_ids: list[int]) -> None:
+def plain(runner: ModelRunner, token_ids: list[int]) -> None:
     with torch.inference_mode():
-        model(torch.tensor([token_ids]), use_cache=True, logits_to_keep=1)
+        runner.model(torch.tensor([token_ids]), use_cache=True, logits_to_keep=1)
 
 
-def debt(model, token_ids: list[int]) -> None:
-    stream = RowStream(
-        model,
-        row_attention(model),
-        num_rows=1,
-        max_length=NUM_TOKENS,
-        output=OutputLayer(model, VOCAB_SIZE),
-    )
+def debt(runner: ModelRunner, token_ids: list[int]) -> None:
+    attention = row_attention(runner.model)
+    stream = RowStream(runner, attention, num_rows=1, max_length=NUM_TOKENS)
     log_probs = stream.read([token_ids], [0]).token_log_probs[0]
     prefix_debt(log_likelihood_ratios(log_probs, log_probs - 1.0))
 
@@ -49,12 +43,13 @@ def main() -> None:
         max_position_embeddings=NUM_TOKENS,
         tie_word_embeddings=True,
     )
-    model = LlamaForCausalLM(config).eval()
+    # Made once a pair, with the packed copies of its layers; the first prefill makes them.
+    runner = ModelRunner(LlamaForCausalLM(config).eval(), VOCAB_SIZE)
     for prefill in (debt, plain):
-        prefill(model, [7, 8])
+        prefill(runner, [7, 8])
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew (proc(5))
         before = status_mib("VmRSS")
-        prefill(model, [i * 31 % VOCAB_SIZE for i in range(NUM_TOKENS)])
+        prefill(runner, [i * 31 % VOCAB_SIZE for i in range(NUM_TOKENS)])
         print(before, status_mib("VmHWM"))
 
 

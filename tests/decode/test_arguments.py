@@ -6,7 +6,7 @@ import math
 import pytest
 
 from anchored import Anchored, Decoder, Ledger, RiskyOnly, SafeOnly, verify
-from anchored.decode.arguments import Beginning
+from anchored.decode.beginning import Beginning
 from anchored.decode.engine.request import recorded_key
 
 PROMPTS = ["the keeper of the lamp", "import math"]
@@ -47,7 +47,8 @@ def test_a_continuation_reads_the_earlier_text_and_adds_its_bound(decoder, pair)
         assert header.prompt_token_ids == (
             earlier.ledger.header.prompt_token_ids + earlier.token_ids
         )
-        assert later.ledger.total_bound == earlier.ledger.total_bound + header.bound
+        sibling = header.K  # what the other sample's continuation may spend
+        assert later.ledger.total_bound == earlier.ledger.total_bound + sibling + header.bound
         assert verify(later.ledger, pair).is_ok
     (third,) = decoder.generate(continue_from=second[0].ledger, max_new_tokens=2)
     expected = third.ledger.header.bound + second[0].ledger.total_bound
@@ -86,6 +87,21 @@ def test_continuing_at_byte_level_adds_bytes(pair):
     assert bytes(second.ledger.header.prompt_token_ids).startswith(b"salt")
     assert len(second.ledger.header.prompt_token_ids) == 9
     assert second.ledger.total_bound == first.ledger.header.bound + second.ledger.header.bound
+
+
+def test_samples_of_one_call_that_go_on_together_count_each_other(pair):
+    decoder = Decoder(pair, Anchored(k=0.5, debt="none"))
+    first = decoder.generate("the keeper", max_new_tokens=4, num_return_sequences=3)
+    bounds = [own.ledger.header.bound for own in first]
+    together = decoder.generate(continue_from=first, max_new_tokens=6)
+    # Each sample says what holds for all that the two calls wrote: 3 B + 3 B'.
+    expected = sum(bounds) + sum(own.ledger.header.bound for own in together)
+    assert [own.ledger.total_bound for own in together] == [expected] * 3 == [6.0 + 9.0] * 3
+    (alone,) = decoder.generate(continue_from=first[1], max_new_tokens=6)
+    assert alone.ledger.total_bound == 6.0 + 3.0
+    others = decoder.generate(["the lamp", "the lamp"], max_new_tokens=4)
+    apart = decoder.generate(continue_from=others, max_new_tokens=6)
+    assert [own.ledger.total_bound for own in apart] == [2.0 + 3.0] * 2
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_gpt2, tiny_llama
 
-from anchored import Anchored, AnchoredError, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, AnchoredError, Decoder, ModelPair, RiskyOnly, SafeOnly
 from anchored.decode.engine.paired_batch import PairedBatch
 
 PROMPTS = [
@@ -248,7 +248,7 @@ def test_safe_and_risky_scores_are_the_models_own_log_likelihoods(pair):
         ({"k": math.nan}, r"k must be in \[0, 1048576\] nats, got nan"),
         ({"k": 1e308}, r"k must be in \[0, 1048576\] nats, got 1e\+308"),
         ({"k": 3e5}, r"K = k \* horizon = 300000.0 \* 5 must be in .*, got 1500000.0"),
-        ({"k": "much"}, "k must be a number of nats, got 'much'"),
+        ({"k": "much"}, "k must be a number, got 'much'"),
         ({"seed": [1, 2]}, "seed must be one value or one per prompt: 1, got 2"),
         ({"seed": -1}, "seed must be in"),
         ({"seed": np.int64(-1)}, "seed must be in"),
@@ -272,7 +272,7 @@ def test_bad_arguments_are_refused_in_one_line(pair, arguments, message):
         ({"k": math.nan}, "got nan"),
         ({"k": 1e308}, r"k must be in \[0, 1048576\] nats, got 1e\+308"),
         ({"K": 2.0**20 + 1}, r"K must be in \[0, 1048576\] nats, got 1048577.0"),
-        ({"k": [1.0]}, r"k must be a number of nats, got \[1.0\]"),
+        ({"k": [1.0]}, r"k must be a number, got \[1.0\]"),
         ({}, "give either k or K"),
         ({"k": 1.0, "divergence": "js"}, "divergence must be one of kl, max, got 'js'"),
         ({"k": 1.0, "debt_window": 0}, "debt_window must be >= 1, got 0"),
@@ -303,36 +303,3 @@ def test_every_call_refuses_a_k_beside_a_rules_K_and_inexact_budgets(pair, call)
         CALLS[call](Decoder(pair, Anchored(K=1.0)), k=50)
     with pytest.raises(ValueError, match=r"k \* horizon = 300000.0 \* 5 must be in"):
         CALLS[call](Decoder(pair, Anchored(k=3e5)))
-
-
-def test_numbers_of_numpy_are_numbers(pair, tmp_path):
-    plain = Decoder(pair, Anchored(k=0.5)).generate(
-        PROMPTS[:2], max_new_tokens=6, seed=[3, 4], k=[1.5, 0.25], num_return_sequences=2
-    )
-    results = Decoder(pair, Anchored(k=np.float32(0.5))).generate(
-        PROMPTS[:2],
-        max_new_tokens=np.int64(6),
-        seed=np.array([3, 4]),
-        k=[np.float64(1.5), np.float32(0.25)],
-        num_return_sequences=np.int32(2),
-    )
-    assert [result.ledger for result in results] == [result.ledger for result in plain]
-    for result in results:
-        result.ledger.save(tmp_path / "ledger.jsonl")  # numpy's own numbers are no JSON
-        assert Ledger.load(tmp_path / "ledger.jsonl") == result.ledger
-    (one,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[0], max_new_tokens=6, seed=np.int64(3))
-    assert one.ledger.header.seed == 3
-
-
-@pytest.mark.parametrize("level", ["token", "byte"])
-@pytest.mark.parametrize(
-    ("prompt", "kind"), [(b"salt", "bytes"), ([b"salt"], "bytes"), ([5.0], "float")], ids=str
-)
-def test_a_prompt_that_is_no_text_is_refused_by_its_type(pair, level, prompt, kind):
-    """Bytes would be read as token ids."""
-    decoder = Decoder(pair, Anchored(k=1.0), level=level)
-    message = f"prompt must be a text or a list of token ids, got {kind}"
-    with pytest.raises(ValueError, match=message):
-        decoder.generate(prompt, max_new_tokens=2)
-    with pytest.raises(ValueError, match=r"continuation must be a text or a list .*, got bytes"):
-        decoder.score("salt", b"rain")

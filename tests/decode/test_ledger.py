@@ -166,7 +166,7 @@ def test_a_float32_pair_from_folders_verifies_within_its_tolerance(pair_folders,
         report = verify(tmp_path / f"{index}.jsonl", ModelPair.from_pretrained(*pair_folders))
         assert report.is_ok, report
         assert report.tokens_drawn_again == len(result.token_ids)
-        assert report.tolerance < 1e-3
+        assert report.tolerance < 1e-2
 
 
 def test_another_model_is_found(ledger, pair, tokenizer):

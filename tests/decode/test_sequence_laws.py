@@ -13,11 +13,9 @@ from tiny_models import tiny_llama, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
 from anchored.decode.rules.anchored import NoOpt
-from anchored.decode.rules.cp_fuse import CPFuse
 from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.rcad import RCAD
-from anchored.decode.rules.single_model import System
-from anchored.decode.rules.switches import ColdStart, GlobalSwitch
+from anchored.decode.rules.mixtures import RCAD, CPFuse
+from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, System
 from anchored.decode.rules.token_swap import TokenSwap
 
 PROMPT, END, HORIZON = [0, 2, 3, 2], 1, 4

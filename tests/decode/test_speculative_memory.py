@@ -8,13 +8,11 @@ import torch
 from tiny_models import TEXT, tiny_family, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.engine.draft_length import DraftLength
 from anchored.decode.engine.request import Request
-from anchored.decode.engine.speculative_batch import SpeculativeBatch
+from anchored.decode.engine.speculative_batch import DraftLength, SpeculativeBatch
 from anchored.decode.levels.level import TokenLevel, open_streams
-from anchored.decode.models.attention import row_attention
-from anchored.decode.models.linear import OutputLayer
-from anchored.decode.models.row_stream import RowStream
+from anchored.decode.models.capabilities import row_attention
+from anchored.decode.models.row_stream import ModelRunner, RowStream
 from anchored.decode.settings import SamplingConfig
 
 WORDS = " ".join(TEXT).split()
@@ -79,7 +77,7 @@ def check_memories(pair, batch) -> None:
             continue
         text = state.request.prompt_token_ids + [step.token_id for step in state.steps]
         for name, stream in open_streams(pair, 1, len(text), scores_prompts=False).items():
-            length = len(text) - len(batch._backlogs[name].of(row))
+            length = len(text) - len(batch._pending[name].of(row))
             cache = batch.streams[name]._cache
             assert cache.lengths[row] == length
             stream.read([text[:length]], [0])
@@ -94,8 +92,8 @@ def check_memories(pair, batch) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2, sliding", "llama4_text", "gpt2"])
 def test_a_draft_changes_no_law_at_or_before_it_bitwise(family):
     model = tiny_family(family, 1)
-    output = OutputLayer(model, 320)
-    stream = RowStream(model, row_attention(model), num_rows=2, max_length=30, output=output)
+    runner = ModelRunner(model, 320)
+    stream = RowStream(runner, row_attention(model), num_rows=2, max_length=30)
     stream.read([[5, 9, 11], [4, 4, 8, 2, 6]], [0, 1])
     drafts = [[7, 31, 150, 8], [99, 3, 17, 60]]
     laws = stream.feed_ends([0, 1], drafts, 4)

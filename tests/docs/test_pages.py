@@ -32,12 +32,7 @@ NOT_RUN = {
     "anchored bench": "measures: minutes, on a machine without other work",
     "anchored sweep": "needs a trained quickstart: minutes",
     "anchored calibrate": "needs a trained quickstart: minutes",
-    "anchored measure": "needs the texts of a run",
-    "anchored judge": "needs an endpoint",
     "anchored evaluate": "needs the texts of a run",
-    "anchored analyse": "needs the texts of a run",
-    "anchored report": "needs the texts of a run",
-    "anchored gpu-check": "needs a GPU",
     "anchored lm-eval": "downloads the task's data sets",
     "anchored decontaminate": "downloads a source of the Common Pile",
     "anchored tokenize": "downloads a source of the Common Pile",
@@ -46,8 +41,6 @@ NOT_RUN = {
     "anchored plan --config": "needs the token shards of the run",
     "anchored provenance": "needs the token shards of the run",
     "anchored verify-shards": "needs the token shards of the run",
-    "anchored train": "trains for days",
-    "anchored rollback": "needs a training run",
     "--risky-device": "needs two GPUs",
     "--risky-quantization": "needs a library of quantised layers",
 }
@@ -91,6 +84,7 @@ def model_folders(tmp_path_factory) -> Path:
         tiny_llama(seed, **sizes).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     (quickstart.parent / "prompts.jsonl").touch()
+    (root / "runs/methods").mkdir()
     return root
 
 
@@ -107,6 +101,8 @@ def reader(model_folders, tmp_path, monkeypatch) -> Path:
     }.items():
         (tmp_path / name).symlink_to(target)
     (tmp_path / "RUN/checkpoint/step-N").mkdir(parents=True)
+    for name in ("texts.jsonl", "characters.jsonl", "works.jsonl"):
+        (tmp_path / name).touch()
     (tmp_path / "four_bits.json").write_text('{"quant_method": "bitsandbytes"}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -157,8 +153,9 @@ def status(words: list[str]) -> object:
 def read_options_only(words: list[str], patches: pytest.MonkeyPatch) -> None:
     """The command reads its options, and its work is left out."""
     name = next(" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS)
-    module = importlib.import_module(f"anchored.tools.{COMMANDS[name].module}")
-    patches.setattr(module, "run", READERS.get(name, lambda config: 0))
+    module, _, function = COMMANDS[name].function.rpartition(".")
+    imported = importlib.import_module(f"anchored.tools.{module}")
+    patches.setattr(imported, function, READERS.get(name, lambda config: 0))
 
 
 def read_lm_eval_options(words: list[str]) -> int:

@@ -46,9 +46,9 @@ def test_copybench_s_own_files_are_read(tmp_path):
 
 
 def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
-    write(tmp_path / "generations/k=1.jsonl", {"work": "w", "seed": 2, "text": "a", "debt": 0.5})
-    write(tmp_path / "generations/p_s.jsonl", {"work": "w", "seed": 2, "text": "b"})
-    write(tmp_path / "generations/p_r.unfinished.jsonl", {"work": "w", "seed": 2, "text": "c"})
+    write(tmp_path / "generations/k=1.jsonl", {"id": "w", "seed": 2, "text": "a", "debt": 0.5})
+    write(tmp_path / "generations/p_s.jsonl", {"id": "w", "seed": 2, "text": "b"})
+    write(tmp_path / "generations/p_r.unfinished.jsonl", {"id": "w", "seed": 2, "text": "c"})
     write(tmp_path / "prompts.jsonl", {"id": "w", "prompt": "p", "reference": "r"})
     texts = read_texts(tmp_path)
     assert {name: [own.text for own in texts] for name, texts in by_setting(texts).items()} == {
@@ -63,8 +63,17 @@ def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
 def test_settings_of_a_run_stand_in_the_order_of_their_numbers(tmp_path):
     names = ["k=0.5", "k=2", "k=10", "memfree-n=3", "p_r", "p_s"]
     for name in reversed(names):
-        write(tmp_path / f"generations/{name}.jsonl", {"work": "w", "seed": 0, "text": "a"})
+        write(tmp_path / f"generations/{name}.jsonl", {"id": "w", "seed": 0, "text": "a"})
     assert [text.setting for text in read_texts(tmp_path)] == names
+
+
+def test_settings_of_a_run_that_ended_have_their_own_names(tmp_path):
+    write(tmp_path / "generations/Anchored-k=1.jsonl", {"id": "w", "seed": 0, "text": "a"})
+    write(tmp_path / "results.json", {"rows": [{"setting": "Anchored, k=1"}, {"setting": "p_s"}]})
+    assert [text.setting for text in read_texts(tmp_path)] == ["Anchored, k=1"]
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"results\.json is not what anchored quickstart or sweep"):
+        read_texts(tmp_path)
 
 
 def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
@@ -106,3 +115,11 @@ def test_a_folder_without_generations_and_bytes_that_are_no_text_are_refused(tmp
     (tmp_path / "own.jsonl").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="is not UTF-8 text"):
         read_texts(tmp_path / "own.jsonl")
+
+
+def test_a_text_that_stands_twice_is_refused(tmp_path):
+    row = {"setting": "k=1", "id": "w", "seed": 3, "text": "a"}
+    failed = {**row, "text": None, "error": "too long"}
+    path = write(tmp_path / "own.jsonl", failed, row, {**row, "seed": 4}, {**row, "text": "b"})
+    with pytest.raises(ValueError, match=r"'k=1'.*'id': 'w', 'seed': 3.* stands twice"):
+        read_texts(path)

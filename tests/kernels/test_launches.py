@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from anchored.kernels import decode_attention as attention
-from anchored.kernels.accounts import NUM_FIELDS
-from anchored.kernels.gpu import interval_sums, launch, sizes, walk_kernel
-from anchored.kernels.interval_sums import interval_log_sums
+from anchored.kernels.gpu import launch, walk_kernel
 from anchored.kernels.projection import project_kl
-from anchored.kernels.walk import score, walk
+from anchored.kernels.spend import NUM_FIELDS
+from anchored.kernels.walk import walk
 
 SECOND = torch.device("cuda:1")
 MAX_ROWS = 65_535
@@ -53,20 +51,14 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """In place of every kernel, on a machine with two devices of 132 multiprocessors."""
+    """In place of the kernel, on a machine with two devices of 132 multiprocessors."""
     found = Recorder()
     monkeypatch.setattr(torch.cuda, "device", found.device)
     monkeypatch.setattr(launch, "is_interpreted", lambda: False)
     monkeypatch.setattr(
-        launch, "resident_splits", lambda rows, size, device: sizes.splits_of(rows, size, 132)
+        launch, "resident_splits", lambda rows, size, device: launch.splits_of(rows, size, 132)
     )
-    for module, name in (
-        (walk_kernel, "walk_kernel"),
-        (interval_sums, "interval_log_sums_kernel"),
-        (attention, "split_kernel"),
-        (attention, "sum_kernel"),
-    ):
-        monkeypatch.setattr(module, name, found)
+    monkeypatch.setattr(walk_kernel, "walk_kernel", found)
     with SecondDevice():
         yield found
 
@@ -85,24 +77,13 @@ def walked(num_rows):
     walk(
         *(logits, logits),
         accounts=accounts,
-        uniform=ones(num_rows, dtype=long),
+        seeds=ones(num_rows, dtype=long),
         drafts=ones(num_rows, 1, dtype=long),
+        backend="triton",
     )
-    score(logits, logits, ones(num_rows, 2, dtype=long), accounts=accounts)
 
 
-def summed(num_rows):
-    places = ones(num_rows, 1, 3, dtype=torch.int32)
-    interval_log_sums(ones(2, 40), places[..., 0], ones(num_rows, 1).double(), places, places)
-
-
-def attended(num_rows):
-    query, keys = ones(num_rows, 4, 1, 16), ones(num_rows, 2, 70, 16)
-    places = ones(num_rows, 1, dtype=torch.int64)
-    attention.decode_attention(query, keys, keys, places, num_splits=2)
-
-
-USES = [projected, walked, summed, attended]
+USES = [projected, walked]
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

@@ -14,8 +14,21 @@ from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.spend import SPEND_QUANTUM
 from anchored.kernels.uniforms import uniforms
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
+both_projections = pytest.mark.parametrize("project", [project_kl, project_max])
+# Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 REFERENCE_ERROR = 1e-12
 """Nats; rounding of the float64 reference itself, at most 1e-16 times the range of the logits."""
+
+
+def project_on(project, risky, safe, budget, uniform=None, *, backend):
+    """By one backend, on a GPU where there is one."""
+    arguments = [None if x is None else x.to(DEVICE) for x in (risky, safe, budget, uniform)]
+    return project(*arguments, backend=backend)
 
 
 def assert_feasible(projection, risky, safe, budget):
@@ -71,7 +84,8 @@ def test_weight_agrees_with_bisection(kind, logit_pairs, budgets):
     assert bool((is_within | projection.is_safe_only).all())
 
 
-def test_support_rules():
+@both_backends
+def test_support_rules(backend):
     inf = math.inf
     safe = torch.tensor([[0.0, 0.0, -inf]] * 5, dtype=torch.float64)
     risky = torch.tensor(
@@ -79,23 +93,25 @@ def test_support_rules():
         dtype=torch.float64,
     )
     budget = torch.tensor([0.69, 0.70, 5.0, 5.0, 0.0], dtype=torch.float64)
-    projection = project_kl(risky, safe, budget)
+    projection = project_on(project_kl, risky, safe, budget, backend=backend)
     # Rows: floor log 2 above the budget, below it, empty S, p_r on S is p_s, no budget.
     assert projection.is_safe_only.tolist() == [True, False, True, False, True]
     assert projection.weight.tolist() == [0.0, 1.0, 0.0, 1.0, 0.0]
     half = [0.5, 0.5, 0.0]
     expected = torch.tensor([half, [0.0, 1.0, 0.0], half, half, half], dtype=torch.float64)
-    torch.testing.assert_close(projection.log_probs().exp(), expected)
+    torch.testing.assert_close(projection.log_probs().exp().cpu(), expected)
     assert projection.spend[[0, 2, 4]].tolist() == [0.0] * 3
     assert projection.spend[3] <= SPEND_QUANTUM
     assert math.log(2.0) <= projection.spend[1] <= math.log(2.0) + 2 * SPEND_QUANTUM
 
 
-def test_identical_models_give_the_risky_law_for_nothing(logit_pairs):
-    _, safe = logit_pairs("masked_safe", 20, 300, torch.Generator().manual_seed(2))
-    projection = project_kl(safe, safe, torch.full((20,), 1e-9))
-    assert projection.weight.tolist() == [1.0] * 20
-    assert projection.spend.tolist() == [0.0] * 20
+@both_backends
+@both_projections
+def test_identical_models_give_the_risky_law_for_nothing(project, backend, logit_pairs):
+    _, safe = logit_pairs("masked_safe", 3, 1100, torch.Generator().manual_seed(2))
+    projection = project_on(project, safe, safe, torch.full((3,), 0.1).double(), backend=backend)
+    torch.testing.assert_close(projection.weight, torch.ones_like(projection.weight))
+    assert projection.spend.tolist() == [0.0] * 3
     assert not projection.is_safe_only.any()
 
 
@@ -107,14 +123,17 @@ def test_one_token_vocabulary_is_certain():
     assert projection.token_ids.tolist() == [0]
 
 
-def test_invalid_rows_are_flagged_and_leave_the_others_alone(logit_pairs):
-    risky, safe = logit_pairs("masked_both", 5, 40, torch.Generator().manual_seed(3))
+@both_backends
+@both_projections
+def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend, logit_pairs):
+    risky, safe = logit_pairs("generic", 5, 40, torch.Generator().manual_seed(3))
     clean = risky.clone(), safe.clone()
     risky[0, 7], safe[1, 3], risky[2], safe[3, 0] = math.nan, math.inf, -math.inf, math.nan
-    budget = torch.full((5,), 3.0)
+    budget = torch.full((5,), 3.0).double()
     uniform = uniforms(torch.arange(5), torch.zeros(5, dtype=torch.int64))
-    projection = project_kl(risky, safe, budget, uniform)
-    alone = project_kl(clean[0][4:], clean[1][4:], budget[4:], uniform[4:])
+    projection = project_on(project, risky, safe, budget, uniform, backend=backend)
+    last = clean[0][4:], clean[1][4:], budget[4:], uniform[4:]
+    alone = project_on(project, *last, backend=backend)
     assert projection.is_valid.tolist() == [False] * 4 + [True]
     assert projection.token_ids[:4].tolist() == [-1] * 4
     assert projection.spend[:4].tolist() == [0.0] * 4 == projection.weight[:4].tolist()
@@ -124,7 +143,7 @@ def test_invalid_rows_are_flagged_and_leave_the_others_alone(logit_pairs):
     assert projection.token_ids[4] == alone.token_ids[0]
 
 
-@pytest.mark.parametrize("project", [project_kl, project_max])
+@both_projections
 @pytest.mark.parametrize("vocab_size", [257, PIECE_SIZE + 100, 40_000])
 def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, project, logit_pairs):
     generator = torch.Generator().manual_seed(6)
@@ -179,14 +198,23 @@ def test_float16_logits_may_ban_tokens():
     assert projection.log_probs().exp().tolist() == [[1.0, 0.0, 0.0]]
 
 
-def test_strided_logits_are_read_in_place(logit_pairs):
-    risky, safe = logit_pairs("generic", 6, 100, torch.Generator().manual_seed(5))
-    budget = torch.full((3,), 0.3)
-    expected = project_kl(risky[::2, ::2].contiguous(), safe[::2, 1::2].contiguous(), budget)
-    actual = project_kl(risky[::2, ::2], safe[::2, 1::2], budget)
-    assert torch.equal(actual.spend, expected.spend)
-    transposed = project_kl(risky.T.contiguous().T[:3], safe.T.contiguous().T[:3], budget)
-    assert torch.equal(transposed.spend, project_kl(risky[:3], safe[:3], budget).spend)
+@both_backends
+def test_strided_logits_are_read_in_place(backend, logit_pairs):
+    risky, safe = logit_pairs("generic", 4, 80, torch.Generator().manual_seed(5))
+    budget = torch.full((2,), 0.3).double()
+
+    def spends(risky, safe):
+        return project_on(project_kl, risky, safe, budget, backend=backend).spend
+
+    expected = spends(risky[::2, ::2].contiguous(), safe[::2, 1::2].contiguous())
+    assert torch.equal(spends(risky[::2, ::2], safe[::2, 1::2]), expected)
+    assert torch.equal(spends(risky.T.contiguous().T[:2], safe[:2]), spends(risky[:2], safe[:2]))
+    budgets = torch.tensor([[0.2, 5.0], [0.4, 6.0]]).double()
+    uneven = [
+        project_on(project_kl, risky[:2], safe[:2], own, backend=backend).spend
+        for own in (budgets[:, 0], budgets[:, 0].clone())
+    ]
+    assert torch.equal(*uneven)
 
 
 @given(
@@ -224,6 +252,7 @@ def test_laws_of_the_projection(kind, vocab_size, seed, logit_pairs, budgets):
     assert bool((more.weight >= projection.weight - 1e-12).all())
 
 
+@both_projections
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -231,19 +260,22 @@ def test_laws_of_the_projection(kind, vocab_size, seed, logit_pairs, budgets):
         ({"risky_logits": torch.zeros(2, 5).long()}, "float dtype, got torch.int64"),
         ({"budget": torch.tensor([1.0, math.nan])}, "budget must not be NaN"),
         ({"budget": torch.ones(3)}, r"budget must be \(2,\)"),
+        ({"budget": torch.ones(3), "backend": "triton"}, r"budget must be \(2,\)"),
+        ({"budget": torch.ones(2).long()}, "of a float dtype"),
         ({"uniform": torch.zeros(2, 3)}, r"uniform must be \(2, 3\) float64"),
+        ({"uniform": torch.zeros(2, 3), "backend": "triton"}, r"uniform must be \(2, 3\) float64"),
         ({"uniform": torch.ones(2, 3).double()}, r"uniform must be in \[0, 1\)"),
         ({"backend": "cuda"}, "backend must be one of auto, torch, triton, got 'cuda'"),
     ],
 )
-def test_wrong_arguments_are_refused(change, message):
+def test_wrong_arguments_are_refused(project, change, message):
     arguments = {
         "risky_logits": torch.zeros(2, 5),
         "safe_logits": torch.zeros(2, 5),
         "budget": torch.ones(2),
     }
     with pytest.raises(ValueError, match=message):
-        project_kl(**(arguments | change))
+        project(**(arguments | change))
 
 
 def test_an_empty_vocabulary_is_refused():

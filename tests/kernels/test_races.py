@@ -8,10 +8,10 @@ import torch
 import triton
 from concurrent_programs import concurrent
 
-from anchored.kernels.accounts import new_accounts
 from anchored.kernels.gpu import launch, layout, solver
-from anchored.kernels.gpu.walk_kernel import ALL, DRAW, SCORE
-from anchored.kernels.gpu.warping import warping_inputs
+from anchored.kernels.gpu.launch import warping_inputs
+from anchored.kernels.gpu.walk_kernel import ALL
+from anchored.kernels.spend import new_accounts
 from anchored.kernels.warping import Stops, Warping
 
 pytestmark = [
@@ -36,7 +36,7 @@ def walked(case, memory, *, phased):
     return account
 
 
-def case(seed, *, is_max, is_score, num_rows):
+def case(seed, *, is_max, num_rows):
     """Logits with bans, an invalid row, drafts that are right, and budgets that bind or do not."""
     generator = torch.Generator().manual_seed(seed)
     shape = (2, num_rows, 2100)
@@ -53,18 +53,14 @@ def case(seed, *, is_max, is_score, num_rows):
         "budget_ptr": None,
         "account_ptr": account,
         "uniform_ptr": None,
-        "seeds_ptr": None if is_score else torch.tensor([seed, seed + 1]),
-        "given_ptr": torch.zeros(2, num_rows, dtype=torch.int64),
+        "seeds_ptr": torch.tensor([seed, seed + 1]),
+        "drafts_ptr": torch.full((2, num_rows - 1), -1),
     }
-    mode = (SCORE if is_score else DRAW).value
-    constants = {"MODE": mode, "IS_MAX": is_max, "HAS_ACCOUNT": True, "HAS_SEEDS": not is_score}
-    found = (risky, safe, inputs, constants)
-    if not is_score:  # drafts are what is drawn, as far as it is known
-        inputs["given_ptr"] = torch.full((2, num_rows - 1), -1)
-        for position in range(num_rows - 1):
-            memory = launch.workspace(2, num_rows, 2100, CPU, 3)
-            walked(found, memory, phased=True)
-            inputs["given_ptr"][:, position] = memory.token_ids[:, position]
+    found = (risky, safe, inputs, {"HAS_DRAW": True, "IS_MAX": is_max})
+    for position in range(num_rows - 1):  # drafts are what is drawn, as far as it is known
+        memory = launch.workspace(2, num_rows, 2100, CPU, 3)
+        walked(found, memory, phased=True)
+        inputs["drafts_ptr"][:, position] = memory.token_ids[:, position]
     return found
 
 
@@ -95,21 +91,16 @@ def quick_switches():
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("is_max", "is_score", "num_rows"),
-    [(False, False, 1), (False, False, 2), (True, False, 2), (False, True, 2), (True, True, 1)],
-)
-def test_programs_of_a_request_do_not_race(
-    seed, is_max, is_score, num_rows, monkeypatch, quick_switches
-):
-    found = case(seed + 1, is_max=is_max, is_score=is_score, num_rows=num_rows)
+@pytest.mark.parametrize(("is_max", "num_rows"), [(False, 1), (False, 2), (True, 2)])
+def test_programs_of_a_request_do_not_race(seed, is_max, num_rows, monkeypatch, quick_switches):
+    found = case(seed + 1, is_max=is_max, num_rows=num_rows)
     assert hazards(found, num_rows, monkeypatch) == {}
 
 
 @pytest.mark.parametrize("is_max", [False, True])
 def test_programs_do_not_race_for_the_end_of_raw_logits(is_max, monkeypatch, quick_switches):
     """One of them stores it, in the block that holds it; all read it."""
-    risky, safe, inputs, constants = case(1, is_max=is_max, is_score=False, num_rows=2)
+    risky, safe, inputs, constants = case(1, is_max=is_max, num_rows=2)
     generator = torch.Generator().manual_seed(2)
     how = Warping(
         temperature=torch.tensor([0.7, 1.3]),
@@ -129,7 +120,7 @@ def same_sums(step):
 
 def test_a_planted_race_is_found(monkeypatch, quick_switches):
     monkeypatch.setattr(solver, "step_sums", same_sums)
-    found = case(2, is_max=True, is_score=False, num_rows=1)
+    found = case(2, is_max=True, num_rows=1)
     with concurrent(monkeypatch) as recorder:
         walked(found, launch.workspace(2, 1, 2100, CPU, 3), phased=False)
     assert recorder.hazards()

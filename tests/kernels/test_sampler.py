@@ -14,6 +14,7 @@ from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.sampler import coupled_sample
 from anchored.kernels.uniforms import uniforms
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_DRAWS = 60_000
 
 FALSE_ALARM_Z = 4.9
@@ -102,14 +103,16 @@ def test_a_law_equal_to_the_safe_one_keeps_every_draft(logit_pairs):
         assert bool(projection.accepted.all())
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of lanes that are discarded
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("project", [project_kl, project_max])
-def test_a_banned_draft_whose_residual_rounds_away_is_still_replaced(project):
+def test_a_banned_draft_whose_residual_rounds_away_is_still_replaced(project, backend):
     # u1 = 0 draws token 0, of probability e^-40: the risky model bans it, and floor is lost in 1.0.
     safe = torch.tensor([[-40.0, 0.0]], dtype=torch.float64)
     risky = torch.tensor([[-math.inf, 0.0]], dtype=torch.float64)
     uniform = torch.zeros(1, 3, dtype=torch.float64)
-    projection = project(risky, safe, torch.ones(1), uniform)
-    assert projection.token_ids.tolist() == [1]
+    on_device = (x.to(DEVICE) for x in (risky, safe, torch.ones(1), uniform))
+    assert project(*on_device, backend=backend).token_ids.tolist() == [1]
     token_ids, _ = coupled_sample(safe.log_softmax(-1), risky.log_softmax(-1), uniform)
     assert token_ids.tolist() == [1]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from anchored.decode.rules.budget import Budget
-from anchored.kernels.accounts import SPENT, STEP, new_accounts
-from anchored.kernels.gpu.launch import workspace
+from anchored.kernels.gpu import launch
 from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.spend import SPENT, STEP, allowance, floor_to_quantum, new_accounts
 from anchored.kernels.uniforms import uniforms
-from anchored.kernels.walk import score, walk, walk_memory
+from anchored.kernels.walk import walk
 
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -42,11 +42,6 @@ class Plain:
 def accounts(schedule):
     columns = [[value] * NUM_REQUESTS for value in (PER_STEP, TOTAL, DEBT)]
     return new_accounts(*columns, schedule, DEVICE)
-
-
-def memory(vocab_size, num_splits=1):
-    """Of a launch; torch needs none, and may be given it."""
-    return workspace(NUM_REQUESTS, NUM_POSITIONS, vocab_size, DEVICE, num_splits)
 
 
 def pairs(logit_pairs, vocab_size, seed, kind="generic"):
@@ -100,9 +95,8 @@ def test_a_walk_is_plain_decoding_up_to_the_first_rejection(
         risky,
         safe,
         accounts=account,
-        uniform=SEEDS.to(DEVICE),
+        seeds=SEEDS.to(DEVICE),
         drafts=drafts,
-        memory=memory(60),
         divergence=divergence,
         backend=backend,
     )
@@ -113,21 +107,21 @@ def test_a_walk_is_plain_decoding_up_to_the_first_rejection(
     assert account[:, STEP].tolist() == [3.0, 2.0, 1.0]
 
 
-def test_programs_that_share_a_request_walk_it_alike(logit_pairs):
+def test_programs_that_share_a_request_walk_it_alike(logit_pairs, monkeypatch):
     backend = "triton"
     risky, safe = pairs(logit_pairs, 1100, 2)
     plain = plain_decoding(risky, safe, "adaptive", backend=backend)
     drafts = plain.token_ids[:, :-1].contiguous()
     drafts[0, 0] = (drafts[0, 0] + 1) % 1100
     for num_splits in (1, 2):
+        monkeypatch.setattr(launch, "resident_splits", lambda *_, own=num_splits: own)
         account = accounts("adaptive")
         result = walk(
             risky,
             safe,
             accounts=account,
-            uniform=SEEDS.to(DEVICE),
+            seeds=SEEDS.to(DEVICE),
             drafts=drafts,
-            memory=memory(1100, num_splits),
             backend=backend,
         )
         check_reached_rows(result, plain)
@@ -138,74 +132,18 @@ def test_one_row_a_call_is_a_walk_of_many(logit_pairs, backend):
     risky, safe = pairs(logit_pairs, 40, 3)
     plain = plain_decoding(risky, safe, "adaptive", backend=backend)
     account, no_drafts = accounts("adaptive"), torch.zeros(NUM_REQUESTS, 0, dtype=torch.int64)
-    small = workspace(NUM_REQUESTS, 1, 40, DEVICE, 1)
     for step in range(NUM_POSITIONS):
         row = slice(step, step + 1)
         result = walk(
             risky[:, row],
             safe[:, row],
             accounts=account,
-            uniform=SEEDS.to(DEVICE),
+            seeds=SEEDS.to(DEVICE),
             drafts=no_drafts.to(DEVICE),
-            memory=small,
             backend=backend,
         )
         assert torch.equal(result.token_ids, plain.token_ids[:, row])
         assert torch.equal(result.spend, plain.spends[:, row])
-
-
-def test_given_uniforms_draw_like_the_seeds_they_come_from(logit_pairs, backend):
-    risky, safe = pairs(logit_pairs, 40, 4)
-    plain = plain_decoding(risky, safe, "global", backend=backend)
-    steps = torch.arange(NUM_POSITIONS).expand(NUM_REQUESTS, -1)
-    result = walk(
-        risky,
-        safe,
-        accounts=accounts("global"),
-        uniform=uniforms(SEEDS, steps).to(DEVICE),
-        drafts=plain.token_ids[:, :-1].contiguous(),
-        memory=memory(40),
-        backend=backend,
-    )
-    assert bool(result.was_reached.all())
-    check_reached_rows(result, plain)
-
-
-@pytest.mark.parametrize("divergence", ["kl", "max"])
-def test_scores_are_those_of_decoding(divergence, logit_pairs, backend):
-    risky, safe = pairs(logit_pairs, 50, 5, "masked_both")
-    plain = plain_decoding(risky, safe, "adaptive", divergence=divergence, backend=backend)
-    account = accounts("adaptive")
-    result = score(
-        risky,
-        safe,
-        plain.token_ids,
-        accounts=account,
-        memory=memory(50),
-        divergence=divergence,
-        backend=backend,
-    )
-    assert bool(result.was_reached.all())
-    check_reached_rows(result, plain)
-    assert torch.equal(account[:, SPENT], plain.spends.sum(1))
-    safe_log_probs = safe.double().log_softmax(-1).gather(2, plain.token_ids[..., None])[..., 0]
-    torch.testing.assert_close(result.safe_log_probs, safe_log_probs, rtol=0, atol=1e-12)
-
-
-def test_a_token_that_p_star_bans_scores_minus_infinity(backend):
-    safe = torch.tensor([[[0.0, 0.0, -math.inf]]], device=DEVICE)
-    risky = torch.tensor([[[0.0, -math.inf, 0.0]]], device=DEVICE)
-    account = new_accounts([2.0], [2.0], [0.0], "adaptive", DEVICE)
-    for token, expected in ((0, 0.0), (1, -math.inf), (2, -math.inf)):
-        result = score(
-            risky,
-            safe,
-            torch.tensor([[token]], device=DEVICE),
-            accounts=account.clone(),
-            memory=workspace(1, 1, 3, DEVICE, 1),
-            backend=backend,
-        )
-        assert result.log_probs.item() == expected
 
 
 def test_an_invalid_row_ends_its_walk_and_is_not_committed(logit_pairs, backend):
@@ -219,9 +157,8 @@ def test_an_invalid_row_ends_its_walk_and_is_not_committed(logit_pairs, backend)
         risky,
         safe,
         accounts=account,
-        uniform=SEEDS.to(DEVICE),
+        seeds=SEEDS.to(DEVICE),
         drafts=drafts,
-        memory=memory(40),
         backend=backend,
     )
     assert result.was_reached.tolist() == [[True] * 3, [True, True, False], [True, True, False]]
@@ -235,11 +172,10 @@ def test_an_invalid_row_ends_its_walk_and_is_not_committed(logit_pairs, backend)
     ("change", "message"),
     [
         ({"drafts": torch.zeros(3, 3, dtype=torch.int64)}, r"drafts must be \(3, 2\) torch.int64"),
-        ({"uniform": torch.zeros(3, 3, 3)}, r"uniform must be \(3, 3, 3\) torch.float64"),
+        ({"seeds": torch.zeros(3, 3, 3)}, r"seeds must be \(3,\) torch.int64"),
         ({"accounts": torch.zeros(3, 5).double()}, r"accounts must be \(3, 6\) torch.float64"),
         ({"risky_logits": torch.zeros(3, 3, 8)}, r"must both be \(B, G, V\), got \(3, 3, 8\)"),
         ({"risky_logits": torch.zeros(3, 3, 7).long()}, "risky_logits must be of a float dtype"),
-        ({"memory": memory(8), "backend": "triton"}, r"is for logits of \(3, 3, 8\) on"),
         ({"divergence": "tv"}, "divergence must be 'kl' or 'max', got 'tv'"),
     ],
 )
@@ -248,9 +184,8 @@ def test_wrong_arguments_are_refused(change, message):
         "risky_logits": torch.zeros(3, 3, 7, device=DEVICE),
         "safe_logits": torch.zeros(3, 3, 7, device=DEVICE),
         "accounts": accounts("adaptive"),
-        "uniform": SEEDS.to(DEVICE),
+        "seeds": SEEDS.to(DEVICE),
         "drafts": torch.zeros(3, 2, dtype=torch.int64, device=DEVICE),
-        "memory": memory(7),
     } | {name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in change.items()}
     risky, safe = arguments.pop("risky_logits"), arguments.pop("safe_logits")
     with pytest.raises(ValueError, match=message):
@@ -265,7 +200,7 @@ def test_both_backends_walk_alike(kind, divergence, logit_pairs):
     risky, safe = pairs(logit_pairs, 130, 7, kind)
     risky[2, 1, 5] = math.nan
     account = accounts("fixed")  # a rest of the budget would be of their tolerances
-    draws = {"uniform": SEEDS.to(DEVICE), "divergence": divergence}
+    draws = {"seeds": SEEDS.to(DEVICE), "divergence": divergence}
     ahead = torch.full((NUM_REQUESTS, NUM_POSITIONS - 1), -1, device=DEVICE)
     for position in range(NUM_POSITIONS - 1):  # what is drawn, known one position further
         result = walk(risky, safe, accounts=account.clone(), drafts=ahead, backend="torch", **draws)
@@ -276,11 +211,6 @@ def test_both_backends_walk_alike(kind, divergence, logit_pairs):
         walk(risky, safe, accounts=x, drafts=ahead, backend=b, **draws) for b, x in ends.items()
     ]
     check_same(*drawn)
-    torch.testing.assert_close(ends["torch"], ends["triton"], rtol=0, atol=1e-5)
-    given = (risky, safe, ahead.new_full((NUM_REQUESTS, NUM_POSITIONS), 17))
-    ends = {backend: account.clone() for backend in ends}
-    scored = [score(*given, accounts=x, divergence=divergence, backend=b) for b, x in ends.items()]
-    check_same(*scored)
     torch.testing.assert_close(ends["torch"], ends["triton"], rtol=0, atol=1e-5)
 
 
@@ -295,5 +225,41 @@ def check_same(by_torch, by_triton):
         torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def test_torch_walks_without_memory():
-    assert walk_memory(2, 1, 50, torch.device("cpu")) is None
+def test_a_greedy_walk_takes_the_likeliest_token_of_each_law(logit_pairs, backend):
+    risky, safe = pairs(logit_pairs, 50, 8)
+    account = accounts("adaptive")
+    options = {"seeds": None, "backend": backend}
+    blind = torch.full((NUM_REQUESTS, NUM_POSITIONS - 1), -1, device=DEVICE)
+    first = walk(risky, safe, accounts=account.clone(), drafts=blind, **options)
+    assert first.was_reached.tolist() == [[True, False, False]] * NUM_REQUESTS
+    drafts = blind.clone()
+    drafts[:, 0] = first.token_ids[:, 0]
+    result = walk(risky, safe, accounts=account, drafts=drafts, **options)
+    assert account[:, STEP].tolist() == [2.0] * NUM_REQUESTS
+    for place in range(2):
+        law = project_kl(risky[:, place], safe[:, place], result.budget[:, place], backend=backend)
+        assert torch.equal(result.token_ids[:, place], law.log_probs().argmax(-1))
+        assert torch.equal(result.spend[:, place], law.spend)
+
+
+def test_allowances_of_the_kernel_are_those_of_the_accounts():
+    """Bit for bit: of budgets at random, spent ones, and debts and budgets without an end."""
+    generator = torch.Generator().manual_seed(5)
+    k, total, debt, spent = 10.0 ** (6.0 * torch.rand(4, 18, generator=generator).double() - 3.0)
+    debt[::5], debt[1::7], total[2::9], k[3::8] = 0.0, math.inf, math.inf, math.inf
+    steps = torch.randint(0, 50, (18,), generator=generator)
+    for schedule in ("adaptive", "global", "fixed"):
+        account = new_accounts(k.tolist(), total.tolist(), debt.tolist(), schedule, DEVICE)
+        account[:, SPENT], account[:, STEP] = floor_to_quantum(spent).to(DEVICE), steps.to(DEVICE)
+        expected = allowance(account, 0, account[:, SPENT])
+        assert (expected > 0.0).sum() > 0 and torch.isfinite(expected).all()
+        logits = torch.zeros(18, 1, 3, device=DEVICE)
+        drawn = walk(
+            logits,
+            logits,
+            accounts=account,
+            seeds=torch.zeros(18, dtype=torch.int64, device=DEVICE),
+            drafts=torch.zeros(18, 0, dtype=torch.int64, device=DEVICE),
+            backend="triton",
+        )
+        assert torch.equal(drawn.budget[:, 0], expected)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from anchored.kernels import reference
-from anchored.kernels.accounts import new_accounts
-from anchored.kernels.gpu.launch import workspace
+from anchored.kernels.gpu import launch
+from anchored.kernels.spend import new_accounts
 from anchored.kernels.walk import walk
 from anchored.kernels.warping import Stops, Warping
 
@@ -64,15 +64,14 @@ def exactly_warped(logits, how):
     return scores.double() / temperature
 
 
-def walked(risky, safe, how, *, divergence="kl", num_splits=1, backend="triton"):
+def walked(risky, safe, how, *, divergence="kl", backend="triton"):
     return walk(
         risky,
         safe,
         accounts=new_accounts([BUDGET], [BUDGET], [0.0], "fixed", DEVICE),
-        uniform=torch.tensor([5], device=DEVICE),
+        seeds=torch.tensor([5], device=DEVICE),
         drafts=torch.zeros(1, 0, dtype=torch.int64, device=DEVICE),
         warping=how,
-        memory=workspace(1, 1, VOCAB_SIZE, DEVICE, num_splits),
         divergence=divergence,
         backend=backend,
     )
@@ -88,13 +87,12 @@ def walked(risky, safe, how, *, divergence="kl", num_splits=1, backend="triton")
         ("max", 1, {"penalty": False}),
     ],
 )
-def test_a_walk_of_raw_logits_is_that_of_warped_ones(divergence, num_splits, parts):
+def test_a_walk_of_raw_logits_is_that_of_warped_ones(divergence, num_splits, parts, monkeypatch):
+    monkeypatch.setattr(launch, "resident_splits", lambda *_: num_splits)
     (risky, safe), how = raw_logits(num_splits), warping(1, **parts)
-    options = {"divergence": divergence, "num_splits": num_splits}
-    actual = walked(risky, safe, how, **options)
-    actual = replace(actual, **{name: getattr(actual, name).clone() for name in FIGURES})
+    actual = walked(risky, safe, how, divergence=divergence)
     warped = [exactly_warped(logits, how) for logits in (risky, safe)]
-    expected = walked(*warped, None, **options)
+    expected = walked(*warped, None, divergence=divergence)
     assert torch.equal(actual.token_ids, expected.token_ids)
     assert torch.equal(actual.accepted, expected.accepted)
     for name in FIGURES:
@@ -127,11 +125,12 @@ def test_an_end_that_stands_alone_in_its_block_has_the_weight_of_all_stops():
     assert result.spend <= BUDGET
 
 
-def test_an_end_that_no_model_allows_is_banned():
+def test_an_end_that_no_model_allows_is_banned(monkeypatch):
+    monkeypatch.setattr(launch, "resident_splits", lambda *_: 2)
     (risky, safe), how = raw_logits(5), warping(5)
     for logits in (risky, safe):
         logits[..., STOP_TOKEN_IDS] = -math.inf
-    result = walked(risky, safe, how, num_splits=2)
+    result = walked(risky, safe, how)
     assert result.is_valid.all() and result.token_ids[0, 0] not in STOP_TOKEN_IDS
     risky[0, 0, STOP_TOKEN_IDS[0]] = math.nan
     assert not walked(risky, safe, how).is_valid.any()

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from anchored.kernels.gpu.weights import weights
+from anchored.kernels.gpu.layout import weights
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZE = 4096

@@ -115,33 +115,32 @@ def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp
     assert end == "nothing of this was measured"
 
 
-def test_the_slurm_scripts_are_valid_and_tokenise_every_source_of_the_mixture(tmp_path):
+def test_the_slurm_scripts_are_valid_and_search_and_tokenise_every_source(tmp_path):
     training = CONFIGS / "slurm" / "pretrain.sbatch"
     subprocess.run(["bash", "-n", str(training)], check=True)
-    assert "export MASTER_ADDR MASTER_PORT" in training.read_text()
-    task = {"PROCID": "9", "LOCALID": "1", "NTASKS": "16", "NTASKS_PER_NODE": "8"}
-    printed = subprocess.run(
-        [str(CONFIGS / "slurm" / "rank.sh"), "env"],
-        env={f"SLURM_{name}": value for name, value in task.items()},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert {"RANK=9", "LOCAL_RANK=1", "WORLD_SIZE=16", "LOCAL_WORLD_SIZE=8"} <= set(printed)
+    assert "-m anchored.pretrain --job.config_file" in training.read_text()
     program = tmp_path / "anchored"
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)
-    script = subprocess.run(
-        ["bash", str(CONFIGS / "slurm" / "tokenize.sh"), "TOKENIZER"],
-        cwd=CONFIGS.parents[1],
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    mixture = "configs/pretrain/common_pile.toml"
-    assert script.stdout.splitlines() == [
-        f"tokenize --mixture {mixture} --source {source.name} --tokenizer TOKENIZER "
-        f"--output data/common_pile/{source.name}"
-        for source in load_mixture(CONFIGS / "common_pile.toml").sources
+
+    def printed(*words):
+        return subprocess.run(
+            ["bash", str(CONFIGS / "slurm" / "tokenize.sh"), *words],
+            cwd=CONFIGS.parents[1],
+            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.splitlines()
+
+    names = [source.name for source in load_mixture(CONFIGS / "common_pile.toml").sources]
+    source = "--mixture configs/pretrain/common_pile.toml --source"
+    assert printed("search", "works") == [
+        f"decontaminate {source} {name} --against works --output data/decontamination"
+        for name in names
+    ]
+    assert printed("write", "TOKENIZER") == [
+        f"tokenize {source} {name} --tokenizer TOKENIZER --output data/common_pile/{name} "
+        f"--leave-out data/decontamination/{name}.jsonl"
+        for name in names
     ]

@@ -1,13 +1,15 @@
 """Export: transformers loads the folder, and its logits are those of the trained model."""
 
+import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from training_runs import save_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from anchored.durable_files import file_sha256
 from anchored.pretrain.export import export_checkpoint, half_split_rotary, model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
@@ -144,6 +146,30 @@ def test_the_model_card_says_what_was_read_under_which_licences(exported, traine
     assert RunRecord.read(trained[1].parents[1]).identity["data.plan_hash"] in card
 
 
+def test_the_card_says_where_nothing_was_searched(exported, trained):
+    assert "| harbour | not searched |" in (exported / "README.md").read_text()
+
+
+def test_a_tokenizer_that_adds_no_begin_token_is_warned_of(trained, corpus, tmp_path, caplog):
+    _, checkpoint = trained
+    folder = shutil.copytree(checkpoint.parents[1], tmp_path / "run")
+    table = json.loads((corpus.tokenizer_folder / "tokenizer.json").read_text())
+    (tmp_path / "tokens").mkdir()
+    plain = tmp_path / "tokens" / "tokenizer.json"
+    plain.write_text(json.dumps(table | {"post_processor": None}))
+    record = json.loads((folder / "run.json").read_text())
+    record["tokenizer_sha256"] = file_sha256(plain)
+    (folder / "run.json").write_text(json.dumps(record))
+    output = tmp_path / "model"
+    export_checkpoint(folder / "checkpoint" / "step-24", plain.parent, output)
+    (message,) = (one for one in caplog.messages if "begin_of_text" in one)
+    assert message.endswith("it is trained to: put it before each prompt")
+    assert (
+        "does not add <|begin_of_text|>" in message
+        and message in (output / "README.md").read_text()
+    )
+
+
 @pytest.mark.parametrize(
     ("stages", "expected"),
     [
@@ -155,7 +181,11 @@ def test_the_model_card_says_what_was_read_under_which_licences(exported, traine
 def test_the_card_says_whether_documents_were_kept_apart(trained, stages, expected):
     plain = RunRecord.read(trained[1].parents[1])
     records = [replace(plain, identity=plain.identity | {"data.mask_documents": m}) for m in stages]
-    record = records[-1] if len(records) == 1 else records[1].after(records[0], 24)
+    record = (
+        records[-1]
+        if len(records) == 1
+        else replace(records[1], earlier={**asdict(records[0]), "step": 24})
+    )
     assert model_card(record, steps=[24], title="t").endswith(expected)
 
 

@@ -7,6 +7,8 @@ that name a good pair.
 
 from collections.abc import Iterator
 
+REPLACES = " <- "
+"""In a line, in front of options that stand in place of those before it: each is given once."""
 HUGE = str(10**30)
 NOT_WHOLE = ("1.5", "nan", "many", "")
 NOT_FINITE = ("nan", "inf", "-inf", "many")
@@ -16,7 +18,6 @@ PROMPT = f"{GENERATE} --prompt a"
 SCORE = "score {pair} --prompt a --continuation b"
 RATIOS = "ratios {pair} --prompt a --output {new}"
 VERIFY = "verify {pair} --ledger {ledger}"
-DIVERGENCES = "divergences {pair} --ledger {ledger} --output {new}"
 TOKENIZE = "tokenize --source s --tokenizer {tokens} --output {new} --input {texts}"
 EXPORT = "export --checkpoint {folder} --tokenizer {safe} --output {new}"
 
@@ -44,9 +45,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--batch-size": COUNTS,
         "--stop": ("''",),
         "--speculate": ("0", "-1", "1.5", "maybe"),
-        "--byte.tau": ("-0.1", "1", "nan", "much"),
         "--byte.prefetch": ("-1", "1.5", "many"),
-        "--byte.mode": ("odd",),
         "--rule": (
             "nonsense",
             "safe_only --k 2",
@@ -67,7 +66,6 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--debt": ("some",),
         "--budget": ("none",),
         "--level": ("word", "byte --max-new-bytes 0"),
-        "--engine": ("fast",),
         "--dtype": ("int8", "float23", ""),
         "--device": ("cuda:7", "cuda:-1", "tpu", "meta", "cpu:0", "''"),
         "--risky-device": ("cpu", "gpu"),
@@ -107,9 +105,9 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "score {pair}": {"": ("", "--prompt a", "--continuation b")},
     f"{PROMPT} --overwrite": {"--ledger": ("{folder}", "{fifo}", "{link}", "{under_file}")},
     f"{RATIOS} --overwrite": {"--output": ("{folder}", "{fifo}", "{link}")},
-    f"{DIVERGENCES} --overwrite": {
-        "--output": ("{folder}", "{fifo}", "{link}"),
-        "--output one.png --picture": ("one.png",),
+    f"{VERIFY} --overwrite": {
+        "--divergences": ("{folder}", "{fifo}", "{link}", "{ledger}"),
+        "--divergences one.png --picture": ("one.png",),
     },
     RATIOS: {
         "--prompt": ("", "''", "'{long_text}'"),
@@ -126,13 +124,10 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "--unknown": ("1",),
         "--device": ("cuda:7",),
-    },
-    "verify {pair}": {"": ("",)},
-    DIVERGENCES: {
-        "--ledger": ("{missing}", "{folder}", "{empty}", "{garbage}", "{cut_ledger}"),
-        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}", "{ledger}"),
+        "--divergences": ("{existing}", "{folder}", "{fifo}", "{under_file}", "{ledger}"),
         "--picture": ("{existing_png}", "{new}", "{folder}", "{fifo}", "x.txt", "{under_file}"),
     },
+    "verify {pair}": {"": ("",)},
     TOKENIZE: {
         "--tokenizer": words("{missing} {folder} a/b a@b {empty} {garbage}"),
         "--input": ("{missing}", "{folder}", "{garbage}"),
@@ -144,53 +139,11 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--workers": ("-1", "many"),
         "--dataset": ("a/b",),
     },
-    "measure copying": {
-        "": words("{missing} {folder} {empty} {garbage} {prompts} {texts} {texts}/one.jsonl"),
-        "{texts}/one.jsonl --prompts": ("{missing}", "{garbage}", "{prompts_list}"),
-        "{texts}/one.jsonl --output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
-    },
-    "judge fluency --model m --base-url http://127.0.0.1:9/v1": {
-        "": words("{missing} {folder} {empty} {garbage} {prompts} {texts}"),
-        "{texts}/one.jsonl --output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
-        "{texts}/one.jsonl --prompts": ("{missing}", "{garbage}"),
-        "{texts}/one.jsonl --answers": ("{existing}",),
-        "{texts}/one.jsonl --concurrency": COUNTS,
-        "{texts}/one.jsonl --attempts": COUNTS,
-        "{texts}/one.jsonl --max-retries": ("-1", *NOT_WHOLE),
-        "{texts}/one.jsonl --limit": ("0", "-1", "1.5"),
-        "{texts}/one.jsonl --timeout-s": ("0", "-1", *NOT_FINITE),
-        "{texts}/one.jsonl --price-in": ("-1", *NOT_FINITE),
-    },
-    "judge fluency {texts}/one.jsonl": {
-        "": ("", "--model ''", "--model m --base-url nowhere"),
-        "--model m --base-url": ("http://user:key@host/v1", "ftp://host", "''"),
-    },
-    "judge factuality {texts}/one.jsonl --model m --base-url http://127.0.0.1:9/v1": {
-        "": ("", "--serper --corpus {texts}/one.jsonl", "--serper --evidence {existing}"),
-        "--corpus": ("{missing}", "{folder}"),
-        "--evidence": ("{missing}", "{folder}", "{garbage}", "{prompts}"),
-        "--evidence {prompts} --num-results": COUNTS,
-    },
-    "judge win-rate {texts}/one.jsonl --model m --base-url http://127.0.0.1:9/v1": {
-        "": ("", "--pool nobody"),
-        "--num-comparisons": COUNTS,
-        "--confidence": ("0", "1", *NOT_FINITE),
-        "--seed": NOT_WHOLE,
-    },
-    "measure nonliteral": {
-        "": words("{missing} {folder} {empty} {garbage} {prompts} {texts}/one.jsonl"),
-        "{texts}/one.jsonl --fluency": ("{missing}", "{folder}", "{garbage}", "{empty}"),
-        "{texts}/one.jsonl --comparator": ("<", ""),
-        "{texts}/one.jsonl --num-characters": ("-1", *NOT_WHOLE),
-        "{texts}/one.jsonl --output": ("{existing}", "{folder}"),
-    },
     "plan": {
         "--config": words(
             "{missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} {toml_circle} "
             "{mixture_weight} {mixture_key}"
         ),
-        "--gpus": ("-1", "1.5"),
-        "--mfu": ("-1", "1.5", "nan", "x"),
         "--max-epochs": ("-1", "many", "nan"),
         "--step": ("1", "-1", "x"),
         "--step 1 --stage": ("stage9",),
@@ -203,18 +156,11 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "vllm serve": {"": ("", "--safe {missing} --risky {risky}")},
     "ledgers": {"--journal": words("{missing} {folder} {empty} {garbage} ''"), "": ("",)},
-    "ladder": {
-        "": words("{missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} {toml_circle}"),
-        "--confidence": ("0", "1", "-1", "nan", "most"),
-    },
     "dry-run": {
         "--config": ("{missing}", "{folder}"),
         "--gpus": ("0", "-1", "x"),
         "--mfu": ("0", "2", "nan"),
         "--peak-flops": ("0", "-1", "nan"),
-        "--gpu-gigabytes": ("0", "nan"),
-        "--bandwidth": ("0", "x"),
-        "--inputs": ("",),
     },
     EXPORT: {
         "--checkpoint": ("{missing}", "{folder}", "{empty}", "{safe}"),
@@ -225,13 +171,6 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--max-position-embeddings": ("x",),
     },
     "export": {"": ("",)},
-    "train": {"": ("", "{missing}", "{folder}", "{toml_broken}")},
-    "train {toml_odd}": {
-        "--processes": COUNTS,
-        "--max-crashes": COUNTS,
-        "--shutdown-seconds": ("0", "-1", "nan"),
-        "--set": ("optimizer.lr",),
-    },
     "tokenize --tokenizer {tokens}": {
         "": ("", "--source s", "--output {new}", "--sample 1"),
         "--sample": ("-1", *NOT_WHOLE),
@@ -250,8 +189,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "provenance --config {toml_odd}": {
         "": ("", "--document a", "--document a:b:c", "--document a:b:1 --steps -1"),
-        "--document a:b:1": ("", "--stage nothing", "--text {existing}"),
-        "--text": ("{missing} --tokenizer {tokens}", "{existing}"),
+        "--document a:b:1": ("", "--stage nothing"),
     },
     "provenance --document a:b:1 --config": {
         "": ("", "{missing}", "{folder}", "{toml_broken}", "{garbage}"),
@@ -259,12 +197,6 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "verify-shards": {
         "": ("", "{missing}", "{texts}", "{existing}"),
         "--config": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),
-    },
-    "rollback": {"": ("", "{folder}", "{missing} --step 1")},
-    "rollback {folder}": {
-        "--step": ("1", *NOT_WHOLE),
-        "--step 1 --skip-steps": ("-1", *NOT_WHOLE),
-        "--step 1 --set": ("optimizer.lr",),
     },
     "quickstart": {
         "--preset": ("huge", ""),
@@ -289,16 +221,35 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--first-ks": ("0", "1", "x"),
     },
     "evaluate": {
-        "": ("", "{missing}", "{existing}", "{folder}", "{folder} --texts -1"),
-        "{folder} --judge-model m --limit": ("0", "x"),
-        "{folder} --ncr-of": ("{missing}", "{existing}"),
-        "{folder} --judge-model m --evidence": ("{missing}", "{existing} --serper"),
-        "{folder} --evidence": ("{existing}",),
-    },
-    "analyse": {"": ("", "{missing}", "{existing}", "{folder}")},
-    "report": {
-        "": ("", "{missing}", "{existing}", "{folder}", "{folder} --texts -1"),
+        "": words("'' {missing} {existing} {folder} {empty} {garbage} {prompts} {texts}"),
+        "{folder} --texts": ("-1", *NOT_WHOLE),
         "{folder} --ledgers": ("-1", "x"),
+        "{folder} --ncr-of": ("{missing}", "{existing}"),
+        "{folder} --evidence": ("{existing}",),
+        "{folder} --judge-model m --limit": ("0", "x"),
+        "{folder} --judge-model m --evidence": ("{missing}", "{existing} --serper"),
+    },
+    "evaluate {texts}/one.jsonl": {
+        "": ("", "--only", "--only nothing", "--only report", "--only fluency"),
+        "--only copying": ("", "--prompts {missing}", "--prompts {garbage}"),
+        "--only nonliteral": ("", "--comparator <", "--num-characters -1", "--num-characters x"),
+        "--judge-model": ("", "''", "m --judge-url nowhere"),
+        "--judge-model m --judge-url": ("http://user:key@host/v1", "ftp://host", "''"),
+    },
+    "evaluate {texts}/one.jsonl --judge-model m --judge-url http://127.0.0.1:9/v1": {
+        "--output": ("{existing}", "{fifo}", "{under_file}"),
+        "--prompts": ("{missing}", "{garbage}", "{prompts_list}"),
+        "--answers": ("{existing}",),
+        "--concurrency": COUNTS,
+        "--max-retries": ("-1", *NOT_WHOLE),
+        "--limit": ("-1", "1.5"),
+        "--timeout-s": ("0", "-1", *NOT_FINITE),
+        "--price-in": ("-1", *NOT_FINITE),
+        "--only factuality": ("", "--serper --corpus {texts}/one.jsonl"),
+        "--corpus": ("{missing}", "{folder}"),
+        "--evidence": ("{missing}", "{folder}", "{garbage}", "{prompts}"),
+        "--pool": ("nobody",),
+        "--num-comparisons": COUNTS,
     },
     "compare": {
         "": (
@@ -313,12 +264,6 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--kind": ("poems",),
     },
     "lm-eval": {"": ("--nonsense", "nonsense", "run --limit x", "run --model", "validate")},
-    "gpu-check": {
-        "--part": ("all-of-it",),
-        "--output": ("{existing}", "{folder}", "{fifo}", "{under_file}"),
-    },
-    "bench forward": {"--shape": ("giant",), "--vocab-size": ("0", "-1", "x")},
-    "bench kernel-compile": {"--variants": ("nonsense",)},
     "bench kernel": {
         "--batch-sizes": ("0", "-1", "x"),
         "--vocab-size": ("0", "x"),
@@ -332,12 +277,10 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--dtype": ("float23",),
         "--k": ("-1", "nan"),
     },
-    "bench byte": {
-        "--runs": ("0",),
-        "--tau": ("0", "1", "nan"),
-        "--tables": ("nonsense",),
-        "--tokenizers": ("{missing}", "{folder}"),
-        "--folder": ("{existing}", "{folder}", "{under_file}"),
+    "bench methods --vocab-size 64": {
+        "--level": ("byte", "word"),
+        "--methods": ("nonsense",),
+        "--new-length": ("1",),
     },
     "bench speculate": {
         "--safe": ("{safe}",),
@@ -347,16 +290,6 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--clock cpu --device": ("cuda",),
         "--dtype": ("float23",),
     },
-    "bench lm-eval": {
-        "--questions": ("0", "x"),
-        "--runs": ("0",),
-        "--k": ("-1", "nan"),
-        "--device": ("cuda:7",),
-    },
-    "bench tokenize": {
-        "": ("", "--input {missing} --tokenizer {tokens}", "--input {texts} --tokenizer {folder}"),
-    },
-    "bench loader": {"--sources": ("0", "x"), "--runs": ("0",), "--batches": ("-1",)},
     "bench pretrain": {
         "--config": ("{missing}", "{folder}", "{empty}", "{garbage}"),
         "--levers": ("nonsense",),
@@ -372,11 +305,89 @@ MODELS = words(
     "tokenizer_empty tokenizer_garbage weights_missing no/such/place a/b@c config_list "
     "config_sizes tokenizer_other weights_empty weights_truncated weights_garbage weights_partial"
 )
+SINGLE_COMMAND_LINES = (
+    # A budget or a setting that another option would silently replace.
+    f"{PROMPT} --setting k=0.1",
+    f"{PROMPT} --setting K=0.5",
+    f"{PROMPT} --setting budget=fixed",
+    f"{PROMPT} --rule no_opt --setting k=0.1",
+    f"{PROMPT} --rule cold_start --setting k=2 --k 1",
+    f"{PROMPT} --rule rcad --setting alpha=1 --setting alpha=2",
+    f"{PROMPT} --rule memfree --passages {{prompts}} --setting passages=[]",
+    f"{PROMPT} --rule anchored --setting debt_window=3",
+    f"{PROMPT} --rule rcad --setting alpha=nan",
+    f"{PROMPT} --rule rcad --setting alpha=null",
+    f"{PROMPT} --rule rcad",
+    f"{PROMPT} --rule system --setting prompt=5",
+    f"{PROMPT} --rule cp_fuse --setting grid_size=1000000",
+    f"{PROMPT} --rule memfree --setting n=99999999999 --setting corpus={{letters}}",
+    f"{PROMPT} --rule memfree --setting corpus={{missing}}",
+    f"{PROMPT} --rule token_swap --setting words=lamp",
+    f"{PROMPT} --k 1 --k 2",
+    f"{PROMPT} --seed 1 --seed 2",
+    f"{PROMPT} --chat --no-chat",
+    f"{PROMPT} --temperature 1 --temperature=0.5",
+    f"{PROMPT} --max-new-bytes 4 --max_new_bytes 5",
+    "score {pair} --prompt a --prompt b --continuation c",
+    "score {pair} --prompt a --continuation b --continuation c",
+    "verify {pair} --ledger {ledger} --ledger {other}",
+    # Prompts that no model need be loaded for.
+    f"{GENERATE} --prompt-file {{prompts_huge_seed}}",
+    f"{GENERATE} --prompt-file {{prompts_huge_k}}",
+    f"{GENERATE} --prompt-file {{prompts_deep}}",
+    f"{GENERATE} --prompt-file {{prompts_bom}}",
+    f"{GENERATE} --prompt-file {{prompts}} --rule rcad",
+    f"{GENERATE} --prompt-file {{prompts_passage}} --rule rcad",
+    f"{GENERATE} --prompt-file {{prompts}} --chat",
+    f"{GENERATE} --messages {{prompts_huge_seed}}",
+    # Outputs that the same command reads, or that are no place for a file.
+    f"{GENERATE} --prompt-file {{prompts}} --ledger {{prompts}} --overwrite",
+    f"{GENERATE} --continue-from {{ledger}} --ledger {{ledger}} --overwrite",
+    f"{GENERATE} --continue-from {{ledger}} --ledger {{hard_link}} --overwrite",
+    f"{PROMPT} --ledger {{safe}}/config.json --overwrite",
+    f"{PROMPT} --ledger {{risky}}/model.safetensors --overwrite",
+    f"{PROMPT} --prompt-ratios {{other}} --ledger {{other}} --overwrite",
+    f"{PROMPT} --ledger ''",
+    f"{PROMPT} --ledger {{new}}/",
+    f"{VERIFY} --divergences {{new}}/",
+    f"{RATIOS}{REPLACES}--output {{new}}/",
+    "retrieve --corpus {letters} --prompt-file {prompts} --output {new}/",
+    "ratios {pair} --prompt a --output {safe}/tokenizer.json --overwrite",
+    f"{VERIFY} --divergences {{hard_link}} --overwrite",
+    f"{VERIFY} --picture ''",
+    "evaluate {texts}/one.jsonl --only copying --output {texts}/one.jsonl",
+    "evaluate {texts}/one.jsonl --only copying --prompts {prompts} --output {prompts}",
+    "prompts --kind books --input {books} --output {books} --overwrite",
+    "retrieve --corpus {letters} --prompt-file {prompts} --output {letters} --overwrite",
+    "retrieve --corpus {letters} --prompt-file {prompts} --output {prompts} --overwrite",
+    "retrieve --corpus {letters} --prompt-file {prompts} --index {new}",
+    "retrieve --corpus {no_text} --prompt-file {prompts} --index {new}",
+    "retrieve --corpus {letters} --prompt-file {prompts} --instruction Find",
+    # Configs by name, and what they hold.
+    "sweep no-such-methods --dry-run",
+    "sweep ~nobody/x.toml --dry-run",
+    "sweep {sweep_label} --dry-run",
+    "sweep {sweep_rule} --dry-run",
+    "sweep {sweep_type} --dry-run",
+    "sweep {sweep_prompts} --dry-run",
+    "sweep {base_number} --dry-run",
+    "sweep {base_missing} --dry-run",
+    "compare quickstart-methods --dry-run",
+    "plan --config nothing-of-this-name",
+    "plan --config {toml_odd} --output {toml_odd} --overwrite",
+    "quickstart --output {existing}",
+    # Words.
+    "vllm",
+    "generat",
+    "generate {safe} {risky} --prompt a",
+    "ledgers --journal {folder} --out {existing}",
+)
+"""One line each, as a user may type them."""
 READ_COMMAND_LINES = (
-    f"{TOKENIZE} --input {{empty_jsonl}}",
-    f"{TOKENIZE} --input {{garbage_jsonl}}",
-    f"{TOKENIZE} --text-field nowhere",
-    f"{TOKENIZE} --licences GPL",
+    f"{TOKENIZE}{REPLACES}--input {{empty_jsonl}}",
+    f"{TOKENIZE}{REPLACES}--input {{garbage_jsonl}}",
+    f"{TOKENIZE}{REPLACES}--text-field nowhere",
+    f"{TOKENIZE}{REPLACES}--licences GPL",
 )
 """What is wrong shows only when the data are read."""
 
@@ -386,24 +397,25 @@ def command_lines() -> Iterator[str]:
     for command, options in OPTIONS.items():
         for option, values in options.items():
             for value in values:
-                yield " ".join(word for word in (command, option, value) if word)
+                yield f"{command}{REPLACES}{option} {value}".strip()
     for model in MODELS:
         place = f"{{{model}}}" if "/" not in model else model
         yield f"generate --safe {place} --risky {{risky}} --prompt a --max-new-tokens 3"
         yield f"score --safe {{safe}} --risky {place} --prompt a --continuation b"
+    yield from SINGLE_COMMAND_LINES
 
 
 FORKED_COMMAND_LINES = (
-    f"{PROMPT} --ledger {{fifo}}",
-    f"{PROMPT} --device cuda:7",
-    f"{PROMPT} --k nan",
-    f"{GENERATE} --prompt-file {{prompts_broken}}",
-    f"{SCORE} --prompt-ratios {{garbage}}",
-    f"{RATIOS} --output {{folder}}",
-    f"{VERIFY} --ledger {{cut_ledger}}",
-    f"{DIVERGENCES} --output {{existing}}",
+    f"{PROMPT}{REPLACES}--ledger {{fifo}}",
+    f"{PROMPT}{REPLACES}--device cuda:7",
+    f"{PROMPT}{REPLACES}--k nan",
+    f"{GENERATE}{REPLACES}--prompt-file {{prompts_broken}}",
+    f"{SCORE}{REPLACES}--prompt-ratios {{garbage}}",
+    f"{RATIOS}{REPLACES}--output {{folder}}",
+    f"{VERIFY}{REPLACES}--ledger {{cut_ledger}}",
+    f"{VERIFY}{REPLACES}--divergences {{existing}}",
     "plan --config {toml_broken}",
-    f"{EXPORT} --output {{existing}}",
+    f"{EXPORT}{REPLACES}--output {{existing}}",
     "dry-run --config {empty}",
     "dry-run --config {garbage}",
     "dry-run --config {toml_odd}",

@@ -25,6 +25,8 @@ def make_places(root: Path, safe: Path, risky: Path, ledger: Path, ratios: Path)
     (places["other_quickstart"] / "steps.json").write_text('{"settings": "0", "seconds": {}}')
     os.mkfifo(places["fifo"])
     places["link"].symlink_to(ledger)
+    places["hard_link"] = root / "hard_link.jsonl"
+    places["hard_link"].hardlink_to(ledger)
     places["long_name"] = root / ("n" * 255)
     places |= _written(root, _files(ledger))
     places["tokens"] = root / "tokens"
@@ -70,6 +72,20 @@ def _files(ledger: Path) -> dict[str, str | bytes]:
         "prompts_negative": '{"prompt": "a", "seed": -1}',
         "prompts_key": '{"prompt": "a", "temperature": 1}',
         "prompts_blank": "\n\n",
+        "prompts_huge_seed": json.dumps({"prompt": "a", "seed": 2**63}),
+        "prompts_huge_k": '{"prompt": "a"}\n{"prompt": "b", "k": 1e9}',
+        "prompts_passage": '{"prompt": "a", "passage": ""}',
+        "prompts_deep": "[" * 100_000,
+        "prompts_bom": b"\xff\xfe{\x00",
+        "books.jsonl": '{"text": "a b", "reference": "c", "snippet": "a b", "output": "c"}\n',
+        "letters.jsonl": '{"text": "a b c"}\n{"text": "d"}\n',
+        "no_text.jsonl": '{"title": "a"}\n',
+        "sweep_label.toml": SWEEP.replace('label = "ours"', ""),
+        "sweep_rule.toml": SWEEP.replace('rule = "anchored"', 'rule = "anchor"'),
+        "sweep_type.toml": SWEEP.replace("seeds = [0]", 'seeds = "0"'),
+        "sweep_prompts.toml": SWEEP.replace("prompts.jsonl", "nowhere.jsonl"),
+        "base_number.toml": "base = 3\n",
+        "base_missing.toml": 'base = "nowhere.toml"\n',
         "toml_odd": "[nothing]\nof = 'ours'\n",
         "toml_broken": "[training\n",
         "toml_circle": 'base = "toml_circle"\n',
@@ -82,6 +98,19 @@ def _files(ledger: Path) -> dict[str, str | bytes]:
         **{name: _rewritten(lines, 0, change) for name, change in _HEADER_CHANGES.items()},
         "step_text": _rewritten(lines, 1, lambda step: step | {"token_id": "x"}),
     }
+
+
+SWEEP = """
+safe = "safe"
+risky = "risky"
+prompts = "prompts.jsonl"
+held_out = { books = ["books.jsonl"] }
+seeds = [0]
+[[methods]]
+rule = "anchored"
+label = "ours"
+settings = { k = 1.0 }
+"""
 
 
 _HEADER_CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

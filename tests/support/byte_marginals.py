@@ -8,12 +8,10 @@ import torch
 from byte_streams import path_of
 from numpy.typing import ArrayLike
 
-from anchored.decode.byte.node_law import Array, NodeLaw, log_sum, node_laws
-from anchored.decode.byte.path_sums import PathSums
-from anchored.decode.byte.settings import Mode
+from anchored.decode.byte.node_law import Array, NodeLaw, TreeMarginals, log_sum, node_laws
+from anchored.decode.byte.prompt import PathSums
 from anchored.decode.byte.token_tree import TokenTree
-from anchored.decode.byte.tree_marginals import TreeMarginals
-from anchored.decode.tokenizer.viability import Standing
+from anchored.decode.tokenizer.viability import ViabilityState
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 TokenLogProbs = Callable[[Sequence[Sequence[int]]], ArrayLike]
@@ -23,20 +21,17 @@ TokenLogProbs = Callable[[Sequence[Sequence[int]]], ArrayLike]
 class ByteMarginals:
     """Distributions over 256 bytes and the end (symbol 256), for a text that grows byte by byte.
 
-    With W(b) the probability that the text starts with b, q(x | b) = W(bx) / W(b). In masked mode
-    the W(bx) and W(b end) sum to W(b) up to `leak`, so products of q telescope: q is the law of
-    the text when tokens are drawn among the viable ones. In raw mode mass on other tokens counts at
-    once and vanishes when the text shows that they were not viable; q is normalised over the rest.
+    With W(b) the probability that the text starts with b, q(x | b) = W(bx) / W(b). The W(bx) and
+    W(b end) sum to W(b) up to `leak`, so products of q telescope: q is the law of the text when
+    tokens are drawn among the viable ones.
     Source: Phan et al. 2024, "Exact Byte-Level Probabilities from Tokenized Language Models".
     """
 
-    def __init__(
-        self, vocabulary: ByteVocabulary, token_log_probs: TokenLogProbs, *, mode: Mode = "masked"
-    ) -> None:
+    def __init__(self, vocabulary: ByteVocabulary, token_log_probs: TokenLogProbs) -> None:
         self.vocabulary = vocabulary
         self.tree = TokenTree(vocabulary)
         self._marginals = TreeMarginals(self.tree)
-        self._token_log_probs, self._mode = token_log_probs, mode
+        self._token_log_probs = token_log_probs
         self._log_prefix = 0.0
         self._log_masses: Array | None = None
 
@@ -59,12 +54,8 @@ class ByteMarginals:
         return self._log_masses
 
     def log_probs(self) -> Array:
-        """log q(x | b) over the 257 symbols: float64, normalised to within 1e-12.
-
-        Raises ValueError when nothing can follow (all mass leaked).
-        """
-        self._evaluate()
-        return self._marginals.log_probs()
+        """log q(x | b) over the 257 symbols: float64, normalised to within 1e-12."""
+        return self.log_masses() - log_sum(self.log_masses())
 
     @property
     def log_prefix(self) -> float:
@@ -73,7 +64,7 @@ class ByteMarginals:
 
     @property
     def leak(self) -> float:
-        """1 - (sum of all W(bx)) / W(b): the share of mass in dead ends, or lost by raw mode."""
+        """1 - (sum of all W(bx)) / W(b): the share of mass in dead ends."""
         return -math.expm1(log_sum(self.log_masses()) - self._log_prefix)
 
     def _evaluate(self) -> None:
@@ -84,16 +75,14 @@ class ByteMarginals:
         paths = [(*start, *path_of(self.tree, node)) for node in missing]
         scores = np.asarray(self._token_log_probs(paths), np.float64)
         for node, row in zip(missing, scores, strict=True):
-            law = node_law(self.vocabulary, self.tree.standing[node], row, self._mode)
+            law = node_law(self.vocabulary, self.tree.state[node], row)
             self._marginals.add_law(node, law)
 
 
-def node_law(
-    vocabulary: ByteVocabulary, standing: Standing, row: ArrayLike, mode: Mode = "masked"
-) -> NodeLaw:
+def node_law(vocabulary: ByteVocabulary, state: ViabilityState, row: ArrayLike) -> NodeLaw:
     """The law of one node, in float64."""
     logits = torch.from_numpy(np.asarray(row, np.float64))
-    return next(node_laws(vocabulary, [standing], logits[None], mode))
+    return next(node_laws(vocabulary, [state], logits[None]))
 
 
 def byte_log_probs(
@@ -101,7 +90,6 @@ def byte_log_probs(
     text: bytes,
     token_log_probs: TokenLogProbs,
     *,
-    mode: Mode = "masked",
     chunk_size: int = 64,
 ) -> Array:
     """log q(byte | bytes before it) of each byte of `text`, and of the end behind it, in nats.
@@ -110,7 +98,7 @@ def byte_log_probs(
     (len(text) + 1,) float64, equal to that of `ByteMarginals` byte by byte. Raises ValueError at a
     byte that cannot follow.
     """
-    sums = PathSums(vocabulary, text, mode)
+    sums = PathSums(vocabulary, text)
     tree = sums.tree
     for start in range(0, len(tree), chunk_size):
         nodes = range(start, min(start + chunk_size, len(tree)))

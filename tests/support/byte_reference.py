@@ -9,7 +9,6 @@ from byte_streams import path_of
 from torch import Tensor
 
 from anchored.decode.byte.node_law import allowed_in_order, log_sum
-from anchored.decode.byte.settings import Mode
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
 from anchored.decode.models.stream import PromptLogits
 from anchored.decode.settings import SamplingConfig
@@ -35,10 +34,8 @@ class ReferenceStream:
         *,
         num_rows: int,
         sampling: SamplingConfig = UNWARPED,
-        mode: Mode = "masked",
     ) -> None:
         self.model, self.vocabulary = model, vocabulary
-        self.mode = mode
         self.warpers = Warpers(sampling, vocabulary.stop_token_ids.tolist())
         self.trees: list[TokenTree | None] = [None] * num_rows
         self.known: list[dict[int, float]] = [{} for _ in range(num_rows)]
@@ -51,9 +48,7 @@ class ReferenceStream:
             self.trees[row] = tree
             self.known[row] = {(tree.trunk() or [ROOT_NODE])[-1]: 0.0}
             try:
-                scores = byte_log_probs(
-                    self.vocabulary, bytes(prompt), self.raw_logits, mode=self.mode
-                )
+                scores = byte_log_probs(self.vocabulary, bytes(prompt), self.raw_logits)
             except ValueError:
                 scores = np.full(len(prompt) + 1, math.nan)
             token_log_probs.append(torch.from_numpy(scores[1:-1]))
@@ -76,9 +71,9 @@ class ReferenceStream:
             rows = [self.model(torch.tensor([path])).logits[0, -1] for path in paths]
         return torch.stack(rows).double()[:, : self.vocabulary.vocab_size].numpy()
 
-    def warped_logits(self, path, standing) -> np.ndarray:
+    def warped_logits(self, path, state) -> np.ndarray:
         """Of what may follow alone: the rest is banned before a truncation counts tokens."""
-        allowed = allowed_in_order(self.vocabulary, [standing], self.mode)[0]
+        allowed = allowed_in_order(self.vocabulary, [state])[0]
         logits = torch.from_numpy(self.raw_logits([path]))
         logits[0, self.vocabulary.ordered_tokens[~allowed]] = -math.inf
         seen = torch.zeros(1, self.vocabulary.vocab_size, dtype=torch.bool)
@@ -93,8 +88,8 @@ class ReferenceStream:
         def law(node: int):
             if node not in laws:
                 path = (*self.vocabulary.start_token_ids, *path_of(tree, node))
-                logits = self.warped_logits(path, tree.standing[node])
-                laws[node] = node_law(self.vocabulary, tree.standing[node], logits, self.mode)
+                logits = self.warped_logits(path, tree.state[node])
+                laws[node] = node_law(self.vocabulary, tree.state[node], logits)
             return laws[node]
 
         def log_mass(node: int) -> float:

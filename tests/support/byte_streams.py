@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.settings import ByteEvaluation
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
-from anchored.decode.models.attention import row_attention
+from anchored.decode.models.capabilities import row_attention
+from anchored.decode.models.row_stream import ModelRunner
 from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
@@ -35,9 +35,8 @@ def model_of(vocabulary: ByteVocabulary, name: str = "llama", seed: int = 1):
 
 
 def stream_of(model, vocabulary: ByteVocabulary, **changes) -> ByteStream:
-    evaluation = ByteEvaluation(**changes)
-    attention = row_attention(model)
-    return ByteStream(model, attention, vocabulary, num_rows=3, evaluation=evaluation)
+    runner = ModelRunner(model, vocabulary.vocab_size)
+    return ByteStream(runner, row_attention(model), vocabulary, num_rows=3, **changes)
 
 
 def bytes_of(vocabulary: ByteVocabulary, text: str) -> list[int]:
@@ -56,7 +55,7 @@ def path_of(tree: TokenTree, node: int) -> list[int]:
 def closed_path(tree: TokenTree) -> list[int] | None:
     """The tokenisation of the whole text, if the text may end here."""
     may_end = tree.vocabulary.viability.may_end
-    ends = (h.node for h in tree.heads if h.prefix == ROOT and may_end(tree.standing[h.node]))
+    ends = (h.node for h in tree.heads if h.prefix == ROOT and may_end(tree.state[h.node]))
     return next((path_of(tree, node) for node in ends), None)
 
 

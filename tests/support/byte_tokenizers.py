@@ -1,11 +1,13 @@
 """Small byte-level BPEs with the pretokenizers of published models, trained on hard text."""
 
+import json
 from functools import cache
 from pathlib import Path
 
+from hard_strings import draw_hard_strings
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from anchored.tools.bench.byte.work import draw_hard_strings
+from anchored.decode.tokenizer.tokenizer_file import byte_characters
 
 WORKS = Path(__file__).parents[2] / "tools" / "quickstart" / "works"
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -98,3 +100,15 @@ def trained(family: str, num_merges: int = 700) -> Tokenizer:
     works = [path.read_text()[:20_000] for path in sorted(WORKS.glob("*.txt"))[:2]]
     tokenizer.train_from_iterator([*works, *draw_hard_strings(1500, seed=0)], trainer)
     return tokenizer
+
+
+SMOLLM2_LACKS = frozenset({0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2})
+"""Bytes of UTF-8 texts that have no token in the vocabulary of SmolLM2."""
+
+
+def without_bytes(tokenizer: Tokenizer, missing: frozenset[int] = SMOLLM2_LACKS) -> Tokenizer:
+    """The same tokenizer without the tokens of single bytes, which no merge needs."""
+    content, letters = json.loads(tokenizer.to_str()), byte_characters()
+    for byte in missing:
+        del content["model"]["vocab"][letters[byte]]
+    return Tokenizer.from_str(json.dumps(content))

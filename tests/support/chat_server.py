@@ -74,6 +74,8 @@ def chat_server(script: Callable[[Body], Say]) -> Iterator[ChatServer]:
             try:
                 self.send_response(say.status)
                 headers = {"Content-Type": "application/json", **say.headers}
+                if say.status >= 400 and "Retry-After" not in headers:
+                    headers["retry-after-ms"] = "1"  # clients would wait for half a second and more
                 for name, value in (headers | {"Content-Length": str(len(payload))}).items():
                     self.send_header(name, value)
                 self.end_headers()

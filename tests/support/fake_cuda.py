@@ -7,9 +7,6 @@ in-place operations share it. Triton kernels run in the interpreter, one program
 - Operations that mix the device with the host raise RuntimeError, as on CUDA.
 - Every wait of the host is counted in `device.waits`: a value read (item, tolist, bool, cpu), a
   result whose shape depends on values (nonzero, boolean indices), a copy of pageable memory.
-- Inside `torch.cuda.graph` these raise. What runs there is kept and run again by `replay`, on the
-  same memory: that which the capture took itself lives as long as the graph, all other memory has
-  to be kept by somebody else, and a replay after it was freed raises.
 
 It knows nothing of time, of other streams' races and of other numbers than the CPU's. Models are
 moved to it: `from_pretrained` inside the block leaves buffers that no file has without values.
@@ -21,8 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from fake_cuda_device import FakeDevice, is_on_device
-from fake_cuda_runtime import DEVICE, cuda_names
+from fake_cuda_device import DEVICE, FakeDevice, cuda_names, is_on_device
 from fake_cuda_tensors import Methods, Operations
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -48,17 +44,9 @@ def _grid_executor(device: FakeDevice) -> type[interpreter.GridExecutor]:
                 raise RuntimeError(f"Triton Error [CUDA]: invalid argument: grid {grid} of {name}")
             if kwargs.get("launch_cooperative_grid") and grid[0] > 1:
                 raise RuntimeError(f"{name}: programs that run in turn cannot wait for each other")
-            run = super().__call__
-
-            def launched(*given: Any, **named: Any) -> None:
-                device.launches[name] += 1
-                with device.passive():
-                    run(*given, **named)
-
-            launched(*args, **kwargs)
-            if device.capture is not None:
-                device.capture.work_on(device.stream)
-                device.capture.add_launch(launched, args, kwargs)
+            device.launches[name] += 1
+            with device.passive():
+                super().__call__(*args, **kwargs)
 
     return Executor
 

@@ -2,22 +2,21 @@
 
 import sys
 import warnings
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fake_cuda_graph import Graph
-from fake_cuda_runtime import TOTAL_MEMORY, Stream
 from torch import Tensor
 
 import anchored
 
 ROOT = Path(anchored.__file__).parent
+DEVICE = torch.device("cuda:0")
+TOTAL_MEMORY = 141 << 30
 
 
 class FakeDevice:
@@ -34,45 +33,20 @@ class FakeDevice:
         self.waits: Counter[str] = Counter()
         """By what was asked and where: file:line of the innermost frames of the package."""
         self.launches: Counter[str] = Counter()
-        """Triton kernels by name, replays included."""
-        self.operations: Counter[str] = Counter()
-        """Operations of torch on the device, views and replays left out."""
-        self.capture: Graph | None = None
-        self.stream = Stream(self)
-        """The one that work is given to."""
+        """Triton kernels by name."""
         self.sync_debug_mode = "default"
         self.is_passive = False
         """Set while the fake itself, or an interpreted kernel, computes."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all memory that lives."""
-        return sum(storage.nbytes() for storage in set(_storages))
 
     @property
     def num_waits(self) -> int:
         return self.waits.total()
 
     def wait(self, what: str) -> None:
-        """The host waits for the device; RuntimeError while a graph is captured."""
-        if self.capture is not None:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {what} {here()}")
+        """The host waits for the device."""
         self.waits[f"{what} {here()}"] += 1
         if self.sync_debug_mode == "warn":
             warnings.warn(f"called a synchronizing CUDA operation: {what}", stacklevel=3)
-        if self.sync_debug_mode == "error":
-            raise RuntimeError(f"called a synchronizing CUDA operation: {what} {here()}")
-
-    def as_kernel(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """A definition in torch in place of a kernel that the interpreter takes long for."""
-
-        def computed(*args: Tensor) -> Tensor:
-            self.launches[function.__name__] += 1
-            assert all(map(is_on_device, args))
-            with self.passive():
-                return to_device(function(*(values.clone() for values in args)))
-
-        return computed
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
@@ -101,10 +75,6 @@ def here() -> str:
     return " < ".join(places)
 
 
-_storages: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Memory of the device."""
-
-
 def is_on_device(tensor: Tensor) -> bool:
     try:
         return getattr(tensor.untyped_storage(), "is_on_fake_cuda", False)
@@ -114,11 +84,33 @@ def is_on_device(tensor: Tensor) -> bool:
 
 def to_device(tensor: Tensor) -> Tensor:
     """The same tensor, from now on one of the device."""
-    storage = tensor.untyped_storage()
-    storage.is_on_fake_cuda = True
-    _storages.add(storage)
+    tensor.untyped_storage().is_on_fake_cuda = True
     return tensor
 
 
 def is_cuda(device: object) -> bool:
     return device is not None and torch.device(device).type == "cuda"
+
+
+def cuda_names(device: FakeDevice) -> dict[str, Any]:
+    """What `torch.cuda` has in place of its own."""
+    properties = device.properties
+    return {
+        "_lazy_init": lambda: None,
+        "_exchange_device": lambda index: 0,
+        "_maybe_exchange_device": lambda index: 0,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda index: None,
+        "get_device_properties": lambda *_: properties,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_capability": lambda *_: (properties.major, properties.minor),
+        "mem_get_info": lambda *_: (TOTAL_MEMORY - (1 << 30), TOTAL_MEMORY),
+        "empty_cache": lambda: None,
+        "synchronize": lambda *_: device.wait("synchronize"),
+        "set_sync_debug_mode": lambda mode: setattr(device, "sync_debug_mode", mode),
+        "is_current_stream_capturing": lambda: False,
+    }

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fake_cuda_device import FakeDevice, here, is_cuda, is_on_device, to_device
-from fake_cuda_runtime import DEVICE
+from fake_cuda_device import DEVICE, FakeDevice, here, is_cuda, is_on_device, to_device
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,7 +54,7 @@ class Operations(TorchDispatchMode):
         result = func(*args, **kwargs)
         if not goes_away:
             # What is written to host memory stays there.
-            self._keep(func, args, kwargs, result)
+            self._keep(func, args, result)
         return result
 
     def _check(self, func: Any, args: Any, tensors: list[Any], num_ours: int, target: Any) -> None:
@@ -91,19 +90,12 @@ class Operations(TorchDispatchMode):
             if not is_on_device(index):
                 self.device.wait("an upload of indices")
 
-    def _keep(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _keep(self, func: Any, args: Any, result: Any) -> None:
         if func.overloadpacket is aten.copy_ and not is_on_device(args[0]):
             return
-        taken = [
-            to_device(leaf)
-            for leaf in tree_leaves(result)
-            if isinstance(leaf, Tensor) and not is_on_device(leaf)
-        ]
-        if taken or func._schema.is_mutable:
-            self.device.operations[str(func)] += 1
-        if self.device.capture is not None:
-            self.device.capture.work_on(self.device.stream)
-            self.device.capture.add(func, args, kwargs, result)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and not is_on_device(leaf):
+                to_device(leaf)
 
 
 def _mixed(packet: Any, tensors: list[Tensor]) -> str:
@@ -157,7 +149,7 @@ class Methods(TorchFunctionMode):
         if target is None or is_cuda(target) == is_on_device(tensor):
             return cast
         is_sent = non_blocking and is_cuda(target) and _is_pinned(tensor)
-        if not is_sent or self.device.capture is not None:
+        if not is_sent:
             self.device.wait("an upload" if is_cuda(target) else "a copy from the device")
         with self.device.passive():
             moved = cast.clone() if cast is tensor or is_on_device(cast) else cast

@@ -23,11 +23,11 @@ from torch.distributed.checkpoint import FileSystemWriter  # noqa: E402
 
 from anchored.pretrain import __main__ as program  # noqa: E402
 from anchored.pretrain.run.metrics import StepLog  # noqa: E402
-from anchored.pretrain.run.trainer import PretrainTrainer  # noqa: E402
+from anchored.pretrain.run.trainer import Trainer  # noqa: E402
 
 FAULTS = {int(step): fault for step, fault in json.loads(os.environ["FAULTS"]).items()}
 RANK, LAST_RANK = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")) - 1
-forward_backward_step = PretrainTrainer.forward_backward_step
+backward = Trainer._backward
 
 
 def is_new(step: int) -> bool:
@@ -55,8 +55,8 @@ FileSystemWriter.write_data = when_there_is_room(FileSystemWriter.write_data)
 StepLog._write = when_there_is_room(StepLog._write)
 
 
-def faulty_step(trainer: PretrainTrainer, **batch: object) -> Tensor:
-    loss: Tensor = forward_backward_step(trainer, **batch)
+def faulty_backward(trainer: Trainer, *batch: object) -> Tensor:
+    loss: Tensor = backward(trainer, *batch)
     fault = FAULTS.get(trainer.step, "")
     if fault == f"kill {RANK}" and is_new(trainer.step):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -64,7 +64,7 @@ def faulty_step(trainer: PretrainTrainer, **batch: object) -> Tensor:
         global is_full
         is_full = fault == "full disk"
     elif int(RANK) == LAST_RANK and fault and not fault.startswith("kill"):
-        weight = next(trainer.model_parts[0].parameters())
+        weight = next(trainer.model.parameters())
         with torch.no_grad():
             if fault == "nan loss":
                 loss = loss * torch.nan
@@ -76,5 +76,5 @@ def faulty_step(trainer: PretrainTrainer, **batch: object) -> Tensor:
     return loss
 
 
-PretrainTrainer.forward_backward_step = faulty_step
+Trainer._backward = faulty_backward
 program.main()

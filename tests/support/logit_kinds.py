@@ -1,4 +1,9 @@
-"""Kinds of logit pairs that every projection is tested on, and how many rows of which size."""
+"""Pairs of logits of every kind that a projection is tested on, and how many rows of which size."""
+
+import math
+
+import torch
+from torch import Tensor
 
 KINDS = (
     "generic",
@@ -23,3 +28,82 @@ FEW_SIZES = [(1, 2), (2, 4), (17, 4), (257, 4), (4200, 2), (40_000, 1)]
 
 SIZES = [(size, 42) for size in (1, 2, 3, 5, 17, 64, 257, 1000)] + [(4001, 16), (128_256, 9)]
 """The same, 14 x 2 x 361 = 10,108 cases."""
+
+
+def random_budgets(num_rows: int, generator: torch.Generator) -> Tensor:
+    """(num_rows,) float64, from 1e-6 to 50 nats, log-uniform, a tenth of them 0."""
+    exponent = torch.rand(num_rows, generator=generator, dtype=torch.float64)
+    budget = 1e-6 * (50.0 / 1e-6) ** exponent
+    is_zero = torch.rand(num_rows, generator=generator) < 0.1
+    return torch.where(is_zero, 0.0, budget)
+
+
+def random_logits(
+    kind: str, num_rows: int, vocab_size: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Risky and safe logits of one of KINDS, (num_rows, vocab_size) float64."""
+    shape = (num_rows, vocab_size)
+    noise = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+    scale = [torch.rand(num_rows, 1, generator=generator, dtype=torch.float64) for _ in range(3)]
+    rank = noise[2].argsort(dim=1).double()
+    # Zipf with the exponents and the noise of real next-token distributions.
+    base = -(1.1 + scale[0]) * torch.log(rank + 2.0) + 0.5 * noise[0]
+    safe = base + (0.1 + 0.7 * scale[1]) * noise[1]
+    risky = (0.9 + 0.5 * scale[1]) * base + (0.3 + 1.7 * scale[2]) * noise[2].flip(1)
+    shape_of = {
+        "agreeing": lambda: ((1.0 + 0.1 * scale[1]) * safe + 0.05 * noise[2], safe),
+        "memorised": lambda: (_peaked(risky, 12.0 * scale[2], generator), safe),
+        "confident": lambda: (risky, _peaked(safe, 12.0 * scale[2], generator)),
+        "disjoint_peaks": lambda: (
+            _peaked(risky, 40.0 * scale[1], generator),
+            _peaked(safe, 40.0 * scale[2], generator),
+        ),
+        "identical": lambda: (safe.clone(), safe),
+        "shifted": lambda: (safe + 30.0 * scale[2], safe),
+        "scaled": lambda: (
+            (10.0 ** (5.0 * scale[1] - 3.0) * noise[0]).clamp(-100.0, 100.0),
+            (10.0 ** (5.0 * scale[2] - 3.0) * noise[1]).clamp(-100.0, 100.0),
+        ),
+        "two_atoms": lambda: _two_atoms(noise, scale),
+        "masked_risky": lambda: (_masked(risky, generator), safe),
+        "masked_safe": lambda: (risky, _masked(safe, generator)),
+        "masked_both": lambda: (_masked(risky, generator), _masked(safe, generator)),
+        "disjoint_support": lambda: _disjoint(risky, safe),
+        "huge": lambda: (
+            (10.0 ** (4.5 * scale[1]) * noise[0]).clamp(-1e4, 1e4),
+            (10.0 ** (4.5 * scale[2]) * noise[1]).clamp(-1e4, 1e4),
+        ),
+    }.get(kind, lambda: (risky, safe))
+    return shape_of()
+
+
+def _peaked(logits: Tensor, height: Tensor, generator: torch.Generator) -> Tensor:
+    token = torch.randint(logits.shape[1], (len(logits), 1), generator=generator)
+    top = logits.amax(1, keepdim=True)
+    return logits.scatter(1, token, (top + height).clamp(max=100.0))
+
+
+def _masked(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Bans a random share of the tokens, but never the whole row."""
+    share = torch.rand(len(logits), 1, generator=generator)
+    is_banned = torch.rand(logits.shape, generator=generator) < share
+    kept = torch.randint(logits.shape[1], (len(logits), 1), generator=generator)
+    return logits.masked_fill(is_banned.scatter(1, kept, False), -math.inf)
+
+
+def _disjoint(risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
+    cut = max(1, risky.shape[1] // 2)
+    risky, safe = risky.clone(), safe.clone()
+    if risky.shape[1] > 1:
+        risky[:, :cut] = -math.inf
+        safe[:, cut:] = -math.inf
+    return risky, safe
+
+
+def _two_atoms(noise: list[Tensor], scale: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Each model sure of another token that the other model all but excludes."""
+    safe, risky = -50.0 + noise[0], -50.0 + noise[1]
+    safe[:, 0], risky[:, -1] = 100.0 * scale[0][:, 0], 100.0 * scale[1][:, 0]
+    if safe.shape[1] > 1:
+        safe[:, -1], risky[:, 0] = -100.0 * scale[2][:, 0], -100.0 * scale[2][:, 0]
+    return risky, safe

@@ -45,7 +45,7 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
         (folder / "measurements/copying.json").write_text(json.dumps(copying))
         results = {"schema": "anchored-sweep/1", "rows": [*map(_result, settings.items())]}
         (folder / "results.json").write_text(json.dumps(results, indent=1))
-        references = [{"work": name, "safe_log_prob": -2.0} for name in DOMAINS]
+        references = [{"id": name, "safe_log_prob": -2.0} for name in DOMAINS]
         (folder / "measurements/verbatim.json").write_text(json.dumps(references))
         for name, results in _evaluation(settings).items():
             (folder / "evaluation").mkdir(exist_ok=True)
@@ -54,11 +54,11 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
 
 
 def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Of each measure and judge, settings in another order and under the names of their files.
+    """Of each measure and judge, settings in another order.
 
     The risky model's texts could not be judged; of each other setting one request failed.
     """
-    names = [file_name(setting) for setting in settings][::-1]
+    names = [*settings][::-1]
     half, grade = {"mean": 0.5, "std": None, "num_seeds": 1}, {"mean": 4.0, "std": 0.5}
     whole = {
         "copying": {
@@ -152,7 +152,7 @@ def _with(record: Any, **changes: Any) -> Any:
 def _row(prompt: str, path: str, ledger: Ledger) -> dict[str, Any]:
     pieces = [["the ", True], [HOSTILE, False], [" end", True]]
     return {
-        "work": prompt,
+        "id": prompt,
         "seed": 0,
         "text": "".join(text for text, _ in pieces),
         "pieces": pieces,
@@ -172,7 +172,7 @@ def _copying(setting: str, prompt: str, place: int) -> dict[str, Any]:
     span = [4 + 8 * place, 0, words]
     return {
         "setting": setting,
-        "work": prompt,
+        "id": prompt,
         "seed": 0,
         **dict.fromkeys(("rouge1_f1", "rougeL_f1", "minhash"), 0.1 * words),
         "word_lcs": words,

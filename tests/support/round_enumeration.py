@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from anchored import Anchored, ModelPair
-from anchored.decode.engine.draft_length import DraftLength
 from anchored.decode.engine.request import Request, RequestState
-from anchored.decode.engine.speculative_batch import SpeculativeBatch
+from anchored.decode.engine.speculative_batch import DraftLength, SpeculativeBatch
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.rules.budget import Budget
@@ -50,8 +49,11 @@ class ScriptedRule(Rule):
     charges_debt = True
     name = "scripted"
 
-    def budget_for(self, *, horizon, k, ratios) -> Budget:
-        return replace(self.rule.budget_for(horizon=horizon, k=k, ratios=ratios), debt=self.debt)
+    def budget_for(self, *, horizon, k) -> Budget:
+        return self.rule.budget_for(horizon=horizon, k=k)
+
+    def debt_for(self, ratios) -> float:
+        return self.debt
 
     def start(self, num_paths: int) -> None:
         self.weights = torch.ones(num_paths, dtype=torch.float64)
@@ -121,16 +123,17 @@ class ScriptedBatch(SpeculativeBatch):
         for row, (state, request) in enumerate(zip(states, begun, strict=True)):
             request.steps.extend(_step(place, token) for place, token in enumerate(state.prefix))
             request.spent = state.spent
+            self._count_budgets([row])
             self._seen[row, list(state.prefix)] = True
             for token in state.prefix[:-1]:
-                for backlog in self._backlogs.values():
-                    backlog.add(row, token)
+                for pending in self._pending.values():
+                    pending.add(row, token)
         with torch.inference_mode():
             for name in self.streams:
                 self._read(name, list(range(len(states))))
             for row, state in enumerate(states):
                 for name in self.streams if state.prefix else ():
-                    self._backlogs[name].add(row, state.prefix[-1])
+                    self._pending[name].add(row, state.prefix[-1])
             self._read("risky", [row for row, state in enumerate(states) if state.is_law_known])
         return begun
 
@@ -197,13 +200,14 @@ class Enumeration:
             told.add(key)
             assert not request.error
             prefix = tuple(step.token_id for step in request.steps)
-            is_known = not request.is_finished and batch._backlogs["risky"].is_empty(path)
+            is_known = not request.is_finished and batch._pending["risky"].is_empty(path)
             yield State(prefix, request.spent, is_known), request.is_finished, prob
 
     def _scripts(self, state: State):
         """Choices (draft, outcome, 0) of all positions that a round from here may come to."""
         start, tokens = len(state.prefix), range(self.pair.vocab_size)
-        budget = self.rule.budget_for(horizon=self.horizon, k=None, ratios=torch.zeros(0))
+        budget = self.rule.budget_for(horizon=self.horizon, k=None)
+        budget = replace(budget, debt=self.rule.debt)
         is_cold = budget.allowance(start, state.spent) <= 0.0
         is_direct = state.is_law_known or is_cold
         first = start + is_direct

@@ -67,6 +67,7 @@ class TextOracle:
             for piece, token in tokenizer.get_vocab().items()
             if token not in special
         }
+        self._writable = {byte for text in self.bytes_of.values() for byte in text}
         self._one = (*ONE, *FRESH_OF_STEPS) if has_steps else ONE
         self._rare = [*WHITE, *SYMBOLS_OF_STEPS] if has_steps else WHITE
         fresh = {text.encode()[0] for text in set(self._one) - {*HOLDING}}
@@ -108,7 +109,13 @@ class TextOracle:
 
     def _shown(self, path, tokens, tails) -> set[int]:
         """Those of the tokens behind `path` with which some text begins."""
-        tried = [(t, text) for t in tokens for text in tails(self.text((*path, t)))]
+        tried = [
+            (t, text)
+            for t in tokens
+            for text in tails(self.text((*path, t)))
+            # The library leaves out bytes without a token: what is left is another text.
+            if self._writable.issuperset(text.encode())
+        ]
         texts = [text for _, text in tried]
         encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
         pairs = zip(tried, encodings, strict=True)

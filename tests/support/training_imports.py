@@ -6,7 +6,7 @@ from anchored.pretrain.cpu_device import use_cpu_without_accelerator
 
 use_cpu_without_accelerator()  # before torchtitan is imported
 for name in (
-    "anchored.pretrain.run.program",
+    "anchored.pretrain.run.preflight",
     "torch.distributed.checkpoint",
     "torch.utils.tensorboard",
 ):

@@ -1,14 +1,114 @@
-"""Mixed requests that join, are aborted and leave a pair in vLLM at different steps."""
+"""Mixed requests for a pair in vLLM, which join, are aborted and leave at different steps."""
+
+from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tiny_models import TEXT
 
-from anchored.tools.gpu_check.vllm_requests import MixedRequest, mixed_requests
+from anchored import Anchored, Decoder, Generation, ModelPair
+from anchored.decode.rules.budget import DebtMode
+from anchored.decode.rules.rule import Divergence
 
 LAST_JOIN = 60
 """The step of the engine by which all have joined."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixedRequest:
+    """One request, in words that both engines understand."""
+
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+    budget: dict[str, float]
+    """Nats as "k", a step, or as "K", of the whole text."""
+    divergence: Divergence
+    sampling: dict[str, Any]
+    stop: str
+    """Ends the text; "" for none."""
+
+    def params(self) -> Any:
+        """vLLM's SamplingParams."""
+        from vllm import SamplingParams
+
+        extra = {f"anchored_{name}": nats for name, nats in self.budget.items()}
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            stop=self.stop or None,
+            extra_args={
+                **extra,
+                "anchored_seed": self.seed,
+                "anchored_divergence": self.divergence,
+            },
+            **self.sampling,
+        )
+
+    def decoded(self, pair: ModelPair, debt: DebtMode = "top") -> Generation:
+        """What the Decoder says to it, alone."""
+        k, total = (self.budget.get(name) for name in ("k", "K"))
+        rule = Anchored(k=k, K=total, divergence=self.divergence, debt=debt)
+        (result,) = Decoder(pair, rule, level="token").generate(
+            [self.prompt],
+            max_new_tokens=self.max_tokens,
+            seed=self.seed,
+            stop=self.stop or (),
+            **self.sampling,
+        )
+        return result
+
+
+def mixed_requests(
+    tokenizer: Any,
+    words: Sequence[str],
+    count: int,
+    *,
+    stop: str,
+    longest: int = 60,
+    lengths: Sequence[int] = (1, 5, 12, 30),
+    min_p: float = 0.02,
+) -> list[MixedRequest]:
+    """Requests of every kind, the same ones every time; a third of them have a prefix in common.
+
+    words: of the prompts. stop: of every sixth request. longest: most tokens of a prompt behind
+    what it shares. lengths: to choose max_tokens from. Prompts end with whole characters: where
+    they do not, vLLM's text begins with the rest of one.
+    """
+    rng = random.Random(5)
+
+    def prompt(most: int) -> list[int]:
+        text = " ".join(rng.choice(words) for _ in range(rng.randrange(1, most)))
+        return tokenizer(text)["input_ids"][:most]
+
+    shared = prompt(70)
+    requests = []
+    for number in range(count):
+        unshared = prompt(longest)
+        k = rng.choice([0.0, 0.05, 0.3, 1.0, 3.0, 6.0])
+        length = rng.choice(lengths)
+        truncation: dict[str, float] = rng.choice(
+            [{}, {}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": min_p}]
+        )
+        requests.append(
+            MixedRequest(
+                prompt=(shared + unshared[1:]) if number % 3 == 0 else unshared,
+                max_tokens=length,
+                seed=rng.getrandbits(40),
+                budget={"K": k * length} if number % 4 == 1 else {"k": k},
+                divergence="max" if number % 5 == 2 else "kl",
+                sampling={
+                    "temperature": rng.choice([0.7, 1.0, 1.3]),
+                    "repetition_penalty": rng.choice([1.0, 1.2]),
+                    **truncation,
+                },
+                stop=stop if number % 6 == 4 else "",
+            )
+        )
+    return requests
+
 
 Ended = list[tuple[MixedRequest, list[int]]]
 """Requests, each with the tokens that vLLM answered."""

@@ -55,7 +55,7 @@ def opened(folders: tuple[Path, Path], **changes: Any) -> Iterator[Any]:
     """An engine in this process, gone afterwards."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    llm = anchored.vllm.open_pair(*folders, **{**ENGINE, **changes})
+    llm = anchored.vllm.open_pair(*folders, **{**ENGINE, **changes}).llm
     try:
         yield llm
     finally:

@@ -92,7 +92,10 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
         tokenizer.save_pretrained(folder)
     own = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
     with opened(
-        folders, ledgers=tmp_path / "journal", debt="none", enable_prefix_caching=True
+        folders,
+        rule=anchored.Anchored(k=1.5, debt="none"),
+        ledgers=tmp_path / "journal",
+        enable_prefix_caching=True,
     ) as llm:
         state, cached = state_of(llm), []
         add = state.add_request

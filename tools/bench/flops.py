@@ -7,16 +7,16 @@ import torch
 from transformers import PreTrainedModel
 
 from anchored import Anchored, CPFuse, Decoder, ModelPair, NoOpt, SafeOnly, text_tables
-from anchored.decode.rules.cp_fuse import grid
+from anchored.decode.pair_options import check_presence
+from anchored.decode.rules.mixtures import grid
 from anchored.decode.rules.rule import BOTH, Rule, StreamName
-from anchored.tools.commands.options import check_presence
 
+from .inputs import BenchInputs, matrix_weights
 from .options import BenchFlopsConfig
-from .random_inputs import configured_pair, matrix_weights, random_prompts
 from .timing import timed
 
 FLOPS_PER_LOGIT = 10
-"""Of one pass over a logit: an exponential and the sums over it. An assumption of the model."""
+"""FLOPs of one pass over a logit, an exponential and the sums over it: an assumption."""
 NUM_PASSES = 3
 """Passes of a projection over the vocabulary, statistics included. An assumption too."""
 WIDTH = 12
@@ -35,8 +35,7 @@ def token_cost(
     row of logits. Attention is left out. Source: paper, section on efficiency.
     """
     weights = {
-        name: num_matrix_weights(pair.models[reading.model])
-        for name, reading in rule.streams.items()
+        name: num_matrix_weights(pair.models[stream.model]) for name, stream in rule.streams.items()
     }
     per_row = FLOPS_PER_LOGIT * pair.vocab_size
     length = max(prompt_tokens.values())
@@ -71,27 +70,30 @@ def num_matrix_weights(model: PreTrainedModel) -> int:
 def run(config: BenchFlopsConfig) -> int:
     """Print one table and return 0."""
     check_presence(config.device)
-    pair = configured_pair(config, max(config.prompt_tokens) + max(config.new_tokens))
+    inputs = BenchInputs.of(config, max(config.prompt_tokens) + max(config.new_tokens))
     print(
         f"{config}, torch {torch.__version__}, batch 1: GFLOP a token by the model, milliseconds a "
         "token by the clock"
     )
-    decoder = Decoder(pair, Anchored(k=config.k))
+    decoder = Decoder(inputs.pair, Anchored(k=config.k), level="token")
     lengths = product(config.prompt_tokens, config.new_tokens)
-    rows = (_cells(decoder, config.device, *pair_of_lengths) for pair_of_lengths in lengths)
+    rows = (_cells(inputs, decoder, *pair_of_lengths) for pair_of_lengths in lengths)
     text_tables.print_lines(chain([TITLES], rows), WIDTH)
     return 0
 
 
-def _cells(decoder: Decoder, device: str, prompt_tokens: int, new_tokens: int) -> tuple[str, ...]:
-    prompts = random_prompts(1, prompt_tokens, decoder.pair.vocab_size)
+def _cells(
+    inputs: BenchInputs, decoder: Decoder, prompt_tokens: int, new_tokens: int
+) -> tuple[str, ...]:
+    prompts = inputs.prompts(1, prompt_tokens)
     decoder.generate(prompts, max_new_tokens=new_tokens)
     seconds, (result,) = timed(
-        lambda: decoder.generate(prompts, max_new_tokens=new_tokens), device=device
+        lambda: decoder.generate(prompts, max_new_tokens=new_tokens),
+        device=inputs.pair.risky.device,
     )
     num_tokens = len(result.token_ids)
-    read = dict.fromkeys(decoder.rule.streams, prompt_tokens)
-    cost = token_cost(decoder.pair, decoder.rule, prompt_tokens=read, new_tokens=num_tokens)
+    lengths = dict.fromkeys(decoder.rule.streams, prompt_tokens)
+    cost = token_cost(decoder.pair, decoder.rule, prompt_tokens=lengths, new_tokens=num_tokens)
     total = sum(cost.values())
     return (
         str(prompt_tokens),

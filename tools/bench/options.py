@@ -1,36 +1,21 @@
-"""Options of the benchmarks, and the shapes of their models; torch is not imported here."""
+"""Options of the benchmarks; torch is not imported here."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from anchored.decode.byte.settings import DebtEvaluation
-from anchored.tools.commands.files import check_input
-from anchored.tools.commands.options import Dtype, check_device_name
+from anchored.decode.pair_options import Dtype, check_device_name
+from anchored.inputs import check_input
 from anchored.tools.commands.training.training_options import STAGE_1
 
 Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "wide", "medium", "small", "tiny"]
+"""Sizes of models with random weights, see `inputs.SHAPES`."""
 LLAMA_3_VOCAB_SIZE = 128_256
-SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    "num_key_value_heads",
-)
-SHAPES: dict[Shape, tuple[int, ...]] = {
-    "tinycomma-1.8b": (2048, 5632, 24, 32, 32),
-    "llama-8b": (4096, 14336, 32, 32, 8),
-    "llama-70b": (8192, 28672, 80, 64, 8),
-    "wide": (2048, 5632, 4, 32, 4),  # TinyLlama 1.1B with 4 of its 22 layers
-    "medium": (1024, 2816, 12, 16, 16),
-    "small": (256, 704, 4, 4, 4),
-    "tiny": (128, 352, 2, 4, 4),
-}
-
-Table = Literal[
-    "drawn", "unseen", "prompt", "debts", "tree", "strings", "context", "engine", "methods"
-]
-TABLES: tuple[Table, ...] = get_args(Table)[:-2]
-"""Those of the byte level itself."""
+LEAST_VOCAB = 3
+"""Tokens of a random pair: those that begin and end a text, and a word."""
+LEAST_SYMBOLS = 2
+"""New symbols of a text whose speed after the first one is measured."""
 
 METHODS = (
     *("safe_only", "risky_only", "system", "memfree", "rcad", "cp_fuse", "token_swap"),
@@ -48,10 +33,6 @@ def method_names(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in METHODS if "all" in names or name in names)
 
 
-LEAST_VOCAB = 3
-"""Tokens of a random pair: those that begin and end a text, and a word."""
-
-
 def check_least(options: object, minimum: int, *names: str) -> None:
     """Raise ValueError, by its name, for a number below the minimum; tuples hold several."""
     for name in names:
@@ -65,12 +46,6 @@ def check_k(k: float) -> None:
     """Raise ValueError for what can be no budget of a step."""
     if not (math.isfinite(k) and k >= 0):
         raise ValueError(f"k must be finite and >= 0 nats, got {k}")
-
-
-def check_clock(clock: str, device: str) -> None:
-    """Raise ValueError for a clock that does not see what the device does."""
-    if clock == "cpu" and device != "cpu":
-        raise ValueError(f"clock cpu does not see {device}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,74 +64,108 @@ class BenchKernelConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RandomPairOptions:
-    """Two models of random weights, and where they run."""
+class BenchPairOptions:
+    """Two models, of random weights or in folders, and where they run."""
 
-    safe: Shape = "tiny"
-    """Shape of the safe model; its weights are random."""
-    risky: Shape = "small"
-    """Shape of the risky model."""
+    safe: str = "tiny"
+    """Shape of a safe model of random weights, or the folder of a model."""
+    risky: str = "small"
+    """The same of the risky model."""
     vocab_size: int = LLAMA_3_VOCAB_SIZE
+    """Tokens of random weights."""
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Dtype = "auto"
+    """auto: as stored, and float32 of random weights."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu counts this process's seconds: for a CPU that other programs use at the same time."""
+
+    def __post_init__(self) -> None:
+        check_device_name(self.device)
+        check_least(self, LEAST_VOCAB, "vocab_size")
+        if self.clock == "cpu" and self.device != "cpu":
+            raise ValueError(f"clock cpu does not see {self.device}")
+        shapes = get_args(Shape)
+        if self.is_random or all(Path(name).is_dir() for name in (self.safe, self.risky)):
+            return
+        raise ValueError(
+            f"safe and risky must both be of {', '.join(shapes)}, or both be folders of models, "
+            f"got {self.safe} and {self.risky}"
+        )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the weights are random."""
+        return {self.safe, self.risky} <= set(get_args(Shape))
 
     def __str__(self) -> str:
-        return f"{self.safe} + {self.risky}, V = {self.vocab_size}, {self.dtype} on {self.device}"
+        size = f", V = {self.vocab_size}" if self.is_random else ""
+        return (
+            f"{self.safe} + {self.risky}{size}, {self.dtype} on {self.device}, {self.clock} clock"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchDecodeConfig(RandomPairOptions):
-    """Decoding methods beside the risky model alone: anchored bench decode --methods all"""
+class BenchDecodeConfig(BenchPairOptions):
+    """A pair beside transformers with the risky model alone: anchored bench decode
+
+    With `--safe FOLDER --risky FOLDER` that is a real pair, with the quickstart's works as prompts.
+    """
 
     batch_sizes: tuple[int, ...] = (1, 4, 16)
     """Requests that are decoded together."""
     methods: tuple[str, ...] = ("safe_only", "anchored", "anchored_inf")
-    """all, or names, by spaces or commas; the risky model alone comes first in any case."""
+    """all, or names, by spaces or commas."""
     prompt_tokens: int = 64
     new_tokens: int = 64
     """Tokens generated by every request of a timed run."""
-    passage_tokens: int = 100
-    """Random words that MemFree blocks and RCAD reads before each prompt."""
     k: float = 0.1
     """Nats a token, without prefix debt. The default binds at every step of the default pair, whose
     models are 0.16 nats apart; with 1.5 every step is the risky model's own law."""
     runs: int = 3
     """In each of them the methods take turns."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """cpu counts this process's own seconds: for a CPU that other programs use at the same time."""
 
     def __post_init__(self) -> None:
-        check_device_name(self.device)
+        BenchPairOptions.__post_init__(self)
         check_k(self.k)
         method_names(self.methods)
-        check_least(self, 1, "batch_sizes", "prompt_tokens", "runs", "passage_tokens")
-        check_least(self, LEAST_VOCAB, "vocab_size")
-        check_least(self, 2, "new_tokens")
-        check_clock(self.clock, self.device)
+        check_least(self, 1, "batch_sizes", "prompt_tokens", "runs")
+        check_least(self, LEAST_SYMBOLS, "new_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchForwardConfig:
-    """A paired step with plain and with packed layers: anchored bench forward --shape wide"""
+class BenchMethodsConfig(BenchPairOptions):
+    """The paper's table of efficiency, by tokens or by bytes: anchored bench methods --level byte
 
-    shape: Shape = "wide"
-    """Of both models; their weights are random."""
-    vocab_size: int = 32_000
+    The level of bytes takes a pair in folders, such as `anchored quickstart --preset bytes` makes.
+    """
+
+    level: Literal["token", "byte"] = "token"
+    """What the lengths below are counted in."""
+    methods: tuple[str, ...] = ("all",)
+    """all, or names, by spaces or commas; the risky model alone comes first in any case."""
+    batch_size: int = 1
+    """Requests that are decoded together."""
+    prompt_length: int = 64
+    new_length: int = 64
+    passage_words: int = 100
+    """Words of a text that MemFree blocks and RCAD reads before each prompt."""
+    k: float = 0.1
+    """Nats a symbol."""
+    runs: int = 3
+    """In each of them the methods take turns."""
 
     def __post_init__(self) -> None:
-        check_least(self, LEAST_VOCAB, "vocab_size")
+        BenchPairOptions.__post_init__(self)
+        check_k(self.k)
+        method_names(self.methods)
+        check_least(self, 1, "batch_size", "prompt_length", "runs", "passage_words")
+        check_least(self, LEAST_SYMBOLS, "new_length")
+        if self.level == "byte" and self.is_random:
+            raise ValueError("level byte needs a pair in folders: random weights know no bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchKernelCompileConfig:
-    """Registers, spills and instructions of the walk kernel: anchored bench kernel-compile"""
-
-    variants: tuple[str, ...] = ()
-    """Only these launches, by the names in the table; empty: all of them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchFlopsConfig(RandomPairOptions):
+class BenchFlopsConfig(BenchPairOptions):
     """What a decoded token should cost, beside the clock: anchored bench flops --risky small"""
 
     prompt_tokens: tuple[int, ...] = (32, 256)
@@ -165,190 +174,39 @@ class BenchFlopsConfig(RandomPairOptions):
     """Nats a token."""
 
     def __post_init__(self) -> None:
-        check_device_name(self.device)
+        BenchPairOptions.__post_init__(self)
         check_k(self.k)
         check_least(self, 1, "prompt_tokens", "new_tokens")
-        check_least(self, LEAST_VOCAB, "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchByteConfig:
-    """Byte level beside plain token forwards, on a small trained pair: anchored bench byte"""
-
-    vocab_sizes: tuple[int, int] = (4096, 8192)
-    """Tokens of the safe model (GPT-2's pre-tokenizer) and of the risky one (Llama 3's)."""
-    train_steps: int = 250
-    """Steps of 512 tokens that each model is trained for before anything is measured."""
-    prompt_bytes: int = 200
-    num_prompts: int = 14
-    """From all over the unseen text: first bytes and debts are means over them."""
-    new_bytes: int = 200
-    contexts: tuple[int, ...] = (1000, 4000, 8000)
-    """Tokens in front of the bytes for which the work outside the models is measured, and with
-    them."""
-    context_debt: DebtEvaluation = "exact"
-    """Debt of the contexts where the models are run."""
-    tables: tuple[Table, ...] = TABLES
-    """What to measure. Two tables are not among them: engine, whole decoders at some batch sizes,
-    and methods, which decodes by every method."""
-    batch_sizes: tuple[int, ...] = (1, 8)
-    """Texts that the engine decodes together."""
-    methods: tuple[str, ...] = ("all",)
-    """Of that table: all, or names, by spaces or commas; the risky model alone in any case."""
-    k: float = 0.5
-    """Nats a byte, of that table."""
-    passage_bytes: int = 400
-    """Unseen text that MemFree blocks there and RCAD reads before the prompt."""
-    tokenizers: Path | None = None
-    """Folder of gpt2/tokenizer.json and llama3/tokenizer.json: models of random weights with these
-    vocabularies take the place of the trained ones."""
-    shape: Shape = "small"
-    """Of both models: a small one's output layer, and what is done beside its forwards, cost more
-    than a larger one's."""
-    prefetch: int = 4
-    tau: float = 1e-3
-    runs: int = 5
-    folder: Path | None = None
-    """Where the trained pair is kept for other runs with the same settings."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "prompt_bytes", "new_bytes", "prefetch", "runs", "passage_bytes")
-        check_least(self, 1, "num_prompts")
-        check_least(self, 1, "contexts", "batch_sizes")
-        check_k(self.k)
-        method_names(self.methods)
-        if "methods" in self.tables:
-            check_least(self, 2, "new_bytes")
-        if not 0 < self.tau < 1:
-            raise ValueError(f"tau must be in (0, 1), got {self.tau}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchSpeculateConfig:
+class BenchSpeculateConfig(BenchPairOptions):
     """Speculative against plain decoding: anchored bench speculate --safe DIR --risky DIR"""
 
-    safe: Path | None = None
-    """Folder of the safe model; without folders, a pair of random weights."""
-    risky: Path | None = None
-    """Folder of the risky model."""
-    random_risky: Shape = "small"
-    """Shape of a risky model of random weights, beside a tiny safe one."""
+    vocab_size: int = 2048
+    """Tokens of random weights; few, so that forwards take most of the time."""
     ks: tuple[float, ...] = (0.1, 0.5, 1.0, 2.0, 4.0)
     """Nats a token."""
     drafts: tuple[str, ...] = ("1", "2", "4", "auto")
     """Draft lengths beside plain decoding, which comes first."""
-    ordinary: bool = True
-    """Also ordinary speculative decoding, of the risky model without a budget: rows p_r."""
+    prompt_tokens: int = 32
     num_prompts: int = 4
     """Requests of a timed run."""
     batch_size: int = 1
     """Requests that are decoded together."""
     new_tokens: int = 64
     """Tokens of each request."""
-    acceptance_prompts: int = 16
-    """Requests over which acceptance and 1 - TV are measured."""
     runs: int = 3
-    clock: Literal["wall", "cpu"] = "wall"
-    """cpu counts this process's own seconds: for a CPU that other programs use at the same time."""
-    device: str = "cpu"
-    dtype: Dtype = "auto"
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "num_prompts", "batch_size", "runs", "acceptance_prompts")
-        check_device_name(self.device)
+        BenchPairOptions.__post_init__(self)
+        check_least(self, 1, "num_prompts", "batch_size", "runs", "prompt_tokens")
+        check_least(self, LEAST_SYMBOLS, "new_tokens")
         for k in self.ks:
             check_k(k)
         for draft in self.drafts:
             if draft != "auto" and not (draft.isdecimal() and int(draft)):
                 raise ValueError(f'drafts must be "auto" or whole numbers >= 1, got {draft!r}')
-        check_least(self, 2, "new_tokens")
-        if (self.safe is None) != (self.risky is None):
-            raise ValueError("give both folders, safe and risky, or neither")
-        check_clock(self.clock, self.device)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchLmEvalConfig(RandomPairOptions):
-    """The pair as a model of lm-eval beside lm-eval's own of each model: anchored bench lm-eval
-
-    The same requests of four kinds go to both in turn, batches of one size. lm-eval's own model
-    answers them once with the safe and once with the risky model: what a pair cannot do without.
-    """
-
-    vocab_size: int = 8192
-    questions: int = 32
-    """Contexts of multiple choice; each with choices of several tokens, and with four letters."""
-    choices: int = 4
-    context_tokens: int = 96
-    choice_tokens: int = 8
-    """Tokens of the longest choice; the others are shorter."""
-    texts: int = 32
-    """Whole texts, of context and choice together, and as many to go on from."""
-    new_tokens: int = 32
-    """Tokens of a generated text, by greedy decoding."""
-    k: float = 0.1
-    """Nats a token."""
-    batch_size: int = 16
-    runs: int = 5
-    """Of each, in turn; the median counts."""
-
-    def __post_init__(self) -> None:
-        check_device_name(self.device)
-        check_k(self.k)
-        check_least(self, 1, "questions", "choices", "context_tokens", "texts", "new_tokens")
-        check_least(self, 1, "choice_tokens", "batch_size", "runs")
-        check_least(self, LEAST_VOCAB, "vocab_size")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchTokenizeConfig:
-    """Tokenising beside the bare tokenizer: anchored bench tokenize --input TEXTS --tokenizer T
-
-    Both run in one process on one thread, and processor time is what counts, so that the rates are
-    of one core. The baseline has every text in memory and only encodes it; `anchored tokenize`
-    reads, parses, judges and encodes the same documents, and writes, hashes and describes the
-    shards. They take turns at every input file: several of a few megabytes are measured under more
-    equal conditions than a large one. Loading the tokenizer counts in neither.
-    """
-
-    input: tuple[Path, ...]
-    """Local files or folders: .jsonl (also .gz, .zst), .parquet."""
-    tokenizer: str
-    """tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
-    text_field: str = "text"
-    """Field of a record that holds the text."""
-    runs: int = 3
-    """Over all files; the median counts."""
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "runs")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchLoaderConfig:
-    """Training batches beside a plain copy of them: anchored bench loader
-
-    Sources of random tokens are made in a temporary folder and lie in the page cache: what is
-    measured is the work of one core, not a disk. Processor time of all threads counts. Both
-    baselines know every window beforehand; the loader finds each one from its sequence number, and
-    reads ahead in a thread.
-    """
-
-    sources: int = 31
-    source_tokens: int = 1 << 19
-    """In each source; 4 bytes a token."""
-    seq_len: int = 2048
-    batch_size: int = 16
-    """Sequences in a batch."""
-    batches: int = 400
-    """A run."""
-    runs: int = 5
-    """Of each, in turn; the median counts."""
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "sources", "source_tokens", "seq_len", "batch_size")
-        check_least(self, 1, "batches", "runs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,21 +221,20 @@ class BenchPretrainConfig:
     config: Path = STAGE_1
     """Config of a first stage; its data, tokenizer and held-out sources are not used."""
     gpus: int = 1
-    """Processes, each with a GPU of its own; without a GPU they run on the CPU."""
+    """Processes, each with a GPU to itself; without a GPU they run on the CPU."""
     steps: int = 12
     skipped_steps: int = 4
-    """Of those, the first ones; the median of the others counts."""
+    """Of those, the first ones; the others count."""
     rounds: int = 4
     """Local batches of a process in a step, as configured; even, as one lever doubles the batch."""
     vocab_size: int = LLAMA_3_VOCAB_SIZE
     levers: tuple[str, ...] = ()
     """Only these; empty: all of them."""
-    modelled: bool = False
-    """Run nothing: print a round's time as it follows from counted work, on GPUs not needed."""
 
     def __post_init__(self) -> None:
         check_input(self.config)
         check_least(self, 1, "gpus")
+        check_least(self, LEAST_VOCAB, "vocab_size")
         if not 0 <= self.skipped_steps < self.steps:
             raise ValueError(
                 f"skipped_steps must be less than steps, got {self.skipped_steps} of {self.steps}"

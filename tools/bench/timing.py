@@ -4,47 +4,33 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import torch
 
 T = TypeVar("T")
 Clock = Callable[[], float]
 WALL: Final[Clock] = time.perf_counter
-PROCESS: Final[Clock] = time.process_time
-"""Processor time of all threads: what other programs do disturbs it little."""
 THREAD: Final[Clock] = time.thread_time
 """Processor time of this thread alone."""
-
-
-class Stopwatch:
-    """Seconds of a with-block, the device's queue empty before and after it."""
-
-    def __init__(self, clock: Clock = WALL, *, device: torch.device | str = "cpu") -> None:
-        self._clock = clock
-        self._device = torch.device(device)
-        self.seconds = math.nan
-
-    def __enter__(self) -> "Stopwatch":
-        self._start = self._now()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.seconds = self._now() - self._start
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return self._clock()
+CLOCKS: Final[dict[Literal["wall", "cpu"], Clock]] = {"wall": WALL, "cpu": time.process_time}
+"""By what options call them; cpu is the processor time of all threads, which other programs disturb
+little."""
 
 
 def timed(
     work: Callable[[], T], clock: Clock = WALL, *, device: torch.device | str = "cpu"
 ) -> tuple[float, T]:
-    """(seconds, result) of `work`."""
-    with Stopwatch(clock, device=device) as watch:
-        result = work()
-    return watch.seconds, result
+    """(seconds, result) of `work`, the device's queue empty before and after it."""
+    start = _now(clock, torch.device(device))
+    result = work()
+    return _now(clock, torch.device(device)) - start, result
+
+
+def _now(clock: Clock, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock()
 
 
 def in_turns(works: Mapping[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:
@@ -68,11 +54,5 @@ def times_baseline(values: Sequence[float], baseline: Sequence[float]) -> tuple[
 
     What slows a whole run leaves its ratios as they are.
     """
-    ratios = [own / other for own, other in zip(values, baseline, strict=True)]
+    ratios = [value / other for value, other in zip(values, baseline, strict=True)]
     return statistics.mean(ratios), deviation(ratios)
-
-
-def half_quartile_range(values: Sequence[float]) -> float:
-    """Half the range between the quartiles."""
-    lower, _, upper = statistics.quantiles(values, n=4)
-    return 0.5 * (upper - lower)

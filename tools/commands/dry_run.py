@@ -6,32 +6,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
-from anchored.configs.config_file import read_config_file
 from anchored.pretrain.cpu_device import use_cpu_without_accelerator
-from anchored.pretrain.plan.data_config import Hardware
 
 from .training.training_options import DryRunConfig
 
 _SECONDS_PER_DAY = 86_400
-EVALUATIONS = {"methods", "benchmarks"}
-"""Tables that a training run's config does not have."""
 
 
 def run(config: DryRunConfig) -> int:
-    """Print the models, their memory and the time; returns 0."""
-    tables = read_config_file(config.config)
-    if EVALUATIONS & tables.keys():
-        from .evaluation.evaluation_plan import evaluation_plan
-
-        print(evaluation_plan(config))
-    else:
-        _print_training(config)
-    print("nothing of this was measured")
-    return 0
-
-
-def _print_training(config: DryRunConfig) -> None:
-    hardware = Hardware(num_gpus=config.gpus, peak_flops=config.peak_flops, mfu=config.mfu)
+    """Print the model, its memory and the time; returns 0."""
     use_cpu_without_accelerator()
     # Not before: these import torchtitan, which binds its device at that moment.
     from anchored.pretrain.job_config import load_job_config
@@ -49,7 +32,9 @@ def _print_training(config: DryRunConfig) -> None:
         _, flops_per_token = args.get_nparams_and_flops(model, job.training.seq_len)
         print(f"{config.config.stem}: {model_line(model, num_processes=config.gpus)}")
     print(f"memory of a step on one GPU, estimated: {memory}")
-    print(time_line(job.training, hardware, flops_per_token))
+    print(time_line(job.training, config, flops_per_token))
+    print("nothing of this was measured")
+    return 0
 
 
 def model_line(model: Module, *, num_processes: int) -> str:
@@ -65,14 +50,14 @@ def model_line(model: Module, *, num_processes: int) -> str:
     )
 
 
-def time_line(training: Any, hardware: Hardware, flops_per_token: float) -> str:
+def time_line(training: Any, config: DryRunConfig, flops_per_token: float) -> str:
     """How long steps take where every GPU reaches the stated share of its peak."""
-    tokens_per_s = hardware.num_gpus * hardware.peak_flops * hardware.mfu / flops_per_token
+    tokens_per_s = config.gpus * config.peak_flops * config.mfu / flops_per_token
     tokens_per_step = training.global_batch_size * training.seq_len
     seconds = tokens_per_step / tokens_per_s
     return (
-        f"time at {hardware.mfu:.0%} MFU of {hardware.peak_flops / 1e12:g} TFLOP/s, "
-        f"{flops_per_token:.4e} FLOPs a token: {tokens_per_s / hardware.num_gpus:,.0f} tokens/s "
+        f"time at {config.mfu:.0%} MFU of {config.peak_flops / 1e12:g} TFLOP/s, "
+        f"{flops_per_token:.4e} FLOPs a token: {tokens_per_s / config.gpus:,.0f} tokens/s "
         f"a GPU, {seconds:.1f} s a step of {tokens_per_step:,} tokens, "
         f"{seconds * training.steps / _SECONDS_PER_DAY:.2f} days for {training.steps:,} steps"
     )

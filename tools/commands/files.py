@@ -1,46 +1,50 @@
-"""Files that commands read and write, checked while nothing costly has been imported."""
+"""Files that commands write, checked while nothing costly has been imported."""
 
-import json
-import math
-import sys
+import os
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-STDIN = Path("-")
-PROMPT_KINDS: dict[str, tuple[type, ...]] = {
-    "prompt": (str,),
-    "messages": (list,),
-    "id": (str, int),
-    "seed": (int,),
-    "k": (int, float),
-    "passage": (str,),
-    "passage_id": (str, int),
-    "score": (int, float),
-}
+from typing import Any
 
 
-def check_input(path: Path | None, kind: Literal["file", "folder"] = "file") -> None:
-    """Raise FileNotFoundError, in one line, for a path that is none of these; None is no path."""
-    if path is not None and not (path.is_file() if kind == "file" else path.is_dir()):
-        where = f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
-        raise FileNotFoundError(where)
-
-
-def check_outputs(*paths: Path | None, overwrite: bool) -> None:
+def check_outputs(config: Any, *outputs: Path | None) -> None:
     """Raise ValueError, in one line, unless each path can be written as a new regular file.
 
-    overwrite: regular files that exist may be replaced. Folders in front of a path need not exist.
+    config: a command's options, whose `overwrite` says whether regular files that exist may be
+    replaced. An input of the same command never is: any other path among the options, or a file of
+    a model's folder. Folders in front of a path need not exist.
     """
-    given = [path for path in paths if path is not None]
+    given = [path for path in outputs if path is not None]
+    inputs = {_identity(file): file for file in _input_files(config, given) if file.is_file()}
     for number, path in enumerate(given):
         if path in given[:number]:
             raise ValueError(f"two outputs cannot both be written to {path}")
         try:
-            _check(path, overwrite)
+            if path.exists() and (read := inputs.get(_identity(path))):
+                raise ValueError(f"{path} cannot be written: the command reads {read}")
+            _check(path, config.overwrite)
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _input_files(config: Any, outputs: list[Path]) -> Iterator[Path]:
+    """Every file that a command's options name but for its outputs, and those of model folders."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from _input_files(value, outputs)
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path) and not any(path is output for output in outputs):
+                yield path
+                if (path / "config.json").is_file():
+                    yield from path.iterdir()
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    """What tells a file from all others, whatever links and folders lead to it."""
+    status = file.stat()
+    return status.st_dev, status.st_ino
 
 
 def check_new_folder(folder: Path) -> None:
@@ -79,66 +83,6 @@ def _try(path: Path) -> None:
         pass  # rights, a file system that is read-only, the length of the name: all show here
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptLine:
-    """A prompt or a conversation, and what it has of its own."""
-
-    prompt: str = ""
-    messages: list[dict[str, str]] | None = None
-    id: str | int | None = None
-    """The caller's name for it, which its results bear."""
-    seed: int | None = None
-    k: float | None = None
-    passage: str | None = None
-    """What some streams of a rule read before the prompt, as `anchored retrieve` found it."""
-    passage_id: str | int | None = None
-    """Its name in the corpus."""
-    score: float | None = None
-    """How well it matched the prompt."""
-
-    def record(self) -> dict[str, Any]:
-        """What was given, as JSON values."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-def read_prompts(
-    file: Path, *, holds: Literal["prompt", "messages"] = "prompt"
-) -> list[PromptLine]:
-    """The prompts of a file, one JSON object a line; blank lines are left out.
-
-    file: "-" is stdin. holds: what each line has, not the other. Raises OSError, or ValueError
-    that names the file and the line.
-    """
-    name = "stdin" if file == STDIN else str(file)
-    try:
-        text = sys.stdin.read() if file == STDIN else file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 text: {error.reason}") from None
-    # Not splitlines: JSON strings may hold other separators of lines, as U+2028.
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
-        raise ValueError(f"{name} holds no {holds.removesuffix('s')}s")
-    return [_parsed(line, f"{name}, line {number}", holds) for number, line in lines]
-
-
-def _parsed(line: str, place: str, holds: str) -> PromptLine:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place} is not JSON: {error}") from None
-    if not isinstance(record, dict) or not record.get(holds):
-        raise ValueError(f'{place} must be an object with a "{holds}"')
-    others = {"prompt", "messages"} - {holds}
-    for key, value in record.items():
-        if key not in PROMPT_KINDS.keys() - others:
-            known = ", ".join(kind for kind in PROMPT_KINDS if kind not in others)
-            raise ValueError(f"{place} has an unknown key {key!r}; known: {known}")
-        if not isinstance(value, PROMPT_KINDS[key]) or isinstance(value, bool):
-            allowed = " or ".join(kind.__name__ for kind in PROMPT_KINDS[key])
-            raise ValueError(f"{place}: {key} must be of type {allowed}, got {value!r}")
-    return PromptLine(**record)
-
-
-def json_nats(nats: float) -> float | str:
-    """The number itself, or "inf" or "-inf", as in ledgers."""
-    return nats if math.isfinite(nats) else str(nats)
+def is_first_process() -> bool:
+    """Whether this process prints and writes; of several that torchrun started, one does."""
+    return os.environ.get("RANK", "0") == "0"

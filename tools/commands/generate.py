@@ -5,17 +5,23 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 from tyro.conf import OmitArgPrefixes, UseAppendAction
 
 import anchored
 from anchored import AnchoredError
+from anchored.decode.pair_options import PairOptions
 from anchored.decode.settings import SamplingConfig
+from anchored.durable_files import json_value
+from anchored.inputs import PromptLine, read_prompts
 
-from .files import PromptLine, check_outputs, json_nats, numbered, read_prompts
-from .options import PairOptions, is_first_process
+from .files import check_outputs, is_first_process, numbered
+from .words import OutputFile
+
+if TYPE_CHECKING:
+    from anchored.decode.rules.rule import Rule
 
 MAX_TEXTS = 1_000_000
 """Of one call, which plans all of them before the first: about a GB of requests."""
@@ -58,7 +64,7 @@ class GenerateConfig(PairOptions):
     """Warpers of both models."""
     json: bool = False
     """One line of JSON a result, in place of text."""
-    ledger: Path | None = None
+    ledger: OutputFile | None = None
     """File for the ledger (JSON lines), to be checked by anchored verify; of several texts,
     NAME-0.jsonl and so on."""
     overwrite: bool = False
@@ -97,22 +103,59 @@ def run(config: GenerateConfig) -> int:
         raise ValueError(f"at most {MAX_TEXTS:,} texts are generated in one call, got {num_texts}")
     earlier = anchored.Ledger.load(config.continue_from) if config.continue_from else None
     ledgers = numbered(config.ledger, num_texts)
-    check_outputs(*ledgers, overwrite=config.overwrite)
+    check_outputs(config, *ledgers)
+    rule = config.rule.make()
+    _check_passages(rule, lines)
+    if config.chat or config.messages is not None:
+        _check_templates(config)
     errors = []
-    for index, result in _results(config, lines, earlier, num_texts):
-        if result.error:
-            errors.append(result.error)
+    for index, result in _results(config, rule, lines, earlier, num_texts):
+        line = lines[index // config.num_return_sequences] if lines else None
+        error = result.error
         if is_first_process():
-            line = lines[index // config.num_return_sequences] if lines else None
-            _report(config, line, index, result, ledgers)
+            error = error or _save(result, ledgers[index], overwrite=config.overwrite)
+            saved = None if error else ledgers[index]
+            _print_result(config, line, index, result, saved, num_texts)
+        if error:
+            errors.append(f"{line.id}: {error}" if line and line.id is not None else error)
     if errors:
         count = f"{len(errors)} of {num_texts} texts failed: " if num_texts > 1 else ""
         raise AnchoredError(count + errors[0])
     return 0
 
 
+def _check_passages(rule: "Rule", lines: list[PromptLine]) -> None:
+    """Raise ValueError for a prompt without the passage that the rule reads."""
+    from anchored.decode.rules.rule import takes_passage
+
+    if not takes_passage(rule):
+        return
+    for number, line in enumerate(lines, 1):
+        if not line.passage:
+            named = f"prompt {number}" if line.id is None else f"prompt {number}, {line.id!r},"
+            raise ValueError(
+                f'{named} has no "passage", which the rule {rule.name} reads: take the output of '
+                "anchored retrieve as --prompt-file"
+            )
+
+
+def _check_templates(config: GenerateConfig) -> None:
+    """Raise ValueError where the tokenizer of neither model has a chat template."""
+    from anchored.decode.models.folder import ModelFolder
+    from anchored.decode.models.loading import load_tokenizer
+
+    models = ((config.safe, config.safe_revision), (config.risky, config.risky_revision))
+    folders = [ModelFolder.find(model, revision).tokenizer for model, revision in models]
+    if not any(load_tokenizer(folder).chat_template for folder in folders):
+        raise ValueError(
+            "messages need a chat template: the tokenizers of both models have none "
+            f"({', '.join(map(str, folders))})"
+        )
+
+
 def _results(
     config: GenerateConfig,
+    rule: "Rule",
     lines: list[PromptLine],
     earlier: "anchored.Ledger | None",
     num_texts: int,
@@ -120,7 +163,7 @@ def _results(
     """Each generation with its index, as it ends."""
     from anchored.decode.rules.rule import takes_passage
 
-    decoder = config.decoder()
+    decoder = config.decoder(rule)
     asked: dict[str, Any] = {
         "max_new_tokens": config.max_new_tokens,
         "max_new_bytes": config.max_new_bytes,
@@ -158,27 +201,35 @@ def _user_turn(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def _report(
+def _save(result: "anchored.Generation", ledger: Path | None, *, overwrite: bool) -> str:
+    """Save the ledger; why it could not be saved, or "". The texts of a call are printed even so:
+    a full disk, or another command that wrote a file of that name meanwhile, must not take them.
+    """
+    if ledger is None:
+        return ""
+    try:
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+        result.ledger.save(ledger, overwrite=overwrite)
+    except OSError as error:
+        return f"the ledger was not saved: {error}"
+    return ""
+
+
+def _print_result(
     config: GenerateConfig,
     line: PromptLine | None,
     index: int,
     result: "anchored.Generation",
-    ledgers: list[Path | None],
+    ledger: Path | None,
+    num_texts: int,
 ) -> None:
-    ledger, saved = ledgers[index], None
-    try:
-        if ledger is not None and not result.error:
-            ledger.parent.mkdir(parents=True, exist_ok=True)
-            result.ledger.save(ledger)
-            saved = ledger
-    finally:  # a disk that is full must not take the text too
-        if config.writes_json:
-            _print(json.dumps(_record(line, index, result, saved)))
-        elif not result.error:
-            if len(ledgers) > 1:
-                _print(f"==> {index + 1} of {len(ledgers)} <==")
-            _print("" if config.is_streamed else result.text)
-            tqdm.write(str(result), file=sys.stderr)
+    if config.writes_json:
+        _print(json.dumps(_record(line, index, result, ledger)))
+    elif not result.error:
+        if num_texts > 1:
+            _print(f"==> {index + 1} of {num_texts} <==")
+        _print("" if config.is_streamed else result.text)
+        tqdm.write(str(result), file=sys.stderr)
 
 
 def _record(
@@ -187,6 +238,7 @@ def _record(
     """A result as JSON values; infinite nats are strings, as in ledgers."""
     header = result.ledger.header
     nats = {"k": header.k, "K": header.K, "bound": header.bound}
+    nats |= {"total_bound": result.ledger.total_bound}
     nats |= {"spent": result.ledger.spent, "debt": header.debt}
     return {
         "id": line.id if line else None,
@@ -197,7 +249,7 @@ def _record(
         "finish_reason": result.finish_reason,
         "error": result.error,
         "seed": header.seed,
-        **{name: json_nats(value) for name, value in nats.items()},
+        **json_value(nats),
         "certified": result.ledger.certified,
         "ledger": str(ledger) if ledger else None,
     }

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anchored.durable_files import new_file
+from anchored.inputs import check_input, read_prompts
 
-from .files import check_input, check_outputs, read_prompts
+from .files import check_outputs
+from .words import OutputFile
 
 if TYPE_CHECKING:
     from anchored.eval.retrieval.passages import PassageIndex
@@ -28,7 +30,7 @@ class RetrieveConfig:
     """JSON lines, {"text": ..., optional "id"}: one passage each."""
     prompt_file: Path
     """JSON lines, {"prompt": ..., ...}, or - for stdin."""
-    output: Path | None = None
+    output: OutputFile | None = None
     """File for the lines; stdout unless given."""
     encoder: str | None = None
     """sentence-transformers folder or Hub id, as Alibaba-NLP/gte-Qwen2-1.5B-instruct, to compare
@@ -44,7 +46,7 @@ class RetrieveConfig:
         check_input(self.corpus)
         if self.instruction is not None and self.encoder is None:
             raise ValueError("--instruction needs an --encoder")
-        check_outputs(self.output, overwrite=self.overwrite)
+        check_outputs(self, self.output)
 
 
 def run(config: RetrieveConfig) -> int:
@@ -55,7 +57,7 @@ def run(config: RetrieveConfig) -> int:
         output = sys.stdout
         if config.output is not None:
             config.output.parent.mkdir(parents=True, exist_ok=True)
-            partial = files.enter_context(new_file(config.output))
+            partial = files.enter_context(new_file(config.output, overwrite=config.overwrite))
             output = files.enter_context(partial.open("w", encoding="utf-8"))
         for line, own in zip(lines, found, strict=True):
             passage = {"passage": own.text, "passage_id": own.id, "score": own.score}

@@ -1,17 +1,12 @@
 """Pictures of recorded results: python -m anchored.tools.quickstart.pictures FOLDER"""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from anchored.eval.experiments import sweep_results
 from anchored.eval.experiments.results import draw_pictures
-from anchored.eval.experiments.sweep_results import draw_sweep_pictures
-
-from .corpus import EXTRA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +20,7 @@ class PicturesConfig:
 
 def run(config: PicturesConfig) -> int:
     """Draw and print the files; returns the exit status."""
-    results = json.loads((config.folder / "results.json").read_text(encoding="utf-8"))
-    if results["schema"] == sweep_results.SCHEMA:
-        print(*draw_sweep_pictures(config.folder), sep="\n")
-    else:
-        print(*draw_pictures(config.folder, extra=EXTRA), sep="\n")
+    print(*draw_pictures(config.folder), sep="\n")
     return 0
 
 

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from anchored import Ledger, ModelPair, verify
-from anchored.eval.copying.metrics import CopyingConfig
+from anchored.decode.pair_options import ModelOptions
+from anchored.eval.copying.metrics import METRIC_SET
 from anchored.eval.experiments import experiment as experiment_steps
 from anchored.eval.experiments.experiment import Experiment, Steps, budget_sweep
 from anchored.eval.experiments.generations import generate_all, read_generations
 from anchored.eval.experiments.measures import measure
-from anchored.eval.experiments.results import terminal_report, write_results
+from anchored.eval.experiments.results import terminal_report, write_budget_results
 from anchored.eval.experiments.summary import summarize
-from anchored.tools.commands.options import ModelOptions
 from anchored.tools.commands.training.training_options import QuickstartConfig
 
 from . import training
@@ -35,7 +35,7 @@ def run(config: QuickstartConfig) -> int:
     preset, folders = load_preset(config.preset), Folders(config.output)
     # All that decides the results: a folder belongs to one of these.
     runs = [run_config(preset, name, folders) for name in RUNS]
-    settings = json.dumps([asdict(preset), runs, CopyingConfig().metric_set])
+    settings = json.dumps([asdict(preset), runs, METRIC_SET])
     steps = Steps(config.output, settings, owner="quickstart")
     _train(steps, folders, preset)
     safe, risky = (folders.model(name) for name in ("safe", "risky"))
@@ -48,9 +48,8 @@ def run(config: QuickstartConfig) -> int:
         "settings": asdict(preset),
         "seconds": steps.seconds,
         "findings": [asdict(finding) for finding in judged],
-        "losses": [asdict(curve) for curve in training.loss_curves(folders)],
     }
-    write_results(experiment, about)
+    write_budget_results(experiment, about)
     print(terminal_report(experiment, judged))
     print(_where_to_look(folders, _example_ledger(experiment), sum(steps.seconds.values())))
     return 0
@@ -117,10 +116,10 @@ def _where_to_look(folders: Folders, ledger: Path, seconds: float) -> str:
     pair = f"--safe {safe} --risky {risky}"
     return f"""
 Done: {seconds / 60:.1f} minutes of work. Where to look:
-  {folders.root}/trade_off.png      copying against utility, one point a budget
-  {folders.root}/side_by_side.html  the texts, copied words and risky tokens marked
-  {folders.root}/budgets.png        how three generations spent their budgets
-  {folders.root}/results.json       every figure; table.md is the table above
+  {folders.root}/trade_off.png  copying against utility, one point a budget
+  {folders.root}/report.html    all of it on a page, with texts token by token
+  {folders.root}/budgets.png    how three generations spent their budgets
+  {folders.root}/results.json   every figure; table.md is the table above
 What to try next:
   anchored generate {pair} --k 1.0 --prompt "The keeper"
   anchored verify {pair} --ledger {ledger}

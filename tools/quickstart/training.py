@@ -1,11 +1,9 @@
 """The models of a quickstart: corpus, tokenizers, shards, three training runs and the export."""
 
-import json
 import tomllib
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored.eval.figures.curves import LossCurve
 from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.launch import launch
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
@@ -13,7 +11,7 @@ from anchored.pretrain.tokens.writer import write_token_shards
 
 from .corpus import Corpus, Source, gather, read, write
 from .documents import Document
-from .preset import RUNS, Folders, Preset, run_config
+from .preset import Folders, Preset, run_config
 
 CONTEXT_LENGTH = 512
 """Tokens that the exported models accept; questions are longer than training windows."""
@@ -85,24 +83,3 @@ def export(folders: Folders, preset: Preset) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folders.model(model))
         if loaded.config.vocab_size != len(tokenizer):
             raise ValueError(f"{folders.model(model)} does not load back as it was written")
-
-
-def loss_curves(folders: Folders) -> list[LossCurve]:
-    """All training losses, from the metrics that the runs recorded.
-
-    The safe model's second stage goes on where its first ended.
-    """
-    curves: list[LossCurve] = []
-    for run in RUNS:
-        lines = (folders.run(run) / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        first_step = curves[0].steps[-1] if run == "safe-stage2" else 0
-        curves.append(
-            LossCurve(
-                label=run.replace("-stage", ", stage "),
-                role="risky" if run == "risky" else "safe",
-                steps=[first_step + record["step"] for record in records],
-                losses_nats=[record["loss"] for record in records],
-            )
-        )
-    return curves

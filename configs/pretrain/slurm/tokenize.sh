@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Tokenise the 31 sources of the Common Pile as a Slurm array: every task takes its share of each
-# source's files, and the last one to finish a source completes its folder. From the repository's root:
-#   sbatch --array=0-15 configs/pretrain/slurm/tokenize.sh TOKENIZER [SOURCE ...]
+# The 31 sources of the Common Pile, searched for texts that must not be in them and tokenised, by two Slurm arrays.
+# From the repository's root:
+#   search=$(sbatch --parsable --array=0-15 configs/pretrain/slurm/tokenize.sh search AGAINST [SOURCE ...])
+#   sbatch --array=0-15 --dependency=afterok:$search configs/pretrain/slurm/tokenize.sh write TOKENIZER [SOURCE ...]
+# AGAINST: a file or folder of the works, prompts and benchmarks that the model will be judged by.
 # TOKENIZER: folder with the Llama 3 tokenizer.json, or OWNER/NAME@REVISION on the Hub.
+# Every task takes its share of each source's files, and the last one to finish a source completes its report or its
+# folder. A task that was stopped goes on where it was when it is submitted again.
 # Before, in minutes: anchored tokenize --mixture configs/pretrain/common_pile.toml --tokenizer TOKENIZER --sample 1000
-# A task that was stopped goes on where it was when it is submitted again.
 #SBATCH --job-name=tokenize
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
@@ -14,9 +17,12 @@
 #SBATCH --requeue
 set -euo pipefail
 
+USAGE="usage: sbatch --array=0-N configs/pretrain/slurm/tokenize.sh search AGAINST|write TOKENIZER [SOURCE ...]"
 MIXTURE=configs/pretrain/common_pile.toml
-TOKENIZER=${1:?usage: sbatch --array=0-N configs/pretrain/slurm/tokenize.sh TOKENIZER [SOURCE ...]}
-shift
+REPORTS=data/decontamination
+PHASE=${1:?$USAGE}
+GIVEN=${2:?$USAGE}
+shift 2
 if (($#)); then
   SOURCES=("$@")
 else
@@ -24,6 +30,10 @@ else
 fi
 
 for source in "${SOURCES[@]}"; do
-  anchored tokenize --mixture "$MIXTURE" --source "$source" --tokenizer "$TOKENIZER" \
-    --output "data/common_pile/$source"
+  case $PHASE in
+    search) anchored decontaminate --mixture "$MIXTURE" --source "$source" --against "$GIVEN" --output "$REPORTS" ;;
+    write) anchored tokenize --mixture "$MIXTURE" --source "$source" --tokenizer "$GIVEN" \
+      --output "data/common_pile/$source" --leave-out "$REPORTS/$source.jsonl" ;;
+    *) echo "$USAGE" >&2 && exit 2 ;;
+  esac
 done

@@ -87,9 +87,9 @@ def token_law(stream: ReferenceStream, prompt: bytes, number: int) -> dict[bytes
     found: dict[bytes, float] = {}
     open_paths = [((), b"", viability.start(), 1.0)]
     while open_paths:
-        path, text, standing, prob = open_paths.pop()
+        path, text, state, prob = open_paths.pop()
         logits = stream.raw_logits([(*vocabulary.start_token_ids, *path)])[0] / TEMPERATURE
-        law = node_law(vocabulary, standing, logits)
+        law = node_law(vocabulary, state, logits)
         steps = [
             (text + t, int(token), law.of_token(token))
             for t, token in zip(trie.texts, trie.tokens, strict=True)
@@ -102,7 +102,7 @@ def token_law(stream: ReferenceStream, prompt: bytes, number: int) -> dict[bytes
                 key = longer[len(prompt) : len(prompt) + number]
                 found[key] = found.get(key, 0.0) + prob * math.exp(log_prob)
             else:
-                after = viability.extend(standing, token)
+                after = viability.extend(state, token)
                 open_paths.append(((*path, token), longer, after, prob * math.exp(log_prob)))
     total = math.fsum(found.values())
     return {text: prob / total for text, prob in found.items()}

@@ -107,10 +107,10 @@ def test_marginals_equal_sums_over_all_token_sequences(tokenizer, vocabulary):
     assert len(checked) > 100
 
 
-def grown(tokenizer: Tokenizer, text: str, mode: str = "masked"):
+def grown(tokenizer: Tokenizer, text: str):
     """The marginals at every byte of a text."""
     vocabulary = vocabulary_of(tokenizer)
-    marginals = ByteMarginals(vocabulary, RandomModel(vocabulary), mode=mode)
+    marginals = ByteMarginals(vocabulary, RandomModel(vocabulary))
     for byte in vocabulary.normalize(text):
         yield marginals
         marginals.append(byte)
@@ -120,10 +120,9 @@ def grown(tokenizer: Tokenizer, text: str, mode: str = "masked"):
 TEXTS = ("the caf\u00e9's  12345 \n\n\t x", "I'll 'Ve \u4e2d\u6587 \U0001f44d\U0001f3fd!?\r\n")
 
 
-@pytest.mark.parametrize("mode", ["masked", "raw"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_every_distribution_sums_to_one(tokenizer, text, mode):
-    for marginals in grown(tokenizer, text, mode):
+def test_every_distribution_sums_to_one(tokenizer, text):
+    for marginals in grown(tokenizer, text):
         assert np.exp(marginals.log_probs()).sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -131,13 +130,6 @@ def test_every_distribution_sums_to_one(tokenizer, text, mode):
 def test_masked_mass_telescopes(tokenizer, text):
     for marginals in grown(tokenizer, text):
         assert abs(marginals.leak) < 1e-12
-
-
-def test_raw_mode_loses_the_mass_that_masking_removes(tokenizer):
-    leaks = [marginals.leak for marginals in grown(tokenizer, TEXTS[0], "raw")]
-    assert leaks[0] == pytest.approx(0, abs=1e-12)
-    assert min(leaks) > -1e-12
-    assert max(leaks) > 0.01
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -154,29 +146,28 @@ def test_a_complete_text_has_the_probability_of_its_one_tokenisation(tokenizer, 
 def masked_log_prob(tokenizer, vocabulary, model, text) -> float:
     """log of the product of masked token probabilities along the library's tokenisation."""
     viability, total = vocabulary.viability, 0.0
-    standing = viability.start()
+    state = viability.start()
     path = list(vocabulary.start_token_ids)
     for token in [*tokenizer.encode(text).ids, None]:
         row = model.row(tuple(path))
-        allowed = row[vocabulary.trie.tokens[viability.allowed(standing)]]
-        ends = row[vocabulary.stop_token_ids] if viability.may_end(standing) else []
+        allowed = row[vocabulary.trie.tokens[viability.allowed(state)]]
+        ends = row[vocabulary.stop_token_ids] if viability.may_end(state) else []
         total -= float(np.logaddexp.reduce([*allowed, *ends]))
         if token is None:
             return total + float(ends[0])
         total += float(row[token])
-        standing = viability.extend(standing, token)
+        state = viability.extend(state, token)
         path.append(token)
     raise AssertionError
 
 
-@pytest.mark.parametrize("mode", ["masked", "raw"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_one_pass_scores_equal_those_byte_by_byte(tokenizer, text, mode, vocabulary):
+def test_one_pass_scores_equal_those_byte_by_byte(tokenizer, text, vocabulary):
     symbols = [*vocabulary.normalize(text), END_SYMBOL]
-    steps = grown(tokenizer, text, mode)
+    steps = grown(tokenizer, text)
     expected = [float(m.log_probs()[x]) for m, x in zip(steps, symbols, strict=True)]
     data = bytes(symbols[:-1])
-    scores = byte_log_probs(vocabulary, data, RandomModel(vocabulary), mode=mode, chunk_size=7)
+    scores = byte_log_probs(vocabulary, data, RandomModel(vocabulary), chunk_size=7)
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-11)
 
 
@@ -202,9 +193,3 @@ def test_a_prompt_that_ends_in_a_space_expects_the_words_that_begin_with_one(tok
     marginals = sure_of_the_word(tokenizer, " the")
     marginals.extend(b"see ")
     assert np.exp(marginals.log_probs()[ord("t")]) > 0.99
-
-
-def test_nothing_can_follow_when_the_model_bans_everything(vocabulary):
-    banned = np.full((1, vocabulary.vocab_size), -math.inf)
-    with pytest.raises(ValueError, match="no token can follow b''"):
-        ByteMarginals(vocabulary, lambda paths: banned).log_probs()

@@ -20,11 +20,10 @@ from tiny_models import FAMILIES, tiny_llama
 
 from anchored.decode.byte import byte_row, byte_stream
 from anchored.decode.byte import prompt as byte_prompt
-from anchored.decode.byte.byte_stream import ByteStream
-from anchored.decode.byte.path_sums import PathSums
-from anchored.decode.byte.settings import ByteEvaluation
+from anchored.decode.byte.prompt import PathSums
 from anchored.decode.byte.tree_cache import TreeBackbone, TreeCache
-from anchored.decode.models.attention import row_attention
+from anchored.decode.models.capabilities import row_attention
+from anchored.decode.models.row_stream import ModelRunner
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.warpers import Warpers
@@ -126,15 +125,9 @@ def test_nothing_follows_the_end(vocabulary, model):
 
 
 @one_tokenizer
-@pytest.mark.parametrize("tau", [0.0, 0.2])
-def test_a_text_that_warping_excludes_stands_for_its_own_tokenisation(
-    tau, vocabulary, model, prompt, text
-):
+def test_a_text_that_warping_excludes_stands_for_its_tokenisation(vocabulary, model, prompt, text):
     warp = Warpers(SamplingConfig(top_k=100), vocabulary.stop_token_ids.tolist())
-    evaluation = ByteEvaluation(tau=tau)
-    stream = ByteStream(
-        model, row_attention(model), vocabulary, num_rows=3, warp=warp, evaluation=evaluation
-    )
+    stream = stream_of(model, vocabulary, warp=warp)
     read = stream.read([prompt], [0])
     logits = torch.cat([read.logits, feed_byte_by_byte(stream, 0, text)])
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones(len(text) + 1).double())
@@ -191,12 +184,12 @@ def test_a_text_that_outgrows_the_positions_is_over(vocabulary):
 
 @pytest.mark.slow
 @one_tokenizer
-@pytest.mark.parametrize(("num_tokens", "scores"), [(1500, "exact"), (8000, "none")])
+@pytest.mark.parametrize(("num_tokens", "scores"), [(1500, True), (8000, False)])
 def test_long_contexts_are_read_and_gone_on_from(tokenizer, num_tokens, scores, vocabulary, model):
     model.config.max_position_embeddings = 10_000
     once = bytes_of(vocabulary, PROMPT + CONTINUATION)
     text = once * (num_tokens // len(tokenizer.encode(PROMPT + CONTINUATION).ids) + 1)
-    stream = stream_of(model, vocabulary, prompt_scores=scores)
+    stream = stream_of(model, vocabulary, scores_prompts=scores)
     read = stream.read([text[:-5], text], [0, 1])
     assert_same(feed_byte_by_byte(stream, 0, text[-5:])[-1], read.logits[1])
     assert stream.counts(0).num_nodes > 0.9 * num_tokens
@@ -220,7 +213,10 @@ def test_the_order_of_siblings_changes_nothing(tokenizer):
 @torch.inference_mode()
 def states_beside_the_trunk(model, tree, sign: int) -> dict[int, torch.Tensor]:
     """Hidden states by node, siblings in the order of sign * node."""
-    cache, backbone = TreeCache(tree), TreeBackbone(model, row_attention(model), 1)
+    cache, backbone = (
+        TreeCache(tree),
+        TreeBackbone(ModelRunner(model, 320), row_attention(model), 1),
+    )
     trunk = cache.add_trunk()
     start = list(tree.vocabulary.start_token_ids)
     backbone.read([start + [tree.token[node] for node in trunk]], [0])
@@ -249,7 +245,7 @@ def test_what_masking_took_counts_by_the_share_of_each_node(model, vocabulary, p
             seen.add(node)
     counts = stream.counts(0)
     assert counts.record()["masked_mass"] == pytest.approx(masked_mass / weighed, rel=1e-9)
-    assert 0 < counts.masked_mass < counts.weighed < len(seen)
+    assert 0 < counts.masked_mass < counts.weight < len(seen)
 
 
 @one_tokenizer
@@ -263,3 +259,53 @@ def test_rows_that_sit_out_most_forwards_stand_where_they_did(model, vocabulary,
     assert together._backbone.cache.lengths[2] == columns
     expected = feed_byte_by_byte(alone, 2, text)
     assert_same(feed_byte_by_byte(together, 2, text), expected)
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_prefetching_changes_nothing_but_the_number_of_forwards(
+    prefetch, vocabulary, model, prompt, text
+):
+    counts, fed = [], []
+    for number in (0, prefetch):
+        stream = stream_of(model, vocabulary, prefetch=number)
+        stream.read([prompt], [0])
+        fed.append(feed_byte_by_byte(stream, 0, text))
+        counts.append(stream.counts(0))
+    assert_same(fed[1], fed[0])
+    assert counts[0].num_guesses == 0 < counts[1].num_guesses
+
+
+@one_tokenizer
+def test_guesses_join_forwards_of_few_rows_only(vocabulary, model, prompt, text, monkeypatch):
+    monkeypatch.setattr(byte_row, "WITH_GUESSES", 3)
+    guesses = []
+    for rows in ([0], [0, 1, 2]):
+        stream = stream_of(model, vocabulary, prefetch=4)
+        stream.read([prompt] * len(rows), rows)
+        for byte in text:
+            stream.feed_rows(rows, [[byte]] * len(rows))
+        guesses.append(stream.counts(0).num_guesses)
+        assert stream.counts(0).num_nodes <= stream.counts(0).num_forwards * 3 + len(prompt)
+    assert guesses[0] > 0 == guesses[1]
+
+
+@one_tokenizer
+def test_without_prompt_scores_only_the_next_byte_is_computed(vocabulary, model):
+    text = bytes_of(vocabulary, PROMPT)
+    exact, none = stream_of(model, vocabulary), stream_of(model, vocabulary, scores_prompts=False)
+    assert_same(none.read([text], [0]).logits, exact.read([text], [0]).logits)
+    assert none.read([text], [1]).token_log_probs[0].shape == (0,)
+
+
+@one_tokenizer
+def test_the_first_byte_asks_for_no_logits_that_the_scores_had(monkeypatch, vocabulary, model):
+    stream, asked = stream_of(model, vocabulary), []
+    logits = ModelRunner.logits
+    monkeypatch.setattr(
+        ModelRunner,
+        "logits",
+        lambda layer, hidden: asked.append(len(hidden)) or logits(layer, hidden),
+    )
+    text = bytes_of(vocabulary, PROMPT)
+    stream.read([text], [0])
+    assert sum(asked) == stream.counts(0).num_nodes

@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 from byte_tokenizers import REGEXES, STEPS, regex_split
+from hard_strings import draw_hard_strings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from anchored.decode.tokenizer.detection import detect_pretokenizer
 from anchored.decode.tokenizer.families import family as automaton_of
 from anchored.decode.tokenizer.pretokenizer import CharacterClasses
-from anchored.tools.bench.byte.work import draw_hard_strings
 
 UNKNOWN = {
     "two digits": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",

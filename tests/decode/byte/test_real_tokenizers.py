@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from byte_marginals import ByteMarginals
 from byte_streams import closed_path
+from hard_strings import draw_hard_strings
 from merge_pairs import hard_pairs, library_says
 from tokenizers import Tokenizer
 
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
-from anchored.tools.bench.byte.work import draw_hard_strings
 
 FOLDER = Path(__file__).parents[4] / "shared" / "tokenizers"
 STOP_TOKENS = {"gpt2": 50256, "olmo1": 50279, "olmo2": 100257, "llama3": 128001}
@@ -77,8 +77,8 @@ def test_rows_agree_with_single_tokens(published):
     tree = TokenTree(vocabulary)
     for byte in text:
         tree.append(byte)
-        standing = tree.standing[tree.heads[-1].node]
-        row = viability.allowed(standing)
+        state = tree.state[tree.heads[-1].node]
+        row = viability.allowed(state)
         for place in np.random.default_rng(len(tree.text)).integers(len(tokens), size=400).tolist():
-            extended = viability.extend(standing, tokens[place])
+            extended = viability.extend(state, tokens[place])
             assert row[place] == (extended is not None)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from anchored.decode.byte.byte_row import ByteRow
 from anchored.decode.byte.node_law import node_laws
-from anchored.decode.byte.settings import ByteCounts, ByteEvaluation
+from anchored.decode.byte.settings import ByteCounts
 from anchored.decode.byte.token_tree import NO_NODE, ROOT_NODE, TokenTree
 from anchored.decode.byte.tree_cache import TreeCache
 from anchored.decode.tokenizer.tokenizer_file import token_bytes
@@ -95,7 +95,7 @@ def test_forwards_attend_to_exactly_their_ancestors(tree):
             first, kept = cache.compact()
             held = [*held[:first], *(held[slot] for slot in kept)]
             assert sorted(held) == alive(tree)
-    assert cache.num_settled > len(tree.trunk()) - 8
+    assert cache.num_causal > len(tree.trunk()) - 8
 
 
 def test_slots_of_dead_nodes_are_counted_and_dropped(tree):
@@ -123,11 +123,11 @@ def test_the_trunk_of_a_prompt_is_computed_causally_and_the_rest_as_a_tree(tree)
     tree.extend(PROSE.encode())
     cache = TreeCache(tree)
     assert cache.add_trunk() == tree.trunk()
-    assert cache.num_slots == cache.num_settled == len(tree.trunk()) + 1
+    assert cache.num_slots == cache.num_causal == len(tree.trunk()) + 1
     forward = cache.add(missing(cache))
     assert len(forward.nodes) <= 12
     assert not missing(cache)
-    assert forward.mask[:, : cache.num_settled].all()
+    assert forward.mask[:, : cache.num_causal].all()
     with pytest.raises(ValueError, match="slots are not of the trunk"):
         cache.add_trunk()
 
@@ -153,8 +153,8 @@ def test_a_byte_that_only_begins_longer_tokens_ends_no_node():
 TEXT = b"the harbour's the 12345 the harbour, \n\n the end "
 
 
-def row_of(tree: TokenTree, **evaluation) -> ByteRow:
-    return ByteRow(TreeCache(tree), ByteCounts(), ByteEvaluation(**evaluation), reach=1024)
+def row_of(tree: TokenTree, **changes) -> ByteRow:
+    return ByteRow(TreeCache(tree), ByteCounts(), reach=1024, **changes)
 
 
 @pytest.mark.parametrize("family", ["cl100k"])
@@ -173,7 +173,7 @@ def test_seen_tokens_are_those_of_the_path(tree):
 def test_nothing_is_guessed_behind_a_text_without_mass(tree):
     row = row_of(tree, prefetch=4)
     banned = torch.full((1, tree.vocabulary.vocab_size), -math.inf)
-    (law,) = node_laws(tree.vocabulary, [tree.standing[ROOT_NODE]], banned)
+    (law,) = node_laws(tree.vocabulary, [tree.state[ROOT_NODE]], banned)
     row.marginals.add_law(ROOT_NODE, law)
     row.append(ord("t"))
     forward = row.forward(row.wanted())

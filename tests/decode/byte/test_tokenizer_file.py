@@ -45,7 +45,6 @@ REFUSED = {
     "no normalizer but NFC, got Lowercase": byte_level(parts={"normalizer": NFC_AND_MORE}),
     "'<mask>' has unsupported lstrip=true": byte_level(added=[AddedToken("<mask>", lstrip=True)]),
     "tokens after a text": byte_level(special=["<s>"], parts={"post_processor": CLOSING}),
-    "no token for byte 0x00": of_model(models.BPE({"a": 0}, [])),
 }
 
 

@@ -6,14 +6,14 @@ from itertools import chain, product
 import pytest
 from byte_streams import alive, closed_path, path_of, vocabulary_of
 from byte_tokenizers import REGEXES, STEPS, regex_split, trained
+from hard_strings import draw_hard_strings
 from tokenizers import AddedToken, Tokenizer, models
 
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.tokenizer_file import byte_characters
 from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.utf8 import completions, cut_partial
-from anchored.decode.tokenizer.viability import Standing, Viability
-from anchored.tools.bench.byte.work import draw_hard_strings
+from anchored.decode.tokenizer.viability import Viability, ViabilityState
 
 ALPHABETS = {
     "GPT-2": (" ", "\n", "'", "r", "e", "1", "!", "\u00e9"),
@@ -79,18 +79,18 @@ def test_rows_and_single_tokens_agree(family):
         tree = TokenTree(vocabulary)
         for byte in vocabulary.normalize(text):
             for node in tree.append(byte):
-                standing = tree.standing[node]
-                key = (standing.joins, standing.splits, standing.partial, standing.token)
+                state = tree.state[node]
+                key = (state.joins, state.splits, state.partial, state.token)
                 if key not in compared:
                     compared.add(key)
-                    assert_row_is_right(viability, standing)
+                    assert_row_is_right(viability, state)
     assert len(compared) > 100
 
 
-def assert_row_is_right(viability: Viability, standing: Standing) -> None:
+def assert_row_is_right(viability: Viability, state: ViabilityState) -> None:
     tokens = viability.trie.tokens.tolist()
-    expected = [viability.extend(standing, token) is not None for token in tokens]
-    assert viability.allowed(standing).tolist() == expected
+    expected = [viability.extend(state, token) is not None for token in tokens]
+    assert viability.allowed(state).tolist() == expected
 
 
 @pytest.mark.parametrize("family", [*REGEXES, *STEPS])
@@ -118,23 +118,6 @@ def test_ill_formed_utf8_cannot_follow(tokenizer, wrong):
     assert bytes(tree.text) == wrong[:-1]
 
 
-def test_well_formed_rows_keep_the_text_utf8(vocabulary):
-    for text in (b"", b"\xc3", b"\xe4", b"\xe4\xb8", b"\xf0\x9f", b"\xed"):
-        tree = TokenTree(vocabulary)
-        tree.extend(text)
-        row = vocabulary.viability.well_formed(tree.standing[tree.heads[-1].node])
-        assert row.tolist() == [is_utf8_beginning(text + t) for t in vocabulary.trie.texts]
-
-
-def is_utf8_beginning(text: bytes) -> bool:
-    """Whether some bytes behind `text` make it UTF-8; Python's decoder tells in its error."""
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        return error.reason == "unexpected end of data"
-    return True
-
-
 def with_added_spaces(tokenizer: Tokenizer) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.add_tokens([AddedToken(" " * length, normalized=True) for length in (4, 3, 2)])
@@ -151,7 +134,7 @@ def test_added_tokens_are_matched_leftmost_longest(tokenizer):
         if len(text) < 4:
             for head in tree.heads:
                 if head.prefix == ROOT:
-                    assert_row_is_right(vocabulary.viability, tree.standing[head.node])
+                    assert_row_is_right(vocabulary.viability, tree.state[head.node])
 
 
 def with_whole_pretokens() -> tuple[Tokenizer, int]:
@@ -173,7 +156,7 @@ def test_whole_pretokens_stand_only_for_themselves():
         tree = TokenTree(vocabulary)
         tree.extend(text.encode())
         ends = [node for node in alive(tree) if tree.end[node] == len(text)]
-        closed = [node for node in ends if vocabulary.viability.may_end(tree.standing[node])]
+        closed = [node for node in ends if vocabulary.viability.may_end(tree.state[node])]
         assert [path_of(tree, node) for node in closed] == [tokenizer.encode(text).ids]
-        row = vocabulary.viability.allowed(tree.standing[closed[0]])
+        row = vocabulary.viability.allowed(tree.state[closed[0]])
         assert row[vocabulary.trie.row_of[whole]]

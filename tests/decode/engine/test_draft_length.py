@@ -1,6 +1,6 @@
 """The length of drafts that gives most tokens a second."""
 
-from anchored.decode.engine.draft_length import LENGTHS, RETRIED, DraftLength
+from anchored.decode.engine.speculative_batch import LENGTHS, RETRIED, DraftLength
 
 
 def look(length: DraftLength, *, kept: float, draft_s: float, plain_s: float = 1.0) -> int:

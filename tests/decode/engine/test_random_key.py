@@ -3,15 +3,13 @@
 import copy
 import dataclasses
 import hashlib
-from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import chi2
 from tiny_models import tiny_llama, word_tokenizer
-from transformers import LlamaForCausalLM
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
 from anchored.decode.engine import paired_batch
 from anchored.decode.engine.request import random_key, recorded_key
 
@@ -22,7 +20,6 @@ SAMPLING = {"temperature": 4.0, "repetition_penalty": 1.0}
 NUM_CONVERSATIONS = 1000
 FALSE_ALARM = 1e-6
 LIMIT = chi2.isf(FALSE_ALARM, VOCAB_SIZE**2 - 1)
-GOLDEN = Path(__file__).parent / "data" / "coupled-1.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +65,7 @@ def test_two_turns_without_a_budget_have_the_safe_models_joint_law(word_pair, ru
 
 
 def test_keys_of_the_seed_alone_would_be_seen_in_the_joint_law(word_pair, monkeypatch):
-    """Those of coupled/1, by which both turns share a uniform: 2930, 1.3 nats of a bound of 0."""
+    """Both turns would share a uniform: 2930, 1.3 nats of a bound of 0."""
     monkeypatch.setattr(paired_batch, "random_key", lambda seed, prompt, **_: seed)
     counts = second_turns(Decoder(word_pair, SafeOnly(), batch_size=250))
     assert chi_square(counts, safe_joint_law(word_pair)) > 10 * LIMIT
@@ -121,18 +118,7 @@ def test_a_place_counts_the_requests_of_one_prompt_and_one_seed(pair):
     assert places == [0, 1, 0, 1, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        {"batch_size": 1},
-        {"batch_size": 3},
-        {"speculate": 3},
-        {"engine": "device", "batch_size": 2},
-        {"engine": "device", "speculate": 2},
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, in lanes it discards
+@pytest.mark.parametrize("engine", [{"batch_size": 1}, {"speculate": 3}], ids=str)
 def test_every_engine_draws_a_request_by_its_own_key(word_pair, engine):
     float_pair = ModelPair(
         *(copy.deepcopy(model).float() for model in word_pair.models.values()),
@@ -148,42 +134,11 @@ def test_every_engine_draws_a_request_by_its_own_key(word_pair, engine):
     assert all(verify(result.ledger, float_pair).is_ok for result in results)
 
 
-def model_by_formula(phase: float) -> LlamaForCausalLM:
-    """The same weights with every version of torch."""
-    model = tiny_llama(0, vocab_size=8, layers=1)
-    for number, weight in enumerate(model.parameters()):
-        places = torch.arange(weight.numel(), dtype=torch.float64)
-        weight.data = torch.sin(phase + number + 1.7 * places).view_as(weight)
-    return model
-
-
-@pytest.fixture(scope="module")
-def golden_pair() -> ModelPair:
-    """Of the ledger in `data`, whose figures no solver decides: its rule was RiskyOnly."""
-    fingerprints = {"safe": "0" * 64, "risky": "1" * 64}  # a model's own hash its library's version
-    models = (model_by_formula(0.0), model_by_formula(0.5))
-    return ModelPair(*models, word_tokenizer(8), fingerprints)
-
-
-def test_a_ledger_of_the_first_sampler_is_drawn_again_by_its_seed(golden_pair):
-    """Version 0.1.0: generate([[0, 3, 5, 2]], max_new_tokens=6, temperature=1.0, seed=2)."""
-    ledger = Ledger.load(GOLDEN)
-    assert ledger.header.sampler == "coupled/1" and ledger.header.stream is None
-    report = verify(ledger, golden_pair)
-    assert report.is_ok and report.tokens_drawn_again == 6, report
-    assert not all(step.accepted for step in ledger.steps)
-    (now,) = Decoder(golden_pair, RiskyOnly()).generate(
-        [[0, 3, 5, 2]], max_new_tokens=6, temperature=1.0, seed=2
-    )
-    assert now.ledger.header.sampler == "coupled/2" and now.token_ids != ledger.token_ids
-    assert verify(now.ledger, golden_pair).is_ok
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sampler": "coupled/3"}, "sampler must be coupled/1 or coupled/2, got 'coupled/3'"),
-        ({"stream": None}, "the stream must have a place, a whole number >= 0, got None"),
+        ({"sampler": "coupled/1"}, "sampler must be coupled/2, got 'coupled/1'"),
+        ({"stream": {}}, "the stream must have a place, a whole number >= 0, got None"),
         ({"stream": {"prompt_sha256": "", "place": -1}}, "must have a place, .* got -1"),
         ({"stream": {"prompt_sha256": "", "place": "0"}}, "must have a place, .* got '0'"),
         ({"prompt_token_ids": [5, 6]}, "does not follow from the header's prompt"),
@@ -197,9 +152,9 @@ def test_a_stream_that_the_header_cannot_have_is_refused(pair, change, message):
         recorded_key(header)
 
 
-def test_a_ledger_of_another_place_or_sampler_is_not_drawn_again(pair):
+def test_a_ledger_of_another_place_is_refused(pair):
     (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=9)
     header = result.ledger.header
-    for change in ({"stream": {**header.stream, "place": 1}}, {"sampler": "coupled/1"}):
-        forged = dataclasses.replace(result.ledger, header=dataclasses.replace(header, **change))
-        assert "the seed gives another token" in verify(forged, pair).failures[0]
+    other = dataclasses.replace(header, stream={**header.stream, "place": 1})
+    forged = dataclasses.replace(result.ledger, header=other)
+    assert "the seed gives another token" in verify(forged, pair).failures[0]

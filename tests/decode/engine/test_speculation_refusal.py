@@ -10,8 +10,8 @@ from transformers import BitsAndBytesConfig
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.speculation import speculation_refusal
 from anchored.decode.levels.level import TokenLevel
-from anchored.decode.models.attention import row_attention
-from anchored.decode.models.capabilities import largest_leak
+from anchored.decode.models.capabilities import largest_leak, row_attention
+from anchored.decode.models.row_stream import ModelRunner
 
 FP8 = {"config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "tensor"}}}}
 FP8_BY_TOKEN = {
@@ -86,17 +86,17 @@ class SharedScale(torch.nn.Linear):
 
 def test_a_model_whose_laws_depend_on_later_drafts_is_found_by_running_it(own_pair):
     attention = row_attention(own_pair.risky)
-    assert largest_leak(own_pair.risky, attention, 320) == 0.0
+    assert largest_leak(own_pair.runners["risky"], attention) == 0.0
     for layer in own_pair.risky.model.layers:
         layer.mlp.down_proj.__class__ = SharedScale
-    assert largest_leak(own_pair.risky, attention, 320) > 0.0
+    assert largest_leak(own_pair.runners["risky"], attention) > 0.0
     check_refused(own_pair, "logits depend on later drafts")
 
 
 @pytest.mark.parametrize("family", ["mistral, sliding", "qwen2, sliding", "llama4_text", "gpt2"])
 def test_families_with_rows_do_not_leak(family):
     model = tiny_family(family, 2)
-    assert largest_leak(model, row_attention(model), 320) == 0.0
+    assert largest_leak(ModelRunner(model, 320), row_attention(model)) == 0.0
 
 
 def test_auto_decodes_plainly_with_one_log_line_where_it_is_refused(own_pair, caplog):

@@ -1,6 +1,5 @@
 """Speculative rounds give the tokens and ledgers of plain decoding."""
 
-import logging
 import math
 import random
 from collections import Counter
@@ -36,7 +35,7 @@ def ending_pair(tokenizer) -> ModelPair:
 
 
 def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **settings):
-    """Results by the place of their prompt, generated in the given order."""
+    """Results in the order of the prompts, generated in the given order."""
     order = order or list(range(len(texts)))
     settings = {"max_new_tokens": 12, "temperature": 1.0, **settings}
     decoder = Decoder(pair, rule, batch_size=batch_size, speculate=speculate)
@@ -71,40 +70,24 @@ def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule
     assert verify(ours[0].ledger, ending_pair).is_ok
 
 
-@pytest.mark.slow
-def test_a_thousand_requests_get_the_plain_tokens(ending_pair):
-    texts = prompts(100, seed=5)
-    for rule, lengths in ((RULES[0], LENGTHS), (RULES[1], LENGTHS)):
-        plain = generate(ending_pair, rule, "off", texts, max_new_tokens=8)
-        for length in lengths:
-            ours = generate(ending_pair, rule, length, texts, max_new_tokens=8)
-            assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
-            assert all(r.ledger.certified and r.ledger.is_within_bound for r in ours)
+WAYS = {
+    "alone, penalised and truncated": (
+        RULES[0],
+        {"repetition_penalty": 1.5, "top_k": 20, "top_p": 0.9, "batch_size": 1},
+    ),
+    "the risky model beside the safe one": (RiskyOnly(), {}),
+    "greedily": (RULES[0], {"temperature": 0.0}),
+}
 
 
-@pytest.mark.parametrize("gamma", [1, 3])
-def test_a_request_alone_gets_the_plain_tokens_penalties_and_truncation_included(
-    ending_pair, gamma
-):
-    settings = {"repetition_penalty": 1.5, "top_k": 20, "top_p": 0.9, "batch_size": 1}
-    plain = generate(ending_pair, RULES[0], "off", prompts(4), **settings)
-    assert_same(plain, generate(ending_pair, RULES[0], gamma, prompts(4), **settings))
-
-
-def test_the_risky_model_beside_the_safe_one_can_speculate_too(ending_pair):
-    plain = generate(ending_pair, RiskyOnly(), "off", prompts(6))
-    ours = generate(ending_pair, RiskyOnly(), 2, prompts(6))
+@pytest.mark.parametrize(("rule", "settings"), WAYS.values(), ids=WAYS)
+def test_other_ways_to_decode_give_the_plain_tokens_too(ending_pair, rule, settings):
+    plain, ours = (generate(ending_pair, rule, n, prompts(4), **settings) for n in ("off", 3))
     assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
 
 
-def test_greedy_decoding_takes_the_plain_tokens(ending_pair):
-    plain = generate(ending_pair, RULES[0], "off", prompts(4), temperature=0.0)
-    ours = generate(ending_pair, RULES[0], 3, prompts(4), temperature=0.0)
-    assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
-
-
-@pytest.mark.parametrize("gamma", [1, 2, 5, 30])
-@pytest.mark.parametrize("num_tokens", [1, 2, 13])
+@pytest.mark.parametrize("gamma", [1, 5, 30])
+@pytest.mark.parametrize("num_tokens", [1, 13])
 def test_identical_models_accept_every_draft(tokenizer, gamma, num_tokens):
     pair = ModelPair(tiny_llama(1), tiny_llama(1), tokenizer)
     decoder = Decoder(pair, Anchored(k=1.0), speculate=gamma)
@@ -118,8 +101,11 @@ def test_identical_models_accept_every_draft(tokenizer, gamma, num_tokens):
         assert ledger.safe_forwards == drawn
 
 
-def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair):
-    (result,) = Decoder(pair, Anchored(k=0.01), speculate=4).generate(TEXT[2], max_new_tokens=9)
+@pytest.mark.parametrize("speculate", ["off", 4])
+def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair, speculate):
+    decoder = Decoder(pair, Anchored(k=0.01), speculate=speculate)
+    (result,) = decoder.generate(TEXT[2], max_new_tokens=9)
+    assert result.ledger.header.bound == 0.0
     assert result.ledger.risky_forwards == 1 and result.ledger.drafted == 0
     assert result.ledger.skipped_risky == len(result.token_ids) - 1
 
@@ -155,15 +141,6 @@ def test_a_stop_string_inside_a_draft_drops_what_lies_behind_it(pair):
     (plain,) = Decoder(same, Anchored(k=1.0)).generate(TEXT[0], stop=stop, **settings)
     (ours,) = Decoder(same, Anchored(k=1.0), speculate=8).generate(TEXT[0], stop=stop, **settings)
     assert ours.finish_reason == "stop_string" and ours.token_ids == plain.token_ids
-
-
-def test_float32_differs_by_rounding_only(pair_folders, caplog):
-    pair = ModelPair.from_pretrained(*pair_folders)
-    with caplog.at_level(logging.WARNING):
-        plain = generate(pair, RULES[0], "off", prompts(20), max_new_tokens=10)
-        ours = generate(pair, RULES[0], 4, prompts(20), max_new_tokens=10)
-    assert sum(a.token_ids != b.token_ids for a, b in zip(plain, ours, strict=True)) <= 1
-    assert all(verify(result.ledger, pair).is_ok for result in ours[:3])
 
 
 @pytest.mark.parametrize("gamma", [1, 2])

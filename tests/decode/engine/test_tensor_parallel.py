@@ -6,8 +6,6 @@ import pytest
 import split_generation
 from forked_program import start_ranks
 
-from anchored import ModelPair
-
 
 @pytest.mark.slow
 def test_two_processes_give_the_tokens_of_one(pair_folders, tmp_path, monkeypatch):
@@ -18,13 +16,3 @@ def test_two_processes_give_the_tokens_of_one(pair_folders, tmp_path, monkeypatc
     expected = split_generation.tokens(*folders, tp_size=1)
     for rank in range(2):
         assert json.loads(out.with_suffix(f".{rank}").read_text()) == expected
-
-
-def test_a_split_needs_as_many_processes(pair_folders):
-    with pytest.raises(ValueError, match=r"tp_size 2 needs torchrun --nproc-per-node 2, .* 1"):
-        ModelPair.from_pretrained(*pair_folders, tp_size=2)
-
-
-def test_a_split_chooses_its_own_devices(pair_folders):
-    with pytest.raises(ValueError, match="tp_size gives each process its own device"):
-        ModelPair.from_pretrained(*pair_folders, tp_size=2, device="cpu")

@@ -64,7 +64,7 @@ def pair() -> ModelPair:
 
 
 def risky_texts(ledger: Ledger) -> str:
-    return train_tokenizer(320).decode(ledger.header.readings["risky"])
+    return train_tokenizer(320).decode(ledger.header.chat_prompts["risky"])
 
 
 def test_the_base_model_reads_the_text_and_the_instruct_model_its_template(pair):
@@ -134,8 +134,8 @@ def test_a_chat_is_the_same_alone_streamed_scored_and_verified(pair, rule, tmp_p
         stream = decoder.stream(messages=chat, **LENGTH)
         pieces = [piece.token_id for piece in stream]
         assert result.token_ids == alone.token_ids == pieces
-        assert stream.ledger.header.readings == result.ledger.header.readings
-        assert (result.ledger.header.readings is None) == (rule.name == "safe_only")
+        assert stream.ledger.header.chat_prompts == result.ledger.header.chat_prompts
+        assert (result.ledger.header.chat_prompts is None) == (rule.name == "safe_only")
         result.ledger.save(tmp_path / "ledger.jsonl")
         loaded = Ledger.load(tmp_path / "ledger.jsonl")
         report = verify(loaded, pair)
@@ -186,7 +186,7 @@ def test_a_chat_goes_on_from_its_ledger(pair):
     (second,) = decoder.generate(continue_from=first, max_new_tokens=5)
     earlier, header = first.ledger.header, second.ledger.header
     assert header.prompt_token_ids == [*earlier.prompt_token_ids, *first.token_ids]
-    assert header.readings == {"risky": [*earlier.readings["risky"], *first.token_ids]}
+    assert header.chat_prompts == {"risky": [*earlier.chat_prompts["risky"], *first.token_ids]}
     assert second.ledger.total_bound == first.ledger.total_bound + header.bound
     assert verify(second.ledger, pair)
 
@@ -207,7 +207,7 @@ def test_each_model_reads_its_own_template(safe, risky, is_apart):
     )
     header = result.ledger.header
     assert header.prompt_token_ids == expected
-    assert (header.readings is not None) == is_apart
+    assert (header.chat_prompts is not None) == is_apart
     assert verify(result.ledger, both)
 
 
@@ -229,12 +229,12 @@ def test_tokens_swapped_of_two_tokenizers_in_a_chat():
     (result,) = Decoder(both, TokenSwap(words=["the", "of"])).generate(messages=CHATS[0], **LENGTH)
     header = result.ledger.header
     assert instruct.decode(header.prompt_token_ids[1:]) == "the keeper of the lamp\n\n"
-    assert instruct.decode(header.readings["risky"][1:]).startswith("<|turn|>user")
+    assert instruct.decode(header.chat_prompts["risky"][1:]).startswith("<|turn|>user")
     assert verify(result.ledger, both)
 
 
 @pytest.mark.parametrize(
-    ("readings", "message"),
+    ("chat_prompts", "message"),
     [
         ({"safe": [0, 4]}, "safe cannot read something else than the prompt at token level"),
         ({"words": [0, 4]}, "words cannot read something else than the prompt at token level"),
@@ -243,13 +243,13 @@ def test_tokens_swapped_of_two_tokenizers_in_a_chat():
         ({"risky": [4] * 90}, "exceeds the pair's context of 96"),
         ({"risky": [0, 4]}, "step 0"),
         (None, "step 0"),
-        ({"risky": [0.5]}, "header: readings must be"),
+        ({"risky": [0.5]}, "header: chat_prompts must be"),
     ],
     ids=str,
 )
-def test_another_reading_is_found(pair, readings, message):
+def test_another_reading_is_found(pair, chat_prompts, message):
     (result,) = Decoder(pair, Anchored(k=2.0, debt="none")).generate(messages=CHATS[0], **LENGTH)
-    forged = replace(result.ledger, header=replace(result.ledger.header, readings=readings))
+    forged = replace(result.ledger, header=replace(result.ledger.header, chat_prompts=chat_prompts))
     assert message in verify(forged, pair).failures[0]
 
 
@@ -282,8 +282,3 @@ def test_what_cannot_be_a_chat_is_refused_by_name(pair):
     refusing = pair_of(None, "{{ raise_exception('no users') }}")
     with pytest.raises(ValueError, match="the chat template refuses the messages: no users"):
         Decoder(refusing, Anchored(k=1.0)).generate(messages=CHATS[0])
-    single = pair_of(None, TEMPLATE)
-    single.safe.float(), single.risky.float()
-    device = Decoder(single, Anchored(k=1.0), engine="device")
-    with pytest.raises(ValueError, match="each model reads the messages by its own chat template"):
-        device.generate(messages=CHATS[0], max_new_tokens=4)

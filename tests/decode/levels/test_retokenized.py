@@ -123,7 +123,7 @@ def test_two_tokenizers_that_are_one_give_the_law_of_one():
     for level in levels:
         rule = TokenSwap(words=["the", "of", "lamp"]).for_symbols(level)
         prompt = level.encode(PROMPTS[0])
-        streams = level.open_streams(1, 30, sampling, scores_prompts=False, readings=rule.streams)
+        streams = level.open_streams(1, 30, sampling, scores_prompts=False, specs=rule.streams)
         logits = {name: stream.read([prompt], [0]).logits for name, stream in streams.items()}
         seen = torch.zeros(1, level.vocab_size, dtype=torch.bool)
         seen[0, prompt] = True
@@ -146,7 +146,7 @@ def streams(pair):
 
     def opened(num_rows):
         return level.open_streams(
-            num_rows, 60, sampling, scores_prompts=False, readings={"words": SAFE}
+            num_rows, 60, sampling, scores_prompts=False, specs={"words": SAFE}
         )["words"]
 
     return level, opened
@@ -301,7 +301,7 @@ def test_what_was_changed_in_a_ledger_is_found(pair, changes):
 def test_what_compares_both_models_is_refused_by_name(pair):
     decoder = Decoder(pair, TokenSwap(words=WORDS))
     (result,) = decoder.generate(["the keeper"], max_new_tokens=2)
-    with pytest.raises(LedgerError, match="tokens of their own, so no divergence is known"):
+    with pytest.raises(LedgerError, match="have different tokens, so no divergence is known"):
         longer(result.ledger, pair)
     with pytest.raises(ValueError, match="both models say how likely each token is"):
         decoder.prompt_ratios("the keeper")

@@ -5,7 +5,7 @@ import codecs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.decode.levels.text import ByteText, TextStream, TokenText
+from anchored.decode.levels.level import ByteText, TextStream, TokenText
 
 
 @given(text=st.text(max_size=40))

@@ -30,6 +30,15 @@ def test_a_fingerprint_is_remembered_in_a_cache_of_our_own(folder, cache):
     assert folder_fingerprint(folder) == "remembered"
 
 
+@pytest.mark.parametrize("text", ["{ not json", "[]", "{}", "null", "\ufeff"])
+def test_a_damaged_memory_of_a_fingerprint_is_made_anew(folder, cache, text):
+    known = folder_fingerprint(folder)
+    (record,) = cache.iterdir()
+    record.write_text(text)
+    assert folder_fingerprint(folder) == known
+    assert json.loads(record.read_text())["sha256"] == known
+
+
 def test_a_changed_file_is_read_again(folder, cache):
     known = folder_fingerprint(folder)
     config = json.loads((folder / "config.json").read_text())

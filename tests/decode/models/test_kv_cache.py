@@ -17,7 +17,7 @@ def filled(lengths: list[int], max_length: int = 20) -> RowCache:
     """A cache of one layer whose row r holds r + 1 everywhere."""
     cache = RowCache(1, len(lengths), max_length)
     for row, length in enumerate(lengths):
-        cache.place([row], length, CPU)
+        cache.prepare([row], length, CPU)
         cache.update(states(1, length, row + 1.0), states(1, length, -row - 1.0), 0)
         cache.advance([row], [length])
     return cache
@@ -25,7 +25,7 @@ def filled(lengths: list[int], max_length: int = 20) -> RowCache:
 
 def test_rows_are_read_back_up_to_the_longest():
     cache = filled([2, 5])
-    cache.place([0, 1], 1, CPU)
+    cache.prepare([0, 1], 1, CPU)
     keys, values = cache.update(states(2, 1, 9.0), states(2, 1, 9.0), 0)
     assert keys.shape == values.shape == (2, HEADS, 6, HEAD_DIM)
     assert keys[0, 0, :, 0].tolist() == [1, 1, 9, 0, 0, 0]
@@ -34,7 +34,7 @@ def test_rows_are_read_back_up_to_the_longest():
 
 def test_some_rows_are_read_alone():
     cache = filled([2, 5, 3])
-    cache.place([2], 1, CPU)
+    cache.prepare([2], 1, CPU)
     keys, _ = cache.update(states(1, 1, 9.0), states(1, 1, 9.0), 0)
     assert keys[0, 0, :, 0].tolist() == [3, 3, 3, 9]
 
@@ -42,7 +42,7 @@ def test_some_rows_are_read_alone():
 def test_a_rolled_back_column_is_written_over():
     cache = filled([4])
     cache.roll_back(0, 1)
-    cache.place([0], 1, CPU)
+    cache.prepare([0], 1, CPU)
     keys, _ = cache.update(states(1, 1, 9.0), states(1, 1, 9.0), 0)
     assert keys[0, 0, :, 0].tolist() == [1, 9]
 
@@ -66,11 +66,11 @@ def test_storage_grows_with_the_longest_row_and_never_beyond_its_bound():
     cache = RowCache(1, 2, 20)
     capacities = []
     for _ in range(20):
-        cache.place([0], 1, CPU)
+        cache.prepare([0], 1, CPU)
         cache.update(states(1, 1, 1.0), states(1, 1, 1.0), 0)
         cache.advance([0], [1])
         capacities.append(cache.layers[0].keys.shape[2])
     assert capacities == sorted(capacities) and capacities[-1] == 20
     assert len(set(capacities)) < 10
     with pytest.raises(ValueError, match="the cache holds 20 columns, 21 are needed"):
-        cache.place([0], 1, CPU)
+        cache.prepare([0], 1, CPU)

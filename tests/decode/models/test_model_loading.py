@@ -1,9 +1,7 @@
 """Folders whose weights or config are not whole are refused in one line, before anything runs."""
 
 import json
-import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,38 +22,101 @@ def folder(pair_folders, tmp_path) -> Path:
     return Path(shutil.copytree(pair_folders[0], tmp_path / "model"))
 
 
-def change(folder: Path, edit: Callable[[dict], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def check_refused(folder: Path, risky: Path, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as refusal:
         ModelPair.from_pretrained(folder, risky)
     assert "\n" not in str(refusal.value) and str(folder) in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
-def test_a_missing_tensor_is_refused_by_name(folder, pair_folders, name):
-    change(folder, lambda tensors: tensors.pop(name))
-    check_refused(folder, pair_folders[1], rf"lack {name} \(1 in all\)")
+UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
+MORE = "model.layers.2.mlp.up_proj.weight"
 
 
-def test_a_tensor_of_another_shape_is_refused_with_both_shapes(folder, pair_folders):
-    change(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}))
-    check_refused(
-        folder, pair_folders[1], r"do not fit the config: model.norm.weight is \(3,\), not \(32,\)"
-    )
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda tensors: tensors.pop(UP), rf"lack {UP} \(1 in all\)"),
+        (lambda tensors: tensors.pop("lm_head.weight"), r"lack lm_head.weight \(1 in all\)"),
+        (
+            lambda tensors: tensors.update({NORM: torch.ones(3)}),
+            rf"do not fit the config: {NORM} is \(3,\), not \(32,\)",
+        ),
+        (
+            lambda tensors: tensors.update({MORE: torch.ones(3)}),
+            rf"hold {MORE} \(1 in all\), which the config has no use",
+        ),
+        (
+            lambda tensors: tensors.update({NORM: torch.ones(32).char()}),
+            f"hold {NORM} as I8, but the model is not qu",
+        ),
+    ],
+    ids=["missing", "missing head", "another shape", "without use", "integers"],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(folder, pair_folders, edit, reason):
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    check_refused(folder, pair_folders[1], reason)
 
 
-def test_a_tensor_without_use_is_logged_in_one_line(folder, caplog):
-    change(folder, lambda tensors: tensors.update({"extra.weight": torch.ones(3)}))
-    with caplog.at_level(logging.WARNING, "anchored"):
-        load_model(ModelFolder(folder), "auto", "cpu")
-    (line,) = [record for record in caplog.records if record.name.startswith("anchored")]
-    hold = f"the weights in {folder} hold extra.weight (1 in all), which the model does not use"
-    assert line.getMessage() == hold
+def test_a_config_of_fewer_layers_than_its_checkpoint_is_refused(folder, pair_folders):
+    edit_json(folder / "config.json", num_hidden_layers=1)
+    check_refused(folder, pair_folders[1], r"hold model.layers.1.* \(9 in all\)")
+
+
+def edit_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("config.json", {"quantization_config": {}}, "quantization_config has no quant_method"),
+        ("config.json", {"quantization_config": "gptq"}, "the config in .* cannot be read"),
+        ("config.json", {"quantization_config": {"load_in_8bit": True}}, "quantised .bitsandbytes"),
+        (
+            "config.json",
+            {"dtype": "float8"},
+            "cannot be read: .* no attribute 'float8'",
+        ),
+        ("config.json", {"torch_dtype": "float8_e4m3fn", "dtype": None}, "must be one of float32"),
+        ("config.json", {"pad_token_id": 5000}, r"pad_token_id must be in \[-320, 320\), got 5000"),
+        ("config.json", {"eos_token_id": "</s>"}, "eos_token_id"),
+        ("generation_config.json", {"eos_token_id": "</s>"}, "eos_token_id must be .*, got '</s>'"),
+        ("generation_config.json", {"eos_token_id": 0.5}, "eos_token_id must be .*, got 0.5"),
+        ("generation_config.json", {"eos_token_id": [1, True]}, "eos_token_id must be .*True"),
+    ],
+    ids=str,
+)
+def test_values_that_no_config_has_are_refused_in_one_line(
+    folder, pair_folders, name, values, reason
+):
+    edit_json(folder / name, **values)
+    with pytest.raises(ValueError, match=reason) as refusal:
+        ModelPair.from_pretrained(folder, pair_folders[1])
+    assert "\n" not in str(refusal.value)
+
+
+JSON_FILES = ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("name", [*JSON_FILES, "model.safetensors.index.json"])
+@pytest.mark.parametrize("text", ["{ not json", "[]"])
+def test_a_damaged_json_file_is_refused_by_name(folder, pair_folders, name, text):
+    (folder / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"^{folder / name} ") as refusal:
+        ModelPair.from_pretrained(folder, pair_folders[1])
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("dtype", ["float8", "int8", torch.int32, "banana", 16, "fp16"])
+def test_a_dtype_that_no_model_decodes_in_is_refused_before_loading(pair_folders, dtype):
+    with pytest.raises(ValueError, match=r"^dtype must be auto or one of float32, float64, "):
+        ModelPair.from_pretrained(*pair_folders, dtype=dtype)
+
+
+def test_a_dtype_of_torch_is_taken(pair_folders):
+    assert ModelPair.from_pretrained(*pair_folders, dtype=torch.float64).dtype == torch.float64
 
 
 def test_tied_tensors_that_are_stored_once_are_not_missing(tmp_path, caplog):
@@ -98,9 +159,8 @@ SPREAD = dict.fromkeys(
 )
 
 
-@pytest.mark.parametrize("device_map", [{"": "cpu"}, SPREAD], ids=["whole", "by module"])
-def test_a_device_map_stands_in_place_of_the_risky_models_device(pair_folders, device_map):
-    options = LoadOptions(device_map=device_map)
+def test_a_device_map_stands_in_place_of_the_risky_models_device(pair_folders):
+    options = LoadOptions(device_map=SPREAD)
     pair = ModelPair.from_pretrained(*pair_folders, device={"safe": "cpu"}, risky_options=options)
     plain = ModelPair.from_pretrained(*pair_folders, device="cpu")
     assert torch.equal(pair.risky.lm_head.weight, plain.risky.lm_head.weight)
@@ -133,9 +193,11 @@ def test_a_model_that_accelerate_spread_decodes_the_same_tokens_in_batches(token
             {"risky_options": {"device_map": "auto"}, "tp_size": 2},
             "tp_size splits the model, got device_map='auto'",
         ),
+        ({"device": "cpu", "tp_size": 2}, "tp_size gives each process its own device"),
+        ({"tp_size": 2}, r"tp_size 2 needs torchrun --nproc-per-node 2, .* 1"),
     ],
 )
-def test_a_device_map_beside_another_place_is_refused(pair_folders, settings, reason):
+def test_devices_that_exclude_each_other_are_refused(pair_folders, settings, reason):
     options = {n: LoadOptions(**v) if n.endswith("options") else v for n, v in settings.items()}
     with pytest.raises(ValueError, match=reason):
         ModelPair.from_pretrained(*pair_folders, **options)

@@ -32,7 +32,17 @@ REFUSED = {
 """Why a family may be refused; those that fail alone do so in transformers 5.23."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("llama", "gpt2", "bloom", "openai-gpt", "bert")
+"""Of the families made with sizes alone; the others of these run among the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[] if made_with or family in QUICK else pytest.mark.slow)
+        for family, made_with in FAMILIES.items()
+    ],
+)
 @torch.inference_mode()
 def test_the_recorded_law_is_that_of_the_plain_forward_or_the_model_is_refused(family):
     try:
@@ -42,9 +52,9 @@ def test_the_recorded_law_is_that_of_the_plain_forward_or_the_model_is_refused(f
         assert str(refusal).startswith(title + REFUSED[family]) and "\n" not in str(refusal)
         return
     assert pair.decodes_alone["safe"] == (family in ALONE)
-    for result in Decoder(pair, Anchored(k=0.5)).generate(PROMPTS, max_new_tokens=5):
+    for result in Decoder(pair, Anchored(k=0.5)).generate(PROMPTS, max_new_tokens=4):
         recorded = [step.safe_log_prob for step in result.ledger.steps]
-        assert result.ledger.certified and len(recorded) == 5
+        assert result.ledger.certified and len(recorded) == 4
         assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
 
 

@@ -9,9 +9,15 @@ from tiny_models import FAMILIES, tiny_family, tiny_llama
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaForCausalLM
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.models.attention import row_attention
-from anchored.decode.models.capabilities import RowCheck, RowSupport, allowed_nats, row_support
-from anchored.decode.models.linear import OutputLayer
+from anchored.decode.models.capabilities import (
+    RowCheck,
+    RowSupport,
+    allowed_nats,
+    row_attention,
+    row_support,
+)
+from anchored.decode.models.kv_cache import RowAttention
+from anchored.decode.models.row_stream import ModelRunner
 
 PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the harbour bell"]
 
@@ -33,7 +39,7 @@ def tiny_neox(seed: int):
 
 
 def support_of(model, name: str) -> RowSupport:
-    return row_support(model, name, OutputLayer(model, model.config.vocab_size, packs=True))
+    return row_support(ModelRunner(model, model.config.vocab_size, packs=True), name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -45,13 +51,15 @@ def test_every_family_passes_its_check_in_every_dtype(family, dtype):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog):
-    def everything(is_visible, dtype):
-        return torch.zeros(is_visible.shape, dtype=dtype)
+    exact = RowAttention.tree_masks
+
+    def everything(attention, is_ancestor, *rest):
+        return exact(attention, torch.ones_like(is_ancestor), *rest)
 
     model = tiny_family(family, 1).float()
-    monkeypatch.setattr("anchored.decode.models.attention._additive", everything)
+    monkeypatch.setattr(RowAttention, "tree_masks", everything)
     with pytest.raises(ValueError, match=r"in rows its log-probabilities are off by \d"):
-        RowCheck(model, OutputLayer(model, 320)).compare_rows(row_attention(model))
+        RowCheck(ModelRunner(model, 320)).compare_rows(row_attention(model))
     with caplog.at_level(logging.WARNING):
         assert support_of(model, "risky") == RowSupport(None, is_alone=False)
     (line,) = caplog.messages
@@ -81,33 +89,19 @@ def test_attention_that_takes_no_masks_of_ours_is_refused_for_rows():
         row_attention(model)
 
 
-def test_a_pair_outside_the_families_decodes_the_same_alone_and_in_batches(tokenizer):
-    pair = ModelPair(tiny_neox(1), tiny_neox(2), tokenizer)
-    together = Decoder(pair, Anchored(k=1.0), batch_size=3).generate(PROMPTS, max_new_tokens=12)
+@pytest.mark.parametrize("make_risky", [tiny_neox, tiny_llama], ids=["batches", "mixed"])
+def test_models_in_batches_decode_the_same_alone_and_together(tokenizer, make_risky):
+    pair = ModelPair(tiny_neox(1), make_risky(2), tokenizer)
+    assert pair.row_attention["safe"] is None
+    assert (pair.row_attention["risky"] is None) == (make_risky is tiny_neox)
+    together = Decoder(pair, Anchored(k=1.0), batch_size=3).generate(PROMPTS, max_new_tokens=8)
     for prompt, result in zip(PROMPTS, together, strict=True):
-        (alone,) = Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_tokens=12)
+        (alone,) = Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_tokens=8)
         assert alone.token_ids == result.token_ids
         assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
 
 
-def test_one_model_in_rows_and_one_in_batches_decode_together(tokenizer):
-    mixed = ModelPair(tiny_neox(1), tiny_llama(2), tokenizer)
-    assert mixed.row_attention["safe"] is None and mixed.row_attention["risky"] is not None
-    (alone,) = Decoder(mixed, Anchored(k=1.0)).generate(PROMPTS[1], max_new_tokens=12)
-    together = Decoder(mixed, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=12)
-    assert together[1].token_ids == alone.token_ids
-
-
-def test_rows_and_batches_of_one_model_give_the_same_tokens(pair, tokenizer, monkeypatch):
-    in_rows = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=20)
-    plain = ModelPair(pair.safe, pair.risky, tokenizer, dict(pair.fingerprints))
-    plain.row_attention.update(safe=None, risky=None)
-    in_batches = Decoder(plain, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=20)
-    assert [r.token_ids for r in in_rows] == [r.token_ids for r in in_batches]
-    assert [r.ledger.spent for r in in_rows] == [r.ledger.spent for r in in_batches]
-
-
-class Shifted(OutputLayer):
+class Shifted(ModelRunner):
     """Adds a little to the logit of one token."""
 
     nats = 0.0
@@ -121,7 +115,7 @@ def test_float32_log_probs_may_be_off_by_a_ten_thousandth_of_a_nat(nats, is_allo
     model = tiny_family("llama", 1).float()
     output = Shifted(model, 320)
     output.nats = nats
-    check = RowCheck(model, output)
+    check = RowCheck(output)
     if is_allowed:
         check.compare_rows(row_attention(model))
     else:
@@ -178,7 +172,7 @@ def test_a_model_that_keeps_its_cache_for_all_batches_alike_is_found():
             return super().forward(*args, past_key_values=cache, **kwargs)
 
     model = tiny_neox(1).eval()
-    RowCheck(model, OutputLayer(model, 320)).compare_batches()
+    RowCheck(ModelRunner(model, 320)).compare_batches()
     model.__class__ = KeepsCache
     with pytest.raises(ValueError, match="in batches its log-probabilities are off by"):
-        RowCheck(model, OutputLayer(model, 320)).compare_batches()
+        RowCheck(ModelRunner(model, 320)).compare_batches()

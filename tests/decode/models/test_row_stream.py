@@ -7,9 +7,9 @@ import torch
 from tiny_models import FAMILIES, tiny_family
 from torch import Tensor
 
-from anchored.decode.models.attention import row_attention
-from anchored.decode.models.linear import OutputLayer
-from anchored.decode.models.row_stream import RowStream
+from anchored.decode.models.capabilities import row_attention
+from anchored.decode.models.kv_cache import RowAttention
+from anchored.decode.models.row_stream import ModelRunner, RowStream
 
 VOCAB_SIZE = 320
 NUM_ROWS = 3
@@ -18,11 +18,10 @@ MAX_LENGTH = 24
 
 def stream_of(model) -> RowStream:
     return RowStream(
-        model,
+        ModelRunner(model, VOCAB_SIZE),
         row_attention(model),
         num_rows=NUM_ROWS,
         max_length=MAX_LENGTH,
-        output=OutputLayer(model, VOCAB_SIZE),
     )
 
 
@@ -104,7 +103,7 @@ def test_rows_of_one_length_need_no_mask_of_ours(family, attention, monkeypatch)
     texts = Texts(tiny_family(family, 1, attn_implementation=attention), seed=5)
     monkeypatch.setattr(texts, "tokens", lambda count: [7, 31, 150, 8, 255, 4][:count] or [9])
     monkeypatch.setattr(texts.random, "randint", lambda low, high: high)
-    monkeypatch.setattr("anchored.decode.models.attention._additive", None)
+    monkeypatch.setattr(RowAttention, "tree_masks", None)
     texts.join([0, 1, 2])
     for _ in range(4):
         texts.feed()

@@ -130,8 +130,8 @@ FORGERIES = {
     ),
     "bytes with settings": (
         "kl",
-        put(H, level="byte", level_settings={"mode": 3}),
-        "level_settings: mode must be",
+        put(H, level="byte", level_settings={"prefetch": "4"}),
+        "level_settings: prefetch must be int, got '4'",
     ),
     "settings of no level": ("kl", put(H, level_settings={"mode": "raw"}), "level settings are {}"),
     "rule without settings": ("kl", put(H, rule_settings={}), "give either k or K"),
@@ -177,8 +177,8 @@ FORGERIES = {
     "minus sequences": ("kl", put(H, num_return_sequences=-3), "must be >= 1, got -3"),
     "prior bound -5": ("kl", put(H, prior_bound=-5.0), "prior_bound must be >= 0"),
     "weight of risky": ("risky", put(3, weight=0.0), "step 3: weight differs"),
-    "budget of risky": ("risky", put(3, budget=-1.0), "step 3: budget -1.0 is below 0"),
-    "an alpha that overflows": ("rcad", put(H, rule_settings={"alpha": 1e300}), "step 0: "),
+    "budget of risky": ("risky", put(3, budget=-1.0), "step 3: the budget does not follow"),
+    "an alpha that overflows": ("rcad", put(H, rule_settings={"alpha": 1e300}), "log_prob differs"),
     # work
     "work of tokens": ("kl", put(F, work={"safe": {"num_nodes": 3}}), "at token level"),
     # budget

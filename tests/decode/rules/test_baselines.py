@@ -11,14 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchored.decode.rules.anchored import NoOpt
-from anchored.decode.rules.blocklist import CorpusNGrams
-from anchored.decode.rules.cp_fuse import CPFuse, fused_weights, grid
-from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.rcad import RCAD
+from anchored.decode.rules.memfree import CorpusNGrams, MemFree
+from anchored.decode.rules.mixtures import RCAD, CPFuse, fused_weights, grid
+from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly
 from anchored.decode.rules.registry import RULES, make_rule
 from anchored.decode.rules.rule import Past, StepInputs, opened
-from anchored.decode.rules.single_model import RiskyOnly
-from anchored.decode.rules.switches import ColdStart, GlobalSwitch
 from anchored.decode.rules.token_swap import TokenSwap
 
 TEMPERATURE = 0.7
@@ -204,7 +201,7 @@ def test_global_switch_asks_whether_anything_is_left():
     found = law(GlobalSwitch(K=3.0), inputs(budget=(1e-9, 0.0, 2.0)))
     safe, risky = softmax(SAFE / TEMPERATURE), softmax(RISKY / TEMPERATURE)
     np.testing.assert_allclose(found, [risky[0], safe[1], risky[2]], atol=1e-12)
-    budget = GlobalSwitch(K=3.0).budget_for(horizon=10, k=None, ratios=torch.zeros(0))
+    budget = GlobalSwitch(K=3.0).budget_for(horizon=10, k=None)
     assert budget.allowance(4, 2.5) == 0.5 and budget.allowance(5, 7.0) == 0.0
 
 
@@ -245,10 +242,10 @@ def test_settings_make_the_rule_again(name):
     ("make", "message"),
     [
         (lambda: RCAD(alpha=-0.1), "alpha must be finite and >= 0, got -0.1"),
-        (lambda: CPFuse(grid_size=1), "grid_size must be a whole number >= 2, got 1"),
-        (lambda: CPFuse(warping="never"), "warping must be after or before, got 'never'"),
-        (lambda: MemFree(passages="a text"), "passages must be a list of texts, got one text"),
-        (lambda: MemFree(passages=[], n=0), "n must be a whole number >= 1, got 0"),
+        (lambda: CPFuse(grid_size=1), "grid_size must be in .2, 100., got 1"),
+        (lambda: CPFuse(warping="never"), "warping must be one of after, before, got 'never'"),
+        (lambda: MemFree(passages="a text"), "passages must be a list of texts, got 'a text'"),
+        (lambda: MemFree(passages=[], n=0), "n must be in .1, 1000., got 0"),
         (lambda: MemFree(), "MemFree needs passages, a corpus or both"),
         (lambda: MemFree(corpus="none.jsonl"), "corpus must be a file of texts, there is none at"),
         (lambda: MemFree(passages=[], corpus_sha256="0"), "corpus_sha256 is that of a corpus"),

@@ -10,8 +10,8 @@ from byte_pairs import tiny_byte_pair
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 
 from anchored import Decoder, Ledger, MemFree, ModelPair, RiskyOnly, verify
-from anchored.decode.rules import blocklist
-from anchored.decode.rules.blocklist import CorpusNGrams, GrowingFilter, PassageNGrams
+from anchored.decode.rules import memfree
+from anchored.decode.rules.memfree import CorpusNGrams, GrowingFilter, PassageNGrams
 
 pytest.importorskip("rbloom")
 RATE = 1e-3
@@ -82,8 +82,8 @@ def corpus(pairs, level, tmp_path):
 @pytest.mark.parametrize("level", ["token", "byte"])
 def test_a_corpus_blocks_what_its_texts_block(pairs, level, corpus, tmp_path, monkeypatch):
     file, texts = corpus
-    num_read, records = [], blocklist.records
-    monkeypatch.setattr(blocklist, "records", lambda path: num_read.append(path) or records(path))
+    num_read, records = [], memfree.records
+    monkeypatch.setattr(memfree, "records", lambda path: num_read.append(path) or records(path))
     asked = {"max_new_tokens": 6, "temperature": 0.4}
     rule = MemFree(n=2, corpus=str(file), false_positives=1e-12)
     by_corpus = Decoder(pairs[level], rule, level=level).generate([PROMPT] * 2, **asked)

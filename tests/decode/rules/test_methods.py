@@ -14,11 +14,9 @@ from tiny_models import tiny_llama, train_tokenizer
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify, with_divergences
 from anchored.decode.ledger import Ledger
 from anchored.decode.rules.anchored import NoOpt
-from anchored.decode.rules.cp_fuse import CPFuse
 from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.rcad import RCAD
-from anchored.decode.rules.single_model import System
-from anchored.decode.rules.switches import ColdStart, GlobalSwitch
+from anchored.decode.rules.mixtures import RCAD, CPFuse
+from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, System
 from anchored.decode.rules.token_swap import TokenSwap
 
 PROMPTS = ["the keeper of", "import math", "Nine tides ago, the harbour"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.decode.rules.prefix_debt import log_likelihood_ratios, prefix_debt
+from anchored.decode.rules.budget import log_likelihood_ratios, prefix_debt
 
 RATIOS = st.lists(st.floats(-20, 20), max_size=30)
 

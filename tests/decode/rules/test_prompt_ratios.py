@@ -9,7 +9,6 @@ from tiny_models import TEXT, tiny_gpt2, tiny_llama, train_tokenizer
 
 from anchored import (
     Anchored,
-    ByteSettings,
     Decoder,
     ModelPair,
     PromptRatios,
@@ -114,19 +113,10 @@ def test_ratios_of_another_model_or_dtype_are_refused(pair, saved):
         Decoder(coarse, Anchored(k=1.0), prompt_ratios=ratios)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"debt": "bounded"}, 'another debt: "exact", here it is "bounded"'),
-        ({"mode": "raw"}, 'another mode: "masked", here it is "raw"'),
-    ],
-)
-def test_ratios_of_another_byte_law_are_refused(pair, saved, settings, message):
+def test_ratios_of_tokens_are_refused_at_byte_level(pair, saved):
     if pair.shares_tokens:
-        message = 'another level: "token", here it is "byte"'
-    byte = {"level": "byte", "byte_settings": ByteSettings(**settings)}
-    with pytest.raises(ValueError, match=message):
-        Decoder(pair, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved), **byte)
+        with pytest.raises(ValueError, match='another level: "token", here it is "byte"'):
+            Decoder(pair, Anchored(k=1.0), level="byte", prompt_ratios=PromptRatios.load(saved))
 
 
 def test_a_prompt_without_ratios_is_refused(pair, saved):

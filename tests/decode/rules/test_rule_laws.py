@@ -12,12 +12,10 @@ import torch
 from extreme_logits import EXTREME_KINDS, extreme_pair
 
 from anchored.decode.rules.anchored import Anchored, NoOpt
-from anchored.decode.rules.cp_fuse import CPFuse, fused_weights, grid
 from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.rcad import RCAD
+from anchored.decode.rules.mixtures import RCAD, CPFuse, fused_weights, grid
+from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
 from anchored.decode.rules.rule import Past, StepInputs
-from anchored.decode.rules.single_model import RiskyOnly, SafeOnly, System
-from anchored.decode.rules.switches import ColdStart, GlobalSwitch
 from anchored.decode.rules.token_swap import TokenSwap
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
@@ -286,3 +284,15 @@ def test_memfree_completes_no_blocked_n_gram_in_a_thousand_texts(n, vocab_size):
     for text in texts:
         assert not blocked & {tuple(text[i : i + n]) for i in range(len(text) - n + 1)}
     assert num_met > 500
+
+
+@pytest.mark.parametrize("rule", [Anchored(k=1.0), Anchored(k=1.0, divergence="max"), NoOpt(k=1.0)])
+def test_a_risky_model_of_nan_is_refused_where_it_may_be_heard_and_only_there(rule):
+    safe = torch.tensor([[1.0, 0.0, -1.0]]).expand(2, 3)
+    inputs = StepInputs(
+        logits={"safe": safe, "risky": torch.full((2, 3), math.nan)},
+        warp=lambda logits: logits,
+        budget=torch.tensor([0.0, 1.0], dtype=torch.float64),
+        uniform=torch.full((2, 3), 0.5, dtype=torch.float64),
+    )
+    assert rule.next_token(inputs).is_valid.tolist() == [True, False]

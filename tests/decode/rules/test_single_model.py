@@ -87,7 +87,7 @@ def test_bytes_of_one_model_alone():
 
 
 def test_what_a_rule_reads_follows_from_its_settings():
-    assert RiskyOnly().settings() == {} and RiskyOnly().streams == BOTH  # as ledgers have it
+    assert RiskyOnly().settings() == {"compared": True} and RiskyOnly().streams == BOTH
     assert list(make_rule("risky_only", ALONE.settings()).streams) == ["risky"]
 
 

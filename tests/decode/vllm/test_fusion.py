@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from anchored.decode.rules.anchored import Anchored
-from anchored.decode.rules.prefix_debt import debt_nats
+from anchored.decode.rules.budget import debt_nats
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.vllm.fusion import Rows, SlotAccounts
 from anchored.decode.vllm.settings import PairFacts
-from anchored.kernels.accounts import SPENT, new_accounts
+from anchored.kernels.spend import SPENT, new_accounts
 
 VOCAB_SIZE, NUM_SLOTS = 40, 8
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def joined(sampling: SamplingConfig = PLAIN, *, k=0.3, horizon=50, num_slots=NUM
 
 
 def join(slots, slot, sampling=PLAIN, *, k=0.3, horizon=50, divergence="kl", key=None):
-    budget = Anchored(k=k).budget_for(horizon=horizon, k=None, ratios=torch.empty(0))
+    budget = Anchored(k=k).budget_for(horizon=horizon, k=None)
     slots.join(
         slot,
         [0, 5, 6],
@@ -55,14 +55,14 @@ def join(slots, slot, sampling=PLAIN, *, k=0.3, horizon=50, divergence="kl", key
 def rows_at(step: int, drafts=None, slots=range(NUM_SLOTS)) -> Rows:
     """A step's rows of requests that have drawn `step` tokens; drafts: of each, perhaps none."""
     drafts = drafts or [[] for _ in slots]
-    places = [place for own in drafts for place in range(len(own) + 1)]
+    offsets = [offset for own in drafts for offset in range(len(own) + 1)]
     token_ids = [token for own in drafts for token in (6, *own)]
     return Rows.of(
         slots=torch.tensor(list(slots)),
         host_slots=list(slots),
-        places=torch.tensor(places),
+        offsets=torch.tensor(offsets),
         token_ids=torch.tensor(token_ids),
-        positions=torch.tensor([2 + step + place for place in places]),
+        positions=torch.tensor([2 + step + offset for offset in offsets]),
         num_rows=1 + max(map(len, drafts)),
     )
 

@@ -1,6 +1,7 @@
 """What is decided before an engine of vLLM starts, and travels to its processes."""
 
 import json
+import math
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -9,12 +10,23 @@ from pathlib import Path
 import pytest
 
 import anchored
-from anchored.decode.vllm.settings import KEY, Asked, EngineSettings, Limits, PairFacts
+from anchored.decode.vllm.settings import (
+    KEY,
+    Asked,
+    DescribedPair,
+    EngineSettings,
+    Limits,
+    PairFacts,
+)
 from anchored.tools.cli import main
 
 
+def facts_of(safe, risky, *, allow_quantized_safe=False):
+    return PairFacts.of(DescribedPair.of(safe, risky, allow_quantized_safe=allow_quantized_safe))
+
+
 def test_facts_of_folders_are_those_of_the_loaded_pair(pair_folders):
-    facts = PairFacts.of(*pair_folders, allow_quantized_safe=False)
+    facts = facts_of(*pair_folders)
     pair = anchored.ModelPair.from_pretrained(*pair_folders)
     decoder = anchored.Decoder(pair, anchored.Anchored(k=1.0), level="token")
     assert facts.fingerprints == pair.fingerprints
@@ -34,16 +46,16 @@ def test_a_quantised_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
     config["quantization_config"] = {"quant_method": "fp8"}
     (safe / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"safe model is quantised \(fp8\)"):
-        PairFacts.of(safe, pair_folders[1], allow_quantized_safe=False)
-    facts = PairFacts.of(safe, pair_folders[1], allow_quantized_safe=True)
+        facts_of(safe, pair_folders[1])
+    facts = facts_of(safe, pair_folders[1], allow_quantized_safe=True)
     assert facts.quantization == {"safe": "fp8"}
     with pytest.raises(ValueError, match=r"both models are quantised \(fp8, fp8\)"):
-        PairFacts.of(safe, safe, allow_quantized_safe=True)
+        facts_of(safe, safe, allow_quantized_safe=True)
 
 
 def test_settings_arrive_as_they_were(pair_folders):
-    facts = PairFacts.of(*pair_folders, allow_quantized_safe=False)
-    settings = EngineSettings(facts=facts, limits=Limits(max_k=4.0, debt="none"), journal="j")
+    limits = Limits(rule=anchored.Anchored(K=40.0, debt="none"), max_k=4.0)
+    settings = EngineSettings(facts=facts_of(*pair_folders), limits=limits, journal="j")
     sent = json.loads(json.dumps({KEY: settings.to_json()}))
     assert EngineSettings.of(sent) == settings
     with pytest.raises(ValueError, match="not started for a pair"):
@@ -54,12 +66,9 @@ def test_settings_arrive_as_they_were(pair_folders):
     "wrong",
     [
         {"max_k": -1.0},
-        {"default_k": 5.0, "max_k": 4.0},
+        {"rule": anchored.Anchored(k=5.0), "max_k": 4.0},
+        {"max_total": math.nan},
         {"max_horizon": 0},
-        {"debt": "some"},
-        {"divergence": "renyi"},
-        {"budget": "all"},
-        {"debt_window": 0},
     ],
     ids=str,
 )

@@ -4,20 +4,11 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from recorded_runs import HOSTILE, record_run
 
 from anchored import event_bound
-from anchored.eval.analysis import evaluated
-from anchored.eval.analysis.budgets import acceptance, budget_trajectories, overlap_bound
-from anchored.eval.analysis.copied_spans import (
-    debt_deciles,
-    rank_correlation,
-    spend_and_copying,
-    start_positions,
-)
-from anchored.eval.analysis.divergences import prefix_ratios, step_divergences
+from anchored.eval.analysis.copied_spans import debt_deciles, start_positions
 from anchored.eval.analysis.evaluated import (
     character_overlap,
     copying_distribution,
@@ -25,10 +16,9 @@ from anchored.eval.analysis.evaluated import (
     judgement,
     precision_by_group,
 )
+from anchored.eval.analysis.ledgers import budget_trajectories, prefix_ratios, step_divergences
 from anchored.eval.analysis.recorded_run import RecordedRun
-from anchored.eval.analysis.registry import ANALYSES, analyses, write_analyses
-from anchored.eval.figures import style
-from anchored.eval.figures.distributions import density, tail
+from anchored.eval.analysis.run_report import analyses
 
 
 @pytest.fixture
@@ -83,46 +73,17 @@ def test_trajectories_are_of_the_longest_texts(run):
     assert (first["spent"], first["steps"], first["idle"]) == (0.75, 3, 1)
 
 
-def test_kept_draws_lie_above_what_spends_and_divergences_allow(run):
-    first, second = acceptance(run).rows
-    # One of three tokens of each text of k=1 is the risky model's own.
-    assert first["kept"].mean == pytest.approx(2 / 3)
-    spends = [0.0, 0.25, 0.5]
-    assert first["safe_overlap"] == pytest.approx(np.mean([*map(overlap_bound, spends)]))
-    # divergences.jsonl holds those of k=1: log 2 at each step.
-    assert first["risky_overlap"] == pytest.approx(1 - math.sqrt(math.log(2) / 2))
-    assert second["risky_overlap"] is None
-
-
-@pytest.mark.parametrize("nats", [0.0, 1e-9, 0.1, 1.0, 3.0, 50.0, math.inf])
-def test_the_overlap_of_two_coins_is_never_below_its_bound(nats):
-    # KL((1, 0) || (p, 1 - p)) = -log p, and 1 - TV = p.
-    assert 0.0 <= overlap_bound(nats) <= math.exp(-nats) + 1e-12
-
-
-def test_spends_are_related_to_copies(run):
-    rows = {row["setting"]: row for row in spend_and_copying(run).rows}
-    assert (rows["k=1"]["spent"], rows["k=1"]["word_lcs"]) == (0.75, 1.5)
-    assert math.isnan(rows["k=1"]["correlation"])  # both texts spent as much
-    assert rows["all of them"]["texts"] == 4
-
-
-def test_rank_correlation_shares_the_ranks_of_ties():
-    assert rank_correlation([1, 2, 3], [10, 20, 15]) == pytest.approx(0.5)
-    # Ranks 1.5, 1.5, 3, 4 and 1, 2, 3, 4.
-    assert rank_correlation([5, 5, 9, 12], [1, 2, 3, 4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
-
-
 def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
-    path = tmp_path / "factuality.json"
+    path = tmp_path / "elsewhere/factuality.json"
+    path.parent.mkdir()
     figures = {"macro": {"mean": 0.5, "std": None, "num_seeds": 1}}
     settings = [{"setting": "k=1", "by_group": {"rare": figures, "frequent": {"macro": None}}}]
     path.write_text(json.dumps({"judge": "factuality", "settings": settings}))
-    run = replace(run, named={"factuality": path})
+    run = replace(run, evaluation=path.parent)
     (row,) = precision_by_group(run).rows
     assert (row["k"], row["rare"].mean, row["frequent"]) == (1.0, 0.5, None)
     path.write_text('{"judge": "fluency"}')
-    with pytest.raises(ValueError, match=r"factuality\.json is not what anchored judge factual"):
+    with pytest.raises(ValueError, match=r"factuality\.json is not what anchored evaluate"):
         precision_by_group(run)
 
 
@@ -153,10 +114,8 @@ def test_characters_stand_beside_fluency_where_that_was_judged(run):
     assert alone.draw is None  # nothing has both figures
 
 
-def test_trade_offs_are_of_the_settings_that_have_both_figures(run, tmp_path, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(evaluated, "plot_methods", lambda panels, path, **more: seen.update(panels))
-    judgement("fluency", run).draw(tmp_path / "one.svg")
+def test_trade_offs_are_of_the_settings_that_have_both_figures(run):
+    seen = judgement("fluency", run).draw.args[0]
     points = {(own.role, own.method): (own.protection, own.utility) for own in seen[""]}
     assert points["safe", "p_s"] == points["anchored", "Anchored"] == (0.5, 4.0)
     assert math.isnan(points["risky", "p_r"][1])
@@ -191,27 +150,10 @@ def test_the_bound_says_how_likely_a_text_was_to_begin_with_its_reference(run):
     assert run.copy_probability(own, ledger) is None
 
 
-def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
-    assert tail([1, 2, 2, 4], 2) == ([2, 4], [0.75, 0.25])
-    for values in ([1.0, 2.0, 2.5], [3.0], [0.0, 0.0]):
-        points, densities = density(values)
-        assert np.trapezoid(densities, points) == pytest.approx(1, abs=0.01)
-
-
-def test_all_of_them_are_written_with_a_picture_each(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(style, "SUFFIXES", (".svg",))  # of pictures, which take longest
-    result = analyses(run)
-    assert list(result.found) == list(ANALYSES) and not result.not_measured
-    write_analyses(result.found, tmp_path / "analysis")
-    for name in result.found:
-        for suffix in ("md", "tex", "csv", "svg"):
-            assert (tmp_path / "analysis" / f"{name}.{suffix}").stat().st_size
-
-
 def test_what_a_run_does_not_hold_is_said_and_nothing_fails(tmp_path):
     folder = record_run(tmp_path / "run", measured=False, ledgers=False)
     result = analyses(RecordedRun(folder))
-    assert result.found == {}
+    assert result.sections == {}
     assert "no setting is the risky model alone" in result.not_measured["step_divergences"]
 
 

@@ -95,14 +95,15 @@ class World:
 @pytest.fixture
 def calibrated(monkeypatch, tmp_path):
     """Calibrate in a world, in a folder of its own."""
-    rows = [{"work": "0", "bound": 1.0, "spent": 0.5}, {"work": "1", "bound": 3.0, "spent": None}]
+    rows = [{"id": "0", "bound": 1.0, "spent": 0.5}, {"id": "1", "bound": 3.0, "spent": None}]
     monkeypatch.setattr(
         calibrating, "reference_log_probs", lambda experiment, pair: {"0": -5.0, "1": -1.0}
     )
     monkeypatch.setattr(calibrating, "generate_all", lambda experiment, pair: None)
+    monkeypatch.setattr(calibrating, "failed_generations", lambda experiment, setting: [])
     monkeypatch.setattr(calibrating, "read_all_prompts", lambda experiment, pair: None)
     monkeypatch.setattr(calibrating, "read_generations", lambda experiment, setting: rows)
-    monkeypatch.setattr(targets, "NUM_RESAMPLES", 100)
+    monkeypatch.setattr(targets, "NUM_RESAMPLES", 50)
 
     def calibrate_in(seed: int, **target):
         monkeypatch.setattr(calibrating, "copied_in", World(seed).copied)
@@ -119,10 +120,6 @@ def calibration(folder: Path, target: Target) -> Calibration:
         seeds=[0, 1, 2],
         max_new_tokens=8,
         repetition_penalty=1.0,
-        held_out={},
-        extra="",
-        num_excerpts=0,
-        excerpt_tokens=0,
     )
     search = Search(smallest=0.5, num_first=4, resolution=1.04)
     return Calibration(
@@ -130,25 +127,23 @@ def calibration(folder: Path, target: Target) -> Calibration:
     )
 
 
-def test_the_chosen_figure_is_optimistic_and_what_is_expected_is_less_so(calibrated, monkeypatch):
-    monkeypatch.setattr(targets, "NUM_RESAMPLES", 2)  # no interval has a say
-    found = [calibrated(seed, value=0.8) for seed in range(40)]
-    chosen, expected, fresh = (
-        np.mean([value(each) for each in found])
-        for value in (
-            lambda each: each.chosen.figure.value,
-            lambda each: each.expected.mean,
-            lambda each: each.check.figure.value,
-        )
-    )
-    assert min(each.chosen.figure.value for each in found) >= 0.8
-    assert chosen > fresh + 0.01 and abs(expected - fresh) < 0.5 * abs(chosen - fresh)
+def test_a_choice_by_the_mean_is_optimistic_and_a_strict_one_is_not(calibrated):
+    """Prompts are few here; fresh seeds see what the choice added."""
+    by_mean = [calibrated(seed, value=0.8, is_strict=False) for seed in range(12)]
+    assert min(each.chosen.figure.value for each in by_mean) >= 0.8
+    num_missed = sum(not each.check.is_met for each in by_mean)
+    assert num_missed >= 3  # about half of them
+    strict = [calibrated(seed, value=0.8) for seed in range(4)]
+    assert all(each.chosen.figure.low >= 0.8 for each in strict)
+    assert all(each.check.is_met and each.check.figure.value >= 0.8 for each in strict)
 
 
-def test_a_strict_choice_meets_its_target_on_fresh_seeds(calibrated):
-    found = [calibrated(seed, value=0.8, is_strict=True) for seed in range(6)]
-    assert all(each.chosen.figure.low >= 0.8 for each in found)
-    assert all(each.check.figure.value >= 0.8 for each in found)
+def test_few_prompts_are_warned_of(calibrated, monkeypatch, caplog):
+    calibrated(1)
+    assert "are few" not in caplog.text
+    monkeypatch.setattr(calibrating, "FEW_PROMPTS", 25)
+    calibrated(2)
+    assert "24 prompts are few" in caplog.text
 
 
 def test_bounds_say_how_often_a_reference_may_be_recited(calibrated):
@@ -157,6 +152,19 @@ def test_bounds_say_how_often_a_reference_may_be_recited(calibrated):
     assert found.chosen.recited == (event_bound(1.0, -5.0) + 1.0) / 2
     assert (found.chosen.bound, found.chosen.spent) == (2.0, None)
     assert found.alone[1].recited is None and found.alone[1].bound is None
+
+
+def test_a_generation_or_a_reference_that_fails_is_refused_by_setting_and_prompt(
+    calibrated, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(calibrating, "reference_log_probs", lambda experiment, pair: {"0": -5.0})
+        with pytest.raises(ValueError, match=r"^1: its reference has no probability under p_s"):
+            calibrated(1)
+    failed = [{"id": "3", "seed": 0, "error": "the risky model's logits are NaN"}]
+    monkeypatch.setattr(calibrating, "failed_generations", lambda experiment, setting: failed)
+    with pytest.raises(ValueError, match=r"^p_s, 3: the risky model's logits are NaN"):
+        calibrated(2)
 
 
 def test_a_reference_is_scored_as_far_as_a_generation_reaches(pair, tmp_path):

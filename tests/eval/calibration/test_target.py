@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from anchored.eval.calibration import target
 from anchored.eval.calibration.target import Figure, Target
 from anchored.eval.copying.metrics import METRICS
 from anchored.eval.statistics import bootstrap_interval, resampled_shares
@@ -29,8 +30,10 @@ def test_a_reduction_is_of_the_means_over_prompts_and_seeds():
     # Means: 5 of the setting, 23.5 and 1 of both models; the other metrics have no gap.
     assert figure.value == pytest.approx((23.5 - 5) / 22.5)
     assert figure.low < figure.value < figure.high <= 1.0
-    for alone, value in ((SAFE, 1.0), (RISKY, 0.0)):
-        assert Target().figure(alone, safe=SAFE, risky=RISKY)[:2] == pytest.approx((value, value))
+    unseen = 1 - 0.05 ** (1 / 4)  # so many of all prompts may be unlike these four
+    for alone, value, low in ((SAFE, 1.0, 1 - unseen), (RISKY, 0.0, 0.0)):
+        figure = Target().figure(alone, safe=SAFE, risky=RISKY)
+        assert figure == pytest.approx((value, low, value))
 
 
 def test_a_mean_copy_needs_neither_model():
@@ -52,18 +55,41 @@ def test_a_resample_without_a_gap_counts_as_the_worst():
 
 def test_strictness_asks_the_worse_end_of_the_interval():
     reduction = Figure(0.8, 0.7, 0.9)
-    assert Target(value=0.75).is_met(reduction)
-    assert not Target(value=0.75, is_strict=True).is_met(reduction)
+    assert Target(value=0.75, is_strict=False).is_met(reduction)
+    assert not Target(value=0.75).is_met(reduction)
     copy = Figure(5.0, 4.0, 7.0)
-    assert Target(metric="word_lcs", value=6.0).is_met(copy)
-    assert not Target(metric="word_lcs", value=6.0, is_strict=True).is_met(copy)
+    assert Target(metric="word_lcs", value=6.0, is_strict=False).is_met(copy)
+    assert not Target(metric="word_lcs", value=6.0).is_met(copy)
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
-@pytest.mark.parametrize("value", [0.5, 0.81, 0.9])
-def test_generations_meet_what_their_figure_meets(is_strict, value):
-    both, target = {"safe": SAFE, "risky": RISKY}, Target(value=value, is_strict=is_strict)
-    assert target.is_met_by(MIDDLE, **both) == target.is_met(target.figure(MIDDLE, **both))
+def test_what_no_prompt_showed_is_part_of_the_interval():
+    """Prompts that all copy nothing do not show that no prompt would copy."""
+    for count, most in ((8, 0.688), (16, 0.829), (40, 0.928)):
+        quiet, loud = copied(*[[1]] * count), copied(*[[41]] * count)
+        figure = Target().figure(quiet, safe=quiet, risky=loud)
+        assert figure.value == 1.0 and figure.low == pytest.approx(most, abs=1e-3)
+        longest = Target(metric="word_lcs", value=9.0).figure(quiet, safe=quiet, risky=loud)
+        assert longest[::2] == pytest.approx((1.0, 41 * (1 - most)), abs=0.05)
+
+
+def test_an_interval_of_rare_copying_holds_the_truth(monkeypatch):
+    """One prompt in ten is recited: resampling alone holds it in 57 of 100."""
+    monkeypatch.setattr(target, "NUM_RESAMPLES", 200)
+    generator, count, num_held = np.random.default_rng(4), 8, 0
+    safe, risky = copied(*[[0]] * count), copied(*[[40]] * count)
+    for is_recited in generator.random((200, count)) < 0.1:
+        setting = copied(*np.where(is_recited, 40, 0)[:, None].tolist())
+        figure = Target().figure(setting, safe=safe, risky=risky)
+        num_held += figure.low <= 0.9 <= figure.high
+    assert num_held >= 0.95 * 200
+
+
+def test_too_few_prompts_for_a_strict_target_are_refused():
+    with pytest.raises(ValueError, match="give more prompts, or --no-strict"):
+        Target().check_prompts(8)
+    Target().check_prompts(11)
+    Target(is_strict=False).check_prompts(1)
+    Target(metric="word_lcs", value=3.0).check_prompts(1)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,9 @@ import pytest
 from copying_cases import NUMBERS, number_words
 
 from anchored.eval.copying.literal import (
-    copying_quantiles,
     distribution,
     literal_copying,
     ncr_by_setting,
-    share_above,
 )
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.recorded_texts import RecordedText
@@ -28,14 +26,6 @@ def text(setting, seed, num_copied, place="0"):
 def test_quantiles_and_shares_show_the_few_that_copy_much():
     lengths = [2] * 90 + [7] * 5 + [21] * 4 + [51]
     scores = [copying_score(number_words(1, length), REFERENCE) for length in lengths]
-    assert [share_above(scores, number) for number in (6, 7, 20, 50, 51)] == [
-        0.10,
-        0.05,
-        0.05,
-        0.01,
-        0.0,
-    ]
-    assert copying_quantiles(scores)["word_lcs"] == {0.5: 2, 0.9: 2, 0.99: 21, 1.0: 51}
     plain = distribution(scores)
     assert plain["share_above"] == {"6": 0.10, "20": 0.05, "50": 0.01}
     assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
@@ -88,6 +78,30 @@ def test_settings_are_measured_by_seed_and_reduced_between_both_models():
     assert (ncr["p_r"].mean, ncr["p_s"].mean, ncr["k=1"].num_seeds) == (0, 1, 2)
     assert 0.5 < ncr["k=1"].mean < 1
     assert ncr_by_setting(list(found.values()), safe="p_s", risky="other") == {}
+
+
+def ncr_of(texts):
+    return ncr_by_setting(literal_copying(texts), safe="p_s", risky="p_r")
+
+
+def test_settings_are_reduced_over_the_texts_that_all_of_them_have():
+    """A setting with the risky model's very texts, of which those that copy have failed."""
+    copied = {"a": 40, "b": 30, "c": 1, "d": 0}
+    texts = [text("p_s", seed, 0, prompt) for seed in (0, 1) for prompt in copied]
+    texts += [text("p_r", seed, n, prompt) for seed in (0, 1) for prompt, n in copied.items()]
+    texts += [text("some", seed, n, p) for seed in (0, 1) for p, n in copied.items() if n < 40]
+    ncr = ncr_of(texts)
+    assert ncr["some"].mean == 0 and (ncr["some"].num_texts, ncr["some"].num_all_texts) == (6, 8)
+    assert ncr["some"].scope.endswith(" {6 of 8}") and ncr["p_s"].scope == ncr["p_r"].scope == ""
+    assert ncr["p_s"].mean == 1
+
+
+def test_seeds_are_paired_by_their_numbers():
+    texts = [text(setting, seed, n) for setting, n in (("p_s", 0), ("p_r", 40)) for seed in (0, 1)]
+    # Of the seeds 1 and 7 the risky model has drawn one alone.
+    ncr = ncr_of([*texts, text("one", 7, 40), text("one", 1, 20), text("none", 8, 0)])
+    assert 0 < ncr["one"].mean < 1 and (ncr["one"].num_seeds, ncr["one"].num_texts) == (1, 1)
+    assert math.isnan(ncr["none"].mean) and ncr["none"].scope == " {0 of 3}"
 
 
 def test_a_text_without_a_reference_is_refused_by_name():

@@ -1,7 +1,5 @@
 """Words of a text, and the spans that two texts share."""
 
-import string
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,17 +102,6 @@ def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
     found = words(text)
     assert [word.text for word in found] == text.lower().split()
     assert all(text[word.start : word.end].lower() == word.text for word in found)
-
-
-@given(st.text(alphabet="aB ,.-'\n"))
-def test_stripped_words_are_those_of_the_text_without_punctuation(text):
-    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
-    assert [word.text for word in words(text, tokenizer="strip_punctuation")] == bare.split()
-
-
-def test_limit_counts_words_that_are_left_after_stripping():
-    found = words("one - two", tokenizer="strip_punctuation", max_words=2)
-    assert [(word.text, word.start) for word in found] == [("one", 0), ("two", 6)]
 
 
 def test_typographic_quotes_are_no_foreign_letters():

@@ -5,20 +5,30 @@ import math
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from byte_pairs import tiny_byte_pair
 
-from anchored import Ledger, MemFree, ModelPair, PromptRatios, TokenSwap, event_bound
+from anchored import (
+    Decoder,
+    Ledger,
+    MemFree,
+    ModelPair,
+    PromptRatios,
+    SafeOnly,
+    TokenSwap,
+    event_bound,
+)
 from anchored.eval.experiments import generations
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import (
-    check_rules,
+    check_requests,
     generate_all,
     read_all_prompts,
     read_generations,
 )
 from anchored.eval.experiments.measures import MEASURES, measure, reference_log_probs
-from anchored.eval.experiments.results import terminal_report, write_results
+from anchored.eval.experiments.results import terminal_report, write_budget_results
 from anchored.eval.experiments.summary import VERBATIM, copy_probabilities, summarize
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
@@ -64,10 +74,25 @@ def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment,
     assert some.recited == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
     assert safe.recited < some.recited < more.recited <= 1
     own.write_rows("questions", [])
-    write_results(own, {"settings": {"seeds": [0, 1]}})
-    page = (own.folder / "side_by_side.html").read_text()
+    (own.folder / "prompts.jsonl").write_text('{"id": "0", "title": "W"}\n{"id": "1"}\n')
+    write_budget_results(own, {"settings": {"seeds": [0, 1]}})
+    page = (own.folder / "report.html").read_text()
     assert page.count("begins with the reference with p &lt;=") == 2 * 3  # texts with a bound
     assert "recited, at most" in (own.folder / "table.md").read_text()
+
+
+def test_a_reference_cut_without_its_space_is_bounded_with_and_without_it(experiment, pair):
+    """The event "begins with the reference" is two texts where the data set dropped the space."""
+    prompt = experiment.prompts[0]
+    cut = {"cut": "keeper", "whole": " keeper", "mark": ", he"}
+    prompts = [replace(prompt, id=name, prompt="the", reference=own) for name, own in cut.items()]
+    found = reference_log_probs(replace(experiment, prompts=prompts), pair)
+    (alone,) = Decoder(pair, SafeOnly()).score(
+        ["the"], [pair.encode_continuation("keeper")], temperature=0.7
+    )
+    both = np.logaddexp(alone.log_prob, found["whole"])
+    assert found["cut"] == pytest.approx(both) and found["cut"] > found["whole"]
+    assert len(found) == 3
 
 
 def test_prompts_without_a_reference_have_no_such_bound(experiment, pair, tmp_path):
@@ -81,10 +106,31 @@ def test_prompts_without_a_reference_have_no_such_bound(experiment, pair, tmp_pa
     assert copy_probabilities(none, none.settings[1]) == [None] * 4
 
 
+def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_not_measured(
+    experiment, pair, tmp_path
+):
+    own = replace(
+        experiment,
+        folder=tmp_path / "copy",
+        prompts=[replace(prompt, reference="") for prompt in experiment.prompts],
+        held_out={},
+        extra="",
+    )
+    shutil.copytree(experiment.folder, own.folder)
+    shutil.rmtree(own.folder / "measurements")
+    for name in ("copying", "utility", VERBATIM):
+        measure(own, name, pair)
+    own.write_rows("questions", [])
+    table = terminal_report(own, []).splitlines()
+    assert len(table[2:6]) == 4 and all(line.split()[1:9] == ["-"] * 8 for line in table[2:6])
+    assert "0.000" not in "".join(table[2:6]) and "bpb" not in table[0]
+    assert summarize(own)[0].as_json()["word_lcs"] is None
+
+
 def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):
     for setting in experiment.settings:
         rows = read_generations(experiment, setting)
-        assert [(row["work"], row["seed"]) for row in rows] == [
+        assert [(row["id"], row["seed"]) for row in rows] == [
             (prompt.id, seed) for seed in (0, 1) for prompt in experiment.prompts
         ]
         assert all((experiment.folder / row["ledger"]).is_file() for row in rows)
@@ -115,7 +161,7 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
     with pytest.raises(KeyboardInterrupt):
         generate_all(cut_off, pair)
     (unfinished,) = tmp_path.glob("generations/*.unfinished.jsonl")
-    unfinished.write_text(unfinished.read_text() + '{"work": "1", "se')  # as a full disk leaves it
+    unfinished.write_text(unfinished.read_text() + '{"id": "1", "se')  # as a full disk leaves it
     generate_all(cut_off, pair)
     assert len(calls) == 16 + 1  # what was under way is done again
     for setting in experiment.settings:
@@ -133,9 +179,9 @@ def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp
     for setting in experiment.settings:
         again, before = (read_generations(own, setting) for own in (ahead, experiment))
         assert again == before
-    check_rules(ahead, pair)
+    check_requests(ahead, pair)
     with pytest.raises(ValueError, match="were computed with another risky model"):
-        check_rules(ahead, ModelPair(pair.safe, pair.safe, pair.tokenizer))
+        check_requests(ahead, ModelPair(pair.safe, pair.safe, pair.tokenizer))
 
 
 def test_a_rule_that_cannot_decode_the_pair_is_refused_before_anything_is_generated(
@@ -143,7 +189,7 @@ def test_a_rule_that_cannot_decode_the_pair_is_refused_before_anything_is_genera
 ):
     swap = replace(experiment, folder=tmp_path, level="byte", settings=(Setting("a", TokenSwap()),))
     with pytest.raises(ValueError, match="cannot decode at byte level"):
-        check_rules(swap, pair)
+        check_requests(swap, pair)
 
 
 def test_bytes_and_the_risky_model_s_tokens_stand_side_by_side(experiment, tmp_path):
@@ -152,7 +198,7 @@ def test_bytes_and_the_risky_model_s_tokens_stand_side_by_side(experiment, tmp_p
     settings = (*budget_sweep([2.0]), Setting("swap", TokenSwap(words=["the", "of"])))
     both = replace(experiment, folder=tmp_path, settings=settings, seeds=[0], max_new_tokens=2)
     read_all_prompts(both, pair)
-    check_rules(both, pair)
+    check_requests(both, pair)
     generate_all(both, pair)
     measure(both, "utility", pair)
     found = {s.name: tmp_path / read_generations(both, s)[0]["ledger"] for s in settings}
@@ -197,12 +243,12 @@ def test_the_gap_between_the_two_models_is_that_of_the_extra_set(experiment):
 
 
 def test_results_hold_the_rows_and_what_the_caller_says(experiment):
-    write_results(experiment, {"schema": "test/1", "settings": {"seeds": [0, 1]}})
+    write_budget_results(experiment, {"schema": "test/1", "settings": {"seeds": [0, 1]}})
     results = json.loads((experiment.folder / "results.json").read_text())
     assert results["schema"] == "test/1"
     assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]
     assert results["recommended"] in ("k=0.5", "k=2")
-    for name in ("table.md", "side_by_side.html", "trade_off.svg", "budgets.png"):
+    for name in ("table.md", "report.html", "trade_off.svg", "budgets.png"):
         assert (experiment.folder / name).stat().st_size > 0
     table = terminal_report(experiment, ["a finding"])
     assert "bpb mixture  bpb extra" in table and table.endswith("\na finding\n")

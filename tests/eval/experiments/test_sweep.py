@@ -95,7 +95,6 @@ def test_settings_that_cannot_be_are_named(methods, message):
     [
         ({"methods": (ANCHORED, ANCHORED)}, "label 'Anchored' stands twice"),
         ({"methods": ()}, r"a sweep needs \[\[methods\]\], got none"),
-        ({"held_out": {}}, "held_out must be lists of files"),
         ({"held_out": {"a": [1]}}, "held_out must be lists of files"),
         ({"held_out": {"a": ["b"], "c": []}}, "held_out must be lists of files"),
         ({"utility": "other"}, "utility must be one of extra, got 'other'"),
@@ -149,13 +148,17 @@ prompts = "p"
 inputs = "there"
 held_out = { a = ["b"] }
 """
-    file.write_text(text + '[[methods]]\nrule = "system"\nlabel = "System"\n')
+    methods = '[[methods]]\nrule = "system"\nlabel = "System"\n'
+    file.write_text(text + methods)
     (tmp_path / "S").mkdir()
     sweep = load_sweep(file, inputs=tmp_path)
     assert sweep.model(sweep.safe) == tmp_path / "S" and sweep.path("p") == tmp_path / "p"
     assert str(sweep.model(sweep.risky)) == "org/name"  # of the Hub
     assert sweep.files == [tmp_path / "p", tmp_path / "b"] and sweep.utility_set == "a"
     assert str(load_sweep(file).path("p")) == "there/p"
+    other = tmp_path / "other.toml"
+    other.write_text('base = "a.toml"\nheld_out = { a = [] }\n')
+    assert load_sweep(other).held_out == {} and load_sweep(other).utility_set == ""
     file.write_text(text + "seed = [1]\n")
     with pytest.raises(ValueError, match=r"unknown config key seed \(did you mean seeds\?\)"):
         load_sweep(file)

@@ -1,9 +1,12 @@
 """Tables and choices of a sweep, from figures made by hand."""
 
+import json
 import math
 
 import pytest
 
+from anchored.eval.analysis.recorded_run import RecordedRun
+from anchored.eval.analysis.trade_offs import trade_off_points
 from anchored.eval.copying.metrics import METRICS
 from anchored.eval.copying.ncr import NcrStatistics
 from anchored.eval.experiments import sweep_results
@@ -96,25 +99,23 @@ def test_the_table_of_the_protected_has_a_row_a_method(files):
 
 
 def test_the_whole_table_has_the_paper_s_order_of_columns(files):
-    head, line = files["table.csv"].splitlines()[:2]
-    metrics = [name for metric in METRICS for name in (metric, f"{metric}_std")]
-    bits = ["bits_per_byte/mixture", "bits_per_byte/extra"]
-    names = ["setting", *metrics, "ncr", "ncr_std", *bits, "gap_closed", "spent", "bound"]
-    assert head.split(",") == names
-    figures = ["p_s", *["0.25", "0.125"] * 6, "1.0", "0.01", "3.0", "3.0", "0.5", "3.0", ""]
-    assert line.split(",") == figures
+    titles = files["table.md"].splitlines()[0].strip("| ").split(" | ")
+    assert titles[1:8] == ["ROUGE-1", "ROUGE-L", "word LCS", "char LCS", "ACS", "MinHash", "NCR"]
+    assert titles[8:] == ["bpb mixture", "bpb extra", "gap closed", "spent", "bound"]
     assert r"CP-Fuse & 0.250 (0.125) & 0.250 (0.125) &" in files["table.tex"]
     assert "| inf | inf | - |" in files["table.md"]
 
 
-def test_points_without_a_place_are_not_drawn_and_references_are_not_labelled(summaries):
+def test_points_without_a_place_are_not_drawn_and_references_are_not_labelled(summaries, tmp_path):
     results = {
-        "settings": {"utility": "extra"},
         "methods": sweep_results._about_methods(SWEEP),
-        "rows": [sweep_results._plain_row(summary) for summary in summaries],
+        "rows": [summary.as_json() for summary in summaries],
     }
-    points = sweep_results._points(results, "methods")
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    run = RecordedRun(tmp_path)
+    figures = [{row["setting"]: row[n] for row in run.rows} for n in ("ncr", "bits_per_byte/extra")]
+    points = trade_off_points(run, *figures)
     assert [point.label for point in points] == ["", "", "", "k=1", "k=2", "k=4"]
     assert [point.role for point in points] == ["safe", "risky", "baseline"] + ["anchored"] * 3
     assert math.isnan(points[2].utility) and points[3].utility == 2.75
-    assert sweep_results._points(results, "debt") == []
+    assert trade_off_points(run, *figures, figure="debt") == []

@@ -5,27 +5,28 @@ import math
 from dataclasses import replace
 
 import matplotlib
+import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from anchored import Anchored, Decoder, RiskyOnly, with_divergences
-from anchored.eval.figures import curves, series, trade_off
+from anchored.eval.figures import curves, distributions, intervals, trade_off
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
-    LossCurve,
     plot_budget_trajectories,
     plot_divergences,
-    plot_loss_curves,
 )
-from anchored.eval.figures.series import Series, plot_series
-from anchored.eval.figures.style import label_points
+from anchored.eval.figures.distributions import Series, density, plot_series, tail
+from anchored.eval.figures.intervals import (
+    CalibrationCurve,
+    CurvePoint,
+    plot_calibration,
+    plot_scores,
+)
 from anchored.eval.figures.trade_off import (
     NCR,
     Scale,
     TradeOffPoint,
     pareto_front,
-    plot_methods,
     plot_trade_off,
 )
 
@@ -40,21 +41,26 @@ POINTS = [
 TRAJECTORY = BudgetTrajectory(
     label="k=0.5", k=0.5, debt=0.8, bound=1.2, spends=[0, 0.2, 0.5, 0.4], accepted=[1, 0, 1, 0]
 )
-CURVE = LossCurve(label="safe", role="safe", steps=[0, 10, 20], losses_nats=[5.0, 3.0, 2.5])
+
+
+def plot_points(points, path):
+    """One panel of them, fewer bits per byte being better."""
+    utility = Scale.bits_per_byte("held-out extra")
+    plot_trade_off({"": points} if points else {}, path, title="T", utility=utility, num_seeds=3)
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """The axes of each figure that was saved."""
     axes = []
-    save = trade_off.save_figure
 
-    def keep_and_save(figure, path):
+    def keep(figure, path):
         axes.extend(figure.axes)
         save(figure, path)
 
-    for module in (curves, trade_off):
-        monkeypatch.setattr(module, "save_figure", keep_and_save)
+    save = trade_off.save_figure
+    for module in (curves, trade_off, intervals, distributions):
+        monkeypatch.setattr(module, "save_figure", keep)
     return axes
 
 
@@ -63,26 +69,13 @@ def line_of(axes, label):
     return line
 
 
-def test_trade_off_joins_the_points_of_k_and_puts_better_up_and_right(drawn, tmp_path):
-    plot_trade_off(POINTS, tmp_path / "trade_off.png", num_seeds=3)
-    (axes,) = drawn
-    assert line_of(axes, "Anchored Decoding").get_xydata().tolist() == [[0.99, 2.38], [0.6, 2.1]]
-    assert line_of(axes, "risky model").get_linestyle() == "None"
-    (bottom, top), (left, right) = axes.get_ylim(), axes.get_xlim()
-    assert bottom > top and left < right  # fewer bits per byte are higher up
-    assert {"p_s", "k=0.1", "k=2", "p_r"} <= {text.get_text() for text in axes.texts}
-    figure = axes.get_figure(root=True)
-    assert "k nats a token" in figure.get_suptitle()
-    assert "standard deviation over 3 seeds" in figure.get_supxlabel()
-
-
 @pytest.mark.parametrize(
     ("counts", "scope"),
-    [((6, 6), ""), ((4, 4), " over 4 of 6 metrics"), ((4, 6), " over 4 or 6 of 6 metrics")],
+    [((6, 6), ""), ((4, 6), " over 4 or 6 of 6 metrics")],
 )
 def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, counts, scope):
     points = [replace(POINTS[-i], num_metrics=n) for i, n in enumerate(counts, 1)]  # without bars
-    plot_trade_off(points, tmp_path / "trade_off.png", num_seeds=3)
+    plot_points(points, tmp_path / "trade_off.svg")
     assert drawn[0].get_xlabel() == f"normalized copying reduction{scope} (1 = safe model)"
     assert "standard deviation" not in drawn[0].get_figure(root=True).get_supxlabel()
 
@@ -122,17 +115,19 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
         "Two": [*ours, point("n=1", 0.3, 2.3, "NoDebt"), point("n=2", 0.5, 2.1, "NoOpt")],
     }
     options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra"), "num_seeds": 3}
-    for name in ("first.svg", "second.svg"):
-        plot_methods(panels, tmp_path / name, **options)
-    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
-    one, two = drawn[:2]
-    assert line_of(one, "Anchored").get_xydata().tolist() == [[0.9, 2.2], [0.4, 2.0]]
+    plot_trade_off(panels, tmp_path / "methods.svg", **options)
+    one, two = drawn
+    line = line_of(one, "Anchored: k=1, 9")
+    assert line.get_xydata().tolist() == [[0.9, 2.2], [0.4, 2.0]] and line.get_linestyle() == "-"
     assert line_of(one, "Pareto front").get_xydata().tolist() == [[0.4, 2.0], [0.9, 2.2]]
     looks = [(line.get_color(), line.get_marker()) for line in one.get_lines()]
-    again = line_of(two, "NoOpt")
+    again = line_of(two, "NoOpt: n=2")
     assert (again.get_color(), again.get_marker()) in looks
-    assert line_of(two, "NoDebt").get_color() != again.get_color()
+    assert line_of(two, "NoDebt: n=1").get_color() != again.get_color()
     assert {"k=1", "k=9"} <= {text.get_text() for text in one.texts} and one.get_title("left")
+    (legend,) = one.get_figure(root=False).legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["Anchored: k=1, 9", "NoOpt: n=2", "NoDebt: n=1", "Pareto front"]
     (left, right), (bottom, top) = one.get_xlim(), one.get_ylim()
     span = one.patches[0].get_extents().transformed(one.transData.inverted())
     assert (span.x0, span.x1) == pytest.approx((0.75, right)) and left < 0.75 and bottom > top
@@ -141,32 +136,38 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plot", "figures", "suffix", "magic"),
-    [
-        (plot_trade_off, POINTS, ".svg", b"<?xml"),
-        (plot_loss_curves, [CURVE], ".png", b"\x89PNG"),
-        (plot_loss_curves, [CURVE], ".pdf", b"%PDF"),
-    ],
+    ("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")]
 )
-def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, plot, figures, suffix, magic):
+def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, suffix, magic):
     first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
-    plot(figures, first)
-    plot(figures, second)
+    with matplotlib.rc_context({"font.size": 3, "legend.frameon": True}):
+        plot_budget_trajectories([TRAJECTORY], first)
+        assert matplotlib.rcParams["font.size"] == 3 and matplotlib.rcParams["legend.frameon"]
+    plot_budget_trajectories([TRAJECTORY], second)
     assert first.read_bytes().startswith(magic)
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_pictures_have_a_title_and_name_what_k_is_given_for(drawn, tmp_path):
-    plot_trade_off(POINTS, tmp_path / "trade_off.png", symbol="byte")
-    plot_budget_trajectories([TRAJECTORY], tmp_path / "budgets.png", symbol="byte")
-    trade_off, budgets = (axes.get_figure(root=True) for axes in drawn)
-    assert "k nats a byte" in trade_off.get_suptitle()
-    assert budgets.get_suptitle() and "with every byte" in budgets.get_supxlabel()
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        (["k=0.1", "k=2"], "Anchored: k=0.1, 2"),
+        (["a=1, b=2", "a=1, b=3"], "Anchored: a=1, b=2, a=1, b=3"),
+        (["n=1", "m=2"], "Anchored: n=1, m=2"),
+        (["", ""], "Anchored"),
+        ([f"k={n}" for n in range(20)], "Anchored: k=0, 1, 2, 3, 4, 5, 6, 7, 8,\n9, 10, 11, 12, "),
+    ],
+)
+def test_the_legend_names_the_settings_of_a_method_in_their_order(labels, name):
+    points = [point(label, 0.5, 2.0, "Anchored", "anchored") for label in labels]
+    assert trade_off._legend_name(points).startswith(name)
 
 
 def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp_path):
-    plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.png")
+    plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.svg", symbol="byte")
     (axes,) = drawn
+    whole = axes.get_figure(root=True)
+    assert whole.get_suptitle() and "with every byte" in whole.get_supxlabel()
     (debt,) = axes.collections  # lies between what accrues and the allowance
     accrued, allowance = [(1, 0.5), (4, 2.0)], [(1, 0.0), (4, 1.2)]
     assert debt.get_label() == "debt" and "debt 0.8, bound 1.2 nats" in axes.get_title()
@@ -180,7 +181,7 @@ def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp
 
 def test_other_schedules_are_drawn_as_they_are(drawn, tmp_path):
     fixed, other = (replace(TRAJECTORY, schedule=name) for name in ("fixed", "global"))
-    plot_budget_trajectories([fixed, other], tmp_path / "budget.png")
+    plot_budget_trajectories([fixed, other], tmp_path / "budget.svg")
     # Fixed: k above what was spent before. Global: all of the bound from the first token on.
     assert line_of(drawn[0], "allowance").get_ydata() == pytest.approx([0.5, 0.5, 0.7, 1.2])
     assert line_of(drawn[1], "allowance").get_ydata() == pytest.approx([1.2] * 4)
@@ -203,7 +204,7 @@ def test_a_text_without_a_bound_has_no_budget_to_draw(pair):
         BudgetTrajectory.of("text", result.ledger)
 
 
-@pytest.mark.parametrize(("count", "num_panels"), [(1, 1), (4, 4), (5, 6)])
+@pytest.mark.parametrize(("count", "num_panels"), [(1, 1), (5, 6)])
 def test_each_generation_has_a_panel_be_it_without_tokens(drawn, tmp_path, count, num_panels):
     empty = BudgetTrajectory(label="k=0", k=0, debt=0, bound=0, spends=[], accepted=[])
     plot_budget_trajectories([TRAJECTORY] * (count - 1) + [empty], tmp_path / "budget.svg")
@@ -211,81 +212,15 @@ def test_each_generation_has_a_panel_be_it_without_tokens(drawn, tmp_path, count
     assert sum(axes.axison for axes in drawn) == count
 
 
-def test_losses_are_drawn_raw_and_smooth_in_the_colour_of_their_model(drawn, tmp_path):
-    later = replace(CURVE, label="safe, later")
-    plot_loss_curves([CURVE, later, replace(CURVE, role="risky", label="r")], tmp_path / "loss.png")
-    assert [list(line.get_ydata()) for line in drawn[0].get_lines()] == [[5.0, 3.0, 2.5]] * 6
-    first, later, risky = (line_of(drawn[0], label) for label in ("safe", "safe, later", "r"))
-    assert first.get_color() == later.get_color() != risky.get_color()
-    assert first.get_linestyle() != later.get_linestyle()
-
-
-def test_running_mean_is_centred_and_keeps_a_straight_line():
-    straight = [float(value) for value in range(20)]
-    assert curves._running_mean(straight, 3)[3:-3] == pytest.approx(straight[3:-3])
-    assert curves._running_mean([4.0, 0.0, 2.0], 1) == [2.0, 2.0, 1.0]
-
-
-@pytest.fixture
-def unit_square():
-    """Axes of which one unit is the whole picture."""
-    figure = Figure(layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    return axes
-
-
-def label_boxes(axes, positions, labels, **changes):
-    annotations = label_points(axes, positions, labels, **changes)
-    return [matplotlib.text.Text.get_window_extent(each) for each in annotations]
-
-
-def test_labels_of_a_crowd_do_not_overlap(unit_square):
-    crowd = [(0.5, 0.5), (0.51, 0.5), (0.5, 0.51), (0.51, 0.51)]
-    boxes = label_boxes(unit_square, crowd, ["k=0.1", "k=0.2", "k=0.5", "k=1"])
-    assert not any(boxes[i].overlaps(boxes[j]) for i in range(4) for j in range(i))
-
-
-def test_labels_keep_off_lines_between_their_corners(unit_square):
-    line = [(0.0, 0.5), (1.0, 0.5)]
-    (box,) = label_boxes(unit_square, [(0.5, 0.5)], ["k=0.1"], lines=[line])
-    _, y = unit_square.transData.transform((0.5, 0.5))
-    assert not box.y0 < y < box.y1
-
-
-def test_a_label_lies_nearer_to_its_own_point_than_to_others(unit_square):
-    points = [(0.5, 0.5), (0.55, 0.48)]
-    line = [(0.0, 0.5), (1.0, 0.5)]  # pushes the first label up, to the right above the second
-    box, _ = label_boxes(unit_square, points, ["k=8", "k=4"], lines=[line])
-    centre = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
-    own, other = unit_square.transData.transform(points)
-    assert math.dist(centre, own) < math.dist(centre, other)
-
-
-def test_matplotlib_settings_are_left_as_they_were(tmp_path):
-    with matplotlib.rc_context({"font.size": 3, "legend.frameon": True}):
-        plot_loss_curves([CURVE], tmp_path / "loss.png")
-        assert matplotlib.rcParams["font.size"] == 3
-        assert matplotlib.rcParams["legend.frameon"]
-
-
-def plot_nothing_of_methods(points, path):
-    plot_methods({"One": points}, path, title="", utility=Scale(""))
-
-
-@pytest.mark.parametrize(
-    "plot",
-    [plot_trade_off, plot_budget_trajectories, plot_loss_curves, plot_nothing_of_methods],
-)
+@pytest.mark.parametrize("plot", [plot_points, plot_budget_trajectories])
 def test_a_picture_of_nothing_is_refused(plot, tmp_path):
     with pytest.raises(ValueError, match="at least one"):
         plot([], tmp_path / "nothing.png")
 
 
 def test_unknown_file_types_and_unequal_steps_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got .*loss\.jpg"):
-        plot_loss_curves([CURVE], tmp_path / "loss.jpg")
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got .*budget\.jpg"):
+        plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.jpg")
     with pytest.raises(ValueError, match="one value per step, got 2 and 1"):
         BudgetTrajectory(label="", k=1, debt=0, bound=1, spends=[0, math.inf], accepted=[True])
 
@@ -305,17 +240,50 @@ def test_divergences_of_a_ledger_are_drawn_step_by_step(drawn, pair, tmp_path):
     assert risky_safe == pytest.approx(finite, nan_ok=True)
 
 
-def test_a_legend_of_many_names_is_not_cut_off(monkeypatch, tmp_path):
-    figures = []
-    save = series.save_figure
-
-    def keep_and_save(figure, path):
-        figures.append(figure)
-        save(figure, path)
-
-    monkeypatch.setattr(series, "save_figure", keep_and_save)
+def test_a_legend_of_many_names_is_not_cut_off(drawn, tmp_path):
     curves = {f"setting {n}": Series([1.0, 2.0], [0.5, n]) for n in range(30)}
-    plot_series({"": curves}, tmp_path / "many.png", title="T", x_label="x", y_label="y")
-    (legend,), whole = figures[0].legends, figures[0].get_figure(root=True)
+    plot_series({"": curves}, tmp_path / "many.svg", title="T", x_label="x", y_label="y")
+    (legend,), whole = drawn[0].get_figure(root=False).legends, drawn[0].get_figure(root=True)
     box = legend.get_window_extent()
     assert box.y0 >= 0 and box.y1 <= whole.bbox.y1
+
+
+def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
+    assert tail([1, 2, 2, 4], 2) == ([2, 4], [0.75, 0.25])
+    for values in ([1.0, 2.0, 2.5], [3.0], [0.0, 0.0]):
+        points, densities = density(values)
+        assert np.trapezoid(densities, points) == pytest.approx(1, abs=0.01)
+
+
+def test_every_k_of_a_calibration_has_a_point_and_the_chosen_one_a_circle(drawn, tmp_path):
+    points = [
+        CurvePoint(k=0.5, value=1.0, low=0.99, high=1.0),
+        CurvePoint(k=2.0, value=0.8, low=-math.inf, high=0.9),
+        CurvePoint(k=8.0, value=0.3, low=0.1, high=0.5),
+    ]
+    fresh = replace(points[1], value=0.7)
+    curve = CalibrationCurve(points=points, chosen=2.0, target=0.75, figure_name="NCR", fresh=fresh)
+    plot_calibration(curve, tmp_path / "c.svg", caption="Bars: intervals.")
+    (axes,) = drawn
+    lines = [line.get_xydata().tolist() for line in axes.get_lines()]
+    assert [[0.5, 1.0], [2.0, 0.8], [8.0, 0.3]] in lines and [[2.0, 0.8]] in lines
+    assert axes.get_xscale() == "log" and axes.get_ylabel() == "NCR"
+    with pytest.raises(ValueError, match="the chosen k, 3, is none of the measured ones"):
+        plot_calibration(replace(curve, chosen=3.0), tmp_path / "c.svg", caption="")
+
+
+def test_every_model_has_a_bar_at_every_benchmark(drawn, tmp_path):
+    scores = {
+        "ours": [(0.5, 0.02), (0.25, math.nan)],
+        "theirs": [(0.4, 0.02), (math.nan, math.nan)],
+    }
+    plot_scores(scores, ["A", "B"], tmp_path / "scores.svg", title="Two models")
+    (axes,) = drawn
+    bars = axes.containers[1::2]  # behind each, the errors of its figures
+    heights = [[bar.get_height() for bar in model.patches] for model in bars]
+    assert heights == [[0.5, 0.25], [0.4, pytest.approx(math.nan, nan_ok=True)]]
+    assert len({bar.get_x() for bar in axes.patches}) == 4
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["A", "B"]
+    for some, benchmarks in (({}, ["A"]), (scores, [])):
+        with pytest.raises(ValueError, match="needs a model and a benchmark"):
+            plot_scores(some, benchmarks, tmp_path / "none.svg", title="None")

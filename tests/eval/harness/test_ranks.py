@@ -84,17 +84,17 @@ def test_each_process_has_a_device_of_its_own(second_of_two, monkeypatch, caplog
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     arguments = HarnessArguments.of(NAMES, {"device": "cuda:0"})
-    assert arguments.pair["device"] == "cuda:1" and arguments.divides_requests
+    assert arguments.pair.device == "cuda:1" and arguments.divides_requests
     chosen = HarnessArguments.of(NAMES | {"device": "cuda:0"}, {"device": "cuda:0"})
-    assert chosen.pair["device"] == "cuda:0"
+    assert chosen.pair.device == "cuda:0"
     split = HarnessArguments.of(NAMES | {"tp_size": 2}, {"device": "cuda:0"})
-    assert "device" not in split.pair and not split.divides_requests
+    assert split.pair.device is None and not split.divides_requests
 
 
 def test_processes_without_cuda_say_nothing_and_stay_on_the_cpu(second_of_two, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with caplog.at_level(logging.WARNING):
-        assert HarnessArguments.of(NAMES, {"device": "cuda:0"}).pair["device"] == "cpu"
+        assert HarnessArguments.of(NAMES, {"device": "cuda:0"}).pair.device == "cpu"
     assert not caplog.messages
 
 

@@ -17,7 +17,7 @@ def chat_client() -> Callable[..., Any]:
     from anchored.eval.quality.chat_client import ChatClient, Endpoint
 
     def make(server: ChatServer, folder: Path, **options: Any) -> ChatClient:
-        requests = PaidRequests(folder, max_retries=2, first_wait_s=0.01)
+        requests = PaidRequests(folder)
         endpoint = Endpoint(model="judge", base_url=server.url, timeout_s=60.0)
         return ChatClient(endpoint, requests, api_key=None, **options)
 

@@ -23,10 +23,11 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def client(server, folder, *, max_retries=4, timeout_s=30.0, key="secret-key", **options):
-    requests = PaidRequests(folder, max_retries=max_retries, first_wait_s=0.01)
+    requests = PaidRequests(folder)
     prices = {"price_in": 2.0, "price_out": 8.0}
     endpoint = Endpoint(model="judge", base_url=server.url, timeout_s=timeout_s, **prices)
-    return ChatClient(endpoint, requests, api_key=key, **options)
+    options = {"api_key": key, "max_retries": max_retries, **options}
+    return ChatClient(endpoint, requests, **options)
 
 
 def test_an_answer_is_paid_for_once_and_its_tokens_are_counted(tmp_path):
@@ -55,29 +56,28 @@ def test_an_answer_is_paid_for_once_and_its_tokens_are_counted(tmp_path):
     assert "about hello" in kept and "secret" not in kept
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        Say(status=429, raw="{}"),
-        Say(status=500, raw="oops"),
-        Say(status=503, raw="<html>busy</html>", headers={"Content-Type": "text/html"}),
-        Say(raw='{"choices": []}'),
-        Say(raw='{"choices": [{"message"'),
-        Say(raw="[]"),
-    ],
-    ids=["429", "500", "503", "no choices", "broken json", "no object"],
-)
-def test_what_may_pass_is_tried_again(bad, tmp_path):
-    with chat_server(in_turn([bad, bad, Say("well")])) as server:
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_what_may_pass_is_tried_again(status, tmp_path):
+    busy = Say(status=status, raw="<html>busy</html>", headers={"Content-Type": "text/html"})
+    with chat_server(in_turn([busy, Say("well")])) as server:
         asked = client(server, tmp_path)
         assert asked.complete(HELLO, SAMPLING) == "well"
-    assert asked.usage()["requests"][server.url] == {"asked": 1, "sent": 3, "retried": 2}
-    assert len(server.requests) == 3
+    assert asked.usage()["requests"][server.url] == {"asked": 1, "sent": 1}
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("raw", ['{"choices": []}', '{"choices": [{"message"', "[]"])
+def test_a_malformed_reply_is_a_failure_and_not_kept(raw, tmp_path):
+    with chat_server(in_turn([Say(raw=raw), Say("well")])) as server:
+        asked = client(server, tmp_path)
+        with pytest.raises(RequestFailed, match="malformed reply"):
+            asked.complete(HELLO, SAMPLING)
+        assert asked.complete(HELLO, SAMPLING) == "well"
 
 
 def test_a_slow_answer_is_given_up_and_asked_for_again(tmp_path):
-    with chat_server(in_turn([Say("late", after_s=30.0), Say("well")])) as server:
-        patient = client(server, tmp_path, timeout_s=1.0, max_retries=30)
+    with chat_server(in_turn([Say("late", after_s=1.5), Say("well")])) as server:
+        patient = client(server, tmp_path, timeout_s=0.5)
         assert patient.complete(HELLO, SAMPLING) == "well"
 
 
@@ -88,30 +88,16 @@ def test_a_rate_limit_is_waited_out_as_the_service_asks(form, tmp_path):
     limited = Say(status=429, raw="{}", headers={"Retry-After": value})
     with chat_server(in_turn([limited, Say("well")])) as server:
         assert client(server, tmp_path).complete(HELLO, SAMPLING) == "well"
-        assert time.monotonic() - start >= 0.9  # backoff by itself would wait for 0.01 s
-
-
-def test_a_wait_of_hours_is_a_failure(tmp_path):
-    limited = Say(status=429, raw="{}", headers={"Retry-After": "7200"})
-    with (
-        chat_server(in_turn([limited])) as server,
-        pytest.raises(RequestFailed, match="status 429"),
-    ):
-        client(server, tmp_path).complete(HELLO, SAMPLING)
-    assert len(server.requests) == 1
+        assert time.monotonic() - start >= 0.9
 
 
 def test_a_failure_is_not_kept(tmp_path):
     with chat_server(in_turn([Say(status=500, raw="oops")])) as server:
-        asked = client(server, tmp_path, max_retries=2)
+        asked = client(server, tmp_path, max_retries=1)
         with pytest.raises(RequestFailed, match="status 500: 'oops'"):
             asked.complete(HELLO, SAMPLING)
-        assert asked.usage()["requests"][server.url] == {
-            "asked": 1,
-            "sent": 3,
-            "retried": 2,
-            "failed": 1,
-        }
+        assert len(server.requests) == 2
+        assert asked.usage()["requests"][server.url] == {"asked": 1, "sent": 1, "failed": 1}
         server.script = in_turn([Say("well")])
         assert client(server, tmp_path).complete(HELLO, SAMPLING) == "well"
 

@@ -11,7 +11,6 @@ from anchored.eval.report.tables import (
     SETTING_COLUMN,
     Column,
     bits_per_byte_column,
-    csv_table,
     html_table,
     latex_table_of_parts,
     markdown_table,
@@ -67,6 +66,11 @@ def test_an_ncr_over_fewer_metrics_than_all_is_marked_and_the_mark_explained():
         "[n of 6]: over metrics in which the risky model copies more",
     ]
     assert len(terminal_table(rows[:1], COLUMNS[1:2]).splitlines()) == 4
+    few = [{"ncr": NcrStatistics(0.9, math.nan, 1, 6, 30, 40)}]
+    assert terminal_table(few, COLUMNS[1:2]).splitlines()[2:] == [
+        "0.900 {30 of 40}",
+        "{n of N}: over the texts that the setting and both models alone have",
+    ]
 
 
 def test_bars_are_escaped_single_values_have_no_note_and_a_table_has_columns():
@@ -146,14 +150,3 @@ def test_an_html_table_has_every_cell_escaped_and_says_what_brackets_mean():
     assert "<tr><th>setting</th><th>NCR</th>" in html
     assert "<tr><td>&lt;b&gt;&amp;</td><td>-</td><td>-</td><td>-</td></tr>" in html
     assert html.endswith("mean (standard deviation) over 3 seeds</p>")
-
-
-def test_a_csv_table_has_unrounded_figures_and_a_column_of_deviations():
-    rows = [*ROWS, {"setting": "MemFree, n=3", "ncr": NcrStatistics(0.25, math.nan, 1, 6)}]
-    assert csv_table(rows, COLUMNS).splitlines() == [
-        "setting,ncr,ncr_std,bits_per_byte/extra,bits_per_byte/extra_std,count",
-        "p_s,1.0,,2.41234,,16",
-        f"k = 0.5,{over_seeds([0.9, 0.92, 0.94]).mean},{over_seeds([0.9, 0.92, 0.94]).std},,,",
-        "p_r,,,2.0,,16",
-        '"MemFree, n=3",0.25,,,,',
-    ]

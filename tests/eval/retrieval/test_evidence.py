@@ -16,8 +16,8 @@ from anchored.eval.retrieval.evidence import (
 
 
 def search(server, folder, **options):
-    requests = PaidRequests(folder, max_retries=3, first_wait_s=0.01)
-    return SerperSearch(requests, api_key="secret", url=server.url, **options)
+    requests = PaidRequests(folder)
+    return SerperSearch(requests, api_key="secret", url=server.url, max_retries=1, **options)
 
 
 def results(*snippets):
@@ -26,12 +26,12 @@ def results(*snippets):
 
 
 def test_a_search_is_paid_for_once_with_its_key_in_the_header_alone(tmp_path):
-    script = in_turn([Say(status=429, raw="{}"), Say(raw="[3]"), results("a", "b", "c")])
+    script = in_turn([Say(status=429, raw="{}"), results("a", "b", "c")])
     with chat_server(script) as server:
         found = search(server, tmp_path, count=2).evidence("Ada met Bo.")
         assert found == [Evidence("ta", "la", "a"), Evidence("tb", "lb", "b")]
         assert search(server, tmp_path, count=2).evidence("Ada met Bo.") == found
-    assert server.requests == [{"q": "Ada met Bo.", "num": 2}] * 3 and server.keys == {"secret"}
+    assert server.requests == [{"q": "Ada met Bo.", "num": 2}] * 2 and server.keys == {"secret"}
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     assert "Ada met Bo." in kept and "secret" not in kept
     assert search(server, tmp_path).record() == {
@@ -44,6 +44,9 @@ def test_a_search_is_paid_for_once_with_its_key_in_the_header_alone(tmp_path):
 def test_a_search_may_find_nothing_fail_or_be_refused(tmp_path):
     with chat_server(in_turn([Say(raw='{"organic": []}')])) as server:
         assert search(server, tmp_path).evidence("a") == []
+        server.script = in_turn([Say(raw="[3]")])
+        with pytest.raises(RequestFailed, match="malformed reply"):
+            search(server, tmp_path).evidence("b")
         server.script = in_turn([Say(status=500, raw="oops")])
         with pytest.raises(RequestFailed, match="status 500: 'oops'"):
             search(server, tmp_path).evidence("b")

@@ -1,13 +1,12 @@
 """The chunked loss is torch's cross entropy, gradients included, in a fraction of the memory."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anchored.pretrain.model.loss import (
     IGNORE_INDEX,
@@ -88,29 +87,23 @@ def test_shapes_that_do_not_fit_are_refused():
         chunked_cross_entropy(hidden, weight, labels, chunk_tokens=0)
 
 
-MEMORY_PROGRAM = """
-import pathlib, re, torch
-import torch.nn.functional as F
-from anchored.pretrain.model.loss import chunked_cross_entropy
-def peak_kib():  # of this program alone: getrusage would count its parent's too
-    return int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
-hidden = torch.randn(256, 8, requires_grad=True)
-weight = torch.randn(128_256, 8, requires_grad=True)
-labels = torch.randint(128_256, (256,))
-before = peak_kib()
-chunked_cross_entropy(hidden, weight, labels, chunk_tokens=16).backward()
-print(peak_kib() - before)
-F.cross_entropy(hidden @ weight.T, labels, reduction="sum").backward()
-print(peak_kib() - before)
-"""
+class LargestTensor(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor has that any operation gives."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        output = operation(*args, **(kwargs or {}))
+        sizes = [one.numel() for one in pytree.tree_leaves(output) if torch.is_tensor(one)]
+        self.numel = max(self.numel, *sizes, 0)
+        return output
 
 
-def test_the_logits_of_a_large_vocabulary_never_exist_at_once():
-    # 256 x 128,256 float32 logits are 125 MiB, and torch holds three of their size. A chunk of 16
-    # is 7.8 MiB, in at most four forms, beside three weight gradients of 3.9 MiB; what threads and
-    # the allocator keep differs by tens of MiB from run to run.
-    command = [sys.executable, "-c", MEMORY_PROGRAM]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    chunked, plain = (int(line) / 1024 for line in output.splitlines())
-    assert plain > 250
-    assert chunked < 125
+def test_the_logits_of_all_tokens_never_exist_at_once():
+    hidden, weight, labels = inputs(256, 1000)
+    largest = []
+    for function in (chunked(20), plain):
+        with LargestTensor() as mode:
+            function(hidden, weight, labels).backward()
+        largest.append(mode.numel)
+    assert largest == [20 * 1000, 256 * 1000]

@@ -9,7 +9,7 @@ import pytest
 
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.tokens.manifest import Manifest
+from anchored.pretrain.tokens.shards import Manifest
 from anchored.pretrain.tokens.writer import write_token_shards
 
 SEQ_LEN = 32

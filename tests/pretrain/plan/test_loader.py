@@ -7,11 +7,9 @@ from itertools import islice
 import pytest
 import torch
 
-from anchored.pretrain.job_config import JobConfig
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.plan.loader import SequenceLoader
 from anchored.pretrain.plan.order import KeyedPermutation
-from anchored.pretrain.run import train_spec
 
 GLOBAL_BATCH = 8
 SEQ_LEN = 16
@@ -64,17 +62,10 @@ def test_any_number_of_ranks_reads_the_same_sequences_in_the_same_order(
 
 
 @pytest.mark.parametrize("step", range(0, 15, 7))
-@pytest.mark.parametrize("world_sizes", [(1, 1), (1, 4), (8, 2)])
-def test_a_state_resumes_at_any_step_on_any_number_of_ranks(plan, step, world_sizes):
-    before, after = (loaders(plan, world_size, 1) for world_size in world_sizes)
-    expected = global_steps(loaders(plan, 1, 8), step + 3)[step:]
-    global_steps(before, step)
-    states = [loader.state_dict() for loader in before]
-    assert all(state == states[0] for state in states)
-    assert states[0] == {"plan_hash": plan.hash, "next_sequence": step * GLOBAL_BATCH}
-    for loader in after:
-        loader.load_state_dict(states[0])
-    assert global_steps(after, 3) == expected
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_reading_goes_on_at_any_step_on_any_number_of_ranks(plan, step, world_size):
+    after = loaders(plan, world_size, 1, first_sequence=step * GLOBAL_BATCH)
+    assert global_steps(after, 3) == global_steps(loaders(plan, 1, 8), step + 3)[step:]
 
 
 @pytest.mark.parametrize("position", [0, 8, 10**9])
@@ -85,12 +76,10 @@ def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, p
     monkeypatch.setattr(
         KeyedPermutation, "__getitem__", lambda order, i: places.append(i) or permuted(order, i)
     )
-    (loader,) = loaders(plan, 1, 2, num_prefetched=3)
-    loader.load_state_dict({"plan_hash": plan.hash, "next_sequence": position})
+    (loader,) = loaders(plan, 1, 2, num_prefetched=3, first_sequence=position)
     num_threads = threading.active_count()
     batches = iter(loader)
     next(batches)
-    assert loader.state_dict()["next_sequence"] == position + 2  # not what was read ahead
     deadline = time.monotonic() + 5
     while len(reads) < 8 and time.monotonic() < deadline:  # 1 batch handed out, 3 ready
         time.sleep(0.001)
@@ -120,28 +109,19 @@ def test_a_disk_that_does_not_answer_is_not_noticed_for_a_whole_step(plan, monke
         time.sleep(0.001)
     answers.clear()
     assert len(list(islice(batches, GLOBAL_BATCH))) == GLOBAL_BATCH
-    assert loader.state_dict()["next_sequence"] == 1 + GLOBAL_BATCH
     answers.set()
     batches.close()
 
 
-def test_a_run_reads_a_step_ahead_into_pinned_memory_where_there_is_a_gpu(plan, monkeypatch):
+def test_batches_are_pinned_where_that_is_asked_for(plan, monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: pinned.append(one.shape) or one)
-    monkeypatch.setattr(train_spec, "open_plan", lambda config: plan)
-    config = JobConfig()
-    config.training.local_batch_size, config.training.global_batch_size = 2, 48
-    sizes = []
-    for has_gpu in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
-        loader = train_spec._build_loader(
-            dp_world_size=4, dp_rank=0, tokenizer=None, job_config=config
-        )
+    for pin_memory, is_any in ((False, False), (True, True)):
+        (loader,) = loaders(plan, 1, 2, pin_memory=pin_memory)
         batches = iter(loader)
         next(batches)
         batches.close()
-        sizes.append((loader._num_prefetched, len(pinned) >= 2))
-    assert sizes == [(6, False), (6, True)]
+        assert bool(pinned) is is_any
 
 
 def test_document_ids_rise_where_documents_begin(plan):
@@ -153,12 +133,6 @@ def test_document_ids_rise_where_documents_begin(plan):
         assert torch.equal(inputs["document_ids"].diff(), is_start.long())
         num_starts += int(is_start.sum())
     assert num_starts > 10
-
-
-def test_a_state_of_another_plan_is_refused(plan):
-    (loader,) = loaders(plan, 1, 1)
-    with pytest.raises(ValueError, match=f"data plan 0000, this run has plan {plan.hash}"):
-        loader.load_state_dict({"plan_hash": "0000", "next_sequence": 0})
 
 
 def test_an_error_is_raised_where_its_batch_would_come(plan, monkeypatch):

@@ -7,13 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anchored.pretrain.job_config import JobConfig
-from anchored.pretrain.model.tinycomma import TinyComma, flavors
+from anchored.pretrain.model.tinycomma import TinyComma, flavors, schedule_reduction
 from anchored.pretrain.run import trainer
-from anchored.pretrain.run.trainer import schedule_reduction
 
 # Nothing is added in place to what a module returns.
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -24,7 +22,7 @@ NUM_MODULES = 4  # the embedding, two layers, the norm with the output layer
 @pytest.fixture
 def model():
     """Divided among two processes, of which only this one is there."""
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=2)
     args = flavors()["smoke"]
     args.vocab_size, args.max_seq_len, args.loss_chunk_tokens = 50, 16, 16
     model = TinyComma(args)
@@ -57,7 +55,7 @@ def collectives(model, *, is_due, keeps_weights=True):
     token_ids = torch.zeros(1, 16, dtype=torch.int64)
     with CommunicationCount() as communication:
         for number in range(NUM_ROUNDS):
-            schedule_reduction([model], is_due=is_due(number), keeps_weights=keeps_weights)
+            schedule_reduction(model, is_due=is_due(number), keeps_weights=keeps_weights)
             model(token_ids, labels=token_ids).backward()
     counts = communication.counts
     assert len(counts) == 2
@@ -84,18 +82,18 @@ def is_last(number):
 def test_a_step_of_the_trainer_reduces_in_its_last_round(monkeypatch):
     dues = []
     monkeypatch.setattr(
-        trainer, "schedule_reduction", lambda parts, is_due, keeps_weights: dues.append(is_due)
+        trainer, "schedule_reduction", lambda model, is_due, keeps_weights: dues.append(is_due)
     )
     stub = SimpleNamespace(
-        job_config=JobConfig(),
-        model_parts=[],
+        _config=JobConfig(),
+        model=None,
+        metrics=SimpleNamespace(count=lambda num_tokens, seconds: None),
         device=torch.device("cpu"),
-        gradient_accumulation_steps=NUM_ROUNDS,
-        _on_device=lambda tensor: tensor,
-        forward_backward_step=lambda **inputs: torch.tensor(1.0),
+        _num_rounds=NUM_ROUNDS,
+        _backward=lambda inputs, labels, num_tokens: torch.tensor(1.0),
         _batch_size=NUM_ROUNDS,
         _plan=SimpleNamespace(seq_len=16),
     )
     batches = iter([({"input": torch.zeros(1, 16)}, torch.zeros(1, 16))] * NUM_ROUNDS)
-    assert trainer.PretrainTrainer._backward(stub, batches) == NUM_ROUNDS
+    assert trainer.Trainer._accumulate_gradients(stub, batches) == NUM_ROUNDS
     assert dues == [False] * (NUM_ROUNDS - 1) + [True]

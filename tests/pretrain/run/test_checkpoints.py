@@ -13,13 +13,8 @@ from training_runs import save_weights
 
 from anchored import AnchoredError
 from anchored.pretrain.job_config import Checkpoint
-from anchored.pretrain.run.checkpointer import RunCheckpointer
-from anchored.pretrain.run.checkpoints import (
-    SEAL_NAME,
-    checkpoint_steps,
-    damage,
-    stale_steps,
-)
+from anchored.pretrain.run.checkpointer import Checkpointer
+from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps, damage
 
 
 class Counter(Stateful):
@@ -39,16 +34,13 @@ def checkpointer(tmp_path):
     built = []
 
     def build(before_save=lambda: None, **settings):
-        parts = {name: Counter() for name in ("optimizers", "lr_schedulers", "dataloader")}
         built.append(
-            RunCheckpointer(
+            Checkpointer(
                 Checkpoint(**{"keep_latest_k": 2, **settings}),
-                model_parts=[torch.nn.Linear(3, 3)],
+                tmp_path,
+                model=torch.nn.Linear(3, 3),
                 states={"train_state": Counter()},
-                sd_adapter=None,
                 before_save=before_save,
-                base_folder=str(tmp_path),
-                **parts,
             )
         )
         return built[-1]
@@ -72,18 +64,6 @@ def saved_steps(tmp_path):
     return list(checkpoint_steps(tmp_path / "checkpoint"))
 
 
-@pytest.mark.parametrize(
-    ("steps", "milestone_interval", "expected"),
-    [
-        (range(5, 60, 5), 20, [5, 10, 15, 25, 30, 35, 45]),
-        ([30, 10, 20], 0, [10]),
-        ([10], 0, []),
-    ],
-)
-def test_the_last_ones_and_the_milestones_stay(steps, milestone_interval, expected):
-    assert stale_steps(steps, keep_latest=2, milestone_interval=milestone_interval) == expected
-
-
 def test_steps_are_saved_by_interval_and_milestones_survive_the_purge(checkpointer, tmp_path):
     run = checkpointer(interval=2, milestone_interval=4)
     for step in range(1, 13):
@@ -91,6 +71,17 @@ def test_steps_are_saved_by_interval_and_milestones_survive_the_purge(checkpoint
     run.close()
     assert saved_steps(tmp_path) == [4, 8, 10, 12]
     assert not run.is_time_up  # without minutes no time is ever up
+
+
+def test_what_was_saved_last_is_loaded_into_model_and_states(checkpointer):
+    run = checkpointer(interval=2)
+    run._states["train_state"].value = 7
+    run.save(1)  # the first step, whatever the interval
+    weight = run._model.weight.detach().clone()
+    other = checkpointer(interval=2)
+    assert not torch.equal(other._model.weight, weight)
+    other.load()
+    assert torch.equal(other._model.weight, weight) and other._states["train_state"].value == 7
 
 
 def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, clock):
@@ -111,7 +102,7 @@ def test_minutes_without_a_save_make_one_due(checkpointer, tmp_path, clock):
 def test_the_save_of_the_last_step_waits_for_an_asynchronous_one(checkpointer, tmp_path):
     run = checkpointer(interval=2, async_mode="async")
     run.save(2)
-    run.save(3, last_step=True)
+    run.save(3, is_last=True)
     folders = checkpoint_steps(tmp_path / "checkpoint")
     assert list(folders) == [2, 3]
     assert not any(map(damage, folders.values()))

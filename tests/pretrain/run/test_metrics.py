@@ -27,6 +27,19 @@ def test_steps_up_to_the_checkpoint_are_kept(tmp_path, steps, tail, kept):
     assert not kept or path.read_text() == "".join(lines[: len(kept)])
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [b'{"st\xffp": 2}', b'{"step": "2"}', b'["step"]', b"\x00" * 9, b'{"stop": 2}', b"[" * 9999],
+)
+def test_lines_that_cannot_be_read_are_set_aside_and_end_nothing(tmp_path, caplog, damaged):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n{"step": 4}\n')
+    StepLog(path).keep_until(3)
+    assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damaged + b"\n"
+    assert caplog.messages[0].endswith(f"1 damaged lines were set aside as {path}.damaged")
+
+
 def test_lines_that_cannot_be_written_wait_for_the_next_one(tmp_path, caplog):
     log = StepLog(Path("/dev/full"))
     for step in (1, 2, 3):

@@ -6,9 +6,9 @@ import pytest
 
 from anchored import AnchoredError
 from anchored.pretrain.job_config import SpikeGuardConfig
-from anchored.pretrain.plan.consumption import document_spans, sequence_documents
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.run.spikes import Spike, SpikeGuard, spike_line
+from anchored.pretrain.plan.provenance import document_spans
+from anchored.pretrain.run.spikes import Spike, SpikeGuard, sequence_documents, spike_line
 
 
 def guard(losses=(), **settings):

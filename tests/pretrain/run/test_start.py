@@ -1,34 +1,22 @@
-"""Which settings make another run, and in which a run and its resumption may differ."""
+"""Which settings make another run, and where a run that forks from another one begins."""
 
-from dataclasses import fields, is_dataclass, replace
+import json
+import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from training_runs import save_weights, train
 
-from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
-from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.run.start import MAY_DIFFER, record_of
-
-NAMES = [name for names in MAY_DIFFER.values() for name in names]
-
-
-def settings(config, prefix=""):
-    """Every setting by its dotted name."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if is_dataclass(value):
-            yield from settings(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, value
-
-
-def is_in(key, name):
-    return key == name or key.startswith(f"{name}.")
-
-
-def another(value):
-    if isinstance(value, bool):
-        return not value
-    return value + 1 if isinstance(value, int | float) else "another"
+from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig, load_job_config
+from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, tokens_read
+from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps
+from anchored.pretrain.run.preflight import check_run
+from anchored.pretrain.run.record import RunRecord
+from anchored.pretrain.run.start import record_of
+from anchored.tools.commands.training.plan import run as plan_command
+from anchored.tools.commands.training.training_options import PlanConfig
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +31,6 @@ def run_config(plan):
     config.model.converters = ["quantize.linear.float8"]
     config.training.global_batch_size = 8
     config.lr_scheduler.total_steps = 10_000
-    config.fault_tolerance.enable = True
     config.spike_guard = SpikeGuardConfig(action="skip")
     config.data = replace(plan.config, max_epochs=4.0)
     return config
@@ -66,30 +53,18 @@ def record(plan):
     return build
 
 
-def test_every_setting_is_compared_or_listed_with_a_reason(record, plan):
-    changes = {"model.flavor": "trial"}  # the sources are not to be changed: the model reads them
-    changes |= {
-        key: another(value) for key, value in settings(run_config(plan)) if key not in changes
-    }
-    del changes["data.sources"]
-    is_same = {key: record().difference(record({key: changes[key]})) is None for key in changes}
-    assert len(is_same) > 140
-    assert is_same == {key: any(is_in(key, name) for name in NAMES) for key in changes}
-
-
-def test_no_listed_name_is_of_a_setting_that_is_not_there():
-    known = [key for key, _ in settings(JobConfig())]
-    assert [name for name in NAMES if not any(is_in(key, name) for key in known)] == []
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("training.mixed_precision_reduce", "bfloat16"),
         ("quantize.linear.float8.recipe_name", "rowwise"),
-        ("checkpoint.initial_load_model_only", False),
-        ("checkpoint.exclude_from_loading", ["optimizer"]),
-        ("experimental.custom_import", "a.module"),
+        ("checkpoint.keep_moments", True),
+        ("checkpoint.fork_skip_steps", 3),
+        ("model.flavor", "trial"),
+        ("debug.seed", 9),
+        ("data.mask_documents", True),
+        ("lr_scheduler.decay_ratio", 0.5),
+        ("optimizer.eps", 1e-6),
         ("training.global_batch_size", 16),
         ("spike_guard.window", 9),
     ],
@@ -101,15 +76,30 @@ def test_a_setting_that_decides_weights_is_named_where_it_differs(record, key, v
 def test_a_section_that_nothing_reads_may_differ(record):
     idle = {
         "model.converters": [],
-        "fault_tolerance.enable": False,
         "spike_guard": SpikeGuardConfig(action="log"),
     }
     other = {
         "quantize.linear.float8.recipe_name": "rowwise",
-        "fault_tolerance.group_size": 4,
         "spike_guard": SpikeGuardConfig(action="off", window=9),
     }
     assert record(idle).difference(record(idle | other)) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("job.dump_folder", "elsewhere"),
+        ("checkpoint.interval", 3),
+        ("checkpoint.async_mode", "async"),
+        ("compile.enable", True),
+        ("loss.chunk_tokens", 8),
+        ("training.enable_cpu_offload", True),
+        ("optimizer.implementation", "foreach"),
+        ("metrics.log_freq", 3),
+    ],
+)
+def test_a_setting_that_changes_only_rounding_or_what_is_watched_may_differ(record, key, value):
+    assert record().difference(record({key: value})) is None
 
 
 @pytest.mark.parametrize(
@@ -125,3 +115,114 @@ def test_a_setting_is_compared_as_what_it_stands_for(record, harmless, harmful, 
     assert record().difference(record({harmless: value})) is None
     stands_for = {harmless: value, harmful: None if "steps" in harmful else -1}
     assert record().difference(record(stands_for)) == f"{harmful} was {difference}"
+
+
+# Forks: a run that goes on from another one's checkpoint.
+
+
+@pytest.fixture
+def parent(write_config, tmp_path):
+    """A run with checkpoints of steps 5, 10 and 15, none of which a model could be read from."""
+    path = write_config(tmp_path / "parent")
+    check_run(load_job_config(["--job.config_file", str(path)]), num_processes=1)
+    for step in (5, 10, 15):
+        save_weights({"a": torch.zeros(3)}, tmp_path / "parent" / "checkpoint" / f"step-{step}")
+    (tmp_path / "parent" / "metrics.jsonl").write_text('{"step": 15}\n')
+    return tmp_path / "parent"
+
+
+def started(write_config, run, **sections):
+    """The first remark of the next start of a run, and its record."""
+    path = write_config(run, **sections)
+    config = load_job_config(["--job.config_file", str(path)])
+    return check_run(config, num_processes=1)[0], RunRecord.read(run)
+
+
+def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(
+    parent, write_config, tmp_path
+):
+    before = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
+    source = parent / "checkpoint" / "step-10"
+    fork = {"fork_from": str(source), "fork_skip_steps": 2}
+    settings = {"checkpoint": fork, "optimizer": {"lr": 1e-3}}
+    remark, record = started(write_config, tmp_path / "run", **settings)
+    assert remark == f"going on from {source}, as another run"
+    assert list(checkpoint_steps(tmp_path / "run" / "checkpoint")) == [10]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 15}\n'
+    assert record.data["skips"] == [[10, 2]]
+    (entry,) = record.forks
+    assert (entry["from"], entry["settings"]) == (str(source), {"optimizer.lr": [3e-3, 1e-3]})
+    # It is resumed as any run, without the other one, and of a fork of it the same is true.
+    shutil.rmtree(source)
+    remark, record = started(write_config, tmp_path / "run", **settings)
+    assert remark == f"resuming from {tmp_path}/run/checkpoint/step-10"
+    assert record.data["skips"] == [[10, 2]] and len(record.forks) == 1
+    after = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
+    assert before.items() >= after.items()
+    save_weights({"a": torch.ones(3)}, tmp_path / "run" / "checkpoint" / "step-15")
+    again = {"fork_from": str(tmp_path / "run" / "checkpoint" / "step-15"), "fork_skip_steps": 1}
+    _, record = started(write_config, tmp_path / "again", checkpoint=again)
+    assert record.data["skips"] == [[10, 2], [15, 1]]
+    assert [one["step"] for one in record.forks] == [10, 15]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"checkpoint": {"fork_from": "step-7"}}, "step-7 is not whole: it has no sha256.json"),
+        ({"checkpoint": {"fork_from": "step-15"}}, "step-15 is not whole: it has no sha256.json"),
+        ({"data": {"seed": 1}}, "has another data.plan_hash "),
+        ({"debug": {"seed": 1}}, "has another debug.seed (3 there, 1 here): only optimizer."),
+    ],
+)
+def test_what_cannot_be_forked_is_refused_and_nothing_is_copied(
+    parent, write_config, tmp_path, sections, message
+):
+    (parent / "checkpoint" / "step-15" / SEAL_NAME).unlink()
+    name = sections.pop("checkpoint", {}).get("fork_from", "step-10")
+    fork = {"fork_from": str(parent / "checkpoint" / name)}
+    with pytest.raises(ValueError) as error:
+        started(write_config, tmp_path / "run", checkpoint=fork, **sections)
+    assert message in str(error.value)
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_what_was_read_leaves_out_what_was_skipped(corpus):
+    config = corpus.data_config({"harbour": 2.0, "quarry": 1.0})
+    plan = DataPlan.open(config, seq_len=32, verify=False)
+    data = data_record(plan, batch_size=4) | {"skips": [[3, 2], [3 + 4, 5]]}
+    assert [skipped_steps(data, step) for step in (2, 3, 6, 7)] == [0, 2, 2, 7]
+    for step in range(12):
+        read = [t + skipped_steps(data, t) for t in range(step)]
+        sequences = [4 * t + row for t in read for row in range(4)]
+        sources = [plan.locate(sequence).source for sequence in sequences]
+        assert list(tokens_read(data, step).values()) == [32 * sources.count(one) for one in (0, 1)]
+
+
+@pytest.mark.slow
+def test_a_fork_is_the_unbroken_run_but_for_what_it_changes(write_config, tmp_path, capsys):
+    def lines(run):
+        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    train(write_config(tmp_path / "whole"))
+    whole = lines(tmp_path / "whole")
+    fork = {"fork_from": str(tmp_path / "whole" / "checkpoint" / "step-10")}
+    train(write_config(tmp_path / "same", checkpoint=fork))
+    assert [line["loss"] for line in lines(tmp_path / "same")] == [line["loss"] for line in whole]
+    # One that leaves data out, at half the rate; it is resumed on two processes.
+    run, fork = tmp_path / "run", fork | {"fork_skip_steps": 3}
+    settings = {"checkpoint": fork, "optimizer": {"lr": 1.5e-3}}
+    train(write_config(run, steps=11, **settings))
+    config = write_config(run, **settings)
+    train(config, num_processes=2)
+    after = lines(run)
+    assert [line["step"] for line in after] == list(range(1, 25)) and after[:10] == whole[:10]
+    for line, before in zip(after[10:], whole[10:], strict=True):
+        assert line["lr"] == pytest.approx(before["lr"] / 2)
+        assert line["loss"] != before["loss"]
+    data = RunRecord.read(run).data
+    assert after[-1]["source_tokens"] == tokens_read(data, 24)
+    # Step 11 has read what step 14 of the unbroken run has, and `anchored plan --step` says so.
+    assert plan_command(PlanConfig(config=(config,), step=11)) == 0
+    read = {json.loads(line)["sequence"] for line in capsys.readouterr().out.splitlines()}
+    assert read == set(np.arange(4 * (10 + 3), 4 * (10 + 4)).tolist())

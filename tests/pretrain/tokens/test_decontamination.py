@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from command_line import run as command
 
 from anchored.pretrain.export import model_card
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
@@ -15,8 +16,8 @@ from anchored.pretrain.plan.stages import StageSpec, plan_stage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens import passages
 from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report, search_summary
-from anchored.pretrain.tokens.manifest import Manifest
 from anchored.pretrain.tokens.passages import Passages, normalised
+from anchored.pretrain.tokens.shards import Manifest
 from anchored.tools.commands.training.decontaminate import run
 from anchored.tools.commands.training.tokenize import run as tokenize
 from anchored.tools.commands.training.training_options import DecontaminateConfig, TokenizeConfig
@@ -180,7 +181,7 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
     }
     file = haystack.folder / "reports" / "hay.jsonl"
     assert tokenize(TokenizeConfig(**config, output=tmp_path / "s", leave_out=file)) == 0
-    assert "left out, found by decontamination: 20" in capsys.readouterr().out
+    assert "left out, by decontamination: 20" in capsys.readouterr().out
     manifest = Manifest.read(tmp_path / "s")
     assert manifest.num_documents == haystack.num_documents - 20
     assert manifest.num_contaminated_documents == 20
@@ -224,6 +225,21 @@ def test_documents_that_share_less_are_reported_and_kept(haystack, report):
     assert 0 < kept.num_left_out < 20
 
 
+def test_an_option_given_twice_keeps_all_of_its_values(tmp_path, capsys):
+    generator = random.Random(6)
+    texts = {name: " ".join(words(generator, 60)) for name in ("a", "b", "c")}
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(texts[name])
+    for number, name in enumerate(texts):
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": texts[name]}))
+    against = [word for name in ("a", "b") for word in ("--against", str(tmp_path / f"{name}.txt"))]
+    inputs = [word for n in range(3) for word in ("--input", str(tmp_path / f"{n}.jsonl"))]
+    output = str(tmp_path / "reports")
+    options = [*against, *inputs, "--output", output, "--source", "s", "--workers", "1"]
+    status, out, _ = command(capsys, "decontaminate", *options)
+    assert status == 0 and "s: 2 of 3 documents share passages, 2 to be left out" in out
+
+
 def test_other_texts_or_inputs_need_another_folder(haystack, report, tmp_path):
     (tmp_path / "other.txt").write_text("salt and rain " * 20)
     with pytest.raises(ValueError, match="was begun with other settings"):
@@ -255,7 +271,30 @@ def test_any_71_shared_letters_are_found_and_63_are_not():
 
 
 def test_forms_of_unicode_are_one():
-    assert normalised("\ufb01n\uff21\u0301 Stra\u00dfe") == normalised("FIN\u00c1 STRASSE")
+    assert normalised("\ufb01n\uff21\u0301 Stra\u00dfe") == normalised("FINA STRASSE")
+
+
+def numbered(generator, text):
+    """With the number of its line before every tenth word."""
+    lines = text.split()
+    return " ".join(f"{n // 10 + 1} {w}" if n % 10 == 0 else w for n, w in enumerate(lines))
+
+
+def accented(generator, text):
+    return text.translate(str.maketrans("aeou", "\u00e1\u00e9\u00f6\u00fb"))
+
+
+@pytest.mark.parametrize("disguise", [numbered, accented, lambda g, text: f"\u00c9t\u00e9 {text}"])
+def test_numbers_of_lines_and_accents_hide_nothing(disguise):
+    generator = random.Random(5)
+    work = " ".join(words(generator, 400))
+    sought = Passages.of([(0, work)])
+    passage = " ".join(work.split()[100:160])
+    shared = sought.shared_with(disguise(generator, passage), ["w"])
+    assert shared is not None and shared.share > 0.6
+    # And the other way round: what is looked for may be numbered or accented.
+    sought = Passages.of([(0, disguise(generator, work))])
+    assert sought.shared_with(passage, ["w"]).share > 0.6
 
 
 def test_tables_of_numbers_are_nobodys():

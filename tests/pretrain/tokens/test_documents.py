@@ -45,6 +45,33 @@ def test_documents_are_judged_by_their_text_and_by_all_of_their_licences(text, l
     assert DocumentRules(**ALLOWED).verdict(Document(0, text, licences)) is expected
 
 
+@pytest.mark.parametrize(
+    ("licence", "expected"),
+    [
+        ("Creative Commons - Attribution - NonCommercial - 4.0", Verdict.REFUSED),
+        ("Creative Commons - Attribution - Non-Commercial 4.0", Verdict.REFUSED),
+        ("Creative Commons - Attribution - NoDerivatives 4.0", Verdict.REFUSED),
+        ("Creative Commons - Attribution - No Derivs 4.0", Verdict.REFUSED),
+        ("CC BY 4.0 NonCommercial", Verdict.REFUSED),
+        ("CC BY 4.0-NC", Verdict.REFUSED),
+        ("CC BY 4.0 ND", Verdict.REFUSED),
+        ("CC BY 4.0_nc_sa", Verdict.REFUSED),
+        ("MIT License + Commons Clause", Verdict.REFUSED),
+        ("Apache 2 License with Commons-Clause", Verdict.REFUSED),
+        ("CC BY 4.0", Verdict.TRAIN),
+        ("NCSA", Verdict.TRAIN),
+        ("Creative Commons - Attribution - https://example.org/and/", Verdict.TRAIN),
+        # A list that names it means it.
+        ("My Non-Commercial Licence", Verdict.TRAIN),
+    ],
+)
+def test_what_may_not_be_sold_or_changed_is_refused_whatever_pattern_it_matches(licence, expected):
+    patterns = ("Creative Commons - Attribution - *", "CC BY [1-4].*", "MIT License*")
+    patterns += ("Apache 2 License*", "NCSA", "My Non-Commercial Licence")
+    rules = DocumentRules(licences=patterns)
+    assert rules.verdict(Document(0, b"salt", (licence,))) is expected
+
+
 def test_without_a_list_every_licence_passes_and_none_has_a_name():
     assert DocumentRules().verdict(Document(0, b"salt")) is Verdict.TRAIN
     assert Document(0, b"salt").licence == NO_LICENCE
@@ -280,9 +307,18 @@ def test_hub_files_need_a_revision_and_carry_the_full_commit(monkeypatch):
     commit = "0641bb8" + "0" * 33
     address = f"hf://datasets/common-pile/wikimedia_filtered@{commit}"
     hub_answers(monkeypatch, [f"{address}/b.json.gz", f"{address}/a/c.json.gz"])
+    # A source gives tokens in proportion to the bytes of its files, so their sizes are asked for.
+    folder = f"datasets/common-pile/wikimedia_filtered@{commit}"
+    sizes = {f"{folder}/a/c.json.gz": {"size": 300}, f"{folder}/b.json.gz": {"size": 100}}
+
+    def listed(system, path, *, detail):
+        assert path == folder and detail
+        return sizes
+
+    monkeypatch.setattr("huggingface_hub.HfFileSystem.find", listed)
     files = hub_files("common-pile/wikimedia_filtered", revision="0641bb8")
     assert files.revision == commit
     assert files.files == (
-        InputFile("a/c.json.gz", f"{address}/a/c.json.gz", 0),
-        InputFile("b.json.gz", f"{address}/b.json.gz", 0),
+        InputFile("a/c.json.gz", f"{address}/a/c.json.gz", 300),
+        InputFile("b.json.gz", f"{address}/b.json.gz", 100),
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from anchored.pretrain.plan.consumption import document_spans
+from anchored.pretrain.plan.provenance import document_spans
 from anchored.pretrain.tokens.shards import (
     MAX_OPEN_SHARDS,
     STAMP_NAME,
@@ -214,6 +214,18 @@ def test_a_spot_check_finds_what_keeps_its_time(corpus, tmp_path):
     assert is_verified(folder)
     with pytest.raises(ValueError, match="corrupt token shard"):
         check_shards([folder])
+
+
+@pytest.mark.parametrize("kind", ["documents", "provenance"])
+def test_answers_are_not_taken_from_damaged_files(corpus, tmp_path, kind):
+    folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
+    verify_shards(folder)
+    (path,) = folder.glob(f"{kind}-00000.bin")
+    stat = path.stat()
+    path.write_bytes(path.read_bytes()[8:] + bytes(8))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(ValueError, match=f"corrupt token shard: .*{kind}-00000.bin has sha256"):
+        list(document_spans(TokenShards.open(folder, verify=False), 0, 100))
 
 
 def test_more_than_is_soon_read_is_left_to_the_command(corpus, tmp_path, monkeypatch, capsys):

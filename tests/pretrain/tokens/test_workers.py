@@ -2,7 +2,7 @@
 
 import pytest
 
-from anchored.pretrain.tokens.workers import FileShare, WorkerCounts
+from anchored.pretrain.tokens.workers import FileShare, worker_counts
 
 SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "8"}
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
@@ -45,6 +45,8 @@ def test_variables_that_make_no_sense_are_refused(environment, message):
         (8, 0, 0, (1, 8)),
     ],
 )
-def test_cores_are_used_for_files_first(num_cores, num_files, requested, expected):
-    counts = WorkerCounts.of(num_cores=num_cores, num_files=num_files, requested=requested)
-    assert (counts.num_workers, counts.num_threads) == expected
+def test_cores_are_used_for_files_first(monkeypatch, num_cores, num_files, requested, expected):
+    # Two processes of this machine share its cores.
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(2 * num_cores))
+    share = FileShare(0, 4, num_local=2)
+    assert worker_counts(share, num_files=num_files, requested=requested) == expected

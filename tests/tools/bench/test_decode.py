@@ -1,4 +1,4 @@
-"""The benchmarks of pairs of random weights: rows for every engine and length, costs by hand."""
+"""The benchmarks of pairs: a row for every method, what is compared with what, costs by hand."""
 
 import math
 import re
@@ -7,55 +7,124 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from byte_pairs import llama3_tokenizer, tiny_byte_pair
+from tiny_models import train_tokenizer
 
-from anchored.tools.bench import decode, flops
+from anchored import RiskyOnly
+from anchored.tools.bench import decode, flops, inputs, methods
 from anchored.tools.bench.flops import num_matrix_weights
-from anchored.tools.bench.methods import Speed, bench_rules, speeds
+from anchored.tools.bench.inputs import random_pair
+from anchored.tools.bench.methods import Speed, bench_rules, byte_cells, speeds
 from anchored.tools.bench.options import (
     METHODS,
     BenchDecodeConfig,
     BenchFlopsConfig,
+    BenchMethodsConfig,
     method_names,
 )
-from anchored.tools.bench.random_inputs import random_pair
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
 
 
-def table(capsys) -> tuple[str, list[dict[str, str]]]:
-    """(header, rows by title); the second error is that of the slowdown."""
+def table(capsys) -> tuple[str, list[str], list[tuple[str, list[float]]]]:
+    """(header, titles, (name, figures) by row)."""
     header, titles, *lines = capsys.readouterr().out.splitlines()
-    names = re.split(r"\s{2,}", titles.strip())
-    names[names.index("slowdown") + 1] = "error of slowdown"
-    return header, [dict(zip(names, line.split(), strict=True)) for line in lines]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    figures = [
+        (name, [math.nan if cell == "-" else float(cell) for cell in cells])
+        for name, *cells in rows
+    ]
+    return header, re.split(r"\s{2,}", titles.strip()), figures
 
 
-def test_every_engine_has_a_row_for_every_batch_size(capsys):
+def test_every_method_has_a_row_for_every_batch_size_beside_transformers(capsys):
     config = BenchDecodeConfig(**TINY, batch_sizes=(1, 2), prompt_tokens=4, new_tokens=4)
     assert decode.run(config) == 0
-    header, rows = table(capsys)
-    assert "tiny + tiny, V = 64, float32 on cpu" in header
-    engines = ["risky_alone", "safe_only", "anchored", "anchored_inf"]
-    assert [(row["batch"], row["engine"]) for row in rows] == list(product("12", engines))
-    for row in rows:
-        assert float(row["TTFT ms"]) > 0 and float(row["peak GB"]) > 0
-        assert math.isfinite(float(row["x bandwidth"])) and math.isfinite(float(row["slowdown"]))
-        is_alone = row["engine"] == "risky_alone"
-        assert not is_alone or (row["slowdown"], row["error of slowdown"]) == ("1.00", "0.00")
+    header, titles, rows = table(capsys)
+    assert "tiny + tiny, V = 64, auto on cpu" in header
+    names = ["transformers, risky alone", "safe_only", "anchored", "anchored_inf"]
+    assert [(figures[0], name) for name, figures in rows] == list(product([1, 2], names))
+    slowdown = titles.index("slowdown")
+    for name, figures in rows:
+        assert figures[1] > 0 and figures[-1] > 0  # first ms, peak GB
+        assert all(map(math.isfinite, (figures[2], figures[slowdown])))
+        if name == names[0]:
+            assert figures[slowdown : slowdown + 2] == [1.0, 0.0]
+
+
+@pytest.fixture
+def byte_pair_folders(tmp_path, monkeypatch):
+    """A pair with two tokenizers, and one work that its 256 positions hold."""
+    pair = tiny_byte_pair()
+    tokenizers = train_tokenizer(320), llama3_tokenizer(300)
+    for name, tokenizer in zip(("safe", "risky"), tokenizers, strict=True):
+        pair.models[name].save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    text = "the keeper of the lamp kept the harbour bell"
+    monkeypatch.setattr(inputs, "works", lambda: [text])
+    return {"safe": str(tmp_path / "safe"), "risky": str(tmp_path / "risky")}
+
+
+def test_a_pair_in_folders_reads_texts(pair_folders, capsys):
+    safe, risky = map(str, pair_folders)
+    lengths = {"prompt_tokens": 8, "new_tokens": 3, "batch_sizes": (2,), "runs": 1}
+    config = BenchDecodeConfig(safe=safe, risky=risky, methods=("anchored",), **lengths)
+    assert decode.run(config) == 0
+    header, _, rows = table(capsys)
+    assert f"{safe} + {risky}, auto on cpu" in header and len(rows) == 2
+    found = inputs.BenchInputs.of(config, 0)
+    works = inputs.works()
+    prompts = found.prompts(len(works) + 1, 8)
+    assert prompts[:-1] == [found.pair.encode(text)[:8] for text in works]
+    assert prompts[-1] == prompts[0]
+    with pytest.raises(ValueError, match=r"prompts must be of <= \d+ symbols here, got 99999"):
+        found.prompts(1, 99_999)
 
 
 @pytest.mark.filterwarnings("ignore:prefix debt")
 def test_every_method_is_timed_and_has_its_cost(capsys):
-    once = {**TINY, "batch_sizes": (2,), "runs": 1, "clock": "cpu"}
-    lengths = {"prompt_tokens": 4, "new_tokens": 3, "passage_tokens": 7}
-    config = BenchDecodeConfig(**once, **lengths, methods=("all",))
-    assert decode.run(config) == 0
-    _, (alone, *rows) = table(capsys)
-    assert [row["engine"] for row in rows] == list(METHODS)
-    flops_of = {row["engine"]: float(row["all GFLOP"]) for row in rows}
+    lengths = {"prompt_length": 4, "new_length": 3, "passage_words": 7}
+    config = BenchMethodsConfig(**TINY, **lengths, batch_size=2, runs=1, clock="cpu")
+    assert methods.run(config) == 0
+    _, titles, ((_, alone), *rows) = table(capsys)
+    assert [name for name, _ in rows] == list(METHODS) and titles[-1] == "all GFLOP"
+    gflops = {name: figures[-1] for name, figures in rows}
     for behind in ("system", "rcad"):
-        assert flops_of[behind] > 2 * float(alone["all GFLOP"])
-    assert flops_of["memfree"] == flops_of["risky_only"] == float(alone["all GFLOP"])
+        assert gflops[behind] > 2 * alone[-1]
+    assert gflops["memfree"] == gflops["risky_only"] == alone[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:prefix debt")
+def test_methods_at_bytes_have_the_risky_model_alone_first_and_positions(byte_pair_folders, capsys):
+    asked = ("anchored", "rcad,token_swap", "memfree")
+    lengths = {"prompt_length": 8, "new_length": 6, "passage_words": 4, "runs": 1}
+    config = BenchMethodsConfig(**byte_pair_folders, level="byte", methods=asked, **lengths)
+    assert methods.run(config) == 0
+    _, titles, rows = table(capsys)
+    # Words as tokens are no bytes: TokenSwap is left out.
+    assert [name for name, _ in rows] == ["risky_only", "memfree", "rcad", "anchored"]
+    figures = dict(rows)
+    assert figures["risky_only"][titles.index("slowdown")] == 1.0
+    step_gflop, positions, gflop = figures["rcad"][-3:]
+    assert step_gflop == pytest.approx(2 * figures["memfree"][-3], abs=2e-4)
+    assert figures["memfree"][-2] < positions < 16 and gflop > 0
+
+
+def test_positions_are_those_behind_the_prompt_and_cost_a_forward_each():
+    risky = random_pair("tiny", "tiny", vocab_size=64, context_length=8).risky
+    decoder = SimpleNamespace(
+        rule=RiskyOnly(compared=False), pair=SimpleNamespace(models={"risky": risky})
+    )
+
+    def result(num_bytes):
+        footer = SimpleNamespace(work={"risky": {"num_nodes": 10 + 2 * num_bytes}})
+        ledger = SimpleNamespace(footer=footer)
+        return [SimpleNamespace(token_ids=[0] * num_bytes, ledger=ledger)]
+
+    gflop = 2e-9 * num_matrix_weights(risky)
+    cells = byte_cells(decoder, {7: result(7), 1: result(1)})
+    assert cells == (f"{gflop:.4f}", "2.0000", f"{2 * gflop:.4f}")
 
 
 def test_methods_are_named_by_spaces_or_commas_in_one_order():
@@ -95,6 +164,8 @@ def test_a_token_reads_and_multiplies_all_weights_but_the_embedding_table():
     weights = layers + 128 + 64 * 128  # final norm, output layer
     assert num_matrix_weights(pair.safe) == weights
     assert decode.step_bytes(pair.safe) == 2 * weights
+    pair.safe.lm_head.weight = pair.safe.get_input_embeddings().weight  # is multiplied with, too
+    assert num_matrix_weights(pair.safe) == weights
 
 
 RULES = bench_rules(k=1.0, horizon=8, passages=["a"], words=["a"])
@@ -126,7 +197,7 @@ def test_a_method_costs_a_forward_of_every_stream_and_its_share_of_the_prompt(na
     rule = RULES[name]
     assert set(rule.streams) == set(lengths)
     cost = flops.token_cost(pair, rule, prompt_tokens=lengths, new_tokens=4)
-    models = {own: "safe" if own == "safe" else "risky" for own in lengths}
-    prompt = sum(2 * weights[models[own]] * length for own, length in lengths.items()) / 4
+    models = {stream: "safe" if stream == "safe" else "risky" for stream in lengths}
+    prompt = sum(2 * weights[models[stream]] * size for stream, size in lengths.items()) / 4
     debt = 2 * V * 10 * 6 / 4 if name in ("anchored_debt",) else 0.0
     assert cost == {"steps": steps, "prompt": prompt, "debt": debt, "projection": passes * V * 10}

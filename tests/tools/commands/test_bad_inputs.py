@@ -4,8 +4,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from bad_inputs import FORKED_COMMAND_LINES, READ_COMMAND_LINES, command_lines
+from bad_inputs import FORKED_COMMAND_LINES, READ_COMMAND_LINES, REPLACES, command_lines
 from bad_places import make_places
+from command_line import with_options
 from forked_program import ForkedProgram
 
 from anchored import Anchored, Decoder, ModelPair
@@ -24,7 +25,10 @@ def places(tmp_path_factory, pair_folders) -> dict[str, Path]:
 
 def words_of(line: str, places: dict[str, Path], new: Path) -> list[str]:
     pair = f"--safe {places['safe']} --risky {places['risky']}"
-    return shlex.split(line.format(pair=pair, long_text="the keeper " * 90, new=new, **places))
+    base, _, more = line.format(
+        pair=pair, long_text="the keeper " * 90, new=new, **places
+    ).partition(REPLACES)
+    return with_options(shlex.split(base), shlex.split(more))
 
 
 def contents(places: dict[str, Path]) -> dict[Path, tuple[int, ...]]:

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
-from command_line import refused, run
+from command_line import refused, run, with_options
 from tiny_models import tiny_llama
 
 from anchored import Decoder, ModelPair, RiskyOnly
-from anchored.eval.calibration import target
+from anchored.eval.calibration import calibration, target
 from anchored.eval.experiments import generations
 from anchored.eval.figures import style
 from anchored.tools.cli import main
@@ -58,17 +59,16 @@ def command(reciting, prompt_file):
     """The words of the command but for its output."""
     asked = ["calibrate", *reciting, "--prompt-file", str(prompt_file)]
     asked += ["--max-new-tokens", str(LENGTH), "--debt", "none", "--largest-k", "30"]
-    asked += ["--seeds", "2", "--check-seeds", "1", "--first-ks", "2", "--resolution", "2"]
-    return [*asked, "--smallest-k", "0.05", "--output"]
+    asked += ["--no-strict", "--seeds", "2", "--check-seeds", "1", "--first-ks", "2"]
+    return [*asked, "--resolution", "2", "--smallest-k", "0.05", "--output"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, command):
     """The folder of a calibration."""
     folder = tmp_path_factory.mktemp("finished") / "c"
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit):
         main([*command, str(folder)])
-    assert end.value.code == 0
     return folder
 
 
@@ -90,6 +90,11 @@ def read(folder):
     return json.loads((folder / "calibration.json").read_text())
 
 
+def status_of(folder) -> int:
+    """The exit status says whether fresh seeds meet the target."""
+    return 0 if read(folder)["check"]["is_met"] else 1
+
+
 def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys, drawn):
     figures = read(folder)
     assert figures["schema"] == "anchored-calibration/1"
@@ -97,21 +102,29 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     met = [row["k"] for row in figures["curve"] if row["is_met"]]
     assert ks == sorted(ks) and {0.05, 30.0} < set(ks) and ks[: len(met)] == met
     assert figures["k"] == met[-1] and ks[len(met)] <= 2 * met[-1]
-    assert figures["settings"]["seeds"] == [0, 1] and figures["expected"]["num_seeds"] == 2
+    assert figures["settings"]["seeds"] == [0, 1]
     assert figures["check"]["k"] == figures["k"] and figures["alone"][0]["setting"] == "p_s"
     safe, risky = figures["alone"]
     assert 0 <= safe["recited"] < figures["curve"][-1]["recited"] <= 1 and risky["recited"] is None
     assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
     status, out, err = run(capsys, *command, str(folder))
-    assert status == 0 and not drawn and read(folder) == figures, err
+    assert status == status_of(folder), err
+    assert not drawn and read(folder) == figures
     assert f"k = {met[-1]:g} nats a token: NCR " in out and "On 1 fresh seeds: NCR" in out
     assert f"k={met[-1]:g} (fresh seeds)" in out
+
+
+def test_a_target_that_fresh_seeds_miss_is_a_failure(folder, command, capsys, monkeypatch):
+    check = calibration._check
+    monkeypatch.setattr(calibration, "_check", lambda *asked: replace(check(*asked), is_met=False))
+    status, out, _ = run(capsys, *command, str(folder))
+    assert status == 1 and "the target is MISSED" in out
 
 
 def test_another_target_reads_what_is_recorded(folder, command, capsys, drawn):
     before = [row["k"] for row in read(folder)["curve"]]
     asked = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
-    status, out, err = run(capsys, *command, str(folder), *asked)
+    status, out, err = run(capsys, *with_options([*command, str(folder)], asked))
     assert status == 0 and "longest copy, characters" in out and not drawn, err
     # What the first search measured is part of the curve.
     assert [row["k"] for row in read(folder)["curve"]] == before
@@ -131,7 +144,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(generations, "_row", interrupted)
         assert run(capsys, *command, str(tmp_path / "d"))[0] == 130
-    assert run(capsys, *command, str(tmp_path / "d"))[0] == 0
+    assert run(capsys, *command, str(tmp_path / "d"))[0] == status_of(folder)
     asked = [(own[1].name, own[2].id, own[3]) for own in drawn]
     assert len(asked) == len(set(asked)) == len(list(folder.rglob("ledgers/*/*.jsonl")))
     again, before = read(tmp_path / "d"), read(folder)
@@ -139,7 +152,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
 
 
 def test_a_folder_of_other_generations_is_refused(folder, command, capsys):
-    err = refused(capsys, *command, str(folder), "--max-new-tokens", "9")
+    err = refused(capsys, *with_options([*command, str(folder)], ["--max-new-tokens", "9"]))
     assert "holds a run with other settings" in err
 
 
@@ -154,6 +167,7 @@ REFUSED = [
     (["--seeds", "0"], "seeds must be >= 1, got 0"),
     (["--resolution", "1"], "resolution must be >= 1.01, got 1.0"),
     (["--tp-size", "2"], "calibrate runs in one process, got --tp-size 2"),
+    (["--strict"], "3 prompts show an NCR of at most 0.368"),
     (["--temperature", "-1"], "temperature must be finite and >= 0, got -1.0"),
 ]
 
@@ -162,7 +176,8 @@ REFUSED = [
 def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message):
     if "smallest" in message:  # k that were recorded below the smallest count too
         (folder / "measurements" / "calibrated_ks.json").unlink()
-    status, out, err = run(capsys, *command, str(folder), *asked)
+    words = [word for word in command if f"--no{asked[0][1:]}" != word]
+    status, out, err = run(capsys, *with_options([*words, str(folder)], asked))
     assert status in (1, 2) and not out and message in err and "Traceback" not in err
 
 

@@ -123,7 +123,7 @@ def test_a_dry_run_names_models_and_tasks(config, capsys):
         ('tasks = "tasks"', 'tasks = "none"', "there is no folder of tasks"),
         ('label = "pair"', 'label = "safe alone"', "models need labels of their own"),
         ("limit = 3", 'limit = "x"', "config key limit must be int"),
-        ("safe_only", "magic", "rule must be one of anchored"),
+        ("safe_only", "magic", "rule must be one of 'anchored'"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):
@@ -150,5 +150,7 @@ def test_data_that_the_hub_does_not_give_is_one_line(config, capsys, monkeypatch
 
 def test_models_that_are_nowhere_are_one_line(config, capsys):
     words = ("compare", str(config), "--model", "ours=/no/such/folder")
-    assert "ours: no model folder /no/such/folder, and no Hub id" in refused(capsys, *words)
+    assert "ours: there is no model folder with a config.json at /no/such/folder" in refused(
+        capsys, *words
+    )
     assert "--model must be LABEL=FOLDER" in refused(capsys, *words[:2], "--model", "ours")

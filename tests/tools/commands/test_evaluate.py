@@ -8,7 +8,7 @@ from command_line import refused, run
 from recorded_runs import record_run
 
 from anchored.durable_files import locked
-from anchored.eval.analysis import registry
+from anchored.eval.analysis import run_report
 
 pytest.importorskip("openai")
 
@@ -33,7 +33,7 @@ def server(monkeypatch):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A run without its evaluation, and one analysis of it: pictures take longest."""
-    monkeypatch.setattr(registry, "ANALYSES", {"fluency": registry.ANALYSES["fluency"]})
+    monkeypatch.setattr(run_report, "ANALYSES", {"fluency": run_report.ANALYSES["fluency"]})
     own = record_run(tmp_path / "run", ledgers=False)
     for path in (own / "evaluation").glob("*.json"):
         path.unlink()
@@ -51,16 +51,16 @@ def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     words += ["--evidence", str(evidence), "--texts", "1", "--num-comparisons", "3"]
     status, out, err = run(capsys, *words)
     assert (status, out.splitlines()[-1]) == (0, str(folder / "report.html"))
-    titles = ["copying", "fluency", "win rate", "factuality", "analyses", "page"]
+    titles = ["copying", "fluency", "win-rate", "factuality", "report"]
     steps = [line for line in err.splitlines() if line.startswith("[")]
-    assert steps == [f"[{n}/6] {title}" for n, title in enumerate(titles, 1)]
+    assert steps == [f"[{n}/5] {title}" for n, title in enumerate(titles, 1)]
     found = {path.stem for path in (folder / "evaluation").glob("*.json")}
     assert found == {"copying", "fluency", "win-rate", "factuality", "steps"}
     page = (folder / "report.html").read_text()
     assert "win rate" in page and "<td>4.00</td>" in page
     num_requests, written = len(server.requests), (folder / "report.html").stat().st_mtime_ns
     status, _, err = run(capsys, *words)
-    assert status == 0 and err.count("done before") == 6
+    assert status == 0 and err.count("done before") == 5
     assert (folder / "report.html").stat().st_mtime_ns == written
     assert len(server.requests) == num_requests
 
@@ -72,7 +72,7 @@ def test_other_texts_are_measured_again_and_other_options_show(capsys, folder):
     _, _, err = run(capsys, "evaluate", str(folder))
     assert "done before" not in err
     _, _, err = run(capsys, "evaluate", str(folder), "--texts", "2")
-    assert err.count("done before") == 2 and "[3/3] page\n" in err  # copying and analyses are
+    assert err.count("done before") == 1 and "[2/2] report\n" in err  # copying is
 
 
 def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
@@ -88,7 +88,7 @@ def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
     assert status == 0 and err.count("done before") == 1  # copying
     assert "<td>4.00</td>" in (folder / "report.html").read_text()
     status, _, err = run(capsys, "evaluate", str(folder))
-    assert err.count("done before") == 3  # what was judged stays, and so does the page with it
+    assert err.count("done before") == 2  # what was judged stays, and so does the page with it
 
 
 def test_characters_are_counted_where_prompts_name_them(capsys, folder):
@@ -97,8 +97,73 @@ def test_characters_are_counted_where_prompts_name_them(capsys, folder):
     rows = [{**row, "reference": "", "characters": [["Ann"]]} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     status, out, err = run(capsys, "evaluate", str(folder))
-    assert status == 0 and "[1/3] characters\n" in err and "characters > 3" in out
+    assert status == 0 and "[1/2] nonliteral\n" in err and "characters > 3" in out
     assert "copying" not in err  # there is nothing to copy from
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A file of a user's texts."""
+    path = tmp_path / "texts.jsonl"
+    kettle = "the grey kettle hummed on the stove today"
+    rows = [("p_s", 0, "no"), ("k=1", 0, "the grey kettle sat"), ("p_r", 0, kettle)]
+    lines = [
+        {"setting": name, "seed": seed, "id": "w", "text": text, "reference": kettle}
+        for name, seed, text in rows
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_path):
+    output = tmp_path / "results"
+    status, out, err = run(capsys, "evaluate", str(texts), "--output", str(output))
+    assert (status, err) == (0, "[1/1] copying\n")
+    assert "word LCS" in out and "> 6 words" in out
+    results = json.loads((output / "evaluation/copying.json").read_text())
+    by_setting = {own["setting"]: own for own in results["settings"]}
+    assert by_setting["p_r"]["word_lcs"] == {"mean": 8.0, "std": None, "num_seeds": 1}
+    assert by_setting["p_r"]["share_above"] == {"6": 1.0, "20": 0.0, "50": 0.0}
+    assert by_setting["p_s"]["ncr"]["mean"] == 1.0 and by_setting["p_s"]["ncr"]["num_texts"] == 1
+    assert [row["word_lcs"] for row in results["rows"]] == [0, 3, 8]
+    assert results["metric_set"] == "paper_spec_v1" and "git_commit" in results["environment"]
+    other = ["--safe-setting", "k=1", "--output", str(output)]
+    status, out, err = run(capsys, "evaluate", str(texts), *other)
+    assert (status, err) == (0, "[1/1] copying\n") and " 1.000 " in out
+    status, _, err = run(capsys, "evaluate", str(texts), "--only", "report")
+    assert status and "a report is on a run's folder" in err
+    texts.write_text('{"text": "a"}')
+    assert "texts without references" in refused(capsys, "evaluate", str(texts))
+    message = refused(capsys, "evaluate", str(texts), "--only", "copying")
+    assert 'has no "reference": give --prompts FILE' in message
+
+
+def test_what_failed_is_left_out_of_both_sides_of_the_reduction(capsys, texts):
+    """A setting with the risky model's law, whose text of the copying prompt has failed."""
+    rows = [json.loads(line) for line in texts.read_text().splitlines()]
+    rows += [{**row, "id": "v", "text": "no"} for row in rows]
+    rows[1] |= {"text": None, "error": "out of memory"}
+    texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, out, _ = run(capsys, "evaluate", str(texts))
+    (line,) = [line for line in out.splitlines() if line.startswith("k=1")]
+    assert status == 0 and "- [0 of 6] {1 of 2}" in line
+    assert "{n of N}: over the texts that the setting and both models alone have" in out
+
+
+def test_characters_of_a_quickstart_s_works_come_from_a_file_of_prompts(capsys, folder, tmp_path):
+    """As the page on evaluation says: a quickstart's prompts name no characters."""
+    words = ["evaluate", str(folder), "--only", "nonliteral"]
+    assert 'has no "characters": give --prompts FILE' in refused(capsys, *words)
+    names = [{"id": name, "characters": [["Ann"], ["the", "that"]]} for name in "ab"]
+    file = tmp_path / "characters.jsonl"
+    file.write_text("".join(json.dumps(own) + "\n" for own in names))
+    words += ["--prompts", str(file), "--num-characters", "1"]
+    status, out, _ = run(capsys, *words, "--comparator", ">=")
+    assert status == 0 and "characters >= 1" in out and " 1.000 " in out
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and "characters > 1" in out and " 0.000 " in out
+    config = json.loads((folder / "evaluation/nonliteral.json").read_text())["config"]
+    assert config == {"num_characters": 1, "comparator": ">", "debt": "none"}
 
 
 def test_what_cannot_be_done_is_refused_before_anything_else(capsys, folder, monkeypatch):
@@ -108,7 +173,14 @@ def test_what_cannot_be_done_is_refused_before_anything_else(capsys, folder, mon
     own = refused(capsys, *words, "--judge-model", "m", "--judge-url", "nowhere")
     assert "base_url must be" in own
     assert "give --judge-model too" in run(capsys, *words, "--serper")[2]
-    assert "there is no folder" in run(capsys, "evaluate", str(folder / "none"))[2]
+    assert "there is no file or folder" in run(capsys, "evaluate", str(folder / "none"))[2]
+    assert "--ledgers must be at least 0, got -1" in run(capsys, *words, "--ledgers", "-1")[2]
+    assert "a judge is needed" in run(capsys, *words, "--only", "fluency")[2]
+    factuality = [*words, "--only", "factuality", "--judge-model", "m"]
+    assert "give one of --serper" in run(capsys, *factuality)[2]
+    (folder / "empty").mkdir()
+    message = refused(capsys, "evaluate", str(folder / "empty"))
+    assert message.endswith("holds no generations/*.jsonl\n")
     assert not (folder / "evaluation/steps.json").exists()
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from command_line import refused, run
+from command_line import refused, run, with_options
 from forked_program import ForkedProgram
 
-from anchored import Anchored, AnchoredError, Decoder, Generation, Ledger, ModelPair
+from anchored import Anchored, AnchoredError, Decoder, Generation, Ledger, ModelPair, inputs
+from anchored.decode.engine.request import MAX_SEED
+from anchored.kernels.spend import BUDGET_CAP
 from anchored.tools.cli import main
 
 PROMPTS = [
@@ -70,7 +72,7 @@ def test_lines_of_json_give_lines_of_json_with_ledgers_to_verify(
         assert (row["spent"], row["debt"]) == (ledger.spent, ledger.header.debt)
         assert row["certified"] and row["finish_reason"] == "length" and row["error"] == ""
     status, out, _ = run(capsys, "verify", *pair_words, "--ledger", rows[1]["ledger"])
-    assert status == 0 and out.startswith("verified")
+    assert status == 0 and out.startswith("OK: ")
 
 
 def test_stdin_is_a_prompt_file_too(capsys, words, prompt_file, expected, monkeypatch):
@@ -131,9 +133,7 @@ def test_a_chat_is_the_template_of_the_tokenizers(capsys, words, pair_folders, p
         (tmp_path / "chat" / file.name).symlink_to(file)
     (tmp_path / "chat" / "chat_template.jinja").write_text(TEMPLATE)
     chat = ["--prompt", "a", "--chat"]
-    none = (
-        "messages need a chat template: the tokenizer of the safe and of the risky model has none"
-    )
+    none = "messages need a chat template: the tokenizers of both models have none"
     assert none in refused(capsys, *words, *chat)
     words[2] = str(tmp_path / "chat")
     ledger = tmp_path / "one.jsonl"
@@ -142,7 +142,9 @@ def test_a_chat_is_the_template_of_the_tokenizers(capsys, words, pair_folders, p
     assert status == 0, err
     prompt = Ledger.load(ledger).header.prompt_token_ids
     assert pair.tokenizer.decode(prompt) == "<|begin|><|turn|>the keeper<|turn|>"
-    assert Ledger.load(ledger).header.readings is None  # the risky model has no template of its own
+    assert (
+        Ledger.load(ledger).header.chat_prompts is None
+    )  # the risky model has no template of its own
     (tmp_path / "chat" / "chat_template.jinja").write_text("{{ raise_exception('no users') }}")
     assert "no users" in refused(capsys, *words, *chat)
 
@@ -168,11 +170,11 @@ def test_an_instruct_model_is_decoded_beside_a_base_model(
     ]
     header = Ledger.load(rows[0]["ledger"]).header
     assert pair.tokenizer.decode(header.prompt_token_ids) == "<|begin|>the keeper\n\n"
-    assert pair.tokenizer.decode(header.readings["risky"]) == (
+    assert pair.tokenizer.decode(header.chat_prompts["risky"]) == (
         "<|begin|><|turn|>the keeper<|turn|>"
     )
     status, out, err = run(capsys, "verify", *pair_words, "--ledger", rows[0]["ledger"])
-    assert status == 0 and out.startswith("verified"), err
+    assert status == 0 and out.startswith("OK: "), err
     _, out, _ = run(capsys, *words, "--prompt", "the keeper", "--chat")
     assert out == rows[0]["text"] + "\n"
 
@@ -215,8 +217,8 @@ def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "the keeper"}\n' * 500)
     more = ["--max-new-tokens", "100", "--batch-size", "1", "--ledger", str(tmp_path / "l.jsonl")]
-    more += ["--prompt-file", str(file)]
-    program = ForkedProgram("anchored.tools.cli", [*words, *more], tmp_path / "output.txt")
+    words = with_options(words, [*more, "--prompt-file", str(file)])
+    program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
     while not (program.output.exists() and program.output.read_text().count("\n") > 1):
         assert program.poll() is None, program.output.read_text()
         time.sleep(0.05)
@@ -285,4 +287,88 @@ def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(capsys, words, monke
     monkeypatch.setattr(Decoder, "generate_each", generate)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         main([*words, "--prompt", "a"])
-    assert refused(capsys, *words, "--prompt", "a") == "anchored generate: one\n"
+    assert refused(capsys, *words, "--prompt", "a") == "anchored generate: one two\n"
+
+
+def test_three_commands_with_one_ledger_keep_all_that_they_made(words, expected, tmp_path):
+    ledger = tmp_path / "one.jsonl"
+    more = ["--prompt", "the keeper", "--ledger", str(ledger)]
+    programs = [
+        ForkedProgram("anchored.tools.cli", [*words, *more, "--seed", seed], tmp_path / seed)
+        for seed in ("1", "2", "3")
+    ]
+    statuses = [program.wait() for program in programs]
+    assert sorted(statuses) == [0, 1, 1]
+    kept = []
+    for program, status in zip(programs, statuses, strict=True):
+        *printed, last = program.output.read_text().splitlines()
+        assert "certified" in "".join([*printed, last])  # the text and what it spent
+        if status:
+            assert f"{ledger} has appeared meanwhile and is kept; " in last
+            kept.append(Path(last.split("; ")[1].split(" holds what was written")[0]))
+    ledgers = [Ledger.load(file) for file in (ledger, *kept)]
+    assert {own.header.seed for own in ledgers} == {1, 2, 3}
+
+
+def test_a_ledger_that_cannot_be_saved_does_not_end_the_other_texts(
+    capsys, words, prompt_file, expected, monkeypatch, tmp_path
+):
+    load = ModelPair.from_pretrained.__func__
+
+    def loaded(cls, *folders, **settings):
+        (tmp_path / "l-0.jsonl").write_text("another command's")
+        return load(cls, *folders, **settings)
+
+    monkeypatch.setattr(ModelPair, "from_pretrained", classmethod(loaded))
+    ledger = ["--ledger", str(tmp_path / "l.jsonl")]
+    status, out, err = run(capsys, *words, "--prompt-file", str(prompt_file), *ledger)
+    rows = by_index(out)
+    assert status == 1 and [row["text"] for row in rows] == [own.text for own in expected]
+    assert [bool(row["ledger"]) for row in rows] == [False, True, True]
+    assert err.startswith("anchored generate: 1 of 3 texts failed: first: the ledger was not saved")
+    assert (tmp_path / "l-0.jsonl").read_text() == "another command's"
+
+
+def test_json_says_what_holds_for_all_samples_together(capsys, words):
+    more = ["--prompt", "the keeper", "--num-return-sequences", "3", "--json", "--debt", "none"]
+    _, out, _ = run(capsys, *words, *more)
+    assert [(row["bound"], row["total_bound"]) for row in by_index(out)] == [(5.0, 15.0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("prompts", "more", "message"),
+    [
+        ('{"prompt": "a"}\n{"prompt": "b", "seed": -1}', [], "line 2: seed must be in [0, 2**63)"),
+        ('{"prompt": "a", "seed": 9223372036854775808}', [], "line 1: seed must be in [0, 2**63)"),
+        ('{"prompt": "a"}\n\n{"prompt": "b", "k": -0.5}', [], "line 3: k must be in [0, 1048576]"),
+        ('{"prompt": "a", "k": NaN}', [], "line 1: k must be in [0, 1048576] nats, got nan"),
+        (
+            '{"prompt": "a", "passage": "b"}\n{"prompt": "b", "id": "two"}',
+            ["--rule", "rcad"],
+            "prompt 2, 'two', has no \"passage\", which the rule rcad reads",
+        ),
+        ('{"prompt": "a"}', ["--chat"], "messages need a chat template: the tokenizers of both"),
+    ],
+)
+def test_what_prompts_lack_is_told_before_models_are_loaded(
+    capsys, words, tmp_path, monkeypatch, prompts, more, message
+):
+    monkeypatch.setattr(ModelPair, "from_pretrained", Mock(side_effect=AssertionError))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(prompts)
+    assert message in refused(capsys, *words, "--prompt-file", str(file), *more)
+
+
+def test_limits_of_prompt_files_are_those_of_the_library():
+    assert (inputs.MAX_SEED, inputs.MAX_NATS) == (MAX_SEED, BUDGET_CAP)
+
+
+def test_a_prompt_that_is_no_text_fails_alone_and_by_its_id(capsys, words, expected, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "a \ud800 b", "id": "torn"}, {"prompt": "the keeper", "seed": 3}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    status, out, err = run(capsys, *words, "--prompt-file", str(file))
+    torn, whole = by_index(out)
+    assert status == 1 and (torn["id"], torn["prompt"]) == ("torn", "a \ud800 b")
+    assert "lone surrogate" in torn["error"] and whole["text"] == expected[0].text
+    assert err.startswith("anchored generate: 1 of 2 texts failed: torn: ")

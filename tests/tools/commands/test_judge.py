@@ -1,4 +1,4 @@
-"""`anchored judge` against a server on this machine: scores, what is paid, what is recorded."""
+"""Judges against a server on this machine: scores, what is paid, what is recorded."""
 
 import json
 import signal
@@ -53,7 +53,8 @@ def server(monkeypatch):
 
 
 def words(name, texts, server, *more):
-    return ["judge", name, texts, "--base-url", server.url, "--model", "m", *more]
+    options = ["--judge-url", server.url, "--judge-model", "m"]
+    return ["evaluate", texts, "--only", name, *options, *more]
 
 
 def cells(out, setting):
@@ -66,21 +67,25 @@ def test_fluency_is_printed_recorded_and_paid_once(capsys, server, tmp_path):
         tmp_path / "t.jsonl",
         rows(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""}),
     )
-    output = tmp_path / "fluency.json"
-    line = words("fluency", texts, server, "--output", str(output), "--price-in", "1")
+    output = Path(f"{texts}.evaluation/evaluation/fluency.json")
+    line = words("fluency", texts, server, "--price-in", "1")
     status, out, err = run(capsys, *line, "--price-out", "10")
     assert status == 0
     assert cells(out, "p_s") == ["2.500", "2", "0", "0"]
     assert cells(out, "k1") == ["4.000", "1", "1", "0"]
-    assert "3 asked, 0 kept, 3 sent (0 again), 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
+    assert "3 asked, 0 kept, 3 sent, 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
     results = json.loads(output.read_text())
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
     assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v1")
     assert [row["fluency"] for row in results["rows"]] == [2, 3, 4, None]
-    again = run(capsys, *line, "--overwrite")
+    again = run(capsys, *line, "--price-out", "10")
+    assert again[1] == out and "done before" in again[2]
+    output.unlink()
+    again = run(capsys, *line)
     assert again[1] == out and "3 kept, 0 sent" in again[2] and len(server.requests) == 3
     everything = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(everything) == 2 + 3 and server.keys == {"Bearer secret-key"}
+    # Texts, results, which steps are done, a lock, and three answers.
+    assert len(everything) == 4 + 3 and server.keys == {"Bearer secret-key"}
     assert not any(b"secret" in path.read_bytes() for path in everything)
 
 
@@ -92,17 +97,19 @@ def test_factuality_searches_for_each_claim_and_splits_by_group(capsys, server, 
 
     server.script = script
     texts = write(tmp_path / "t.jsonl", rows(k1={"p": "T1 F1 T2. T1 T3.", "q": "F2."}))
-    output = tmp_path / "factuality.json"
-    search = ["--serper", "--serper-url", server.url + "/search", "--output", str(output)]
+    folder = tmp_path / "out"
+    search = ["--serper", "--serper-url", server.url + "/search", "--output", str(folder)]
     status, out, _ = run(capsys, *words("factuality", texts, server, *search))
     assert status == 0
     # Of p 3 of 4 (T1 once), of q 0 of 1: macro 0.375, micro 3 of 5; 5 claims in 2 texts.
     assert cells(out, "k1") == ["0.375", "0.600", "2.500", "0", "0", "0"]
     assert server.paths == {"/v1/chat/completions": 3 + 5, "/v1/search": 5}
-    results = json.loads(output.read_text())
-    assert results["retriever"]["evidence"] == "serper" and "secret" not in output.read_text()
+    recorded = (folder / "evaluation/factuality.json").read_text()
+    results = json.loads(recorded)
+    assert results["retriever"]["evidence"] == "serper" and "secret" not in recorded
     assert results["settings"][0]["by_group"]["rare"]["micro"] == 0.6
-    run(capsys, *words("factuality", texts, server, *search, "--overwrite"))
+    (folder / "evaluation/factuality.json").unlink()
+    run(capsys, *words("factuality", texts, server, *search))
     assert len(server.requests) == 13
 
 
@@ -143,13 +150,11 @@ def test_failures_are_counted_and_a_run_of_nothing_else_says_so(capsys, server, 
     other = str(tmp_path / "other")
     status, out, err = run(capsys, *words("fluency", texts, server, "--answers", other))
     assert status == 1 and cells(out, "k1") == ["-", "0", "0", "2"]
-    assert (
-        err.splitlines()[-1] == "anchored judge fluency: nothing could be judged: status 400: 'no'"
-    )
+    assert err.splitlines()[-1] == "fluency: nothing could be judged: status 400: 'no'"
     server.script = lambda body: Say(status=401, raw="secret-key is wrong")
     status, out, err = run(capsys, *words("fluency", texts, server, "--answers", other))
-    assert (status, out) == (1, "") and "secret" not in err
-    assert err.splitlines()[-1].startswith("anchored judge fluency: the service answers with")
+    assert status == 1 and "secret" not in err
+    assert err.splitlines()[-1].startswith("fluency: the service answers with")
 
 
 def test_a_limit_takes_the_first_prompts_of_every_setting(capsys, server, tmp_path):
@@ -163,9 +168,9 @@ def test_a_limit_takes_the_first_prompts_of_every_setting(capsys, server, tmp_pa
 def test_the_key_of_a_paid_endpoint_must_be_in_the_environment(capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     texts = write(tmp_path / "t.jsonl", rows(k1={"p": "grade 5"}))
-    status, out, err = run(capsys, "judge", "fluency", texts, "--model", "m")
+    status, out, err = run(capsys, "evaluate", texts, "--only", "fluency", "--judge-model", "m")
     assert (status, out) == (1, "")
-    assert err == "anchored judge fluency: the environment has no key OPENAI_API_KEY\n"
+    assert err == "anchored evaluate: the environment has no key OPENAI_API_KEY\n"
 
 
 # A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
@@ -177,6 +182,7 @@ main()
 """
 
 
+@pytest.mark.slow  # starts a program, which loads the library, twice
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, tmp_path, stop):
     own = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
@@ -200,7 +206,7 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, tmp
     _, err = program.communicate(timeout=120)
     may_go_on.set()
     assert program.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
-    assert stop == signal.SIGKILL or err.endswith("anchored judge fluency: interrupted\n")
+    assert stop == signal.SIGKILL or err.endswith("anchored evaluate: interrupted\n")
     kept = [json.loads(own.read_text()) for own in Path(f"{texts}.answers").rglob("*.json")]
     asked = [json.loads(own["request"])["body"]["messages"] for own in kept]
     num_before, server.script = len(server.requests), judge

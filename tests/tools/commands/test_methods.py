@@ -6,7 +6,7 @@ import pytest
 from command_line import run
 
 from anchored import RCAD, Decoder, MemFree, ModelPair
-from anchored.tools.commands.options import RuleOptions
+from anchored.decode.pair_options import RuleOptions
 
 PROMPTS = [
     {"prompt": "the keeper", "passage": "the keeper of the lamp wrote", "passage_id": 0},
@@ -71,12 +71,12 @@ def test_the_others_need_no_passage(capsys, words, pair_words, tmp_path, asked):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "rcad", "k": 1.0}, "--rule rcad has no budget: leave out --k and its like"),
-        ({"name": "cold_start", "K": 1.0}, "--rule cold_start has no budget: only --k"),
-        ({"name": "memfree"}, "--rule memfree needs --passages FILE or --setting corpus=FILE"),
-        ({"name": "rcad", "setting": ("alpha",)}, "--setting must be NAME=VALUE, got 'alpha'"),
-        ({"name": "rcad", "setting": ("beta=1",)}, "settings of rule rcad: .*beta"),
-        ({"name": "global_switch"}, "settings of rule global_switch: .*K"),
+        ({"rule": "rcad", "k": 1.0}, "--rule rcad has no budget: leave out --k and its like"),
+        ({"rule": "cold_start", "K": 1.0}, "--rule cold_start has no budget: only --k"),
+        ({"rule": "memfree"}, "--rule memfree needs --passages FILE or --setting corpus=FILE"),
+        ({"rule": "rcad", "setting": ("alpha",)}, "--setting must be NAME=VALUE, got 'alpha'"),
+        ({"rule": "rcad", "setting": ("beta=1",)}, "settings of rule rcad: .*beta"),
+        ({"rule": "global_switch"}, "settings of rule global_switch: .*K"),
     ],
     ids=str,
 )

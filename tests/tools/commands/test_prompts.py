@@ -33,7 +33,27 @@ def test_records_stand_in_the_template(kind, tmp_path, capsys):
     first, second = written(capsys, kind, tmp_path / "array.json", tmp_path)
     assert first.prompt == PROMPTS[kind] and second.id == "b"
     assert (first.id, first.title, first.domain) == ("bookmia.00.11", "Tides", kind)
-    assert first.reference == ("" if kind == "nonliteral" else "twice.")
+    assert first.reference == ("" if kind == "nonliteral" else " twice.")
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "seam"),
+    [
+        ("The bell", "rang", " rang"),  # as in all records of CopyBench
+        ("The bell", " rang", " rang"),
+        ("The bell\n", "Rang", "\nRang"),  # else the line end would be a token of its own
+        ("The bell ", " rang", " rang"),
+        ("The bell", ", they say", ", they say"),
+        ("The bell", '"rang', ' "rang'),
+    ],
+)
+def test_the_seam_between_a_text_and_its_continuation_belongs_to_the_reference(
+    text, reference, seam, tmp_path, capsys
+):
+    record = {"id": "a", "input": text, "reference": reference}
+    (tmp_path / "own.jsonl").write_text(json.dumps(record))
+    (prompt,) = written(capsys, "books", tmp_path / "own.jsonl", tmp_path)
+    assert (prompt.prompt, prompt.reference) == ("Complete the prefix:\nThe bell", seam)
 
 
 def test_what_measures_of_the_texts_read_is_kept(tmp_path, capsys):
@@ -72,7 +92,7 @@ def test_files_that_are_no_data_set_are_one_line(tmp_path, capsys, text, message
     words = ("prompts", "--kind", "books", "--input", str(file))
     assert message in refused(capsys, *words, "--output", str(tmp_path / "new.jsonl"))
     status, _, err = run(capsys, *words, "--output", str(file))
-    assert status and "give --overwrite to replace it" in err
+    assert status and "cannot be written" in err and file.read_text() == text
 
 
 def test_templates_are_checked(tmp_path):

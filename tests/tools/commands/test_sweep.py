@@ -1,6 +1,5 @@
 """Sweeps as a user runs them: by one process or two, killed and started again; what they leave."""
 
-import csv
 import json
 import os
 import signal
@@ -107,7 +106,7 @@ def swept(inputs, tmp_path_factory) -> Path:
 def recorded(folder: Path) -> dict[str, str]:
     """What one process leaves and several do, by file: texts, figures, tables."""
     kept = [*folder.glob("generations/*"), *folder.glob("measurements/**/*.json")]
-    kept += [*folder.glob("*.md"), *folder.glob("*.tex"), *folder.glob("*.csv")]
+    kept += [*folder.glob("*.md"), *folder.glob("*.tex")]
     kept += [folder / "results.json", *folder.glob("ledgers/**/*.jsonl"), *folder.glob("*.svg")]
     return {str(path.relative_to(folder)): path.read_text() for path in kept}
 
@@ -123,7 +122,7 @@ def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
     assert [row["setting"] for row in figures["rows"]] == SETTINGS
     assert len(figures["examples"]) == 7 * 2 * 2
     rows = rows_of(swept, "Anchored-k=4")
-    assert [(row["work"], row["seed"]) for row in rows] == [
+    assert [(row["id"], row["seed"]) for row in rows] == [
         (f"work-{i}", seed) for seed in (0, 1) for i in (0, 1)
     ]
     header = Ledger.load(swept / rows[0]["ledger"]).header
@@ -143,21 +142,20 @@ def test_tables_have_the_paper_s_columns_and_parts(swept):
     assert first == [*parts, "*Anchored Decoding*", *SETTINGS[4:6], "*Ablations*", "NoDebt"]
     assert table[0].split("|")[9].strip() == "recited, at most"
     assert r"\multicolumn{13}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
-    with (swept / "table.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["setting"] for row in rows] == SETTINGS
-    recited = {row["setting"]: row["recited"] for row in rows}
-    assert [name for name, own in recited.items() if not own] == ["p_r", "MemFree", "RCAD"]
-    assert 0 < float(recited["p_s"]) < float(recited["Anchored, k=0.5"]) <= 1
-    with (swept / "high_protection.csv").open() as file:
-        chosen = {row["method"]: row["setting"] for row in csv.DictReader(file)}
+    figures = json.loads((swept / "results.json").read_text())
+    recited = {row["setting"]: row["recited"] for row in figures["rows"]}
+    assert [name for name, own in recited.items() if own is None] == ["p_r", "MemFree", "RCAD"]
+    assert 0 < recited["p_s"] < recited["Anchored, k=0.5"] <= 1
+    chosen = figures["high_protection"]
     assert list(chosen) == ["p_s", "p_r", "MemFree", "RCAD", "Anchored", "NoDebt"]
-    assert chosen["p_s"] == "p_s" and chosen["p_r"] == ""
+    assert (chosen["p_s"], chosen["p_r"]) == ("p_s", None)
+    page = (swept / "report.html").read_text()
+    assert page.count("<article") == 2 and page.count("<img") == 3
 
 
 def test_what_was_recorded_can_be_measured_by_itself(swept):
     texts = read_texts(swept)
-    assert len(texts) == 28 and {own.setting for own in texts} >= {"p_s", "p_r", "Anchored-k=4"}
+    assert len(texts) == 28 and {own.setting for own in texts} == set(SETTINGS)
     assert {own.reference for own in texts} == {" " + TEXT}
 
 
@@ -190,7 +188,7 @@ def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, input
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('safe = "safe"', 'safe = "gone"', "no model folder with a config.json at gone"),
+        ('safe = "safe"', 'safe = "/gone"', "gone"),
         ('"prompts.jsonl"', '"gone.jsonl"', "there is no file"),
         ('"extra.jsonl"', '"gone.jsonl"', "there is no file"),
         ('"works.jsonl"', '""', "MemFree reads passages: name a corpus of texts as passages"),
@@ -256,8 +254,8 @@ def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, 
     assert {file: file.stat().st_mtime_ns for file in files} == times
     names = [path.stem for path in (swept / "generations").iterdir()]
     for name in names:
-        keys = [(row["work"], row["seed"], row["text"]) for row in rows_of(output, name)]
-        assert keys == [(row["work"], row["seed"], row["text"]) for row in rows_of(swept, name)]
+        keys = [(row["id"], row["seed"], row["text"]) for row in rows_of(output, name)]
+        assert keys == [(row["id"], row["seed"], row["text"]) for row in rows_of(swept, name)]
     assert len(list(output.glob("ledgers/**/*.jsonl"))) == 28
 
 

@@ -3,22 +3,23 @@
 import gzip
 import json
 import os
+import re
 import signal
 import time
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 import pytest
 from forked_program import ForkedProgram
+from tokenizers import Tokenizer
 
-from anchored.pretrain.plan.consumption import document_spans
-from anchored.pretrain.tokens.encoder import tokenizer_file
+from anchored.pretrain.plan.provenance import document_spans
+from anchored.pretrain.tokens.encoder import DocumentEncoder, tokenizer_file
 from anchored.pretrain.tokens.input_files import local_files
-from anchored.pretrain.tokens.manifest import Manifest
-from anchored.pretrain.tokens.segments import Segment
-from anchored.pretrain.tokens.shards import TokenShards
-from anchored.pretrain.tokens.writer import write_token_shards
-from anchored.tools.commands.training.tokenize import run
+from anchored.pretrain.tokens.shards import Manifest, TokenShards
+from anchored.pretrain.tokens.writer import Segment, write_token_shards
+from anchored.tools.commands.training.tokenize import report, run
 from anchored.tools.commands.training.training_options import COMMON_PILE, TokenizeConfig
 
 WORDS = ["the", "keeper", "of", "lamp", "wrote", "every", "wave", "salt", "rain", "bells", "rang"]
@@ -91,6 +92,35 @@ def test_shards_hold_the_allowed_documents_and_the_manifest_counts_the_rest(conf
     assert 20 < heldout.num_documents < 100
 
 
+def test_a_tokenizer_that_would_cut_or_pad_texts_does_not(config, tmp_path, whole, capsys):
+    # transformers writes both into tokenizer.json where a tokenizer was called so and then saved.
+    tokenizer = Tokenizer.from_file(str(tokenizer_file(config(tmp_path).tokenizer)))
+    tokenizer.enable_truncation(7)
+    tokenizer.enable_padding(length=100)
+    (tmp_path / "tokens").mkdir()
+    tokenizer.save(str(tmp_path / "tokens" / "tokenizer.json"))
+    assert run(config(tmp_path / "s", tokenizer=str(tmp_path / "tokens"))) == 0
+    assert Manifest.read(tmp_path / "s").num_tokens == Manifest.read(whole).num_tokens
+    assert re.search(
+        r"\n  \d\.\d\d bytes a token, \d\.\d\d of plain English\n", capsys.readouterr().out
+    )
+
+
+def test_a_source_of_other_text_than_the_tokenizers_is_remarked_on(config, tmp_path, capsys):
+    (tmp_path / "noise.jsonl").write_text(json.dumps({"text": "\u4e00\u4e8c " * 200}))
+    settings = {"input": (tmp_path / "noise.jsonl",), "heldout_fraction": 0.0}
+    assert run(config(tmp_path / "s", **settings)) == 0
+    assert "far from what this tokenizer takes" not in capsys.readouterr().out
+    (tmp_path / "noise.jsonl").write_text(json.dumps({"text": "the keeper " * 2000}))
+    encoder = DocumentEncoder(tokenizer_file(config(tmp_path).tokenizer))
+    folder = tmp_path / "t"
+    assert run(config(folder, **settings)) == 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["num_tokens"] //= 30  # as if most of the text had been lost
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "far from what this tokenizer takes" in report(folder, encoder)
+
+
 @pytest.fixture
 def damaged_folder(tmp_path):
     """Two files of good lines; one has two bad ones, the other three and is cut short."""
@@ -160,20 +190,12 @@ def documents_of(shards):
     return {shards.tokens(s, n).tobytes() for s, n in zip(starts, lengths, strict=False)}
 
 
-@pytest.mark.parametrize("num_ranks", [2, 8])
-def test_any_number_of_processes_writes_the_same_bytes(
-    config, tmp_path, whole, monkeypatch, num_ranks
-):
-    monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
-    for rank in reversed(range(num_ranks)):
+def test_any_number_of_processes_writes_the_same_bytes(config, tmp_path, whole, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")  # more than there are files
+    for rank in reversed(range(8)):
         assert not (tmp_path / "many").exists()
         monkeypatch.setenv("RANK", str(rank))
         assert run(config(tmp_path / "many")) == 0
-    assert contents(tmp_path / "many") == contents(whole)
-
-
-def test_worker_processes_write_the_same_bytes(config, tmp_path, whole):
-    run(config(tmp_path / "many", workers=2))
     assert contents(tmp_path / "many") == contents(whole)
 
 
@@ -181,7 +203,7 @@ class Killed(BaseException):
     """Stands for a process that ends here."""
 
 
-@pytest.mark.parametrize("killed_at", [1, 7, 16, 23])
+@pytest.mark.parametrize("killed_at", [1, 16])
 def test_a_run_goes_on_after_any_segment(config, tmp_path, whole, monkeypatch, killed_at):
     write, calls = Segment.write, []
 
@@ -199,12 +221,12 @@ def test_a_run_goes_on_after_any_segment(config, tmp_path, whole, monkeypatch, k
     assert contents(tmp_path / "cut") == contents(whole)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_kill_nine_and_a_second_run_give_the_same_bytes(config, tmp_path, whole, workers):
+@pytest.mark.slow
+def test_kill_nine_and_a_second_run_give_the_same_bytes(config, tmp_path, whole):
     first = config(tmp_path / "cut", shard_tokens=300)
     words = ["tokenize", "--source", "letters", "--tokenizer", first.tokenizer]
     words += ["--output", str(first.output), "--input", str(first.input[0])]
-    words += ["--heldout-fraction", "0.1", "--shard-tokens", "300", "--workers", str(workers)]
+    words += ["--heldout-fraction", "0.1", "--shard-tokens", "300", "--workers", "2"]
     program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
     progress = tmp_path / "cut.partial" / "progress"
     while program.poll() is None and len(list(progress.glob("segment-*.json"))) < 4:
@@ -215,8 +237,8 @@ def test_kill_nine_and_a_second_run_give_the_same_bytes(config, tmp_path, whole,
         for _ in range(2000):
             os.killpg(program.pid, 0)
             time.sleep(0.01)
-    assert run(first) == 0
-    run(config(tmp_path / "again", shard_tokens=300))
+    assert run(replace(first, workers=2)) == 0  # worker processes write the same bytes
+    run(config(tmp_path / "again", shard_tokens=300, workers=1))
     assert contents(tmp_path / "cut") == contents(tmp_path / "again")
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.stages import needed_tokens
-from anchored.pretrain.tokens.manifest import Manifest
-from anchored.pretrain.tokens.shards import TokenShards
+from anchored.pretrain.tokens.shards import Manifest, TokenShards
 from anchored.tools.commands.training.tokenize import run
 from anchored.tools.commands.training.training_options import COMMON_PILE, TokenizeConfig
 
@@ -44,7 +43,7 @@ FORMS = {
     "ubuntu_irc": ([PUBLIC], []),
     "regulations": ([PUBLIC], []),
     "data_provenance_initiative": ([[APACHE], [BY, "MIT License"]], [[BY, BY_NC], []]),
-    "project_gutenberg": ([PUBLIC], []),
+    "project_gutenberg": ([PUBLIC], ["Public Domain in the USA only"]),
     "youtube": ([BY_3], ["Standard YouTube License"]),
     "arxiv_abstracts": ([ZERO], []),
     "usgpo": ([PUBLIC], []),
@@ -144,7 +143,7 @@ def test_enough_tokens_are_taken_from_all_files_and_the_same_after_a_stop(
     pieces = tokenised("pieces", max_tokens=enough, shard_tokens=100)
     assert pieces.num_tokens == part.num_tokens and len(pieces.shards) > 2
     assert tokenised("all", max_tokens=0).num_tokens == whole.num_tokens
-    with pytest.raises(ValueError, match="max_tokens was null and is now 7"):
+    with pytest.raises(ValueError, match="max_tokens was 0 and is now 7"):
         tokenised("whole", max_tokens=7)
 
 

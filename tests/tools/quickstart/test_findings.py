@@ -80,8 +80,14 @@ def test_each_claim_can_fail_alone(summaries, index, change, claim):
     assert claim in failed
 
 
-def test_of_the_protecting_budgets_the_most_useful_is_recommended_or_else_the_safest(summaries):
+def test_the_smallest_budget_that_is_good_enough_is_recommended(summaries):
+    """Not the largest that protects: its bound may exclude nothing."""
     assert failing(summaries) == [] and recommended(summaries).setting.k == 1.0
+    protecting = [replace(each, ncr=over_metrics(0.8)) for each in summaries]
+    for gaps, k in (((0.95, 0.97, 0.99), 0.1), ((0.5, 0.91, 0.99), 1.0), ((0.5, 0.7, 0.8), 8.0)):
+        for each, gap in zip(range(1, 4), gaps, strict=True):
+            protecting[each] = replace(protecting[each], gap_closed=gap)
+        assert recommended(protecting).setting.k == k
     summaries[1:4] = [
         replace(s, ncr=over_metrics(0.7 - i / 10)) for i, s in enumerate(summaries[1:4])
     ]
@@ -93,7 +99,8 @@ def test_figures_that_are_not_defined_are_null_and_support_no_claim(summaries):
     undefined = [replace(s, **nothing) for s in summaries]
     assert len(failing(undefined)) == 3  # the three on NCR
     row = json.loads(json.dumps(undefined[2].as_json(), allow_nan=False))
-    assert row["ncr"] == {"mean": None, "std": None, "num_seeds": 1, "num_metrics": 0}
+    figures = {"mean": None, "std": None, "num_seeds": 1, "num_metrics": 0}
+    assert {name: row["ncr"][name] for name in figures} == figures
     assert row["gap_closed"] is None
     assert row["spent"] == 1.0 and row["k"] == 1.0
 

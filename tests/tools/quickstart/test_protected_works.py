@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anchored.decode.rules.blocklist import records
+from anchored.decode.rules.memfree import records
 from anchored.eval.experiments.sweep import load_prompts
 from anchored.eval.retrieval.bm25 import WordIndex
 from anchored.tools.quickstart.protected_works import (

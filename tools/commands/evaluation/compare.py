@@ -9,9 +9,11 @@ import tyro
 from tyro.conf import UseAppendAction
 
 from anchored import AnchoredError, text_tables
+from anchored.decode.models.folder import model_location
+from anchored.inputs import check_input
 
-from ..files import check_input
-from ..options import is_first_process
+from ..files import is_first_process
+from ..words import ConfigFile
 
 if TYPE_CHECKING:
     from anchored.eval.harness.comparison import Comparison, Entry
@@ -26,7 +28,7 @@ class CompareConfig:
     anchored compare configs/eval/safe-models.toml --model Ours=FOLDER --model Theirs=OWNER/NAME
     """
 
-    file: tyro.conf.Positional[Path]
+    file: tyro.conf.Positional[ConfigFile]
     """TOML: models and benchmarks."""
     output: Path = Path("runs/compare")
     """Folder of what is recorded, of table and picture."""
@@ -89,12 +91,13 @@ def _entry(text: str) -> "Entry":
 
 
 def _check_models(comparison: "Comparison") -> None:
-    """Raise FileNotFoundError for a name that is neither a folder nor an OWNER/NAME."""
+    """Raise FileNotFoundError for a name that is neither a folder nor an id of the Hub."""
     for entry in comparison.models:
         for name in entry.models:
-            folder = Path(name)
-            if not folder.exists() and (folder.is_absolute() or len(folder.parts) != 2):
-                raise FileNotFoundError(f"{entry.label}: no model folder {name}, and no Hub id")
+            try:
+                model_location(name)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"{entry.label}: {error}") from None
 
 
 def comparison_plan(comparison: "Comparison") -> str:
@@ -131,7 +134,7 @@ def _model(entry: "Entry", comparison: "Comparison") -> Any:
 
 def _draw(comparison: "Comparison", cells: Any, path: Path) -> None:
     try:
-        from anchored.eval.figures.bars import plot_scores
+        from anchored.eval.figures.intervals import plot_scores
     except ModuleNotFoundError as error:
         raise AnchoredError(
             f"the table is written, the picture needs matplotlib ({error}): "

@@ -1,183 +1,293 @@
-"""The command that takes a recorded run through the whole evaluation, to one page."""
+"""The command that takes recorded texts through the whole evaluation, to one page."""
 
 import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, get_args
+
+from tyro.conf import Positional
 
 from anchored import AnchoredError
 from anchored.durable_files import file_sha256, locked, write_durably
-from anchored.eval.quality.chat_client import OPENAI_URL
-from anchored.eval.recorded_texts import PROMPTS_FILE, generation_files, read_texts
+from anchored.eval.recorded_texts import PROMPTS_FILE, RecordedText, generation_files, read_texts
+from anchored.inputs import check_input
 
-from . import analyse, judge, measure, report
-from .judge import AskingOptions, EvidenceOptions
+from .judging import (
+    EvidenceOptions,
+    JudgeOptions,
+    Judging,
+    WinRateOptions,
+    check_judge,
+    check_judged,
+    has_failures,
+    judged,
+)
 
-Options = TypeVar("Options")
+StepName = Literal["copying", "nonliteral", "fluency", "win-rate", "factuality", "report"]
+JUDGES = ("fluency", "win-rate", "factuality")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluateConfig(EvidenceOptions, AskingOptions, analyse.RunOptions):
-    """All that is measured of a recorded run: anchored evaluate runs/methods --judge-model NAME
+@dataclass(frozen=True, kw_only=True)  # no slots: those of several bases do not mix
+class CopyingOptions:
+    """Which settings are one model alone, between which NCR is measured."""
 
-    Copying with its distribution, characters taken over, the judges (with --judge-model), analyses,
-    and the page of anchored report. Nothing is generated. What is done is not done again, unless
-    the texts have changed; an interrupted run goes on, and no answer is paid for twice.
-    """
+    safe_setting: str = "p_s"
+    """The setting that is the safe model alone."""
+    risky_setting: str = "p_r"
+    """The setting that is the risky model alone."""
 
-    judge_model: str | None = None
-    """As the judges' endpoint names it; without it nothing is judged."""
-    judge_url: str = OPENAI_URL
-    """Any OpenAI-compatible endpoint."""
-    num_comparisons: int = 200
-    """Pairs of texts for each setting's win rate."""
+
+@dataclass(frozen=True, kw_only=True)
+class NonliteralOptions:
+    """When a story takes over a work's characters."""
+
+    num_characters: int = 3
+    """Characters of the work that a text may name."""
+    comparator: Literal[">", ">="] = ">"
+    """> counts texts with more, as the paper says; >= is CopyBench's own summary."""
+    debt: Literal["none", "any"] = "none"
+    """none: count texts whose prompt had a debt, which the paper turns off for these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """How much of a run the page shows."""
+
     texts: int = 4
     """Prompts whose texts the page shows, evenly among all."""
+    ledgers: int = 64
+    """Ledgers of each setting that the analyses read, evenly among its texts; 0 reads all."""
+    ncr_of: Path | None = None
+    """Folder of another run of the same settings, whose NCR is taken: of prompts with references,
+    where the judged texts have none, as biographies."""
 
     def __post_init__(self) -> None:
-        analyse.RunOptions.__post_init__(self)
-        AskingOptions.__post_init__(self)
+        check_input(self.ncr_of, "folder")
+        for name in ("texts", "ledgers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} must be at least 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
+    """Recorded texts, measured, judged and analysed: anchored evaluate runs/methods
+
+    Copying with its distribution, characters taken over, the judges (with --judge-model), analyses,
+    and one page. Nothing is generated. What is done is not done again, unless the texts or its
+    options have changed; an interrupted run goes on, and no answer is paid for twice.
+    """
+
+    run: Positional[Path]
+    """A run's folder; or a file: JSON lines of "text", "reference", "prompt", "setting", "seed" and
+    "id", or what CopyBench writes."""
+    only: tuple[StepName, ...] = ()
+    """These steps alone; all that the texts and options allow unless given."""
+    prompts: Path | None = None
+    """JSON lines of "id" and what the texts lack, as "reference"; a run's own unless given."""
+    output: Path | None = None
+    """Folder for evaluation/ and the page; the run's, or FILE.evaluation of a file."""
+
+    def __post_init__(self) -> None:
+        if not self.run.exists():
+            raise FileNotFoundError(f"there is no file or folder {self.run}")
+        check_input(self.prompts)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder} is no folder to write results in")
+        ReportOptions.__post_init__(self)
+        JudgeOptions.__post_init__(self)
         EvidenceOptions.__post_init__(self)
-        if self.num_evidence and self.judge_model is None:
-            raise ValueError("evidence is for a judge: give --judge-model too")
+        if self.judge_model is None and (self.has_evidence or set(self.only) & set(JUDGES)):
+            raise ValueError("a judge is needed: give --judge-model too")
+        if "factuality" in self.only and not self.has_evidence:
+            raise ValueError("factuality: give one of --serper, --corpus and --evidence")
+        if "report" in self.only and not self.run.is_dir():
+            raise ValueError(f"a report is on a run's folder, and {self.run} is a file of texts")
+
+    @property
+    def folder(self) -> Path:
+        """Where all of it is written."""
+        if self.output is not None or self.run.is_dir():
+            return self.output or self.run
+        return self.run.with_name(f"{self.run.name}.evaluation")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A command of this evaluation."""
-
-    name: str
-    output: Path
-    """A file or folder that it writes."""
-    inputs: Iterable[Path]
-    """What it reads: it is done again where these have changed."""
-    options: Any
-    run: Callable[[Any], int]
-
-    def identity(self) -> str:
-        """All that decides what it writes."""
-        read = [[path.name, file_sha256(path)] for path in self.inputs if path.is_file()]
-        return hashlib.sha256(repr([self.options, read]).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class Record:
-    """Which steps are done, with what, in how many seconds: RUN/evaluation/steps.json."""
-
-    path: Path
-    done: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, path: Path) -> "Record":
-        """What was recorded; nothing where it cannot be read."""
-        try:
-            return cls(path, dict(json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError):
-            return cls(path)
-
-    def run(self, step: Step, title: str) -> None:
-        """Do a step that is not done. Raises what its command raises."""
-        identity, known = step.identity(), self.done.get(step.name, {})
-        if known.get("identity") == identity and step.output.exists():
-            print(f"{title}: done before ({known['seconds']:.1f} s)", file=sys.stderr)
-            return
-        print(title, file=sys.stderr)
-        start = time.perf_counter()
-        step.run(step.options)
-        print(flush=True)
-        if _has_failures(step.output):
-            return  # what has no answer is asked for again
-        self.done[step.name] = {"identity": identity, "seconds": time.perf_counter() - start}
-        write_durably(self.path, json.dumps(self.done, indent=1) + "\n")
+OPTIONS: Final[dict[StepName, tuple[type, ...]]] = {
+    "copying": (CopyingOptions,),
+    "nonliteral": (NonliteralOptions,),
+    "fluency": (JudgeOptions,),
+    "win-rate": (JudgeOptions, WinRateOptions),
+    "factuality": (JudgeOptions, EvidenceOptions),
+    "report": (ReportOptions,),
+}
+"""What decides the results of each step, beside the texts."""
 
 
 def run(config: EvaluateConfig) -> int:
     """Do what is not done yet; returns 1 where a judge could not judge, else 0.
 
-    Raises ValueError for a run that another process evaluates at the time: two would pay for the
+    Raises ValueError for texts that another process evaluates at the time: two would pay for the
     same answers, and write the same files.
     """
     from anchored.eval.analysis.recorded_run import EVALUATION
 
-    folder, steps = config.run / EVALUATION, list(_steps(config))
-    for step in steps:
-        if isinstance(step.options, judge.JudgeOptions):
-            step.options.client()  # refuses a key or an address before anything takes its time
-    with locked(folder / "claim", waits=False) as is_ours:
+    texts = read_texts(config.run, config.prompts)
+    names = config.only or tuple(_possible(config, texts))
+    _check(config, names, texts)  # before anything takes its time or is paid for
+    with locked(config.folder / EVALUATION / "claim", waits=False) as is_ours:
         if not is_ours:
-            raise ValueError(f"another evaluation is at work in {config.run}")
-        problems = _problems(steps, Record.of(folder / "steps.json"))
-    print(f"{config.run / report.PAGE}")
-    return 1 if problems else 0
+            raise ValueError(f"another evaluation is at work in {config.folder}")
+        is_whole = _do(config, names, texts)
+    if (last := _output(config, names[-1])).exists():
+        print(last)
+    return 0 if is_whole else 1
 
 
-def _problems(steps: list[Step], record: Record) -> list[str]:
-    """Do the steps; what judges could not judge, a line each."""
-    problems = []
-    for number, step in enumerate(steps, 1):
-        try:
-            record.run(step, f"[{number}/{len(steps)}] {step.name}")
-        except AnchoredError as error:  # of a judge: the page says what is missing
-            problems.append(f"{step.name}: {error}")
-            print(problems[-1], file=sys.stderr)
-    return problems
-
-
-def _steps(config: EvaluateConfig) -> Iterator[Step]:
-    from anchored.eval.analysis.recorded_run import MEASURES, evaluation_file
-    from anchored.eval.report.judgements import JUDGES
-
-    recorded = read_texts(config.run)
-    texts = [*generation_files(config.run), config.run / PROMPTS_FILE]
-
-    def step(title: str, name: str, kind: Callable[..., Any], of: Any, **options: Any) -> Step:
-        output = evaluation_file(config.run, name)
-        own = kind(texts=config.run, output=output, overwrite=True, **options)
-        return Step(title, output, texts, own, of.run)
-
-    if all(own.reference for own in recorded):
-        yield step("copying", "copying", measure.MeasureCopyingConfig, measure)
-    if all(own.characters is not None for own in recorded):
-        yield step("characters", "nonliteral", measure.MeasureNonliteralConfig, measure)
+def _possible(config: EvaluateConfig, texts: list[RecordedText]) -> Iterator[StepName]:
+    """The steps that the texts and the options allow."""
+    if all(text.reference for text in texts):
+        yield "copying"
+    if all(text.characters is not None for text in texts):
+        yield "nonliteral"
     if config.judge_model is not None:
-        asking = {"model": config.judge_model, "base_url": config.judge_url}
-        asking |= _shared(AskingOptions, config)
-        compared = {**asking, "num_comparisons": config.num_comparisons}
-        yield step("fluency", "fluency", judge.JudgeFluencyConfig, judge, **asking)
-        yield step("win rate", "win-rate", judge.JudgeWinRateConfig, judge, **compared)
-        if config.num_evidence:
-            evidence = asking | _shared(EvidenceOptions, config)
-            yield step("factuality", "factuality", judge.JudgeFactualityConfig, judge, **evidence)
-    shared = _shared(analyse.RunOptions, config)
-    figures = [*(config.run / "measurements").glob("*.json"), config.run / "results.json"]
-    figures += [evaluation_file(config.run, name) for name in (*MEASURES, *JUDGES)]
-    inputs = [*texts, *sorted(figures), *filter(None, [config.factuality])]
-    inputs += [config.ncr_of / "results.json"] if config.ncr_of else []
-    tables, page = (
-        analyse.AnalyseConfig(**shared),
-        report.ReportConfig(**shared, texts=config.texts),
+        yield "fluency"
+        if len({text.setting for text in texts}) > 1:
+            yield "win-rate"
+        if config.has_evidence:
+            yield "factuality"
+    if config.run.is_dir():
+        yield "report"
+
+
+def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[RecordedText]) -> None:
+    """Raise ValueError, in one line, for what a step cannot be done with."""
+    from anchored.eval.copying.nonliteral import NonLiteralConfig
+
+    if not names:
+        raise ValueError(f"{config.run}: texts without references, characters or --judge-model")
+    lacking = {
+        "copying": ("reference", [text for text in texts if not text.reference]),
+        "nonliteral": ("characters", [text for text in texts if text.characters is None]),
+    }
+    for name, (what, without) in lacking.items():
+        if name in names and without:
+            raise ValueError(
+                f'{without[0].key} has no "{what}": give --prompts FILE, which has them by id'
+            )
+    NonLiteralConfig(**_options(config, "nonliteral"))
+    if set(names) & set(JUDGES):
+        check_judge(config, texts, config.run)
+
+
+def _do(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[RecordedText]) -> bool:
+    """Do the steps, recording those that are done; whether each judge could judge something."""
+    from anchored.eval.analysis.recorded_run import EVALUATION
+
+    path = config.folder / EVALUATION / "steps.json"
+    try:
+        done = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        done = {}
+    is_whole = True
+    for number, name in enumerate(names, 1):
+        title, output = f"[{number}/{len(names)}] {name}", _output(config, name)
+        identity, known = _identity(config, name), done.get(name, {})
+        if known.get("identity") == identity and output.exists():
+            print(f"{title}: done before ({known['seconds']:.1f} s)", file=sys.stderr)
+            _show(name, output)
+            continue
+        print(title, file=sys.stderr)
+        start = time.perf_counter()
+        try:
+            is_done = _write_report(config) if name == "report" else _evaluate(config, name, texts)
+        except AnchoredError as error:  # of a judge: the page says what is missing
+            print(f"{name}: {error}", file=sys.stderr)
+            is_whole = is_done = False
+        if is_done:
+            done[name] = {"identity": identity, "seconds": time.perf_counter() - start}
+            write_durably(path, json.dumps(done, indent=1) + "\n")
+    return is_whole
+
+
+def _identity(config: EvaluateConfig, name: StepName) -> str:
+    """A hash of all that decides what a step writes: its options, and the files that it reads."""
+    files = [config.run]
+    if config.run.is_dir():
+        files = [*generation_files(config.run), config.run / PROMPTS_FILE]
+    files += [config.prompts] if config.prompts else []
+    if name == "report":
+        files += [_output(config, step) for step in get_args(StepName) if step != "report"]
+        files += [*sorted(config.run.glob("measurements/*.json")), config.run / "results.json"]
+        files += [config.ncr_of / "results.json"] if config.ncr_of else []
+    read = [[path.name, file_sha256(path)] for path in files if path.is_file()]
+    return hashlib.sha256(repr([_options(config, name), read]).encode()).hexdigest()
+
+
+def _options(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
+    """The options of a step, by name."""
+    options = [field.name for kind in OPTIONS[name] for field in fields(kind)]
+    return {option: getattr(config, option) for option in options}
+
+
+def _output(config: EvaluateConfig, name: StepName) -> Path:
+    """The file that a step writes."""
+    from anchored.eval.analysis.recorded_run import EVALUATION, PAGE
+
+    return config.folder / (PAGE if name == "report" else f"{EVALUATION}/{name}.json")
+
+
+def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText]) -> bool:
+    """Take a measure or ask a judge; record and print it. Whether nothing of it is left to do."""
+    from anchored.environment import environment_record
+    from anchored.eval.copying.literal import copying_results
+    from anchored.eval.copying.nonliteral import nonliteral_results
+    from anchored.eval.statistics import json_value
+
+    if name == "copying":
+        safe, risky = config.safe_setting, config.risky_setting
+        results = copying_results(texts, safe=safe, risky=risky, progress=sys.stderr.isatty())
+    elif name == "nonliteral":
+        results = nonliteral_results(texts, **_options(config, name))
+    else:
+        results = judged(name, texts, config, config.run)
+    whole = json_value({**results, "environment": environment_record()})
+    output = _output(config, name)
+    write_durably(output, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    _show(name, output)
+    if name in JUDGES:
+        check_judged(results)
+    return not has_failures(results)
+
+
+def _show(name: StepName, output: Path) -> None:
+    """Print the table of a measure's or judge's results."""
+    from anchored.eval.analysis.evaluated import CELLS, evaluation_table
+
+    if name in CELLS:
+        results = json.loads(output.read_text(encoding="utf-8"))
+        print(evaluation_table(name, results), end="\n\n", flush=True)
+
+
+def _write_report(config: EvaluateConfig) -> bool:
+    """Print the analyses' tables and write the page."""
+    from anchored.eval.analysis.recorded_run import EVALUATION, RecordedRun
+    from anchored.eval.analysis.run_report import analyses, write_report
+    from anchored.eval.report.tables import terminal_table
+
+    other = None if config.ncr_of is None else RecordedRun(config.ncr_of)
+    recorded = RecordedRun(
+        config.run,
+        max_ledgers=config.ledgers,
+        evaluation=config.folder / EVALUATION,
+        ncr_of=other,
     )
-    yield Step("analyses", config.run / analyse.FOLDER, inputs, tables, analyse.run)
-    yield Step("page", config.run / report.PAGE, inputs, page, report.run)
-
-
-def _shared(kind: type, config: EvaluateConfig) -> dict[str, Any]:
-    """The options of this kind that a command has too."""
-    return {own.name: getattr(config, own.name) for own in fields(kind)}
-
-
-def _has_failures(output: Path) -> bool:
-    """Whether a judge has no answer to a part of what it was asked."""
-    if output.suffix != ".json":
-        return False
-    settings = json.loads(output.read_text(encoding="utf-8"))["settings"]
-    return any(
-        count
-        for own in settings
-        for name, count in own.items()
-        if name in ("num_failed", "num_failed_sentences", "num_failed_claims")
-    )
+    result = analyses(recorded)
+    for section in result.sections.values():
+        print(f"{section.title}\n{terminal_table(section.rows, section.columns)}\n")
+    for name, why in result.not_measured.items():
+        print(f"not measured: {name}: {why}")
+    write_report(recorded, result, config.folder, num_texts=config.texts)
+    return True

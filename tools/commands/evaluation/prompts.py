@@ -7,9 +7,10 @@ from typing import Any, Literal, get_args
 
 from anchored.configs.config_file import from_table, read_config_file
 from anchored.durable_files import write_durably
-from anchored.eval.recorded_texts import file_name, json_objects
+from anchored.eval.recorded_texts import file_name, has_open_seam
+from anchored.inputs import check_input, json_objects
 
-from ..files import check_input, check_outputs
+from ..files import check_outputs
 
 TEMPLATES = Path(__file__).parents[3] / "configs" / "eval" / "methods" / "prompts.toml"
 Kind = Literal["books", "bios", "news", "creative", "nonliteral"]
@@ -39,7 +40,7 @@ class PromptsConfig:
 
     def __post_init__(self) -> None:
         check_input(self.input)
-        check_outputs(self.output, overwrite=self.overwrite)
+        check_outputs(self, self.output)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +77,7 @@ def run(config: PromptsConfig) -> int:
     if not lines:
         raise ValueError(f"{config.input} holds no records")
     config.output.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(config.output, "\n".join(lines) + "\n")
+    write_durably(config.output, "\n".join(lines) + "\n", overwrite=config.overwrite)
     print(f"{len(lines)} prompts of {config.kind} in {config.output}")
     return 0
 
@@ -87,16 +88,30 @@ def _prompt(
     for name in filter(None, (template.text, template.reference)):
         if not isinstance(record.get(name), str):
             raise ValueError(f"{config.input}, record {number} has no text {name!r}")
-    text = record[template.text]
+    text, reference = record[template.text], ""
+    if template.reference:
+        text, reference = _cut(text, record[template.reference])
     name = str(record.get("id", f"{config.kind}-{number:04}"))
     return {
         "id": file_name(name),
         "prompt": template.template.replace(SLOT, text),
-        "reference": record[template.reference] if template.reference else "",
+        "reference": reference,
         "title": str(record.get("title", text if config.kind == "bios" else name)),
         "domain": config.kind,
         **{name: record[name] for name in KEPT if record.get(name) is not None},
     }
+
+
+def _cut(text: str, reference: str) -> tuple[str, str]:
+    """Text and continuation, the white space between them at the beginning of the continuation.
+
+    That is where a tokenizer has it, and what a text that recites the work begins with.
+    """
+    stripped = text.rstrip()
+    seam = text[len(stripped) :] if reference and not reference[0].isspace() else ""
+    if has_open_seam(stripped, seam + reference):
+        seam = " "
+    return stripped, seam + reference
 
 
 def _records(file: Path, text_name: str) -> list[dict[str, Any]]:

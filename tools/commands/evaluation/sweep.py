@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import tyro
 
 from anchored import text_tables
+from anchored.decode.pair_options import ModelOptions
+from anchored.inputs import check_input
 
-from ..files import check_input
-from ..options import ModelOptions, is_first_process
+from ..files import is_first_process
+from ..words import ConfigFile
 
 if TYPE_CHECKING:
     from anchored.eval.experiments.sweep import Sweep
@@ -25,12 +27,14 @@ class SweepConfig:
     FILE
     """
 
-    file: tyro.conf.Positional[Path]
+    file: tyro.conf.Positional[ConfigFile]
     """TOML: the pair, prompts, held-out texts and methods."""
     output: Path = Path("runs/sweep")
     """Folder of all that is recorded, of tables and pictures; an interrupted run goes on in it."""
     inputs: Path | None = None
     """Folder of the models and texts that the file names, in place of the file's own."""
+    retry_failed: bool = False
+    """Try generations and held-out scores again that failed before; else they stay recorded so."""
     dry_run: bool = False
     """Print the settings and how much they generate; no model is loaded."""
 
@@ -54,7 +58,13 @@ def run(config: SweepConfig) -> int:
         return 0
     from anchored.eval.experiments.sweep_run import run_sweep
 
-    report = run_sweep(sweep, config.output, models.pair, is_first=is_first_process())
+    report = run_sweep(
+        sweep,
+        config.output,
+        models.pair,
+        is_first=is_first_process(),
+        retry_failed=config.retry_failed,
+    )
     if report:
         print(report)
     return 0

@@ -4,17 +4,18 @@ import os
 from pathlib import Path
 
 from anchored import text_tables
-from anchored.pretrain.plan.data_config import load_mixture
+from anchored.inputs import check_input
 from anchored.pretrain.tokens import workers
 from anchored.pretrain.tokens.decontamination import (
     DecontaminationJob,
     ForbiddenTexts,
     Report,
 )
+from anchored.pretrain.tokens.documents import RecordFields
 
-from ..files import check_input, check_new_folder
-from .tokenize import source_of
-from .training_options import DecontaminateConfig, TokenizeConfig
+from ..files import check_new_folder
+from .tokenize import each_source, input_files, with_mixture
+from .training_options import DecontaminateConfig
 
 _NUM_SHOWN = 10
 
@@ -24,7 +25,15 @@ def run(config: DecontaminateConfig) -> int:
     for path in config.against:
         check_input(path, "folder" if path.is_dir() else "file")
     share = workers.FileShare.of(os.environ)
-    jobs = [_job(config, name) for name in _names(config)]
+    jobs = [
+        DecontaminationJob(
+            source=each.source,
+            output=config.output,
+            inputs=input_files(with_mixture(each), config.output),
+            fields=RecordFields(text=config.text_field),
+        )
+        for each in each_source(config)
+    ]
     _check_output(config.output)
     texts = ForbiddenTexts.prepare(config.against, config.output)
     print(_texts_report(texts))
@@ -54,32 +63,6 @@ def _check_output(folder: Path) -> None:
         raise ValueError(f"{folder} holds other things: name a new folder")
 
 
-def _names(config: DecontaminateConfig) -> list[str]:
-    if config.source or config.mixture is None:
-        return [config.source]
-    return [source.name for source in load_mixture(config.mixture).sources]
-
-
-def _job(config: DecontaminateConfig, name: str) -> DecontaminationJob:
-    own = config.input if config.source else tuple(folder / name for folder in config.input)
-    source = source_of(
-        TokenizeConfig(
-            tokenizer="",
-            source=name,
-            output=config.output,
-            input=own,
-            dataset=config.dataset,
-            revision=config.revision,
-            mixture=config.mixture,
-            text_field=config.text_field,
-            max_tokens=0,
-        )
-    )
-    return DecontaminationJob(
-        source=name, output=config.output, inputs=source.inputs, fields=source.fields
-    )
-
-
 def _texts_report(texts: ForbiddenTexts) -> str:
     passages = texts.passages
     each = passages.num_bytes / len(passages.hashes)
@@ -96,7 +79,7 @@ def _texts_report(texts: ForbiddenTexts) -> str:
 
 
 def _report(report: Report) -> str:
-    """How much was found, and the documents that share most."""
+    """Count the matches, and list the documents that share most."""
     lines = [
         f"{report.source}: {len(report.documents):,} of {report.num_documents:,} documents share "
         f"passages, {report.num_left_out:,} to be left out"

@@ -1,4 +1,4 @@
-"""What training will read, or has read."""
+"""The plan of what training reads."""
 
 import json
 import sys
@@ -9,10 +9,10 @@ from typing import Any
 
 from anchored.durable_files import write_durably
 from anchored.pretrain.plan import stages
-from anchored.pretrain.plan.consumption import consumed_documents
-from anchored.pretrain.plan.data_config import MixtureConfig, load_mixture
+from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
-from anchored.pretrain.plan.stages import RunEstimate, StagePlan, StageSpec, missing_sources
+from anchored.pretrain.plan.provenance import consumed_documents
+from anchored.pretrain.plan.stages import StagePlan, StageSpec, missing_sources
 from anchored.pretrain.run.record import RECORD_NAME, RunRecord
 from anchored.pretrain.tokens.decontamination import search_summary
 
@@ -25,20 +25,21 @@ def run(config: PlanConfig) -> int:
 
     Raises: ValueError or FileNotFoundError with one line about what cannot be planned or saved.
     """
-    check_outputs(config.output, overwrite=config.overwrite)
+    check_outputs(config, config.output)
     mixture = None
     if len(config.config) == 1 and stages.is_mixture(config.config[0]):
-        mixture = _overridden(load_mixture(config.config[0]), config)
+        mixture = load_mixture(config.config[0])
+        mixture = replace(mixture, shards_folder=config.shards or mixture.shards_folder)
     specs = stages.mixture_specs(mixture) if mixture else list(map(stages.run_spec, config.config))
     if config.step:
         _print_step(stage_of(specs, config.stage), config.step)
         return 0
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
     planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
-    estimate = stages.estimate_run(planned, mixture) if mixture else None
     lines = [line for stage in planned for line in _stage_lines(stage)]
-    if mixture and estimate:
-        lines += _estimate_lines(estimate, mixture)
+    shards_bytes = stages.shards_bytes(planned, mixture) if mixture else None
+    if shards_bytes is not None:
+        lines.append(f"disk: {shards_bytes / 1e9:,.1f} GB of token shards")
     if missing:
         lines.append(f"token shards are missing of {len(missing)} sources: {', '.join(missing)}")
     print("\n".join(lines))
@@ -48,23 +49,14 @@ def run(config: PlanConfig) -> int:
         table = {
             "schema": "anchored-plan-report/1",
             "stages": [asdict(stage) | {"num_tokens": stage.num_tokens} for stage in planned],
-            "estimate": asdict(estimate) if estimate else None,
+            "shards_bytes": shards_bytes,
             "missing_shards": missing,
         }
         config.output.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(config.output, json.dumps(table, indent=2) + "\n")
+        text = json.dumps(table, indent=2) + "\n"
+        write_durably(config.output, text, overwrite=config.overwrite)
         print(f"saved to {config.output}", file=sys.stderr)
     return 0
-
-
-def _overridden(mixture: MixtureConfig, config: PlanConfig) -> MixtureConfig:
-    hardware = replace(
-        mixture.hardware,
-        num_gpus=config.gpus or mixture.hardware.num_gpus,
-        mfu=config.mfu or mixture.hardware.mfu,
-    )
-    folder = config.shards or mixture.shards_folder
-    return replace(mixture, hardware=hardware, shards_folder=folder)
 
 
 def stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
@@ -95,7 +87,7 @@ def _print_step(spec: StageSpec, step: int) -> None:
 
 
 def run_data(spec: StageSpec, plan: DataPlan) -> dict[str, Any]:
-    """What a stage's run records of its data, and of what it left out where it went back."""
+    """Return what a stage's run records of its data, and of what it left out where it went back."""
     data = data_record(plan, batch_size=spec.sequences_per_step)
     if spec.dump_folder is None or not (spec.dump_folder / RECORD_NAME).is_file():
         return data
@@ -106,36 +98,34 @@ def run_data(spec: StageSpec, plan: DataPlan) -> dict[str, Any]:
 def _stage_lines(stage: StagePlan) -> list[str]:
     lines = [
         f"{stage.name}: {stage.num_steps:,} steps of {stage.sequences_per_step:,} sequences of "
-        f"{stage.seq_len:,} tokens, {_billions(stage.num_tokens)} tokens, weights by "
+        f"{stage.seq_len:,} tokens, {_count(stage.num_tokens)} tokens, weights by "
         f"{stage.weight_unit}",
         f"  {'source':<31} {'has':>10} {'':<10} {'share':>9} {'reads':>10} {'epochs':>7}",
     ]
     for source in stage.sources:
         lines.append(
-            f"  {source.name:<31} {_billions(source.size.num_tokens):>10} "
+            f"  {source.name:<31} {_count(source.size.num_tokens):>10} "
             f"{source.size.origin:<10} {source.share:>9.4%} "
-            f"{_billions(source.num_tokens):>10} {source.epochs:>7.3f}"
+            f"{_count(source.num_tokens):>10} {source.epochs:>7.3f}"
         )
     for source in stage.sources:
         if search := source.decontamination:
             lines.append(f"  {source.name} was searched: {search_summary(search)}")
+    unsearched = [
+        source.name
+        for source in stage.sources
+        if source.size.origin == "shards" and not source.decontamination
+    ]
+    if unsearched:
+        lines.append(
+            f"  {', '.join(unsearched)}: not searched for texts that must not be trained on "
+            "(`anchored decontaminate`)"
+        )
     known = stage.plan_hash or "none until the shards of all sources are there"
     return [*lines, f"  plan hash: {known}", ""]
 
 
-def _estimate_lines(estimate: RunEstimate, mixture: MixtureConfig) -> list[str]:
-    hardware = mixture.hardware
-    days = ", ".join(f"{name} {days:.2f}" for name, days in estimate.days.items())
-    return [
-        f"{hardware.num_gpus} GPUs at {hardware.mfu:.0%} MFU of {hardware.peak_flops / 1e12:g} "
-        f"TFLOP/s ({estimate.tokens_per_s_per_gpu:,.0f} tokens/s a GPU): "
-        f"{estimate.total_days:.2f} days ({days})",
-        f"disk: {estimate.shards_bytes / 1e9:,.1f} GB of token shards, "
-        f"{estimate.checkpoint_bytes / 1e9:,.1f} GB a checkpoint",
-        f"memory: {estimate.state_bytes_per_gpu / 1e9:,.1f} GB a GPU for weights, gradients and "
-        "optimizer; activations and logits come on top (anchored dry-run)",
-    ]
-
-
-def _billions(num_tokens: int) -> str:
+def _count(num_tokens: int) -> str:
+    if num_tokens < 1e7:
+        return f"{num_tokens:,}"
     return f"{num_tokens / 1e9:,.1f}B" if num_tokens >= 1e10 else f"{num_tokens / 1e9:.4f}B"

@@ -2,33 +2,23 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.plan.provenance import (
-    Reading,
-    StreamDocument,
-    document_of_shard,
-    find_document,
-    readings,
-)
+from anchored.pretrain.plan.provenance import PartRead, StreamDocument, find_document, parts_read
 from anchored.pretrain.plan.stages import StageSpec, missing_sources
-from anchored.pretrain.tokens.encoder import tokenizer_file
-from anchored.pretrain.tokens.manifest import MANIFEST_NAME
-from anchored.pretrain.tokens.segments import HELDOUT_FOLDER
-from anchored.pretrain.tokens.shards import TokenShards
-from anchored.pretrain.tokens.text_index import TextIndex
+from anchored.pretrain.tokens.shards import MANIFEST_NAME, TokenShards
+from anchored.pretrain.tokens.writer import HELDOUT_FOLDER
 
 from .plan import run_data, stage_of
 from .training_options import ProvenanceConfig
 
 
 def run(config: ProvenanceConfig) -> int:
-    """Print the readings of the document as JSON lines, a summary on stderr."""
+    """Print what reads the document as JSON lines, a summary on stderr."""
     spec = _spec(config)
     num_steps = config.steps or spec.num_steps
     if num_steps > spec.num_steps:
@@ -36,39 +26,22 @@ def run(config: ProvenanceConfig) -> int:
     if missing := missing_sources(spec.data):
         raise ValueError(f"the token shards of every source are needed; missing: {missing[0]}")
     plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
-    data = run_data(spec, plan)
-    documents = _holding(plan, config) if config.text else _named(plan, config)
-    for name, document in documents:
-        found = readings(plan, document, data, num_steps=num_steps)
-        for reading in found:
-            row = {"source": document.source, "input_file": document.input_file}
-            print(json.dumps(row | {"record": document.record} | asdict(reading)))
-        print(_summary(name, document, found, num_steps, plan.seq_len), file=sys.stderr)
-    return 0
-
-
-def _named(plan: DataPlan, config: ProvenanceConfig) -> Iterator[tuple[str, StreamDocument]]:
-    source, input_file, record = config.place
-    by_name = {
-        each.name: shards for each, shards in zip(plan.config.sources, plan.shards, strict=True)
-    }
-    if source not in by_name:
-        raise ValueError(f"the run reads no source {source!r}: {', '.join(by_name)}")
-    if document := find_document(source, by_name[source], input_file, record):
-        yield config.document, document
-    else:
-        reason = _absence(by_name[source].folder, source, input_file, record)
+    source, input_file, record = config.record
+    names = [each.name for each in plan.config.sources]
+    if source not in names:
+        raise ValueError(f"the run reads no source {source!r}: {', '.join(names)}")
+    shards = plan.shards[names.index(source)]
+    document = find_document(source, shards, input_file, record)
+    if document is None:
+        reason = _absence(shards.folder, source, input_file, record)
         print(f"{config.document}: {reason}", file=sys.stderr)
-
-
-def _holding(plan: DataPlan, config: ProvenanceConfig) -> Iterator[tuple[str, StreamDocument]]:
-    assert config.text is not None
-    text, tokenizer = config.text.read_text(encoding="utf-8"), tokenizer_file(config.tokenizer)
-    for source, shards in zip(plan.config.sources, plan.shards, strict=True):
-        for shard, number, base, share in TextIndex(shards, tokenizer).find(text):
-            document = document_of_shard(source.name, shards, shard, number, base)
-            place = f"{source.name}:{document.input_file}:{document.record}"
-            yield f"{place}, which holds {share:.0%} of the text", document
+        return 0
+    parts = parts_read(plan, document, run_data(spec, plan), num_steps=num_steps)
+    for part in parts:
+        row = {"source": source, "input_file": input_file, "record": record}
+        print(json.dumps(row | asdict(part)))
+    print(_summary(config.document, document, parts, num_steps, plan.seq_len), file=sys.stderr)
+    return 0
 
 
 def _spec(config: ProvenanceConfig) -> StageSpec:
@@ -88,11 +61,11 @@ def _absence(folder: Path, source: str, input_file: str, record: int) -> str:
 
 
 def _summary(
-    name: str, document: StreamDocument, found: list[Reading], num_steps: int, seq_len: int
+    name: str, document: StreamDocument, parts: list[PartRead], num_steps: int, seq_len: int
 ) -> str:
-    steps = sorted({reading.step for reading in found})
+    steps = sorted({part.step for part in parts})
     # The last token of a sequence is a label alone and opens the next one as an input.
-    num_inputs = sum(min(one.num_tokens, seq_len - one.position) for one in found)
+    num_inputs = sum(min(part.num_tokens, seq_len - part.position) for part in parts)
     times = num_inputs / document.num_tokens
     when = "not read in any"
     if steps:

@@ -1,11 +1,13 @@
 """Text to token shards."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from anchored import text_tables
+from anchored.inputs import check_input
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.tokens import workers
@@ -19,13 +21,15 @@ from anchored.pretrain.tokens.documents import (
 from anchored.pretrain.tokens.encoder import DocumentEncoder, tokenizer_file
 from anchored.pretrain.tokens.input_files import SourceFiles, hub_files, local_files
 from anchored.pretrain.tokens.job import TokenizeJob
-from anchored.pretrain.tokens.manifest import MANIFEST_NAME, DocumentTally, Manifest
-from anchored.pretrain.tokens.segments import HELDOUT_FOLDER
+from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
+from anchored.pretrain.tokens.writer import HELDOUT_FOLDER, DocumentTally
 
-from ..files import check_input
-from .training_options import TokenizeConfig
+from .training_options import SourceConfig, TokenizeConfig
 
+Config = TypeVar("Config", bound=SourceConfig)
 _NUM_NAMED = 3
+# Other languages and code lie within a factor of 3 of English for the tokenizers in use.
+_FAR_FROM_USUAL = 4.0
 
 
 def run(config: TokenizeConfig) -> int:
@@ -35,9 +39,9 @@ def run(config: TokenizeConfig) -> int:
     job = _job(config)
     share = workers.FileShare.of(os.environ)
     # Before the folder is begun, which then belongs to this tokenizer.
-    encoder = None if job.is_complete else DocumentEncoder(job.tokenizer_file)
+    encoder = DocumentEncoder(job.tokenizer_file)
     job.start()
-    if encoder is not None:
+    if not job.is_complete:
         done = workers.do_share(
             job,
             share,
@@ -50,21 +54,21 @@ def run(config: TokenizeConfig) -> int:
         if not job.finish(encoder):
             print(f"{config.source}: other processes are still at work on {job.partial}")
             return 0
-    print(report(job.output))
+    print(report(job.output, encoder))
     return 0
 
 
-def report(folder: Path) -> str:
-    """What a folder of shards holds and what was left out, in lines."""
+def report(folder: Path, encoder: DocumentEncoder) -> str:
+    """List what a folder of shards holds and what was left out."""
     manifest = Manifest.read(folder)
     left_out = {
         "empty": manifest.num_empty_documents,
         **manifest.invalid_documents,
         f"longer than {manifest.max_document_bytes:,} bytes": manifest.num_oversized_documents,
         "licence not allowed": sum(manifest.refused_licences.values()),
-        "found by decontamination": manifest.num_contaminated_documents,
+        "by decontamination": manifest.num_contaminated_documents,
     }
-    lines = [f"{manifest.source}: {_size(manifest)} in {folder}"]
+    lines = [f"{manifest.source}: {_size(manifest)} in {folder}", *_density(manifest, encoder)]
     if (folder / HELDOUT_FOLDER / MANIFEST_NAME).is_file():
         heldout = Manifest.read(folder / HELDOUT_FOLDER)
         lines.append(f"  held out: {_size(heldout)}")
@@ -74,6 +78,16 @@ def report(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def _density(manifest: Manifest, encoder: DocumentEncoder) -> list[str]:
+    """Bytes a token beside what plain English has, where a loss of text or of tokens shows."""
+    usual = encoder.usual_bytes_per_token
+    ratio = manifest.num_bytes / manifest.num_tokens / usual
+    lines = [f"  {ratio * usual:.2f} bytes a token, {usual:.2f} of plain English"]
+    if not 1 / _FAR_FROM_USUAL < ratio < _FAR_FROM_USUAL:
+        lines.append("  far from what this tokenizer takes: look at the texts and the tokenizer")
+    return lines
+
+
 def _size(manifest: Manifest) -> str:
     return (
         f"{manifest.num_documents:,} documents, {manifest.num_bytes / 1e6:,.1f} MB, "
@@ -81,93 +95,106 @@ def _size(manifest: Manifest) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What is read of a source, and by which rules."""
-
-    inputs: SourceFiles
-    fields: RecordFields
-    rules: DocumentRules
-    max_tokens: int
-
-
 def _job(config: TokenizeConfig) -> TokenizeJob:
+    config = with_mixture(config)
     assert config.output is not None
-    source = source_of(config)
+    inputs, fields, rules = input_files(config, config.output), _fields(config), _rules(config)
     check_input(config.leave_out)
-    report = None if config.leave_out is None else Report.read(config.leave_out)
-    if report is not None:
-        report.check(source.inputs, source.fields)
+    decontamination = {}
+    if config.leave_out is not None:
+        report = Report.read(config.leave_out)
+        report.check(inputs, fields)
+        rules, decontamination = replace(rules, left_out=report.left_out), report.summary()
     return TokenizeJob(
         source=config.source,
         output=config.output,
-        inputs=source.inputs,
+        inputs=inputs,
         tokenizer_file=tokenizer_file(config.tokenizer),
-        fields=source.fields,
-        rules=replace(source.rules, left_out=report.left_out) if report else source.rules,
-        decontamination=report.summary() if report else {},
-        max_tokens=source.max_tokens,
+        fields=fields,
+        rules=rules,
+        decontamination=decontamination,
+        max_tokens=config.max_tokens or 0,
         max_tokens_per_shard=config.shard_tokens,
         max_invalid_documents=config.max_invalid_documents,
     )
 
 
-def source_of(config: TokenizeConfig) -> Source:
+def with_mixture(config: Config) -> Config:
     """The config, with what the mixture says where it says nothing itself."""
-    if config.mixture is not None:
-        mixture = load_mixture(config.mixture)
-        source = mixture.source(config.source)
+    if config.mixture is None:
+        return config
+    mixture = load_mixture(config.mixture)
+    source = mixture.source(config.source)
+    if not config.input:
         config = replace(
             config,
-            licences=config.licences or mixture.allowed_licences(source),
-            licence_separator=config.licence_separator
-            or ("," if source.licence_form == "spdx" else ""),
-            licence_if_none=config.licence_if_none or source.licence_if_none,
-            dataset=config.dataset or ("" if config.input else source.dataset),
-            revision=config.revision or ("" if config.input else source.revision),
-            max_tokens=stages.needed_tokens(mixture, source.name)
-            if config.max_tokens is None
-            else config.max_tokens,
+            dataset=config.dataset or source.dataset,
+            revision=config.revision or source.revision,
         )
-    rules = DocumentRules(
+    if not isinstance(config, TokenizeConfig):
+        return config
+    separator = "," if source.licence_form == "spdx" else ""
+    needed = config.max_tokens
+    if needed is None:
+        needed = stages.needed_tokens(mixture, source.name)
+    return replace(
+        config,
+        licences=config.licences or mixture.allowed_licences(source),
+        licence_separator=config.licence_separator or separator,
+        licence_if_none=config.licence_if_none or source.licence_if_none,
+        max_tokens=needed,
+    )
+
+
+def each_source(config: Config) -> list[Config]:
+    """The config of --source, or of every source of the mixture, with a folder of local texts."""
+    if config.source or config.mixture is None:
+        return [config]
+    names = [source.name for source in load_mixture(config.mixture).sources]
+    return [
+        replace(config, source=name, input=tuple(folder / name for folder in config.input))
+        for name in names
+    ]
+
+
+def _rules(config: TokenizeConfig) -> DocumentRules:
+    return DocumentRules(
         licences=config.licences,
         max_document_bytes=config.max_document_bytes,
         heldout_fraction=config.heldout_fraction,
     )
-    fields = RecordFields(
+
+
+def _fields(config: TokenizeConfig) -> RecordFields:
+    return RecordFields(
         text=config.text_field,
         licence=config.licence_field,
         fixed_licence=config.licence,
         licence_separator=config.licence_separator,
         licence_if_none=config.licence_if_none,
     )
-    return Source(_inputs(config), fields, rules, config.max_tokens or 0)
 
 
-def _inputs(config: TokenizeConfig) -> SourceFiles:
+def input_files(config: SourceConfig, output: Path | None) -> SourceFiles:
+    """The input files of a source; none of them may lie in the output."""
     if bool(config.input) == bool(config.dataset):
         raise ValueError("give one of --input, --dataset, or --mixture that has the source")
     if config.dataset:
         return hub_files(config.dataset, revision=config.revision)
     for folder in config.input:
-        if config.output and folder.resolve() in config.output.resolve().parents:
-            raise ValueError(f"output {config.output} must not lie in the input folder {folder}")
+        if output and folder.resolve() in output.resolve().parents:
+            raise ValueError(f"output {output} must not lie in the input folder {folder}")
     return local_files(config.input, revision=config.revision or "local")
 
 
 def run_sample(config: TokenizeConfig) -> int:
     """Print what becomes of a few documents of each source; 1 if one gives nothing to keep."""
     encoder = DocumentEncoder(tokenizer_file(config.tokenizer))
-    names = [config.source] if config.source else []
-    if config.mixture is not None and not names:
-        names = [source.name for source in load_mixture(config.mixture).sources]
-    if not names:
-        raise ValueError("--sample needs a --source, or a --mixture of several")
     rows, notes = [], []
-    for name in names:
-        own = tuple(folder / name for folder in config.input) if not config.source else config.input
+    for each in each_source(config):
+        name = each.source
         try:
-            tally, num_tokens = _sampled(replace(config, source=name, input=own), encoder)
+            tally, num_tokens = _sampled(with_mixture(each), encoder)
         except ValueError as error:
             if config.source:
                 raise
@@ -183,14 +210,13 @@ def run_sample(config: TokenizeConfig) -> int:
 
 def _sampled(config: TokenizeConfig, encoder: DocumentEncoder) -> tuple[DocumentTally, int]:
     """A tally over documents of the first, middle and last file, and the tokens that are kept."""
-    source = source_of(config)
-    files = source.inputs.files
+    files, fields, rules = input_files(config, None).files, _fields(config), _rules(config)
     chosen = sorted({0, len(files) // 2, len(files) - 1})
     tally, num_tokens = DocumentTally(), 0
     for index in chosen:
-        documents = input_documents(files[index], source.fields)
+        documents = input_documents(files[index], fields)
         some = islice(documents, -(-config.sample // len(chosen)))
-        for encoded in encoder.encode(some, source.rules):
+        for encoded in encoder.encode(some, rules):
             tally.add(encoded.document, encoded.verdict)
             num_tokens += encoded.size[1]
     return tally, num_tokens

@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from anchored.inputs import check_input
 from anchored.pretrain.tokens.documents import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_INVALID_DOCUMENTS,
     DEFAULT_SHARD_TOKENS,
 )
 
-from ..files import check_input
+from ..words import ConfigFile
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "pretrain"
 COMMON_PILE = CONFIGS / "common_pile.toml"
-LADDER = CONFIGS / "ladder.toml"
 STAGE_1 = CONFIGS / "tinycomma-1.8b-stage1.toml"
 
 
@@ -32,7 +32,36 @@ class QuickstartConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizeConfig:
+class SourceConfig:
+    """Where the texts of a source are."""
+
+    source: str = ""
+    """Name of the source, recorded in the manifest; not given, where only reports are written:
+    every source of the mixture."""
+    input: tuple[Path, ...] = ()
+    """Local files or folders: .jsonl (also .gz, .zst), .parquet; without --source a folder that
+    holds one a source."""
+    dataset: str = ""
+    """Hub dataset to stream instead of local files."""
+    revision: str = ""
+    """Commit of the dataset; for local files, what to call this version of them."""
+    mixture: ConfigFile | None = None
+    """TOML that gives dataset, revision and licences of its sources."""
+    text_field: str = "text"
+    """Field of a record that holds the text."""
+    workers: int = 0
+    """Processes on this machine; 0: one a core."""
+
+    def __post_init__(self) -> None:
+        check_input(self.mixture)
+        if not self.source and self.mixture is None:
+            raise ValueError("--source is needed, or a --mixture of several")
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeConfig(SourceConfig):
     """Text to shards: anchored tokenize --input TEXTS --tokenizer T --output SHARDS --source NAME
 
     A source of the Common Pile, streamed from the Hub: anchored tokenize --source wikimedia
@@ -45,33 +74,20 @@ class TokenizeConfig:
 
     tokenizer: str
     """tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
-    source: str = ""
-    """Name of the source, recorded in the manifest."""
     output: Path | None = None
     """New folder of token shards; held-out documents go to heldout/ in it."""
     sample: int = 0
-    """Write nothing: report what would be kept and refused of so many documents of --source, or of
-    each source of the mixture (--input then holds a folder for each, in place of the Hub)."""
-    input: tuple[Path, ...] = ()
-    """Local files or folders: .jsonl (also .gz, .zst), .parquet."""
-    dataset: str = ""
-    """Hub dataset to stream instead of local files."""
-    revision: str = ""
-    """Commit of the dataset; for local files, what to call this version of them."""
-    mixture: Path | None = None
-    """TOML that gives dataset, revision and licences of --source."""
+    """Write nothing: report what would be kept and refused of so many documents of each source."""
     licences: tuple[str, ...] = ()
     """Allow-list, shell patterns; empty takes the mixture's, without a mixture all are allowed."""
     licence: str = ""
     """The licence of every document, where records do not state it."""
-    text_field: str = "text"
-    """Field of a record that holds the text."""
     licence_field: str = "metadata.license"
     """Field that holds the licence, or a list of them."""
     licence_separator: str = ""
     """Between several licences in one text, all of which must be allowed; as "," for SPDX ids."""
     licence_if_none: str = ""
-    """What documents that state no licence are counted under; empty: they have none."""
+    """Name under which documents without a licence are counted; empty: they have none."""
     max_tokens: int | None = None
     """Tokens that are enough, taken from all input files; 0: all. Not given: all, but of a source
     of a mixture what its stages read, and a tenth more."""
@@ -86,10 +102,9 @@ class TokenizeConfig:
     """Share of documents, chosen by their hash, that is kept from training."""
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     """Tokens a shard holds at most; 4 bytes each."""
-    workers: int = 0
-    """Processes on this machine; 0: one a core."""
 
     def __post_init__(self) -> None:
+        SourceConfig.__post_init__(self)  # not super(), which a dataclass with slots has lost
         if self.sample < 0:
             raise ValueError(f"sample must be at least 0 (write shards), got {self.sample}")
         if not self.sample and not (self.source and self.output):
@@ -98,12 +113,10 @@ class TokenizeConfig:
             raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecontaminateConfig:
+class DecontaminateConfig(SourceConfig):
     """Texts in training data: anchored decontaminate --source NAME --input TEXTS --against FILE...
     --output FOLDER
 
@@ -118,51 +131,28 @@ class DecontaminateConfig:
     text, or folders of these."""
     output: Path
     """Folder of the reports; all sources share the hashes in it, 14 to 16 bytes a passage."""
-    source: str = ""
-    """Name of the source; not given: every source of the mixture."""
-    input: tuple[Path, ...] = ()
-    """Local files or folders: .jsonl (also .gz, .zst), .parquet; without --source a folder that
-    holds one a source."""
-    dataset: str = ""
-    """Hub dataset to stream instead of local files."""
-    revision: str = ""
-    """As for tokenize."""
-    mixture: Path | None = None
-    """TOML that gives dataset and revision of its sources."""
-    text_field: str = "text"
-    """Field of a record that holds the text."""
     least_chars: int = 0
     """Characters that a document must share to be left out; others are reported and kept."""
-    workers: int = 0
-    """Processes on this machine; 0: one a core."""
 
     def __post_init__(self) -> None:
-        check_input(self.mixture)
-        if not self.source and self.mixture is None:
-            raise ValueError("--source is needed, or a --mixture of several")
+        SourceConfig.__post_init__(self)
         if self.least_chars < 0:
             raise ValueError(f"least_chars must be at least 0 (all), got {self.least_chars}")
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig:
     """What training will read: anchored plan [--config FILE.toml] [--step N --stage NAME]
 
-    Without --step: tokens and epochs of every source and stage, steps, days, disk and memory. With
-    --step: one JSON object for every piece of a document that this step reads, with its source,
-    licence and position.
+    Without --step: steps, and tokens and epochs of every source and stage; `anchored dry-run` says
+    how long they take. With --step: one JSON object for every piece of a document that this step
+    reads, with its source, licence and position.
     """
 
-    config: tuple[Path, ...] = (COMMON_PILE,)
+    config: tuple[ConfigFile, ...] = (COMMON_PILE,)
     """One mixture, or the config of each stage's run, in their order."""
     shards: str = ""
     """Folder with one folder of shards a source, instead of the mixture's."""
-    gpus: int = 0
-    """GPUs to estimate the time for; 0 takes the mixture's."""
-    mfu: float = 0.0
-    """Share of the GPUs' peak to estimate the time for; 0 takes the mixture's."""
     max_epochs: float = 0.0
     """Refuse to read a source more often; 0 takes the mixture's, or the least of the runs'."""
     step: int = 0
@@ -180,44 +170,18 @@ class PlanConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LadderConfig:
-    """Small models below a run: anchored ladder [FILE]
-
-    Writes the config of every model and learning rate of the file, for `anchored train`, and says
-    which are trained. Of those that are, it fits a power law of loss by size and predicts the loss
-    of the run, with an interval: in the ladder's folder ladder.json and ladder.png.
-    """
-
-    ladder: Annotated[Path, Positional] = LADDER
-    """File of sizes and learning rates."""
-    confidence: float = 0.9
-    """Of the interval."""
-
-    def __post_init__(self) -> None:
-        check_input(self.ladder)
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence must be in (0, 1), got {self.confidence}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenanceConfig:
     """Whether a document was read: anchored provenance --config RUN.toml --document SOURCE:FILE:N
 
     Says under which licence, in which steps, how often, and prints one JSON object for every part
-    of it that a step read, by inverting the data plan. With --text FILE --tokenizer T it does so
-    for every document that holds some of a text.
+    of it that a step read, by inverting the data plan.
     """
 
-    config: Path
+    config: ConfigFile
     """Config of a run, or a mixture."""
-    document: str = ""
+    document: str
     """SOURCE:INPUT_FILE:RECORD, its line or row from 0, as reports and `anchored plan --step`
     name it."""
-    text: Path | None = None
-    """A file of about 300 letters or more: every document that holds some of it. The first time,
-    an index is made beside the shards, of 0.75 bytes a letter."""
-    tokenizer: str = ""
-    """For --text, that of the shards: tokenizer.json, its folder, or a Hub model."""
     stage: str = ""
     """Stage of a mixture, where it has several."""
     steps: int = 0
@@ -227,56 +191,42 @@ class ProvenanceConfig:
         check_input(self.config)
         if self.steps < 0:
             raise ValueError(f"steps must be at least 0 (all), got {self.steps}")
-        if bool(self.document) == bool(self.text):
-            raise ValueError("give one of --document and --text")
-        if self.text is not None and not self.tokenizer:
-            raise ValueError("--text needs the --tokenizer of the shards")
-        if self.text is None:
-            _ = self.place
-        else:
-            check_input(self.text)
+        _ = self.record
 
     @property
-    def place(self) -> tuple[str, str, int]:
-        """Source, input file and record."""
+    def record(self) -> tuple[str, str, int]:
+        """Source, input file and number of the record."""
         source, _, rest = self.document.partition(":")
-        input_file, colon, record = rest.rpartition(":")
-        if not (source and colon and record.isdecimal()):
+        input_file, colon, number = rest.rpartition(":")
+        if not (source and colon and number.isdecimal()):
             raise ValueError(f"document must be SOURCE:INPUT_FILE:RECORD, got {self.document!r}")
-        return source, input_file, int(record)
+        return source, input_file, int(number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DryRunConfig:
     """A run without its machine: anchored dry-run --config configs/pretrain/FILE.toml
 
-    Of a training run: builds the model without memory for its weights (on torch's meta device),
-    shards it with FSDP2 over fake processes as training would, and prints what a GPU holds and how
-    long the steps take. Needs no GPU and no data, and measures nothing.
-
-    Of an evaluation (configs/eval/FILE.toml): checks every file, rule and model that it names, and
-    prints how many generations it makes, what memory they take and how long.
+    Builds the model without memory for its weights (on torch's meta device), shards it with FSDP2
+    over fake processes as training would, and prints what a GPU holds and how long the steps take.
+    Needs no GPU and no data, and measures nothing.
     """
 
-    config: Path = STAGE_1
-    """Config of a training run, a sweep or a set of benchmarks."""
+    config: ConfigFile = STAGE_1
+    """Config of a training run."""
     gpus: int = 8
     peak_flops: float = 989e12
     """Of one GPU in bfloat16, dense, FLOP/s; H200: its data sheet."""
     mfu: float = 0.5
-    """Share of the peak that training, or of the bandwidth that decoding, is assumed to reach."""
-    gpu_gigabytes: float = 141.0
-    """Memory of one GPU, 1e9 bytes, for evaluations; H200: its data sheet."""
-    bandwidth: float = 4.8e12
-    """Bytes/s of that memory; H200: its data sheet."""
-    inputs: Path | None = None
-    """Folder of the files that a sweep names, in place of the one it says."""
+    """Share of the peak that training is assumed to reach."""
 
     def __post_init__(self) -> None:
         check_input(self.config)
-        for name in ("gpus", "peak_flops", "mfu", "gpu_gigabytes", "bandwidth"):
+        for name in ("gpus", "peak_flops"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if not 0 < self.mfu <= 1:
+            raise ValueError(f"mfu must be in (0, 1], got {self.mfu}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,7 +239,7 @@ class VerifyShardsConfig:
 
     folders: Annotated[tuple[Path, ...], Positional] = ()
     """Folders of token shards."""
-    config: Path | None = None
+    config: ConfigFile | None = None
     """A run's config or a mixture: all of its sources."""
     again: bool = False
     """Read also what has a stamp."""
@@ -298,75 +248,6 @@ class VerifyShardsConfig:
         check_input(self.config)
         for folder in self.folders:
             check_input(folder, "folder")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
-    """A training run: anchored train configs/pretrain/FILE.toml --processes 8 --restart
-
-    With --restart, a run that crashes or is killed is started again from its last checkpoint, after
-    pauses that double, until it crashes too often without a new one. SIGTERM and Ctrl-C let it end
-    its step and save.
-    """
-
-    config: Annotated[Path, Positional]
-    """Config of a training run."""
-    processes: int = 1
-    """On this machine; one a GPU."""
-    restart: bool = False
-    """Start again what crashes."""
-    max_crashes: int = 3
-    """Give up after so many crashes without a new checkpoint between them."""
-    shutdown_seconds: float = 600.0
-    """After a signal, processes are killed that have not ended by then: longer than a step and a
-    save."""
-    launcher: str = ""
-    """Command that starts all processes in place of this one, such as srun on several nodes; the
-    command of a process is added to it."""
-    set: tuple[str, ...] = ()
-    """Settings in place of the config's, as SECTION.KEY=VALUE."""
-
-    def __post_init__(self) -> None:
-        check_input(self.config)
-        _ = _assignments(self.set)
-        for name in ("processes", "max_crashes", "shutdown_seconds"):
-            if not getattr(self, name) > 0:  # NaN too
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RollbackConfig:
-    """A run back to an earlier step: anchored rollback RUN --step N [--set optimizer.lr=1.5e-3]
-
-    The run keeps its weights, moments and step numbers as they were after that step. Later
-    checkpoints are moved into a folder of their own, and every later start follows.
-    """
-
-    run: Annotated[Path, Positional]
-    """Dump folder of the run."""
-    step: int
-    """Of a checkpoint."""
-    skip_steps: int = 0
-    """Leave out the data of so many steps, those behind a spike for example."""
-    set: tuple[str, ...] = ()
-    """Settings from there on, as SECTION.KEY=VALUE: of optimizer, lr_scheduler, spike_guard, or
-    training.max_norm."""
-
-    def __post_init__(self) -> None:
-        check_input(self.run, "folder")
-        _ = self.settings
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """What `set` says, by name."""
-        return _assignments(self.set)
-
-
-def _assignments(words: tuple[str, ...]) -> dict[str, str]:
-    pairs = {name: value for name, _, value in (word.partition("=") for word in words)}
-    if wrong := [word for word in words if "=" not in word]:
-        raise ValueError(f"set must be SECTION.KEY=VALUE, got {wrong[0]!r}")
-    return pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -382,7 +263,7 @@ class ExportConfig:
     max_position_embeddings: int = 0
     """Longest context that the model declares; 0 takes the length it was trained at."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the stored weights."""
+    """Dtype of the stored weights."""
     average_last: int = 1
     """Average the weights of so many checkpoints: this one and the whole ones before it."""
 

@@ -1,0 +1,269 @@
+"""A pair, its rule and its decoder as plain values: of a command line, a config or lm-eval.
+
+Torch is imported when a rule is made or a pair is loaded, so that --help costs nothing.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, UseAppendAction
+
+from ..inputs import check_input, read_prompts
+from .byte.settings import ByteSettings
+from .models.folder import model_location
+from .settings import LevelName, Speculate
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
+    from .models.model_pair import ModelPair
+    from .rules.rule import Rule
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+_DEVICES = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """Two models, with one tokenizer or two."""
+
+    safe: Path
+    """Hugging Face folder or Hub id of the safe model."""
+    risky: Path
+    """Hugging Face folder or Hub id of the risky model."""
+    dtype: Dtype = "auto"
+    """auto: as stored."""
+    device: str | None = None
+    """cpu, cuda, cuda:0, ...; CUDA where there is one unless given."""
+    risky_device: str | None = None
+    """Another device for the risky model."""
+    risky_device_map: str | None = None
+    """auto, balanced, ... of accelerate: spreads a risky model that no device holds."""
+    safe_revision: str | None = None
+    """Branch, tag or commit of the safe model's Hub id."""
+    risky_revision: str | None = None
+    """The same of the risky model's."""
+    safe_attn_implementation: str | None = None
+    """sdpa, eager, ... of transformers, for the safe model."""
+    risky_attn_implementation: str | None = None
+    """The same for the risky model."""
+    risky_quantization: Path | None = None
+    """JSON file of a transformers quantisation config, as {"quant_method": "torchao", ...}."""
+    allow_quantized_safe: bool = False
+    """Take a quantised safe model: the bound then holds against that one."""
+    tp_size: int = 1
+    """Processes the risky model is split over: torchrun --nproc-per-node N -m anchored.tools.cli"""
+
+    def __post_init__(self) -> None:
+        for model in (self.safe, self.risky):
+            model_location(model)  # FileNotFoundError for neither a folder nor a Hub id
+        check_input(self.risky_quantization)
+        for device in (self.device, self.risky_device):
+            if device is not None:
+                check_device_name(device)
+        if self.risky_device is not None and self.device is None:
+            raise ValueError(
+                f"--risky-device {self.risky_device} needs --device for the safe model"
+            )
+        if self.tp_size < 1:
+            raise ValueError(f"--tp-size must be >= 1, got {self.tp_size}")
+
+    def pair(self) -> "ModelPair":
+        """Both models, loaded without a bar for every file of weights; ValueError if refused."""
+        from transformers.utils.logging import disable_progress_bar
+
+        from .models.loading import LoadOptions, quantization_config
+        from .models.model_pair import ModelPair
+
+        for device in (self.device, self.risky_device):
+            check_presence(device or "cpu")
+        file = self.risky_quantization
+        devices: str | dict[str, Any] | None = self.device
+        if self.device is not None and self.risky_device is not None:
+            devices = {"safe": self.device, "risky": self.risky_device}
+        disable_progress_bar()
+        return ModelPair.from_pretrained(
+            self.safe,
+            self.risky,
+            dtype=self.dtype,
+            device=devices,
+            risky_quantization=None if file is None else quantization_config(file),
+            allow_quantized_safe=self.allow_quantized_safe,
+            tp_size=self.tp_size,
+            safe_options=LoadOptions(
+                revision=self.safe_revision, attn_implementation=self.safe_attn_implementation
+            ),
+            risky_options=LoadOptions(
+                revision=self.risky_revision,
+                attn_implementation=self.risky_attn_implementation,
+                device_map=self.risky_device_map,
+            ),
+        )
+
+
+def check_device_name(device: str) -> None:
+    """Raise ValueError for what can be no device; torch is not asked."""
+    if not _DEVICES.fullmatch(device):
+        raise ValueError(f"a device must be cpu, cuda, cuda:N, xpu, xpu:N or mps, got {device!r}")
+
+
+def check_presence(device: str) -> None:
+    """Raise ValueError if this machine has no such device."""
+    if device == "cpu":
+        return
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    count = torch.accelerator.device_count() if accelerator else 0
+    name, _, index = device.partition(":")
+    if accelerator is None or accelerator.type != name or int(index or 0) >= count:
+        found = f"{count} of type {accelerator.type}" if accelerator else "none but the CPU"
+        raise ValueError(f"there is no device {device} on this machine, which has {found}")
+
+
+DEFAULT_K = 1.0
+RuleName = Literal[
+    "anchored",
+    "safe_only",
+    "risky_only",
+    "system",
+    "memfree",
+    "rcad",
+    "cp_fuse",
+    "token_swap",
+    "no_opt",
+    "cold_start",
+    "global_switch",
+]
+BUDGET_OPTIONS = ("k", "K", "divergence", "debt", "debt_window", "budget")
+BUDGETED = {
+    "anchored": BUDGET_OPTIONS,
+    "no_opt": BUDGET_OPTIONS,
+    "cold_start": ("k",),
+    "global_switch": ("K",),
+}
+"""The options of a budget that a rule takes, by its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuleOptions:
+    """How the next token is chosen."""
+
+    rule: RuleName = "anchored"
+    """anchored stays within a budget of the safe model; safe_only and risky_only use one model
+    alone; the others are the paper's baselines and ablations."""
+    setting: UseAppendAction[tuple[str, ...]] = ()
+    """NAME=VALUE of a baseline, again for more: alpha=0.5 of rcad, n=5 of memfree."""
+    passages: Path | None = None
+    """File of anchored retrieve: the texts whose n-grams memfree blocks; --setting corpus=FILE
+    blocks those of a whole corpus."""
+    k: float | None = None
+    """Nats a token (a byte at byte level), K = k * horizon; 1 unless K is given."""
+    K: float | None = None
+    """Nats for the whole text, in place of k."""
+    divergence: Literal["kl", "max"] = "kl"
+    """kl bounds the mean log-ratio, max the worst case."""
+    debt: Literal["top", "average", "none"] = "top"
+    """How the prompt's likelihood ratios are charged before the first token."""
+    debt_window: int = 5
+    """Prompt tokens that make the top debt."""
+    budget: Literal["adaptive", "global", "fixed"] = "adaptive"
+    """Whether unspent nats carry over (adaptive), are free from the start (global) or are lost
+    (fixed, which charges no debt)."""
+
+    def __post_init__(self) -> None:
+        allowed = BUDGETED.get(self.rule, ())
+        if any(name not in allowed for name in self._budget()):
+            kept = f": only --{', --'.join(allowed)}" if allowed else ": leave out --k and its like"
+            raise ValueError(f"--rule {self.rule} has no budget{kept}")
+        if self.passages is not None and self.rule != "memfree":
+            raise ValueError(f"--passages are those of --rule memfree, got {self.rule}")
+        settings = self._settings()
+        if self.rule == "memfree" and self.passages is None and "corpus" not in settings:
+            raise ValueError("--rule memfree needs --passages FILE or --setting corpus=FILE")
+        check_input(self.passages)
+
+    def make(self) -> "Rule":
+        """The rule; ValueError for values that are out of range."""
+        from .rules.registry import make_rule
+
+        settings = {**self._budget(), **self._settings()}
+        if "k" in BUDGETED.get(self.rule, ()) and self.k is None and self.K is None:
+            settings["k"] = DEFAULT_K
+        if self.passages is not None:
+            passages = [line.passage for line in read_prompts(self.passages)]
+            if missing := passages.count(None):
+                count = f"{missing} of {len(passages)} lines"
+                raise ValueError(f"{self.passages}: {count} lack a passage")
+            settings["passages"] = passages
+        return make_rule(self.rule, settings)
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that --setting gives, by name: a value as JSON, else as it stands.
+
+        Refused are names that have an option, which one of both would silently replace.
+        """
+        settings: dict[str, Any] = {}
+        for text in self.setting:
+            name, equals, value = text.partition("=")
+            if not (name and equals):
+                raise ValueError(f"--setting must be NAME=VALUE, got {text!r}")
+            if name in (*BUDGET_OPTIONS, "passages"):
+                option = name.replace("_", "-")
+                raise ValueError(f"--setting {text}: give --{option} in its place")
+            if name in settings:
+                raise ValueError(f"--setting gives {name} twice: {settings[name]} and {value}")
+            try:
+                settings[name] = json.loads(value)
+            except ValueError:
+                settings[name] = value
+        return settings
+
+    def _budget(self) -> dict[str, Any]:
+        """The options of the budget that were given, by name."""
+        return {
+            name: getattr(self, name)
+            for name in BUDGET_OPTIONS
+            if getattr(self, name) != RuleOptions.__dataclass_fields__[name].default
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairOptions(ModelOptions):
+    """A pair, and the rule it decodes by."""
+
+    rule: OmitArgPrefixes[RuleOptions] = field(default_factory=RuleOptions)
+    level: LevelName | Literal["auto"] = "auto"
+    """What is decoded step by step; auto takes tokens where the tokenizers share them."""
+    byte: ByteSettings = field(default_factory=ByteSettings)
+    """Of the byte level."""
+    speculate: Speculate = "off"
+    """Tokens that the safe model drafts before one risky forward verifies them; auto chooses."""
+    batch_size: int = 16
+    """Texts that are decoded together."""
+    prompt_ratios: Path | None = None
+    """File that anchored ratios wrote for the same models, settings and prompts."""
+
+    def __post_init__(self) -> None:
+        ModelOptions.__post_init__(self)
+        check_input(self.prompt_ratios)
+
+    def decoder(self, rule: "Rule | None" = None) -> "Decoder":
+        """A decoder; the ratios' file is checked before the models are loaded, and so is the rule
+        unless the caller has made it."""
+        from .decoder import Decoder
+        from .rules.budget import PromptRatios
+
+        rule, path = rule or self.rule.make(), self.prompt_ratios
+        ratios = None if path is None else PromptRatios.load(path)
+        return Decoder(
+            self.pair(),
+            rule,
+            level=self.level,
+            batch_size=self.batch_size,
+            speculate=self.speculate,
+            byte_settings=None if self.byte == ByteSettings() else self.byte,
+            prompt_ratios=ratios,
+        )

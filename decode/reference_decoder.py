@@ -1,0 +1,155 @@
+"""Anchored Decoding from the first line to the last: read this file first.
+
+It is the paper's algorithm AnchoredDecode for one text and two Hugging Face models that share a
+tokenizer. Every step reads the whole text again in plain forwards, and the projections are the
+float64 definitions of `kernels/reference.py`: no caches, no batches, no solvers. `Decoder` does the
+same a thousand times faster, and the tests hold that its distributions, spends and tokens are
+these. All figures are in nats; (V,) is a vector over the vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from ..kernels import reference
+from ..kernels.uniforms import uniforms
+
+
+class ReferenceStep(NamedTuple):
+    """One token, what it might and did spend, and the laws that it was drawn from."""
+
+    token_id: int
+    accepted: bool  # the safe model's own draw was kept
+    budget: float  # k_t of the paper
+    spend: float  # a_t
+    log_probs: Tensor  # (V,) log p*
+    safe_log_probs: Tensor  # (V,) log p_s, and below log p_r, behind the warpers
+    risky_log_probs: Tensor
+
+
+@torch.inference_mode()
+def anchored_decode(
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    prompt: Sequence[int],
+    *,
+    K: float,
+    max_new_tokens: int,
+    key: int,
+    stop_token_ids: Sequence[int],
+    debt: float = 0.0,
+    divergence: str = "kl",
+    schedule: str = "adaptive",
+    warpers: LogitsProcessorList | None = None,
+) -> Iterator[ReferenceStep]:
+    """Draw a continuation whose distribution is at most K nats from the safe model's.
+
+    models: the safe and the risky one. key: of the random numbers, see `random_key`. debt: what the
+    prompt owes, see `prefix_debt`. divergence: "kl" bounds KL(p* || p_s), "max" the largest
+    log-ratio. Source: paper, algorithm AnchoredDecode.
+    """
+    text, spent = list(prompt), 0.0
+    numbers = uniforms(torch.tensor([key]), torch.arange(max_new_tokens)[None])[0]
+    for t in range(max_new_tokens):
+        # 1. Both models predict the next token. Warpers act on both alike and before anything is
+        #    compared, so the bound is against the safe model as it would be sampled.
+        safe, risky = (next_log_probs(model, text, warpers, stop_token_ids) for model in models)
+        # 2. What this step may spend. Adaptive steps may use what earlier ones left.
+        budget = allowance(t, K / max_new_tokens, K, debt, spent, schedule)
+        # 3. The distribution nearest to the risky model that this buys.
+        star = project(risky, safe, budget, divergence)
+        # 4. Its token, the safe model's own draw wherever that may stand.
+        token_id, accepted = draw(safe.exp(), star.exp(), numbers[t])
+        # 5. What was spent is the divergence of the whole distribution, whichever token was drawn.
+        distance = reference.kl_divergence if divergence == "kl" else reference.max_divergence
+        spend = distance(star[None], safe[None]).item()
+        yield ReferenceStep(token_id, accepted, budget, spend, star, safe, risky)
+        # 6. Go on behind it, unless the text has ended.
+        spent, text = spent + spend, [*text, token_id]
+        if token_id in stop_token_ids:
+            return
+
+
+@torch.inference_mode()
+def prefix_debt(
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    prompt: Sequence[int],
+    special_token_ids: Sequence[int],
+    window: int = 5,
+) -> float:
+    """Nats that a prompt owes before the first token: one known by heart begins on p_s alone.
+
+    Source: paper, algorithm PrefixDebt.
+    """
+    # 1. How likely each model finds every token but the first, behind those before it; unwarped.
+    tokens: Any = torch.tensor(prompt)
+    safe, risky = (
+        reference.log_softmax(model(tokens[None]).logits[0, :-1]).gather(1, tokens[1:, None])[:, 0]
+        for model in models
+    )
+    # 2. The ratio is large where the risky model has read the text and the safe one has not.
+    #    Special tokens say nothing about that.
+    is_special = torch.isin(tokens[1:], torch.tensor([*special_token_ids], dtype=torch.int64))
+    ratios = (risky - safe).clamp(min=0.0)[~is_special]
+    # 3. The mean of the largest few; a prompt without ratios owes nothing.
+    return ratios.topk(min(window, len(ratios))).values.mean().item() if len(ratios) else 0.0
+
+
+def allowance(t: int, k: float, K: float, debt: float, spent: float, schedule: str) -> float:
+    """Nats that step t, from 0, may spend behind `spent` (paper, equation adaptive_budget_defn)."""
+    if schedule == "fixed":  # k a step, without debt: nothing carries over
+        return k
+    # The debt comes off what has accrued: (t + 1) k, or all of K at once for "global".
+    accrued = K if schedule == "global" else (t + 1) * k
+    return max(0.0, accrued - debt - spent)
+
+
+def next_log_probs(
+    model: PreTrainedModel,
+    text: Sequence[int],
+    warpers: LogitsProcessorList | None,
+    stop_token_ids: Sequence[int],
+) -> Tensor:
+    """(V,) float64 warped log-probabilities of the next token."""
+    tokens: Any = torch.tensor([text])
+    logits = model(tokens).logits[:, -1]
+    log_probs = reference.log_softmax(warpers(tokens, logits) if warpers else logits)[0]
+    # The models may end a text by tokens of their own: all ends are one, the first of them.
+    ends = torch.tensor(sorted(stop_token_ids))
+    total = log_probs[ends].logsumexp(-1)
+    log_probs[ends] = -torch.inf
+    log_probs[ends[0]] = total
+    return log_probs
+
+
+def project(risky: Tensor, safe: Tensor, budget: float, divergence: str) -> Tensor:
+    """(V,) log p*, on the tokens that both models allow; p_s where the budget buys nothing."""
+    rows, nats = (risky[None], safe[None]), torch.tensor([budget], dtype=torch.float64)
+    if divergence == "kl":
+        # p_s^(1-w) p_r^w with the largest w that the budget allows (paper, algorithm ProjectKL).
+        weight = reference.project_kl(*rows, nats)
+        return safe if weight.isnan() else reference.tilted_log_probs(*rows, weight)[0]
+    # min(c p_r, e^budget p_s), where c makes it sum to 1 (paper, optimal Renyi clipping).
+    log_c = reference.project_max(*rows, nats)
+    return safe if log_c.isnan() else reference.clipped_log_probs(*rows, nats, log_c)[0]
+
+
+def draw(safe: Tensor, star: Tensor, numbers: Tensor) -> tuple[int, bool]:
+    """(a token of p*, whether it is the safe model's own draw), by three uniform numbers.
+
+    Source: the acceptance rule of speculative sampling, Leviathan et al. 2023, algorithm 1.
+    """
+    # 1. The safe model's draw, kept as often as p* allows.
+    draft = inverse_cdf(safe, numbers[0])
+    if numbers[1] * safe[draft] < star[draft]:
+        return draft, True
+    # 2. Else a token to which p* gives more than p_s: together this is exactly p*.
+    return inverse_cdf((star - safe).clamp(min=0.0), numbers[2]), False
+
+
+def inverse_cdf(weights: Tensor, number: Tensor) -> int:
+    """The first token at which the running sum exceeds this share of the whole."""
+    sums = weights.cumsum(0)
+    return int(torch.searchsorted(sums, number * sums[-1], right=True))

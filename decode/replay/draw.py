@@ -1,0 +1,119 @@
+"""The distance by which rounding must move the laws of a step for its uniforms to give a token."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# V symbols. Laws are (V,) float64 log-probabilities, tolerances are in nats.
+
+ARITHMETIC = 1e-9
+"""Nats, or of a uniform: what exact logits leave, by sums in another order and by the grid of
+spends."""
+
+LEAST_LOG = -745.0
+"""Log of a uniform of 0, below that of every other float64."""
+
+NUM_DEVIATIONS = 4.0
+"""Standard deviations of rounding in a tolerance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The intervals of [0, 1) in which a uniform gives each symbol, and how far edges move.
+
+    An edge between two symbols is where the odds of what lies below it, to what lies above, are
+    those of the uniform. Rounding moves the logarithm of these odds.
+    """
+
+    log_odds: Tensor
+    """(V + 1,) of the edges, ascending from -inf to inf."""
+    reach: Tensor
+    """(V + 1,) nats by which rounding may move them."""
+
+    @classmethod
+    def of(cls, weights: Tensor, tolerance: Tensor) -> "Cells":
+        """weights: (V,) not all 0. tolerance: (V,) of their logarithms, independent."""
+        below, below_reach = _side(weights, tolerance)
+        above, above_reach = (x.flip(0) for x in _side(weights.flip(0), tolerance.flip(0)))
+        return cls(below.log() - above.log(), below_reach.hypot(above_reach))
+
+    def needed(self, uniform: float) -> Tensor:
+        """(V,) reaches by which edges must move until each symbol's cell holds the uniform."""
+        target = math.log(uniform / (1.0 - uniform)) if uniform > 0.0 else LEAST_LOG
+        # Near 0 and 1 the sums' rounding is more nats than in the middle.
+        slack = ARITHMETIC / max(uniform * (1.0 - uniform), ARITHMETIC)
+        below = _times(self.log_odds[:-1] - target, self.reach[:-1], slack)
+        above = _times(target - self.log_odds[1:], self.reach[1:], slack)
+        return torch.maximum(below, above)
+
+
+def _times(distance: Tensor, reach: Tensor, slack: float = ARITHMETIC) -> Tensor:
+    """How many reaches a distance in nats is, 0 up to the slack of exact logits."""
+    return torch.where(distance <= slack, 0.0, (distance - slack) / reach)
+
+
+def _side(weights: Tensor, tolerance: Tensor) -> tuple[Tensor, Tensor]:
+    """(V + 1,) what lies below each edge, and the nats by which rounding may move its logarithm.
+
+    Errors of symbols are independent, so those of a sum add up by their squares; and noise raises a
+    sum, on average by half its variance, as one symbol of many may gain where it is large.
+    """
+    below = _after_nothing(weights)
+    noise = _after_nothing((weights * tolerance).square()).sqrt() / below
+    raised = _after_nothing(weights * tolerance.square()) / below / (2.0 * NUM_DEVIATIONS**2)
+    return below, (noise + raised).nan_to_num(nan=0.0)
+
+
+def _after_nothing(values: Tensor) -> Tensor:
+    return torch.cat([values.new_zeros(1), values.cumsum(0)])
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The coupled draw of one step: a draft of p_s, kept or replaced by the excess of p*."""
+
+    uniform: tuple[float, float, float]
+    safe: Tensor
+    star: Tensor
+    safe_tolerance: float
+    star_tolerance: Tensor
+    """(V,)."""
+    ratio_tolerance: Tensor
+    """(V,) of log p* / p_s."""
+
+    def needed(self, *, accepted: bool) -> Tensor:
+        """(V,) tolerances by which the laws must move for the uniforms to give each token: 0 for
+        what they give exactly, inf for what no rounding makes them give.
+
+        accepted: as the draft that is kept; else as what replaces it.
+        """
+        # 1. The draft: its cell of p_s holds the first uniform.
+        safe_by = torch.full_like(self.safe, self.safe_tolerance)
+        drafts = Cells.of(self.safe.exp(), safe_by).needed(self.uniform[0])
+        drafts = drafts.masked_fill(self.safe == -math.inf, math.inf)
+        # 2. It stays where u2 < p* / p_s.
+        lead = torch.where(self.star == -math.inf, -math.inf, self.star - self.safe)
+        threshold = math.log(self.uniform[1]) if self.uniform[1] > 0.0 else LEAST_LOG
+        if accepted:
+            return torch.maximum(drafts, _times(threshold - lead, self.ratio_tolerance))
+        # 3. If some draft may fall, the third uniform draws from the excess of p*.
+        falls = torch.maximum(drafts, _times(lead - threshold, self.ratio_tolerance)).min()
+        excess = self._excess(lead)
+        if excess is None:
+            return torch.full_like(drafts, math.inf)
+        is_above = _times(-lead, self.ratio_tolerance)
+        return torch.maximum(excess.needed(self.uniform[2]), is_above).maximum(falls)
+
+    def _excess(self, lead: Tensor) -> Cells | None:
+        """The cells of p* - p_s where it is positive; None where it is nowhere."""
+        kept = -torch.expm1(-lead)  # the part of p* that is above p_s
+        weights = torch.where(kept > 0.0, self.star.exp() * kept, 0.0)
+        if not weights.sum() > 0.0:
+            return None
+        # A difference that rounding exceeds grows like the rounding, and not by its quotient.
+        relative = self.ratio_tolerance / kept.clamp_min(ARITHMETIC)
+        relative = torch.minimum(relative, torch.log1p(relative) + self.star_tolerance)
+        tolerance = torch.hypot(self.star_tolerance, relative)
+        return Cells.of(weights, torch.where(weights > 0.0, tolerance, 0.0))

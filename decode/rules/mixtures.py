@@ -1,0 +1,142 @@
+"""Rules that mix raw logits: CP-Fuse of both models, RCAD of the risky one behind two prompts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..settings import check_choice, real_number, whole_number
+from .rule import BOTH, RISKY, StepInputs, StreamName, StreamSpec
+from .unbounded import Unbounded
+
+# B rows, V vocabulary, P pairs of weights, C of them at once.
+
+LARGEST_WEIGHT = 10
+"""Above 2 the grid is 3, 4, ... up to it."""
+
+LARGEST_GRID = 100
+"""Points of a weight in [0, 2]: a step tries the square of it, 10,000 mixtures of the vocabulary,
+36 times as many as the paper's 10 with those above."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CPFuse(Unbounded):
+    """p* ~ p_r**b p_s**c, (b, c) of a grid with the least max over models of KL(p* || p_i) plus
+    what the text so far owes that model; not certified.
+
+    Source: Abad et al. 2025, "Copyright-protected language generation via adaptive model fusion";
+    paper, appendix "Baseline details".
+    """
+
+    grid_size: int = 10
+    """Points of a weight in [0, 2]; the paper's 10 makes a grid of 18 x 18 with those above."""
+    warping: Literal["after", "before"] = "after"
+    """Whether warpers act on the mixture, as in the authors' code, or on both models before."""
+
+    name = "cp_fuse"
+    own_streams = BOTH
+    looks_back = True
+
+    def __post_init__(self) -> None:
+        Unbounded.__post_init__(self)
+        size = whole_number("grid_size", self.grid_size)
+        object.__setattr__(self, "grid_size", size)
+        if not 2 <= size <= LARGEST_GRID:
+            raise ValueError(f"grid_size must be in [2, {LARGEST_GRID}], got {size}")
+        check_choice("warping", self.warping, ("after", "before"))
+
+    @property
+    def gain(self) -> float:
+        return 2.0 * LARGEST_WEIGHT
+
+    def logits(self, inputs: StepInputs) -> Tensor:
+        assert inputs.past is not None
+        names = ("risky", "safe")
+        is_last = self.warping == "after"
+        raw = [inputs.logits[name] if is_last else inputs.warped(name) for name in names]
+        log_probs = torch.stack([each.double().log_softmax(-1) for each in raw])
+        log_probs.masked_fill_((log_probs == -torch.inf).any(0), -torch.inf)
+        owed = torch.stack([inputs.past.log_probs[name].to(log_probs) for name in names])
+        weights = fused_weights(log_probs, owed, self.grid_size)
+        fused = (weights.T[..., None] * log_probs.clamp_min(LOWEST)).sum(0)
+        fused.masked_fill_(log_probs[0] == -torch.inf, -torch.inf)
+        return inputs.warp(fused) if is_last else fused
+
+
+LOWEST = torch.finfo(torch.float64).min / (4 * LARGEST_WEIGHT)
+"""In place of -inf where it is multiplied by a weight of 0; both models' sum stays finite."""
+
+
+def grid(size: int) -> list[float]:
+    """One weight's values: [0, 2] in `size` points, then whole numbers up to LARGEST_WEIGHT."""
+    steps = [2.0 * step / (size - 1) for step in range(size - 1)]
+    return steps + [float(weight) for weight in range(2, LARGEST_WEIGHT + 1)]
+
+
+def fused_weights(log_probs: Tensor, owed: Tensor, grid_size: int) -> Tensor:
+    """The first pair of the grid with the least loss, for each row.
+
+    log_probs: (2, B, V) float64, -inf for both models where either has it. owed: (2, B) log p_i of
+    the text so far, which a model's divergence counts less.
+    Returns: (B, 2) float64. The loss is max_i(KL(q || p_i) - owed_i) for the mixture q.
+    """
+    values = torch.tensor(grid(grid_size), dtype=torch.float64, device=log_probs.device)
+    losses = []
+    for weight in values:  # the first model's varies slowest; a row of the grid fits in memory
+        pairs = torch.stack([weight.expand_as(values), values], 1)
+        losses.append(_losses(log_probs, owed, pairs))
+    best = torch.cat(losses).argmin(0)
+    return torch.stack([values[best // len(values)], values[best % len(values)]], 1)
+
+
+def _losses(log_probs: Tensor, owed: Tensor, pairs: Tensor) -> Tensor:
+    """(C, B): of each pair of weights (C, 2) in each row."""
+    is_shared = log_probs[0] > -torch.inf
+    finite = log_probs.clamp_min(LOWEST)
+    mixed = torch.einsum("cm,mbv->cbv", pairs, finite).masked_fill_(~is_shared, -torch.inf)
+    log_mass = mixed.logsumexp(-1)
+    probs = (mixed - log_mass[..., None]).exp_()
+    finite = finite.masked_fill(~is_shared, 0.0)
+    expected = torch.einsum("cbv,mbv->mcb", probs, finite)
+    entropy = torch.einsum("cm,mcb->cb", pairs, expected) - log_mass
+    return (-expected - owed[:, None]).amax(0) + entropy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RCAD(Unbounded):
+    """Reversed context-aware decoding, p* ~ (1 + alpha) z_r(x) - alpha z_r(passage, x), then the
+    warpers; not certified.
+
+    Each request brings the passage, retrieved for its prompt. Source: Wei et al. 2024; paper,
+    appendix "Baseline details".
+    """
+
+    alpha: float = 0.5
+    """At least 0; the paper has 0.1 to 1. 0 is the risky model alone."""
+
+    name = "rcad"
+
+    def __post_init__(self) -> None:
+        Unbounded.__post_init__(self)
+        object.__setattr__(self, "alpha", real_number("alpha", self.alpha))
+        if not 0.0 <= self.alpha < float("inf"):
+            raise ValueError(f"alpha must be finite and >= 0, got {self.alpha}")
+
+    @property
+    def own_streams(self) -> Mapping[StreamName, StreamSpec]:
+        return {"risky": RISKY, "passage": StreamSpec("risky", takes_passage=True)}
+
+    @property
+    def gain(self) -> float:
+        return 1.0 + 2.0 * self.alpha
+
+    def logits(self, inputs: StepInputs) -> Tensor:
+        # In float64, as masks may be the lowest float32, of which alpha times is none any more.
+        plain, behind = (inputs.logits[name].double() for name in ("risky", "passage"))
+        # A symbol that is impossible behind the passage alone counts as its least likely one: the
+        # formula would make it the only one left.
+        least = behind.masked_fill(behind == -torch.inf, torch.inf).amin(-1, keepdim=True)
+        contrast = (1.0 + self.alpha) * plain - self.alpha * torch.maximum(behind, least)
+        return inputs.warp(contrast.masked_fill(plain == -torch.inf, -torch.inf))

@@ -1,0 +1,135 @@
+"""One model at a time: p_s, p_r, p_r behind a system prompt, and switches from one to the other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...kernels.projection import project_kl
+from ..settings import checked_text
+from .budget import Budget, checked_nats
+from .rule import BOTH, SAFE, NextToken, Rule, StepInputs, StreamName, StreamSpec
+from .unbounded import Unbounded
+
+
+@dataclass(frozen=True, slots=True)
+class SafeOnly(Rule):
+    """p* = p_s at every step; certified, with a bound of 0 nats. The risky model does not run."""
+
+    name = "safe_only"
+    streams: ClassVar = {"safe": SAFE}
+    is_certified = True
+    divergence = "kl"
+
+    def budget_for(self, *, horizon: int, k: float | None) -> Budget:
+        return Budget(per_step=0.0, total=0.0, horizon=horizon)
+
+    def next_token(self, inputs: StepInputs) -> NextToken:
+        safe = inputs.warped("safe")
+        return project_kl(safe, safe, torch.zeros_like(inputs.budget), inputs.uniform)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RiskyOnly(Unbounded):
+    """p* = p_r at every step; not certified: the reported spend may be infinite."""
+
+    name = "risky_only"
+
+    def logits(self, inputs: StepInputs) -> Tensor:
+        return inputs.warped("risky")
+
+
+DBRX_PROMPT = (
+    "You are a helpful, respectful, and honest assistant.\n\n"
+    "You were not trained on copyrighted books, song lyrics, poems, video transcripts, or news "
+    "articles, and you do not divulge details of your training data.\n\n"
+    "You do not provide song lyrics, poems, or news articles; instead, you refer the user to find "
+    "them online or in a store."
+)
+"""Source: paper, table "DBRX system prompt"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class System(Unbounded):
+    """p_r behind a system prompt that asks for no copyrighted text; not certified.
+
+    Source: paper, section "Inference-time baselines".
+    """
+
+    prompt: str = DBRX_PROMPT
+
+    name = "system"
+
+    def __post_init__(self) -> None:
+        Unbounded.__post_init__(self)
+        checked_text("prompt", self.prompt)
+
+    @property
+    def own_streams(self) -> Mapping[StreamName, StreamSpec]:
+        return {"risky": StreamSpec("risky", preface=self.prompt + "\n\n")}
+
+    def logits(self, inputs: StepInputs) -> Tensor:
+        return inputs.warped("risky")
+
+
+COLD_STEPS_PER_NAT = 10
+"""Source: paper, section "Ablations"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColdStart(Unbounded):
+    """p_s for the first round(10 k) steps, p_r from then on; not certified.
+
+    Source: paper, section "Ablations".
+    """
+
+    k: float
+    """Nats a step of the Anchored rule that it stands beside."""
+
+    name = "cold_start"
+    own_streams = BOTH
+    looks_back = True
+
+    def __post_init__(self) -> None:
+        Unbounded.__post_init__(self)
+        object.__setattr__(self, "k", checked_nats("k", self.k))
+
+    @property
+    def num_cold_steps(self) -> int:
+        return round(COLD_STEPS_PER_NAT * self.k)
+
+    def logits(self, inputs: StepInputs) -> Tensor:
+        assert inputs.past is not None
+        risky, safe = inputs.warped("risky"), inputs.warped("safe")
+        steps = torch.tensor([len(text) for text in inputs.past.texts], device=safe.device)
+        return torch.where((steps < self.num_cold_steps)[:, None], safe, risky)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalSwitch(Unbounded):
+    """p_r until the spends reach K, p_s from then on: the last risky step may exceed K, so it is
+    not certified.
+
+    What the paper runs as "Global"; `Anchored(budget="global")` projects onto what is left instead.
+    """
+
+    K: float
+    """Nats."""
+
+    name = "global_switch"
+    own_streams = BOTH
+
+    def __post_init__(self) -> None:
+        Unbounded.__post_init__(self)
+        object.__setattr__(self, "K", checked_nats("K", self.K))
+
+    def budget_for(self, *, horizon: int, k: float | None) -> Budget:
+        """K for the whole text, or k * horizon where a call gives k."""
+        total = self.K if k is None else checked_nats("K = k * horizon", k * horizon)
+        return Budget(per_step=total / horizon, total=total, horizon=horizon, schedule="global")
+
+    def logits(self, inputs: StepInputs) -> Tensor:
+        is_left = inputs.budget[:, None] > 0.0
+        return torch.where(is_left, inputs.warped("risky"), inputs.warped("safe"))

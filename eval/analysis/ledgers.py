@@ -1,0 +1,160 @@
+"""What ledgers record: how far apart the two models are, and how budgets are used."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from ..figures.curves import BudgetTrajectory, plot_budget_trajectories
+from ..figures.distributions import plot_densities, plot_histogram_and_tail
+from ..report.page import Section
+from ..report.tables import Cell, Column
+from .recorded_run import NotMeasured, RecordedRun, evenly
+
+TAIL: Final = 0.9
+"""The quantile of all domains together from which on tails are compared."""
+NUM_TRAJECTORIES: Final = 6
+"""Settings whose texts are drawn: two rows of three panels."""
+_QUANTILES: Final = {"median": 0.5, "q90": 0.9, "q99": 0.99, "q995": 0.995}
+
+
+def step_divergences(run: RecordedRun) -> Section:
+    """KL(p_r || p_s) of every step of the texts of the risky model alone, by domain.
+
+    Source: paper, section "KL is a Useful Memorization Diagnostic".
+    """
+    if run.risky is None:
+        raise NotMeasured("no setting is the risky model alone")
+    samples: dict[str, list[float]] = {}
+    for text, ledger in run.ledgers(run.risky):
+        # What the risky model alone spends is its divergence, where the safe model ran beside it.
+        nats = [step.spend for step in ledger.steps if step.safe_log_prob is not None]
+        if nats:
+            samples.setdefault(run.domain(text), []).extend(nats)
+    if not samples:
+        raise NotMeasured("the risky model ran without the safe one beside it (compared=False)")
+    cutoff = _quantile([each for nats in samples.values() for each in nats], TAIL)
+    rows = [
+        {
+            **_spread(domain, nats, "steps"),
+            "tail": sum(each >= cutoff for each in nats) / len(nats),
+        }
+        for domain, nats in samples.items()
+    ]
+    return Section(
+        title="How far apart the models are at each step",
+        note="KL(p_r || p_s) in nats, as both are warped, along texts of the risky model alone. "
+        f"Tail: the share of steps at or above {cutoff:.3g} nats, the 90 % quantile of all "
+        "domains together. Infinite figures count in the quantiles, not in the picture.",
+        columns=[
+            *_spread_columns("domain", "steps"),
+            Column(key="tail", title="tail", num_decimals=4),
+        ],
+        rows=rows,
+        draw=partial(
+            plot_histogram_and_tail,
+            _finite(samples),
+            tail_from=cutoff,
+            title="How far apart the models are at each step of the risky model's texts",
+            label="KL(p_r || p_s), nats",
+        ),
+    )
+
+
+def prefix_ratios(run: RecordedRun) -> Section:
+    """log p_r - log p_s of the prompts' symbols, and the debts that follow, by domain.
+
+    Source: paper, section "Copying Risk is Front-loaded in Early Generation".
+    """
+    ratios = run.by_domain(run.prompt_ratios)
+    debts = run.by_domain({prompt: [debt] for prompt, debt in run.debts.items()})
+    if not ratios and not debts:
+        raise NotMeasured("no ledger has a prefix debt, and no prompt's ratios are recorded")
+    parts = {"ratio of a symbol": ratios, "debt of a prompt": debts}
+    rows = [
+        {"figure": figure, **_spread(domain, nats, "count")}
+        for figure, samples in parts.items()
+        for domain, nats in samples.items()
+    ]
+    finite = {figure: _finite(samples) for figure, samples in parts.items()}
+    panels = {figure: samples for figure, samples in finite.items() if any(samples.values())}
+    lacking = "" if ratios else " The ratios themselves are not recorded here."
+    return Section(
+        title="How much more the risky model expects of the prompts",
+        note="log p_r - log p_s of each symbol of a prompt but its first, unwarped, and the debt, "
+        "the mean of the largest positive ones, both in nats." + lacking,
+        columns=[Column(key="figure", title="figure"), *_spread_columns("domain", "count")],
+        rows=rows,
+        draw=partial(
+            plot_densities,
+            panels,
+            title="How much more the risky model expects of the prompts",
+            label="nats",
+        ),
+    )
+
+
+def _spread(domain: str, nats: Sequence[float], count: str) -> dict[str, Cell]:
+    quantiles = {name: _quantile(nats, share) for name, share in _QUANTILES.items()}
+    return {"domain": domain, count: len(nats), "mean": sum(nats) / len(nats), **quantiles}
+
+
+def _spread_columns(first: str, count: str) -> list[Column]:
+    titles = {"mean": "mean", "median": "median", "q90": "90 %", "q99": "99 %", "q995": "99.5 %"}
+    figures = [Column(key=key, title=title) for key, title in titles.items()]
+    return [Column(key=first, title=first), Column(key=count, title=count), *figures]
+
+
+def _quantile(nats: Sequence[float], share: float) -> float:
+    """A value that was measured: none lies between a figure and an infinite one."""
+    return float(np.quantile(np.array(nats), share, method="higher"))
+
+
+def _finite(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    return {name: list(filter(math.isfinite, nats)) for name, nats in samples.items()}
+
+
+def budget_trajectories(run: RecordedRun) -> Section:
+    """What one text of each of some settings might spend and spent, step by step.
+
+    Source: paper, section "Adaptive Budgeting Handles Non-uniform Risk".
+    """
+    if not run.budgeted:
+        raise NotMeasured("no setting with a bound has its ledgers here")
+    shown = [
+        (name, *max(run.ledgers(name), key=lambda pair: len(pair[1].steps)))
+        for name in evenly(run.budgeted, NUM_TRAJECTORIES)
+    ]
+    return Section(
+        title="What single texts might spend and spent",
+        note=f"The longest text of {len(shown)} of {len(run.budgeted)} settings with a bound, as "
+        "recorded in its ledger; nats.",
+        columns=[
+            Column(key="setting", title="setting"),
+            Column(key="text", title="text"),
+            *(Column(key=key, title=key, num_decimals=2) for key in ("k", "debt", "bound")),
+            Column(key="spent", title="spent", num_decimals=2),
+            Column(key="steps", title="steps"),
+            Column(key="idle", title="steps at no budget"),
+        ],
+        rows=[
+            {
+                "setting": name,
+                "text": f"{text.id}, seed {text.seed}",
+                "k": ledger.header.k,
+                "debt": ledger.header.debt,
+                "bound": ledger.header.bound,
+                "spent": ledger.spent,
+                "steps": len(ledger.steps),
+                "idle": sum(step.budget <= 0.0 for step in ledger.steps),
+            }
+            for name, text, ledger in shown
+        ],
+        draw=partial(
+            plot_budget_trajectories,
+            [BudgetTrajectory.of(f"{name}\n{text.id}", ledger) for name, text, ledger in shown],
+            symbol=shown[0][2].header.level,
+        ),
+    )

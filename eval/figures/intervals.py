@@ -1,0 +1,134 @@
+"""Figures with their intervals: copying over k, and scores of models on benchmarks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from .style import (
+    BLUE,
+    COLORS,
+    GREY,
+    PURPLE,
+    figure_style,
+    new_figure,
+    save_figure,
+    set_log_scale,
+)
+
+HATCHES = ("", "//", "..", "xx")
+"""Hatches of bars: another for each round of the colors."""
+GROUP_WIDTH = 0.8
+"""Part of the distance between two benchmarks that the bars of one take."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurvePoint:
+    """A measured k and its figure; an infinite end of the interval is not drawn."""
+
+    k: float
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationCurve:
+    """What a calibration measured and chose."""
+
+    points: Sequence[CurvePoint]
+    """By k, ascending."""
+    chosen: float
+    """One of the points' k."""
+    target: float
+    figure_name: str
+    """Of the vertical axis and the target."""
+    fresh: CurvePoint | None = None
+    """The chosen k on seeds that it was not chosen by."""
+    symbol: str = "token"
+    """What k is given for, "token" or "byte"."""
+
+
+def plot_calibration(curve: CalibrationCurve, path: Path, *, caption: str) -> None:
+    """The figure at every measured k with its interval, over k on a logarithmic axis.
+
+    caption: how many prompts and seeds, and which interval. path: .png, .svg or .pdf.
+    Raises: ValueError if there are no points, the chosen one is none of them, or for another
+    suffix.
+    """
+    chosen = next((point for point in curve.points if point.k == curve.chosen), None)
+    if chosen is None:
+        raise ValueError(f"the chosen k, {curve.chosen:g}, is none of the measured ones")
+    with figure_style():
+        title = f"{curve.figure_name} at every measured k: k = {curve.chosen:g} is taken"
+        figure = new_figure(6.4, 4.4, title=title, caption=caption)
+        axes = figure.add_subplot()
+        set_log_scale(axes.xaxis)
+        axes.axhline(curve.target, color=GREY, linestyle="--", linewidth=1, label="target")
+        _draw(axes, curve.points, color=BLUE, marker="o", linewidth=1.4, label="measured")
+        look: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none"}
+        axes.plot(chosen.k, chosen.value, color=BLUE, linestyle="none", label="taken", **look)
+        if curve.fresh is not None:
+            # Beside the chosen point: both intervals would lie on each other.
+            beside = replace(curve.fresh, k=0.94 * curve.fresh.k)
+            _draw(axes, [beside], color=PURPLE, marker="^", label="fresh seeds (drawn beside)")
+        axes.set_xlabel(f"k (nats a {curve.symbol})")
+        axes.set_ylabel(curve.figure_name)
+        figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
+        save_figure(figure, path)
+
+
+def _draw(axes: Axes, points: Sequence[CurvePoint], **look: Any) -> None:
+    lengths = [
+        [_length(point.value - point.low) for point in points],
+        [_length(point.high - point.value) for point in points],
+    ]
+    ks, values = [point.k for point in points], [point.value for point in points]
+    axes.errorbar(ks, values, lengths, capsize=3, elinewidth=1, **look)
+
+
+def _length(length: float) -> float:
+    """Of one side of an interval; an expanded one need not contain the mean."""
+    return max(0.0, length) if math.isfinite(length) else 0.0
+
+
+def plot_scores(
+    scores: Mapping[str, Sequence[tuple[float, float]]],
+    benchmarks: Sequence[str],
+    path: Path,
+    *,
+    title: str,
+) -> None:
+    """A group of bars a benchmark, a bar a model.
+
+    scores: by model, in the order of the benchmarks: share and standard error; nan draws nothing.
+    path: .png, .svg or .pdf.
+    Raises: ValueError without models or benchmarks, or for another suffix.
+    """
+    if not scores or not benchmarks:
+        raise ValueError("a picture of scores needs a model and a benchmark at least")
+    with figure_style():
+        width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
+        caption = "Each benchmark by its best variant. Bars: one standard error."
+        figure = new_figure(width, 4.2, title=title, caption=caption)
+        axes = figure.add_subplot()
+        bar = GROUP_WIDTH / len(scores)
+        for number, (model, values) in enumerate(scores.items()):
+            offset = (number + 0.5) * bar - GROUP_WIDTH / 2
+            axes.bar(
+                [index + offset for index in range(len(benchmarks))],
+                [value for value, _ in values],
+                bar,
+                yerr=[0.0 if math.isnan(error) else error for _, error in values],
+                label=model,
+                color=COLORS[number % len(COLORS)],
+                hatch=HATCHES[number // len(COLORS) % len(HATCHES)],
+                error_kw={"elinewidth": 0.8},
+            )
+        axes.set_xticks(range(len(benchmarks)), benchmarks, rotation=30, ha="right")
+        axes.set_ylabel("score")
+        figure.legend(loc="outside lower center", ncols=3, handletextpad=0.4)
+        save_figure(figure, path)

@@ -1,0 +1,118 @@
+"""Files that a user hands in: JSON objects, prompts; and how what is wrong with them is named."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+STDIN = Path("-")
+MAX_SEED = 2**63
+"""Seeds lie below it, as `decode.engine.request` has it, which imports torch."""
+MAX_NATS = 2.0**20
+"""The largest k, `BUDGET_CAP` of `kernels.spend`, which imports torch."""
+PROMPT_KINDS: dict[str, tuple[type, ...]] = {
+    "prompt": (str,),
+    "messages": (list,),
+    "id": (str, int),
+    "seed": (int,),
+    "k": (int, float),
+    "passage": (str,),
+    "passage_id": (str, int),
+    "score": (int, float),
+}
+
+
+def check_input(path: Path | None, kind: Literal["file", "folder"] = "file") -> None:
+    """Raise FileNotFoundError, in one line, for a path that is none of these; None is no path."""
+    if path is not None and not (path.is_file() if kind == "file" else path.is_dir()):
+        where = f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
+        raise FileNotFoundError(where)
+
+
+def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a file, or of stdin for "-", each with the number of its line, from 1.
+
+    In an array, it is the number of the object. Raises OSError, or ValueError that names the file
+    and the line.
+    """
+    name = file_title(file)
+    try:  # a byte order mark is what some editors put in front of a file
+        text = sys.stdin.read() if file == STDIN else file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 text: {error.reason}") from None
+    if text.lstrip().startswith("["):
+        numbered = list(enumerate(_parsed(text, name), 1))
+    else:  # not splitlines: JSON strings may hold other separators of lines, as U+2028
+        lines = enumerate(text.split("\n"), 1)
+        numbered = [(n, _parsed(line, f"{name}, line {n}")) for n, line in lines if line.strip()]
+    for number, value in numbered:
+        if not isinstance(value, dict):
+            raise ValueError(f"{name}, row {number} must be a JSON object")
+    return numbered
+
+
+def file_title(file: Path) -> str:
+    """The name of a file in messages."""
+    return "stdin" if file == STDIN else str(file)
+
+
+def _parsed(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not JSON: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptLine:
+    """A prompt or a conversation, and what it has of its own."""
+
+    prompt: str = ""
+    messages: list[dict[str, str]] | None = None
+    id: str | int | None = None
+    """The caller's name for it, which its results bear."""
+    seed: int | None = None
+    k: float | None = None
+    passage: str | None = None
+    """What some streams of a rule read before the prompt, as `anchored retrieve` found it."""
+    passage_id: str | int | None = None
+    """Its name in the corpus."""
+    score: float | None = None
+    """How well it matched the prompt."""
+
+    def record(self) -> dict[str, Any]:
+        """What was given, as JSON values."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def read_prompts(
+    file: Path, *, holds: Literal["prompt", "messages"] = "prompt"
+) -> list[PromptLine]:
+    """The prompts of a file, or of stdin for "-", one JSON object a line.
+
+    holds: what each line has, not the other. Raises OSError, or ValueError that names the file and
+    the line.
+    """
+    name = file_title(file)
+    lines = [_prompt(row, f"{name}, line {n}", holds) for n, row in json_objects(file)]
+    if not lines:
+        raise ValueError(f"{name} holds no {holds.removesuffix('s')}s")
+    return lines
+
+
+def _prompt(record: dict[str, Any], where: str, holds: str) -> PromptLine:
+    if not record.get(holds):
+        raise ValueError(f'{where} must be an object with a "{holds}"')
+    known = [name for name in PROMPT_KINDS if name == holds or name not in ("prompt", "messages")]
+    for key, value in record.items():
+        if key not in known:
+            raise ValueError(f"{where} has an unknown key {key!r}; known: {', '.join(known)}")
+        if not isinstance(value, PROMPT_KINDS[key]) or isinstance(value, bool):
+            allowed = " or ".join(kind.__name__ for kind in PROMPT_KINDS[key])
+            raise ValueError(f"{where}: {key} must be of type {allowed}, got {value!r}")
+    if not 0 <= record.get("seed", 0) < MAX_SEED:
+        raise ValueError(f"{where}: seed must be in [0, 2**63), got {record['seed']}")
+    if not 0 <= record.get("k", 0) <= MAX_NATS:  # so is NaN refused
+        raise ValueError(f"{where}: k must be in [0, {MAX_NATS:.0f}] nats, got {record['k']}")
+    return PromptLine(**record)

@@ -1,0 +1,167 @@
+"""Where Triton fails on a device, decoding goes on by the CPU's solver, with one warning."""
+
+import logging
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from fake_cuda import fake_cuda
+from tiny_models import tiny_llama, word_tokenizer
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+
+from anchored import Anchored, Decoder, ModelPair
+from anchored.kernels import backend
+from anchored.kernels.gpu import launch
+from anchored.kernels.spend import new_accounts
+from anchored.kernels.walk import walk
+
+# The interpreter divides by zero in lanes that it discards.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+VOCAB_SIZE = 40
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A new one, of which nothing is known."""
+    monkeypatch.setattr(backend, "_failed", set())
+    backend.check_rows.cache_clear()
+    with fake_cuda(num_processors=1) as device:
+        yield device
+    backend.check_rows.cache_clear()
+
+
+def raising(error):
+    """A launch that does not come to its end."""
+
+    def launched(*_, **__):
+        raise error
+
+    return launched
+
+
+def wrong(name: str, change):
+    """Launches whose result has another value of this name."""
+
+    def of(launched):
+        def changed(*arguments, **settings):
+            drawn = launched(*arguments, **settings)
+            if isinstance(drawn, dict):
+                return drawn | {name: change(drawn[name])}
+            return replace(drawn, **{name: change(getattr(drawn, name))})
+
+        return changed
+
+    return of
+
+
+misspending = wrong("spend", lambda nats: nats + 1e-3)
+misdrawing = wrong("token_ids", lambda token_ids: (token_ids + 1) % VOCAB_SIZE)
+
+
+FAULTS = {
+    "does not compile": (
+        lambda _: raising(CompilationError("x = 1", None, "no fp64 here")),
+        "CompilationError: .*no fp64 here",
+    ),
+    "lacks resources": (
+        lambda _: raising(OutOfResources(9, 1, "shared memory")),
+        "OutOfResources: out of resource: shared memory",
+    ),
+    "has no compiler": (
+        lambda _: raising(FileNotFoundError(2, "No such file or directory", "gcc")),
+        "FileNotFoundError: .*'gcc'",
+    ),
+    "fails at a launch": (
+        lambda _: raising(RuntimeError("Triton Error [CUDA]: invalid device function")),
+        r"RuntimeError: Triton Error \[CUDA\]: invalid device function",
+    ),
+    "spends wrongly": (misspending, "RuntimeError: the spend of row 0 is not that of the CPU"),
+    "draws wrongly": (misdrawing, "RuntimeError: the token of row 0 is not that of the CPU"),
+}
+faults = pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=FAULTS)
+
+
+def decoded(place: str, divergence: str = "kl") -> list:
+    models = (tiny_llama(seed, vocab_size=VOCAB_SIZE).float().to(place) for seed in (1, 2))
+    pair = ModelPair(*models, word_tokenizer(VOCAB_SIZE))
+    decoder = Decoder(pair, Anchored(k=0.5, divergence=divergence))
+    return decoder.generate([[5, 6, 7], [8, 9]], max_new_tokens=4, temperature=1.0, seed=[3, 4])
+
+
+@pytest.mark.usefixtures("device")
+@faults
+def test_the_cpu_solver_decodes_in_its_place(fault, reason, monkeypatch, caplog):
+    expected = decoded("cpu")
+    monkeypatch.setattr(launch, "project", fault(launch.project))
+    with caplog.at_level(logging.WARNING):
+        actual = [*decoded("cuda"), *decoded("cuda")][:2]
+    for ours, plain in zip(actual, expected, strict=True):
+        assert ours.token_ids == plain.token_ids and not ours.error
+        assert ours.ledger.certified and ours.ledger.is_within_bound
+        assert ours.ledger.spent == pytest.approx(plain.ledger.spent, abs=1e-4)
+    (line,) = caplog.messages
+    assert line.startswith("Triton fails on cuda:0, so the CPU's solver projects from here on: ")
+    assert re.search(reason, line), line
+
+
+def walked(backend_name: str, place: torch.device) -> tuple:
+    """A walk of two rows a request, and the accounts behind it."""
+    generator = torch.Generator().manual_seed(1)
+    risky, safe = torch.randn(2, 3, 2, VOCAB_SIZE, generator=generator).to(place)
+    accounts = new_accounts([0.5] * 3, [1.0] * 3, [0.0] * 3, "adaptive", place)
+    drawn = walk(
+        risky,
+        safe,
+        accounts=accounts,
+        seeds=torch.arange(3).to(place),
+        drafts=torch.tensor([[3], [4], [-1]]).to(place),
+        backend=backend_name,
+    )
+    return drawn.token_ids[:, 0].cpu(), accounts.cpu()
+
+
+@pytest.mark.usefixtures("device")
+@faults
+def test_a_walk_goes_on_by_the_cpu_solver_too(fault, reason, monkeypatch, caplog):
+    tokens, accounts = walked("torch", torch.device("cpu"))
+    monkeypatch.setattr(launch, "walk", fault(launch.walk))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            ours, charged = walked("auto", DEVICE)
+            assert torch.equal(ours, tokens) and torch.equal(charged, accounts)
+    assert len(caplog.messages) == 1
+    if fault is not misspending:  # the account shows that first
+        assert re.search(reason, caplog.text), caplog.text
+
+
+@pytest.mark.usefixtures("device")
+def test_a_launch_that_fails_later_is_made_up_for(monkeypatch, caplog):
+    tokens, accounts = walked("torch", torch.device("cpu"))
+    walked("auto", DEVICE)
+    assert not caplog.messages and backend._failed == set()
+    monkeypatch.setattr(launch, "walk", raising(RuntimeError("an illegal instruction")))
+    ours, charged = walked("auto", DEVICE)
+    assert torch.equal(ours, tokens) and torch.equal(charged, accounts)
+    assert len(caplog.messages) == 1 and "an illegal instruction" in caplog.text
+
+
+@pytest.mark.usefixtures("device")
+def test_what_says_nothing_of_triton_is_raised(monkeypatch, caplog):
+    monkeypatch.setattr(launch, "walk", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        walked("auto", DEVICE)
+    monkeypatch.setattr(launch, "walk", raising(RuntimeError("an illegal instruction")))
+    with pytest.raises(RuntimeError, match="an illegal instruction"):
+        walked("triton", DEVICE)
+    with pytest.raises(ValueError, match="accounts must be"):
+        walk(
+            *(torch.zeros(1, 1, 4, device=DEVICE) for _ in "ab"),
+            accounts=torch.zeros(1, 5, device=DEVICE).double(),
+            seeds=torch.zeros(1, dtype=torch.int64, device=DEVICE),
+            drafts=torch.zeros(1, 0, dtype=torch.int64, device=DEVICE),
+        )
+    assert not caplog.messages

@@ -1,0 +1,218 @@
+"""The lean layers give the hidden states of the model's own modules, whatever is asked of them."""
+
+import logging
+
+import pytest
+import torch
+from tiny_models import tiny_family, tiny_llama
+from triton.runtime.errors import OutOfResources
+
+from anchored.decode.models import lean
+from anchored.decode.models.capabilities import row_attention, row_support
+from anchored.decode.models.kv_cache import RowCache
+from anchored.decode.models.lean import FAMILIES, LeanBackbone, lean_refusal
+from anchored.decode.models.row_stream import ModelRunner, ModuleBackbone, RowStream
+
+NUM_ROWS = 3
+VARIANTS = {
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "a key head for each query head": {"num_key_value_heads": 4},
+    "llama3 positions": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
+    "yarn positions": {
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
+    },
+}
+
+
+class Both:
+    """The same forwards by both backbones, each over its cache."""
+
+    def __init__(self, model) -> None:
+        self.model, self.attention = model, row_attention(model)
+        self.backbones = [ModuleBackbone(model), LeanBackbone(model)]
+        layers = model.config.num_hidden_layers
+        self.caches = [RowCache(layers, NUM_ROWS, 64) for _ in self.backbones]
+        self.generator = torch.Generator().manual_seed(1)
+
+    @torch.inference_mode()
+    def agree(self, rows: list[int], width: int, counts: list[int], *, masked: bool) -> None:
+        """masked: with additive masks of rows, which level rows can do without."""
+        # Part of a wider tensor, as the chunks of a text are.
+        tokens = torch.randint(0, 320, (len(rows), width + 1), generator=self.generator)[:, 1:]
+        hidden = []
+        for backbone, cache in zip(self.backbones, self.caches, strict=True):
+            place = cache.prepare(rows, width, torch.device("cpu"))
+            masks = None
+            if masked:
+                columns = place.columns, place.num_columns
+                masks = self.attention.masks(*columns, self.model.dtype)
+            hidden.append(backbone(tokens, place.columns, masks, cache))
+            cache.advance(rows, counts)
+        self.assert_near(*hidden)
+
+    def assert_near(self, plain: torch.Tensor, lean: torch.Tensor) -> None:
+        torch.testing.assert_close(lean, plain, atol=2e-5, rtol=0)
+
+
+def backbone_of(model):
+    return ModelRunner(model, 320).backbone(row_attention(model))
+
+
+def lean_model(name: str):
+    model = tiny_family(name, 1) if name in FAMILIES else tiny_llama(1, **VARIANTS[name])
+    model = model.float().eval()
+    assert isinstance(backbone_of(model), LeanBackbone)
+    # New norms are ones and new biases zeros, which would hide whether they are used.
+    with torch.no_grad():
+        for parameter, weight in model.named_parameters():
+            if "norm" in parameter or "bias" in parameter:
+                weight += torch.linspace(-0.5, 0.5, len(weight))
+    return model
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
+def test_hidden_states_are_those_of_the_modules(name):
+    both = Both(lean_model(name))
+    both.agree([0, 1, 2], 7, [7, 7, 7], masked=False)  # a prompt
+    both.agree([0, 1, 2], 1, [1, 1, 1], masked=False)
+    both.agree([0, 1, 2], 3, [3, 1, 2], masked=False)  # causal behind what is there
+    both.agree([0, 1, 2], 2, [2, 1, 2], masked=True)  # rows of different lengths
+    both.agree([2, 0], 1, [1, 1], masked=True)
+    both.agree([1], 20, [20], masked=True)
+
+
+def test_a_model_made_in_inference_mode_can_be_lean():
+    with torch.inference_mode():
+        model = tiny_llama(1).float()
+    both = Both(model)
+    both.agree([0, 1, 2], 3, [3, 3, 3], masked=False)
+    assert isinstance(backbone_of(model), LeanBackbone)
+
+
+def test_other_models_keep_their_modules():
+    refusals = {
+        "the family olmo2 is none of llama, mistral, qwen2, qwen3": tiny_family("olmo2", 1).float(),
+        "its attention is not full in all layers": tiny_family("mistral, sliding", 1).float(),
+        "it uses eager and silu, not sdpa and silu": tiny_family(
+            "llama", 1, attn_implementation="eager"
+        ).float(),
+        "it uses sdpa and gelu, not sdpa and silu": tiny_llama(1, hidden_act="gelu").float(),
+        "its weights are not all float32 on the CPU": tiny_llama(1).bfloat16(),
+        "its module model.layers.1.mlp is not what the family has": hooked_llama(),
+        "its module model.layers.0.self_attn.q_proj is not what the family has": adapted_llama(),
+    }
+    for reason, model in refusals.items():
+        assert lean_refusal(model, row_attention(model)) == reason
+        assert isinstance(backbone_of(model), ModuleBackbone)
+    mixed = tiny_llama(1).float()
+    mixed.model.layers[0].mlp.double()
+    weights = "its weights are not all float32 on the CPU"
+    assert lean_refusal(mixed, row_attention(mixed)) == weights
+
+
+def test_layers_that_share_weights_are_lean():
+    model = tiny_llama(1).float()
+    first, second = model.model.layers
+    second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    Both(model).agree([0, 1, 2], 3, [3, 3, 3], masked=False)
+
+
+def test_the_user_s_model_is_not_touched():
+    model = tiny_llama(1, tie_word_embeddings=True).float()
+    before = {name: (own.data_ptr(), own.clone()) for name, own in model.state_dict().items()}
+    backbone_of(model)
+    for name, weight in model.state_dict().items():
+        pointer, values = before[name]
+        assert weight.data_ptr() == pointer and torch.equal(weight, values)
+
+
+def test_layers_are_packed_once_and_anew_when_the_model_changes():
+    model = tiny_llama(1).float()
+    runner, attention = ModelRunner(model, 320), row_attention(model)
+    first = runner.backbone(attention)
+    assert runner.backbone(attention) is first
+    assert runner.predicting(300).backbone(attention) is first
+    key_weight = model.model.layers[0].self_attn.k_proj.weight
+    with torch.no_grad():
+        key_weight.mul_(2.0)
+    second = runner.backbone(attention)
+    key_weight.data.mul_(2.0)  # as adapters are merged
+    third = runner.backbone(attention)
+    assert len({id(own) for own in (first, second, third)}) == 3
+    hidden = torch.randn(1, 32)
+    before, after = (own._layers[0].heads(hidden) for own in (first, third))
+    expected = torch.cat([before[:, :32], 4.0 * before[:, 32:48], before[:, 48:]], 1)
+    torch.testing.assert_close(after, expected)
+    model.model.rotary_emb.inv_freq.mul_(0.5)  # as extensions of the context do
+    assert runner.backbone(attention) is not third
+    model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: out)
+    assert isinstance(runner.backbone(attention), ModuleBackbone)
+
+
+def test_without_room_for_packed_weights_the_modules_are_run(monkeypatch):
+    model = tiny_llama(1).float()
+    packed = [own for name, own in model.named_parameters() if "_proj." in name]
+    num_bytes = sum(own.nbytes for own in packed)
+
+    class Memory:
+        available = 4 * num_bytes - 1
+
+    monkeypatch.setattr(lean.psutil, "virtual_memory", Memory)
+    assert isinstance(backbone_of(model), ModuleBackbone)
+    Memory.available += 1
+    assert isinstance(backbone_of(model), LeanBackbone)
+
+
+@pytest.mark.parametrize("fault", [0.1, RuntimeError("out of resources"), OutOfResources(9, 1, "")])
+def test_lean_layers_that_differ_or_fail_are_left_to_the_modules(fault, monkeypatch, caplog):
+    exact = LeanBackbone._rotation
+
+    def wrong(backbone, positions):
+        if isinstance(fault, Exception):
+            raise fault
+        cos, sin = exact(backbone, positions)
+        return cos, sin + fault
+
+    model = tiny_llama(1).float()
+    monkeypatch.setattr(LeanBackbone, "_rotation", wrong)
+    with caplog.at_level(logging.WARNING):
+        support = row_support(ModelRunner(model, 320), "safe")
+    assert support.attention.keeps_modules and not support.is_alone
+    (line,) = caplog.messages
+    start = "the safe model (llama) decodes by the modules of transformers: in rows it"
+    assert line.startswith(start), line
+    stream = RowStream(ModelRunner(model, 320), support.attention, num_rows=1, max_length=9)
+    expected = model(torch.tensor([[5, 6]])).logits[:, -1]
+    torch.testing.assert_close(stream.read([[5, 6]], [0]).logits, expected, atol=1e-5, rtol=0)
+
+
+def hooked_llama():
+    model = tiny_llama(1).float()
+    model.model.layers[1].mlp.register_forward_hook(lambda module, given, out: 2 * out)
+    return model
+
+
+def adapted_llama():
+    class Adapted(torch.nn.Module):
+        """As adapters are: the layer with its weight, and something more."""
+
+        def __init__(self, base) -> None:
+            super().__init__()
+            self.base, self.weight, self.bias = base, base.weight, base.bias
+
+        def forward(self, hidden):
+            return 2 * self.base(hidden)
+
+    model = tiny_llama(1).float()
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = Adapted(attention.q_proj)
+    return model

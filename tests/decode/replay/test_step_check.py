@@ -1,0 +1,173 @@
+"""What a recorded step claims, how far rounding may move it, and what is refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from anchored.decode.ledger import LedgerStep
+from anchored.decode.replay.draw import NUM_DEVIATIONS
+from anchored.decode.replay.step_check import Claim, check_step, logit_tolerance, moved
+from anchored.decode.replay.verification import other_supports
+from anchored.decode.settings import SamplingConfig
+from anchored.decode.warpers import Warpers
+from anchored.kernels import reference
+from anchored.kernels.projection import project_kl, project_max
+
+TOLERANCE = 0.08
+NUM_SYMBOLS = 50
+
+
+def random_pair(seed: int) -> Tensor:
+    """(2, V) logits of the safe and the risky model."""
+    generator = torch.Generator().manual_seed(seed)
+    return 2.0 * torch.randn(2, NUM_SYMBOLS, generator=generator, dtype=torch.float64)
+
+
+def honest_claim(kind: str, rows: Tensor, budget: float, tolerance: float = TOLERANCE) -> Claim:
+    """A step that a solver takes at this budget, with uniforms of 0.1."""
+    safe, risky = rows[:1], rows[1:]
+    uniform = torch.full((1, 3), 0.1, dtype=torch.float64)
+    project = project_kl if kind == "kl" else project_max
+    drawn = project(risky, safe, torch.tensor([budget], dtype=torch.float64), uniform)
+    recorded = LedgerStep(
+        step=0,
+        token_id=drawn.token_ids.item(),
+        accepted=drawn.accepted.item(),
+        budget=budget,
+        spend=drawn.spend.item(),
+        weight=drawn.weight.item(),
+        log_prob=drawn.token_log_probs(drawn.token_ids).item(),
+        safe_log_prob=drawn.safe_token_log_probs(drawn.token_ids).item(),
+    )
+    return Claim(
+        kind=kind,
+        recorded=recorded,
+        safe_logits=safe[0],
+        risky_logits=risky[0],
+        reads_risky=True,
+        safe_tolerance=tolerance,
+        risky_tolerance=tolerance,
+        drawn=drawn,
+        uniform=(0.1, 0.1, 0.1),
+    )
+
+
+def failures(claim: Claim, **changes) -> list[str]:
+    """What is wrong with the step once some of its figures were changed."""
+    return check_step(replace(claim, recorded=replace(claim.recorded, **changes))).failures
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.1, 0.5, 20.0])
+@pytest.mark.parametrize("kind", ["kl", "max"])
+def test_an_honest_step_stands_where_nothing_is_rounded(kind, budget):
+    report = check_step(honest_claim(kind, random_pair(4), budget, tolerance=1e-9))
+    assert report.failures == [] and report.rounding == 0.0
+    assert report.spend_error < 1e-8 and report.log_prob_error < 1e-8
+
+
+@pytest.mark.parametrize("kind", ["kl", "max"])
+def test_an_honest_step_stands_where_logits_are_rounded(kind):
+    generator, rows = torch.Generator().manual_seed(1), random_pair(4)
+    for _ in range(20):
+        noise = torch.randn(2, NUM_SYMBOLS, generator=generator) * TOLERANCE / NUM_DEVIATIONS
+        other, claim = honest_claim(kind, rows + noise, 0.5), honest_claim(kind, rows, 0.5)
+        assert check_step(replace(claim, recorded=other.recorded)).failures == []
+
+
+FORGED = {
+    "log_prob": 4.0 * TOLERANCE,
+    "safe_log_prob": 2.0 * TOLERANCE,
+    "spend": -1e-4,
+    "weight": -0.3,
+}
+
+
+@pytest.mark.parametrize("kind", ["kl", "max"])
+@pytest.mark.parametrize("name", FORGED)
+def test_a_changed_figure_is_refused(kind, name):
+    claim = honest_claim(kind, random_pair(4), 0.5)
+    assert failures(claim) == []
+    assert failures(claim, **{name: getattr(claim.recorded, name) + FORGED[name]})
+
+
+def test_a_budget_that_binds_leaves_nothing_however_rough_the_models_are():
+    claim = honest_claim("kl", random_pair(4), 0.5, tolerance=1.0)
+    assert failures(claim, spend=0.4999) == ["budget left differs by 0.0001 nats"]
+
+
+def test_a_step_that_claims_to_spend_nothing_is_refused_however_rough_the_models_are():
+    claim = honest_claim("kl", random_pair(4), 0.5, tolerance=1.0)
+    nothing = {"spend": 0.0, "weight": 0.0, "log_prob": claim.recorded.safe_log_prob}
+    assert failures(claim, **nothing)[0] == "spend by the rule differs by 0.5 nats"
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.5, 1.0])
+def test_the_tolerance_of_a_divergence_covers_noise(weight):
+    safe, risky = random_pair(4)
+    weights, generator = torch.tensor([weight]).double(), torch.Generator().manual_seed(1)
+
+    def divergence(deviation: float) -> float:
+        noise = deviation * torch.randn(2, NUM_SYMBOLS, generator=generator)
+        rows = (risky + noise[0])[None], (safe + noise[1])[None]
+        star = reference.tilted_log_probs(*rows, weights)
+        return reference.kl_divergence(star, rows[1]).item()
+
+    exact = divergence(0.0)
+    errors = [abs(divergence(TOLERANCE / NUM_DEVIATIONS) - exact) for _ in range(200)]
+    star = reference.tilted_log_probs(risky[None], safe[None], weights)[0]
+    apart = 0.5 * (star.exp() - reference.log_softmax(safe).exp()).abs().sum().item()
+    allowed = moved(exact, math.hypot(TOLERANCE, TOLERANCE) * min(1.0, weight + apart))
+    assert max(errors) < allowed < 6.0 * max(errors)
+
+
+def test_where_nothing_may_be_spent_the_risky_model_is_not_looked_at():
+    rows = random_pair(8)
+    claim = honest_claim("kl", rows, 0.0)
+    silent = replace(claim, risky_logits=torch.full_like(rows[1], math.nan), risky_tolerance=0.0)
+    assert check_step(silent).failures == []
+
+
+@pytest.mark.parametrize(("raised", "is_explained"), [(0.01, True), (0.5, False)])
+def test_rounding_may_decide_whether_a_budget_pays_for_the_common_support(raised, is_explained):
+    # Recorded: mass 2/3 is shared, which costs log 1.5. Replayed: it costs a little more.
+    risky, budget = [0.0, 0.0, -math.inf], math.log(1.5) + 1e-4
+    recorded = honest_claim("kl", torch.tensor([[0.0] * 3, risky]).double(), budget).recorded
+    replayed = honest_claim("kl", torch.tensor([[0.0, 0.0, raised], risky]).double(), budget)
+    assert recorded.spend > 0.0 == replayed.recorded.spend
+    report = check_step(replace(replayed, recorded=recorded))
+    assert (report.failures == []) == is_explained
+
+
+def test_a_tolerance_follows_the_logits_that_bear_mass():
+    row = torch.tensor([20.0, -30.0, -1e4, -math.inf], dtype=torch.float64)
+    unit = torch.finfo(torch.bfloat16).eps
+    assert logit_tolerance(row, torch.bfloat16) == pytest.approx(6.0 * unit * 30.0)
+    drawn = torch.tensor([False, False, True, False])
+    assert logit_tolerance(row, torch.bfloat16, drawn) == pytest.approx(6.0 * unit * 1e4)
+    assert logit_tolerance(row / 0.1, torch.float32) == pytest.approx(128.0 * 2**-23 * 200.0)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "symbols"),
+    [({"top_k": 2}, {1, 2}), ({"top_p": 0.9}, {3}), ({"min_p": 0.12}, {3}), ({"top_k": 1}, set())],
+    ids=str,
+)
+def test_symbols_at_the_edge_of_a_truncation_may_stand_on_either_side(sampling, symbols):
+    # The first three have nearly 0.9, the fourth is 0.12 times the largest.
+    probs = torch.tensor([0.5, 0.2, 0.199, 0.06, 0.041], dtype=torch.float64)
+    config = SamplingConfig(temperature=1.0, repetition_penalty=1.0, **sampling)
+    nothing_seen = torch.zeros(1, 5, dtype=torch.bool)
+
+    def warp(settings: SamplingConfig) -> Tensor:
+        return Warpers(settings, [4])(probs.log()[None], nothing_seen)[0]
+
+    kept = warp(config)
+    flipped = set()
+    for rows in other_supports({"safe": warp}, config, {"safe": 0.01}):
+        differs = (rows["safe"] != kept).nonzero()[:, 0].tolist()
+        assert len(differs) == 1
+        flipped |= set(differs)
+    assert flipped == symbols

@@ -1,0 +1,355 @@
+"""Numbers, texts and configs in every form that users have: taken for what they are, or refused."""
+
+import copy
+import logging
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import tiny_llama
+from transformers import BatchEncoding, GenerationConfig
+
+from anchored import (
+    RCAD,
+    Anchored,
+    ColdStart,
+    CPFuse,
+    Decoder,
+    GlobalSwitch,
+    Ledger,
+    MemFree,
+    ModelPair,
+    RiskyOnly,
+    System,
+    TokenSwap,
+    verify,
+)
+from anchored.decode.rules.anchored import NoOpt
+from anchored.decode.settings import SamplingConfig, real_number, whole_number
+
+PROMPT = "the keeper of the lamp"
+PASSAGE = "salt and rain"
+
+
+@pytest.fixture(scope="module")
+def decoder(pair) -> Decoder:
+    return Decoder(pair, Anchored(k=1.0))
+
+
+def tokens(decoder: Decoder, prompts, **settings) -> list[list[int]]:
+    return [result.token_ids for result in decoder.generate(prompts, max_new_tokens=6, **settings)]
+
+
+HALF = [np.float64(0.5), np.float32(0.5), np.float16(0.5), torch.tensor(0.5), np.array(0.5)]
+TWO = [np.int64(2), np.uint8(2), torch.tensor(2), np.array(2)]
+
+
+@pytest.mark.parametrize("value", [*HALF, 0.5])
+def test_any_real_number_becomes_a_float(value):
+    assert real_number("alpha", value) == 0.5 and type(real_number("alpha", value)) is float
+
+
+@pytest.mark.parametrize("value", [*TWO, 2])
+def test_any_whole_number_becomes_an_int_and_is_a_real_number(value):
+    assert whole_number("n", value) == 2 and type(whole_number("n", value)) is int
+    assert type(real_number("n", value)) is float
+
+
+NO_NUMBERS = [True, np.bool_(True), torch.tensor(True), "2", None, [2], torch.tensor([2]), 2j]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+def test_what_is_no_number_is_refused_with_its_name(value):
+    with pytest.raises(ValueError, match=r"^heat must be a number, got "):
+        real_number("heat", value)
+    with pytest.raises(ValueError, match=r"^heat must be a whole number, got "):
+        whole_number("heat", value)
+
+
+@pytest.mark.parametrize("value", [2.0, np.float64(2.0), 2**63, -(2**63) - 1], ids=repr)
+def test_a_float_and_what_no_tensor_holds_is_no_whole_number(value):
+    with pytest.raises(ValueError, match=r"^n must be a whole number"):
+        whole_number("n", value)
+    if isinstance(value, int):
+        with pytest.raises(ValueError, match=r"^n must be a number, got 1000"):
+            real_number("n", 10**400)
+
+
+def sampling(**changes):
+    return {"rule": lambda: Anchored(k=1.0), **changes}
+
+
+RECORDED = [
+    *(sampling(**{name: value}) for value in HALF for name in ("temperature", "top_p", "min_p")),
+    sampling(repetition_penalty=np.float32(1.2), temperature=1),
+    sampling(top_k=np.int64(10)),
+    sampling(k=np.float32(0.3), seed=np.int64(3), max_new_tokens=np.int32(4)),
+    sampling(prompts=[PROMPT, "salt"], seed=np.array([3, 4]), k=[np.float64(1.5), 0.25]),
+    sampling(prompts=[[np.int64(5), np.int64(7)]]),
+    sampling(prompts=[np.int64(5), np.int64(7)]),
+    sampling(prompts=torch.tensor([[5, 7]])),
+    sampling(num_return_sequences=torch.tensor(2)),
+    {"rule": lambda: Anchored(k=np.float32(0.5), debt_window=np.int64(3))},
+    {"rule": lambda: Anchored(K=torch.tensor(3.0), debt_window=torch.tensor(3))},
+    {"rule": lambda: RCAD(alpha=np.float32(0.5)), "passages": PASSAGE},
+    {"rule": lambda: RCAD(alpha=1), "passages": [PASSAGE]},
+    {"rule": lambda: CPFuse(grid_size=np.int64(4))},
+    {"rule": lambda: ColdStart(k=np.float32(0.2))},
+    {"rule": lambda: GlobalSwitch(K=np.int64(2))},
+    {"rule": lambda: MemFree(passages=(PASSAGE,), n=np.int64(3))},
+    {"rule": lambda: TokenSwap(words=("the", "of"))},
+    {"rule": lambda: RiskyOnly(compared=np.bool_(False))},
+]
+
+
+@pytest.mark.parametrize("given", RECORDED, ids=range(len(RECORDED)))
+def test_what_is_generated_verifies_before_and_after_it_is_saved(pair, tmp_path, given):
+    settings = {"prompts": PROMPT, "max_new_tokens": 4, **given}
+    for result in Decoder(pair, settings.pop("rule")()).generate(**settings):
+        assert verify(result.ledger, pair).is_ok, verify(result.ledger, pair)
+        result.ledger.save(tmp_path / "ledger.jsonl")
+        assert verify(Ledger.load(tmp_path / "ledger.jsonl"), pair).is_ok
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": True}, "temperature must be a number, got True"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"top_k": True}, "top_k must be a whole number, got True"),
+        ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),
+        ({"min_p": None}, "min_p must be a number, got None"),
+        ({"prompts": [True, 5]}, "a token id must be a whole number, got True"),
+        ({"prompts": [[True, 5]]}, "a token id must be a whole number, got True"),
+        ({"prompts": [5.0, 7.0]}, "a token id must be a whole number, got 5.0"),
+        ({"prompts": torch.tensor([[0.5]])}, "a token id must be a whole number, got 0.5"),
+        ({"prompts": torch.tensor(5)}, "prompts must be a text, a list of token ids or a list of"),
+        ({"prompts": torch.zeros(1, 1, 2)}, "prompt must be a text or a list of token ids, got"),
+        ({"prompts": {"input_ids": [5]}}, "prompts must not be a dict: pass its token ids"),
+        ({"prompts": {"a"}}, "prompts must not be a set: its texts have no order"),
+        ({"prompts": {"a": 1}.keys()}, "prompts must not be a dict_keys"),
+        ({"prompts": [{"text": "a"}]}, "prompt must be a text or a list of token ids, got dict"),
+        ({"prompts": b"salt"}, "prompts must be .*, got b'salt'"),  # bytes are no token ids
+        ({"prompts": [b"salt"]}, "prompt must be a text or a list of token ids, got bytes"),
+        ({"prompts": [{"role": "user", "content": "a"}]}, "got dict; .* messages="),
+        ({"prompts": 5}, "prompts must be a text, a list of token ids or a list of these, got 5"),
+        ({"prompts": "a \ud800 b"}, "the prompt cannot be written as UTF-8: .* surrogate"),
+        ({"seed": True}, "seed must be a whole number, got True"),
+        ({"k": True}, "k must be a number, got True"),
+        ({"num_return_sequences": True}, "num_return_sequences must be a whole number"),
+        ({"stop": [5]}, "stop must be a text, got 5"),
+        ({"do_sample": True}, "'do_sample': .*temperature=0 .*most likely"),
+        ({"max_length": 20}, "'max_length': .*max_new_tokens"),
+        ({"max_tokens": 20}, "'max_tokens': .*max_new_tokens"),
+        ({"stop_strings": ["a"]}, "'stop_strings': .*stop="),
+        ({"n": 2}, "'n': .*num_return_sequences"),
+        ({"heat": 2}, "unknown sampling setting 'heat': allowed are temperature"),
+    ],
+    ids=str,
+)
+def test_what_is_nothing_of_the_kind_is_refused_before_anything_runs(
+    decoder, pair, settings, message
+):
+    given = {"prompts": PROMPT, "max_new_tokens": 2, **settings}
+    for each in (decoder, Decoder(pair, decoder.rule, level="byte")):
+        with pytest.raises(ValueError, match=message):
+            each.generate_each(**given)
+    with pytest.raises(ValueError, match=r"continuations must be a text, .* got b'rain'"):
+        decoder.score("salt", b"rain")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Anchored(k=True), "k must be a number, got True"),
+        (lambda: Anchored(k=1.0, debt_window=2.5), "debt_window must be a whole number, got 2.5"),
+        (lambda: Anchored(k=1.0, debt_window=True), "debt_window must be a whole number"),
+        (lambda: RCAD(alpha="nan"), "alpha must be a number, got 'nan'"),
+        (lambda: RCAD(alpha=float("nan")), "alpha must be finite and >= 0, got nan"),
+        (lambda: System(prompt=5), "prompt must be a text, got 5"),
+        (lambda: System(prompt=None), "prompt must be a text, got None"),
+        (lambda: System(prompt="\ud800"), "prompt cannot be written as UTF-8"),
+        (lambda: MemFree(passages=[1]), "one of passages must be a text, got 1"),
+        (lambda: MemFree(passages=["a"], n=99999999999), r"n must be in \[1, 1000\], got 999"),
+        (lambda: MemFree(passages=["a"], n=True), "n must be a whole number, got True"),
+        (lambda: MemFree(passages=["a"], false_positives=2), r"false_positives must be in"),
+        (lambda: CPFuse(grid_size=1000000), r"grid_size must be in \[2, 100\], got 1000000"),
+        (lambda: TokenSwap(words=[5]), "one of words must be a text, got 5"),
+        (lambda: RiskyOnly(compared="maybe"), "compared must be True or False, got 'maybe'"),
+        (lambda: RCAD(compared=1), "compared must be True or False, got 1"),
+        (lambda: SamplingConfig(temperature=torch.ones(2)), "temperature must be a number"),
+    ],
+)
+def test_a_rule_refuses_what_its_ledger_could_not_hold(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        (("pair", Anchored), {}, r"is the class Anchored: give a rule, Anchored\(\.\.\.\)"),
+        (
+            ("pair", "anchored"),
+            {},
+            r"must be a rule such as Anchored\(k=1.5\), got 'anchored'",
+        ),
+        (
+            (Anchored(k=1.0), "pair"),
+            {},
+            r"must be a ModelPair, got Anchored: .*Decoder\(pair, r",
+        ),
+        (("pair", Anchored(k=1.0)), {"batch_size": 2.5}, "batch_size must be a whole number"),
+        (("pair", Anchored(k=1.0)), {"batch_size": True}, "batch_size must be a whole number"),
+        (("pair", Anchored(k=1.0)), {"batch_size": 0}, "batch_size must be >= 1, got 0"),
+    ],
+)
+def test_a_decoder_says_what_it_is_made_of(pair, arguments, settings, message):
+    given = [pair if argument == "pair" else argument for argument in arguments]
+    with pytest.raises(ValueError, match=message):
+        Decoder(*given, **settings)
+
+
+def test_a_pair_says_how_models_in_memory_and_settings_of_transformers_are_given(pair_folders):
+    with pytest.raises(TypeError, match=r"ModelPair\(safe, risky, tokenizer\)"):
+        ModelPair.from_pretrained(tiny_llama(1), tiny_llama(2))
+    for name, spelling in {
+        "torch_dtype": "dtype",
+        "device_map": r"risky_options=LoadOptions\(device_map=",
+        "revision": r"safe_options=LoadOptions\(revision=",
+        "quantization_config": "risky_quantization",
+        "heat": "unknown",
+    }.items():
+        with pytest.raises(TypeError, match=f"{name}.*{spelling}"):
+            ModelPair.from_pretrained(*pair_folders, **{name: "auto"})
+
+
+def test_ids_are_prompts_in_whatever_a_tokenizer_returns_them(decoder, pair):
+    texts = [PROMPT, "salt"]
+    expected, (first, _) = tokens(decoder, texts), texts
+    tokenizer = copy.deepcopy(pair.tokenizer)
+    tokenizer.pad_token = tokenizer.eos_token
+    for kind in (None, "pt", "np"):
+        padded = tokenizer(texts, return_tensors=kind, padding=kind is not None)
+        assert isinstance(padded, BatchEncoding) and tokens(decoder, padded) == expected
+        one = tokenizer(first, return_tensors=kind)
+        assert tokens(decoder, one) == tokens(decoder, one["input_ids"]) == expected[:1]
+    ids = tokenizer(first)["input_ids"]
+    for prompt in (torch.tensor(ids), np.array(ids), [torch.tensor(ids)], [np.array(ids)]):
+        assert tokens(decoder, prompt) == expected[:1]
+    (score,) = decoder.score(np.array(ids), torch.tensor(ids))
+    assert score.token_ids == decoder.score(first, ids)[0].token_ids
+    (result,) = decoder.generate(torch.tensor(ids), max_new_tokens=2)
+    assert {type(token) for token in result.prompt} == {int}
+
+
+def test_a_generation_config_is_what_its_fields_say(decoder):
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=0.9,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        max_new_tokens=6,
+        num_return_sequences=2,
+    )
+    settings = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
+    expected = decoder.generate(
+        PROMPT, max_new_tokens=6, repetition_penalty=1.2, num_return_sequences=2, **settings
+    )
+    given = decoder.generate(PROMPT, generation_config=config)
+    assert [result.ledger.header for result in given] == [r.ledger.header for r in expected]
+    assert [result.token_ids for result in given] == [result.token_ids for result in expected]
+    stop = expected[0].text[3:5]
+    config.stop_strings = [stop]
+    (stopped, *_) = decoder.generate(PROMPT, generation_config=config)
+    assert stopped.finish_reason == "stop_string" and stop not in stopped.text
+    stream = decoder.stream(PROMPT, generation_config=GenerationConfig(max_new_tokens=2))
+    assert len(list(stream)) == 2 == stream.ledger.header.horizon
+
+
+def test_a_greedy_generation_config_is_greedy(decoder, caplog):
+    config = GenerationConfig(do_sample=False, max_new_tokens=3)
+    with caplog.at_level(logging.WARNING):
+        (result,) = decoder.generate(PROMPT, generation_config=config)
+    assert result.ledger.header.sampling["temperature"] == 0.0 and not result.ledger.certified
+
+
+def test_a_generation_config_of_a_model_is_taken(decoder, pair):
+    (result,) = decoder.generate(
+        PROMPT, generation_config=pair.risky.generation_config, max_new_tokens=2
+    )
+    assert result.ledger.header.sampling["temperature"] == SamplingConfig().temperature
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "message"),
+    [
+        ({"num_beams": 4}, {}, "generation_config: num_beams=4 is not supported"),
+        ({"typical_p": 0.5}, {}, "generation_config: typical_p=0.5 is not supported"),
+        ({"max_length": 30}, {}, "generation_config: max_length=30 is not supported"),
+        ({"eos_token_id": 7}, {}, "generation_config: eos_token_id=7 .* end of text"),
+        ({"temperature": 0.5}, {"temperature": 0.7}, "temperature .* generation_config, not both"),
+        ({"max_new_tokens": 5}, {"max_new_tokens": 200}, "max_new_tokens .*, not both"),
+        ({"stop_strings": "a"}, {"stop": "b"}, "stop .* generation_config, not both"),
+    ],
+    ids=str,
+)
+def test_a_field_that_is_not_honored_is_refused_by_name(decoder, fields, given, message):
+    with pytest.raises(ValueError, match=message):
+        decoder.generate(PROMPT, generation_config=GenerationConfig(**fields), **given)
+    with pytest.raises(ValueError, match="generation_config must be a GenerationConfig, got dict"):
+        decoder.generate(PROMPT, generation_config={"temperature": 0.5})
+
+
+def test_a_text_that_no_tokenizer_reads_fails_alone(decoder, pair):
+    texts = [PROMPT, "a \ud800 b", "salt"]
+    results = decoder.generate(texts, max_new_tokens=4)
+    alone = [decoder.generate(text, max_new_tokens=4)[0] for text in (PROMPT, "salt")]
+    assert [r.token_ids for r in results] == [alone[0].token_ids, [], alone[1].token_ids]
+    (error,) = [result.error for result in results if result.error]
+    assert error.startswith("request 1: the prompt cannot be written as UTF-8")
+    assert results[1].finish_reason == "error" and not results[1].ledger.certified
+    scores = decoder.score(texts, ["a"] * 3)
+    assert [bool(score.error) for score in scores] == [False, True, False]
+    by_bytes = Decoder(pair, Anchored(k=1.0), level="byte").generate(texts, max_new_bytes=2)
+    assert [bool(result.error) for result in by_bytes] == [False, True, False]
+
+
+def test_a_passage_or_a_message_that_no_tokenizer_reads_fails_alone(pair):
+    decoder = Decoder(pair, RCAD())
+    results = decoder.generate([PROMPT, PROMPT], passages=["a", "\ud800"], max_new_tokens=2)
+    assert [bool(result.error) for result in results] == [False, True]
+    with pytest.raises(ValueError, match="the passage cannot be written as UTF-8"):
+        decoder.generate(PROMPT, passages="\ud800", max_new_tokens=2)
+    with pytest.raises(ValueError, match="the passage must be a text, got 5"):
+        decoder.generate(PROMPT, passages=5, max_new_tokens=2)
+
+
+def test_nothing_continued_has_the_probability_one(pair, decoder):
+    for level in ("token", "byte"):
+        scored = Decoder(pair, Anchored(k=1.0), level=level)
+        empty, some = scored.score([PROMPT, "salt"], ["", " and"])
+        assert empty.log_prob == 0.0 == empty.spend and not empty.error
+        assert empty.token_log_probs == [] and empty.is_greedy
+        (alone,) = scored.score("salt", " and", horizon=empty.horizon)
+        assert some.log_prob == pytest.approx(alone.log_prob, abs=1e-6)
+        (single,) = scored.score(PROMPT, "")
+        assert single.log_prob == 0.0 and single.debt == pytest.approx(empty.debt, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", [Anchored(k=0.0), NoOpt(k=0.0)], ids=str)
+def test_a_risky_model_that_is_nan_where_it_rests_is_not_looked_at(tokenizer, rule):
+    """What is certified while the allowance is 0 has a score, under the same budget."""
+    pair = ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
+    (result,) = Decoder(pair, rule).generate(PROMPT, max_new_tokens=8)
+    with torch.no_grad():
+        pair.risky.get_input_embeddings().weight[result.token_ids[3]] = float("nan")
+    decoder = Decoder(pair, rule)
+    (again,) = decoder.generate(PROMPT, max_new_tokens=8)
+    assert again.token_ids == result.token_ids and again.ledger.certified and not again.error
+    (score,) = decoder.score(PROMPT, again.token_ids, temperature=0.7, repetition_penalty=1.1)
+    assert not score.error
+    expected = [step.log_prob for step in again.ledger.steps]
+    assert score.token_log_probs == pytest.approx(expected, abs=1e-6)

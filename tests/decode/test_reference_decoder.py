@@ -1,0 +1,129 @@
+"""The paper's algorithm as it stands, step by step, against what `Decoder` does in its place."""
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from anchored import Anchored, Decoder, ModelPair
+from anchored.decode.engine.request import random_key
+from anchored.decode.ledger import LedgerStep
+from anchored.decode.reference_decoder import (
+    ReferenceStep,
+    allowance,
+    anchored_decode,
+    prefix_debt,
+    project,
+)
+from anchored.decode.rules.rule import StepInputs
+from anchored.kernels import reference
+
+LENGTH = 6
+CLOSE = {"kl": 1e-9, "max": 5e-9}
+"""Nats: float64 models, so that rounding and the grid of spends (2**-32) are left, and the 2e-9
+that a clipped law keeps back of its budget."""
+
+
+def warpers(settings: dict) -> LogitsProcessorList:
+    """Those of transformers, in the order of SamplingConfig."""
+    kinds = {
+        "repetition_penalty": RepetitionPenaltyLogitsProcessor,
+        "temperature": TemperatureLogitsWarper,
+        "top_k": TopKLogitsWarper,
+        "top_p": TopPLogitsWarper,
+        "min_p": MinPLogitsWarper,
+    }
+    return LogitsProcessorList(kinds[name](settings[name]) for name in kinds if name in settings)
+
+
+def reference_steps(
+    pair: ModelPair, prompt: list[int], rule: Anchored, sampling: dict, seed: int
+) -> tuple[float, list[ReferenceStep]]:
+    models = (pair.safe, pair.risky)
+    debt = prefix_debt(models, prompt, pair.tokenizer.all_special_ids, rule.debt_window)
+    steps = anchored_decode(
+        models,
+        prompt,
+        K=rule.k * LENGTH,
+        max_new_tokens=LENGTH,
+        key=random_key(seed, prompt, level="token", place=0),
+        stop_token_ids=pair.stop_token_ids,
+        debt=debt,
+        divergence=rule.divergence,
+        schedule=rule.budget,
+        warpers=warpers(sampling),
+    )
+    return debt, list(steps)
+
+
+SAMPLINGS = {
+    0.4: {"temperature": 0.7, "repetition_penalty": 1.1},
+    3.0: {
+        "temperature": 1.3,
+        "repetition_penalty": 1.4,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.01,
+    },
+}
+"""By k, nats a step: models of truncated vocabularies share little, which takes a larger one."""
+
+
+def law_of(rule: Anchored, step: ReferenceStep, budget: float) -> torch.Tensor:
+    """(V,) p* of the product behind the same warped logits."""
+    inputs = StepInputs(
+        logits={"safe": step.safe_log_probs[None], "risky": step.risky_log_probs[None]},
+        warp=lambda logits: logits,
+        budget=torch.tensor([budget], dtype=torch.float64),
+        uniform=None,
+    )
+    return rule.next_token(inputs).log_probs()[0].double()
+
+
+def law_of_the_paper(rule: Anchored, step: ReferenceStep, own: LedgerStep) -> torch.Tensor:
+    """(V,) log p* by its definition, where the product's search has stopped."""
+    if rule.divergence == "max" or own.weight == 0.0:
+        return project(step.risky_log_probs, step.safe_log_probs, own.spend, rule.divergence)
+    rows = step.risky_log_probs[None], step.safe_log_probs[None]
+    return reference.tilted_log_probs(*rows, torch.tensor([own.weight], dtype=torch.float64))[0]
+
+
+@pytest.mark.parametrize("k", SAMPLINGS)
+@pytest.mark.parametrize("budget", ["adaptive", "global", "fixed"])
+@pytest.mark.parametrize("divergence", ["kl", "max"])
+def test_distributions_spends_and_tokens_of_a_decoder_are_those_of_the_paper(
+    pair, divergence, budget, k
+):
+    """A certified search stops a little below a budget that binds: the paper's law is compared
+    where it stopped, and that point with the paper's own within what docs/guarantee.md allows."""
+    rule, close = Anchored(k=k, divergence=divergence, budget=budget), CLOSE[divergence]
+    distance = {"kl": reference.kl_divergence, "max": reference.max_divergence}[divergence]
+    (result,) = Decoder(pair, rule).generate(
+        "the keeper of the lamp, salt and rain", max_new_tokens=LENGTH, seed=5, **SAMPLINGS[k]
+    )
+    prompt, spent = result.ledger.header.prompt_token_ids, 0.0
+    debt, steps = reference_steps(pair, prompt, rule, SAMPLINGS[k], seed=5)
+    assert result.ledger.header.debt == pytest.approx(debt, abs=1e-9)
+    assert result.token_ids == [step.token_id for step in steps]
+    for t, (step, own) in enumerate(zip(steps, result.ledger.steps, strict=True)):
+        assert own.accepted == step.accepted
+        nats = allowance(t, k, k * LENGTH, debt, spent, budget)
+        assert own.budget == pytest.approx(nats, abs=1e-9)
+        star = law_of_the_paper(rule, step, own)
+        nats = distance(star[None], step.safe_log_probs[None]).item()
+        assert own.spend == pytest.approx(nats, abs=close)
+        best = project(step.risky_log_probs, step.safe_log_probs, own.budget, divergence)
+        most = distance(best[None], step.safe_log_probs[None]).item()
+        assert most - max(1e-5 * own.budget, 1e-7) <= own.spend <= own.budget
+        assert (law_of(rule, step, own.budget).exp() - star.exp()).abs().max() < close
+        assert own.log_prob == pytest.approx(star[step.token_id].item(), abs=close)
+        safe_log_prob = step.safe_log_probs[step.token_id].item()
+        assert own.safe_log_prob == pytest.approx(safe_log_prob, abs=1e-9)
+        spent += own.spend
+    assert len(steps) == LENGTH and max(step.weight for step in result.ledger.steps) > 0.0

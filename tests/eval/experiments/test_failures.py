@@ -1,0 +1,251 @@
+"""Generations and scores that fail: recorded, counted, left out, tried again if asked."""
+
+import copy
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_models import tiny_llama
+
+from anchored import RCAD, Anchored, ModelPair
+from anchored.eval.analysis.recorded_run import RecordedRun
+from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
+from anchored.eval.experiments.generations import (
+    check_requests,
+    failed_generations,
+    read_generations,
+)
+from anchored.eval.experiments.measures import reference_log_probs
+from anchored.eval.experiments.results import terminal_report, trajectories
+from anchored.eval.experiments.summary import VERBATIM, summarize
+from anchored.eval.experiments.sweep import Method, Sweep
+from anchored.eval.experiments.sweep_run import run_sweep
+from anchored.eval.recorded_texts import read_texts
+
+TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
+METHODS = (
+    Method(rule="rcad", label="RCAD", settings={"alpha": 0.5}),
+    Method(rule="anchored", label="Anchored", settings={"k": [0.5, 4.0]}),
+)
+SETTINGS = ["p_s", "p_r", "RCAD", "Anchored, k=0.5", "Anchored, k=4"]
+
+# A random model writes letters that ROUGE cannot read.
+pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
+
+
+@pytest.fixture(scope="module")
+def broken(tokenizer) -> ModelPair:
+    """A pair whose risky model gives NaN from the word "math" on, which neither model writes."""
+    safe, risky = tiny_llama(1), tiny_llama(2, layers=3)
+    (token,) = tokenizer(" math")["input_ids"][1:]
+    risky.model.embed_tokens.weight.data[token] = torch.nan
+    for model in (safe, risky):
+        model.lm_head.weight.data[token] = 0.0
+    return ModelPair(safe, risky, tokenizer)
+
+
+@pytest.fixture
+def healed(broken) -> ModelPair:
+    """The same pair by its fingerprints, with an embedding in place of NaN."""
+    risky = copy.deepcopy(broken.risky)
+    risky.model.embed_tokens.weight.data.nan_to_num_()
+    return ModelPair(broken.safe, risky, broken.tokenizer, fingerprints=broken.fingerprints)
+
+
+def sweep_of(folder, prompts, **changed) -> Sweep:
+    """A sweep of RCAD and two budgets, over prompts by id and passages by the text to be found."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"id": name, "prompt": own, "reference": " " + TEXT} for name, own in prompts.items()]
+    passages = changed.pop("passages", {})
+    for row in rows:
+        row.update({"passage": passages[row["id"]]} if row["id"] in passages else {})
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "works.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    held_out = changed.pop("texts", [TEXT * 3, TEXT * 2])
+    (folder / "extra.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in held_out))
+    return Sweep(
+        **{
+            "safe": "safe",
+            "risky": "risky",
+            "prompts": str(folder / "prompts.jsonl"),
+            "passages": str(folder / "works.jsonl"),
+            "held_out": {"extra": [str(folder / "extra.jsonl")]},
+            "methods": METHODS,
+            "max_new_tokens": 4,
+            "repetition_penalty": 1.0,
+            "seeds": [0, 1],
+            "num_excerpts": 2,
+            "excerpt_tokens": 6,
+            **changed,
+        }
+    )
+
+
+def recorded(run, name: str) -> list[dict]:
+    """The rows of generations/NAME.jsonl."""
+    path = run / "generations" / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory, broken) -> SimpleNamespace:
+    """A sweep of two prompts of which the risky model cannot read the second."""
+    folder = tmp_path_factory.mktemp("failing")
+    texts = ["import math " + TEXT, TEXT * 2]
+    sweep = sweep_of(folder, {"fine": "the keeper of", "broken": "import math"}, texts=texts)
+    shown = run_sweep(sweep, folder / "run", lambda: broken)
+    return SimpleNamespace(sweep=sweep, run=folder / "run", shown=shown)
+
+
+def test_a_prompt_that_fails_is_recorded_and_counted_and_the_others_go_on(swept):
+    for name in ("p_r", "RCAD", "Anchored-k=0.5", "Anchored-k=4"):
+        rows = recorded(swept.run, name)
+        assert [(row["id"], "error" in row) for row in rows] == [
+            ("fine", False),
+            ("broken", True),
+        ] * 2
+        assert all("NaN" in row["error"] for row in rows if "error" in row)
+    assert not any("error" in row for row in recorded(swept.run, "p_s"))  # reads no risky model
+    table = (swept.run / "table.md").read_text().splitlines()
+    assert table[0].split("|")[-2].strip() == "failed"
+    cells = [[cell.strip() for cell in line.split("|")] for line in table if line.count("|") > 2]
+    counts = {row[1]: row[-2] for row in cells}
+    assert [counts[name] for name in SETTINGS] == ["0", "2", "2", "2", "2"]
+    assert "failed" in swept.shown.splitlines()[0]
+    results = json.loads((swept.run / "results.json").read_text())
+    assert [row["failed"] for row in results["rows"]] == [0, 2, 2, 2, 2]
+    assert "<th>failed</th>" in (swept.run / "report.html").read_text()
+
+
+def test_what_failed_is_no_text_to_those_who_measure(swept):
+    assert len(read_texts(swept.run)) == 4 + 4 * 2
+    by_setting = RecordedRun(swept.run).by_setting
+    assert {name: len(own) for name, own in by_setting.items()} == {
+        name: 4 if name == "p_s" else 2 for name in SETTINGS
+    }
+
+
+def test_failures_are_tried_again_only_if_asked_and_nothing_else_is(swept, broken, healed):
+    ledgers = {path: path.stat().st_mtime_ns for path in swept.run.glob("ledgers/**/*.jsonl")}
+    before = {name: recorded(swept.run, name) for name in ("p_s", "RCAD", "Anchored-k=4")}
+    run_sweep(swept.sweep, swept.run, lambda: broken)
+    assert {name: recorded(swept.run, name) for name in before} == before
+    shown = run_sweep(swept.sweep, swept.run, lambda: healed, retry_failed=True)
+    assert "failed" not in shown.splitlines()[0]
+    assert {path: path.stat().st_mtime_ns for path in ledgers} == ledgers
+    assert len(list(swept.run.glob("ledgers/**/*.jsonl"))) == 5 * 4
+    for name, rows in before.items():
+        again = recorded(swept.run, name)
+        assert not any("error" in row for row in again)
+        assert [row for row in again if row["id"] == "fine"] == [
+            row for row in rows if row["id"] == "fine"
+        ]
+    assert all(None not in row["nats"] for row in utility_of(swept.run))
+
+
+def utility_of(run) -> list[dict]:
+    return json.loads((run / "measurements" / "utility.json").read_text())
+
+
+def test_settings_whose_generations_all_failed_have_a_row_of_dashes(tmp_path, broken):
+    sweep = sweep_of(
+        tmp_path,
+        {"one": "import math", "two": "import math\ndef area"},
+        texts=["import math " + TEXT, TEXT],
+        excerpt_tokens=8,
+    )
+    shown = run_sweep(sweep, tmp_path / "run", lambda: broken).splitlines()
+    row = next(line for line in shown if line.startswith("p_r")).replace("{0 of 4}", "")
+    assert set(row.split()[1:-1]) == {"-"} and row.split()[-1] == "4"
+    failed = [row for row in utility_of(tmp_path / "run") if "error" in row]
+    assert [row["setting"] for row in failed] == SETTINGS[1:]
+    assert all(row["error"] and row["nats"].count(None) == 1 for row in failed)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("<article") == 2 and "no ledgers are here of p_r" in page
+
+
+def experiment_of(folder, **changed) -> Experiment:
+    return Experiment(
+        **{
+            "folder": folder,
+            "prompts": [Prompt(id="a", title="A", prompt="the keeper of", reference=TEXT)],
+            "settings": budget_sweep([0.5]),
+            "seeds": [0],
+            "max_new_tokens": 4,
+            "repetition_penalty": 1.0,
+            **changed,
+        }
+    )
+
+
+def test_a_budget_without_texts_has_no_trajectory(tmp_path, broken):
+    own = experiment_of(tmp_path)
+    (tmp_path / "generations").mkdir()
+    for setting in own.settings:
+        row = {"id": "a", "seed": 0, "error": "the risky model's logits are NaN"}
+        (tmp_path / "generations" / f"{setting.file_name}.jsonl").write_text(json.dumps(row) + "\n")
+    for name in ("copying", "utility", VERBATIM, "questions"):
+        own.write_rows(name, [])
+    assert list(trajectories(own)) == []
+    summaries = summarize(own)
+    assert [each.num_failed for each in summaries] == [1, 1, 1]
+    assert all(math.isnan(each.risky_token_share) and each.mean_spent is None for each in summaries)
+    assert terminal_report(own, []).splitlines()[2].split()[1:] == ["-"] * 11 + ["1"]
+    assert [len(failed_generations(own, s)) for s in own.settings] == [1, 1, 1]
+    assert [read_generations(own, s) for s in own.settings] == [[], [], []]
+
+
+def test_a_reference_whose_score_fails_is_left_out_with_a_warning(tokenizer, caplog, tmp_path):
+    (token,) = tokenizer(" math")["input_ids"][1:]
+    safe = tiny_llama(1)
+    safe.model.embed_tokens.weight.data[token] = torch.nan
+    pair = ModelPair(safe, tiny_llama(2, layers=3), tokenizer)
+    prompts = [
+        Prompt(id="a", title="A", prompt="the keeper of", reference=" the lamp"),
+        Prompt(id="b", title="B", prompt="import", reference=" math and salt"),
+    ]
+    assert list(reference_log_probs(experiment_of(tmp_path, prompts=prompts), pair)) == ["a"]
+    assert "the reference of b has no probability: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("passages", "prompt", "message"),
+    [
+        ({"long": TEXT * 9}, "the keeper of", r"^RCAD, prompt long: the prompt has \d+ tokens"),
+        ({}, TEXT * 9, r"^p_s, prompt long: the prompt has \d+ tokens; with 4 new ones"),
+    ],
+    ids=["passage", "prompt"],
+)
+def test_what_is_too_long_is_refused_by_setting_and_id_before_the_first_token(
+    tmp_path, pair, passages, prompt, message
+):
+    prompts = {"fine": "the keeper of", "long": prompt}
+    sweep = sweep_of(tmp_path, prompts, passages=passages, batch_size=1)
+    with pytest.raises(ValueError, match=message):
+        run_sweep(sweep, tmp_path / "run", lambda: pair)
+    assert not list(tmp_path.glob("run/generations/*"))
+
+
+def test_the_longest_request_that_fits_is_not_refused(pair, tmp_path):
+    limit = pair.safe.config.max_position_embeddings
+    ids = pair.tokenizer(TEXT * 20)["input_ids"]
+    for length, fits in ((limit - 4, True), (limit - 3, False)):
+        prompt = pair.tokenizer.decode(ids[1:length])
+        assert len(pair.tokenizer(prompt)["input_ids"]) == length
+        own = experiment_of(
+            tmp_path, prompts=[Prompt(id="a", title="A", prompt=prompt, reference="")],
+            settings=(Setting("k=1", Anchored(k=1.0)),),
+        )  # fmt: skip
+        if fits:
+            check_requests(own, pair)
+        else:
+            with pytest.raises(ValueError, match="k=1, prompt a: "):
+                check_requests(own, pair)
+
+
+def test_a_rule_that_needs_passages_is_refused_without_a_corpus(pair, tmp_path):
+    own = experiment_of(tmp_path, settings=(Setting("RCAD", RCAD(alpha=0.5)),))
+    with pytest.raises(ValueError, match="RCAD reads a passage before each prompt: name a corpus"):
+        check_requests(own, pair)

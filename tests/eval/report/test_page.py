@@ -1,0 +1,317 @@
+"""The page on a run: complete, and safe whatever models, settings and works are called or wrote."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from browser import CHROMIUM, browser_page
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_runs import HOSTILE, record_run
+
+from anchored.eval.analysis.evaluated import judgement
+from anchored.eval.analysis.recorded_run import RecordedRun
+from anchored.eval.analysis.run_report import (
+    ANALYSES,
+    Analyses,
+    analyses,
+    run_report,
+    write_report,
+)
+from anchored.eval.report.side_by_side import (
+    Generation,
+    SideBySideRecord,
+    TokenSpend,
+    records_html,
+)
+
+VOID = {"meta", "img"}
+ALLOWED = {
+    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "a"),
+    *("nav", "table", "thead", "tbody", "tr", "th", "td", "div", "figure", "img", "article"),
+    *("section", "span", "mark", "u"),
+}
+PIXEL = b"\x89PNG of one pixel"
+
+
+class Page(HTMLParser):
+    """All tags with their attributes, and texts with the tags that are open around each."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.open_tags, self.texts = [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open_tags == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open_tags.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((data, tuple(self.open_tags)))
+
+    def all(self, name):
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+    def within(self, *tags):
+        """Texts inside all of these tags."""
+        return [text for text, around in self.texts if set(tags) <= set(around)]
+
+
+def tables_on(folder, num_texts=0):
+    """Without analyses, whose pictures take longest."""
+    return run_report(RecordedRun(folder), Analyses(), num_texts=num_texts)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = record_run(tmp_path_factory.mktemp("runs") / HOSTILE.replace("/", ""))
+    (folder / "methods.png").write_bytes(PIXEL)
+    run = RecordedRun(folder)
+    return run_report(run, analyses(run), num_texts=2)
+
+
+@pytest.fixture(scope="module")
+def html(report):
+    """Made once: it draws every picture."""
+    return report.html()
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_hostile_text_stays_text(html, page):
+    assert {tag for tag, _ in page.tags} <= ALLOWED
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    assert "<script" not in html.lower() and "</script" not in html.lower()
+    assert "".join(page.within("body")).count(HOSTILE) >= 8  # four texts of each of two prompts
+
+
+def test_the_page_loads_nothing_and_its_links_lead_somewhere(page):
+    links = [attrs["href"] for attrs in page.all("a")]
+    addresses = links + [attrs["src"] for attrs in page.all("img")]
+    assert all(re.match(r"#|data:image/(png|svg\+xml);base64,", each) for each in addresses)
+    (style,) = page.within("style")
+    assert not re.search(r"@import|url\(|https?:", style)
+    assert not page.all("link") and not page.all("script")
+    assert "color-scheme: light dark" in style and "prefers-color-scheme: dark" in style
+    names = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
+    assert {link.removeprefix("#") for link in links} == names
+
+
+def test_the_policy_allows_the_style_sheet_and_no_more(page):
+    (policy,) = [a["content"] for a in page.all("meta") if "http-equiv" in a]
+    digest = base64.b64encode(hashlib.sha256(page.within("style")[0].encode()).digest()).decode()
+    assert policy.split("; ")[0] == "default-src 'none'"
+    assert f"style-src 'sha256-{digest}'" in policy
+    assert not [attrs for _, attrs in page.tags if "style" in attrs]  # which it would not allow
+
+
+def test_every_analysis_has_its_picture_and_so_has_what_the_run_drew(page):
+    pictures = [attrs["src"] for attrs in page.all("img")]
+    assert len(pictures) == len(ANALYSES) + 1
+    assert pictures[0] == "data:image/png;base64," + base64.b64encode(PIXEL).decode()
+    for source in pictures[1:]:
+        assert base64.b64decode(source.partition(",")[2]).startswith(b"<?xml")
+
+
+def test_the_same_run_gives_the_same_files(tmp_path):
+    run = RecordedRun(record_run(tmp_path / "run"))
+    one = Analyses({"fluency": judgement("fluency", run)})
+    names = {"report.html", "report.md", "report.json"}
+    written = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        write_report(run, one, folder, num_texts=0)
+        assert {path.name for path in folder.iterdir()} == names
+        written.append([(folder / name).read_bytes() for name in sorted(names)])
+    assert written[0] == written[1]
+
+
+def test_tokens_tell_what_they_spent(page):
+    titles = [attrs["title"] for attrs in page.all("span") if "title" in attrs]
+    assert len(titles) == 2 * 4 * 3  # prompts, settings, tokens
+    figures = "spend 0.25, allowance 0.25, weight 0.5, log p*/p_s 0.5"
+    assert sum(figures in title for title in titles) == 4
+    assert [a.get("class") for a in page.all("span") if figures in a.get("title", "")] == ["s2"] * 4
+
+
+def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
+    folder = record_run(tmp_path / "run")
+    report = tables_on(folder)
+    (results, *_) = report.sections
+    titles = [column.title for column in results.columns]
+    assert titles[8] == "bpb mixture" and titles[10:13] == ["fluency", "factuality", "win rate"]
+    assert "| 4.00 (0.50) | 0.50 | 0.75 |" in report.markdown()
+    for path in (folder / "evaluation").glob("*.json"):
+        path.unlink()
+    missing = analyses(RecordedRun(folder)).not_measured
+    assert missing["win_rate"].endswith("evaluation/: anchored evaluate --only win-rate")
+    assert {"fluency", "factuality", "character_overlap", "copying_distribution"} <= set(missing)
+
+
+def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
+    books = record_run(tmp_path / "books", ledgers=False)
+    path = books / "results.json"
+    path.write_text(path.read_text().replace('"mean": 0.5', '"mean": 0.875'))
+    own = RecordedRun(record_run(tmp_path / "bios"), ncr_of=RecordedRun(books))
+    (results, *_) = run_report(own, Analyses(), num_texts=0).sections
+    assert [row["ncr"].mean for row in results.rows] == [0.875] * 4
+    assert results.rows[0]["minhash"].mean == 0.5 and "NCR is that of books" in results.note
+    points = judgement("factuality", own).draw.args[0][""]
+    assert [each.protection for each in points] == [0.875] * 4
+
+
+def test_the_best_factuality_of_each_protected_method_is_a_table_of_its_own(tmp_path):
+    folder = record_run(tmp_path / "run")
+    path = folder / "results.json"
+    results = json.loads(path.read_text())
+    for row, method in zip(results["rows"], ["p_s", "Anchored", "Anchored", "p_r"], strict=True):
+        row |= {"method": method, "ncr": {"mean": 0.8, "std": None, "num_metrics": 6}}
+    results["methods"] = {name: {"is_swept": True} for name in ("p_s", "Anchored", "p_r")}
+    path.write_text(json.dumps(results))
+    judged = folder / "evaluation/factuality.json"
+    own = json.loads(judged.read_text())
+    own["settings"][2]["macro"]["mean"] = 0.75  # of k=1
+    judged.write_text(json.dumps(own))
+    (table,) = [own for own in tables_on(folder).sections if "by factuality" in own.title]
+    assert [row["setting"] for row in table.rows] == ["p_s", "k=1", "p_r"]
+    assert [row["fluency"] and row["fluency"].mean for row in table.rows] == [4.0, 4.0, None]
+
+
+def test_tables_stand_in_markdown_and_json_too(report):
+    assert list(report.not_measured) == ["speed"]
+    tables = [own for own in report.sections if own.rows]
+    assert len(tables) == len(ANALYSES) + 1
+    assert report.markdown().count("| :-- |") == len(tables)
+    figures = json.loads(report.json(), parse_constant=pytest.fail)["tables"]
+    assert [len(own["rows"]) for own in figures] == [len(own.rows) for own in tables]
+    assert figures[0]["rows"][1]["ncr"]["mean"] == 0.5
+    assert "| k=1 | 0.500 | 0.500 | 0.50 | 0.5 |" in report.markdown()
+
+
+def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_asked_for(tmp_path):
+    folder = record_run(tmp_path / "run", measured=False, ledgers=False)
+    one = tables_on(folder, num_texts=1)
+    assert [record.title for record in one.records] == [HOSTILE]
+    assert one.texts_note.startswith("1 of 2 prompts")
+    assert "Texts" not in Page(tables_on(folder).html()).within("body")
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        tables_on(folder, num_texts=-1)
+    (folder / "prompts.jsonl").unlink()
+    report = tables_on(folder, num_texts=1)
+    assert {"results", "copying", "prompts", "ledgers"} <= set(report.not_measured)
+    assert "(not recorded)" in Page(report.html()).within("article")
+
+
+def records_page(**generation):
+    generation = Generation(**({"label": "k = 1", "pieces": []} | generation))
+    record = SideBySideRecord(title="T", prompt="P", reference="R", columns=[generation])
+    return records_html([record])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "copied", "marked", "underlined"),
+    [
+        (
+            [("the", True), (" old", False), (" clock", False), (" maker", True)],
+            (4, 13),
+            ["old", " ", "clock"],
+            ["old", "clock"],
+        ),
+        # A span may begin inside a token.
+        ([("unfold", True), ("ing", False)], (2, 8), ["fold", "in"], ["in", "g"]),
+    ],
+)
+def test_copied_characters_are_marked_and_rejected_tokens_underlined(
+    pieces, copied, marked, underlined
+):
+    page = Page(records_page(pieces=pieces, copied_spans=[copied]))
+    assert page.within("article", "mark") == marked
+    assert page.within("article", "u") == underlined
+
+
+@given(
+    st.lists(st.tuples(st.text(alphabet="ab <>&\"'\n", max_size=4), st.booleans()), max_size=8),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=3),
+)
+def test_text_is_kept_letter_by_letter_and_the_page_stays_well_formed(pieces, spans):
+    text = "".join(piece for piece, _ in pieces)
+    inside = [(start, min(start + length, len(text))) for start, length in spans]
+    copied = [(start, end) for start, end in inside if start < end]
+    page = Page(records_page(pieces=pieces, copied_spans=copied))
+    assert "".join(page.within("article", "p")).startswith("PR" + text)
+    marked = "".join(page.within("article", "mark"))
+    assert len(marked) == len({i for start, end in copied for i in range(start, end)})
+
+
+def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated():
+    pieces = [("a", True), ("b", False)]
+    html = records_page(pieces=pieces, spent=1.25, bound=4.0, finish_reason="length")
+    facts = "2 tokens, 1 by the risky model; spent 1.25 nats; bound 4.00 nats; ended by length"
+    assert facts in html and "begins with" not in html
+    assert "no bound" in records_page(bound=float("inf"))
+    assert "no bound" in records_page(bound=None)
+    html = records_page(copy_probability=0.0674)
+    assert "begins with the reference with p &lt;= 0.067" in html
+
+
+def test_tokens_are_colored_by_what_they_spent_and_tell_it():
+    tokens = [TokenSpend(0.0, 1.0, 0.0, -1.0, -1.0), TokenSpend(2.5, 3.0, 1.0, -0.5, None)]
+    html = records_page(pieces=[("a", True), ("b", False)], copied_spans=[(1, 2)], tokens=tokens)
+    assert '<span title="&#x27;a&#x27;: spend 0, allowance 1, weight 0, log p*/p_s 0">a<' in html
+    assert '<span class="s5" title="&#x27;b&#x27;: spend 2.5, allowance 3, weight 1, ' in html
+    assert 'log p*/p_s unknown"><mark><u>b</u></mark></span>' in html
+    with pytest.raises(ValueError, match="'k = 1' has 1 pieces and 2 tokens"):
+        records_page(pieces=[("a", True)], tokens=tokens)
+    with pytest.raises(ValueError, match=r"'k' must lie in \[0, 2\], got \[1, 3\]"):
+        Generation(label="k", pieces=[("ab", True)], copied_spans=[(1, 3)])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+def test_a_browser_shows_all_of_it_and_refuses_and_loads_nothing(html, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(html, encoding="utf-8")
+    with browser_page(file, tmp_path / "profile") as page:
+        assert page.messages == [] and page.requests == [file.as_uri()]
+        pictures = page.value(
+            "Array.from(document.images, i => i.complete && i.naturalWidth * i.width)"
+        )
+        # The picture that the run drew is no PNG; those of the analyses are there.
+        assert len(pictures) == len(ANALYSES) + 1
+        assert pictures[0] == 0 and all(width > 100 for width in pictures[1:])
+        tooltips = page.value("Array.from(document.querySelectorAll('span[title]'), s => s.title)")
+        assert len(tooltips) == 2 * 4 * 3 and "spend 0.25, allowance 0.25" in tooltips[4]
+        look = "s => getComputedStyle(s)"
+        marks = f"Array.from(document.querySelectorAll('article mark'), {look})"
+        lines = page.value(f"{marks}.map(s => s.textDecorationLine)")
+        assert lines == ["overline"] * 2 * 4  # one copied span in each text
+        colors = f"Array.from(document.querySelectorAll('span.s2'), {look})"
+        shades = page.value(f"{colors}.map(s => s.backgroundColor)")
+        assert shades and not [shade for shade in shades if shade == "rgba(0, 0, 0, 0)"]
+        assert HOSTILE in page.value("document.body.innerText")
+        page.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+def test_the_browser_would_tell_of_scripts_and_of_what_is_loaded(html, tmp_path):
+    file = tmp_path / "report.html"
+    hostile = '<script>document.title = "x"</script><img src="file:///none.png" onerror="x">'
+    file.write_text(html.replace("</body>", f"{hostile}</body>"), encoding="utf-8")
+    with browser_page(file, tmp_path / "profile") as page:
+        told = "\n".join(page.messages)
+        assert page.value("document.title") != "x"
+    for what in ("inline script", "none.png", "inline event handler"):
+        assert what in told

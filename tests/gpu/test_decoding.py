@@ -1,0 +1,161 @@
+"""Whole decoders on a GPU: batches, ledgers, drafts, bytes, and how often the host waits."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from byte_pairs import tiny_byte_pair
+
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored.decode.decoder import choose_level
+from anchored.decode.engine.paired_batch import PairedBatch
+from anchored.decode.engine.request import Request
+from anchored.decode.settings import SamplingConfig
+from anchored.tools.bench.inputs import random_pair
+
+# Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+KL, MAX = Anchored(k=0.5), Anchored(k=0.5, divergence="max")
+RULES = pytest.mark.parametrize("rule", [KL, MAX], ids=["kl", "max"])
+BYTE_PROMPT = b"It's the keeper's"
+BYTE_LAW_NATS = 1e-9
+"""Between float64 laws of two devices."""
+MOST_BYTE_WAITS = 6
+"""Most waits of the host for a byte of one row: five were counted, six leave one for a boundary."""
+LATER = 100
+"""Positions of batches whose waits are counted: more than are reached."""
+
+
+@pytest.fixture
+def make_pair(decoding_device, sizes):
+    """dtype -> a pair of random weights on the device."""
+
+    def make(dtype: torch.dtype) -> ModelPair:
+        pair = random_pair(
+            *sizes.pair_shapes, vocab_size=sizes.vocab_size, context_length=128, dtype=dtype
+        )
+        return on_device(pair, decoding_device)
+
+    return make
+
+
+def on_device(pair: ModelPair, device: torch.device) -> ModelPair:
+    safe, risky = (copy.deepcopy(model).to(device) for model in pair.models.values())
+    return ModelPair(safe, risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
+
+
+def prompts_of(sizes) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randint(2, sizes.vocab_size, (length,), generator=generator).tolist()
+        for length in sizes.prompt_lengths
+    ]
+
+
+def generated(pair, rule, sizes, batch_size, speculate="off"):
+    prompts = prompts_of(sizes)
+    decoder = Decoder(pair, rule, level="token", batch_size=batch_size, speculate=speculate)
+    seeds = list(range(len(prompts)))
+    return decoder.generate(prompts, max_new_tokens=sizes.num_new_tokens, seed=seeds)
+
+
+def num_equal(results, others) -> int:
+    return sum(one.token_ids == other.token_ids for one, other in zip(results, others, strict=True))
+
+
+@pytest.mark.slow  # whole texts in the interpreter
+@RULES
+def test_tokens_do_not_depend_on_the_batch_and_ledgers_verify(rule, make_pair, sizes):
+    """In float64; a replay by both models agrees with the first ledger."""
+    pair = make_pair(torch.float64)
+    alone, together = (generated(pair, rule, sizes, batch_size) for batch_size in (1, 2))
+    assert num_equal(alone, together) == len(sizes.prompt_lengths)
+    assert all(result.ledger.certified for result in together)
+    assert all(result.ledger.is_within_bound for result in together)
+    report = verify(together[0].ledger, pair)
+    assert report.is_ok, report
+
+
+@pytest.mark.slow  # whole texts in the interpreter
+@RULES
+def test_drafted_tokens_are_the_plain_ones_and_ledgers_verify(rule, make_pair, sizes):
+    """Float32 models, so one request of all may meet a boundary that rounding decides."""
+    pair = make_pair(torch.float32)
+    plain = generated(pair, rule, sizes, 2)
+    drafted = generated(pair, rule, sizes, 2, sizes.num_drafts)
+    assert num_equal(plain, drafted) >= len(plain) - 1
+    for result in drafted:
+        report = verify(result.ledger, pair)
+        assert report.is_ok, report
+
+
+@pytest.mark.slow  # two trees of tokens in the interpreter
+@pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly(compared=False)], ids=["safe", "risky"])
+def test_byte_laws_are_those_of_the_cpu(rule, decoding_device, sizes):
+    """Each model's marginals along a text, float64 models on both devices."""
+    pair = tiny_byte_pair()
+    laws = [
+        Decoder(each, rule, level="byte").score([list(BYTE_PROMPT)], [list(sizes.byte_text)])[0]
+        for each in (pair, on_device(pair, decoding_device))
+    ]
+    expected, actual = (score.token_log_probs for score in laws)
+    assert len(expected) == len(sizes.byte_text)
+    assert actual == pytest.approx(expected, abs=BYTE_LAW_NATS)
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_the_cpu_and_their_spends_cover_the_divergence(decoding_device, sizes):
+    """The Triton projection of laws of 257 symbols; verification counts the divergence anew."""
+    settings = {"max_new_bytes": sizes.num_new_tokens, "seed": 3}
+    on_cpu, there = tiny_byte_pair(), on_device(tiny_byte_pair(), decoding_device)
+    (expected,), (actual,) = (
+        Decoder(pair, KL, level="byte").generate([list(BYTE_PROMPT)], **settings)
+        for pair in (on_cpu, there)
+    )
+    assert actual.token_ids == expected.token_ids
+    assert actual.ledger.certified and actual.ledger.is_within_bound
+    report = verify(actual.ledger, there)
+    assert report.is_ok, report
+
+
+def opened_batch(pair: ModelPair, level_name: str, prompts: list[list[int]]) -> PairedBatch:
+    """A batch that has read its prompts and drawn once."""
+    level = choose_level(pair, level_name)
+    rule = Anchored(k=0.3, debt="none")
+    batch = PairedBatch(level, rule, SamplingConfig(), num_rows=len(prompts), max_length=2 * LATER)
+    requests = [
+        Request(prompt_token_ids=prompt, max_new_tokens=LATER, seed=index, index=index)
+        for index, prompt in enumerate(prompts)
+    ]
+    batch.admit(requests)
+    batch.step()
+    return batch
+
+
+def num_waits(work, num_times: int) -> int:
+    """How often the host waited for the device in so many calls, as torch counts it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for _ in range(num_times):
+                work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchron" in str(warning.message) for warning in caught)
+
+
+def test_the_host_waits_at_most_twice_for_a_token(make_pair, sizes):
+    """Once for what was drawn; twice is what is allowed."""
+    batch = opened_batch(make_pair(torch.float32), "token", prompts_of(sizes)[:2])
+    assert 1 <= num_waits(batch.step, sizes.num_counted) / sizes.num_counted <= 2
+
+
+@pytest.mark.slow
+def test_the_host_waits_a_few_times_for_a_byte(decoding_device, sizes):
+    """Trees of tokens lie on the host, so each model's law is copied to it, and what was drawn."""
+    pair = on_device(tiny_byte_pair(), decoding_device)
+    batch = opened_batch(pair, "byte", [list(BYTE_PROMPT)])
+    assert 1 <= num_waits(batch.step, sizes.num_counted) / sizes.num_counted <= MOST_BYTE_WAITS

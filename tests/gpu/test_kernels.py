@@ -1,0 +1,225 @@
+"""The projection and the walk on a GPU: bounds, draws, bits, sizes, graphs."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from logit_kinds import KINDS, random_budgets, random_logits
+
+from anchored.kernels import reference
+from anchored.kernels.gpu.launch import project as launched_projection
+from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.spend import SPEND_QUANTUM, new_accounts
+from anchored.kernels.uniforms import uniforms
+from anchored.kernels.walk import walk
+from anchored.kernels.warping import Stops, Warping
+
+# Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PROJECTS = pytest.mark.parametrize("project", [project_kl, project_max])
+REFERENCE_ERROR = 1e-12
+"""Nats; rounding of the float64 reference."""
+SHORTFALL = 1e-5
+"""Share of a budget that a projection may leave unused, and the least in nats, as it promises."""
+LEAST_SHORTFALL = 1e-7
+NUM_REPLAYS = 100_000
+"""Of one graph: a launch that waits for programs which never come would hang here."""
+
+
+def logit_cases(shape, device, seed):
+    """Kind, risky and safe logits of every kind, the dtypes in turn; the same ones anywhere."""
+    for index, kind in enumerate(KINDS):
+        generator = torch.Generator().manual_seed(seed + index)
+        dtype = DTYPES[index % len(DTYPES)]
+        risky, safe = random_logits(kind, *shape, generator)
+        yield kind, risky.to(device, dtype), safe.to(device, dtype)
+
+
+def generic(shape, device, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [logits.float().to(device) for logits in random_logits("generic", *shape, generator)]
+
+
+def budgets_of(num_rows, device):
+    return random_budgets(num_rows, torch.Generator().manual_seed(num_rows)).to(device)
+
+
+def divergence_of(project, projection, risky, safe):
+    """(B,) float64 divergence from p_s of the law at the weight returned, on the device."""
+    forced = projection.is_safe_only
+    if project is project_kl:
+        tilted = reference.tilted_log_probs(risky, safe, projection.weight)
+        log_probs = torch.where(forced[:, None], reference.log_softmax(safe), tilted)
+        return reference.kl_divergence(log_probs, safe)
+    law = projection.law
+    is_shared = (risky > -math.inf) & (safe > -math.inf)
+    tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
+    tilt = tilt - (law.risky_peak - law.safe_peak)[:, None] / math.log(2.0)
+    ratio = torch.minimum(tilt + law.offset[:, None], law.ceiling[:, None])
+    largest = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
+    return torch.where(forced, 0.0, largest)
+
+
+def assert_within_budgets(project, projection, risky, safe, budget):
+    """True divergence <= spend <= budget; returns the divergence."""
+    divergence = divergence_of(project, projection, risky, safe)
+    assert (divergence - projection.spend).max().item() <= REFERENCE_ERROR
+    assert bool((projection.spend <= budget).all())
+    return divergence
+
+
+@PROJECTS
+def test_spends_cover_the_divergence_within_budgets_and_leave_little(project, device, sizes):
+    for shape in sizes.shapes:
+        budget = budgets_of(shape[0], device)
+        for kind, risky, safe in logit_cases(shape, device, seed=shape[1]):
+            projection = project(risky, safe, budget, backend="triton")
+            divergence = assert_within_budgets(project, projection, risky, safe, budget)
+            assert bool((projection.spend / SPEND_QUANTUM).frac().eq(0).all())
+            if kind == "huge":  # a shortfall is promised of ordinary logits
+                continue
+            binds = (projection.weight < 1.0) & ~projection.is_safe_only
+            allowed = torch.clamp(SHORTFALL * budget, min=LEAST_SHORTFALL)
+            assert bool((budget - divergence <= allowed)[binds].all()), kind
+
+
+@PROJECTS
+def test_draws_are_those_of_the_torch_backend(project, device, sizes):
+    num_rows = num_different = 0
+    for shape in sizes.shapes:
+        rows = torch.arange(shape[0])
+        uniform, budget = uniforms(rows, rows).to(device), budgets_of(shape[0], device)
+        for kind, risky, safe in logit_cases(shape, device, seed=shape[1] + 50):
+            if kind == "huge":  # there the weights may differ
+                continue
+            ours, theirs = (
+                project(risky, safe, budget, uniform, backend=backend)
+                for backend in ("triton", "torch")
+            )
+            num_different += int((ours.token_ids != theirs.token_ids).sum())
+            num_rows += shape[0]
+    # Both use budgets up to 1e-5, by which the probability of another token may differ too.
+    assert num_different <= max(1, num_rows // 1000)
+
+
+def test_tokens_follow_the_law_returned(device, sizes):
+    """Chi-square of many draws from one law of 257 symbols; false alarm once in a million."""
+    num_draws = sizes.num_draws
+    risky, safe = generic((1, 257), device, seed=7)
+    rows = (num_draws, 257)
+    uniform = uniforms(torch.full((num_draws,), 5), torch.arange(num_draws)).to(device)
+    budget = torch.full((num_draws,), 0.05, dtype=torch.float64, device=device)
+    drawn = project_kl(risky.expand(rows), safe.expand(rows), budget, uniform, backend="triton")
+    one = project_kl(risky, safe, budget[:1], backend="triton")
+    expected = num_draws * one.log_probs()[0].double().exp()
+    counts = torch.bincount(drawn.token_ids, minlength=257).double()
+    # Symbols that are expected less than five times count together.
+    is_common = expected >= 5.0
+    expected, counts = (
+        torch.cat([numbers[is_common], numbers[~is_common].sum()[None]])
+        for numbers in (expected, counts)
+    )
+    statistic = ((counts - expected) ** 2 / expected.clamp_min(1e-9)).sum().item()
+    degrees = max(1, len(expected) - 1)
+    spread = 2.0 / (9.0 * degrees)  # Wilson and Hilferty 1931
+    assert statistic < degrees * (1.0 - spread + 4.75 * math.sqrt(spread)) ** 3
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(device, sizes):
+    """Alone, many programs share it."""
+    risky, safe = generic(sizes.batch_shape, device, seed=11)
+    rows = torch.arange(len(risky))
+    budget, uniform = budgets_of(len(risky), device), uniforms(rows, rows).to(device)
+    whole = project_kl(risky, safe, budget, uniform, backend="triton")
+    for row in rows.tolist():
+        one = slice(row, row + 1)
+        alone = project_kl(risky[one], safe[one], budget[one], uniform[one], backend="triton")
+        for name in ("spend", "weight", "token_ids"):
+            assert torch.equal(getattr(alone, name), getattr(whole, name)[one]), (row, name)
+
+
+def test_the_largest_and_smallest_sizes_with_odd_strides(device, sizes):
+    """As many as 70,000 rows, more than a grid has in its second dimension; V up to 262,144."""
+    for num_rows, vocab_size in sizes.extreme_shapes:
+        wide = torch.randn(num_rows, vocab_size + 3, device=device, dtype=torch.bfloat16)
+        risky, safe = 3.0 * wide[:, 1:-2], wide[:, 2:-1]
+        budget = torch.full((num_rows,), 0.2, dtype=torch.float64, device=device)
+        projection = project_kl(risky, safe, budget, backend="triton")
+        assert_within_budgets(project_kl, projection, risky, safe, budget)
+
+
+def accounts_of(num_requests, device):
+    rates, bounds, debts = ([nats] * num_requests for nats in (0.3, 1.0, 0.1))
+    return new_accounts(rates, bounds, debts, "adaptive", device)
+
+
+def test_a_walk_is_plain_decoding(device, sizes):
+    """Drafted rows in one launch give the tokens and the account of one row a launch."""
+    num_requests, num_positions, vocab_size = sizes.walk_shape
+    flat = generic((num_requests * num_positions, vocab_size), device, seed=13)
+    risky, safe = (logits.view(sizes.walk_shape) for logits in flat)
+    plain_account, account = (accounts_of(num_requests, device) for _ in range(2))
+    seeds = torch.arange(num_requests, device=device)
+    walked = partial(walk, seeds=seeds, backend="triton")
+    no_drafts = torch.zeros(num_requests, 0, dtype=torch.int64, device=device)
+    tokens = []
+    for step in range(num_positions):
+        logits = (each[:, step : step + 1] for each in (risky, safe))
+        result = walked(*logits, accounts=plain_account, drafts=no_drafts)
+        tokens.append(result.token_ids.clone())
+    plain = torch.cat(tokens, dim=1)
+    drafts = plain[:, :-1].contiguous()
+    result = walked(risky, safe, accounts=account, drafts=drafts)
+    assert torch.equal(result.token_ids, plain) and torch.equal(account, plain_account)
+
+
+def test_a_walk_of_raw_logits_decides_what_one_of_warped_logits_does(device, sizes):
+    num_rows, vocab_size = sizes.warped_shape
+    risky, safe = (logits[:, None] for logits in generic(sizes.warped_shape, device, seed=17))
+    warping = Warping(
+        temperature=torch.full((num_rows,), 0.7, device=device),
+        penalty=torch.full((num_rows,), 1.1, device=device),
+        seen=torch.rand(risky.shape, device=device) < 0.3,
+        stops=Stops.of((1, vocab_size - 1), vocab_size, device),
+    )
+    walked = partial(
+        walk,
+        seeds=torch.arange(num_rows, device=device),
+        drafts=torch.zeros(num_rows, 0, dtype=torch.int64, device=device),
+        backend="triton",
+    )
+    raw = walked(risky, safe, accounts=accounts_of(num_rows, device), warping=warping)
+    warped_logits = (warping.warped(logits) for logits in (risky, safe))
+    warped = walked(*warped_logits, accounts=accounts_of(num_rows, device))
+    # Rounding of the warped logits may move a token at a boundary of the sampler.
+    assert int((raw.token_ids != warped.token_ids).sum()) <= 1
+    assert (raw.spend - warped.spend).abs().max().item() <= 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a CUDA device")
+def test_a_cuda_graph_replays_the_launch_with_other_budgets():
+    """vLLM captures its steps; each replay here is the launch itself, and none of many hangs."""
+    device, shape = torch.device("cuda", 0), (4, 128_256)
+    risky, safe = generic(shape, device, seed=19)
+    rows = torch.arange(shape[0])
+    uniform = uniforms(rows, rows).to(device)
+    budget = torch.zeros(shape[0], dtype=torch.float64, device=device)
+    launch = partial(launched_projection, risky, safe, budget, uniform, is_max=False)
+    launch()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        projection = launch()
+    trials = (0.0, 0.01, 0.3, 2.0)
+    for index in range(NUM_REPLAYS):
+        budget.fill_(trials[index % len(trials)])
+        graph.replay()
+    for nats in trials:
+        budget.fill_(nats)
+        graph.replay()
+        replayed = projection.spend.clone()
+        assert torch.equal(replayed, launch().spend)

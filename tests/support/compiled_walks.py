@@ -1,0 +1,141 @@
+"""The walk kernel compiled for an sm_90 GPU without one: run as a program, it prints JSON.
+
+Every launch that decoding makes is compiled as it would be launched: by the public functions, with
+the very arguments, and what is None among them, through Triton's own path.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from anchored.kernels.gpu import launch
+from anchored.kernels.gpu.launch import splits_of
+from anchored.kernels.spend import empty_accounts
+from anchored.kernels.warping import Stops, Warping
+
+VOCAB_SIZE = 128_256
+NUM_PROCESSORS = 132
+"""Multiprocessors of an H100 or H200."""
+CPU = torch.device("cpu")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+MODES = ("solve", "draw", "seeds", "raw")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """A launch: what is done with which logits."""
+
+    mode: str
+    """Without accounts "solve" and "draw", a projection without and with a draw; with accounts
+    "seeds", a walk, and "raw", one of raw logits with a penalty and stop tokens."""
+    is_max: bool = False
+    dtype: str = "bf16"
+    num_requests: int = 4
+    num_positions: int = 1
+
+    @property
+    def name(self) -> str:
+        divergence = "max" if self.is_max else "kl"
+        return f"{self.mode}-{divergence}-{self.dtype}-B{self.num_requests}-G{self.num_positions}"
+
+
+def variants() -> Iterator[Variant]:
+    """Every variant that projections, decoding and scoring launch."""
+    for mode, is_max, dtype in product(MODES, (False, True), DTYPES):
+        yield Variant(mode=mode, is_max=is_max, dtype=dtype)
+    for mode, num_positions in product(("seeds", "raw"), (2, 5, 9)):
+        yield Variant(mode=mode, num_positions=num_positions)
+    for num_requests in (1, 16, 64, 67, 256, 3000):
+        yield Variant(mode="raw", num_requests=num_requests)
+
+
+class _NoDevice:
+    """A driver that knows an sm_90 GPU by name alone: enough to compile for it."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return CPU
+
+
+def _splits(num_requests: int, vocab_size: int, device: torch.device) -> int:
+    return splits_of(num_requests, vocab_size, NUM_PROCESSORS)
+
+
+def compiled(variant: Variant) -> Any:
+    """The kernel of one launch, which is compiled in place of being run."""
+    kernels: list[Any] = []
+    run = JITFunction.run
+
+    def compile_only(function: Any, *args: Any, **options: Any) -> Any:
+        kernels.append(run(function, *args, **options | {"warmup": True}))
+        return kernels[-1]
+
+    driver.set_active(_NoDevice())
+    with (
+        patch.object(JITFunction, "run", compile_only),
+        patch.object(launch, "check_device", lambda device: None),
+        patch.object(launch, "resident_splits", _splits),
+    ):
+        _launch(variant)
+    return kernels[-1]
+
+
+def _launch(variant: Variant) -> None:
+    sizes = variant.num_requests, variant.num_positions
+    logits = torch.empty(*sizes, VOCAB_SIZE, dtype=DTYPES[variant.dtype])
+    if variant.mode in ("solve", "draw"):
+        numbers = torch.empty(variant.num_requests, 3, dtype=torch.float64)
+        uniform = numbers if variant.mode == "draw" else None
+        rows, budget = logits[:, 0], numbers[:, 0]
+        launch.project(rows, rows, budget, uniform, is_max=variant.is_max)
+        return
+    seeds = torch.zeros(variant.num_requests, dtype=torch.int64)
+    drafts = torch.zeros(variant.num_requests, variant.num_positions - 1, dtype=torch.int64)
+    ones = torch.ones(variant.num_requests)
+    raw = Warping(
+        temperature=ones,
+        penalty=ones,
+        seen=torch.empty(*sizes, VOCAB_SIZE, dtype=torch.bool),
+        stops=Stops.of(range(3), VOCAB_SIZE, CPU),
+    )
+    launch.walk(
+        *(logits, logits, empty_accounts(variant.num_requests, CPU), seeds, drafts),
+        raw if variant.mode == "raw" else None,
+        is_max=variant.is_max,
+    )
+
+
+def usage(kernel: Any) -> dict[str, int]:
+    """Registers and bytes of stack of a thread."""
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        Path(cubin.name).write_bytes(kernel.asm["cubin"])
+        words = [program, "--dump-resource-usage", cubin.name]
+        printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    counts = dict(re.findall(r"(\w+):(\d+)", printed))
+    return {"registers": int(counts["REG"]), "stack": int(counts["STACK"])}
+
+
+if __name__ == "__main__":
+    print(json.dumps({variant.name: usage(compiled(variant)) for variant in variants()}))

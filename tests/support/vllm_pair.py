@@ -1,0 +1,149 @@
+"""A pair inside vLLM beside the Decoder: the same tokens, and ledgers that verify."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm_requests import MixedRequest, mixed_requests
+
+import anchored
+from anchored import ModelPair, verify
+from anchored.decode.vllm.journal import journal_ledgers
+from anchored.tools.bench.inputs import ordinary_words, random_pair
+
+ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TRITON_F32_DEFAULT": "ieee",  # attention in TF32 would draw other tokens than the Decoder
+}
+ENGINE = {
+    "dtype": "float32",
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 128,
+    "block_size": 32,
+    "gpu_memory_utilization": 0.3,
+    "disable_log_stats": False,
+}
+"""Prompts are read in chunks, requests wait for others; graphs and scheduling as by default."""
+CONTEXT_LENGTH = 256
+SPREAD = 0.06
+"""Deviation of the models' weights: budgets bind, and no attention is sharp."""
+REQUESTS_PER_EVENT = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """What happens to requests beside being drawn."""
+
+    engine: dict[str, Any] = field(default_factory=dict)
+    num_drafts: int = 0
+    lengths: tuple[int, ...] = (1, 5, 12, 30)
+    event: str = ""
+    """vLLM's counter of what must happen once in REQUESTS_PER_EVENT requests; "" for nothing."""
+
+
+KINDS = {
+    "mixed requests": Kind(),
+    "drafts": Kind(num_drafts=2, event="vllm:spec_decode_num_accepted_tokens"),
+    "preemptions": Kind(
+        engine={"num_gpu_blocks_override": 18, "enable_prefix_caching": False},
+        lengths=(30, 60),
+        event="vllm:num_preemptions",
+    ),
+    # 1 to 3 tokens: slots are taken and left at every step, and most budgets are not yet free.
+    "short requests": Kind(lengths=(1, 1, 2, 3)),
+}
+
+
+def assert_same_as_decoder(
+    name: str,
+    root: Path,
+    device: torch.device,
+    *,
+    shapes: tuple[str, str],
+    vocab_size: int,
+    num_requests: int,
+    num_apart: int,
+) -> None:
+    """Tokens of mixed requests are the Decoder's on the same device, and all ledgers verify.
+
+    root: takes models and ledgers. num_apart: requests that may differ, as models are in float32
+    and a boundary of the sampler may be decided by rounding.
+    """
+    kind = KINDS[name]
+    folders = saved_pair(root, shapes, vocab_size)
+    pair = ModelPair.from_pretrained(*folders, dtype="float32", device=str(device))
+    requests = mixed_requests(
+        pair.tokenizer,
+        ordinary_words(vocab_size),
+        num_requests,
+        stop="7",
+        lengths=kind.lengths,
+        min_p=0.0 if kind.num_drafts else 0.02,  # vLLM refuses it beside drafts
+    )
+    arguments = {**ENGINE, **kind.engine, "enforce_eager": device.type == "cpu"}
+    if kind.num_drafts:
+        arguments["speculative_config"] = {
+            "model": str(folders[0]),
+            "method": "draft_model",
+            "num_speculative_tokens": kind.num_drafts,
+        }
+    journal = root / "journal"
+    with opened(folders, ledgers=journal, **arguments) as llm:
+        tokens = generated_by(llm, requests)
+        num_events = sum(each.value for each in llm.get_metrics() if each.name == kind.event)
+    if kind.event:
+        assert num_events >= max(1, num_requests // REQUESTS_PER_EVENT)
+    expected = [request.decoded(pair).token_ids for request in requests]
+    assert sum(one != other for one, other in zip(expected, tokens, strict=True)) <= num_apart
+    ledgers = [ledger for _, ledger in journal_ledgers(journal)]
+    assert len(ledgers) == num_requests
+    for ledger in ledgers:
+        assert ledger.certified and ledger.is_within_bound
+        report = verify(ledger, pair)
+        assert report.is_ok, report
+
+
+def saved_pair(root: Path, shapes: tuple[str, str], vocab_size: int) -> tuple[Path, Path]:
+    """Folders of a float32 pair of random weights, each with the tokenizer."""
+    pair = random_pair(
+        *shapes,
+        vocab_size=vocab_size,
+        context_length=CONTEXT_LENGTH,
+        dtype=torch.float32,
+        initializer_range=SPREAD,
+    )
+    folders = root / "safe", root / "risky"
+    for folder, model in zip(folders, pair.models.values(), strict=True):
+        model.save_pretrained(folder)
+        pair.tokenizer.save_pretrained(folder)
+    return folders
+
+
+@contextmanager
+def opened(folders: tuple[Path, Path], **arguments: Any) -> Iterator[Any]:
+    """An engine of vLLM, its processes and its memory gone afterwards."""
+    os.environ.update(ENVIRONMENT)
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm = anchored.vllm.open_pair(*folders, **arguments).llm
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
+
+
+def generated_by(llm: Any, requests: list[MixedRequest]) -> list[list[int]]:
+    outputs = llm.generate(
+        [{"prompt_token_ids": request.prompt} for request in requests],
+        [request.params() for request in requests],
+        use_tqdm=False,
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]

@@ -1,0 +1,73 @@
+"""The training benchmark: real runs of a tiny model, one for each lever."""
+
+import pytest
+from training_runs import train
+
+from anchored.tools.bench import pretrain
+from anchored.tools.bench.pretrain import BASELINE, BenchPretrainConfig, levers, run
+
+TINY = """
+[job]
+needs_gpu = true
+[model]
+flavor = "smoke"
+tokenizer = "missing"
+[training]
+seq_len = 32
+local_batch_size = 2
+global_batch_size = 64
+mixed_precision_param = "float32"
+[optimizer]
+implementation = "foreach"
+[checkpoint]
+interval_minutes = 5.0
+[debug]
+seed = 0
+[loss]
+chunk_tokens = 16
+[[heldout.sources]]
+name = "missing"
+path = "missing"
+[[data.sources]]
+name = "missing"
+path = "missing"
+weight = 1.0
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return tmp_path / "tiny.toml"
+
+
+@pytest.mark.slow
+def test_every_lever_has_a_row_beside_the_configuration(config_file, capfd, monkeypatch):
+    monkeypatch.setattr(pretrain, "launch", train)
+    chosen = ("twice the batch",)
+    settings = {"rounds": 2, "steps": 3, "skipped_steps": 1, "vocab_size": 300}
+    assert run(BenchPretrainConfig(config=config_file, levers=chosen, **settings)) == 0
+    _, titles, *rows = capfd.readouterr().out.splitlines()
+    assert "tokens/s a GPU" in titles and "peak GiB" in titles
+    assert [row[:20].strip() for row in rows] == [BASELINE, *chosen]
+    for row in rows:  # the same tokens in the same steps: the same loss
+        *_, mfu, peak, loss, difference = row.split()
+        assert (mfu, peak) == ("-", "-") and float(loss) > 5
+        assert abs(float(difference)) < 1e-4
+
+
+def test_levers_change_one_setting_each():
+    changes = levers(16)
+    assert changes["half the batch"] == {"training": {"local_batch_size": 8}}
+    assert all(len(settings) == 1 for name, settings in changes.items() if name != "float8")
+
+
+def test_a_config_without_its_batch_is_refused(config_file):
+    config_file.write_text(TINY.replace("local_batch_size = 2", ""))
+    with pytest.raises(ValueError, match=r"tiny\.toml must give training\.local_batch_size"):
+        run(BenchPretrainConfig(config=config_file))
+
+
+def test_an_unknown_lever_is_refused(config_file):
+    with pytest.raises(ValueError, match="no lever 'wish'; known: without compile, all logits"):
+        run(BenchPretrainConfig(config=config_file, levers=("wish",)))

@@ -1,0 +1,69 @@
+"""The evaluations in configs/eval: each can begin, and has the paper's pairs and settings."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import run
+
+import anchored
+from anchored.configs.config_file import read_config_file
+
+FOLDER = Path(anchored.__file__).parent / "configs" / "eval"
+CONFIGS = sorted(FOLDER.glob("*.toml"))
+SWEEPS = [file for file in CONFIGS if "methods" in read_config_file(file)]
+COMPARISONS = [file for file in CONFIGS if file not in SWEEPS]
+PAPER = [file for file in SWEEPS if "quickstart" not in file.name]
+KS = [0.1, 0.5, 1, 1.5, 2, 3, 4, 5, 10, 15, 20]
+
+
+@pytest.fixture
+def inputs(tmp_path, pair_folders):
+    """Files by all names that the configs have, and the quickstart's models."""
+    prompt = {"id": "a", "prompt": "Once upon a time", "reference": "x y z"}
+    for file in SWEEPS:
+        tables = read_config_file(file)
+        names = [tables["prompts"], tables["passages"]]
+        names += [name for own in tables["held_out"].values() for name in own]
+        for name in filter(None, names):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(prompt | {"id": i}) + "\n" for i in "ab"))
+    (tmp_path / "models").mkdir()
+    for name, folder in zip(("safe", "risky"), pair_folders, strict=True):
+        (tmp_path / "models" / name).symlink_to(folder)
+    return tmp_path
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+def test_every_sweep_can_begin(file, inputs, capsys):
+    words = ("sweep", str(file), "--inputs", str(inputs), "--dry-run")
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert " x 2 prompts x " in out
+
+
+@pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
+def test_every_comparison_can_begin(file, capsys):
+    status, out, err = run(capsys, "compare", str(file), "--dry-run")
+    assert status == 0 and "3 models x" in out, err
+
+
+@pytest.mark.parametrize("file", PAPER, ids=lambda file: file.stem)
+def test_the_settings_are_the_papers(file):
+    tables = read_config_file(file)
+    (own,) = (m for m in tables["methods"] if m["label"] == "Anchored")
+    assert own["settings"]["k"] == KS and tables["seeds"] == [0, 1, 2]
+    assert tables["temperature"] == 0.7
+    assert tables["repetition_penalty"] == (1.05 if file.stem.endswith("-bios") else 1.1)
+    assert tables["max_new_tokens"] == (1024 if file.stem == "nonliteral" else 200)
+    is_token = tables["safe"].startswith("jacquelinehe") and "Llama-3.1" in tables["risky"]
+    assert tables["level"] == ("token" if is_token else "byte")
+    assert ("token_swap" in [m["rule"] for m in tables["methods"]]) <= is_token
+
+
+def test_all_pairs_are_there():
+    pairs = {(t["safe"], t["risky"]) for t in map(read_config_file, PAPER)}
+    assert len(pairs) == 7
+    books = [file.stem for file in PAPER if "+" in file.stem and "bios" not in file.stem]
+    assert len(books) == 7 and all((FOLDER / f"{name}-bios.toml").is_file() for name in books)

@@ -1,0 +1,112 @@
+"""What holds for the options of every command: repeats, paths, names of configs."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from command_line import refused, run
+
+from anchored.configs.config_file import CONFIGS, find_config
+from anchored.tools.cli import COMMANDS
+from anchored.tools.commands.serving import ServeConfig
+from anchored.tools.commands.training.training_options import (
+    DecontaminateConfig,
+    PlanConfig,
+    TokenizeConfig,
+)
+from anchored.tools.commands.words import gather, option_values, parse, parse_known
+
+
+def options_class(name: str) -> type:
+    command = COMMANDS[name]
+    module, (other_module, _, kind) = command.function, command.options.rpartition(".")
+    path = f"anchored.tools.{other_module or module.rpartition('.')[0]}"
+    return getattr(importlib.import_module(path), kind)
+
+
+CLASSES = {name: options_class(name) for name, command in COMMANDS.items() if command.options}
+CLASSES["vllm serve"] = ServeConfig
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_no_option_of_any_command_keeps_only_the_last_of_two_values(name):
+    options = {**option_values(CLASSES[name]), "--between": "one"}
+    for flag, values in option_values(CLASSES[name]).items():
+        words = [flag, "a", "--between", "x", "--" + flag[2:].replace("-", "_"), "b"]
+        if values == "several":
+            assert gather(options, words) == [flag, "a", "b", "--between", "x"]
+            assert gather(options, [flag, "a", f"{flag}=b"]) == [flag, "a", "b"]
+        elif values == "one an occurrence":
+            assert gather(options, words) == words
+        else:
+            with pytest.raises(ValueError, match=f"{flag} is given twice, and takes one value"):
+                gather(options, words)
+
+
+def test_options_that_lost_values_are_among_those():
+    lost = {
+        "decontaminate": ("--against", "--input"),
+        "tokenize": ("--input", "--licences"),
+        "plan": ("--config",),
+        "generate": ("--prompt", "--stop", "--setting"),
+    }
+    for name, flags in lost.items():
+        assert not {option_values(CLASSES[name])[flag] for flag in flags} & {"one"}
+
+
+def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
+    file = str(tmp_path)
+    words = ["--source", "s", "--output", "o", "--input", "i"]
+    both = ["--against", file, *words, "--against", "/"]
+    assert parse(DecontaminateConfig, "decontaminate", both).against == (tmp_path, Path("/"))
+    together = ["--against", file, "/", *words]
+    assert parse(DecontaminateConfig, "decontaminate", together).against == (tmp_path, Path("/"))
+    more = ["--tokenizer", "t", "--licences", "CC0", *words, "--licences", "MIT"]
+    assert parse(TokenizeConfig, "tokenize", more).licences == ("CC0", "MIT")
+    assert PlanConfig().config  # a default, which what is given replaces
+    plan = parse(PlanConfig, "plan", ["--config", file, "--config=/"])
+    assert plan.config == (tmp_path, Path("/"))
+    config, others = parse_known(
+        ServeConfig, "vllm serve", ["--safe", "a", "--risky", "b", "--lora", "c", "--lora", "d"]
+    )
+    assert config.safe == Path("a") and others == ["--lora", "c", "--lora", "d"]
+
+
+def test_one_value_given_twice_is_a_usage_message(capsys, pair_words):
+    words = ["score", *pair_words, "--prompt", "a", "--prompt", "b", "--continuation", "c"]
+    status, out, err = run(capsys, *words)
+    assert (status, out) == (2, "")
+    assert err == "anchored score: --prompt is given twice, and takes one value\n"
+
+
+def test_a_home_folder_is_expanded_and_no_path_is_empty(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["--source", "s", "--output", "~/out", "--input=~/a", "~/b", "--against", "/"]
+    config = parse(DecontaminateConfig, "decontaminate", words)
+    assert config.output == tmp_path / "out" and config.input == (tmp_path / "a", tmp_path / "b")
+    with pytest.raises(SystemExit):
+        parse(PlanConfig, "plan", ["--output", ""])
+
+
+def test_configs_of_the_package_have_names(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # not a checkout, as after an installation
+    file = CONFIGS / "eval" / "quickstart-methods.toml"
+    names = ["quickstart-methods", "quickstart-methods.toml", "eval/quickstart-methods"]
+    for name in [*names, "configs/eval/quickstart-methods.toml", str(file)]:
+        assert find_config(Path(name)) == file
+    (tmp_path / "quickstart-methods.toml").write_text("")
+    assert find_config(Path("quickstart-methods.toml")) == Path("quickstart-methods.toml")
+    err = refused(capsys, "sweep", "quickstart-method", "--dry-run")
+    assert "there is no file quickstart-method; the package has quickstart-methods" in err
+    # Found, and read: what is missing is the run that its paths name.
+    err = refused(capsys, "sweep", "quickstart-methods", "--dry-run")
+    assert "there is no file runs/quickstart/prompts.jsonl" in err
+
+
+def test_a_name_of_several_configs_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("anchored.configs.config_file.CONFIGS", tmp_path / "configs")
+    for folder in ("a", "b"):
+        (tmp_path / "configs" / folder).mkdir(parents=True)
+        (tmp_path / "configs" / folder / "same.toml").write_text("")
+    with pytest.raises(ValueError, match=r"may be any of configs/a/same.toml, configs/b/same.toml"):
+        find_config(Path("same"))

@@ -1,0 +1,107 @@
+"""Tokens and ledgers of a pair in vLLM's CPU build are the Decoder's: tests/gpu has the same."""
+
+from dataclasses import fields
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+import torch
+from vllm_pair import KINDS, assert_same_as_decoder
+
+import anchored
+from anchored import Anchored, Decoder
+
+from .conftest import ENGINE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_the_decoders_and_ledgers_verify(kind, tmp_path):
+    sizes = {"shapes": ("tiny", "tiny"), "vocab_size": 40, "num_requests": 12}
+    assert_same_as_decoder(kind, tmp_path, torch.device("cpu"), num_apart=0, **sizes)
+
+
+PROMPTS = ["the keeper of the lamp", "salt", "salt"]
+CALLS = [
+    {"max_new_tokens": 12, "seed": 7},
+    {"seed": [1, 2, 3], "k": [0.2, 1.0, 3.0], "max_new_tokens": 6, "repetition_penalty": 1.0},
+    {
+        "num_return_sequences": 2,
+        "temperature": 0.9,
+        "stop": "e",
+        "max_new_tokens": 12,
+        "top_p": 0.9,
+    },
+    {"temperature": 0.0, "max_new_tokens": 4},
+]
+
+
+@pytest.fixture(scope="module")
+def fast(folders, tmp_path_factory):
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    ledgers = tmp_path_factory.mktemp("journal")
+    decoder = anchored.vllm.open_pair(*folders, Anchored(k=1.0), ledgers=ledgers, **ENGINE)
+    yield decoder
+    decoder.llm.llm_engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_generations_are_the_decoders(fast, pair, call):
+    plain = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, **call)
+    for ours, other in zip(fast.generate(PROMPTS, **call), plain, strict=True):
+        assert (ours.token_ids, ours.text, ours.pieces) == (
+            other.token_ids,
+            other.text,
+            other.pieces,
+        )
+        assert (ours.prompt, ours.finish_reason) == (other.prompt, other.finish_reason)
+        assert ours.ledger.certified == other.ledger.certified
+        headers = [vars_of(each.ledger.header) for each in (ours, other)]
+        for name in ("debt", "bound"):
+            assert headers[0].pop(name) == pytest.approx(headers[1].pop(name), abs=1e-4)
+        assert headers[0] == headers[1]
+        assert ours.ledger.spent == pytest.approx(other.ledger.spent, abs=1e-3)
+        assert anchored.verify(ours.ledger, pair).is_ok
+
+
+def vars_of(header):
+    return {field.name: getattr(header, field.name) for field in fields(header)}
+
+
+def test_what_fails_and_what_is_refused_is_as_the_decoder_says(fast, pair):
+    plain = Decoder(pair, Anchored(k=1.0))
+    long = [5] * 300
+    for decoder in (fast, plain):
+        good, bad = decoder.generate(["salt", long], max_new_tokens=4)
+        assert not good.error and "exceeds the pair's context of 256" in bad.error
+        with pytest.raises(ValueError, match="unknown sampling setting 'max_tokens'"):
+            decoder.generate("salt", max_tokens=4)
+        with pytest.raises(ValueError, match="k must be in"):
+            decoder.generate("salt", k=-1.0)
+    (first,) = fast.generate("salt", max_new_tokens=4)
+    (later,) = fast.generate(continue_from=first, max_new_tokens=4)
+    assert later.prompt == first.prompt + first.token_ids
+    assert later.ledger.total_bound == first.ledger.header.bound + later.ledger.header.bound
+    with pytest.raises(ValueError, match="has `generate` and `generate_each` alone"):
+        next(fast.stream("salt"))
+    with pytest.raises(ValueError, match="the rule must be Anchored"):
+        anchored.vllm.open_pair("safe", "risky", anchored.NoOpt(k=1.0))
+
+
+def test_texts_are_given_as_they_end_and_the_rest_is_aborted(fast):
+    asked = fast.generate_each(["salt", "the keeper"], max_new_tokens=[2, 200], seed=3)
+    index, first = next(asked)
+    assert (index, len(first.token_ids)) == (0, 2)
+    asked.close()
+    assert not fast.llm.llm_engine.has_unfinished_requests()
+    assert fast.llm._awaited == set() and fast.llm._ended == {}
+
+
+def test_an_engine_without_triton_is_refused_in_one_line(folders, monkeypatch):
+    """vLLM's CPU build outside of these tests: its own message is twenty lines of pydantic."""
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", False)
+    with pytest.raises(ImportError, match=r"finds no Triton .* Model Runner V2 requires") as error:
+        anchored.vllm.open_pair(*folders)
+    assert "\n" not in str(error.value)

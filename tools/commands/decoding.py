@@ -1,0 +1,144 @@
+"""The commands that score a text, replay a ledger and compute the prefix debt of prompts."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import UseAppendAction
+
+import anchored
+from anchored import AnchoredError
+from anchored.decode.pair_options import ModelOptions, PairOptions
+from anchored.durable_files import json_value
+from anchored.inputs import check_input
+
+from .files import check_outputs, is_first_process
+from .words import OutputFile
+
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreConfig(PairOptions):
+    """Score a text: anchored score --safe A --risky B --prompt "To be" --continuation " or not"
+
+    Prints one JSON object: log p* and what it spent, in nats.
+    """
+
+    prompt: str
+    """Text that is given."""
+    continuation: str
+    """Text that is scored, teacher forced."""
+    horizon: int | None = None
+    """Tokens, or bytes, that K = k * horizon is spread over; the continuation's length unless
+    given."""
+
+
+def score(config: ScoreConfig) -> int:
+    """Score and print; returns the exit status."""
+    decoder = config.decoder()
+    (scored,) = decoder.score(config.prompt, config.continuation, horizon=config.horizon)
+    if scored.error:
+        raise AnchoredError(scored.error)
+    nats = {name: getattr(scored, name) for name in ("spend", "bound", "debt", "k", "K")}
+    figures = {
+        "log_prob": scored.log_prob,
+        f"num_{decoder.level.name}s": len(scored.token_ids),
+        "is_greedy": scored.is_greedy,
+        **nats,
+    }
+    if is_first_process():
+        print(json.dumps(json_value(figures)))
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyConfig(ModelOptions):
+    """Check a ledger against its models: anchored verify --safe A --risky B --ledger FILE
+
+    Replays every step: figures, bound, and each token from its seed. With --divergences or
+    --picture, a ledger that holds is replayed once more for KL(p_r || p_s) and KL(p* || p_r) of
+    each step and the ratios of the prompt.
+    """
+
+    ledger: Path
+    """File that anchored generate or Ledger.save wrote."""
+    divergences: OutputFile | None = None
+    """File for the ledger with these divergences, which anchored verify takes like any other."""
+    picture: OutputFile | None = None
+    """File for a picture (.png, .svg or .pdf) of them; needs matplotlib."""
+    overwrite: bool = False
+    """Replace files that exist."""
+
+    def __post_init__(self) -> None:
+        ModelOptions.__post_init__(self)
+        check_input(self.ledger)
+        if self.picture is not None and self.picture.suffix not in PICTURE_SUFFIXES:
+            allowed = ", ".join(PICTURE_SUFFIXES)
+            raise ValueError(f"--picture must end in one of {allowed}, got {self.picture}")
+
+
+def verify(config: VerifyConfig) -> int:
+    """Print the verdict; status 0 for a ledger that holds, 1 for one that does not."""
+    check_outputs(config, config.divergences, config.picture)
+    ledger = anchored.Ledger.load(config.ledger)
+    pair = config.pair()
+    report = anchored.verify(ledger, pair)
+    if is_first_process():
+        print(report, *(f"  {failure}" for failure in report.failures), sep="\n")
+    if report.is_ok and (config.divergences or config.picture):
+        longer = anchored.with_divergences(ledger, pair)
+        if is_first_process():
+            _write_divergences(config, longer)
+    return 0 if report.is_ok else 1
+
+
+def _write_divergences(config: VerifyConfig, ledger: "anchored.Ledger") -> None:
+    if config.divergences is not None:
+        config.divergences.parent.mkdir(parents=True, exist_ok=True)
+        ledger.save(config.divergences, overwrite=config.overwrite)
+    if config.picture is not None:
+        from anchored.eval.figures.curves import plot_divergences
+
+        config.picture.parent.mkdir(parents=True, exist_ok=True)
+        plot_divergences(ledger, config.picture)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RatiosConfig(PairOptions):
+    """Prefix debts, computed once: anchored ratios --safe A --risky B --prompt "To be"
+    --output to.safetensors
+
+    Writes the log-likelihood ratios of prompts and prints a line of JSON for each.
+    """
+
+    prompt: UseAppendAction[tuple[str, ...]]
+    """Text whose debt generate and score will ask for; give it again for more."""
+    output: OutputFile
+    """File for --prompt-ratios of these commands."""
+    overwrite: bool = False
+    """Replace a file that exists."""
+
+    def __post_init__(self) -> None:
+        PairOptions.__post_init__(self)
+        if not self.prompt:
+            raise ValueError("give at least one --prompt")
+
+
+def ratios(config: RatiosConfig) -> int:
+    """Compute, save and print; returns the exit status."""
+    from anchored.decode.rules.budget import prefix_debt
+
+    check_outputs(config, config.output)
+    decoder = config.decoder()
+    computed = decoder.prompt_ratios(list(config.prompt))
+    if is_first_process():
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        computed.save(config.output, overwrite=config.overwrite)
+        for prompt in config.prompt:
+            ratios_of_prompt = computed.of(decoder.level.encode(prompt))
+            mode, window = config.rule.debt, config.rule.debt_window
+            debt = prefix_debt(ratios_of_prompt, mode=mode, window=window)
+            row = {"prompt": prompt, "num_positions": len(ratios_of_prompt)}
+            print(json.dumps(json_value({**row, "debt": debt})))
+    return 0

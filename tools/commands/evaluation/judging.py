@@ -1,0 +1,256 @@
+"""The judges of anchored evaluate: which model, how it is asked, and where evidence comes from."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anchored import AnchoredError
+from anchored.eval.quality.chat_client import OPENAI_URL
+from anchored.eval.recorded_texts import RecordedText
+from anchored.eval.retrieval.evidence import SERPER_URL
+from anchored.inputs import check_input
+
+if TYPE_CHECKING:
+    from anchored.eval.quality.chat_client import ChatClient
+    from anchored.eval.quality.win_rate import WinRateConfig
+    from anchored.eval.retrieval.evidence import Retriever
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: those of several bases do not mix
+class JudgeOptions:
+    """A judge behind an OpenAI-compatible endpoint. Each answer is kept, and never paid twice."""
+
+    judge_model: str | None = None
+    """As the endpoint names it; the paper's is gpt-4.1-mini. Without it nothing is judged."""
+    judge_url: str = OPENAI_URL
+    """Any OpenAI-compatible endpoint, as http://localhost:8000/v1 of vLLM."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable of the key, which nothing records; local endpoints need none."""
+    answers: Path | None = None
+    """Folder where answers are kept; RUN.answers unless given."""
+    limit: int | None = None
+    """Judge the texts of the first prompts only, so many."""
+    concurrency: int = 8
+    """Requests at once."""
+    max_retries: int = 6
+    """Further attempts of a request that had no answer: a limit of its rate, an error of the
+    server, a connection that broke."""
+    timeout_s: float = 120.0
+    """Seconds until a request is given up and made again."""
+    judge_seed: int | None = None
+    """Sent to the endpoint, for those that draw by it."""
+    price_in: float | None = None
+    """US dollars for a million tokens of prompts, to show what it costs."""
+    price_out: float | None = None
+    """US dollars for a million tokens of answers."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("concurrency", 1), ("max_retries", 0), ("limit", 1)):
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {number}")
+
+    def client(self, texts: Path) -> "ChatClient":
+        """The judge of these texts; ValueError without the key of an endpoint that needs one."""
+        from anchored.eval.paid_requests import PaidRequests
+        from anchored.eval.quality.chat_client import ChatClient, Endpoint, api_key
+
+        endpoint = Endpoint(
+            model=self.judge_model or "",
+            base_url=self.judge_url,
+            timeout_s=self.timeout_s,
+            seed=self.judge_seed,
+            price_in=self.price_in,
+            price_out=self.price_out,
+        )
+        folder = self.answers or texts.with_name(f"{texts.name}.answers")
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is no folder to keep answers in")
+        return ChatClient(
+            endpoint,
+            PaidRequests(folder),
+            api_key=api_key(self.api_key_env, is_needed=self.judge_url == OPENAI_URL),
+            max_retries=self.max_retries,
+            concurrency=self.concurrency,
+            progress=sys.stderr.isatty(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceOptions:
+    """Where factuality finds evidence for claims: give one of three."""
+
+    serper: bool = False
+    """Search with Google, through serper.dev; the key is in SERPER_API_KEY."""
+    corpus: Path | None = None
+    """JSON lines, {"text": ..., optional "id"}: passages, searched by their words (BM25)."""
+    evidence: Path | None = None
+    """JSON lines, {"claim": ..., "results": [{"title", "link", "text"}]}."""
+    serper_url: str = SERPER_URL
+    """Where a search is sent."""
+
+    def __post_init__(self) -> None:
+        if self.serper + (self.corpus is not None) + (self.evidence is not None) > 1:
+            raise ValueError("give one of --serper, --corpus and --evidence")
+        check_input(self.corpus)
+        check_input(self.evidence)
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether a source of evidence is named."""
+        return self.serper or self.corpus is not None or self.evidence is not None
+
+    def retriever(self, client: "ChatClient", *, max_retries: int) -> "Retriever":
+        """What finds evidence for a claim; ValueError where no source is named."""
+        from anchored.eval.quality.chat_client import api_key
+        from anchored.eval.retrieval import evidence
+
+        if self.serper:
+            key = api_key("SERPER_API_KEY", is_needed=True) or ""
+            return evidence.SerperSearch(
+                client.requests,
+                api_key=key,
+                url=self.serper_url,
+                max_retries=max_retries,
+            )
+        if self.evidence is not None:
+            return evidence.RecordedEvidence(self.evidence)
+        if self.corpus is None:
+            raise ValueError("factuality needs one of --serper, --corpus and --evidence")
+        from anchored.eval.retrieval.bm25 import WordIndex
+
+        folder = self.corpus.with_name(f"{self.corpus.name}.bm25")
+        index = WordIndex(self.corpus, folder, progress=sys.stderr.isatty())
+        return evidence.CorpusSearch(index, name=self.corpus.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WinRateOptions:
+    """Which pairs of texts the win rate compares: of the same prompt and seed, in both orders."""
+
+    num_comparisons: int = 200
+    """Pairs for each setting, drawn by the seed."""
+    pool: tuple[str, ...] = ()
+    """Settings whose texts are competitors; all unless given."""
+
+
+class Judging(JudgeOptions, EvidenceOptions, WinRateOptions):
+    """All that the judges are given."""
+
+
+def check_judge(options: Judging, texts: Sequence[RecordedText], run: Path) -> None:
+    """Raise ValueError, in one line, for a key, an address or an option that no judge can have."""
+    from anchored.eval.retrieval.evidence import RecordedEvidence
+
+    options.client(run)
+    _win_rate_config(options)
+    settings = {text.setting for text in texts}
+    if unknown := [name for name in options.pool if name not in settings]:
+        raise ValueError(f"there are no texts of {unknown[0]!r} for the pool")
+    if options.evidence is not None:
+        RecordedEvidence(options.evidence)
+
+
+def judged(name: str, texts: Sequence[RecordedText], options: Judging, run: Path) -> dict[str, Any]:
+    """What a judge says of texts, with what was asked and paid, for a results file.
+
+    name: "fluency", "factuality" or "win-rate". run: what the texts were read from.
+    """
+    ids = list(dict.fromkeys(text.id for text in texts))[: options.limit]
+    texts, client = [text for text in texts if text.id in set(ids)], options.client(run)
+    try:
+        results = _ASK[name](texts, client, options)
+    finally:
+        if client.requests.counts:
+            print(_usage_line(client.usage()), file=sys.stderr)
+    endpoint = {
+        "model": options.judge_model,
+        "base_url": options.judge_url,
+        "seed": options.judge_seed,
+    }
+    about = {"schema": "anchored-judge/1", "judge": name, "endpoint": endpoint}
+    return {**about, **results, "usage": client.usage()}
+
+
+def _fluency(
+    texts: Sequence[RecordedText], client: "ChatClient", options: Judging
+) -> dict[str, Any]:
+    from anchored.eval.quality import fluency
+
+    rows = fluency.fluency_rows(texts, client)
+    summary = fluency.fluency_summary(rows)
+    return _results(fluency.FLUENCY_METRIC, fluency.SAMPLING, summary, rows)
+
+
+def _factuality(
+    texts: Sequence[RecordedText], client: "ChatClient", options: Judging
+) -> dict[str, Any]:
+    from anchored.eval.quality import factuality
+
+    retriever = options.retriever(client, max_retries=options.max_retries)
+    rows = factuality.factuality_rows(texts, client, retriever)
+    summary = factuality.factuality_summary(rows)
+    results = _results(factuality.FACTUALITY_METRIC, factuality.SAMPLING, summary, rows)
+    return {**results, "retriever": retriever.record()}
+
+
+def _win_rate(
+    texts: Sequence[RecordedText], client: "ChatClient", options: Judging
+) -> dict[str, Any]:
+    from anchored.eval.quality import win_rate
+
+    config = _win_rate_config(options)
+    rows = win_rate.win_rate_rows(texts, client, config)
+    summary = win_rate.win_rate_summary(rows, config)
+    results = _results(win_rate.WIN_RATE_METRIC, win_rate.SAMPLING, summary, rows)
+    return {**results, "config": asdict(config)}
+
+
+def _win_rate_config(options: Judging) -> "WinRateConfig":
+    from anchored.eval.quality.win_rate import WinRateConfig
+
+    return WinRateConfig(num_comparisons=options.num_comparisons, pool=options.pool)
+
+
+_ASK = {"fluency": _fluency, "factuality": _factuality, "win-rate": _win_rate}
+
+
+def _results(metric_set: str, sampling: Any, summary: Any, rows: Any) -> dict[str, Any]:
+    return {
+        "metric_set": metric_set,
+        "sampling": asdict(sampling),
+        "settings": summary,
+        "rows": rows,
+    }
+
+
+def check_judged(results: dict[str, Any]) -> None:
+    """Raise AnchoredError, with the first reason, where a judge could judge nothing."""
+    from anchored.eval.analysis.evaluated import CELLS
+
+    cells = [CELLS[results["judge"]](figures) for figures in results["settings"]]
+    problems = [row["problem"] for row in results["rows"]]
+    problems += [claim["problem"] for row in results["rows"] for claim in row.get("claims", ())]
+    problem = next(filter(None, problems), None)
+    if problem and all(next(iter(row.values())) is None for row in cells):
+        raise AnchoredError(f"nothing could be judged: {problem}")
+
+
+def has_failures(results: dict[str, Any]) -> bool:
+    """Whether a judge has no answer to a part of what it was asked, which is asked again."""
+    names = ("num_failed", "num_failed_sentences", "num_failed_claims")
+    return any(figures.get(name) for figures in results["settings"] for name in names)
+
+
+def _usage_line(usage: dict[str, Any]) -> str:
+    """What was asked, sent and paid."""
+    names = ("asked", "kept", "sent", "failed")
+    parts = [
+        f"{url}: {', '.join(f'{counts.get(name, 0)} {name}' for name in names)}"
+        for url, counts in usage["requests"].items()
+    ]
+    paid, cost = usage["tokens_paid"], usage["cost_usd"]
+    parts.append(f"{paid['in']} + {paid['out']} tokens paid")
+    return "; ".join(parts) + ("" if cost is None else f", {cost:.4f} USD")

@@ -1,0 +1,124 @@
+"""The commands that serve a pair inside vLLM and make ledgers of what a server recorded."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from anchored.inputs import check_input
+
+from .files import check_outputs
+from .words import parse_known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """Serve a pair by vLLM: anchored vllm serve --safe A --risky B --ledgers DIR --port 8000
+
+    An OpenAI server; all other options are those of vllm serve, --tensor-parallel-size 8 for one.
+    Needs the extra of that name: pip install 'anchored[vllm]'. docs/serving.md says what a request
+    may ask for and what an answer says.
+    """
+
+    safe: Path
+    """Hugging Face folder or Hub id of the safe model."""
+    risky: Path
+    """Hugging Face folder or Hub id of the risky model."""
+    ledgers: Path | None = None
+    """Folder of the journal, which anchored ledgers makes ledgers of; unless given, one that is
+    removed when the server ends."""
+    default_k: float = 1.5
+    """Nats a token of requests that ask for nothing; K = k * max_tokens."""
+    max_k: float | None = None
+    """Most nats a token that a request may ask for."""
+    max_total: float | None = None
+    """Most nats a text, K."""
+    max_horizon: int | None = None
+    """Most tokens of a text."""
+    divergence: Literal["kl", "max"] = "kl"
+    """kl or max, unless a request asks for the other."""
+    debt: Literal["top", "average", "none"] = "top"
+    """What prompts owe: top, average or none."""
+    debt_window: int = 5
+    """Prompt tokens that make the debt."""
+    budget: Literal["adaptive", "fixed", "global"] = "adaptive"
+    """adaptive, global or fixed allowances."""
+    allow_quantized_safe: bool = False
+    """Take a quantised safe model: the bound then holds against that one."""
+
+
+def serve(words: list[str]) -> int:
+    """Serve until a signal ends it; the words that are not ours go to vLLM."""
+    config, others = parse_known(ServeConfig, "vllm serve", words)
+    from anchored.decode.rules.anchored import Anchored
+    from anchored.decode.vllm.engine import prepare
+    from anchored.decode.vllm.settings import Limits
+
+    rule = Anchored(
+        k=config.default_k,
+        divergence=config.divergence,
+        debt=config.debt,
+        debt_window=config.debt_window,
+        budget=config.budget,
+    )
+    limits = Limits(
+        rule=rule,
+        max_k=config.max_k,
+        max_total=config.max_total,
+        max_horizon=config.max_horizon,
+    )
+    settings, _ = prepare(
+        config.safe,
+        config.risky,
+        limits,
+        config.ledgers,
+        allow_quantized_safe=config.allow_quantized_safe,
+    )
+    from anchored.decode.vllm.server import serve as serve_until_a_signal
+
+    serve_until_a_signal(settings, others)
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgersConfig:
+    """Ledgers of a journal: anchored ledgers --journal DIR --out LEDGERS
+
+    One file a request, named by its id, for anchored verify.
+    """
+
+    journal: Path
+    """Folder that anchored vllm serve --ledgers wrote."""
+    out: Path | None = None
+    """Folder for the ledgers; ledgers in the journal's unless given."""
+    overwrite: bool = False
+    """Replace ledgers that exist."""
+
+    def __post_init__(self) -> None:
+        check_input(self.journal, "folder")
+
+
+def ledgers(config: LedgersConfig) -> int:
+    """Write every ledger, print one line of what they are; returns the exit status."""
+    from anchored.decode.vllm.journal import journal_ledgers
+
+    folder = config.out or config.journal / "ledgers"
+    by_id = list(journal_ledgers(config.journal))
+    paths = [folder / f"{_file_name(name)}.jsonl" for name, _ in by_id]
+    check_outputs(config, *paths)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, (_, ledger) in zip(paths, by_id, strict=True):
+        ledger.save(path, overwrite=config.overwrite)
+    num_certified = sum(ledger.certified for _, ledger in by_id)
+    print(f"{len(by_id)} ledgers in {folder}, {num_certified} certified")
+    return 0
+
+
+def _file_name(request_id: str) -> str:
+    """The name of a request's ledger. An offline id is the caller's: a path would leave the folder,
+    and two ids never share a name."""
+    plain = re.sub(r"[^\w.-]", "_", request_id)
+    if plain == request_id:
+        return plain
+    return f"{plain}-{hashlib.sha256(request_id.encode()).hexdigest()[:16]}"

@@ -1,0 +1,124 @@
+"""The words of a command line as a command's options: what holds for the options of all commands.
+
+An option of several values takes all that it is given, in `--against A B` as in
+`--against A --against B`; tyro alone would keep the last occurrence. An option of one value is
+refused when it is given twice. A `~` in front of a path is the user's home folder, and no path is
+empty.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+from anchored.configs.config_file import find_config
+
+Options = TypeVar("Options")
+Values = Literal["one", "several", "one an occurrence"]
+"""How many values an option takes; the last is tyro's UseAppendAction."""
+_BARE, _POSITIONAL, _APPENDED = (
+    get_args(marked[int])[1] for marked in (OmitArgPrefixes, Positional, UseAppendAction)
+)
+_USAGE_STATUS = 2
+
+
+def parse(kind: type[Options], name: str, words: Iterable[str]) -> Options:
+    """The options of the command `name`; exits with status 2 and a message for bad words."""
+    with _PATHS:
+        return tyro.cli(kind, prog=f"anchored {name}", args=_gathered(kind, name, words))
+
+
+def parse_known(kind: type[Options], name: str, words: Iterable[str]) -> tuple[Options, list[str]]:
+    """As `parse`, and the words that are no options of this command."""
+    with _PATHS:
+        given = _gathered(kind, name, words)
+        return tyro.cli(kind, prog=f"anchored {name}", args=given, return_unknown_args=True)
+
+
+def _gathered(kind: type, name: str, words: Iterable[str]) -> list[str]:
+    try:
+        return gather(option_values(kind), words)
+    except ValueError as error:
+        print(f"anchored {name}: {error}", file=sys.stderr)
+        sys.exit(_USAGE_STATUS)
+
+
+def option_values(kind: type, prefix: str = "--") -> dict[str, Values]:
+    """The options of a dataclass by name, as `--top-k`, and how many values each takes."""
+    options: dict[str, Values] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        plain, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        flag = prefix + name.replace("_", "-")
+        if is_dataclass(plain) and isinstance(plain, type):
+            options |= option_values(plain, prefix if _BARE in marks else f"{flag}.")
+        elif _APPENDED in marks:
+            options[flag] = "one an occurrence"
+        elif _POSITIONAL not in marks:
+            options[flag] = "several" if get_origin(plain) is tuple else "one"
+    return options
+
+
+def gather(options: dict[str, Values], words: Iterable[str]) -> list[str]:
+    """The words, with all values of an option of several values behind its first occurrence.
+
+    Raises ValueError for an option of one value that is given twice.
+    """
+    groups: list[list[str]] = [[]]  # an option and the words behind it
+    current = groups[0]
+    first: dict[str, list[str]] = {}
+    for word in words:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        if flag.replace("--no-", "--", 1) in options:
+            flag = flag.replace("--no-", "--", 1)
+        if flag not in options:
+            current.append(word)
+        elif flag in first and options[flag] == "several":
+            current = first[flag]
+            current += [value] if equals else []
+        elif flag in first and options[flag] == "one":
+            raise ValueError(f"{flag} is given twice, and takes one value")
+        else:
+            current = [word]
+            groups.append(current)
+            first[flag] = current
+    return [word for group in groups for word in group]
+
+
+def _path_spec(metavar: str, path_of: Callable[[str], Path]) -> PrimitiveConstructorSpec[Any]:
+    def instance(words: list[str]) -> Path:
+        if not words[0]:
+            raise ValueError("a path must not be empty")
+        return path_of(words[0])
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=instance,
+        is_instance=lambda value: isinstance(value, Path),
+        str_from_instance=lambda path: [str(path)],
+    )
+
+
+def _expanded(word: str) -> Path:
+    return Path(word).expanduser()
+
+
+def _file_to_write(word: str) -> Path:
+    if word.endswith(os.sep):  # Path drops it, and would name a file as the folder that was meant
+        raise ValueError(f"{word} names a folder, not a file to write")
+    return _expanded(word)
+
+
+ConfigFile = Annotated[Path, _path_spec("FILE|NAME", lambda word: find_config(_expanded(word)))]
+"""A config file, or the name of one of the package's own: quickstart-methods."""
+OutputFile = Annotated[Path, _path_spec("FILE", _file_to_write)]
+_PATH = _path_spec("PATH", _expanded)
+_PATHS = ConstructorRegistry()
+_PATHS.primitive_rule(lambda info: _PATH if info.type is Path else None)
