@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..kernels import reference
-from ..kernels.uniforms import uniforms
+from ..kernels.sampler import uniforms
 
 
 class ReferenceStep(NamedTuple):

@@ -1,20 +1,56 @@
-"""The projections: the law nearest to the risky model inside a ball around the safe one."""
+"""The projections onto a ball around the safe model, by Triton where it is right.
+
+The result is the distribution nearest to the risky model inside the ball. The CPU's solver computes
+it, and Triton on a device that has drawn a few rows as the CPU's solver does.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import logging
+import subprocess
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
-from .backend import check_rows, computed
 from .cpu import solver
 from .law import Projection
-from .sampler import check_uniform, check_unit
-from .spend import check_budget, usable_budget
+from .sampler import check_uniform, check_unit, uniforms
+from .spend import SPENT, check_budget, new_accounts, usable_budget
 
-__all__ = ["Projection", "project_kl", "project_max"]
+__all__ = ["Projection", "check_rows", "computed", "project_kl", "project_max"]
 
 # B requests, V vocabulary.
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "torch", "triton")
+
+FAILURES: tuple[type[Exception], ...] = (
+    ImportError,  # Triton is not installed, or lacks what this version uses
+    OSError,  # no compiler, no room for what it compiles
+    subprocess.SubprocessError,  # a compiler that ends with an error
+    RuntimeError,  # of the driver, at a launch; a comparison that failed
+    *(AssertionError, AttributeError, LookupError, TypeError, ValueError),  # in Triton's compiler
+)
+"""Errors that Triton is known to raise on devices that it does not know well; those that Triton
+defines come beside them."""
+
+MOST_REASON = 300
+"""Characters of an error's end, where compilers say what is wrong."""
+
+BUDGETS = (0.0, 0.01, 0.1, 0.3, 0.7, 1.5, 4.0, 100.0)
+"""Nats, one a row: nothing may be spent in the first, and the last one binds nowhere."""
+
+SHORTFALL_FRACTION, SHORTFALL_NATS = 1e-5, 1e-6
+"""Two solvers may stop this far from each other below a budget that binds: each is within 0.9e-5 of
+it or 0.9e-7 nats, see `certificate`, and the rest is left for rounding."""
+
+_failed: set[torch.device] = set()
+
+Result = TypeVar("Result")
 
 
 def project_kl(
@@ -108,3 +144,122 @@ def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         raise ValueError(
             f"both logits must be on one device, got {risky_logits.device} and {safe_logits.device}"
         )
+
+
+def computed(
+    backend: str,
+    device: torch.device,
+    *,
+    by_triton: Callable[[], Result],
+    by_torch: Callable[[], Result],
+    check: Callable[[], None],
+) -> Result:
+    """The result of one implementation.
+
+    backend: "torch", "triton", or "auto" for Triton on CUDA, which then has to pass the check.
+    Where it does not, where it does not compile or where a launch raises, the CPU's solver is used
+    on that device for the rest of the process, and one warning says why. A launch that raised has
+    changed nothing. check: raises where Triton is wrong; cheap once it has passed.
+    Raises: ValueError for another name; whatever is raised where Triton was asked for by name.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "triton":
+        return by_triton()
+    if backend == "torch" or device.type != "cuda" or device in _failed:
+        return by_torch()
+    try:
+        check()
+        return by_triton()
+    except torch.OutOfMemoryError:
+        raise  # says nothing of Triton
+    except _failures() as error:
+        _give_up(device, error)
+    return by_torch()
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    try:
+        from triton.errors import TritonError
+    except ImportError:  # where there is no Triton there are none of its errors
+        return FAILURES
+    return (*FAILURES, TritonError)
+
+
+def _give_up(device: torch.device, error: BaseException) -> None:
+    _failed.add(device)
+    reason = " ".join(str(error).split())[-MOST_REASON:]
+    logger.warning(
+        "Triton fails on %s, so the CPU's solver projects from here on: %s: %s",
+        device,
+        type(error).__name__,
+        reason,
+    )
+
+
+@cache
+def check_rows(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    vocab_size: int,
+    *,
+    is_max: bool,
+    walks: bool,
+) -> None:
+    """Draw from rows of the risky and the safe model, in these dtypes, as decoding will.
+
+    walks: by accounts and seeds, as `walk` does; otherwise as `project_kl` and `project_max` do.
+    Runs once for each kind of launch, which it compiles, and waits for the device.
+    Raises: RuntimeError where a token, a spend or an account differs by more than both solvers may;
+    whatever Triton raises where it cannot compile or launch.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, len(BUDGETS), vocab_size)
+    risky, safe = 3.0 * torch.randn(shape, generator=generator)
+    risky[::2, 1::3], safe[1::3, 2::5] = -torch.inf, -torch.inf  # banned in some rows
+    risky, safe = risky.to(dtypes[0]), safe.to(dtypes[1])
+    budget, keys = torch.tensor(BUDGETS, dtype=torch.float64), torch.arange(len(BUDGETS))
+    numbers = uniforms(keys, torch.zeros_like(keys))
+    expected = solver.project(risky, safe, budget, numbers, is_max=is_max)
+    launched = _walked if walks else _projected
+    token_ids, spend = launched(
+        risky.to(device), safe.to(device), budget.to(device), keys.to(device), is_max=is_max
+    )
+    assert expected.token_ids is not None  # as uniforms were given
+    tolerance = SHORTFALL_FRACTION * budget + SHORTFALL_NATS
+    for name, is_right in {
+        "token": token_ids.cpu() == expected.token_ids,
+        "spend": ((spend.cpu() - expected.spend).abs() <= tolerance) & (spend.cpu() <= budget),
+    }.items():
+        if not bool(is_right.all()):
+            row = int((~is_right).nonzero()[0])
+            raise RuntimeError(f"the {name} of row {row} is not that of the CPU's solver")
+
+
+def _projected(
+    risky: Tensor, safe: Tensor, budget: Tensor, keys: Tensor, *, is_max: bool
+) -> tuple[Tensor, Tensor]:
+    """The tokens and the spends of all rows."""
+    from .gpu import launch  # triton is not there on every platform
+
+    drawn = launch.project(
+        risky, safe, budget, uniforms(keys, torch.zeros_like(keys)), is_max=is_max
+    )
+    assert drawn.token_ids is not None
+    return drawn.token_ids, drawn.spend
+
+
+def _walked(
+    risky: Tensor, safe: Tensor, budget: Tensor, keys: Tensor, *, is_max: bool
+) -> tuple[Tensor, Tensor]:
+    """The tokens and what the accounts were charged, which has to be what the rows say."""
+    from .gpu import launch
+
+    nats = budget.tolist()
+    accounts = new_accounts(nats, nats, [0.0] * len(nats), "adaptive", risky.device)
+    no_drafts = torch.empty(len(nats), 0, dtype=torch.int64, device=risky.device)
+    pair = risky[:, None], safe[:, None]
+    drawn = launch.walk(*pair, accounts, keys, no_drafts, None, is_max=is_max)
+    if not torch.equal(accounts[:, SPENT], drawn["spend"][:, 0]):
+        raise RuntimeError("an account was not charged what its row spent")
+    return drawn["token_ids"][:, 0], accounts[:, SPENT]

@@ -9,10 +9,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from .backend import check_rows, computed
-from .projection import Projection, project_kl, project_max
+from .projection import Projection, check_rows, computed, project_kl, project_max
+from .sampler import uniforms
 from .spend import NUM_FIELDS, SPENT, STEP, allowance
-from .uniforms import uniforms
 from .warping import Warping
 
 # B requests, G rows of each, V vocabulary.

@@ -7,7 +7,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from ...kernels.uniforms import uniforms
+from ...kernels.sampler import uniforms
 from ..ledger import LedgerStep
 from ..levels.level import Level
 from ..models.kv_cache import uploaded

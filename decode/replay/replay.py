@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...field_types import field_error
-from ...kernels.uniforms import uniforms
+from ...kernels.sampler import uniforms
 from ..byte.byte_level import ByteLevel
 from ..byte.settings import ByteSettings
 from ..engine.prompts import asks_for_ratios, prompts_by_stream, read_prompts

@@ -10,8 +10,8 @@ from logit_kinds import KINDS, random_budgets, random_logits
 from anchored.kernels import reference
 from anchored.kernels.gpu.launch import project as launched_projection
 from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM, new_accounts
-from anchored.kernels.uniforms import uniforms
 from anchored.kernels.walk import walk
 from anchored.kernels.warping import Stops, Warping
 

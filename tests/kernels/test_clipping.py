@@ -11,8 +11,8 @@ from logit_kinds import FEW_SIZES, KINDS, SIZES
 from anchored.kernels import reference
 from anchored.kernels.cpu import clipping
 from anchored.kernels.projection import project_max
+from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
-from anchored.kernels.uniforms import uniforms
 
 REFERENCE_ERROR = 1e-11
 """Nats; rounding of the float64 log-probabilities compared, 1e-16 times the range of the logits."""

@@ -8,8 +8,8 @@ import torch
 from extreme_logits import EXTREME_KINDS, extreme_budgets, extreme_pair
 
 from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
-from anchored.kernels.uniforms import uniforms
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -11,8 +11,8 @@ from logit_kinds import FEW_SIZES, KINDS, SIZES
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
 from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
-from anchored.kernels.uniforms import uniforms
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
 from anchored.kernels.projection import project_kl, project_max
-from anchored.kernels.sampler import coupled_sample
-from anchored.kernels.uniforms import uniforms
+from anchored.kernels.sampler import coupled_sample, uniforms
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_DRAWS = 60_000

@@ -10,8 +10,8 @@ from anchored.kernels import reference
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.layout import NUM_STEPS
 from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
-from anchored.kernels.uniforms import uniforms
 
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchored.kernels.uniforms import philox, philox_words, uniforms
+from anchored.kernels.sampler import philox, philox_words, uniforms
 
 # Known answers for philox4x32-10 from the Random123 distribution (kat_vectors).
 KNOWN_ANSWERS = [

@@ -10,8 +10,8 @@ from torch import Tensor
 from anchored.decode.rules.budget import Budget
 from anchored.kernels.gpu import launch
 from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPENT, STEP, allowance, floor_to_quantum, new_accounts
-from anchored.kernels.uniforms import uniforms
 from anchored.kernels.walk import walk
 
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.

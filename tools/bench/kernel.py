@@ -12,7 +12,7 @@ from torch import Tensor
 from anchored import text_tables
 from anchored.kernels import reference
 from anchored.kernels.projection import project_kl
-from anchored.kernels.uniforms import uniforms
+from anchored.kernels.sampler import uniforms
 
 from .baselines import official_module
 from .options import BenchKernelConfig

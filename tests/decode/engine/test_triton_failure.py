@@ -12,7 +12,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.kernels import backend
+from anchored.kernels import projection
 from anchored.kernels.gpu import launch
 from anchored.kernels.spend import new_accounts
 from anchored.kernels.walk import walk
@@ -27,11 +27,11 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture
 def device(monkeypatch):
     """A new one, of which nothing is known."""
-    monkeypatch.setattr(backend, "_failed", set())
-    backend.check_rows.cache_clear()
+    monkeypatch.setattr(projection, "_failed", set())
+    projection.check_rows.cache_clear()
     with fake_cuda(num_processors=1) as device:
         yield device
-    backend.check_rows.cache_clear()
+    projection.check_rows.cache_clear()
 
 
 def raising(error):
@@ -142,7 +142,7 @@ def test_a_walk_goes_on_by_the_cpu_solver_too(fault, reason, monkeypatch, caplog
 def test_a_launch_that_fails_later_is_made_up_for(monkeypatch, caplog):
     tokens, accounts = walked("torch", torch.device("cpu"))
     walked("auto", DEVICE)
-    assert not caplog.messages and backend._failed == set()
+    assert not caplog.messages and projection._failed == set()
     monkeypatch.setattr(launch, "walk", raising(RuntimeError("an illegal instruction")))
     ours, charged = walked("auto", DEVICE)
     assert torch.equal(ours, tokens) and torch.equal(charged, accounts)
