@@ -133,17 +133,7 @@ GROUPS = {
         "bench decode": Command(
             "bench.decode.run",
             "bench.options.BenchDecodeConfig",
-            "time a pair beside transformers with the risky model alone",
-        ),
-        "bench methods": Command(
-            "bench.methods.run",
-            "bench.options.BenchMethodsConfig",
-            "time every method and count its FLOPs, by tokens or bytes",
-        ),
-        "bench flops": Command(
-            "bench.flops.run",
-            "bench.options.BenchFlopsConfig",
-            "hold the cost model beside the clock",
+            "time every method beside the risky model alone, by tokens or bytes",
         ),
         "bench speculate": Command(
             "bench.speculate.run",

@@ -91,11 +91,12 @@ def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes):
     assert 0.4 * size < estimate.total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_processes"),
     [
         ("tinycomma-1.8b-stage1", 8),
-        pytest.param("tinycomma-1.8b-stage1-multinode", 16, marks=pytest.mark.slow),
+        ("tinycomma-1.8b-stage1-multinode", 16),
     ],
 )
 def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp_path):

@@ -271,16 +271,13 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "bench decode --vocab-size 64": {
         "--safe": ("giant",),
-        "--new-tokens": ("1", "0"),
+        "--new-length": ("1", "0"),
+        "--level": ("byte", "word"),
+        "--methods": ("nonsense",),
         "--runs": ("0",),
         "--device": ("cuda:7", "tpu"),
         "--dtype": ("float23",),
         "--k": ("-1", "nan"),
-    },
-    "bench methods --vocab-size 64": {
-        "--level": ("byte", "word"),
-        "--methods": ("nonsense",),
-        "--new-length": ("1",),
     },
     "bench speculate": {
         "--safe": ("{safe}",),
@@ -296,7 +293,6 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--rounds": ("3", "0"),
         "--gpus": ("0", "-1"),
     },
-    "bench flops": {"--prompt-tokens": ("0", "x"), "--device": ("cuda:7",)},
     "nonsense": {"": ("", "--help-me")},
     "bench": {"": ("", "nonsense")},
 }

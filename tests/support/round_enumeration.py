@@ -151,7 +151,6 @@ class Enumeration:
     rule: ScriptedRule
     gamma: int
     horizon: int
-    batch_class: type[ScriptedBatch] = ScriptedBatch
     sampling: SamplingConfig = field(
         default_factory=lambda: SamplingConfig(temperature=1.0, repetition_penalty=1.0)
     )
@@ -176,7 +175,7 @@ class Enumeration:
     def _round(self, states: dict[State, float]):
         """(state, whether the text has ended, probability) of every outcome of a round."""
         paths = [(state, script) for state in states for script in self._scripts(state)]
-        batch = self.batch_class(
+        batch = ScriptedBatch(
             TokenLevel(self.pair),
             self.rule,
             self.sampling,

@@ -1,104 +1,273 @@
-"""A pair beside transformers with its risky model alone, at several batch sizes."""
+"""Every decoding method in the paper's tables of efficiency, by tokens or bytes."""
 
 import math
 import resource
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
-from anchored import Decoder, ModelPair, text_tables
-from anchored.decode.pair_options import check_presence
-
-from .baselines import Generate, official_pair, transformers_alone
-from .inputs import BenchInputs, matrix_weights
-from .methods import BEFORE_PROMPT, RISKY_ALONE, bench_rules, decoder_generate, speeds
-from .options import BenchDecodeConfig, method_names
-from .timing import CLOCKS, timed
-
-COPY_BYTES = 1 << 28
-NUM_COPIES = 5
-"""A large copy, and how often it is made for the fastest one."""
-PASSAGE_WORDS = 100
-"""Words of a text that MemFree blocks and RCAD reads before each prompt."""
-OFFICIAL = "official package"
-WIDTH, NAME_WIDTH = 12, 26
-TITLES = (
-    *("batch", "first ms", "tokens/s", "error", "slowdown", "error", "x bandwidth"),
-    *("x official", "peak GB"),
+from anchored import (
+    RCAD,
+    Anchored,
+    ColdStart,
+    CPFuse,
+    Decoder,
+    Generation,
+    GlobalSwitch,
+    MemFree,
+    ModelPair,
+    NoOpt,
+    PromptCache,
+    RiskyOnly,
+    SafeOnly,
+    System,
+    TokenSwap,
+    text_tables,
 )
+from anchored.decode.engine.prompts import prompts_by_stream
+from anchored.decode.pair_options import check_presence
+from anchored.decode.rules.rule import Rule, takes_passage
+
+from .baselines import WARPERS, Generate, official_pair, transformers_alone
+from .flops import num_matrix_weights, token_cost
+from .inputs import BenchInputs
+from .options import BenchDecodeConfig, method_names
+from .timing import CLOCKS, WALL, Clock, deviation, timed, times_baseline
+
+RCAD_ALPHA = 0.5
+BEFORE_PROMPT = 512
+"""Positions of random models for what rules put before a prompt: a passage or a system prompt."""
+RISKY_ALONE, OFFICIAL = "transformers, risky alone", "official package"
+RISKY_ALONE_AT_BYTES = "risky_only"
+"""transformers knows no bytes: there the risky model alone is a rule of ours."""
+AT_TOKENS_ONLY = ("token_swap",)
+"""Rules that know words as tokens."""
+WIDTH, NAME_WIDTH = 12, 26
+TITLES = ("", "batch", "first ms", "symbols/s", "error", "slowdown", "error")
+COST_TITLES = {
+    "token": ("step GFLOP", "all GFLOP"),
+    "byte": ("step GFLOP", "positions", "GFLOP"),
+}
+LAST_TITLES = ("x official", "peak GB")
+
+
+def bench_rules(
+    *, k: float, horizon: int, passages: Sequence[str], words: Sequence[str]
+) -> dict[str, Rule]:
+    """The rules by the names in `options.METHODS`.
+
+    Those without a budget run without the safe model unless they read it, as their authors run
+    them. k: nats a symbol. horizon: symbols of a text. passages: whose n-grams MemFree blocks.
+    words: those that TokenSwap swaps.
+    """
+    return {
+        "safe_only": SafeOnly(),
+        "risky_only": RiskyOnly(compared=False),
+        "system": System(compared=False),
+        "memfree": MemFree(passages=list(passages), compared=False),
+        "rcad": RCAD(alpha=RCAD_ALPHA, compared=False),
+        "cp_fuse": CPFuse(),
+        "token_swap": TokenSwap(words=list(words)),
+        "anchored": Anchored(k=k, debt="none"),
+        "anchored_debt": Anchored(k=k),
+        "anchored_inf": Anchored(k=k, debt="none", divergence="max"),
+        "no_opt": NoOpt(k=k, debt="none"),
+        "cold_start": ColdStart(k=k),
+        "global_switch": GlobalSwitch(K=k * horizon),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One method's speed in several runs."""
+
+    first_s: list[float] = field(default_factory=list)
+    """Seconds to the first symbol of every request: the prompts and one step."""
+    per_s: list[float] = field(default_factory=list)
+    """Symbols a second after the first ones, all requests together."""
+
+    @property
+    def first_ms(self) -> float:
+        """The median."""
+        return 1e3 * statistics.median(self.first_s)
+
+    @property
+    def mean(self) -> float:
+        """Mean symbols a second."""
+        return statistics.mean(self.per_s)
+
+    @property
+    def error(self) -> float:
+        """Sample standard deviation of that over the runs; nan of one run."""
+        return deviation(self.per_s)
+
+    def slowdown(self, baseline: "Speed") -> tuple[float, float]:
+        """(how many times as fast the baseline is in the same run, the deviation of that)."""
+        return times_baseline(baseline.per_s, self.per_s)
+
+
+def speeds(
+    generates: Mapping[str, Callable[[int], int]],
+    length: int,
+    *,
+    runs: int,
+    clock: Clock = WALL,
+    device: str = "cpu",
+) -> dict[str, Speed]:
+    """Speeds of methods that take turns in every run, after a warm-up of each.
+
+    generates: make that many symbols a prompt, and return how many these are altogether. Raises
+    ValueError where all texts end with their first symbol.
+    Source: paper, section on efficiency: (N_T - N_1) / (t_T - t_1).
+    """
+    for generate in generates.values():
+        generate(length)
+    measured = {name: Speed() for name in generates}
+    for _ in range(runs):
+        for name, generate in generates.items():
+            (one_s, one), (whole_s, whole) = (
+                timed(partial(generate, number), clock, device=device) for number in (1, length)
+            )
+            if whole <= one:
+                raise ValueError(f"{name} ends its texts at once: there is no speed to measure")
+            measured[name].first_s.append(one_s)
+            measured[name].per_s.append((whole - one) / (whole_s - one_s))
+    return measured
 
 
 @torch.inference_mode()
 def run(config: BenchDecodeConfig) -> int:
     """Print one table and return 0."""
     check_presence(config.device)
-    longest = config.prompt_tokens + config.new_tokens + BEFORE_PROMPT
+    longest = config.prompt_length + config.new_length + BEFORE_PROMPT
     inputs = BenchInputs.of(config, longest)
+    alone = RISKY_ALONE_AT_BYTES if config.level == "byte" else RISKY_ALONE
     print(
         f"{config} ({torch.get_num_threads()} threads), torch {torch.__version__}, "
-        f"{config.prompt_tokens} prompt tokens, {config.new_tokens} new ones, k = {config.k}, "
-        f"{config.runs} runs; slowdown: the speed of {RISKY_ALONE} over this one's, in one run"
+        f"{config.prompt_length} + {config.new_length} {config.level}s, k = {config.k}, "
+        f"{config.runs} runs; slowdown: the speed of {alone} over this one's, in one run"
     )
+    titles = (*TITLES, *COST_TITLES[config.level], *LAST_TITLES)
     rows = chain.from_iterable(_rows(inputs, config, size) for size in config.batch_sizes)
-    text_tables.print_lines(chain([("", *TITLES)], rows), WIDTH, name_width=NAME_WIDTH)
+    text_tables.print_lines(chain([titles], rows), WIDTH, name_width=NAME_WIDTH)
     return 0
 
 
 def _rows(
     inputs: BenchInputs, config: BenchDecodeConfig, batch_size: int
 ) -> Iterator[tuple[str, ...]]:
-    """The risky model alone, the authors' package where it is installed, then the methods."""
-    pair, prompts = inputs.pair, inputs.prompts(batch_size, config.prompt_tokens)
-    generates: dict[str, Generate] = {RISKY_ALONE: transformers_alone(pair.risky, prompts)}
-    if (official := official_pair(pair, prompts, k=config.k)) is not None:
-        generates[OFFICIAL] = official
-    passages = inputs.passages(batch_size, PASSAGE_WORDS)
+    """A row for the risky model alone, the authors' package if it is installed, and the methods."""
+    is_byte, pair = config.level == "byte", inputs.pair
+    # 1. The methods' decoders, with the texts that their rules read or block.
+    passages = inputs.passages(batch_size, config.passage_words)
     rules = bench_rules(
-        k=config.k, horizon=config.new_tokens, passages=passages, words=inputs.swapped_words()
+        k=config.k, horizon=config.new_length, passages=passages, words=inputs.swapped_words()
     )
-    models = {RISKY_ALONE: ["risky"], OFFICIAL: ["safe", "risky"]}
-    for name in method_names(config.methods):
-        decoder = Decoder(pair, rules[name], level="token", batch_size=batch_size)
-        generates[name] = decoder_generate(decoder, prompts, passages)
-        models[name] = sorted({stream.model for stream in rules[name].streams.values()})
+    names = list(method_names(config.methods))
+    settings: dict[str, Any] = {"level": config.level, "batch_size": batch_size}
+    if is_byte:
+        others = (*AT_TOKENS_ONLY, RISKY_ALONE_AT_BYTES)
+        names = [RISKY_ALONE_AT_BYTES, *(name for name in names if name not in others)]
+        # Prompts are read anew by every call: a kept one would have no time to the first byte.
+        settings["prompt_cache"] = PromptCache(max_bytes=0)
+    decoders = {name: Decoder(pair, rules[name], **settings) for name in names}
+    # 2. What is timed, the baseline first.
+    read = inputs.byte_prompts if is_byte else inputs.prompts
+    prompts = read(batch_size, config.prompt_length)
+    generates: dict[str, Generate] = {}
+    if not is_byte:
+        generates[RISKY_ALONE] = transformers_alone(pair.risky, prompts)
+        if (official := official_pair(pair, prompts, k=config.k)) is not None:
+            generates[OFFICIAL] = official
+    results: dict[str, dict[int, list[Generation]]] = {name: {} for name in names}
+    for name, decoder in decoders.items():
+        generates[name] = decoder_generate(decoder, prompts, passages, results[name])
     measured = speeds(
         generates,
-        config.new_tokens,
+        config.new_length,
         runs=config.runs,
         clock=CLOCKS[config.clock],
         device=config.device,
     )
-    bandwidth = copy_bytes_per_s(config.device)
-    official_per_s = measured[OFFICIAL].mean if OFFICIAL in measured else math.nan
+    # 3. Speeds beside the baseline's in the same run, and what a symbol should cost.
+    baseline = next(iter(measured.values()))
     for name, speed in measured.items():
-        # A step must read every model's weights once, however many streams it has.
-        step_s = sum(step_bytes(pair.models[model]) for model in models[name]) / bandwidth
+        if is_byte:
+            costs = byte_cells(decoders[name], results[name])
+        elif name == OFFICIAL:
+            costs = ("-", "-")
+        else:
+            passage = passages[0] if name in rules and takes_passage(rules[name]) else None
+            decoder = decoders.get(name) or Decoder(pair, RiskyOnly(compared=False), **settings)
+            costs = token_cells(decoder, prompts[0], passage, config.new_length)
+        official_per_s = measured[OFFICIAL].mean if OFFICIAL in measured else math.nan
         yield (
             name,
             str(batch_size),
-            f"{speed.first_ms:.1f}",
-            f"{speed.mean:.1f}",
-            f"{speed.error:.1f}",
-            *(f"{number:.2f}" for number in speed.slowdown(measured[RISKY_ALONE])),
-            f"{speed.mean * step_s / batch_size:.2f}",
+            *(f"{number:.1f}" for number in (speed.first_ms, speed.mean, speed.error)),
+            *(f"{number:.2f}" for number in speed.slowdown(baseline)),
+            *costs,
             "-" if math.isnan(official_per_s) else f"{speed.mean / official_per_s:.2f}",
             f"{_peak_bytes(pair) / 1e9:.2f}",
         )
 
 
-def copy_bytes_per_s(device: str) -> float:
-    """Bytes read or written a second by a large copy on the device: the fastest of a few."""
-    source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    seconds = [timed(lambda: target.copy_(source), device=device)[0] for _ in range(NUM_COPIES)]
-    return 2 * COPY_BYTES / min(seconds)
+def decoder_generate(
+    decoder: Decoder,
+    prompts: list[list[int]],
+    passages: list[str],
+    results: dict[int, list[Generation]],
+) -> Generate:
+    """What `speeds` times of a decoder; results takes the generations, by their length."""
+    asked: dict[str, Any] = {"passages": passages} if takes_passage(decoder.rule) else {}
+    is_byte = decoder.level.name == "byte"
+    asked |= {} if is_byte else WARPERS
+    length_name = "max_new_bytes" if is_byte else "max_new_tokens"
+
+    def generate(length: int) -> int:
+        results[length] = decoder.generate(prompts, **asked, **{length_name: length})
+        return sum(len(generation.token_ids) for generation in results[length])
+
+    return generate
 
 
-def step_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that one decoding step must read."""
-    return sum(weight.numel() * weight.element_size() for weight in matrix_weights(model))
+def token_cells(
+    decoder: Decoder, prompt: list[int], passage: str | None, new_tokens: int
+) -> tuple[str, str]:
+    """GFLOP of a step's forwards, and of all that a token takes."""
+    read = prompts_by_stream(decoder.level, decoder.rule, prompt, passage)
+    lengths = {stream: len(read.get(stream, prompt)) for stream in decoder.rule.streams}
+    cost = token_cost(decoder.pair, decoder.rule, prompt_tokens=lengths, new_tokens=new_tokens)
+    return f"{cost['steps'] / 1e9:.3f}", f"{sum(cost.values()) / 1e9:.3f}"
+
+
+def byte_cells(decoder: Decoder, results: dict[int, list[Generation]]) -> tuple[str, ...]:
+    """What generations of two lengths say of the bytes between them.
+
+    GFLOP of one forward of every stream; token positions computed a byte behind the prompt, all
+    streams together; what these cost in GFLOP. Source: paper, section on efficiency, 2 N a forward.
+    """
+    short, long = (results[length] for length in sorted(results))
+    num_bytes = sum(len(generation.token_ids) for generation in long)
+    num_bytes -= sum(len(generation.token_ids) for generation in short)
+    step_gflop = positions = gflop = 0.0
+    for name, stream in decoder.rule.streams.items():
+        computed = _num_positions(long, name) - _num_positions(short, name)
+        forward_gflop = 2e-9 * num_matrix_weights(decoder.pair.models[stream.model])
+        step_gflop += forward_gflop
+        positions += computed / num_bytes
+        gflop += forward_gflop * computed / num_bytes
+    return tuple(f"{figure:.4f}" for figure in (step_gflop, positions, gflop))
+
+
+def _num_positions(generations: list[Generation], stream: str) -> float:
+    """Token positions that a stream's model computed, the prompts' included."""
+    return sum(each.ledger.footer.work[stream]["num_nodes"] for each in generations)
 
 
 def _peak_bytes(pair: ModelPair) -> int:

@@ -1,26 +1,19 @@
-"""What a decoded token should cost, beside the clock."""
+"""What a decoded token should cost, by the model of the paper."""
 
 from collections.abc import Mapping
-from itertools import chain, product
 
-import torch
 from transformers import PreTrainedModel
 
-from anchored import Anchored, CPFuse, Decoder, ModelPair, NoOpt, SafeOnly, text_tables
-from anchored.decode.pair_options import check_presence
+from anchored import Anchored, CPFuse, ModelPair, NoOpt, SafeOnly
 from anchored.decode.rules.mixtures import grid
 from anchored.decode.rules.rule import BOTH, Rule, StreamName
 
-from .inputs import BenchInputs, matrix_weights
-from .options import BenchFlopsConfig
-from .timing import timed
+from .inputs import matrix_weights
 
 FLOPS_PER_LOGIT = 10
 """FLOPs of one pass over a logit, an exponential and the sums over it: an assumption."""
 NUM_PASSES = 3
 """Passes of a projection over the vocabulary, statistics included. An assumption too."""
-WIDTH = 12
-TITLES = ("prompt", "new", "steps", "prompt/T", "debt/T", "projection", "GFLOP", "ms", "GFLOP/s")
 
 
 def token_cost(
@@ -64,41 +57,3 @@ def num_passes(rule: Rule) -> int:
 def num_matrix_weights(model: PreTrainedModel) -> int:
     """Numbers that every token is multiplied with."""
     return sum(weight.numel() for weight in matrix_weights(model))
-
-
-@torch.inference_mode()
-def run(config: BenchFlopsConfig) -> int:
-    """Print one table and return 0."""
-    check_presence(config.device)
-    inputs = BenchInputs.of(config, max(config.prompt_tokens) + max(config.new_tokens))
-    print(
-        f"{config}, torch {torch.__version__}, batch 1: GFLOP a token by the model, milliseconds a "
-        "token by the clock"
-    )
-    decoder = Decoder(inputs.pair, Anchored(k=config.k), level="token")
-    lengths = product(config.prompt_tokens, config.new_tokens)
-    rows = (_cells(inputs, decoder, *pair_of_lengths) for pair_of_lengths in lengths)
-    text_tables.print_lines(chain([TITLES], rows), WIDTH)
-    return 0
-
-
-def _cells(
-    inputs: BenchInputs, decoder: Decoder, prompt_tokens: int, new_tokens: int
-) -> tuple[str, ...]:
-    prompts = inputs.prompts(1, prompt_tokens)
-    decoder.generate(prompts, max_new_tokens=new_tokens)
-    seconds, (result,) = timed(
-        lambda: decoder.generate(prompts, max_new_tokens=new_tokens),
-        device=inputs.pair.risky.device,
-    )
-    num_tokens = len(result.token_ids)
-    lengths = dict.fromkeys(decoder.rule.streams, prompt_tokens)
-    cost = token_cost(decoder.pair, decoder.rule, prompt_tokens=lengths, new_tokens=num_tokens)
-    total = sum(cost.values())
-    return (
-        str(prompt_tokens),
-        str(num_tokens),
-        *(f"{flops / 1e9:.4f}" for flops in (*cost.values(), total)),
-        f"{1e3 * seconds / num_tokens:.2f}",
-        f"{total * num_tokens / seconds / 1e9:.2f}",
-    )

@@ -169,27 +169,3 @@ def test_one_pass_scores_equal_those_byte_by_byte(tokenizer, text, vocabulary):
     data = bytes(symbols[:-1])
     scores = byte_log_probs(vocabulary, data, RandomModel(vocabulary), chunk_size=7)
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-11)
-
-
-def sure_of_the_word(tokenizer, word):
-    """Marginals of a model that expects one token everywhere."""
-    vocabulary = vocabulary_of(tokenizer)
-    (expected,) = tokenizer.encode(word).ids
-    row = np.full(vocabulary.vocab_size, -9.0)
-    row[expected] = 9.0
-    law = row - np.logaddexp.reduce(row)
-    return ByteMarginals(vocabulary, lambda paths: np.stack([law] * len(paths)))
-
-
-def test_an_unfinished_word_gives_its_next_letter_the_mass_of_the_whole_word(tokenizer):
-    # A model sure of " the" must expect "e" after " th", though " th" is a token of its own.
-    marginals = sure_of_the_word(tokenizer, " the")
-    marginals.extend(b" th")
-    assert np.exp(marginals.log_probs()[ord("e")]) > 0.999
-
-
-def test_a_prompt_that_ends_in_a_space_expects_the_words_that_begin_with_one(tokenizer):
-    """The space of " the" is the prompt's: forced apart from its word it would be rare."""
-    marginals = sure_of_the_word(tokenizer, " the")
-    marginals.extend(b"see ")
-    assert np.exp(marginals.log_probs()[ord("t")]) > 0.99

@@ -16,14 +16,10 @@ from byte_streams import (
     model_of,
     stream_of,
 )
-from tiny_models import FAMILIES, tiny_llama
+from tiny_models import FAMILIES
 
-from anchored.decode.byte import byte_row, byte_stream
+from anchored.decode.byte import byte_stream
 from anchored.decode.byte import prompt as byte_prompt
-from anchored.decode.byte.prompt import PathSums
-from anchored.decode.byte.tree_cache import TreeBackbone, TreeCache
-from anchored.decode.models.capabilities import row_attention
-from anchored.decode.models.row_stream import ModelRunner
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.warpers import Warpers
@@ -145,18 +141,6 @@ def test_prompts_that_no_text_begins_with_and_too_long_ones_are_refused(vocabula
 
 
 @one_tokenizer
-def test_dropping_dead_slots_changes_nothing(monkeypatch, vocabulary, prompt, text):
-    model = model_of(vocabulary, "qwen2, sliding")
-    fed = []
-    for limit in (0, 64):
-        monkeypatch.setattr(byte_row, "MAX_DEAD_SLOTS", limit)
-        stream = stream_of(model, vocabulary, prefetch=2)
-        stream.read([prompt], [0])
-        fed.append(feed_byte_by_byte(stream, 0, text))
-    assert_same(fed[0], fed[1])
-
-
-@one_tokenizer
 def test_prompts_of_several_forwards_are_read_exactly(monkeypatch, vocabulary, model):
     text = bytes_of(vocabulary, PROMPT + CONTINUATION + " the keepers' things")
     whole, pieces = stream_of(model, vocabulary), stream_of(model, vocabulary)
@@ -193,39 +177,6 @@ def test_long_contexts_are_read_and_gone_on_from(tokenizer, num_tokens, scores, 
     read = stream.read([text[:-5], text], [0, 1])
     assert_same(feed_byte_by_byte(stream, 0, text[-5:])[-1], read.logits[1])
     assert stream.counts(0).num_nodes > 0.9 * num_tokens
-
-
-TEXT = "the harbour's  12345 \n\n\t caf\u00e9 "
-
-
-@one_tokenizer
-def test_the_order_of_siblings_changes_nothing(tokenizer):
-    """Nodes beside the trunk computed backwards, as far as parents allow, have the same states."""
-    vocabulary = ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
-    model = tiny_llama(1, vocab_size=vocabulary.vocab_size).eval()
-    tree = PathSums(vocabulary, TEXT.encode()).tree
-    first, second = (states_beside_the_trunk(model, tree, sign) for sign in (1, -1))
-    assert len(first) > 10 and list(first) != list(second)
-    for node, state in first.items():
-        torch.testing.assert_close(second[node], state, rtol=1e-10, atol=1e-12)
-
-
-@torch.inference_mode()
-def states_beside_the_trunk(model, tree, sign: int) -> dict[int, torch.Tensor]:
-    """Hidden states by node, siblings in the order of sign * node."""
-    cache, backbone = (
-        TreeCache(tree),
-        TreeBackbone(ModelRunner(model, 320), row_attention(model), 1),
-    )
-    trunk = cache.add_trunk()
-    start = list(tree.vocabulary.start_token_ids)
-    backbone.read([start + [tree.token[node] for node in trunk]], [0])
-    beside = [node for node in range(1, len(tree)) if node not in trunk]
-    beside.sort(key=lambda node: (tree.depth[node], sign * node))
-    forward = cache.add(beside)
-    slots = torch.from_numpy(cache.slot_positions())
-    (hidden,) = backbone.forward([0], [forward], [slots])
-    return dict(zip(forward.nodes, hidden, strict=True))
 
 
 @one_tokenizer
@@ -276,36 +227,8 @@ def test_prefetching_changes_nothing_but_the_number_of_forwards(
 
 
 @one_tokenizer
-def test_guesses_join_forwards_of_few_rows_only(vocabulary, model, prompt, text, monkeypatch):
-    monkeypatch.setattr(byte_row, "WITH_GUESSES", 3)
-    guesses = []
-    for rows in ([0], [0, 1, 2]):
-        stream = stream_of(model, vocabulary, prefetch=4)
-        stream.read([prompt] * len(rows), rows)
-        for byte in text:
-            stream.feed_rows(rows, [[byte]] * len(rows))
-        guesses.append(stream.counts(0).num_guesses)
-        assert stream.counts(0).num_nodes <= stream.counts(0).num_forwards * 3 + len(prompt)
-    assert guesses[0] > 0 == guesses[1]
-
-
-@one_tokenizer
 def test_without_prompt_scores_only_the_next_byte_is_computed(vocabulary, model):
     text = bytes_of(vocabulary, PROMPT)
     exact, none = stream_of(model, vocabulary), stream_of(model, vocabulary, scores_prompts=False)
     assert_same(none.read([text], [0]).logits, exact.read([text], [0]).logits)
     assert none.read([text], [1]).token_log_probs[0].shape == (0,)
-
-
-@one_tokenizer
-def test_the_first_byte_asks_for_no_logits_that_the_scores_had(monkeypatch, vocabulary, model):
-    stream, asked = stream_of(model, vocabulary), []
-    logits = ModelRunner.logits
-    monkeypatch.setattr(
-        ModelRunner,
-        "logits",
-        lambda layer, hidden: asked.append(len(hidden)) or logits(layer, hidden),
-    )
-    text = bytes_of(vocabulary, PROMPT)
-    stream.read([text], [0])
-    assert sum(asked) == stream.counts(0).num_nodes

@@ -56,13 +56,6 @@ def test_a_split_of_higher_rank_pieces_is_found_irregular():
             assert rows.invalid(left)[right] == (not valid)
 
 
-def test_tokens_that_bpe_never_makes_are_unreachable():
-    # "ab" is always made first, so "bc" never stands beside "a": "abc" by (a, bc) is never made.
-    bytes_of = {0: b"a", 1: b"b", 2: b"c", 3: b"ab", 4: b"bc", 5: b"abc"}
-    table = MergeTable(bytes_of, [(0, 1, 3), (1, 2, 4), (0, 4, 5)])
-    assert [token for token in bytes_of if not table.is_reachable(token)] == [5]
-
-
 @pytest.mark.parametrize(("left", "right", "valid"), [(3, 0, True), (0, 0, False), (5, 0, True)])
 def test_equal_ranks_merge_leftmost_first(left, right, valid):
     bytes_of = {0: b"a", 3: b"b", 5: b"aa"}

@@ -70,7 +70,7 @@ def has_witness(tokenizer: Tokenizer, text: bytes, path: tuple[int, ...]) -> boo
     return False
 
 
-@pytest.mark.parametrize("family", [*REGEXES, "DeepSeek-V2"])
+@pytest.mark.parametrize("family", ["o200k", "DeepSeek-V2"])
 def test_rows_and_single_tokens_agree(family):
     vocabulary = vocabulary_of(trained(family, 300))
     viability = vocabulary.viability
@@ -95,7 +95,7 @@ def assert_row_is_right(viability: Viability, state: ViabilityState) -> None:
 
 @pytest.mark.parametrize("family", [*REGEXES, *STEPS])
 def test_texts_may_end_where_their_tokenisation_does(tokenizer, vocabulary):
-    for text in draw_hard_strings(800, seed=8):
+    for text in draw_hard_strings(300, seed=8):
         normal = vocabulary.normalize(text)
         tree = TokenTree(vocabulary)
         tree.extend(normal)

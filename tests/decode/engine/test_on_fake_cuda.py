@@ -9,7 +9,7 @@ from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.engine.request import Request
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.settings import SamplingConfig
-from anchored.tools.bench.methods import bench_rules
+from anchored.tools.bench.decode import bench_rules
 
 # The interpreter divides by zero in lanes that it discards.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -63,7 +63,7 @@ def assert_same(expected, actual) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "num_prompts", "drafts"),
-    [(KL, 1, "off"), (MAX, 2, "off"), (KL, 5, "off"), (KL, 2, 3)],
+    [(MAX, 1, "off"), (KL, 2, 3)],
 )
 def test_tokens_and_ledgers_are_those_of_the_cpu(device, rule, num_prompts, drafts):
     asked = PROMPTS[:num_prompts]

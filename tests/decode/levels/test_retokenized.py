@@ -7,31 +7,27 @@ import itertools
 import json
 import logging
 import math
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 from byte_pairs import llama3_tokenizer, tiny_byte_pair
 from model_zoo import zoo_model
-from tiny_models import TEXT, tiny_llama, train_tokenizer
+from tiny_models import tiny_llama, train_tokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, Ledger, LedgerError, ModelPair, TokenSwap, verify
 from anchored import with_divergences as longer
-from anchored.decode.levels.level import TokenLevel
 from anchored.decode.levels.retokenized import OtherTokens, RetokenizedLevel, tokenizer_file
-from anchored.decode.models.row_stream import RowStream
 from anchored.decode.replay.replay import Replay
-from anchored.decode.rules.rule import RISKY, SAFE, StepInputs
+from anchored.decode.rules.rule import SAFE
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.tokenizer_file import token_bytes
 
 WORDS = ["the", "of", "lamp", "keeper"]
 PROMPTS = ["the keeper of the lamp", "import math", "s", "Nine tides ago, the harbour"]
 SAMPLING = {"temperature": 0.8, "repetition_penalty": 1.2}
-READINGS = {"risky": RISKY, "words": SAFE}
 
 
 @pytest.fixture(scope="module")
@@ -113,32 +109,6 @@ def test_the_law_is_that_of_the_formula_over_the_text_read_again(pair):
             symbols.append(step.token_id)
 
 
-def test_two_tokenizers_that_are_one_give_the_law_of_one():
-    """The safe model's vocabulary warped by itself and read again is the pair's own law."""
-    tokenizer = train_tokenizer(320)
-    pair = ModelPair(tiny_llama(3), tiny_llama(4), tokenizer)
-    levels = TokenLevel(pair), RetokenizedLevel(pair)
-    sampling = SamplingConfig(temperature=0.6, repetition_penalty=1.3, top_k=40)
-    laws = []
-    for level in levels:
-        rule = TokenSwap(words=["the", "of", "lamp"]).for_symbols(level)
-        prompt = level.encode(PROMPTS[0])
-        streams = level.open_streams(1, 30, sampling, scores_prompts=False, specs=rule.streams)
-        logits = {name: stream.read([prompt], [0]).logits for name, stream in streams.items()}
-        seen = torch.zeros(1, level.vocab_size, dtype=torch.bool)
-        seen[0, prompt] = True
-        drawn = rule.next_token(
-            StepInputs(
-                logits=logits,
-                warp=level.warpers(sampling).after(seen),
-                budget=torch.ones(1, dtype=torch.float64),
-                uniform=None,
-            )
-        )
-        laws.append(drawn.log_probs()[0].exp())
-    torch.testing.assert_close(*laws, atol=1e-12, rtol=0)
-
-
 @pytest.fixture
 def streams(pair):
     """Two streams of the same model: one that cuts back, one that reads everything again."""
@@ -150,46 +120,6 @@ def streams(pair):
         )["words"]
 
     return level, opened
-
-
-def test_the_cache_is_cut_back_to_what_is_still_read(streams, pair, monkeypatch):
-    level, opened = streams
-    cuts, roll_back = [], RowStream.roll_back
-
-    def noted(self, row, num_tokens):
-        cuts.append(self._cache.lengths[row] - num_tokens)
-        roll_back(self, row, num_tokens)
-
-    monkeypatch.setattr(RowStream, "roll_back", noted)
-    grown, source = opened(3), random.Random(1)
-    texts = ["the keeper's lamp caf\u00e9 \u4e2d\u4e2d", TEXT[0][:40], "rope"]
-    rows = [level.encode(text) for text in texts]
-    # As single bytes, words become fewer tokens of the safe model as they grow.
-    spelled = [level.encode_continuation(letter)[0] for letter in "the lamp wrote every wave"]
-    grown.read([list(row) for row in rows], [0, 1, 2])
-    for step in range(len(spelled)):
-        new = [[spelled[step]], [source.randrange(3, 290)], [source.randrange(3, 290)] * 2]
-        found = grown.feed_rows([0, 1, 2], new)
-        for place, row in enumerate(rows):
-            row += new[place]
-            whole = opened(1).read([row], [0]).logits
-            torch.testing.assert_close(found[place], whole[0], atol=1e-10, rtol=0)
-    assert max(cuts) > 0 and min(cuts) == 0  # tokens that changed, and texts that only grew
-
-
-def test_columns_are_rows_fed_one_by_one(streams):
-    level, opened = streams
-    prompt, more = level.encode("the keeper"), level.encode_continuation(" of the lamp wrote")
-    together, alone = opened(2), opened(1)
-    together.read([list(prompt)] * 2, [0, 1])
-    alone.read([list(prompt)], [0])
-    mask = torch.tensor([[1] * len(more), [1] * 2 + [0] * (len(more) - 2)])
-    columns = together.feed(torch.tensor([more, more]), mask)
-    for place, token in enumerate(more):
-        expected = alone.feed_rows([0], [[token]])[0]
-        torch.testing.assert_close(columns[0, place], expected, atol=1e-12, rtol=0)
-        if place < 2:
-            torch.testing.assert_close(columns[1, place], expected, atol=1e-12, rtol=0)
 
 
 def test_texts_are_whole_characters(pair):

@@ -1,6 +1,5 @@
 """Left-padded batches: read in chunks, and once."""
 
-import pytest
 import torch
 from tiny_models import tiny_llama
 
@@ -23,11 +22,3 @@ def test_chunks_give_what_one_forward_gives(monkeypatch):
     assert [len(row) for row in chunked.token_log_probs] == [6, 1, 0]
     for actual, expected in zip(chunked.token_log_probs, whole.token_log_probs, strict=True):
         torch.testing.assert_close(actual, expected)
-
-
-def test_a_batch_is_read_once_and_whole():
-    with pytest.raises(ValueError, match=r"is read once and whole, got rows \[0, 1, 2\]"):
-        read(num_rows=4)
-    stream, _ = read()
-    with pytest.raises(ValueError, match="is read once and whole"):
-        stream.read(PROMPTS, [0, 1, 2])

@@ -23,36 +23,6 @@ def filled(lengths: list[int], max_length: int = 20) -> RowCache:
     return cache
 
 
-def test_rows_are_read_back_up_to_the_longest():
-    cache = filled([2, 5])
-    cache.prepare([0, 1], 1, CPU)
-    keys, values = cache.update(states(2, 1, 9.0), states(2, 1, 9.0), 0)
-    assert keys.shape == values.shape == (2, HEADS, 6, HEAD_DIM)
-    assert keys[0, 0, :, 0].tolist() == [1, 1, 9, 0, 0, 0]
-    assert values[1, 0, :, 0].tolist() == [-2, -2, -2, -2, -2, 9]
-
-
-def test_some_rows_are_read_alone():
-    cache = filled([2, 5, 3])
-    cache.prepare([2], 1, CPU)
-    keys, _ = cache.update(states(1, 1, 9.0), states(1, 1, 9.0), 0)
-    assert keys[0, 0, :, 0].tolist() == [3, 3, 3, 9]
-
-
-def test_a_rolled_back_column_is_written_over():
-    cache = filled([4])
-    cache.roll_back(0, 1)
-    cache.prepare([0], 1, CPU)
-    keys, _ = cache.update(states(1, 1, 9.0), states(1, 1, 9.0), 0)
-    assert keys[0, 0, :, 0].tolist() == [1, 9]
-
-
-@pytest.mark.parametrize("length", [-1, 5])
-def test_a_row_goes_back_only_to_what_it_holds(length):
-    with pytest.raises(ValueError, match=f"row 0 holds 4 columns, it cannot go back to {length}"):
-        filled([4]).roll_back(0, length)
-
-
 def test_a_freed_row_holds_no_trace():
     cache = filled([2, 5])
     cache.layers[0].keys[1, :, 3] = torch.nan

@@ -212,17 +212,6 @@ def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair, rule, changes
         assert verify(result.ledger, gap_pair).is_ok
 
 
-def test_pieces_and_drafts_are_those_of_the_plain_decoder(gap_pair):
-    decoders = [Decoder(gap_pair, Anchored(k=1.0), speculate=s) for s in ("off", 3)]
-    plain, drafted = (
-        [r.token_ids for r in d.generate(PROMPTS, max_new_tokens=20)] for d in decoders
-    )
-    assert plain == drafted
-    pieces = decoders[0].stream(PROMPTS[0], max_new_tokens=20)
-    (result,) = decoders[0].generate(PROMPTS[0], max_new_tokens=20)
-    assert "".join(piece.text for piece in pieces) == result.text
-
-
 def test_a_ledger_names_the_vocabulary_and_another_one_does_not_verify(
     gap_pair, tokenizer, tmp_path
 ):

@@ -107,14 +107,6 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, level, rule, tmp_pat
         assert score.token_log_probs == pytest.approx(recorded, abs=1e-5)
 
 
-@pytest.mark.parametrize("level", ["token", "byte"])
-def test_rcad_at_alpha_0_is_the_risky_model(pair, level):
-    plain = Decoder(pair, RiskyOnly(), level=level).generate(PROMPTS, max_new_tokens=6)
-    rcad = Decoder(pair, RCAD(alpha=0.0), level=level)
-    contrasted = rcad.generate(PROMPTS, passages=PASSAGES, max_new_tokens=6)
-    assert [own.token_ids for own in contrasted] == [own.token_ids for own in plain]
-
-
 def test_each_stream_reads_what_its_rule_says(token_pair):
     pair, prompt, passage = token_pair, PROMPTS[0], PASSAGES[0]
     tokenizer = pair.tokenizer

@@ -150,6 +150,7 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     torch.testing.assert_close(final_weights(run), final_weights(finished), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_chunked_loss_on_two_processes_gives_the_same_curve(finished, write_config, tmp_path):
     # On two processes, which hold half of the vocabulary's weights each and add their gradients up
     # in the last of two rounds.

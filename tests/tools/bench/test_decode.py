@@ -11,15 +11,13 @@ from byte_pairs import llama3_tokenizer, tiny_byte_pair
 from tiny_models import train_tokenizer
 
 from anchored import RiskyOnly
-from anchored.tools.bench import decode, flops, inputs, methods
+from anchored.tools.bench import decode, flops, inputs
+from anchored.tools.bench.decode import Speed, bench_rules, byte_cells, speeds
 from anchored.tools.bench.flops import num_matrix_weights
 from anchored.tools.bench.inputs import random_pair
-from anchored.tools.bench.methods import Speed, bench_rules, byte_cells, speeds
 from anchored.tools.bench.options import (
     METHODS,
     BenchDecodeConfig,
-    BenchFlopsConfig,
-    BenchMethodsConfig,
     method_names,
 )
 
@@ -38,7 +36,7 @@ def table(capsys) -> tuple[str, list[str], list[tuple[str, list[float]]]]:
 
 
 def test_every_method_has_a_row_for_every_batch_size_beside_transformers(capsys):
-    config = BenchDecodeConfig(**TINY, batch_sizes=(1, 2), prompt_tokens=4, new_tokens=4)
+    config = BenchDecodeConfig(**TINY, batch_sizes=(1, 2), prompt_length=4, new_length=4)
     assert decode.run(config) == 0
     header, titles, rows = table(capsys)
     assert "tiny + tiny, V = 64, auto on cpu" in header
@@ -67,7 +65,7 @@ def byte_pair_folders(tmp_path, monkeypatch):
 
 def test_a_pair_in_folders_reads_texts(pair_folders, capsys):
     safe, risky = map(str, pair_folders)
-    lengths = {"prompt_tokens": 8, "new_tokens": 3, "batch_sizes": (2,), "runs": 1}
+    lengths = {"prompt_length": 8, "new_length": 3, "batch_sizes": (2,), "runs": 1}
     config = BenchDecodeConfig(safe=safe, risky=risky, methods=("anchored",), **lengths)
     assert decode.run(config) == 0
     header, _, rows = table(capsys)
@@ -82,16 +80,17 @@ def test_a_pair_in_folders_reads_texts(pair_folders, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:prefix debt")
-def test_every_method_is_timed_and_has_its_cost(capsys):
-    lengths = {"prompt_length": 4, "new_length": 3, "passage_words": 7}
-    config = BenchMethodsConfig(**TINY, **lengths, batch_size=2, runs=1, clock="cpu")
-    assert methods.run(config) == 0
+def test_every_method_has_its_cost(capsys):
+    lengths = {"prompt_length": 4, "new_length": 3, "passage_words": 7, "methods": ("all",)}
+    config = BenchDecodeConfig(**TINY, **lengths, batch_sizes=(2,), runs=1, clock="cpu")
+    assert decode.run(config) == 0
     _, titles, ((_, alone), *rows) = table(capsys)
-    assert [name for name, _ in rows] == list(METHODS) and titles[-1] == "all GFLOP"
-    gflops = {name: figures[-1] for name, figures in rows}
+    assert [name for name, _ in rows] == list(METHODS)
+    cost = titles.index("all GFLOP")
+    gflops = {name: figures[cost] for name, figures in rows}
     for behind in ("system", "rcad"):
-        assert gflops[behind] > 2 * alone[-1]
-    assert gflops["memfree"] == gflops["risky_only"] == alone[-1]
+        assert gflops[behind] > 2 * alone[cost]
+    assert gflops["memfree"] == gflops["risky_only"] == alone[cost]
 
 
 @pytest.mark.slow
@@ -99,16 +98,18 @@ def test_every_method_is_timed_and_has_its_cost(capsys):
 def test_methods_at_bytes_have_the_risky_model_alone_first_and_positions(byte_pair_folders, capsys):
     asked = ("anchored", "rcad,token_swap", "memfree")
     lengths = {"prompt_length": 8, "new_length": 6, "passage_words": 4, "runs": 1}
-    config = BenchMethodsConfig(**byte_pair_folders, level="byte", methods=asked, **lengths)
-    assert methods.run(config) == 0
+    config = BenchDecodeConfig(
+        **byte_pair_folders, level="byte", methods=asked, batch_sizes=(1,), **lengths
+    )
+    assert decode.run(config) == 0
     _, titles, rows = table(capsys)
     # Words as tokens are no bytes: TokenSwap is left out.
     assert [name for name, _ in rows] == ["risky_only", "memfree", "rcad", "anchored"]
-    figures = dict(rows)
-    assert figures["risky_only"][titles.index("slowdown")] == 1.0
-    step_gflop, positions, gflop = figures["rcad"][-3:]
-    assert step_gflop == pytest.approx(2 * figures["memfree"][-3], abs=2e-4)
-    assert figures["memfree"][-2] < positions < 16 and gflop > 0
+    figures = {name: dict(zip(titles, row, strict=True)) for name, row in rows}
+    assert figures["risky_only"]["slowdown"] == 1.0
+    rcad, memfree = figures["rcad"], figures["memfree"]
+    assert rcad["step GFLOP"] == pytest.approx(2 * memfree["step GFLOP"], abs=2e-4)
+    assert memfree["positions"] < rcad["positions"] < 16 and rcad["GFLOP"] > 0
 
 
 def test_positions_are_those_behind_the_prompt_and_cost_a_forward_each():
@@ -152,18 +153,11 @@ def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():
         speeds({"a": lambda length: 2}, 4, runs=1)
 
 
-def test_every_pair_of_lengths_has_a_cost(capsys):
-    assert flops.run(BenchFlopsConfig(**TINY, prompt_tokens=(3, 5), new_tokens=(2, 4))) == 0
-    _, titles, *rows = capsys.readouterr().out.splitlines()
-    assert "GFLOP/s" in titles and [row.split()[0] for row in rows] == ["3", "3", "5", "5"]
-
-
-def test_a_token_reads_and_multiplies_all_weights_but_the_embedding_table():
+def test_a_token_multiplies_all_weights_but_the_embedding_table():
     pair = random_pair("tiny", "small", vocab_size=64, context_length=8, dtype=torch.bfloat16)
     layers = 2 * (4 * 128 * 128 + 3 * 128 * 352 + 2 * 128)
     weights = layers + 128 + 64 * 128  # final norm, output layer
     assert num_matrix_weights(pair.safe) == weights
-    assert decode.step_bytes(pair.safe) == 2 * weights
     pair.safe.lm_head.weight = pair.safe.get_input_embeddings().weight  # is multiplied with, too
     assert num_matrix_weights(pair.safe) == weights
 

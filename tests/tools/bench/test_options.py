@@ -4,8 +4,6 @@ import pytest
 
 from anchored.tools.bench.options import (
     BenchDecodeConfig,
-    BenchFlopsConfig,
-    BenchMethodsConfig,
     BenchPretrainConfig,
     BenchSpeculateConfig,
 )
@@ -18,11 +16,11 @@ from anchored.tools.bench.options import (
         (BenchSpeculateConfig, {"new_tokens": 1}, "new_tokens must be >= 2, got 1"),
         (BenchSpeculateConfig, {"safe": "x"}, "or both be folders of models, got x and small"),
         (BenchDecodeConfig, {"clock": "cpu", "device": "cuda"}, "clock cpu does not see cuda"),
-        (BenchMethodsConfig, {"passage_words": 0}, "passage_words must be >= 1, got 0"),
-        (BenchMethodsConfig, {"level": "byte"}, "level byte needs a pair in folders"),
+        (BenchDecodeConfig, {"passage_words": 0}, "passage_words must be >= 1, got 0"),
+        (BenchDecodeConfig, {"level": "byte"}, "level byte needs a pair in folders"),
         *(
             (kind, {"vocab_size": 2}, "vocab_size must be >= 3, got 2")
-            for kind in (BenchDecodeConfig, BenchFlopsConfig, BenchPretrainConfig)
+            for kind in (BenchDecodeConfig, BenchPretrainConfig)
         ),
         (BenchPretrainConfig, {"steps": 4, "skipped_steps": 4}, "less than steps, got 4 of 4"),
         (BenchPretrainConfig, {"rounds": 3}, "rounds must be even, got 3"),

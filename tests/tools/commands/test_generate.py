@@ -290,6 +290,7 @@ def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(capsys, words, monke
     assert refused(capsys, *words, "--prompt", "a") == "anchored generate: one two\n"
 
 
+@pytest.mark.slow  # three processes, which import torch each
 def test_three_commands_with_one_ledger_keep_all_that_they_made(words, expected, tmp_path):
     ledger = tmp_path / "one.jsonl"
     more = ["--prompt", "the keeper", "--ledger", str(ledger)]
