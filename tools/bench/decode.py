@@ -230,7 +230,7 @@ def decoder_generate(
     length_name = "max_new_bytes" if is_byte else "max_new_tokens"
 
     def generate(length: int) -> int:
-        results[length] = decoder.generate(prompts, **asked, **{length_name: length})
+        results[length] = decoder.generate(prompts, **asked | {length_name: length})
         return sum(len(generation.token_ids) for generation in results[length])
 
     return generate
