@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from logit_kinds import FEW_SIZES, KINDS, SIZES
 
 from anchored.kernels import reference
-from anchored.kernels.cpu import clipping
 from anchored.kernels.projection import project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
@@ -66,16 +65,6 @@ def test_an_ample_budget_gives_the_risky_law_on_the_common_support(logit_pairs):
     torch.testing.assert_close(projection.spend, divergence, rtol=0, atol=1e-9)
 
 
-def test_a_hand_made_case():
-    # c 0.9 and e^k 0.5 against e^k 0.5 with e^k = 1.2: the first is clipped at 0.6, c = 4.
-    risky = torch.tensor([[0.9, 0.1]], dtype=torch.float64).log()
-    safe = torch.zeros(1, 2, dtype=torch.float64)
-    projection = project_max(risky, safe, torch.tensor([math.log(1.2)], dtype=torch.float64))
-    expected = torch.tensor([[0.6, 0.4]], dtype=torch.float64)
-    torch.testing.assert_close(projection.log_probs().exp(), expected, rtol=0, atol=1e-8)
-    assert projection.weight.item() == pytest.approx(0.25, abs=1e-7)
-
-
 @given(
     kind=st.sampled_from(KINDS),
     vocab_size=st.sampled_from([1, 2, 7, 63, 64, 65, 300]),
@@ -102,24 +91,3 @@ def test_laws_of_clipping(kind, vocab_size, seed, logit_pairs, budgets):
     shifted = project_max(risky + 3.0, safe - 5.0, budget)
     for other in (permuted.spend, shifted.spend):
         assert (other - projection.spend).abs().max() <= 1e-8
-
-
-@pytest.mark.parametrize("kind", ["generic", "memorised", "scaled", "two_atoms", "huge"])
-def test_few_passes_find_the_scale(kind, logit_pairs, budgets, monkeypatch):
-    num_passes = []
-
-    def counted_support(rows, chosen):
-        num_passes.append(0)
-        return support_of(rows, chosen)
-
-    def counted_mass(support, offset, ceiling):
-        num_passes[-1] += 1
-        return mass_reached(support, offset, ceiling)
-
-    support_of, mass_reached = clipping._support, clipping._reached
-    monkeypatch.setattr(clipping, "_support", counted_support)
-    monkeypatch.setattr(clipping, "_reached", counted_mass)
-    generator = torch.Generator().manual_seed(1)
-    risky, safe = logit_pairs(kind, 40, 5000, generator)
-    project_max(risky, safe, budgets(40, generator))
-    assert max(num_passes) <= 30  # Newton alone takes 893 for "huge"

@@ -55,23 +55,6 @@ def test_hidden_states_give_the_log_probs_of_their_logits(vocab_size, has_bias, 
     torch.testing.assert_close(actual, expected(logits, token_ids), atol=1e-11, rtol=0)
 
 
-def test_the_first_and_last_token_of_every_tile_are_found():
-    vocab_size = 2 * COLUMNS_PER_TILE + 1
-    edges = [0, COLUMNS_PER_TILE - 1, COLUMNS_PER_TILE, 2 * COLUMNS_PER_TILE - 1, vocab_size - 1]
-    weight = torch.arange(vocab_size, dtype=torch.float64)[:, None] / vocab_size
-    hidden = torch.ones(len(edges), 1, dtype=torch.float64)
-    token_ids = torch.tensor(edges)
-    actual = hidden_token_log_probs(hidden, weight, token_ids)
-    torch.testing.assert_close(actual, expected(hidden @ weight.T, token_ids))
-
-
-def test_no_positions_give_no_log_probs():
-    none = hidden_token_log_probs(
-        torch.zeros(0, 3), torch.zeros(9, 3), torch.zeros(0, dtype=torch.long)
-    )
-    assert none.shape == (0,)
-
-
 def test_banned_tokens_have_no_probability_and_do_not_disturb_the_rest():
     logits = torch.tensor([[0.0, -math.inf, 0.0]] * 2)
     actual = token_log_probs(logits, torch.tensor([0, 1]))

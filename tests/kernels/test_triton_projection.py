@@ -8,7 +8,6 @@ from logit_kinds import KINDS
 
 from anchored.kernels import reference
 from anchored.kernels.gpu import launch
-from anchored.kernels.gpu.layout import NUM_STEPS
 from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
@@ -165,14 +164,6 @@ def test_tokens_follow_the_law_returned(logit_pairs):
     deviation = math.sqrt(distance * (1.0 - distance) / num_draws)
     share = 1.0 - projection.accepted.double().mean().item()
     assert abs(share - distance) < 4.9 * deviation
-
-
-def test_most_rows_take_one_or_two_steps(logit_pairs):
-    risky, safe = logit_pairs("generic", 8, 200, torch.Generator().manual_seed(28))
-    projection = project_on_device(project_kl, risky, safe, torch.full((8,), 0.2).double())
-    num_steps = projection.weight._base[:, 0, NUM_STEPS.value]
-    assert num_steps.mean() <= 1.8
-    assert num_steps.max() <= 4
 
 
 def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():

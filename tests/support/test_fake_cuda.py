@@ -1,15 +1,11 @@
 """What the fake device refuses and what it counts."""
 
-import copy
-
-import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from fake_cuda import fake_cuda
 from fake_cuda_device import DEVICE
-from torch import nn
 
 
 @pytest.fixture
@@ -23,22 +19,6 @@ def _doubled_kernel(values_ptr, doubled_ptr, count, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     values = tl.load(values_ptr + lanes, mask=lanes < count)
     tl.store(doubled_ptr + lanes, 2.0 * values, mask=lanes < count)
-
-
-def test_tensors_are_where_they_were_made(device):
-    values = torch.zeros(4, device="cuda")
-    views = [values, values[1:], values + 1, values.double(), nn.Parameter(values), values.data]
-    views += [copy.deepcopy(values), torch.empty_like(values), values.new_ones(2), values.clone()]
-    views += [torch.zeros(2).to("cuda"), torch.zeros(2).cuda(), torch.tensor([1], device="cuda")]
-    assert {view.device for view in views} == {DEVICE}
-    assert all(view.is_cuda and not view.is_cpu for view in views)
-    layer = nn.Linear(2, 2).to("cuda")
-    assert type(layer.weight) is nn.Parameter and layer.weight.device == DEVICE
-    with torch.device("cuda"):
-        assert torch.arange(3).device == DEVICE
-    host = [values.cpu(), values.to("cpu"), torch.zeros(4).copy_(values), torch.zeros(1)]
-    assert {view.device.type for view in host} == {"cpu"}
-    assert copy.deepcopy(layer).weight.device == DEVICE
 
 
 MIXED = {
@@ -56,13 +36,6 @@ def test_the_device_and_the_host_do_not_mix(device, mix):
     with pytest.raises(RuntimeError, match="on the same device"):
         mix(ours, host)
     assert (ours + torch.tensor(1.0)).device == DEVICE  # a number may come along
-
-
-def test_an_array_is_not_made_of_memory_of_the_device(device):
-    with pytest.raises(TypeError, match="can't convert cuda:0"):
-        torch.zeros(3, device="cuda").numpy()
-    with pytest.raises(TypeError, match="can't convert cuda:0"):
-        np.asarray(torch.zeros(3, device="cuda"))
 
 
 WAITS = {
@@ -94,26 +67,6 @@ def test_a_wait_is_counted(device, inference):
             with device.counted() as waits:
                 wait(values)
             assert waits.total() == 1, name
-
-
-FREE = {
-    "a number written": lambda x: x.__setitem__(0, 2.0),
-    "a number filled in": lambda x: x.fill_(3.0),
-    "indices of the device": lambda x: x[torch.arange(2, device="cuda")],
-    "a condition": lambda x: torch.where(x > 0, x, 0.0),
-    "shapes": lambda x: (len(x), x.shape, x.stride(), x.dtype, x.numel()),
-    "a cast": lambda x: x.to(torch.float64).to("cuda"),
-    "pinned memory that is sent": lambda x: (
-        torch.ones(3).pin_memory().to("cuda", non_blocking=True)
-    ),
-}
-
-
-def test_other_work_waits_for_nothing(device):
-    values = torch.ones(3, device="cuda")
-    for name, work in FREE.items():
-        work(values)
-        assert device.num_waits == 0, name
 
 
 def test_kernels_are_refused_what_they_cannot_reach(device):

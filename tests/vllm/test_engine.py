@@ -1,8 +1,5 @@
 """What an engine refuses, what it falls back to, and what it forgets."""
 
-import gc
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +13,6 @@ from vllm.exceptions import VLLMValidationError
 import anchored
 from anchored.decode.vllm import admission, engine
 from anchored.decode.vllm.journal import JournalError
-from anchored.decode.vllm.pair_state import NUM_PARKED
 from anchored.decode.vllm.settings import Limits
 
 from .conftest import ENGINE, opened, state_of
@@ -221,39 +217,6 @@ def test_a_preempted_request_whose_tokens_are_not_ours_fails(llm):
     own.add_request(3, data)
     assert own.slots.is_failed[3]
     own.remove_request("other")
-
-
-def test_memory_is_flat_over_a_hundred_thousand_requests(llm):
-    own, asked = state_of(llm), params()
-    asked_tokens = list(range(3, 20))
-    before = len(own._requests)  # the engine says of the last one with its next step
-
-    def pass_by(count: int, start: int) -> None:
-        for number in range(start, start + count):
-            data = SimpleNamespace(
-                req_id=f"short-{number}",
-                prefill_token_ids=asked_tokens,
-                prompt_len=len(asked_tokens),
-                sampling_params=asked,
-                mm_features=[],
-            )
-            own.add_request(number % 8, data)
-            if number % 2:  # others were aborted, or ended by stop strings
-                own._requests[number % 8].steps.append((own.slots.end, 0.0))
-            own.remove_request(data.req_id)
-
-    pass_by(2 * NUM_PARKED, 0)
-    at_first = resident_bytes()
-    pass_by(100_000 - 2 * NUM_PARKED, 2 * NUM_PARKED)
-    grown = resident_bytes() - at_first
-    assert len(own._requests) <= before
-    assert len(own._parked) == NUM_PARKED
-    assert grown < 32 * 2**20  # 83,616 requests, at 2 kB each 160 MiB
-
-
-def resident_bytes() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def chi_square(token_ids: list[int], log_probs: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from anchored.eval.analysis.evaluated import (
     judgement,
     precision_by_group,
 )
-from anchored.eval.analysis.ledgers import budget_trajectories, prefix_ratios, step_divergences
+from anchored.eval.analysis.ledgers import prefix_ratios, step_divergences
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.run_report import analyses
 
@@ -24,14 +24,6 @@ from anchored.eval.analysis.run_report import analyses
 @pytest.fixture
 def run(tmp_path) -> RecordedRun:
     return RecordedRun(record_run(tmp_path / "run"))
-
-
-def test_settings_have_their_own_names_and_order(run):
-    assert list(run.by_setting) == ["p_s", "k=1", f"k=2 {HOSTILE}", "p_r"]
-    assert (run.risky, run.budgeted) == ("p_r", ["k=1", f"k=2 {HOSTILE}"])
-    assert run.debts == {"a": 1.0, "b": 3.0}
-    assert run.ks == {"k=1": 1.0, f"k=2 {HOSTILE}": 2.0}
-    assert run.k_sweep == list(run.ks)
 
 
 def test_divergences_are_split_by_domain_and_their_tail_by_a_common_quantile(run):
@@ -65,12 +57,6 @@ def test_spans_begin_where_they_were_recorded(run):
     assert rows["p_r", "word LCS of 5 words"]["median"] == 12.0
     assert rows["p_r", "ACS"]["texts"] == 1
     assert ("p_s", "ACS") not in rows
-
-
-def test_trajectories_are_of_the_longest_texts(run):
-    first, _ = budget_trajectories(run).rows
-    assert (first["text"], first["k"], first["debt"]) == ("a, seed 0", 1.0, 1.0)
-    assert (first["spent"], first["steps"], first["idle"]) == (0.75, 3, 1)
 
 
 def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):

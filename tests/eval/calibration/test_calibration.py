@@ -47,15 +47,6 @@ def test_a_k_above_one_that_misses_is_not_taken():
     assert is_met[4.0] and low <= 1.5 < high < 4.0
 
 
-def test_where_the_smallest_misses_nothing_else_is_measured():
-    assert searched(Search(), lambda k: False) == {0.1: False}
-    assert bracket({0.1: False, 0.5: True}) == (None, 0.1)
-
-
-def test_where_the_largest_meets_there_is_no_upper_end():
-    assert bracket(searched(Search(), lambda k: True)) == (20.0, None)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

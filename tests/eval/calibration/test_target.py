@@ -36,11 +36,6 @@ def test_a_reduction_is_of_the_means_over_prompts_and_seeds():
         assert figure == pytest.approx((value, low, value))
 
 
-def test_a_mean_copy_needs_neither_model():
-    figure = Target(metric="word_lcs", value=6.0).figure(MIDDLE, safe=SAFE, risky=MIDDLE)
-    assert figure.value == pytest.approx(5.0) and figure.low < 5.0 < figure.high
-
-
 def test_where_the_risky_model_copies_nothing_no_reduction_is_met():
     figure = Target().figure(SAFE, safe=SAFE, risky=SAFE)
     assert math.isnan(figure.value) and not Target().is_met(figure)
@@ -107,13 +102,6 @@ def test_targets_that_mean_nothing_are_refused(settings, message):
         Target(**settings)
 
 
-def test_resamples_are_shares_and_the_same_for_a_seed():
-    shares = resampled_shares(5, num_resamples=400)
-    assert np.allclose(shares.sum(1), 1.0) and shares.shape == (400, 5)
-    assert np.array_equal(shares, resampled_shares(5, num_resamples=400))
-    assert shares.mean(0) == pytest.approx(np.full(5, 0.2), abs=0.03)
-
-
 @pytest.mark.parametrize("count", [8, 16])
 def test_intervals_hold_the_true_mean_as_often_as_they_say(count):
     generator = np.random.default_rng(3)
@@ -124,7 +112,3 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(count):
         num_held += low <= 0.0 <= high
     # Plain percentiles hold it in 82 and 86 of 100; 360 are expected, with a deviation of 6.
     assert num_held == pytest.approx(360, abs=18)
-
-
-def test_a_single_prompt_says_nothing_of_others():
-    assert bootstrap_interval(np.ones(9), count=1, confidence=0.95) == (-math.inf, math.inf)

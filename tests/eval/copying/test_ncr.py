@@ -37,17 +37,6 @@ def test_every_row_of_every_table_of_the_paper_is_reproduced():
     assert num_rows == 6 * 26
 
 
-def test_a_row_of_the_paper_by_hand():
-    # MemFree n=3, TinyComma with Llama 3.1 70B.
-    safe = dict(zip(METRICS, (0.0, 0.0, 1.670, 9.543, 0.008, 0.001), strict=True))
-    risky = dict(zip(METRICS, (0.273, 0.230, 10.730, 58.121, 10.360, 0.108), strict=True))
-    memfree = dict(zip(METRICS, (0.026, 0.017, 2.588, 14.221, 1.047, 0.014), strict=True))
-    reduction = copying_reduction(memfree, risky=risky, safe=safe)
-    assert reduction.per_metric["rouge1_ge_tau"] == pytest.approx(247 / 273)
-    assert reduction.per_metric["minhash"] == pytest.approx(94 / 107)
-    assert reduction.mean == pytest.approx(0.901894, abs=5e-7)
-
-
 @given(st.floats(-2, 3))
 def test_a_mixture_of_both_models_has_its_share_as_ncr(share):
     # Shares below 0 and above 1 come out as they are: nothing is clipped.

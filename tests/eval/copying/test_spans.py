@@ -11,7 +11,6 @@ from anchored.eval.copying.spans import (
     has_non_ascii_words,
     longest_common_span,
     longest_common_subsequence,
-    word_symbols,
     words,
 )
 
@@ -55,41 +54,11 @@ def test_chosen_spans_are_equal_long_enough_disjoint_and_all_there_are(first, se
     assert rest.length < min_length
 
 
-@given(SHORT, SHORT, st.integers(1, 4))
-def test_a_span_below_the_minimum_is_none(first, second, min_length):
-    longest = brute_force_span(first, second)
-    found = longest_common_span(symbols(first), symbols(second), min_length=min_length)
-    assert found == (longest if longest.length >= min_length else Span(0, 0, 0))
-
-
-def test_a_long_copy_is_found_at_its_place():
-    passage = "".join(chr(300 + i) for i in range(1000))
-    hypothesis, reference = "a" * 700 + passage, passage + "b" * 700
-    assert longest_common_span(hypothesis, reference) == Span(700, 0, 1000)
-    assert longest_common_span(hypothesis, reference[1:]) == Span(701, 0, 999)
-
-
 @given(SHORT, SHORT)
 def test_the_subsequence_is_as_long_as_rouge_s_own(first, second):
     # A quotient by the length of either side gives the length back: they are below 14.
     expected = _score_lcs(first, second).precision * len(second)
     assert longest_common_subsequence(symbols(first), symbols(second)) == round(expected)
-
-
-def test_words_are_numbered_alike_in_all_texts():
-    assert word_symbols(["the", "owl", "the"], ["owl", "sat"]) == ["\0\1\0", "\1\2"]
-
-
-def test_a_short_early_span_does_not_shadow_a_longer_overlapping_one():
-    # 1 2 3 comes first in both, but 3 4 5 6 7 overlaps it and is longer.
-    hypothesis, reference = symbols([1, 2, 3, 4, 5, 6, 7]), symbols([1, 2, 3, 9, 3, 4, 5, 6, 7])
-    chosen = disjoint_common_spans(hypothesis, reference, min_length=2)
-    assert chosen == (Span(0, 0, 2), Span(2, 4, 5))
-
-
-def test_a_reference_span_written_twice_counts_once():
-    hypothesis, reference = symbols([1, 2, 3, 8, 1, 2, 3]), symbols([1, 2, 3])
-    assert disjoint_common_spans(hypothesis, reference, min_length=2) == (Span(0, 0, 3),)
 
 
 def test_min_length_zero_is_refused():

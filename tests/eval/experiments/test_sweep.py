@@ -59,12 +59,6 @@ def test_lists_are_all_combinations_and_names_say_what_differs():
     assert names_of(replace(both, settings={"k": 1.0}))[2:] == ["Anchored"]
 
 
-def test_the_rule_of_the_max_divergence_has_it():
-    method = Method(rule="anchored_inf", label="Anchored_inf", settings={"k": 1.0})
-    *_, setting = sweep_settings(replace(SWEEP, methods=(method,)), [])
-    assert setting.rule.name == "anchored_inf" and setting.rule.divergence == "max"
-
-
 @pytest.mark.parametrize(
     ("settings", "file_name"), [({"k": [1.0]}, "a-b-k=1"), ({"k": 1.0}, "a-b")]
 )

@@ -4,7 +4,6 @@ import itertools
 import math
 from dataclasses import replace
 
-import matplotlib
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ from anchored.eval.figures.curves import (
     plot_budget_trajectories,
     plot_divergences,
 )
-from anchored.eval.figures.distributions import Series, density, plot_series, tail
+from anchored.eval.figures.distributions import density, tail
 from anchored.eval.figures.intervals import (
     CalibrationCurve,
     CurvePoint,
@@ -101,12 +100,6 @@ def test_the_front_is_what_no_other_point_betters(figures, front):
     assert "".join(each.label for each in found) == front
 
 
-def test_a_front_of_figures_that_should_be_small_and_large():
-    points = [point("a", 0.1, 4.0), point("b", 0.2, 4.5), point("c", 0.3, 4.2)]
-    found = pareto_front(points, Scale("copied", lower_is_better=True), Scale("fluency"))
-    assert "".join(each.label for each in found) == "ab"
-
-
 def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
     ours = [point("k=1", 0.9, 2.2, "Anchored", "anchored"), point("k=9", 0.4, 2.0, "Anchored")]
     ours[1] = replace(ours[1], role="anchored", protection_std=0.1)
@@ -133,19 +126,6 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
     assert (span.x0, span.x1) == pytest.approx((0.75, right)) and left < 0.75 and bottom > top
     caption = one.get_figure(root=True).get_supxlabel()
     assert "over 3 seeds" in caption and "Pareto front" in caption
-
-
-@pytest.mark.parametrize(
-    ("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")]
-)
-def test_every_format_is_written_twice_with_the_same_bytes(tmp_path, suffix, magic):
-    first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
-    with matplotlib.rc_context({"font.size": 3, "legend.frameon": True}):
-        plot_budget_trajectories([TRAJECTORY], first)
-        assert matplotlib.rcParams["font.size"] == 3 and matplotlib.rcParams["legend.frameon"]
-    plot_budget_trajectories([TRAJECTORY], second)
-    assert first.read_bytes().startswith(magic)
-    assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -179,16 +159,6 @@ def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp
     assert list(line_of(axes, "risky model intervened").get_xdata()) == [2, 4]
 
 
-def test_other_schedules_are_drawn_as_they_are(drawn, tmp_path):
-    fixed, other = (replace(TRAJECTORY, schedule=name) for name in ("fixed", "global"))
-    plot_budget_trajectories([fixed, other], tmp_path / "budget.svg")
-    # Fixed: k above what was spent before. Global: all of the bound from the first token on.
-    assert line_of(drawn[0], "allowance").get_ydata() == pytest.approx([0.5, 0.5, 0.7, 1.2])
-    assert line_of(drawn[1], "allowance").get_ydata() == pytest.approx([1.2] * 4)
-    caption = drawn[0].get_figure(root=True).get_supxlabel()
-    assert "Fixed: k nats" in caption and "Global: all" in caption and "accrue" not in caption
-
-
 @pytest.mark.parametrize("settings", [{"budget": "fixed", "k": 0.5}, {"budget": "global", "K": 3}])
 def test_the_allowance_of_a_trajectory_is_that_of_its_ledger(pair, settings):
     (result,) = Decoder(pair, Anchored(**settings)).generate("the keeper of", max_new_tokens=6)
@@ -202,14 +172,6 @@ def test_a_text_without_a_bound_has_no_budget_to_draw(pair):
     (result,) = Decoder(pair, RiskyOnly()).generate("the keeper of", max_new_tokens=2)
     with pytest.raises(ValueError, match="text: risky_only has no bound"):
         BudgetTrajectory.of("text", result.ledger)
-
-
-@pytest.mark.parametrize(("count", "num_panels"), [(1, 1), (5, 6)])
-def test_each_generation_has_a_panel_be_it_without_tokens(drawn, tmp_path, count, num_panels):
-    empty = BudgetTrajectory(label="k=0", k=0, debt=0, bound=0, spends=[], accepted=[])
-    plot_budget_trajectories([TRAJECTORY] * (count - 1) + [empty], tmp_path / "budget.svg")
-    assert len(drawn) == num_panels
-    assert sum(axes.axison for axes in drawn) == count
 
 
 @pytest.mark.parametrize("plot", [plot_points, plot_budget_trajectories])
@@ -238,14 +200,6 @@ def test_divergences_of_a_ledger_are_drawn_step_by_step(drawn, pair, tmp_path):
     finite = [math.nan if math.isinf(s.kl_risky_safe) else s.kl_risky_safe for s in longer.steps]
     risky_safe = line_of(distances, "models apart: KL(p_r || p_s)").get_ydata()
     assert risky_safe == pytest.approx(finite, nan_ok=True)
-
-
-def test_a_legend_of_many_names_is_not_cut_off(drawn, tmp_path):
-    curves = {f"setting {n}": Series([1.0, 2.0], [0.5, n]) for n in range(30)}
-    plot_series({"": curves}, tmp_path / "many.svg", title="T", x_label="x", y_label="y")
-    (legend,), whole = drawn[0].get_figure(root=False).legends, drawn[0].get_figure(root=True)
-    box = legend.get_window_extent()
-    assert box.y0 >= 0 and box.y1 <= whole.bbox.y1
 
 
 def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():

@@ -92,27 +92,6 @@ def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, p
     assert len(places) == len(reads)
 
 
-def test_a_disk_that_does_not_answer_is_not_noticed_for_a_whole_step(plan, monkeypatch):
-    tokens, answers, reads = DataPlan.tokens, threading.Event(), []
-
-    def read(plan, sequence):
-        assert answers.wait(30), "the step waited for the disk"
-        reads.append(sequence)
-        return tokens(plan, sequence)
-
-    monkeypatch.setattr(DataPlan, "tokens", read)
-    answers.set()
-    (loader,) = loaders(plan, 1, 1, num_prefetched=GLOBAL_BATCH)
-    batches = iter(loader)
-    next(batches)
-    while len(reads) < 1 + GLOBAL_BATCH:
-        time.sleep(0.001)
-    answers.clear()
-    assert len(list(islice(batches, GLOBAL_BATCH))) == GLOBAL_BATCH
-    answers.set()
-    batches.close()
-
-
 def test_batches_are_pinned_where_that_is_asked_for(plan, monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: pinned.append(one.shape) or one)

@@ -46,14 +46,6 @@ def deviation_bounds(node, weight, reciprocals=0.0):
     return left | deviation_bounds(node.right, right_weight, reciprocals + 1 / right_weight)
 
 
-def test_fibonacci_weights_stay_below_the_stated_constant():
-    fibonacci = [1, 1]
-    while len(fibonacci) < 31:
-        fibonacci.append(fibonacci[-1] + fibonacci[-2])
-    mixture = Mixture([Fraction(f) for f in fibonacci])
-    assert 1.0 < max(deviation_bounds(mixture._root, sum(fibonacci)).values()) < 1.68
-
-
 def test_only_ratios_matter():
     weights = [Fraction(w) for w in (3, 5, 9)]
     one, other = Mixture(weights), Mixture([weight / 2 for weight in weights])

@@ -144,12 +144,6 @@ def test_planted_passages_are_found_and_nothing_else(haystack, report, capsys):
     assert 14 <= float(out.split(" bytes a passage")[0].split()[-1]) <= 16.01
 
 
-@pytest.mark.slow
-def test_fifty_passages_in_forty_megabytes(tmp_path):
-    haystack = make_haystack(tmp_path, num_bytes=40_000_000, num_planted=50, num_files=8)
-    check_found(haystack, search(haystack, workers=2))
-
-
 def test_what_was_searched_before_an_interruption_is_not_searched_again(
     haystack, report, monkeypatch
 ):

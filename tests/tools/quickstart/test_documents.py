@@ -2,11 +2,8 @@
 
 import ast
 import sys
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from anchored.tools.quickstart.documents import (
     SPAN_WORDS,
@@ -14,41 +11,15 @@ from anchored.tools.quickstart.documents import (
     SpanIndex,
     code,
     cut_documents,
-    docstrings,
-    help_topics,
     is_held_out,
     package_modules,
     stdlib_modules,
 )
 
-PARAGRAPHS = st.lists(st.text(alphabet="ab ", min_size=1, max_size=30), min_size=1, max_size=12)
-
 
 def cut(text: str, *, min_chars: int = 1, max_chars: int = 40) -> list[Document]:
     document = Document(id="a", text=text)
     return list(cut_documents([document], min_chars=min_chars, max_chars=max_chars))
-
-
-@given(paragraphs=PARAGRAPHS)
-def test_cutting_keeps_every_word_in_short_pieces_without_blank_edges(paragraphs):
-    pieces = [piece.text for piece in cut("\n\n\n".join(paragraphs))]
-    assert " ".join(pieces).split() == " ".join(paragraphs).split()
-    for text in pieces:
-        assert len(text) <= 40 and text == text.strip("\n") and "\n\n\n" not in text
-
-
-@pytest.mark.parametrize(
-    ("text", "limits", "pieces"),
-    [
-        ("one\n\ntwo", {}, {"a": "one\n\ntwo"}),
-        ("one\n\ntwo", {"max_chars": 5}, {"a#0": "one", "a#1": "two"}),
-        ("tiny\n\n" + "x" * 30, {"min_chars": 10, "max_chars": 31}, {"a#1": "x" * 30}),
-        # Indentation survives, trailing spaces go.
-        ("def f():  \n\n    pass\t\n", {}, {"a": "def f():\n\n    pass"}),
-    ],
-)
-def test_a_cut_document_is_numbered_and_short_pieces_are_dropped(text, limits, pieces):
-    assert {document.id: document.text for document in cut(text, **limits)} == pieces
 
 
 def test_overlap_is_the_share_of_spans_seen_before_whatever_their_layout():
@@ -102,17 +73,6 @@ def module(tmp_path):
     return make
 
 
-def test_docstrings_are_dedented_and_named_by_module_and_definition(module):
-    assert {d.id: d.text for d in docstrings(module(MODULE))} == {
-        "Lib/kettle.py:module": "Module text.",
-        "Lib/kettle.py:Kettle": "Boils.\n\n    Slowly.\nThen fast.",
-        "Lib/kettle.py:Kettle.pour": "Pours.",
-    }
-    # The coding line of a file is honoured.
-    latin = '# -*- coding: latin-1 -*-\n"""Th\u00e9."""\n'.encode("latin-1")
-    assert [d.text for d in docstrings(module(latin))] == ["Th\u00e9."]
-
-
 def test_code_holds_everything_but_the_docstrings(module):
     (document,) = code(module(MODULE))
     assert document.id == "Lib/kettle.py"
@@ -151,17 +111,6 @@ def test_the_code_of_the_standard_library_parses_and_has_no_docstring_left():
                 assert ast.get_docstring(node) is None, document.id
 
 
-def test_modules_of_the_library_have_one_order_and_are_neither_tests_nor_installed(monkeypatch):
-    modules, rglob = stdlib_modules(), Path.rglob
-    names = [name for name, _ in modules]
-    assert "Lib/json/decoder.py" in names and names != sorted(names)
-    assert not [n for n in names if {"test", "tests", "site-packages"} & set(n.split("/"))]
-    assert not [n for n in names if "_sysconfigdata" in n]
-    # However the file system lists them.
-    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
-    assert stdlib_modules() == modules
-
-
 def test_reading_a_package_does_not_import_it():
     before = set(sys.modules)
     names = [name for name, _ in package_modules("pandas")]
@@ -170,8 +119,3 @@ def test_reading_a_package_does_not_import_it():
     assert {name.partition(".")[0] for name in set(sys.modules) - before} <= {"email", "csv"}
     with pytest.raises(FileNotFoundError, match="'no-such-package' is not installed"):
         package_modules("no-such-package")
-
-
-def test_help_topics_are_plain_text_without_a_common_indent():
-    topics = {document.id: document.text for document in help_topics()}
-    assert topics["topic:assert"].startswith('The "assert" statement\n')
