@@ -218,6 +218,10 @@ class ModelPair:
         """Number of token ids, one more than the largest that both tokenizers know."""
         return self.shared.vocab_size
 
+    def has_token(self, token_id: int) -> bool:
+        """Whether both tokenizers know a token."""
+        return 0 <= token_id < self.vocab_size and token_id not in self.shared.banned_token_ids
+
     @property
     def context_length(self) -> int | None:
         """Longest sequence that both models accept, in tokens; None when neither states one."""
@@ -235,7 +239,7 @@ class ModelPair:
     def stop_token_ids(self) -> list[int]:
         """Every shared token at which either model ends a text, ascending."""
         stops = {token for name in self.models for token in self._declared_stop_tokens(name)}
-        return sorted(token for token in stops if self.shared.has(token))
+        return sorted(token for token in stops if self.has_token(token))
 
     def stop_tokens_of(self, name: str) -> list[int]:
         """Every token of this model's tokenizer at which either model ends a text, ascending.
@@ -259,7 +263,7 @@ class ModelPair:
         """The first that only one tokenizer knows, for the log."""
         for name in self.models:
             for token in sorted(self._declared_stop_tokens(name)):
-                if not self.shared.has(token):
+                if not self.has_token(token):
                     return f", which never draws stop token {token} of the {name} model"
         return ""
 
@@ -298,7 +302,7 @@ class ModelPair:
         return token_ids
 
     def _check_token_ids(self, token_ids: list[int]) -> None:
-        wrong = next((token for token in token_ids if not self.shared.has(token)), None)
+        wrong = next((token for token in token_ids if not self.has_token(token)), None)
         if wrong in self.shared.banned_token_ids:
             raise ValueError(f"token {wrong} is not in the tokenizers of both models")
         if wrong is not None:

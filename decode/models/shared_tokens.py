@@ -32,10 +32,6 @@ class SharedTokens:
     harmless_difference: str = ""
     """The first difference that changes no plain text, of special tokens above all, "" for none."""
 
-    def has(self, token_id: int) -> bool:
-        """Whether both tokenizers know a token."""
-        return 0 <= token_id < self.vocab_size and token_id not in self.banned_token_ids
-
 
 def shared_tokens(
     safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast | None

@@ -187,7 +187,7 @@ class AnchoredLM(TemplateLM):
         if not self.decoder.level.compares_models or other is self.tokenizer:
             return template
         for token_id, token in other.added_tokens_decoder.items():
-            if self.decoder.pair.shared.has(token_id):
+            if self.decoder.pair.has_token(token_id):
                 name = str(self.tokenizer.convert_ids_to_tokens(token_id))
                 template = template.replace(token.content, name)
         return template
