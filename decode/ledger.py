@@ -112,8 +112,8 @@ class Ledger:
     safe_forwards: int = 0
     risky_forwards: int = 0
     work: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Work of "safe" and "risky" at byte level: nodes, mean probability that masking took,
-    largest total variation that was left out."""
+    """Work of "safe" and "risky" at byte level, see `ByteCounts`: nodes, and the mean probability
+    that masking took."""
     skipped_risky: int = 0
     """Tokens that were drawn before the risky model had run for them, as nothing could be spent."""
     drafted: int = 0

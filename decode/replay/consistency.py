@@ -266,8 +266,6 @@ def _of_counts(ledger: Ledger, rule: Rule) -> Iterator[str]:
         yield f"{ledger.risky_forwards} risky forwards for {num_steps} tokens"
 
 
-SHARES = ("masked_mass", "max_total_variation")
-"""Figures of work that are probabilities; the others count."""
 SHARE_ROUNDING = 1e-3
 """Sums of float32 probabilities leave [0, 1] by less."""
 
@@ -281,7 +279,7 @@ def _of_work(ledger: Ledger, rule: Rule) -> Iterator[str]:
         for figure, value in figures.items():
             if figure not in known:
                 yield f"work of {name!r}: unknown figure {figure!r}"
-            elif not (_is_share(value) if figure in SHARES else value >= 0.0):
+            elif not (_is_share(value) if figure == "masked_mass" else value >= 0.0):
                 yield f"work of {name!r}: {figure} {value} is out of range"
 
 

@@ -94,24 +94,6 @@ def test_what_no_law_nearby_allows_is_not_given():
     assert given(leaving, 0.0) == {(1, False)}
 
 
-def test_an_edge_moves_as_independent_errors_of_logits_move_it():
-    probs = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
-    cells = Cells.of(probs, torch.full_like(probs, 0.01))
-    # log F / (1 - F) at F = 1/4: the error of log F, and that of a sum of 1/4 and 1/2.
-    above = math.hypot(0.25, 0.5) / 0.75
-    assert cells.reach[1].item() == pytest.approx(0.01 * math.hypot(1.0, above), rel=0.01)
-    assert cells.log_odds[1].item() == pytest.approx(math.log(1 / 3))
-    odds = (1 / 3) * math.exp(0.7 * cells.reach[1].item())
-    needed = cells.needed(odds / (1 + odds))
-    assert needed[0].item() == pytest.approx(0.7) and needed[1].item() == 0.0
-
-
-def test_noise_of_nats_lets_a_symbol_win_that_weighed_nothing():
-    weights = torch.tensor([0.0, -30.0, -700.0], dtype=torch.float64).exp()
-    cells = Cells.of(weights, torch.full_like(weights, 40.0))
-    assert (cells.needed(0.5) <= 1.0).tolist() == [True, True, False]
-
-
 @pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-53])
 def test_the_ends_of_the_unit_interval_have_a_symbol(uniform):
     probs = torch.tensor([0.0, 0.25, 0.75, 0.0], dtype=torch.float64)
