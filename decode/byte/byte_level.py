@@ -54,8 +54,20 @@ class ByteLevel(Level):
         self.byte_settings = byte_settings
         self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
         self.stop_token_ids = [END_SYMBOL]
-        self._attention = {name: _attention(pair, name) for name in pair.models}
-        self.vocabularies = {name: _vocabulary_of(pair, name) for name in pair.models}
+        self._attention: dict[str, RowAttention] = {}
+        self.vocabularies: dict[str, ByteVocabulary] = {}
+        for name in pair.models:
+            if (attention := pair.row_attention[name]) is None:
+                raise ValueError(
+                    f"byte level cannot mask the {name} model's attention token by token"
+                )
+            self._attention[name] = attention
+        for name in pair.models:
+            try:
+                stop_token_ids = tuple(pair.stop_tokens_of(name))
+                self.vocabularies[name] = _vocabulary(pair.tokenizers[name], stop_token_ids)
+            except ValueError as error:
+                raise ValueError(f"the {name} model's tokenizer: {error}") from None
 
     def settings(self) -> dict[str, Any]:
         """The byte settings and what the tokenizers are, by "safe" and "risky"."""
@@ -185,19 +197,6 @@ class ByteLevel(Level):
 
 def _byte_streams(streams: Mapping[str, Stream]) -> dict[str, ByteStream]:
     return {name: stream for name, stream in streams.items() if isinstance(stream, ByteStream)}
-
-
-def _attention(pair: ModelPair, name: str) -> RowAttention:
-    if (attention := pair.row_attention[name]) is None:
-        raise ValueError(f"byte level cannot mask the {name} model's attention token by token")
-    return attention
-
-
-def _vocabulary_of(pair: ModelPair, name: str) -> ByteVocabulary:
-    try:
-        return _vocabulary(pair.tokenizers[name], tuple(pair.stop_tokens_of(name)))
-    except ValueError as error:
-        raise ValueError(f"the {name} model's tokenizer: {error}") from None
 
 
 @lru_cache(maxsize=4)  # seconds for 128k tokens: once for all decoders and ledgers of a pair

@@ -110,7 +110,7 @@ class ByteRow:
         # 1. The continuations that hold enough of the text's mass, each as the bytes that are left
         #    of a token behind a head.
         marginals, trie = self.marginals, self.tree.vocabulary.trie
-        least = marginals.log_total() + math.log(LEAST_SHARE)
+        least = marginals.log_masses()[1] + math.log(LEAST_SHARE)
         likely: list[tuple[float, bytes]] = []
         for node, prefix in self.tree.heads:
             law, log_mass = marginals.laws.get(node), marginals.log_mass.get(node, -math.inf)

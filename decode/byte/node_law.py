@@ -297,12 +297,6 @@ class TreeMarginals:
         logs += shift
         return logs, math.log(total) + shift if total else -math.inf
 
-    def log_total(self) -> float:
-        """The second of `log_masses` alone."""
-        heads = [head for head in self.tree.heads if self._counts(head.node)]
-        reach = [self.log_mass[node] + self.laws[node].log_reach(prefix) for node, prefix in heads]
-        return log_sum_of(reach)
-
     def _masses(self, heads: list[Head], shift: float) -> Array:
         """(257,) W(bx) divided by exp(shift)."""
         trie, end = self.tree.vocabulary.trie, 0.0

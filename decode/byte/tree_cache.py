@@ -70,12 +70,7 @@ class TreeCache:
         return sorted(missing)
 
     def add_trunk(self) -> list[int]:
-        """Give slots to the rest of the trunk: plain causal attention computes it.
-
-        Returns its nodes in order. Raises ValueError while other nodes have slots.
-        """
-        if self.num_slots != self.num_causal:
-            raise ValueError(f"{self.num_slots - self.num_causal} slots are not of the trunk")
+        """Give slots to the trunk, in order, before any other node has one; returns its nodes."""
         nodes = self.tree.trunk()[self.num_causal - self._num_start :]
         for node in nodes:
             self._take_slot(node)
@@ -83,14 +78,9 @@ class TreeCache:
         return nodes
 
     def add(self, nodes: list[int]) -> TreeForward:
-        """Give slots to `nodes` and say how to compute them; parents must be held or come before.
-
-        Raises ValueError for a node whose parent is neither.
-        """
+        """Give slots to `nodes`, parents first, and say how to compute them."""
         past = self.num_slots
         for node in nodes:
-            if self.tree.parent[node] not in self._slot:
-                raise ValueError(f"node {node} is given before its parent")
             self._take_slot(node)
         mask = np.zeros((len(nodes), past + len(nodes)), np.bool_)
         for node, row in zip(nodes, mask, strict=True):

@@ -98,10 +98,21 @@ def _stages(steps: list[Step]) -> list[PretokenizerAutomaton]:
 
 
 def _stage(step: Step) -> PretokenizerAutomaton:
-    """The automaton of one step."""
-    automaton = _run(step)
-    if automaton is not None:
-        return automaton
+    """The automaton of one step: of a run of characters, or else that of a family."""
+    if step["type"] == "Digits":
+        digits = step_set(pre_tokenizers.Digits(individual_digits=False))
+        return runs(digits, longest=1 if step["individual_digits"] else None)
+    if step["type"] == "Punctuation":
+        punctuation = step_set(pre_tokenizers.Punctuation("contiguous"))
+        return runs(punctuation, longest=None if step["behavior"] == "Contiguous" else 1)
+    pattern = step["pattern"].get("Regex", "") if step["type"] == "Split" else ""
+    if pattern == r"\s+$":
+        return trailing_white_space(regex_set(r"\s"))
+    form = RUN.fullmatch(pattern)
+    if form is not None and (form["count"] == "+" or not form["lead"]):
+        longest = None if form["count"] == "+" else int(form["longest"] or 1)
+        lead = None if form["lead"] is None else regex_set(form["lead"])
+        return runs(regex_set(form["set"]), lead=lead, longest=longest)
     for automaton in map(family, FAMILIES):
         if _cuts_like(automaton, step):
             return automaton
@@ -109,29 +120,6 @@ def _stage(step: Step) -> PretokenizerAutomaton:
         f"{_shown(step)} cuts like none of {', '.join(FAMILIES)}, nor out runs of characters; "
         "byte level needs one of these"
     )
-
-
-def _run(step: Step) -> PretokenizerAutomaton | None:
-    """The automaton of a step that cuts out runs of characters, None for other steps."""
-    if step["type"] == "Digits":
-        digits = step_set(pre_tokenizers.Digits(individual_digits=False))
-        return runs(digits, longest=1 if step["individual_digits"] else None)
-    if step["type"] == "Punctuation":
-        punctuation = step_set(pre_tokenizers.Punctuation("contiguous"))
-        return runs(punctuation, longest=None if step["behavior"] == "Contiguous" else 1)
-    return _regex_run(step["pattern"].get("Regex", "")) if step["type"] == "Split" else None
-
-
-def _regex_run(pattern: str) -> PretokenizerAutomaton | None:
-    """The same for a regex."""
-    if pattern == r"\s+$":
-        return trailing_white_space(regex_set(r"\s"))
-    form = RUN.fullmatch(pattern)
-    if form is None or (form["lead"] and form["count"] != "+"):
-        return None
-    longest = None if form["count"] == "+" else int(form["longest"] or 1)
-    lead = None if form["lead"] is None else regex_set(form["lead"])
-    return runs(regex_set(form["set"]), lead=lead, longest=longest)
 
 
 def _cuts_like(automaton: PretokenizerAutomaton, content: Step) -> bool:
@@ -173,7 +161,8 @@ Targets = dict[tuple[int, int, int], set[State]]
 @lru_cache(maxsize=16)
 def regex_set(pattern: str) -> CharacterSet:
     """The characters that the library's regex engine matches with a pattern of one character."""
-    others = normalizers.Replace(Regex(f"(?:{pattern})+"), "").normalize_str(_every_character())
+    every = "".join(map(chr, (*range(SURROGATES.start), *range(SURROGATES.stop, NUM_CODE_POINTS))))
+    others = normalizers.Replace(Regex(f"(?:{pattern})+"), "").normalize_str(every)
     chosen = np.ones(NUM_CODE_POINTS, np.bool_)
     chosen[code_points(others)] = False
     chosen[SURROGATES.start : SURROGATES.stop] = False
@@ -187,13 +176,6 @@ def step_set(contiguous: pre_tokenizers.PreTokenizer) -> CharacterSet:
     for _, (start, end) in contiguous.pre_tokenize_str(text)[1::2]:
         chosen[points[start:end]] = True
     return chosen
-
-
-@lru_cache(maxsize=1)
-def _every_character() -> str:
-    return "".join(
-        map(chr, chain(range(SURROGATES.start), range(SURROGATES.stop, NUM_CODE_POINTS)))
-    )
 
 
 def runs(

@@ -63,7 +63,11 @@ def gpt2() -> PretokenizerAutomaton:
     rules.add_contraction(ROLE_CLASSES)
     rules.join("symbols", SYMBOLS, "symbols")
     rules.split_rest("symbols")
-    _add_gpt2_apostrophe(rules)
+    # An apostrophe that begins a pretoken and is no contraction is a symbol; letters split.
+    rules.join("apostrophe", SYMBOLS, "symbols")
+    rules.split("apostrophe", ["rv"], "word_not_e")
+    rules.split("apostrophe", ["l"], "word_not_l")
+    rules.split("apostrophe", ["letter", "e", NUMBER, SPACE, WHITE])
     kept = {**dict.fromkeys(LETTERS, ("word",)), NUMBER: ("digits_1",)}
     kept |= dict.fromkeys(SYMBOLS, ("symbols",))
     rules.add_white_space({("space", name): targets for name, targets in kept.items()})
@@ -86,7 +90,18 @@ def cl100k(longest_number: int = 3) -> PretokenizerAutomaton:
     _add_words(rules)
     rules.add_digits(longest_number)
     rules.add_contraction(ROLE_CLASSES)
-    _add_cl100k_symbols(rules)
+    # Symbols with the newlines behind them; a single one may begin a word.
+    for state in ("symbol", "apostrophe", "symbols"):
+        rules.join(state, SYMBOLS, "symbols")
+        rules.join(state, [NEWLINE], "closing_newlines")
+    rules.join("closing_newlines", [NEWLINE], "closing_newlines")
+    rules.join("symbol", LETTERS, "word")
+    rules.join("apostrophe", ["letter", "e"], "word")
+    rules.join("apostrophe", ["rv"], "word_not_e")
+    rules.join("apostrophe", ["l"], "word_not_l")
+    rules.split("apostrophe", [NUMBER, SPACE, WHITE])
+    for state in ("symbol", "symbols", "closing_newlines"):
+        rules.split_rest(state)
     keeps = {(kind, name): ("word",) for kind in ("space", "gap") for name in LETTERS}
     rules.add_white_space({**keeps, **{("space", name): ("symbols",) for name in SYMBOLS}})
     rules.add_newlines()
@@ -115,7 +130,11 @@ def deepseek_v3() -> PretokenizerAutomaton:
         rules.join(state, DEEPSEEK_SYMBOLS, "symbols")
         rules.join(state, [NEWLINE], "closing_newlines")
     rules.join("closing_newlines", [NEWLINE], "closing_newlines")
-    _add_unmatched(rules)
+    # Characters that no alternative takes, but for the last one before a word: its "prefix".
+    rules.join("prefix", DEEPSEEK_LETTERS, "word")
+    rules.join("unmatched", ["unmatched"], "unmatched")
+    rules.split("unmatched", ["unmatched"], "prefix")
+    rules.split("unmatched", [*DEEPSEEK_SYMBOLS, SPACE, WHITE, NEWLINE])
     ends = ("word", "attached", "ascii_symbol", "symbols", "closing_newlines")
     for state in ends:
         rules.split_rest(state)
@@ -180,37 +199,6 @@ def _add_words(rules: TransitionRules) -> None:
         rules.split(state, [name for name in rules.start if name not in LETTERS])
 
 
-def _add_gpt2_apostrophe(rules: TransitionRules) -> None:
-    """An apostrophe that begins a pretoken and is no contraction is a symbol; letters split."""
-    rules.join("apostrophe", SYMBOLS, "symbols")
-    rules.split("apostrophe", ["rv"], "word_not_e")
-    rules.split("apostrophe", ["l"], "word_not_l")
-    rules.split("apostrophe", ["letter", "e", NUMBER, SPACE, WHITE])
-
-
-def _add_cl100k_symbols(rules: TransitionRules) -> None:
-    """Symbols with the newlines behind them; a single one may begin a word."""
-    for state in ("symbol", "apostrophe", "symbols"):
-        rules.join(state, SYMBOLS, "symbols")
-        rules.join(state, [NEWLINE], "closing_newlines")
-    rules.join("closing_newlines", [NEWLINE], "closing_newlines")
-    rules.join("symbol", LETTERS, "word")
-    rules.join("apostrophe", ["letter", "e"], "word")
-    rules.join("apostrophe", ["rv"], "word_not_e")
-    rules.join("apostrophe", ["l"], "word_not_l")
-    rules.split("apostrophe", [NUMBER, SPACE, WHITE])
-    for state in ("symbol", "symbols", "closing_newlines"):
-        rules.split_rest(state)
-
-
-def _add_unmatched(rules: TransitionRules) -> None:
-    """Characters that no alternative takes, but for the last one before a word: its "prefix"."""
-    rules.join("prefix", DEEPSEEK_LETTERS, "word")
-    rules.join("unmatched", ["unmatched"], "unmatched")
-    rules.split("unmatched", ["unmatched"], "prefix")
-    rules.split("unmatched", [*DEEPSEEK_SYMBOLS, SPACE, WHITE, NEWLINE])
-
-
 def _deepseek_class(character: str, category: str) -> str:
     if character in "\r\n":
         return NEWLINE
@@ -226,7 +214,11 @@ def _deepseek_class(character: str, category: str) -> str:
 def _class_with_case(character: str, category: str) -> str:
     if ord(character) in WHITE_SPACE:
         return SPACE if character == " " else WHITE
-    return _visible_class(character, category)
+    if category.startswith("L"):
+        return ROLES.get(character, "letter")
+    if category == "N":
+        return NUMBER
+    return APOSTROPHE if character == "'" else OTHER
 
 
 def _class_without_case(character: str, category: str) -> str:
@@ -235,14 +227,6 @@ def _class_without_case(character: str, category: str) -> str:
     # (?i:'s) takes the long s too: its simple case folding is s.
     folded = "s" if character == "\u017f" else character.lower()
     return _class_with_case(folded if folded in ROLES else character, category)
-
-
-def _visible_class(character: str, category: str) -> str:
-    if category.startswith("L"):
-        return ROLES.get(character, "letter")
-    if category == "N":
-        return NUMBER
-    return APOSTROPHE if character == "'" else OTHER
 
 
 def _word_starts() -> dict[str, tuple[str, ...]]:

@@ -221,15 +221,6 @@ class PairRows:
         ]
 
 
-def _sorted_children(merges: MergeTable) -> tuple[Ints, Ints, Ints]:
-    """The forest as (parent, rank, child), ascending by parent, then by rank."""
-    child = np.fromiter(merges.split, np.int64)
-    parent = np.fromiter((pair[0] for pair in merges.split.values()), np.int64)
-    rank = np.fromiter(map(merges.rank.__getitem__, merges.split), np.int64)
-    order = np.lexsort((rank, parent))
-    return parent[order], rank[order], child[order]
-
-
 def _euler_tour(merges: MergeTable, parent: Ints, child: Ints, num_ids: int) -> tuple[Ints, Ints]:
     """First and last-plus-one stop of each token's subtree, (num_ids,) each; -1: unreachable."""
     sizes = dict.fromkeys(merges.rank, 1)
@@ -258,7 +249,13 @@ def _bans(merges: MergeTable, num_ids: int) -> tuple[Ints, Ints, Ints]:
 
     The rows of a piece are (rank, stop of w, first spoilt stop, end), ascending by rank.
     """
-    parent, child_rank, child = _sorted_children(merges)
+    # 1. The forest, ascending by parent, then by rank.
+    child = np.fromiter(merges.split, np.int64)
+    parent = np.fromiter((pair[0] for pair in merges.split.values()), np.int64)
+    child_rank = np.fromiter(map(merges.rank.__getitem__, merges.split), np.int64)
+    order = np.lexsort((child_rank, parent))
+    parent, child_rank, child = parent[order], child_rank[order], child[order]
+    # 2. The merges of each left piece, and the stops that they spoil.
     first, end = _euler_tour(merges, parent, child, num_ids)
     left, right = np.fromiter(chain.from_iterable(merges.merged), np.int64).reshape(-1, 2).T
     rank = np.fromiter((rank for rank, _ in merges.merged.values()), np.int64)

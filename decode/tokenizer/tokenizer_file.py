@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -32,20 +31,6 @@ def token_bytes(token: str) -> bytes:
     if not _ALPHABET.issuperset(token):
         raise ValueError(f"vocabulary entry {token!r} is not written in the byte-level alphabet")
     return token.translate(_BYTES).encode("latin-1")
-
-
-def _bytes_of(vocab: Mapping[str, int]) -> dict[int, bytes]:
-    """`token_bytes` by id, of all entries at once."""
-    written = "".join(vocab)
-    if not _ALPHABET.issuperset(written):
-        for entry in vocab:
-            token_bytes(entry)  # the one that is not names itself
-    whole = token_bytes(written)
-    ends = list(accumulate(map(len, vocab)))  # a character is a byte
-    return {
-        id: whole[start:end]
-        for id, start, end in zip(vocab.values(), [0, *ends], ends, strict=False)
-    }
 
 
 SENTENCE_PIECE_STEPS = ("Prepend", "Replace", "Metaspace", "Precompiled")
@@ -77,11 +62,9 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     text = tokenizer.to_str()
     content = json.loads(text)
     model, added = content["model"], content["added_tokens"]
-    _check_model(model)
-    _check_pre_tokenizer(content["pre_tokenizer"])
-    _check_normalizer(content["normalizer"])
+    _refuse_others(content)
     vocab, added_ids = model["vocab"], {entry["id"] for entry in added}
-    base = _bytes_of({text: id for text, id in vocab.items() if id not in added_ids})
+    base = {id: token_bytes(text) for text, id in vocab.items() if id not in added_ids}
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     added_bytes = _added_bytes(added)
     return TokenizerFile(
@@ -96,26 +79,6 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     )
 
 
-def _check_model(model: Mapping[str, Any]) -> None:
-    if model["type"] != "BPE":
-        raise ValueError(f"byte level needs a byte-level BPE tokenizer, got {model['type']}")
-    if model.get("byte_fallback"):
-        raise ValueError("byte level does not support byte-fallback (SentencePiece) tokenizers")
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(option):
-            raise ValueError(f"byte level does not support BPE with {option}={model[option]!r}")
-
-
-def _check_pre_tokenizer(pre_tokenizer: Mapping[str, Any] | None) -> None:
-    steps = steps_of(pre_tokenizer, "pretokenizers")
-    _refuse_sentence_piece(steps)
-    byte_level = [step for step in steps if step["type"] == "ByteLevel"]
-    if not byte_level:
-        raise ValueError("byte level needs a tokenizer with a ByteLevel pre-tokenizer")
-    if any(step["add_prefix_space"] for step in byte_level):
-        raise ValueError("byte level does not support ByteLevel with add_prefix_space=true")
-
-
 def steps_of(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
     """The parts of a Sequence (under the name `members`), or the one part itself."""
     if part is None:
@@ -123,18 +86,29 @@ def steps_of(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, 
     return list(part[members]) if part["type"] == "Sequence" else [part]
 
 
-def _refuse_sentence_piece(steps: list[Mapping[str, Any]]) -> None:
-    for step in steps:
+def _refuse_others(content: Mapping[str, Any]) -> None:
+    """Raise ValueError for what byte level cannot read."""
+    model = content["model"]
+    if model["type"] != "BPE":
+        raise ValueError(f"byte level needs a byte-level BPE tokenizer, got {model['type']}")
+    if model.get("byte_fallback"):
+        raise ValueError("byte level does not support byte-fallback (SentencePiece) tokenizers")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(option):
+            raise ValueError(f"byte level does not support BPE with {option}={model[option]!r}")
+    cuts = steps_of(content["pre_tokenizer"], "pretokenizers")
+    normalizers = steps_of(content["normalizer"], "normalizers")
+    for step in (*cuts, *normalizers):
         if step["type"] in SENTENCE_PIECE_STEPS:
             raise ValueError(
                 f"byte level does not support SentencePiece tokenizers ({step['type']})"
             )
-
-
-def _check_normalizer(normalizer: Mapping[str, Any] | None) -> None:
-    steps = steps_of(normalizer, "normalizers")
-    _refuse_sentence_piece(steps)
-    if other := [step["type"] for step in steps if step["type"] != "NFC"]:
+    byte_level = [step for step in cuts if step["type"] == "ByteLevel"]
+    if not byte_level:
+        raise ValueError("byte level needs a tokenizer with a ByteLevel pre-tokenizer")
+    if any(step["add_prefix_space"] for step in byte_level):
+        raise ValueError("byte level does not support ByteLevel with add_prefix_space=true")
+    if other := [step["type"] for step in normalizers if step["type"] != "NFC"]:
         raise ValueError(f"byte level supports no normalizer but NFC, got {other[0]}")
 
 
