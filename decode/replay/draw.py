@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,6 +19,15 @@ LEAST_LOG = -745.0
 NUM_DEVIATIONS = 4.0
 """Standard deviations of rounding in a tolerance."""
 
+COMMON = 0.18
+"""The part of a tolerance that moves one side of an edge against the other however many symbols lie
+there: 4 deviations of 0.045, measured in 474 draws of a model of 49,152 tokens in bfloat16 at
+temperatures 0.7 and 1.5, the largest of them 0.13. One error of the last hidden state moves the
+logits of like tokens alike, and those of one kind often have neighboring numbers."""
+
+MEAN_SIZE = math.sqrt(2.0 / math.pi)
+"""Of a normal error, in standard deviations."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cells:
@@ -31,13 +41,26 @@ class Cells:
     """(V + 1,) of the edges, ascending from -inf to inf."""
     reach: Tensor
     """(V + 1,) nats by which rounding may move them."""
+    usual: float
+    """Nats by which it usually does, as a standard deviation."""
 
     @classmethod
     def of(cls, weights: Tensor, tolerance: Tensor) -> "Cells":
         """weights: (V,) not all 0. tolerance: (V,) of their logarithms, independent."""
         below, below_reach = _side(weights, tolerance)
         above, above_reach = (x.flip(0) for x in _side(weights.flip(0), tolerance.flip(0)))
-        return cls(below.log() - above.log(), below_reach.hypot(above_reach))
+        common = COMMON * (weights * tolerance).sum() / weights.sum()
+        reach = below_reach.hypot(above_reach).hypot(common)
+        return cls(below.log() - above.log(), reach, common.item() / NUM_DEVIATIONS)
+
+    def chance(self) -> float:
+        """How likely rounding is to give a uniform's draw another symbol."""
+        # An edge at F moves by F (1 - F) times its log odds. A cell loses what its edges pass over,
+        # inwards every other time, and no more than it holds.
+        below = self.log_odds.sigmoid()
+        moved = below * (1.0 - below) * self.usual
+        lost = 0.5 * MEAN_SIZE * (moved[:-1] + moved[1:])
+        return torch.minimum(below[1:] - below[:-1], lost).sum().item()
 
     def needed(self, uniform: float) -> Tensor:
         """(V,) reaches by which edges must move until each symbol's cell holds the uniform."""
@@ -70,7 +93,7 @@ def _after_nothing(values: Tensor) -> Tensor:
     return torch.cat([values.new_zeros(1), values.cumsum(0)])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what follows from the laws is computed once
 class Draw:
     """The coupled draw of one step: a draft of p_s, kept or replaced by the excess of p*."""
 
@@ -90,25 +113,45 @@ class Draw:
         accepted: as the draft that is kept; else as what replaces it.
         """
         # 1. The draft: its cell of p_s holds the first uniform.
-        safe_by = torch.full_like(self.safe, self.safe_tolerance)
-        drafts = Cells.of(self.safe.exp(), safe_by).needed(self.uniform[0])
+        drafts = self._drafts.needed(self.uniform[0])
         drafts = drafts.masked_fill(self.safe == -math.inf, math.inf)
         # 2. It stays where u2 < p* / p_s.
-        lead = torch.where(self.star == -math.inf, -math.inf, self.star - self.safe)
+        lead = self._lead
         threshold = math.log(self.uniform[1]) if self.uniform[1] > 0.0 else LEAST_LOG
         if accepted:
             return torch.maximum(drafts, _times(threshold - lead, self.ratio_tolerance))
         # 3. If some draft may fall, the third uniform draws from the excess of p*.
         falls = torch.maximum(drafts, _times(lead - threshold, self.ratio_tolerance)).min()
-        excess = self._excess(lead)
+        excess = self._excess
         if excess is None:
             return torch.full_like(drafts, math.inf)
         is_above = _times(-lead, self.ratio_tolerance)
         return torch.maximum(excess.needed(self.uniform[2]), is_above).maximum(falls)
 
-    def _excess(self, lead: Tensor) -> Cells | None:
+    def chance(self) -> float:
+        """How likely rounding is to give another token, over all uniforms."""
+        kept = self.safe.exp() * self._lead.clamp(max=0.0).exp()
+        is_open = self._lead <= self.ratio_tolerance  # else no rounding lets the draft fall
+        usual = COMMON / NUM_DEVIATIONS * self.ratio_tolerance
+        turned = torch.where(is_open & (kept > 0.0), kept * usual.clamp(max=1.0), 0.0)
+        chance = self._drafts.chance() + MEAN_SIZE * turned.sum().item()
+        if self._excess is not None:
+            chance += max(0.0, 1.0 - kept.sum().item()) * self._excess.chance()
+        return min(1.0, chance)
+
+    @cached_property
+    def _drafts(self) -> Cells:
+        return Cells.of(self.safe.exp(), torch.full_like(self.safe, self.safe_tolerance))
+
+    @cached_property
+    def _lead(self) -> Tensor:
+        """(V,) log p* / p_s."""
+        return torch.where(self.star == -math.inf, -math.inf, self.star - self.safe)
+
+    @cached_property
+    def _excess(self) -> Cells | None:
         """The cells of p* - p_s where it is positive; None where it is nowhere."""
-        kept = -torch.expm1(-lead)  # the part of p* that is above p_s
+        kept = -torch.expm1(-self._lead)  # the part of p* that is above p_s
         weights = torch.where(kept > 0.0, self.star.exp() * kept, 0.0)
         if not weights.sum() > 0.0:
             return None

@@ -21,9 +21,8 @@ from .draw import ARITHMETIC
 from .replay import ForcedStep, Replay
 from .step_check import (
     CARRYING_GAP,
+    DEVIATIONS_OF_A_COUNT,
     DEVIATIONS_OF_A_GAIN,
-    MOST_OF_A_TEXT,
-    TOKENS_AT_A_BOUNDARY,
     TRUNCATION_NEEDS,
     Claim,
     StepReport,
@@ -183,7 +182,7 @@ def _checked(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> StepRe
         flipped = check_step(other)
         if not flipped.failures:
             rounding = flipped.rounding + TRUNCATION_NEEDS
-            return replace(flipped, rounding=rounding, gain=report.gain)
+            return replace(flipped, rounding=rounding, chance=1.0, gain=report.gain)
     return report
 
 
@@ -289,19 +288,22 @@ def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> No
     report.rounding = math.fsum(step.rounding for step in steps)
     report.max_spend_error = max(step.spend_error for step in steps)
     report.max_log_prob_error = max(step.log_prob_error for step in steps)
-    at_first, a_token = MOST_OF_A_TEXT
-    most = at_first + a_token * len(steps)
-    if report.rounding > most:
+    # Tokens that rounding should have changed, and one more by bad luck.
+    expected = 1.0 + math.fsum(step.chance for step in steps)
+    most = expected + DEVIATIONS_OF_A_COUNT * math.sqrt(expected)
+    if report.tokens_at_a_boundary > most:
         report.failures.append(
             f"{report.tokens_at_a_boundary} of {len(steps)} tokens follow only within rounding "
-            f"from the seed, by {report.rounding:.2g} tolerances; {most:.2g} are explained"
+            f"from the seed; {most:.0f} are explained"
         )
     if not rule.is_certified:
         return
     report.gain = math.fsum(step.gain for step in steps)
-    spread = math.sqrt(2.0 * math.fsum(step.spread**2 for step in steps) / len(steps))
-    at_first, a_token = TOKENS_AT_A_BOUNDARY
-    report.most_gain = DEVIATIONS_OF_A_GAIN * spread * math.sqrt(at_first + a_token * len(steps))
+    # Two draws from a law differ by twice its variance, and again one by bad luck.
+    variances = [2.0 * step.spread**2 for step in steps]
+    changed = [each for step, each in zip(steps, variances, strict=True) if step.rounding]
+    variance = math.fsum(changed) + math.fsum(variances) / len(steps)
+    report.most_gain = DEVIATIONS_OF_A_GAIN * math.sqrt(variance)
     if report.gain > report.most_gain + ARITHMETIC:
         report.failures.append(
             f"tokens that follow only within rounding gain {report.gain:.3g} nats of log p_r/p_s; "

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anchored.decode.replay.draw import NUM_DEVIATIONS, Cells, Draw
+from anchored.decode.replay.draw import COMMON, NUM_DEVIATIONS, Cells, Draw
 from anchored.kernels import reference
 from anchored.kernels.sampler import coupled_sample
 
@@ -99,3 +99,20 @@ def test_the_ends_of_the_unit_interval_have_a_symbol(uniform):
     probs = torch.tensor([0.0, 0.25, 0.75, 0.0], dtype=torch.float64)
     cells = Cells.of(probs, torch.full_like(probs, 0.01))
     assert cells.needed(uniform)[1 if uniform == 0.0 else 2] == 0.0
+
+
+def test_errors_that_like_symbols_have_in_common_are_explained():
+    """Those with low numbers rise against the others, in a law so flat that each has little."""
+    generator = torch.Generator().manual_seed(3)
+    safe = reference.log_softmax(torch.randn(1, 5000, generator=generator, dtype=torch.float64))[0]
+    side = torch.where(torch.arange(5000) < 2500, 0.5, -0.5)
+    num_changed, chances = 0, []
+    for _ in range(100):
+        uniform = torch.rand(3, generator=generator, dtype=torch.float64)
+        common = COMMON * TOLERANCE / NUM_DEVIATIONS * torch.randn(1, generator=generator)
+        moved = reference.log_softmax((safe + common * side)[None])[0]
+        draw, token = draw_of(safe, safe, uniform), drawn(moved, moved, uniform)
+        assert token in given(draw, 1.0)
+        num_changed += token not in given(draw, 0.0)
+        chances.append(draw.chance())
+    assert num_changed == pytest.approx(sum(chances), rel=0.25)

@@ -141,6 +141,15 @@ def test_rounding_may_decide_whether_a_budget_pays_for_the_common_support(raised
     assert (report.failures == []) == is_explained
 
 
+@pytest.mark.parametrize(("left", "is_explained"), [(1e-3, True), (5.0, False)])
+def test_rounding_may_decide_whether_a_budget_pays_for_the_whole_risky_model(left, is_explained):
+    whole = honest_claim("kl", random_pair(4), 20.0)
+    recorded = replace(whole.recorded, budget=whole.recorded.spend + left)
+    nothing = honest_claim("kl", random_pair(4), 0.0).drawn
+    report = check_step(replace(whole, recorded=recorded, drawn=nothing))
+    assert recorded.weight == 1.0 and (report.failures == []) == is_explained
+
+
 def test_a_tolerance_follows_the_logits_that_bear_mass():
     row = torch.tensor([20.0, -30.0, -1e4, -math.inf], dtype=torch.float64)
     unit = torch.finfo(torch.bfloat16).eps

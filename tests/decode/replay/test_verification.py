@@ -273,7 +273,7 @@ class Steered(Anchored):
         is_draft = torch.tensor([is_draft for _, is_draft in token_ids])
         token_ids = torch.tensor([token_id for token_id, _ in token_ids])
         accepted = torch.where(token_ids == drawn.token_ids, drawn.accepted, is_draft)
-        return replace(drawn, token_ids=token_ids, accepted=accepted)
+        return replace(drawn, token_ids=token_ids, accepted=accepted, stored_log_probs=None)
 
     def _chosen(self, safe, risky, star, uniform: list[float], drawn: int) -> tuple[int, bool]:
         """A token, and whether it is the safe model's draft."""
@@ -293,7 +293,9 @@ class Steered(Anchored):
         return best, bool(is_draft[best])
 
 
-@pytest.mark.parametrize(("most", "why"), [(0.05, "nats of log p_r/p_s"), (0.4, "tolerances; ")])
+@pytest.mark.parametrize(
+    ("most", "why"), [(0.05, "nats of log p_r/p_s"), (0.4, "tokens follow only")]
+)
 def test_ledgers_steered_within_the_tolerance_of_each_draw_are_refused(pairs, most, why):
     pair = pairs[torch.bfloat16]
     rule = Steered(k=0.5, debt="none", most=most)
