@@ -158,6 +158,8 @@ class TokenizeJob:
                 rules=self.rules,
                 decontamination=self.decontamination,
             )
+            for left in (self.partial / _PROGRESS_FOLDER).glob("*.partial-*"):
+                left.unlink()  # half written by a process that was killed
             self.partial.rename(self.output)
             sync_folder(self.output.parent)
             return True

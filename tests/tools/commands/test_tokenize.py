@@ -209,7 +209,8 @@ def test_a_run_goes_on_after_any_segment(config, tmp_path, whole, monkeypatch, k
 
     def write_or_die(self, path):
         calls.append(path)
-        if len(calls) == killed_at:
+        if len(calls) == killed_at:  # as kill -9 does, in the midst of it
+            path.with_name(f"{path.name}.partial-0123abcd").write_text("{")
             raise Killed
         write(self, path)
 
