@@ -1,6 +1,7 @@
 """Fixtures shared by all areas: one tiny pair, in memory and as folders."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +26,17 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
 disable_progress_bar()  # of saved models, which would stand on stderr of the commands under test
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: the others would wait for one that began last."""
+    """Leave most cases of a `sampled` test to the slow suite, and put files with slow tests first,
+    as the others would wait for one that began last."""
+    num_cases: Counter[str] = Counter()
+    for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            if num_cases[test] % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+            num_cases[test] += 1
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow_files)
 

@@ -78,12 +78,7 @@ GROUPS = {
         "plan": Command(
             "commands.training.plan.run",
             f"{_TRAINING}.PlanConfig",
-            "what training reads: epochs, documents of a step",
-        ),
-        "provenance": Command(
-            "commands.training.provenance.run",
-            f"{_TRAINING}.ProvenanceConfig",
-            "which steps read a document, under which licence",
+            "what training reads: epochs, documents of a step, steps of a document",
         ),
         "export": Command(
             "commands.training.export.run",

@@ -135,6 +135,7 @@ RULES = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize(
     ("level", "temperature"), [("token", 0.0), ("token", 0.7), ("token", 1.0), ("byte", 1.0)]

@@ -98,6 +98,7 @@ def sequence_laws(pair, rule, sampling, safe, **asked):
     return np.exp(star), ratios, scores[0].bound
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @pytest.mark.parametrize("divergence", ["kl", "max"])
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)

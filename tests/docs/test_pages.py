@@ -39,7 +39,6 @@ NOT_RUN = {
     "anchored dry-run": "half a minute for a model of 1.8B on 8 fake processes",
     "anchored export": "needs a checkpoint of a training run",
     "anchored plan --config": "needs the token shards of the run",
-    "anchored provenance": "needs the token shards of the run",
     "anchored verify-shards": "needs the token shards of the run",
     "--risky-device": "needs two GPUs",
     "--risky-quantization": "needs a library of quantised layers",
@@ -108,6 +107,7 @@ def reader(model_folders, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
 def test_python_and_shell_of_a_page_run_in_their_order(page, reader, capsys, monkeypatch):
     names: dict[str, object] = {}

@@ -52,6 +52,7 @@ def test_one_compilation_serves_every_batch_and_draft_length():
     assert result.stdout == "1\n", result.stderr
 
 
+@pytest.mark.slow
 def test_on_the_cpu_triton_needs_its_interpreter():
     program = (
         "import torch; from anchored.kernels.projection import project_kl\n"

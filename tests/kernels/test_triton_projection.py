@@ -68,6 +68,7 @@ def check_against_torch(project, projection, risky, safe, budget, uniform):
     assert torch.equal(projection.accepted.cpu(), expected.accepted)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("project", PROJECTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_cases_keep_the_bound_and_agree_with_torch(kind, project, logit_pairs, budgets):

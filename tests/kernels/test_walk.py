@@ -23,7 +23,7 @@ PER_STEP, TOTAL, DEBT = 0.3, 0.6, 0.1
 SEEDS = torch.arange(NUM_REQUESTS) + 11
 
 
-@pytest.fixture(params=["torch", "triton"])
+@pytest.fixture(params=["torch", pytest.param("triton", marks=pytest.mark.slow)])
 def backend(request):
     """Which of them walks."""
     return request.param
@@ -107,6 +107,7 @@ def test_a_walk_is_plain_decoding_up_to_the_first_rejection(
     assert account[:, STEP].tolist() == [3.0, 2.0, 1.0]
 
 
+@pytest.mark.slow
 def test_programs_that_share_a_request_walk_it_alike(logit_pairs, monkeypatch):
     backend = "triton"
     risky, safe = pairs(logit_pairs, 1100, 2)
@@ -242,6 +243,7 @@ def test_a_greedy_walk_takes_the_likeliest_token_of_each_law(logit_pairs, backen
         assert torch.equal(result.spend[:, place], law.spend)
 
 
+@pytest.mark.slow
 def test_allowances_of_the_kernel_are_those_of_the_accounts():
     """Bit for bit: of budgets at random, spent ones, and debts and budgets without an end."""
     generator = torch.Generator().manual_seed(5)

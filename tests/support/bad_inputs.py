@@ -187,12 +187,9 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--source s --input {texts} --workers": ("-1", *NOT_WHOLE),
         "--mixture": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),
     },
-    "provenance --config {toml_odd}": {
-        "": ("", "--document a", "--document a:b:c", "--document a:b:1 --steps -1"),
+    "plan --config {toml_odd}": {
+        "": ("--document a", "--document a:b:c", "--document a:b:1 --step 2"),
         "--document a:b:1": ("", "--stage nothing"),
-    },
-    "provenance --document a:b:1 --config": {
-        "": ("", "{missing}", "{folder}", "{toml_broken}", "{garbage}"),
     },
     "verify-shards": {
         "": ("", "{missing}", "{texts}", "{existing}"),

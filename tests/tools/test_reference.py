@@ -7,6 +7,7 @@ import anchored
 pytest.importorskip("pdoc")
 
 
+@pytest.mark.slow
 def test_every_public_name_and_module_is_found_from_the_first_page(tmp_path):
     from anchored.tools import reference
 

@@ -60,6 +60,7 @@ def check_against_definition(model, vocabulary: ByteVocabulary) -> None:
     assert_same(read.token_log_probs[0], torch.from_numpy(scores[1:-1]))
 
 
+@pytest.mark.sampled(3)
 def test_logits_and_prompt_scores_are_those_of_the_definition(vocabulary, model):
     check_against_definition(model, vocabulary)
 

@@ -54,7 +54,7 @@ def beginnings(strings: tuple[str, ...]) -> list[bytes]:
     return list(dict.fromkeys(cut))
 
 
-CASES = [("random", "o200k"), ("trained", "GPT-2")]
+CASES = [("trained", "GPT-2")]
 SLOW_CASES = [case for case in product(NUM_STRINGS, (*REGEXES, *STEPS)) if case not in CASES]
 
 
@@ -74,6 +74,7 @@ def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(merges, family):
 MISSING = SMOLLM2_LACKS | {0x97, 0xB7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["GPT-2", pytest.param("cl100k", marks=pytest.mark.slow)])
 def test_bytes_without_a_token_have_no_probability(family):
     tokenizer = crowded_tokenizer(pre_tokenizer_of(family), SEEDS[family], MISSING)

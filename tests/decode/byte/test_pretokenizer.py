@@ -44,6 +44,7 @@ def strings_of_all_kinds(classes: CharacterClasses, number: int) -> list[str]:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_cut_as_the_library_does(name):
     tokenizer = with_steps(*STEPS[name])

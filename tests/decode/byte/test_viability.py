@@ -70,6 +70,7 @@ def has_witness(tokenizer: Tokenizer, text: bytes, path: tuple[int, ...]) -> boo
     return False
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["o200k", "DeepSeek-V2"])
 def test_rows_and_single_tokens_agree(family):
     vocabulary = vocabulary_of(trained(family, 300))
@@ -93,6 +94,7 @@ def assert_row_is_right(viability: Viability, state: ViabilityState) -> None:
     assert viability.allowed(state).tolist() == expected
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", [*REGEXES, *STEPS])
 def test_texts_may_end_where_their_tokenisation_does(tokenizer, vocabulary):
     for text in draw_hard_strings(300, seed=8):
@@ -124,6 +126,7 @@ def with_added_spaces(tokenizer: Tokenizer) -> Tokenizer:
     return copy
 
 
+@pytest.mark.sampled(3)
 def test_added_tokens_are_matched_leftmost_longest(tokenizer):
     added = with_added_spaces(tokenizer)
     vocabulary = vocabulary_of(added)

@@ -61,6 +61,7 @@ def assert_same(expected, actual) -> None:
                 assert error < TOLERANCE_NATS * max(1, left.step), figure
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("rule", "num_prompts", "drafts"),
     [(MAX, 1, "off"), (KL, 2, 3)],
@@ -84,6 +85,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("rule", "settings"), CALLS.values(), ids=CALLS)
 def test_calls_that_need_the_host_give_the_tokens_of_the_cpu(rule, settings):

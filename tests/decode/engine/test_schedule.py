@@ -61,6 +61,7 @@ def test_a_full_batch_gives_every_request_the_tokens_it_gets_alone(ending_pair, 
     assert [r.ledger.safe_forwards for r in together] == [len(r.token_ids) for r in together]
 
 
+@pytest.mark.slow
 def test_float32_tokens_alone_and_in_a_full_batch_differ_by_rounding_only(pair_folders):
     """Measured: 1 of 480 requests of 30 tokens, over four families."""
     pair = ModelPair.from_pretrained(*pair_folders)

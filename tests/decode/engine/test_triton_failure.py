@@ -92,6 +92,7 @@ def decoded(place: str, divergence: str = "kl") -> list:
     return decoder.generate([[5, 6, 7], [8, 9]], max_new_tokens=4, temperature=1.0, seed=[3, 4])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.usefixtures("device")
 @faults
 def test_the_cpu_solver_decodes_in_its_place(fault, reason, monkeypatch, caplog):

@@ -56,6 +56,7 @@ def assert_all_stand(ledgers: list[Ledger], pair: ModelPair) -> None:
     assert [str(report) for report in reports if not report] == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.7, 0.1])
 @pytest.mark.parametrize("divergence", ["kl", "max"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -64,6 +65,7 @@ def test_honest_ledgers_of_a_ragged_batch_stand(pairs, dtype, divergence, temper
     assert_all_stand(decoded(pairs[dtype], rule, 4, temperature=temperature), pairs[dtype])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "sampling",
     [{"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}, {"repetition_penalty": 1.3}],
@@ -205,6 +207,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", EDITS)
 @pytest.mark.parametrize("name", ["cold", "enlarging"])
 def test_forgeries_are_refused_where_rounding_is_large(pairs, enlarging, tmp_path, name, change):

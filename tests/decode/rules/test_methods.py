@@ -79,6 +79,7 @@ def pair(level, token_pair, byte_pair) -> ModelPair:
     return token_pair if level == "token" else byte_pair
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("level", "rule"), [*cases()])
 def test_a_text_is_the_same_alone_scored_and_verified(pair, level, rule, tmp_path):
     decoder = Decoder(pair, rule, level=level)

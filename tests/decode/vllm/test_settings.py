@@ -92,6 +92,7 @@ def test_without_vllm_one_line_says_what_to_install(pair_folders, capsys):
     assert "pip install 'anchored[vllm]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folder_that_nobody_named_is_gone_with_the_process():
     program = (
         "from anchored.decode.vllm.engine import _temporary_folder\n"

@@ -81,6 +81,7 @@ def test_a_slow_answer_is_given_up_and_asked_for_again(tmp_path):
         assert patient.complete(HELLO, SAMPLING) == "well"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_a_rate_limit_is_waited_out_as_the_service_asks(form, tmp_path):
     start = time.monotonic()

@@ -81,6 +81,7 @@ def test_attention_is_causal_attention_in_each_document_by_itself(starts, seed):
             torch.testing.assert_close(attended[row : row + 1, :, tokens], alone)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_the_cpu_computes_what_flex_attention_does():
     # Blocks of 128: some are full, some empty, some partial.

@@ -350,6 +350,7 @@ def test_two_stages_on_other_numbers_of_processes_are_the_same_curves(
     assert_same_curves(tmp_path / "second", second[0])
 
 
+@pytest.mark.slow
 def test_a_refused_run_is_one_line_and_status_1(write_config, tmp_path, capfd):
     config_file = write_config(tmp_path / "run", training={"stepz": 3})
     line = "anchored.pretrain: unknown config key training.stepz (did you mean steps?)"

@@ -39,6 +39,7 @@ def contents(places: dict[str, Path]) -> dict[Path, tuple[int, ...]]:
     return {path: (stat.st_size, stat.st_mtime_ns, stat.st_mode) for path, stat in stats.items()}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("line", list(command_lines()))
 def test_bad_input_is_refused_in_words_and_changes_nothing(
     line, places, capsys, tmp_path, monkeypatch
@@ -71,6 +72,7 @@ def test_the_list_is_long_and_names_every_command():
     assert all(any(line.startswith(name) for line in lines) for name in COMMANDS)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("line", FORKED_COMMAND_LINES)
 def test_bad_input_is_one_line_of_a_process(line, places, tmp_path):
     words = words_of(line, places, tmp_path / "new")

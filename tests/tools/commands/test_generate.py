@@ -213,6 +213,7 @@ def test_a_full_disk_behind_stdout_is_one_line(capsys, pair_words, monkeypatch):
     assert err == "anchored score: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "the keeper"}\n' * 500)

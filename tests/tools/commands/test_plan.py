@@ -9,12 +9,7 @@ from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.tokens.writer import write_token_shards
 from anchored.tools.commands.training.plan import run
-from anchored.tools.commands.training.provenance import run as provenance
-from anchored.tools.commands.training.training_options import (
-    COMMON_PILE,
-    PlanConfig,
-    ProvenanceConfig,
-)
+from anchored.tools.commands.training.training_options import COMMON_PILE, PlanConfig
 
 WEIGHTS = {"bay": 0.75, "cove": 0.25}
 RUN = """
@@ -118,7 +113,7 @@ def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
         for row in map(json.loads, capsys.readouterr().out.splitlines()):
             if (row["source"], row["record"]) == ("bay", 7):
                 by_step.setdefault(step, []).append((row["sequence"], row["first_token"]))
-    assert provenance(ProvenanceConfig(config=run_file, document="bay::7")) == 0
+    assert run(PlanConfig(config=(run_file,), document="bay::7")) == 0
     captured = capsys.readouterr()
     said = {}
     for row in map(json.loads, captured.out.splitlines()):
@@ -127,12 +122,12 @@ def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
     assert "under bay licence; read " in captured.err
     assert f" times in {len(said)} steps, " in captured.err
 
-    assert provenance(ProvenanceConfig(config=run_file, document="bay::777")) == 0
+    assert run(PlanConfig(config=(run_file,), document="bay::777")) == 0
     assert "never read: the token shards of bay do not hold it" in capsys.readouterr().err
     with pytest.raises(ValueError, match="the run reads no source 'x': bay, cove"):
-        provenance(ProvenanceConfig(config=run_file, document="x::7"))
-    with pytest.raises(ValueError, match=r"--steps must be in \[1, 20\], got 21"):
-        provenance(ProvenanceConfig(config=run_file, document="bay::7", steps=21))
+        run(PlanConfig(config=(run_file,), document="x::7"))
+    with pytest.raises(ValueError, match="give step or document, not both: 3, bay::7"):
+        PlanConfig(config=(run_file,), step=3, document="bay::7")
 
 
 def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run_file):
@@ -155,7 +150,7 @@ def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run
         ({"config": (COMMON_PILE,), "step": 1}, "--stage must be one of stage1, stage2, got ''"),
         (
             {"config": (COMMON_PILE,), "step": 1, "stage": "stage2"},
-            "--step needs the token shards of every source; missing: wikimedia",
+            "the token shards of every source are needed; missing: wikimedia",
         ),
     ],
 )

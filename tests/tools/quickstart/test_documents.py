@@ -103,6 +103,7 @@ def test_a_docstring_is_cut_out_where_it_stands(module, text, without):
     assert [document.text for document in code(module(text))] == [without]
 
 
+@pytest.mark.slow
 def test_the_code_of_the_standard_library_parses_and_has_no_docstring_left():
     for document in code(stdlib_modules()[:20]):
         tree = ast.parse(document.text)

@@ -1,27 +1,36 @@
-"""The plan of what training reads."""
+"""The plan of what training reads: by source, by step, by document."""
 
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from anchored.durable_files import write_durably
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
-from anchored.pretrain.plan.provenance import consumed_documents
+from anchored.pretrain.plan.provenance import (
+    PartRead,
+    StreamDocument,
+    consumed_documents,
+    find_document,
+    parts_read,
+)
 from anchored.pretrain.plan.stages import StagePlan, StageSpec, missing_sources
 from anchored.pretrain.run.record import RECORD_NAME, RunRecord
 from anchored.pretrain.tokens.decontamination import search_summary
+from anchored.pretrain.tokens.shards import MANIFEST_NAME, TokenShards
+from anchored.pretrain.tokens.writer import HELDOUT_FOLDER
 
 from ..files import check_outputs
-from .training_options import PlanConfig
+from .training_options import PlanConfig, document_record
 
 
 def run(config: PlanConfig) -> int:
-    """Print the plan or a step's documents; returns the exit status.
+    """Print the plan, a step's documents or a document's steps; returns the exit status.
 
     Raises: ValueError or FileNotFoundError with one line about what cannot be planned or saved.
     """
@@ -32,7 +41,10 @@ def run(config: PlanConfig) -> int:
         mixture = replace(mixture, shards_folder=config.shards or mixture.shards_folder)
     specs = stages.mixture_specs(mixture) if mixture else list(map(stages.run_spec, config.config))
     if config.step:
-        _print_step(stage_of(specs, config.stage), config.step)
+        _print_step(_stage_of(specs, config.stage), config.step)
+        return 0
+    if config.document:
+        _print_document(_stage_of(specs, config.stage), config.document)
         return 0
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
     planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
@@ -59,7 +71,7 @@ def run(config: PlanConfig) -> int:
     return 0
 
 
-def stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
+def _stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
     by_name = {spec.name: spec for spec in specs}
     if not name and len(specs) == 1:
         return specs[0]
@@ -71,11 +83,9 @@ def stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
 def _print_step(spec: StageSpec, step: int) -> None:
     if not 1 <= step <= spec.num_steps:
         raise ValueError(f"--step must be in [1, {spec.num_steps}], got {step}")
-    if missing := missing_sources(spec.data):
-        raise ValueError(f"--step needs the token shards of every source; missing: {missing[0]}")
-    plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+    plan = _open_plan(spec)
     licences: Counter[str] = Counter()
-    data_step = step + skipped_steps(run_data(spec, plan), step - 1)
+    data_step = step + skipped_steps(_run_data(spec, plan), step - 1)
     for document in consumed_documents(plan, data_step, sequences_per_step=spec.sequences_per_step):
         table = asdict(document)
         span = table.pop("span")
@@ -86,7 +96,57 @@ def _print_step(spec: StageSpec, step: int) -> None:
         print(f"  {num_tokens:>12,} tokens  {licence}", file=sys.stderr)
 
 
-def run_data(spec: StageSpec, plan: DataPlan) -> dict[str, Any]:
+def _print_document(spec: StageSpec, name: str) -> None:
+    plan = _open_plan(spec)
+    source, input_file, record = document_record(name)
+    names = [each.name for each in plan.config.sources]
+    if source not in names:
+        raise ValueError(f"the run reads no source {source!r}: {', '.join(names)}")
+    shards = plan.shards[names.index(source)]
+    document = find_document(source, shards, input_file, record)
+    if document is None:
+        reason = _absence(shards.folder, source, input_file, record)
+        print(f"{name}: {reason}", file=sys.stderr)
+        return
+    parts = parts_read(plan, document, _run_data(spec, plan), num_steps=spec.num_steps)
+    for part in parts:
+        row = {"source": source, "input_file": input_file, "record": record}
+        print(json.dumps(row | asdict(part)))
+    print(_summary(name, document, parts, spec.num_steps, plan.seq_len), file=sys.stderr)
+
+
+def _absence(folder: Path, source: str, input_file: str, record: int) -> str:
+    """Why training never reads a document of a source."""
+    heldout = folder / HELDOUT_FOLDER
+    if (heldout / MANIFEST_NAME).is_file():
+        shards = TokenShards.open(heldout, verify=False)
+        if find_document(source, shards, input_file, record):
+            return "never read: it is held out"
+    return f"never read: the token shards of {source} do not hold it"
+
+
+def _summary(
+    name: str, document: StreamDocument, parts: list[PartRead], num_steps: int, seq_len: int
+) -> str:
+    steps = sorted({part.step for part in parts})
+    # The last token of a sequence is a label alone and opens the next one as an input.
+    num_inputs = sum(min(part.num_tokens, seq_len - part.position) for part in parts)
+    times = num_inputs / document.num_tokens
+    when = "not read in any"
+    if steps:
+        when = f"read {times:.2f} times in {len(steps):,} steps, {steps[0]:,} to {steps[-1]:,},"
+    return (
+        f"{name}: {document.num_tokens:,} tokens under {document.licence}; {when} of {num_steps:,}"
+    )
+
+
+def _open_plan(spec: StageSpec) -> DataPlan:
+    if missing := missing_sources(spec.data):
+        raise ValueError(f"the token shards of every source are needed; missing: {missing[0]}")
+    return DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+
+
+def _run_data(spec: StageSpec, plan: DataPlan) -> dict[str, Any]:
     """Return what a stage's run records of its data, and of what it left out where it went back."""
     data = data_record(plan, batch_size=spec.sequences_per_step)
     if spec.dump_folder is None or not (spec.dump_folder / RECORD_NAME).is_file():

@@ -142,11 +142,12 @@ class DecontaminateConfig(SourceConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig:
-    """What training will read: anchored plan [--config FILE.toml] [--step N --stage NAME]
+    """What training will read: anchored plan [--config FILE.toml] [--step N | --document D]
 
-    Without --step: steps, and tokens and epochs of every source and stage; `anchored dry-run` says
-    how long they take. With --step: one JSON object for every piece of a document that this step
-    reads, with its source, licence and position.
+    Prints the steps, tokens and epochs of every source and stage; `anchored dry-run` says how long
+    they take. With --step it prints one JSON object for every piece of a document that this step
+    reads, with its source, licence and position; with --document, one for every piece of that
+    document that some step reads.
     """
 
     config: tuple[ConfigFile, ...] = (COMMON_PILE,)
@@ -157,8 +158,11 @@ class PlanConfig:
     """Refuse to read a source more often; 0 takes the mixture's, or the least of the runs'."""
     step: int = 0
     """List what this step reads (from 1, as in the training log); 0 prints the plan."""
+    document: str = ""
+    """List the steps that read SOURCE:INPUT_FILE:RECORD, its line or row from 0, as reports and
+    --step name it."""
     stage: str = ""
-    """Stage of --step, where the config has several."""
+    """Stage of --step or --document, where the config has several."""
     output: Path | None = None
     """File to save the plan to, as JSON."""
     overwrite: bool = False
@@ -167,40 +171,10 @@ class PlanConfig:
     def __post_init__(self) -> None:
         if not self.max_epochs >= 0:  # NaN too
             raise ValueError(f"max_epochs must be >= 0, got {self.max_epochs}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProvenanceConfig:
-    """Whether a document was read: anchored provenance --config RUN.toml --document SOURCE:FILE:N
-
-    Says under which licence, in which steps, how often, and prints one JSON object for every part
-    of it that a step read, by inverting the data plan.
-    """
-
-    config: ConfigFile
-    """Config of a run, or a mixture."""
-    document: str
-    """SOURCE:INPUT_FILE:RECORD, its line or row from 0, as reports and `anchored plan --step`
-    name it."""
-    stage: str = ""
-    """Stage of a mixture, where it has several."""
-    steps: int = 0
-    """As if the run had ended after this step; 0: the config's last."""
-
-    def __post_init__(self) -> None:
-        check_input(self.config)
-        if self.steps < 0:
-            raise ValueError(f"steps must be at least 0 (all), got {self.steps}")
-        _ = self.record
-
-    @property
-    def record(self) -> tuple[str, str, int]:
-        """Source, input file and number of the record."""
-        source, _, rest = self.document.partition(":")
-        input_file, colon, number = rest.rpartition(":")
-        if not (source and colon and number.isdecimal()):
-            raise ValueError(f"document must be SOURCE:INPUT_FILE:RECORD, got {self.document!r}")
-        return source, input_file, int(number)
+        if self.document:
+            if self.step:
+                raise ValueError(f"give step or document, not both: {self.step}, {self.document}")
+            document_record(self.document)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,3 +244,12 @@ class ExportConfig:
     def __post_init__(self) -> None:
         for folder in (self.checkpoint, self.tokenizer):
             check_input(folder, "folder")
+
+
+def document_record(document: str) -> tuple[str, str, int]:
+    """Read SOURCE:INPUT_FILE:RECORD; ValueError where it is not written so."""
+    source, _, rest = document.partition(":")
+    input_file, colon, number = rest.rpartition(":")
+    if not (source and colon and number.isdecimal()):
+        raise ValueError(f"document must be SOURCE:INPUT_FILE:RECORD, got {document!r}")
+    return source, input_file, int(number)
