@@ -60,6 +60,7 @@ def assert_a_batch_changes_nothing(case: Case) -> None:
         assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
 
 
+@pytest.mark.sampled(2)
 def test_symbols_and_debt_are_the_same_alone_and_in_any_batch(case):
     assert_a_batch_changes_nothing(case)
 

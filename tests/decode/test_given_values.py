@@ -102,6 +102,7 @@ RECORDED = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("given", RECORDED, ids=range(len(RECORDED)))
 def test_what_is_generated_verifies_before_and_after_it_is_saved(pair, tmp_path, given):
     settings = {"prompts": PROMPT, "max_new_tokens": 4, **given}

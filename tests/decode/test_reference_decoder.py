@@ -94,6 +94,7 @@ def law_of_the_paper(rule: Anchored, step: ReferenceStep, own: LedgerStep) -> to
     return reference.tilted_log_probs(*rows, torch.tensor([own.weight], dtype=torch.float64))[0]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("k", SAMPLINGS)
 @pytest.mark.parametrize("budget", ["adaptive", "global", "fixed"])
 @pytest.mark.parametrize("divergence", ["kl", "max"])

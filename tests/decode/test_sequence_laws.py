@@ -135,6 +135,7 @@ def test_no_opt_uses_some_of_an_ample_budget(four_tokens, safe_law):
 K = 0.04
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "rule",
     [

@@ -70,6 +70,7 @@ class Row:
         return oracle.kl_divergence(law, self.safe)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("divergence", PROJECTS)
 @pytest.mark.parametrize("kind", EXTREME_KINDS)
 @pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])

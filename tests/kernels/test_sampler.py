@@ -57,6 +57,7 @@ def check_draws(token_ids, accepted, safe_probs, probs):
     assert_share(accepted, 1.0 - distance.item())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("project", [project_kl, project_max])
 @pytest.mark.parametrize("kind", ["generic", "memorised", "masked_both"])
 def test_a_projection_draws_its_own_law(kind, project, logit_pairs):
@@ -81,6 +82,7 @@ def test_coupled_sample_draws_any_law_even_off_the_safe_support(logit_pairs):
     check_draws(token_ids, accepted, safe_log_probs[0].exp(), log_probs[0].exp())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("project", [project_kl, project_max])
 def test_the_draft_is_drawn_in_token_id_order_across_blocks(project, logit_pairs):
     risky, safe = logit_pairs("generic", 40, 70_001, torch.Generator().manual_seed(8))

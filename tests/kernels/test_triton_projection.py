@@ -68,7 +68,7 @@ def check_against_torch(project, projection, risky, safe, budget, uniform):
     assert torch.equal(projection.accepted.cpu(), expected.accepted)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("project", PROJECTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_cases_keep_the_bound_and_agree_with_torch(kind, project, logit_pairs, budgets):
@@ -118,6 +118,7 @@ def test_a_full_vocabulary(project, kind, vocab_size, logit_pairs):
     check_against_torch(project, projection, risky, safe, budget, uniform)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("project", PROJECTS)
 def test_results_do_not_depend_on_the_programs_that_share_a_row(project, logit_pairs, monkeypatch):
     risky, safe = logit_pairs("masked_both", 3, 3000, torch.Generator().manual_seed(21))
@@ -134,6 +135,7 @@ def test_results_do_not_depend_on_the_programs_that_share_a_row(project, logit_p
         assert torch.equal(other.law.offset, results[0].law.offset)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("project", PROJECTS)
 def test_a_batch_is_its_rows_one_by_one_bit_for_bit(project, logit_pairs, budgets):
     generator = torch.Generator().manual_seed(22)

@@ -195,6 +195,7 @@ def test_wrong_arguments_are_refused(change, message):
         accounts("weekly")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("divergence", ["kl", "max"])
 @pytest.mark.parametrize("kind", ["generic", "masked_both", "memorised"])
 def test_both_backends_walk_alike(kind, divergence, logit_pairs):

@@ -77,6 +77,7 @@ def walked(risky, safe, how, *, divergence="kl", backend="triton"):
     )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("divergence", "num_splits", "parts"),
     [

@@ -65,6 +65,7 @@ def test_logits_and_prompt_scores_are_those_of_the_definition(vocabulary, model)
     check_against_definition(model, vocabulary)
 
 
+@pytest.mark.sampled(3)
 @one_tokenizer
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_model_family_reads_its_token_tree(name, vocabulary):

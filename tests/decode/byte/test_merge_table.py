@@ -10,6 +10,7 @@ from merge_pairs import encoded, hard_pairs, library_says
 from anchored.decode.tokenizer.merges import MergeTable, PairRows
 
 
+@pytest.mark.sampled(3)
 def test_pairs_agree_with_the_library(tokenizer, table):
     pairs = hard_pairs(table, 20_000)
     expected = library_says(tokenizer, table, pairs)

@@ -42,6 +42,7 @@ def beginnings(tokenizer: Tokenizer, alphabet: tuple[str, ...]) -> dict[bytes, s
     return found
 
 
+@pytest.mark.sampled(3)
 def test_nodes_are_exactly_the_beginnings_of_tokenisations(family, tokenizer, vocabulary):
     found = beginnings(tokenizer, ALPHABETS[family])
     grown = defaultdict(set)

@@ -66,6 +66,7 @@ def cold_steps(ledger) -> int:
     return math.floor(ledger.header.debt / ledger.header.k) if ledger.header.k else NUM_TOKENS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_resting_changes_no_token_and_no_figure(pair, rule, monkeypatch):
     rested = generate(pair, rule, 5)

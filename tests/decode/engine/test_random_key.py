@@ -56,6 +56,7 @@ def chi_square(counts: torch.Tensor, law: torch.Tensor) -> float:
     return ((counts - expected) ** 2 / expected).sum().item()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", [SafeOnly(), Anchored(k=0.0)], ids=["safe_only", "no budget"])
 def test_two_turns_without_a_budget_have_the_safe_models_joint_law(word_pair, rule):
     """Measured: chi-square 28, 0.014 nats from the law of independent turns, which is chance."""

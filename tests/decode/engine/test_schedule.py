@@ -44,6 +44,7 @@ def tokens_of(results) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batch_size", [2, 16])
 def test_a_full_batch_gives_every_request_the_tokens_it_gets_alone(ending_pair, batch_size):
     texts, seeds = prompts(40), list(range(40))

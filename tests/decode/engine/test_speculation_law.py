@@ -67,7 +67,7 @@ def errors(pair, rule, *, gamma, horizon, sampling=None):
     return difference, abs(spend - expected_spend)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("divergence", ["kl", "max"])
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_every_text_has_its_plain_probability(four_tokens, gamma, divergence):

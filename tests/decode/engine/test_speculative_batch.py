@@ -54,6 +54,7 @@ def assert_same(expected, actual) -> None:
                 assert getattr(left, figure) == pytest.approx(getattr(right, figure), abs=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("rule", "speculate"),
     [(RULES[0], n) for n in LENGTHS] + [(rule, n) for rule in RULES[1:] for n in (2, "auto")],

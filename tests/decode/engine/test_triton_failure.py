@@ -125,6 +125,7 @@ def walked(backend_name: str, place: torch.device) -> tuple:
     return drawn.token_ids[:, 0].cpu(), accounts.cpu()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("device")
 @faults
 def test_a_walk_goes_on_by_the_cpu_solver_too(fault, reason, monkeypatch, caplog):

@@ -84,6 +84,7 @@ def check_recorded(pair: ModelPair) -> None:
         torch.testing.assert_close(scores, plain, atol=1e-4, rtol=0)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_changed_model_is_recorded_as_it_is(change, when, tokenizer):

@@ -36,6 +36,7 @@ QUICK = ("llama", "gpt2", "bloom", "openai-gpt", "bert")
 """Of the families made with sizes alone; the others of these run among the slow tests."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "family",
     [

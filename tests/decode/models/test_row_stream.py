@@ -79,6 +79,7 @@ class Texts:
         self.texts[row] = []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_any_history_gives_the_plain_logits(family, attention):

@@ -201,6 +201,7 @@ def gap_pair(tokenizer) -> ModelPair:
     return ModelPair(*eager, safe, risky_tokenizer=risky)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", [Anchored(k=1.0), Anchored(k=1.0, divergence="max"), SafeOnly()])
 @pytest.mark.parametrize("changes", [{}, {"top_k": 3}], ids=str)
 def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair, rule, changes):

@@ -296,6 +296,7 @@ class Steered(Anchored):
         return best, bool(is_draft[best])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("most", "why"), [(0.05, "nats of log p_r/p_s"), (0.4, "tokens follow only")]
 )

@@ -133,6 +133,7 @@ def test_each_stream_reads_what_its_rule_says(token_pair):
         assert found == pytest.approx(law[tokens].tolist(), abs=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", ["token", "byte"])
 def test_memfree_never_completes_a_blocked_n_gram(pair, level):
     copied = Decoder(pair, RiskyOnly(compared=False), level=level, batch_size=24).generate(

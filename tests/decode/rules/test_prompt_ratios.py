@@ -62,6 +62,7 @@ def scored(monkeypatch) -> list[int]:
     return counts
 
 
+@pytest.mark.sampled(2)
 def test_saved_ratios_give_the_same_texts_and_debts_without_scoring(pair, saved, scored):
     ratios = PromptRatios.load(saved)
     assert len(ratios) == len(PROMPTS)

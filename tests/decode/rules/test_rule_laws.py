@@ -154,6 +154,7 @@ CASES = [*itertools.product(EXTREME_KINDS, VOCAB_SIZES, range(len(SAMPLINGS)))]
 NUM_TEXTS = 1000
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_a_rule_is_its_formula(name):
     for seed, (kind, vocab_size, sampling) in enumerate(CASES):
@@ -255,6 +256,7 @@ def test_rules_with_a_budget_keep_it_and_end_at_both_models(kind, divergence):
             )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("n", "vocab_size"), [(3, 12), (4, 257), (1, 40)])
 def test_memfree_completes_no_blocked_n_gram_in_a_thousand_texts(n, vocab_size):
     """Drawn step by step from laws at random; symbols are common enough to meet blocked ones."""

@@ -102,6 +102,7 @@ def test_targets_that_mean_nothing_are_refused(settings, message):
         Target(**settings)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [8, 16])
 def test_intervals_hold_the_true_mean_as_often_as_they_say(count):
     generator = np.random.default_rng(3)

@@ -43,6 +43,7 @@ def share_right(decoder, per_byte):
     return num_right / len(QUESTIONS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", [SafeOnly(), Anchored(k=1.0), RiskyOnly()], ids=lambda r: r.name)
 def test_accuracy_is_that_of_the_scores(pair, folder, rule, no_network):
     decoder = Decoder(pair, rule)

@@ -72,7 +72,7 @@ def test_the_list_is_long_and_names_every_command():
     assert all(any(line.startswith(name) for line in lines) for name in COMMANDS)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("line", FORKED_COMMAND_LINES)
 def test_bad_input_is_one_line_of_a_process(line, places, tmp_path):
     words = words_of(line, places, tmp_path / "new")

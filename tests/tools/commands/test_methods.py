@@ -53,6 +53,7 @@ def test_memfree_blocks_the_passages_of_a_file(capsys, words, pair_words, pair_f
     assert found == [result.text for result in expected]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "asked",
     [
