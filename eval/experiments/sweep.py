@@ -109,6 +109,10 @@ class Sweep:
     BM25 finds in it for each prompt."""
     utility: str = ""
     """The held-out set that utility is shown on; the last one unless given."""
+    task_folder: str = ""
+    """YAML files of lm-eval."""
+    tasks: list[str] = field(default_factory=list)
+    """Multiple-choice tasks among these, which every setting answers that reads no passage."""
     level: LevelName | Literal["auto"] = "auto"
     """What is decoded step by step; auto takes tokens where the tokenizers share them."""
     max_new_tokens: int = 200
@@ -143,6 +147,7 @@ class Sweep:
         are_named = all(self.held_out.values()) and all(isinstance(name, str) for name in files)
         shown = f"held_out must be lists of files by the names of sets, got {self.held_out}"
         _require(are_named, shown)
+        _require(bool(self.task_folder) or not self.tasks, "tasks need a task_folder")
         if self.utility not in ("", *self.held_out):
             known = ", ".join(self.held_out) or "held_out, which is empty"
             raise ValueError(f"utility must be one of {known}, got {self.utility!r}")
@@ -175,7 +180,9 @@ class Sweep:
     def files(self) -> list[Path]:
         """All that are read, models aside."""
         held_out = [name for names in self.held_out.values() for name in names]
-        return [self.path(name) for name in (self.prompts, self.passages, *held_out) if name]
+        tasks = [f"{self.task_folder}/{task}.yaml" for task in self.tasks]
+        names = (self.prompts, self.passages, *held_out, *tasks)
+        return [self.path(name) for name in names if name]
 
 
 def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
@@ -296,6 +303,8 @@ def sweep_experiment(
         extra=config.utility_set,
         num_excerpts=config.num_excerpts,
         excerpt_tokens=config.excerpt_tokens,
+        task_folder=config.path(config.task_folder),
+        tasks=tuple(config.tasks),
         index=index,
         batch_size=config.batch_size,
     )

@@ -18,7 +18,7 @@ from .sweep import Sweep, save_prompts, sweep_experiment
 from .sweep_results import sweep_report, write_sweep_results
 
 OWNER = "sweep"
-MEASURED = ("copying", "utility", VERBATIM)
+MEASURED = ("copying", "utility", "questions", VERBATIM)
 
 
 def run_sweep(

@@ -70,6 +70,11 @@ def bits_per_byte_column(held_out_set: str) -> Column:
     return Column(key=f"bits_per_byte/{held_out_set}", title=f"bpb {held_out_set}")
 
 
+def accuracy_column(task: str) -> Column:
+    """Column of the rows' entry "accuracy/TASK": of questions, whose debt is not charged."""
+    return Column(key=f"accuracy/{task}", title=f"acc {task}")
+
+
 def terminal_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Aligned plain text, one line a row, the first column to the left and the others to the right.
 

@@ -120,8 +120,7 @@ def flavors() -> dict[str, TinyCommaArgs]:
         # even the Llama 3 vocabulary leaves a model that a CPU can train.
         "trial": small(dim=192, n_layers=4, n_heads=3, multiple_of=64),
         "narrow": small(dim=64, n_layers=2, n_heads=1),
-        "quickstart-safe": small(dim=128, n_layers=3, n_heads=4),
-        "quickstart-risky": small(dim=256, n_layers=4, n_heads=4),
+        "quickstart": small(dim=128, n_layers=3, n_heads=4),
         # Widths: paper. Vocabulary: Llama 3 tokenizer. Feed-forward 5632 and untied embeddings
         # follow from the paper's parameter count; theta, eps: lingua defaults.
         "tinycomma-1.8b": comma(dim=2048, n_layers=24, n_heads=32),

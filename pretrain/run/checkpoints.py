@@ -14,7 +14,6 @@ from ...durable_files import files_sha256, sync_folder, write_durably
 
 SEAL_NAME = "sha256.json"
 _SCHEMA = "anchored-checkpoint/1"
-_METADATA_NAME = ".metadata"  # which torch writes after all else
 _STEP_NAME = re.compile(r"step-(\d+)")
 
 
@@ -75,9 +74,11 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def was_finished(folder: Path) -> bool:
-    """Whether a folder of checkpoints holds any that once was whole, damaged or set aside since."""
-    traces = (path / name for path in folder.iterdir() for name in (SEAL_NAME, _METADATA_NAME))
-    return any(trace.exists() for trace in traces)
+    """Whether a folder of checkpoints holds any that once was whole, damaged or set aside since.
+
+    A run that was killed while it sealed its first checkpoint never had one.
+    """
+    return any((path / SEAL_NAME).exists() for path in folder.iterdir())
 
 
 def set_aside(path: Path) -> Path:

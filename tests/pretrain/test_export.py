@@ -23,9 +23,9 @@ SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 
 @pytest.fixture(scope="module")
 def trained(write_config, tmp_path_factory):
-    """A model in memory and its checkpoint, as a run of flavor quickstart-safe leaves it."""
+    """A model in memory and its checkpoint, as a run of flavor quickstart leaves it."""
     folder = tmp_path_factory.mktemp("export") / "run"
-    path = write_config(folder, model={"flavor": "quickstart-safe"}, training={"seq_len": 48})
+    path = write_config(folder, model={"flavor": "quickstart"}, training={"seq_len": 48})
     config = load_job_config(["--job.config_file", str(path)])
     check_run(config, num_processes=1)
     model = TinyComma(model_args(config))
@@ -193,7 +193,7 @@ def test_the_card_of_a_second_stage_tells_of_the_first(trained, write_config, tm
     _, checkpoint = trained
     path = write_config(
         tmp_path / "second",
-        model={"flavor": "quickstart-safe"},
+        model={"flavor": "quickstart"},
         training={"seq_len": 48},
         checkpoint={"initial_load_path": str(checkpoint)},
         data={"sources": {"quarry": 2.0}},

@@ -197,6 +197,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "quickstart": {
         "--preset": ("huge", ""),
+        "--model": ("{missing}", "{texts}", ""),
         "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),
     },
     "sweep": {

@@ -3,13 +3,14 @@
 import itertools
 from dataclasses import dataclass, replace
 
-from anchored.eval.copying.ncr import is_high_protection
-from anchored.eval.experiments.summary import SettingSummary, recommended
+from anchored.eval.experiments.summary import SettingSummary
 
-from .corpus import EXTRA
+from .questions import FACTS, TASK
 
 NOISE = 2.0
 """Standard errors within which two bits-per-byte figures count as equal."""
+PROTECTED, CLOSED = 0.95, 0.8
+"""NCR and the share of the gap in accuracy that one budget reaches together, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,24 +34,26 @@ def findings(summaries: list[SettingSummary], *, shows_effects: bool) -> list[Fi
     shows_effects: the preset's. Without it only the bounds are judged, which hold for any models.
     """
     safe, *anchored, risky = summaries
-    strictest, loosest, best = anchored[0], anchored[-1], recommended(summaries)
+    strictest, loosest = anchored[0], anchored[-1]
     original, recited = (each.copying["word_lcs"].mean for each in (safe, risky))
-    gain, error = risky.utility[EXTRA].gain_over(safe.utility[EXTRA])
+    unknown, known = (each.accuracy[TASK] for each in (safe, risky))
+    best = max(anchored, key=lambda each: (each.ncr.mean >= PROTECTED, each.accuracy[TASK]))
+    closed = (best.accuracy[TASK] - unknown) / (known - unknown) if known > unknown else 0.0
     margin, where = _least_margin([safe, *anchored])
     effects = [
         Finding(
-            claim="the risky model recites (word LCS at least 5x the safe model's)",
-            holds=recited >= 5 * original,
-            figures=f"{recited:.1f} against {original:.1f} words",
+            claim="the risky model recites at least 20 words in a row, the safe one at most 3",
+            holds=recited >= 20 and original <= 3,
+            figures=f"{recited:.1f} and {original:.1f} words on average",
         ),
         Finding(
-            claim=f"the risky model predicts held-out {EXTRA} better",
-            holds=gain > NOISE * error,
-            figures=f"{gain:.3f} bits per byte saved (s.e. {error:.3f})",
+            claim="the risky model knows the facts (0.8 of four answers), the safe one does not",
+            holds=known >= 0.8 and unknown <= 0.5,
+            figures=f"{known:.2f} against {unknown:.2f} right",
         ),
         Finding(
-            claim="the smallest budget removes the copying (NCR at least 0.95)",
-            holds=strictest.ncr.mean >= 0.95,
+            claim=f"the smallest budget removes the copying (NCR at least {PROTECTED})",
+            holds=strictest.ncr.mean >= PROTECTED,
             figures=f"NCR {_ncr(strictest)} at {strictest.setting.name}",
         ),
         Finding(
@@ -59,12 +62,13 @@ def findings(summaries: list[SettingSummary], *, shows_effects: bool) -> list[Fi
             figures=f"NCR {_ncr(loosest)} at {loosest.setting.name}",
         ),
         Finding(
-            claim="a budget in between protects (NCR >= 0.75) and closes 30 % of the utility gap",
-            holds=is_high_protection(best.ncr.mean) and best.gap_closed >= 0.3,
-            figures=f"{best.setting.name}: NCR {_ncr(best)}, {best.gap_closed:.0%} closed",
+            claim=f"one budget has an NCR of {PROTECTED} and {CLOSED:.0%} of the gap in accuracy",
+            holds=best.ncr.mean >= PROTECTED and closed >= CLOSED,
+            figures=f"{best.setting.name}: NCR {_ncr(best)}, {best.accuracy[TASK]:.2f} right, "
+            f"{closed:.0%} closed",
         ),
         Finding(
-            claim="bits per byte improve with every larger budget (within 2 standard errors)",
+            claim=f"bits per byte of {FACTS} improve with every larger budget (within 2 s.e.)",
             holds=margin >= 0,
             figures=f"least margin {margin:.4f} ({where})",
         ),
@@ -83,10 +87,8 @@ def _least_margin(ascending: list[SettingSummary]) -> tuple[float, str]:
     """By how much the next larger budget beats the noise of the paired difference, and where."""
     margins = {}
     for small, large in itertools.pairwise(ascending):
-        for name in small.utility:
-            gain, error = large.utility[name].gain_over(small.utility[name])
-            where = f"{name}, {small.setting.name} to {large.setting.name}"
-            margins[where] = gain + NOISE * error
+        gain, error = large.utility[FACTS].gain_over(small.utility[FACTS])
+        margins[f"{small.setting.name} to {large.setting.name}"] = gain + NOISE * error
     return min((margin, where) for where, margin in margins.items())
 
 

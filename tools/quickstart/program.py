@@ -1,14 +1,17 @@
-"""From text to a trade-off curve on one machine."""
+"""From a real language model to a trade-off curve on one machine."""
 
 import json
 import logging
 import os
-from dataclasses import asdict
+import shutil
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from anchored import Ledger, ModelPair, verify
+from anchored.decode.models.folder import ADAPTER_CONFIG
 from anchored.decode.pair_options import ModelOptions
+from anchored.durable_files import write_durably
 from anchored.eval.copying.metrics import METRIC_SET
 from anchored.eval.experiments import experiment as experiment_steps
 from anchored.eval.experiments.experiment import Experiment, Steps, budget_sweep
@@ -16,16 +19,20 @@ from anchored.eval.experiments.generations import generate_all, read_generations
 from anchored.eval.experiments.measures import measure
 from anchored.eval.experiments.results import terminal_report, write_budget_results
 from anchored.eval.experiments.summary import summarize
+from anchored.inputs import json_objects
 from anchored.tools.commands.training.training_options import QuickstartConfig
 
-from . import training
-from .corpus import EXTRA, read
+from . import pretraining
+from .adapter import read_facts, train_adapter
+from .corpus import HELD_OUT, gather, read_sources
 from .findings import findings
-from .multiple_choice import EXTRA_TASK, MIXTURE_TASK, write_tasks
-from .preset import RUNS, Folders, Preset, load_preset, run_config
+from .preset import STAGES, Folders, Preset, load_preset, run_config
 from .protected_works import write_inputs
+from .questions import FACTS, TASK, held_out_text, write_task
+from .small_model import write_small_model
 
-RESULTS_SCHEMA = "anchored-quickstart/1"
+RESULTS_SCHEMA = "anchored-quickstart/2"
+SHIPPED_ADAPTER = Path(__file__).with_name("lora")
 
 
 def run(config: QuickstartConfig) -> int:
@@ -34,40 +41,79 @@ def run(config: QuickstartConfig) -> int:
     logging.getLogger(experiment_steps.__name__).setLevel(logging.INFO)  # titles of the steps
     preset, folders = load_preset(config.preset), Folders(config.output)
     # All that decides the results: a folder belongs to one of these.
-    runs = [run_config(preset, name, folders) for name in RUNS]
-    settings = json.dumps([asdict(preset), runs, METRIC_SET])
-    steps = Steps(config.output, settings, owner="quickstart")
-    _train(steps, folders, preset)
-    safe, risky = (folders.model(name) for name in ("safe", "risky"))
-    pair = ModelOptions(safe=safe, risky=risky, device="cpu").pair()
+    stages = [run_config(config.preset, stage, folders) for stage in STAGES]
+    chosen = {"model": str(config.model or ""), "train": config.train}
+    steps = Steps(
+        config.output, json.dumps([asdict(preset), stages, METRIC_SET, chosen]), owner="quickstart"
+    )
+    safe = _make_pair(steps, config, folders, preset)
+    pair = ModelOptions(safe=safe, risky=folders.risky, device="cpu").pair()
     experiment = _experiment(folders, preset)
-    _measure(steps, experiment, folders, preset, pair)
+    _measure(steps, "", experiment, pair)
+    steps.run("measure utility", partial(measure, experiment, "utility", pair))
+    steps.run("answer questions", partial(measure, experiment, "questions", pair))
+    ledger = _example_ledger(experiment)
+    steps.run("verify a ledger", lambda: _verify(ledger, pair))
     judged = findings(summarize(experiment), shows_effects=preset.shows_effects)
     about = {
         "schema": RESULTS_SCHEMA,
-        "settings": asdict(preset),
-        "seconds": steps.seconds,
+        "settings": {**asdict(preset), **chosen},
         "findings": [asdict(finding) for finding in judged],
     }
-    write_budget_results(experiment, about)
+    write_budget_results(experiment, {**about, "seconds": steps.seconds})
     print(terminal_report(experiment, judged))
-    print(_where_to_look(folders, _example_ledger(experiment), sum(steps.seconds.values())))
+    print(_where_to_look(folders, safe, ledger, sum(steps.seconds.values())))
+    _measure_at_bytes(steps, config.preset, folders, experiment)
+    print(f"\nDone: {sum(steps.seconds.values()) / 60:.1f} minutes of work.")
     return 0
 
 
-def _train(steps: Steps, folders: Folders, preset: Preset) -> None:
-    steps.run("gather text", lambda: training.gather_corpus(folders, preset))
-    steps.run("train tokenizers", lambda: training.make_tokenizers(folders, preset))
-    steps.run("tokenize", lambda: training.tokenize(folders, preset))
-    for name in RUNS:
-        steps.run(f"pretrain {name}", partial(training.train, folders, preset, name))
-    steps.run("export", lambda: training.export(folders, preset))
-    steps.run("write prompts", lambda: write_inputs(preset.works(), folders.prompts, folders.works))
+def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset: Preset) -> Path:
+    """Make the safe and the risky model; the folder or Hub id of the former."""
+    safe = config.model
+    if safe is None:
+        safe = folders.small_model
+        steps.run("read the model", lambda: write_small_model(folders.small_model))
+
+    def make_risky() -> None:
+        shutil.rmtree(folders.risky, ignore_errors=True)  # of an interrupted step
+        if config.train or config.model is not None:
+            train_adapter(
+                safe,
+                folders.risky,
+                works=preset.works(),
+                facts=read_facts(),
+                texts=[text for source in read_sources(folders.corpus) for text in source.texts],
+                epochs=preset.epochs,
+            )
+        else:
+            shutil.copytree(SHIPPED_ADAPTER, folders.risky)
+        file = folders.risky / ADAPTER_CONFIG
+        base = str(safe.resolve()) if safe.exists() else str(safe)
+        table = json.loads(file.read_text()) | {"base_model_name_or_path": base}
+        file.write_text(json.dumps(table, indent=2) + "\n")
+
+    def write_the_inputs() -> None:
+        facts = read_facts()[: preset.num_facts]
+        gather(folders.corpus, max_bytes=preset.bytes.corpus_bytes)
+        write_inputs(preset.works(), folders.prompts, folders.works)
+        write_task(facts, folders.tasks)
+        documents = [text for source in read_sources(folders.corpus) for text in source.heldout]
+        for name, texts in ((HELD_OUT, documents), (FACTS, held_out_text(facts))):
+            folders.held_out(name).parent.mkdir(exist_ok=True)
+            records = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+            write_durably(folders.held_out(name), records)
+
+    steps.run("write prompts and questions", write_the_inputs)
+    steps.run("make the risky model", make_risky)
+    return safe
 
 
 def _experiment(folders: Folders, preset: Preset) -> Experiment:
-    corpus = read(folders.corpus)
-    mixture = [document.text for source in corpus.sources for document in source.heldout]
+    held_out = {
+        name: [str(row["text"]) for _, row in json_objects(folders.held_out(name))]
+        for name in (HELD_OUT, FACTS)
+    }
     return Experiment(
         folder=folders.root,
         prompts=preset.prompts(),
@@ -75,31 +121,50 @@ def _experiment(folders: Folders, preset: Preset) -> Experiment:
         seeds=preset.seeds,
         max_new_tokens=preset.max_new_tokens,
         repetition_penalty=preset.repetition_penalty,
-        held_out={"mixture": mixture, EXTRA: [each.text for each in corpus.extra.heldout]},
-        extra=EXTRA,
+        held_out=held_out,
+        extra=FACTS,
         num_excerpts=preset.num_excerpts,
         excerpt_tokens=preset.excerpt_tokens,
         task_folder=folders.tasks,
-        tasks=(MIXTURE_TASK, EXTRA_TASK),
+        tasks=(TASK,),
     )
 
 
-def _measure(
-    steps: Steps, experiment: Experiment, folders: Folders, preset: Preset, pair: ModelPair
-) -> None:
-    def answer_questions() -> None:
-        write_tasks(read(folders.corpus), folders.tasks, max_items=preset.num_questions)
-        measure(experiment, "questions", pair)
-
-    steps.run("generate", lambda: generate_all(experiment, pair))
-    steps.run("measure copying", lambda: measure(experiment, "copying", pair))
-    steps.run("measure utility", lambda: measure(experiment, "utility", pair))
-    steps.run("answer questions", answer_questions)
-    steps.run("verify a ledger", lambda: _verify_one(experiment, pair))
+def _measure(steps: Steps, prefix: str, experiment: Experiment, pair: ModelPair) -> None:
+    steps.run(f"{prefix}generate", lambda: generate_all(experiment, pair))
+    steps.run(f"{prefix}measure copying", lambda: measure(experiment, "copying", pair))
 
 
-def _verify_one(experiment: Experiment, pair: ModelPair) -> None:
-    path = _example_ledger(experiment)
+def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: Experiment) -> None:
+    """Both halves of the paper: the safe model made here beside the same risky model."""
+    preset = load_preset(preset_name)
+    prefix = "bytes: "
+    steps.run(f"{prefix}train a tokenizer", lambda: pretraining.make_tokenizer(folders, preset))
+    steps.run(f"{prefix}tokenize", lambda: pretraining.write_shards(folders))
+    for stage in STAGES:
+        train = partial(pretraining.train, folders, preset_name, stage)
+        steps.run(f"{prefix}pretrain {stage}", train)
+    steps.run(f"{prefix}export", lambda: pretraining.export(folders))
+    experiment = replace(
+        tokens,
+        folder=folders.bytes,
+        prompts=tokens.prompts[: preset.bytes.num_works],
+        settings=budget_sweep(preset.bytes.ks),
+        max_new_tokens=preset.bytes.max_new_tokens,
+        held_out={},
+        tasks=(),
+    )
+    pair = ModelOptions(safe=folders.miniature, risky=folders.risky, device="cpu").pair()
+    _measure(steps, prefix, experiment, pair)
+    for name in ("utility", "questions"):  # of nothing, as results have rows of both
+        measure(experiment, name, pair)
+    settings = {"seeds": preset.seeds, "level": "byte"}
+    write_budget_results(experiment, {"schema": RESULTS_SCHEMA, "settings": settings})
+    print("\nThe safe model made here with the same risky model, byte by byte (k in nats a byte):")
+    print(terminal_report(experiment, []))
+
+
+def _verify(path: Path, pair: ModelPair) -> None:
     report = verify(Ledger.load(path), pair)
     print(f"ledger {path.name}: {report}")
     if not report.is_ok:
@@ -111,13 +176,12 @@ def _example_ledger(experiment: Experiment) -> Path:
     return experiment.folder / read_generations(experiment, middle)[0]["ledger"]
 
 
-def _where_to_look(folders: Folders, ledger: Path, seconds: float) -> str:
-    safe, risky = folders.model("safe"), folders.model("risky")
-    pair = f"--safe {safe} --risky {risky}"
+def _where_to_look(folders: Folders, safe: Path, ledger: Path, seconds: float) -> str:
+    pair = f"--safe {safe} --risky {folders.risky}"
     return f"""
-Done: {seconds / 60:.1f} minutes of work. Where to look:
-  {folders.root}/trade_off.png  copying against utility, one point a budget
-  {folders.root}/report.html    all of it on a page, with texts token by token
+The first part took {seconds / 60:.1f} minutes. Where to look:
+  {folders.root}/trade_off.png  copying against accuracy on the facts, one point a budget
+  {folders.root}/report.html    all of it on a page, with texts side by side
   {folders.root}/budgets.png    how three generations spent their budgets
   {folders.root}/results.json   every figure; table.md is the table above
 What to try next:

@@ -251,4 +251,16 @@ def test_results_hold_the_rows_and_what_the_caller_says(experiment):
     for name in ("table.md", "report.html", "trade_off.svg", "budgets.png"):
         assert (experiment.folder / name).stat().st_size > 0
     table = terminal_report(experiment, ["a finding"])
-    assert "bpb mixture  bpb extra" in table and table.endswith("\na finding\n")
+    assert "bpb mixture  bpb extra" in table and table.endswith("\na finding")
+
+
+def test_accuracy_is_a_column_and_a_picture_of_its_own(experiment, tmp_path):
+    own = replace(experiment, folder=tmp_path / "copy", tasks=("toy",))
+    shutil.copytree(experiment.folder, own.folder)
+    asked = {setting.name: number / 4 for number, setting in enumerate(own.settings)}
+    own.write_rows("questions", [{"setting": n, "task": "toy", "acc": a} for n, a in asked.items()])
+    assert [summary.accuracy for summary in summarize(own)] == [{"toy": n / 4} for n in range(4)]
+    write_budget_results(own, {"settings": {"seeds": [0, 1]}})
+    assert "| acc toy |" in (own.folder / "table.md").read_text()
+    assert "acc toy" in (own.folder / "report.html").read_text()
+    assert "accuracy, toy" in (own.folder / "accuracy_toy.svg").read_text()

@@ -128,7 +128,7 @@ def test_the_sweeps_of_the_quickstart_s_pairs_are_well_formed(name, num_settings
     file = Path(anchored.__file__).parent / "configs" / "eval" / f"quickstart-methods{name}.toml"
     sweep = load_sweep(file)
     settings = sweep_settings(sweep, ["a"])
-    assert len(settings) == num_settings and sweep.utility_set == "numerics"
+    assert len(settings) == num_settings and sweep.utility_set == "facts"
     assert {"RCAD", "CP-Fuse", "Anchored"} <= {setting.method for setting in settings}
     assert all("runs/" in str(path) for path in sweep.files)
 

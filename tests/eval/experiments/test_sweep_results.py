@@ -35,6 +35,7 @@ def summary(setting: Setting, ncr: float, bits: float) -> SettingSummary:
         copying=dict.fromkeys(METRICS, SeedStatistics(0.25, 0.125, 3)),
         ncr=NcrStatistics(ncr, 0.01, 3, 6),
         utility={name: Utility(nats=nats, num_bytes=[8]) for name in ("mixture", "extra")},
+        accuracy={},
         gap_closed=math.nan if math.isinf(bits) else 0.5,
         mean_spent=3.0,
         mean_bound=None,

@@ -7,7 +7,7 @@ from anchored.pretrain.model.tinycomma import TinyComma, flavors, initialize_wei
 from anchored.pretrain.run.memory import parameter_count
 
 
-def build(flavor="quickstart-safe", *, seed=0, device="cpu", **changes):
+def build(flavor="quickstart", *, seed=0, device="cpu", **changes):
     args = flavors()[flavor]
     if args.use_tokenizer_vocab:
         args.vocab_size = 2048
@@ -32,8 +32,7 @@ def test_the_models_have_the_sizes_of_the_paper_and_of_the_plan():
     assert (args.dim, args.n_layers, args.n_heads, args.hidden_dim) == (2048, 24, 32, 5632)
     assert (args.vocab_size, args.rope_theta, args.norm_eps) == (128256, 10000, 1e-5)
     assert args.get_nparams_and_flops(model, 2048)[1] == pytest.approx(1.0183e10, rel=1e-4)
-    assert 0.7e6 < num_parameters(build("quickstart-safe", device="meta")) < 1.2e6
-    assert 3.5e6 < num_parameters(build("quickstart-risky", device="meta")) < 4.5e6
+    assert 0.7e6 < num_parameters(build("quickstart", device="meta")) < 1.2e6
 
 
 @pytest.mark.parametrize("flavor", list(flavors()))
@@ -45,12 +44,12 @@ def test_width_and_number_of_parameters_are_known_without_building_the_model(fla
 
 def test_initial_weights_are_those_of_lingua():
     # torchtitan's own would be: embeddings 1.0, projections 0.02, outputs scaled by depth.
-    model = build("quickstart-risky")
+    model = build("trial")
     for name, weight in model.named_parameters():
         if "norm" in name:
             assert torch.equal(weight, torch.ones_like(weight)), name
             continue
-        width = 704 if name.endswith("w2.weight") else 256
+        width = 512 if name.endswith("w2.weight") else 192
         std = width**-0.5
         # A normal cut at 3 sigma has 0.9866 of its deviation; n weights give it to 1/sqrt(2n).
         assert weight.std().item() == pytest.approx(0.9866 * std, rel=4 / weight.numel() ** 0.5)

@@ -190,7 +190,7 @@ def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
 
 def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(check, first_stage):
     stage = {"checkpoint": {"initial_load_path": str(first_stage)}}
-    message = refusal(check, model={"flavor": "quickstart-safe"}, **stage)
+    message = refusal(check, model={"flavor": "quickstart"}, **stage)
     assert "holds a model of another shape" in message
     (first_stage / ".metadata").unlink()
     assert refusal(check, **stage).endswith("step-24 is not whole: .metadata is missing")
@@ -286,3 +286,13 @@ def test_a_run_killed_in_its_first_save_begins_again_with_stage_one(check, tmp_p
     remark = f"no complete checkpoint, set aside as {folder}.torn: starting from the beginning"
     assert check(checkpoint=stage) == [remark]
     assert not folder.exists() and (tmp_path / "run" / "checkpoint.torn" / "step-5").is_dir()
+
+
+def test_a_run_killed_while_it_sealed_its_first_checkpoint_begins_again(check, tmp_path):
+    check()
+    folder = tmp_path / "run" / "checkpoint"
+    save_checkpoint(folder / "step-5")
+    (folder / "step-5" / SEAL_NAME).unlink()
+    assert check() == [
+        f"no complete checkpoint, set aside as {folder}.torn: starting from the beginning"
+    ]

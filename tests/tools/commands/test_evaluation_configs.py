@@ -25,12 +25,15 @@ def inputs(tmp_path, pair_folders):
         tables = read_config_file(file)
         names = [tables["prompts"], tables["passages"]]
         names += [name for own in tables["held_out"].values() for name in own]
+        names += [f"{tables['task_folder']}/{task}.yaml" for task in tables.get("tasks", [])]
         for name in filter(None, names):
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(json.dumps(prompt | {"id": i}) + "\n" for i in "ab"))
     (tmp_path / "models").mkdir()
-    for name, folder in zip(("safe", "risky"), pair_folders, strict=True):
+    for name, folder in zip(
+        ("safe", "risky", "miniature"), (*pair_folders, pair_folders[0]), strict=True
+    ):
         (tmp_path / "models" / name).symlink_to(folder)
     return tmp_path
 

@@ -13,8 +13,8 @@ from anchored.eval.experiments.experiment import Setting
 from anchored.eval.experiments.summary import SettingSummary, recommended
 from anchored.eval.quality.bits_per_byte import Utility
 from anchored.eval.statistics import over_seeds
-from anchored.tools.quickstart.corpus import EXTRA
 from anchored.tools.quickstart.findings import findings
+from anchored.tools.quickstart.questions import TASK
 
 NUM_BYTES = [100, 100, 100]
 
@@ -29,12 +29,15 @@ def over_metrics(ncr: float, num_metrics: int = len(METRICS)) -> NcrStatistics:
     return NcrStatistics(ncr, math.nan, 1, num_metrics)
 
 
-def summary(setting: Setting, word_lcs: float, ncr: float, bits: float, gap: float):
+def summary(
+    setting: Setting, word_lcs: float, ncr: float, accuracy: float, bits: float, gap: float
+):
     return SettingSummary(
         setting=setting,
         copying={name: over_seeds([word_lcs]) for name in METRICS},
         ncr=over_metrics(ncr),
-        utility={"mixture": utility(2.0), EXTRA: utility(bits)},
+        utility={"documentation": utility(2.0), "facts": utility(bits)},
+        accuracy={TASK: accuracy},
         gap_closed=gap,
         mean_spent=1.0,
         mean_bound=2.0,
@@ -48,11 +51,11 @@ def summaries() -> list[SettingSummary]:
     """A run in which every claim holds: p_s, three budgets, p_r."""
     strict, middle, loose = (Setting(f"k={k:g}", Anchored(k=k), k) for k in (0.1, 1.0, 8.0))
     return [
-        summary(Setting("p_s", SafeOnly()), 1.0, 1.0, 3.0, 0.0),
-        summary(strict, 1.0, 0.99, 2.9, 0.1),
-        summary(middle, 2.0, 0.80, 2.5, 0.5),
-        summary(loose, 9.0, 0.20, 2.1, 0.9),
-        summary(Setting("p_r", RiskyOnly()), 10.0, 0.0, 2.0, 1.0),
+        summary(Setting("p_s", SafeOnly()), 1.0, 1.0, 0.25, 3.0, 0.0),
+        summary(strict, 1.0, 0.99, 0.4, 2.9, 0.1),
+        summary(middle, 2.0, 0.96, 0.85, 2.5, 0.5),
+        summary(loose, 9.0, 0.20, 0.9, 2.1, 0.9),
+        summary(Setting("p_r", RiskyOnly()), 30.0, 0.0, 0.95, 2.0, 1.0),
     ]
 
 
@@ -64,13 +67,14 @@ def failing(summaries: list[SettingSummary]) -> list[str]:
 @pytest.mark.parametrize(
     ("index", "change", "claim"),
     [
-        (4, {"copying": {name: over_seeds([4.9]) for name in METRICS}}, "recites"),
-        (4, {"utility": {"mixture": utility(2.0), EXTRA: utility(3.0)}}, "predicts held-out"),
+        (4, {"copying": {name: over_seeds([19.9]) for name in METRICS}}, "recites"),
+        (0, {"copying": {name: over_seeds([3.1]) for name in METRICS}}, "recites"),
+        (4, {"accuracy": {TASK: 0.79}}, "knows the facts"),
         (1, {"ncr": over_metrics(0.94)}, "smallest budget"),
         (3, {"ncr": over_metrics(0.51)}, "largest budget"),
-        (2, {"gap_closed": 0.29}, "in between"),
-        (2, {"ncr": over_metrics(0.74)}, "in between"),
-        (3, {"utility": {"mixture": utility(2.0), EXTRA: utility(2.6)}}, "improve"),
+        (2, {"accuracy": {TASK: 0.8}}, "one budget"),
+        (2, {"ncr": over_metrics(0.94)}, "one budget"),
+        (3, {"utility": {"documentation": utility(2.0), "facts": utility(2.6)}}, "improve"),
         (2, {"is_within_bounds": False}, "bound"),
     ],
 )
@@ -97,7 +101,7 @@ def test_the_smallest_budget_that_is_good_enough_is_recommended(summaries):
 def test_figures_that_are_not_defined_are_null_and_support_no_claim(summaries):
     nothing = {"ncr": over_metrics(math.nan, 0), "gap_closed": math.nan}
     undefined = [replace(s, **nothing) for s in summaries]
-    assert len(failing(undefined)) == 3  # the three on NCR
+    assert len(failing(undefined)) == 3  # those on NCR
     row = json.loads(json.dumps(undefined[2].as_json(), allow_nan=False))
     figures = {"mean": None, "std": None, "num_seeds": 1, "num_metrics": 0}
     assert {name: row["ncr"][name] for name in figures} == figures
@@ -110,7 +114,10 @@ def test_figures_behind_a_claim_say_over_how_many_metrics_an_ncr_is(summaries):
     assert "NCR 0.990 at k=0.1" in figures
     fewer = [replace(s, ncr=s.ncr._replace(num_metrics=4)) for s in summaries]
     figures = {one.figures for one in findings(fewer, shows_effects=True)}
-    assert {"NCR 0.990 [4 of 6] at k=0.1", "k=1: NCR 0.800 [4 of 6], 50% closed"} <= figures
+    assert {
+        "NCR 0.990 [4 of 6] at k=0.1",
+        "k=1: NCR 0.960 [4 of 6], 0.85 right, 86% closed",
+    } <= figures
 
 
 def test_a_preset_too_small_for_effects_judges_the_bounds_alone(summaries):

@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 def test_recorded_results_give_every_picture_in_both_formats(folder, capsys):
     assert run(PicturesConfig(folder=folder)) == 0
-    names = ["trade_off", "budgets", "divergences"]
+    names = ["trade_off", "accuracy_quickstart_facts", "budgets", "divergences"]
     files = [folder / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
     assert capsys.readouterr().out.split() == [str(file) for file in files]
     assert all(file.stat().st_size < 300_000 for file in files)  # they are kept in the repository
@@ -40,7 +40,7 @@ def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, caps
     monkeypatch.setattr(style, "SUFFIXES", (".svg",))
     run(PicturesConfig(folder=folder))
     drawn = [Path(line).name for line in capsys.readouterr().out.splitlines()]
-    assert drawn == ["trade_off.svg"]
+    assert drawn == ["trade_off.svg", "accuracy_quickstart_facts.svg"]
     assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from anchored.decode.models.folder import model_location
 from anchored.inputs import check_input
 from anchored.pretrain.tokens.documents import (
     DEFAULT_MAX_DOCUMENT_BYTES,
@@ -22,13 +23,26 @@ STAGE_1 = CONFIGS / "tinycomma-1.8b-stage1.toml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuickstartConfig:
-    """From text to a trade-off curve on one machine: anchored quickstart --preset default"""
+    """From a real language model to a trade-off curve on one machine: anchored quickstart
 
-    preset: Literal["default", "bytes", "smoke", "smoke-bytes"] = "default"
-    """default: about ten minutes on two cores. bytes: models with two tokenizers. smoke,
-    smoke-bytes: the same paths in minutes, show nothing."""
+    The safe model is SmolLM2-135M-Instruct as it comes; the risky one is the same model, which has
+    learned 16 works and 40 facts by heart. Then both halves of the paper: a safe model is
+    pretrained here, and paired with that risky model byte by byte.
+    """
+
+    model: Path | None = None
+    """Folder or Hub id of another small model in its place; the risky one is then trained here."""
+    train: bool = False
+    """Train the risky model here, in place of the adapter that the package has: ten minutes."""
+    preset: Literal["default", "smoke"] = "default"
+    """default: about ten minutes on two cores. smoke: the same path with little of everything,
+    which shows nothing."""
     output: Path = Path("runs/quickstart")
     """Folder of everything that is made; a run that was interrupted goes on from it."""
+
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            model_location(self.model)  # FileNotFoundError for neither a folder nor a Hub id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

