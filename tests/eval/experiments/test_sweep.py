@@ -92,6 +92,7 @@ def test_settings_that_cannot_be_are_named(methods, message):
         ({"held_out": {"a": [1]}}, "held_out must be lists of files"),
         ({"held_out": {"a": ["b"], "c": []}}, "held_out must be lists of files"),
         ({"utility": "other"}, "utility must be one of extra, got 'other'"),
+        ({"tasks": ["facts"]}, "tasks need a task_folder"),
         ({"seeds": []}, "seeds must be different whole numbers"),
         ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
         ({"seeds": [0.5]}, "seeds must be different whole numbers"),
