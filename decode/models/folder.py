@@ -39,14 +39,16 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def model_location(name: str | Path) -> Path | str:
-    """A path that exists, with `~` expanded, or else the id of a model on the Hub as a string.
+    """The folder of a model or an adapter, with `~` expanded, or else an id on the Hub as a string.
 
     Ids have the forms that huggingface_hub takes: OWNER/NAME, or NAME as in "gpt2". Nothing is
     downloaded or asked of the Hub. Raises FileNotFoundError for anything else.
     """
     path = Path(name).expanduser()
-    if path.exists():
+    if any((path / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
         return path
+    if path.exists():
+        raise FileNotFoundError(f"no model folder with a config.json at {name}")
     try:
         validate_repo_id(str(name))
     except HFValidationError:
@@ -95,8 +97,6 @@ def _folder(name: str | Path, revision: str | None) -> Path:
     folder = model_location(name)
     if isinstance(folder, str):
         return _snapshot(folder, revision)
-    if not any((folder / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
-        raise FileNotFoundError(f"no model folder with a config.json at {name}")
     if revision is not None:
         raise ValueError(f"a revision is that of a Hub id, got {revision!r} for folder {name}")
     return folder
