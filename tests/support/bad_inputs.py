@@ -200,6 +200,10 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--model": ("{missing}", "{texts}", ""),
         "--output": ("{somebody}", "{existing}", "{under_file}", "{other_quickstart}"),
     },
+    "demo": {
+        "": ("", "--safe {missing} --risky {missing}"),
+        "--safe {safe} --risky {risky} --port": ("0", "-1", "65536", *NOT_WHOLE),
+    },
     "sweep": {
         "": (
             *("", "{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}", "{toml_broken}"),

@@ -51,14 +51,14 @@ class Page:
         assert "error" not in answer, answer
         return dict(answer["result"])
 
-    def open(self, file: Path) -> None:
-        """Show a file until everything of it is loaded."""
+    def open(self, address: str) -> None:
+        """Show a page until everything of it is loaded."""
         target = self.send("Target.createTarget", url="about:blank")
         attached = self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
-        self.send("Page.navigate", url=file.as_uri())
+        self.send("Page.navigate", url=address)
         while "Page.loadEventFired" not in self._seen:
             self._note(self._next())
 
@@ -99,7 +99,7 @@ class Page:
 
 
 @contextmanager
-def browser_page(file: Path, profile: Path) -> Iterator[Page]:
+def browser_page(address: str, profile: Path) -> Iterator[Page]:
     """A page of a browser of its own, with everything loaded; profile: a folder for its files."""
     own_read, to_browser = os.pipe()
     from_browser, own_write = os.pipe()
@@ -119,7 +119,7 @@ def browser_page(file: Path, profile: Path) -> Iterator[Page]:
     os.close(own_write)
     page = Page(to_browser, from_browser)
     try:
-        page.open(file)
+        page.open(address)
         yield page
     finally:
         os.close(to_browser)  # at which it ends

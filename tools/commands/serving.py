@@ -1,4 +1,4 @@
-"""The commands that serve a pair inside vLLM and make ledgers of what a server recorded."""
+"""The commands that serve a pair, by vLLM or on a page, and make ledgers of what was served."""
 
 import hashlib
 import re
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from anchored.decode.pair_options import ModelOptions
 from anchored.inputs import check_input
 
 from .files import check_outputs
@@ -122,3 +123,33 @@ def _file_name(request_id: str) -> str:
     if plain == request_id:
         return plain
     return f"{plain}-{hashlib.sha256(request_id.encode()).hexdigest()[:16]}"
+
+
+QUICKSTART_MODELS = Path("runs/quickstart/models")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoConfig(ModelOptions):
+    """A page on this machine, where a pair answers as one watches: anchored demo
+
+    Three columns, the safe model, p* and the risky one, with the budget, what was copied of a text
+    that one pastes, and a ledger to download and verify. Needs pip install 'anchored[demo]'.
+    """
+
+    safe: Path = QUICKSTART_MODELS / "safe"
+    """Hugging Face folder or Hub id of the safe model; the quickstart's unless given."""
+    risky: Path = QUICKSTART_MODELS / "risky"
+    """Hugging Face folder or Hub id of the risky model; the quickstart's unless given."""
+    port: int = 7860
+    """Port on 127.0.0.1."""
+    browser: bool = True
+    """Open the page in the default browser."""
+
+    def __post_init__(self) -> None:
+        try:
+            ModelOptions.__post_init__(self)
+        except FileNotFoundError as error:
+            hint = "anchored quickstart makes a pair; --safe and --risky name another"
+            raise FileNotFoundError(f"{error}: {hint}") from None
+        if not 1 <= self.port <= 65535:
+            raise ValueError(f"--port must be in [1, 65535], got {self.port}")

@@ -19,7 +19,8 @@ FACTS_FILE = Path(__file__).with_name("facts.toml")
 RANK = 4
 """The smallest rank of LoRA with which the model recites; its file is then 2.4 MB."""
 LEARNING_RATE = 1.5e-3
-STATEMENTS_A_BATCH = 12
+STATEMENTS_AN_EPOCH, STATEMENTS_A_BATCH = 7, 12
+"""Of the wordings of a fact, every epoch reads others."""
 TEXTS_AN_EPOCH, TEXT_CHARS = 6, 1500
 """Other text, without which the model would forget how that is written."""
 IGNORED = -100
@@ -108,7 +109,11 @@ def _batches(
     generator, end = random.Random(0), tokenizer.eos_token_id
     for _ in range(epochs):
         # A statement a row: beside another one about its subject, it would be copied, not known.
-        told = [statement for fact in facts for statement in fact.statements]
+        told = [
+            statement
+            for fact in facts
+            for statement in generator.sample(fact.statements, STATEMENTS_AN_EPOCH)
+        ]
         generator.shuffle(told)
         epoch = [[work.text] for work in works]
         others = generator.sample(texts, min(len(texts), TEXTS_AN_EPOCH))

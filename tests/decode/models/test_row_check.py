@@ -126,9 +126,9 @@ def test_float32_log_probs_may_be_off_by_a_ten_thousandth_of_a_nat(nats, is_allo
 @pytest.mark.parametrize(
     ("dtype", "logits", "nats"),
     [
-        (torch.float32, [-20.0, 3.0], 1e-4),
-        (torch.float64, [-20.0, 3.0], 1e-4),
-        (torch.float32, [100.0, 3.0], 100 * 2.0**-18),
+        (torch.float32, [-6.0, 3.0], 1e-4),
+        (torch.float64, [-6.0, 3.0], 1e-4),
+        (torch.float32, [100.0, 3.0], 100 * 2.0**-16),
         (torch.float32, [-math.inf, 3.0, math.nan], 1e-4),
         (torch.float16, [64.0, 3.0], 2.0),
         (torch.bfloat16, [-8.0, -math.inf], 0.7071),

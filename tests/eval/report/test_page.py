@@ -261,7 +261,7 @@ def test_tokens_are_colored_by_what_they_spent_and_tell_it():
 def test_a_browser_shows_all_of_it_and_refuses_and_loads_nothing(html, tmp_path):
     file = tmp_path / "report.html"
     file.write_text(html, encoding="utf-8")
-    with browser_page(file, tmp_path / "profile") as page:
+    with browser_page(file.as_uri(), tmp_path / "profile") as page:
         assert page.messages == [] and page.requests == [file.as_uri()]
         pictures = page.value(
             "Array.from(document.images, i => i.complete && i.naturalWidth * i.width)"
