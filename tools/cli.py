@@ -131,12 +131,7 @@ GROUPS = {
         "bench decode": Command(
             "bench.decode.run",
             "bench.options.BenchDecodeConfig",
-            "time every method beside the risky model alone, by tokens or bytes",
-        ),
-        "bench speculate": Command(
-            "bench.speculate.run",
-            "bench.options.BenchSpeculateConfig",
-            "time speculative beside plain decoding",
+            "time every method and drafts beside the risky model alone, by tokens or bytes",
         ),
         "bench pretrain": Command(
             "bench.pretrain.run",

@@ -1,14 +1,22 @@
 """A real pair: the small model that the quickstart reads, and the same model that recites."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from byte_streams import model_of, stream_of
 from real_pair import needs_real_model, real_folders
+from text_oracle import FRESH_OF_SMOLLM2, OracleLaws, TextOracle, worst_error
+from tokenizers import Tokenizer
 from transformers import LogitsProcessorList
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
 from anchored.decode.engine.request import random_key
 from anchored.decode.reference_decoder import anchored_decode, prefix_debt
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.eval.copying.metrics import copying_scores
+from anchored.eval.harness.model import AnchoredLM
+from anchored.tools.quickstart.adapter import read_facts
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
 pytestmark = [pytest.mark.slow, needs_real_model]
@@ -92,3 +100,35 @@ def test_drafts_change_no_token(pair):
         for each in ("off", 3)
     )
     assert [each.token_ids for each in plain] == [each.token_ids for each in drafted]
+
+
+def test_questions_are_scored_as_by_lm_eval(pair, folders):
+    from lm_eval.models.huggingface import HFLM
+
+    asked = [
+        SimpleNamespace(args=(question, f" {answer}"), task_name="")
+        for fact in read_facts()[::10]
+        for question in fact.questions
+        for answer in (fact.answer, *fact.others[:1])
+    ]
+    theirs = HFLM(str(folders[0]), peft=str(folders[1]), device="cpu", batch_size=4)
+    ours = AnchoredLM(Decoder(pair, RiskyOnly(compared=False)))
+    scores, others = (lm.loglikelihood(asked, disable_tqdm=True) for lm in (ours, theirs))
+    assert [s for s, _ in scores] == pytest.approx([s for s, _ in others], abs=1e-2)  # float32
+    assert [is_greedy for _, is_greedy in scores] == [is_greedy for _, is_greedy in others]
+
+
+def test_bytes_by_its_tokenizer_are_the_oracles(folders):
+    """The recorded run of 300 prompts is docs/results/bytes-oracle.txt."""
+    tokenizer = Tokenizer.from_file(str(folders[0] / "tokenizer.json"))
+    vocabulary = ByteVocabulary(tokenizer, [2])
+    model = model_of(vocabulary)
+    oracle = TextOracle(tokenizer, fresh=FRESH_OF_SMOLLM2)
+    laws = OracleLaws(oracle, model, vocabulary.start_token_ids, 2)
+    stream = stream_of(model, vocabulary)
+    text = "d\u00e9j\u00e0 12".encode()
+    for length in range(1, len(text) + 1):
+        read = stream.read([list(text[:length])], [0])
+        stream.free(0)
+        logits = read.logits[0].log_softmax(-1).tolist()
+        assert worst_error(logits, laws.next_symbol(text[:length])) < 1e-9

@@ -23,7 +23,9 @@ HOLDING = tuple("'sStTmMdDrRvVeElL\u017f\n\r ")
 FRESH = tuple("\u0436\u0416\ud55c\u0900\u096b\u1680\x01")
 # What else pretokenizers of several steps tell apart: other scripts, symbols of ASCII and not, CJK.
 FRESH_OF_STEPS = tuple("\u0639\u055a^\u0964\u8a02")
-ONE = (*HOLDING, *FRESH)
+# For SmolLM2, whose merges join most first bytes: `Digits` and `ByteLevel` tell letters, numbers,
+# white space and others apart.
+FRESH_OF_SMOLLM2 = tuple("\u0180\u0181\u01bb\u0300\u07c0\u055a\x0c\x01")
 CONTRACTED = tuple("".join(pair) for pair in (*product("rRvV", "eE"), *product("lL", "lL")))
 RUNS = tuple("".join(run) for n in range(3) for run in product(*[" \t\n\r"] * n, "\n\r"))
 WHITE = [chr(point) for point in range(0x10000) if chr(point).isspace()]
@@ -57,8 +59,11 @@ class TextOracle:
     one behind it must keep it from merging. Texts are those behind the normalizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, has_steps: bool = False) -> None:
-        """has_steps: whether its pretokenizer tells more kinds apart than those of one regex."""
+    def __init__(
+        self, tokenizer: Tokenizer, *, has_steps: bool = False, fresh: Sequence[str] = FRESH
+    ) -> None:
+        """has_steps: whether its pretokenizer tells more kinds apart than those of one regex.
+        fresh: a character of each kind that no merge touches."""
         content = json.loads(tokenizer.to_str())
         self._library = Tokenizer.from_str(json.dumps({**content, "normalizer": None}))
         byte_of, special = byte_alphabet(), {entry["id"] for entry in content["added_tokens"]}
@@ -68,10 +73,10 @@ class TextOracle:
             if token not in special
         }
         self._writable = {byte for text in self.bytes_of.values() for byte in text}
-        self._one = (*ONE, *FRESH_OF_STEPS) if has_steps else ONE
+        self._one = (*HOLDING, *fresh, *(FRESH_OF_STEPS if has_steps else ()))
         self._rare = [*WHITE, *SYMBOLS_OF_STEPS] if has_steps else WHITE
-        fresh = {text.encode()[0] for text in set(self._one) - {*HOLDING}}
-        assert not any(len(text) > 1 and fresh & set(text) for text in self.bytes_of.values())
+        first = {text.encode()[0] for text in set(self._one) - {*HOLDING}}
+        assert not any(len(text) > 1 and first & set(text) for text in self.bytes_of.values())
         merged = {byte for text in self.bytes_of.values() if len(text) > 1 for byte in text}
         self._merged = merged.intersection(CONTINUATIONS)
         first = sorted(merged - {*CONTINUATIONS})

@@ -32,6 +32,7 @@ from anchored import (
 from anchored.decode.engine.prompts import prompts_by_stream
 from anchored.decode.pair_options import check_presence
 from anchored.decode.rules.rule import Rule, takes_passage
+from anchored.decode.settings import Speculate
 
 from .baselines import WARPERS, Generate, official_pair, transformers_alone
 from .flops import num_matrix_weights, token_cost
@@ -50,7 +51,7 @@ AT_TOKENS_ONLY = ("token_swap",)
 WIDTH, NAME_WIDTH = 12, 26
 TITLES = ("", "batch", "first ms", "symbols/s", "error", "slowdown", "error")
 COST_TITLES = {
-    "token": ("step GFLOP", "all GFLOP"),
+    "token": ("risky fwd", "step GFLOP", "all GFLOP"),
     "byte": ("step GFLOP", "positions", "GFLOP"),
 }
 LAST_TITLES = ("x official", "peak GB")
@@ -176,6 +177,11 @@ def _rows(
         # Prompts are read anew by every call: a kept one would have no time to the first byte.
         settings["prompt_cache"] = PromptCache(max_bytes=0)
     decoders = {name: Decoder(pair, rules[name], **settings) for name in names}
+    for draft in config.drafts:
+        speculate: Speculate = "auto" if draft == "auto" else int(draft)
+        decoders[f"anchored, drafts {draft}"] = Decoder(
+            pair, rules["anchored"], speculate=speculate, **settings
+        )
     # 2. What is timed, the baseline first.
     read = inputs.byte_prompts if is_byte else inputs.prompts
     prompts = read(batch_size, config.prompt_length)
@@ -184,7 +190,7 @@ def _rows(
         generates[RISKY_ALONE] = transformers_alone(pair.risky, prompts)
         if (official := official_pair(pair, prompts, k=config.k)) is not None:
             generates[OFFICIAL] = official
-    results: dict[str, dict[int, list[Generation]]] = {name: {} for name in names}
+    results: dict[str, dict[int, list[Generation]]] = {name: {} for name in decoders}
     for name, decoder in decoders.items():
         generates[name] = decoder_generate(decoder, prompts, passages, results[name])
     measured = speeds(
@@ -199,12 +205,12 @@ def _rows(
     for name, speed in measured.items():
         if is_byte:
             costs = byte_cells(decoders[name], results[name])
-        elif name == OFFICIAL:
-            costs = ("-", "-")
+        elif name in (OFFICIAL, RISKY_ALONE):
+            costs = ("-", "-", "-")
         else:
-            passage = passages[0] if name in rules and takes_passage(rules[name]) else None
-            decoder = decoders.get(name) or Decoder(pair, RiskyOnly(compared=False), **settings)
-            costs = token_cells(decoder, prompts[0], passage, config.new_length)
+            decoder = decoders[name]
+            passage = passages[0] if takes_passage(decoder.rule) else None
+            costs = token_cells(decoder, prompts[0], passage, results[name])
         official_per_s = measured[OFFICIAL].mean if OFFICIAL in measured else math.nan
         yield (
             name,
@@ -237,13 +243,26 @@ def decoder_generate(
 
 
 def token_cells(
-    decoder: Decoder, prompt: list[int], passage: str | None, new_tokens: int
-) -> tuple[str, str]:
-    """GFLOP of a step's forwards, and of all that a token takes."""
+    decoder: Decoder,
+    prompt: list[int],
+    passage: str | None,
+    results: dict[int, list[Generation]],
+) -> tuple[str, str, str]:
+    """Risky forwards a token behind the first; GFLOP of a step's forwards, and of a whole token.
+
+    results: of two lengths. Drafts that are rejected are not in the GFLOP.
+    """
+    (one, short), (new_tokens, long) = sorted(results.items())
+    forwards = sum(result.ledger.risky_forwards for result in long)
+    forwards -= sum(result.ledger.risky_forwards for result in short)
     read = prompts_by_stream(decoder.level, decoder.rule, prompt, passage)
     lengths = {stream: len(read.get(stream, prompt)) for stream in decoder.rule.streams}
     cost = token_cost(decoder.pair, decoder.rule, prompt_tokens=lengths, new_tokens=new_tokens)
-    return f"{cost['steps'] / 1e9:.3f}", f"{sum(cost.values()) / 1e9:.3f}"
+    return (
+        f"{forwards / (len(long) * (new_tokens - one)):.2f}",
+        f"{cost['steps'] / 1e9:.3f}",
+        f"{sum(cost.values()) / 1e9:.3f}",
+    )
 
 
 def byte_cells(decoder: Decoder, results: dict[int, list[Generation]]) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class DemoConfig(ModelOptions):
     """A page on this machine, where a pair answers as one watches: anchored demo
 
     Three columns, the safe model, p* and the risky one, with the budget, what was copied of a text
-    that one pastes, and a ledger to download and verify. Needs pip install 'anchored[demo]'.
+    that one pastes, and a ledger to download and verify. Needs pip install '.[demo]'.
     """
 
     safe: Path = QUICKSTART_MODELS / "safe"

@@ -2,19 +2,15 @@
 
 import pytest
 
-from anchored.tools.bench.options import (
-    BenchDecodeConfig,
-    BenchPretrainConfig,
-    BenchSpeculateConfig,
-)
+from anchored.tools.bench.options import BenchDecodeConfig, BenchPretrainConfig
 
 
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (BenchSpeculateConfig, {"runs": 0}, "runs must be >= 1, got 0"),
-        (BenchSpeculateConfig, {"new_tokens": 1}, "new_tokens must be >= 2, got 1"),
-        (BenchSpeculateConfig, {"safe": "x"}, "or both be folders of models, got x and small"),
+        (BenchDecodeConfig, {"runs": 0}, "runs must be >= 1, got 0"),
+        (BenchDecodeConfig, {"new_length": 1}, "new_length must be >= 2, got 1"),
+        (BenchDecodeConfig, {"safe": "x"}, "or both be folders of models, got x and small"),
         (BenchDecodeConfig, {"clock": "cpu", "device": "cuda"}, "clock cpu does not see cuda"),
         (BenchDecodeConfig, {"passage_words": 0}, "passage_words must be >= 1, got 0"),
         (BenchDecodeConfig, {"level": "byte"}, "level byte needs a pair in folders"),
