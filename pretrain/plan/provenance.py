@@ -95,8 +95,6 @@ class StreamDocument:
     """A document in the stream of its source."""
 
     source: str
-    input_file: str
-    record: int
     licence: str
     start: int
     """Its BOS, in the stream."""
@@ -132,8 +130,6 @@ def find_document(
                 offsets = shards.document_offsets(shard)
                 return StreamDocument(
                     source=source,
-                    input_file=input_file,
-                    record=record,
                     licence=shard.licences[int(shards.provenance(shard)[number, 1])],
                     start=base + int(offsets[number]),
                     num_tokens=int(offsets[number + 1] - offsets[number]),

@@ -22,7 +22,7 @@ from .encoder import DocumentEncoder, EncodedDocument
 from .input_files import SourceFiles
 from .shards import MANIFEST_NAME
 from .workers import FileWork, Observer
-from .writer import DocumentTally, Segment, SegmentLayout, write_manifests, write_segments
+from .writer import DocumentTally, Segment, write_manifests, write_segments
 
 SCHEMA = "anchored-tokenize/2"
 _PROGRESS_FOLDER = "progress"
@@ -126,14 +126,15 @@ class TokenizeJob:
             encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
             if self.max_tokens:
                 encoded = _first_tokens(encoded, self._max_tokens_of(index) - _num_tokens(done))
-            layout = SegmentLayout(
-                folder=self.partial,
+            segments = write_segments(
+                encoded,
+                self.partial,
+                max_tokens=self.max_tokens_per_shard,
                 input_file=file.name,
                 prefix=f"{index:05d}-",
-                max_tokens=self.max_tokens_per_shard,
                 first_index=len(done),
             )
-            for number, segment in enumerate(write_segments(encoded, layout), start=len(done)):
+            for number, segment in enumerate(segments, start=len(done)):
                 segment.write(self._segment_path(index, number))
 
     def finish(self, encoder: DocumentEncoder) -> bool:

@@ -28,8 +28,6 @@ from .training_options import SourceConfig, TokenizeConfig
 
 Config = TypeVar("Config", bound=SourceConfig)
 _NUM_NAMED = 3
-# Other languages and code lie within a factor of 3 of English for the tokenizers in use.
-_FAR_FROM_USUAL = 4.0
 
 
 def run(config: TokenizeConfig) -> int:
@@ -54,11 +52,11 @@ def run(config: TokenizeConfig) -> int:
         if not job.finish(encoder):
             print(f"{config.source}: other processes are still at work on {job.partial}")
             return 0
-    print(report(job.output, encoder))
+    print(report(job.output))
     return 0
 
 
-def report(folder: Path, encoder: DocumentEncoder) -> str:
+def report(folder: Path) -> str:
     """List what a folder of shards holds and what was left out."""
     manifest = Manifest.read(folder)
     left_out = {
@@ -68,7 +66,11 @@ def report(folder: Path, encoder: DocumentEncoder) -> str:
         "licence not allowed": sum(manifest.refused_licences.values()),
         "by decontamination": manifest.num_contaminated_documents,
     }
-    lines = [f"{manifest.source}: {_size(manifest)} in {folder}", *_density(manifest, encoder)]
+    density = manifest.num_bytes / manifest.num_tokens  # a loss of text or of tokens shows in it
+    lines = [
+        f"{manifest.source}: {_size(manifest)} in {folder}",
+        f"  {density:.2f} bytes a token",
+    ]
     if (folder / HELDOUT_FOLDER / MANIFEST_NAME).is_file():
         heldout = Manifest.read(folder / HELDOUT_FOLDER)
         lines.append(f"  held out: {_size(heldout)}")
@@ -76,16 +78,6 @@ def report(folder: Path, encoder: DocumentEncoder) -> str:
     lines += [f"  licence {name}: {count:,}" for name, count in manifest.licences.items()]
     lines += [f"  refused {name}: {count:,}" for name, count in manifest.refused_licences.items()]
     return "\n".join(lines)
-
-
-def _density(manifest: Manifest, encoder: DocumentEncoder) -> list[str]:
-    """Bytes a token beside what plain English has, where a loss of text or of tokens shows."""
-    usual = encoder.usual_bytes_per_token
-    ratio = manifest.num_bytes / manifest.num_tokens / usual
-    lines = [f"  {ratio * usual:.2f} bytes a token, {usual:.2f} of plain English"]
-    if not 1 / _FAR_FROM_USUAL < ratio < _FAR_FROM_USUAL:
-        lines.append("  far from what this tokenizer takes: look at the texts and the tokenizer")
-    return lines
 
 
 def _size(manifest: Manifest) -> str:
