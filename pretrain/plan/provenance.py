@@ -46,10 +46,7 @@ def consumed_documents(
 
     step: from 1, as training logs number it. The spans of a sequence cover seq_len + 1 tokens: its
     inputs and the label of the last.
-    Raises: ValueError if `step` is less than 1.
     """
-    if step < 1:
-        raise ValueError(f"step must be at least 1, got {step}")
     for sequence in range((step - 1) * sequences_per_step, step * sequences_per_step):
         window = plan.locate(sequence)
         shards = plan.shards[window.source]

@@ -54,8 +54,6 @@ class TokenizeJob:
     """Summary of the report whose documents `rules` leave out; empty where there is none."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 0:
-            raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
         if self.max_invalid_documents < 0:
             raise ValueError(
                 f"max_invalid_documents must be at least 0, got {self.max_invalid_documents}"

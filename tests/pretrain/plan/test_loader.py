@@ -118,8 +118,3 @@ def test_an_error_is_raised_where_its_batch_would_come(plan, monkeypatch):
     assert len([next(batches), next(batches)]) == 2
     with pytest.raises(ValueError, match="corrupt token shard"):
         next(batches)
-
-
-def test_nothing_to_read_ahead_is_refused(plan):
-    with pytest.raises(ValueError, match="num_prefetched must be at least 1, got 0"):
-        loaders(plan, 1, 1, num_prefetched=0)
