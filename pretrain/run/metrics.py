@@ -47,21 +47,17 @@ class StepLog:
         lines = self.path.read_bytes().splitlines(keepends=True)
         # A process killed while writing leaves a last line without its end.
         whole = [line for line in lines if line.endswith(b"\n")]
-        steps = [_step_of(line) for line in whole]
-        if None in steps:
-            self._set_aside([line for line, its in zip(whole, steps, strict=True) if its is None])
-        kept = [
-            line for line, its in zip(whole, steps, strict=True) if its is not None and its <= step
-        ]
+        steps = [(_step_of(line), line) for line in whole]
+        # Lines that cannot be read are kept beside the file: a log is no reason to end a run.
+        if damaged := [line for its, line in steps if its is None]:
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            with aside.open("ab") as file:
+                file.writelines(damaged)
+            message = "%s: %d damaged lines were set aside as %s"
+            logger.warning(message, self.path, len(damaged), aside)
+        kept = [line for its, line in steps if its is not None and its <= step]
         if kept != lines:
             write_durably(self.path, b"".join(kept).decode())
-
-    def _set_aside(self, damaged: list[bytes]) -> None:
-        """Keep lines that cannot be read beside the file: a log is no reason to end a run."""
-        aside = self.path.with_name(f"{self.path.name}.damaged")
-        with aside.open("ab") as file:
-            file.writelines(damaged)
-        logger.warning("%s: %d damaged lines were set aside as %s", self.path, len(damaged), aside)
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which holds a "step", and those that could not be written before."""

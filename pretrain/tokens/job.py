@@ -123,7 +123,12 @@ class TokenizeJob:
             tally = DocumentTally.total(segment.tally for segment in done)
             encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
             if self.max_tokens:
-                encoded = _first_tokens(encoded, self._max_tokens_of(index) - _num_tokens(done))
+                # Of one file so many are enough as it has a share of the bytes.
+                num_bytes = sum(file.num_bytes for file in self.inputs.files)
+                enough = -(-self.max_tokens * file.num_bytes // max(1, num_bytes))
+                shards = [segment.shards.get(Verdict.TRAIN) for segment in done]
+                num_done = sum(shard.num_tokens for shard in shards if shard)
+                encoded = _first_tokens(encoded, enough - num_done)
             segments = write_segments(
                 encoded,
                 self.partial,
@@ -175,11 +180,6 @@ class TokenizeJob:
             observe(*encoded.size)
             yield encoded
 
-    def _max_tokens_of(self, index: int) -> int:
-        """Tokens that are enough of one file."""
-        sizes = [file.num_bytes for file in self.inputs.files]
-        return -(-self.max_tokens * sizes[index] // max(1, sum(sizes)))
-
     def _check_problems(self, problems: Counter[str]) -> None:
         if problems.total() > self.max_invalid_documents:
             counts = ", ".join(f"{count} {problem}" for problem, count in problems.most_common())
@@ -209,11 +209,6 @@ class TokenizeJob:
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _num_tokens(segments: list[Segment]) -> int:
-    shards = (segment.shards.get(Verdict.TRAIN) for segment in segments)
-    return sum(shard.num_tokens for shard in shards if shard)
 
 
 def _first_tokens(documents: Iterator[EncodedDocument], count: int) -> Iterator[EncodedDocument]:
