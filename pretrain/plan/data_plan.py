@@ -87,9 +87,10 @@ class DataPlan:
     def sequences_with(
         self, source: int, start: int, stop: int, *, num_sequences: int
     ) -> Iterator[tuple[int, Window]]:
-        """Those of the first `num_sequences` that read any of a source's tokens start .. stop - 1.
+        """The sequences that read any of a source's tokens start .. stop - 1.
 
-        Epoch by epoch; the time does not grow with the sequences but with the number of results.
+        Only the first `num_sequences` count, epoch by epoch. The time does not grow with them but
+        with the number of results.
         """
         num_windows, num_tokens = self.num_windows[source], self.shards[source].num_tokens
         for epoch in count():

@@ -358,7 +358,7 @@ READ_COMMAND_LINES = (
     f"{TOKENIZE}{REPLACES}--text-field nowhere",
     f"{TOKENIZE}{REPLACES}--licences GPL",
 )
-"""What is wrong shows only when the data are read."""
+"""Lines whose mistake shows only when the data are read."""
 
 
 def command_lines() -> Iterator[str]:

@@ -60,11 +60,11 @@ def test_any_number_of_ranks_reads_the_same_sequences_from_any_step_on(
 
 @pytest.mark.parametrize("position", [0, 8, 10**9])
 def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, position):
-    reads, places = [], []
+    reads, lookups = [], []
     tokens, permuted = DataPlan.tokens, KeyedPermutation.__getitem__
     monkeypatch.setattr(DataPlan, "tokens", lambda plan, i: reads.append(i) or tokens(plan, i))
     monkeypatch.setattr(
-        KeyedPermutation, "__getitem__", lambda order, i: places.append(i) or permuted(order, i)
+        KeyedPermutation, "__getitem__", lambda order, i: lookups.append(i) or permuted(order, i)
     )
     (loader,) = loaders(plan, 1, 2, num_prefetched=3, first_sequence=position)
     num_threads = threading.active_count()
@@ -79,7 +79,7 @@ def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, p
     assert threading.active_count() == num_threads
     # Each window costs one place in a permutation, wherever the run stands.
     assert reads == list(range(position, position + 8))
-    assert len(places) == len(reads)
+    assert len(lookups) == len(reads)
 
 
 def test_batches_are_pinned_where_that_is_asked_for(plan, monkeypatch):

@@ -39,7 +39,7 @@ def test_every_prefix_is_in_proportion(weights, length):
 
 
 def deviation_bounds(node, weight, reciprocals=0.0):
-    """By source, half the sum of its weight's ratios to the weights of all nodes above it."""
+    """Half the sum, by source, of its weight's ratios to the weights of all nodes above it."""
     if isinstance(node, int):
         return {node: weight * reciprocals / 2}
     right_weight = weight - node.left_weight

@@ -1,4 +1,4 @@
-"""What is said of a document is what reading every step shows."""
+"""The steps said to read a document are what reading every step shows."""
 
 from collections import Counter, defaultdict
 

@@ -1,4 +1,4 @@
-"""What counts as a loss spike, and what it does to a step."""
+"""Loss spikes: which steps are, and how the guard answers."""
 
 import math
 

@@ -175,7 +175,7 @@ def test_a_mask_between_documents_is_trained_and_measured_with(write_config, cor
 @torch.no_grad()
 def document_losses(model, row, bos_id):
     """The loss of each label of a sequence, its documents given to the model one by one."""
-    starts = [0, *(place for place in range(1, 32) if row[place] == bos_id), 32]
+    starts = [0, *(index for index in range(1, 32) if row[index] == bos_id), 32]
     pieces = [row[first : last + 1] for first, last in pairwise(starts)]
     return torch.cat(
         [

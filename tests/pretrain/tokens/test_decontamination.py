@@ -99,14 +99,14 @@ def make_haystack(folder: Path, *, num_bytes: int, num_planted: int, num_files: 
         size += len(documents[-1])
     planted = {}
     per_file = -(-len(documents) // num_files)
-    for number, place in enumerate(generator.sample(range(len(documents)), num_planted)):
+    for number, index in enumerate(generator.sample(range(len(documents)), num_planted)):
         work = generator.randrange(len(works))
         first = generator.randrange(len(works[work]) - 60)
         passage = " ".join(works[work][first : first + 60])
         passage = DISGUISES[number % len(DISGUISES)](generator, passage)
-        before = generator.randrange(len(documents[place]))
-        documents[place] = f"{documents[place][:before]} {passage} {documents[place][before:]}"
-        planted[f"{place // per_file}.jsonl", place % per_file] = f"works.jsonl:{work + 1}"
+        before = generator.randrange(len(documents[index]))
+        documents[index] = f"{documents[index][:before]} {passage} {documents[index][before:]}"
+        planted[f"{index // per_file}.jsonl", index % per_file] = f"works.jsonl:{work + 1}"
     (folder / "texts").mkdir(parents=True)
     for number in range(num_files):
         rows = documents[number * per_file :][:per_file]
@@ -132,11 +132,11 @@ def search(haystack: Haystack, **changes) -> Report:
 
 def check_found(haystack: Haystack, report: Report) -> None:
     """Every planted passage, with its work, and at most one other document in 10,000."""
-    found = {(one["input_file"], one["record"]): one["texts"] for one in report.documents}
+    matches = {(one["input_file"], one["record"]): one["texts"] for one in report.documents}
     assert report.num_documents == haystack.num_documents
-    missed = [place for place, work in haystack.planted.items() if work not in found.get(place, ())]
+    missed = [one for one, work in haystack.planted.items() if work not in matches.get(one, ())]
     assert not missed
-    assert len(found) - len(haystack.planted) <= haystack.num_documents / 10_000
+    assert len(matches) - len(haystack.planted) <= haystack.num_documents / 10_000
 
 
 @pytest.fixture(scope="module")

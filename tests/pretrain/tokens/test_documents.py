@@ -134,9 +134,9 @@ def test_lines_without_text_that_can_be_read_are_single_invalid_documents(tmp_pa
         b'{"text": "x"}': None,
     }
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
-    found = documents(tmp_path / "a.jsonl")
-    assert [document.problem for document in found] == list(lines.values())
-    texts = [document.text for document in found]
+    read = documents(tmp_path / "a.jsonl")
+    assert [document.problem for document in read] == list(lines.values())
+    texts = [document.text for document in read]
     assert texts == [b"salt", *[None] * 8, b"", b"x"]
 
 
@@ -144,9 +144,9 @@ def test_a_parquet_string_that_is_not_utf8_is_a_single_invalid_document(tmp_path
     raw = pyarrow.array([b"salt", b"\xff\xfe", b"rain"], pyarrow.binary())
     text = pyarrow.StringArray.from_buffers(3, raw.buffers()[1], raw.buffers()[2])
     pyarrow.parquet.write_table(pyarrow.table({"text": text}), tmp_path / "a.parquet")
-    found = documents(tmp_path / "a.parquet", fixed_licence="MIT")
-    assert [document.text for document in found] == [b"salt", None, b"rain"]
-    assert [document.licences for document in found] == [("MIT",), (), ("MIT",)]
+    read = documents(tmp_path / "a.parquet", fixed_licence="MIT")
+    assert [document.text for document in read] == [b"salt", None, b"rain"]
+    assert [document.licences for document in read] == [("MIT",), (), ("MIT",)]
 
 
 def test_fields_may_be_named_and_differ_in_type_and_licences_be_several_or_missing(tmp_path):
