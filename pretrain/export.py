@@ -46,7 +46,12 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str, warning: 
     ]
     for number, (stage, step) in enumerate(stages, start=1):
         sections += [f"## Stage {number}: {step:,} steps\n", _data_section(stage.data, step)]
-        sections += _searches(stage.data)
+        searches = [
+            (source["name"], search_summary(search) if search else "not searched")
+            for source in stage.data["sources"]
+            for search in [source.get("decontamination")]
+        ]
+        sections += [_table(("source", "texts that must not be in it"), searches)]
         sections += [_table(("setting", "value"), sorted(stage.identity.items()))]
         sections += _starts(stage)
     return "\n".join([*sections, _limits([stage for stage, _ in stages])])
@@ -100,16 +105,6 @@ def _data_section(data: dict[str, Any], step: int) -> str:
         f"{total:,} tokens in sequences of {data['seq_len']:,}; weights count "
         f"{data['weight_unit']}; data plan `{data['plan_hash']}`.\n\n{_table(head, rows)}"
     )
-
-
-def _searches(data: dict[str, Any]) -> list[str]:
-    """Tell what each source was searched for before it was read, and which never was."""
-    rows = [
-        (source["name"], search_summary(search) if search else "not searched")
-        for source in data["sources"]
-        for search in [source.get("decontamination")]
-    ]
-    return [_table(("source", "texts that must not be in it"), rows)]
 
 
 _PACKAGES = ("torch", "torchtitan", "transformers")

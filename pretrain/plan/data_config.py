@@ -3,10 +3,11 @@
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ...configs.config_file import Tables, from_table, read_config_file, read_toml
 
+Entry = TypeVar("Entry")
 WeightUnit = Literal["tokens", "documents"]
 """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
 
@@ -130,17 +131,11 @@ class MixtureConfig:
 
     def source(self, name: str) -> MixtureSource:
         """The source of that name. Raises ValueError if there is none."""
-        by_name = {source.name: source for source in self.sources}
-        if name not in by_name:
-            raise ValueError(f"the mixture has no source {name}; known: {', '.join(by_name)}")
-        return by_name[name]
+        return _named("source", {source.name: source for source in self.sources}, name)
 
     def stage(self, name: str) -> MixtureStage:
         """The stage of that name. Raises ValueError if there is none."""
-        by_name = {stage.name: stage for stage in self.stages}
-        if name not in by_name:
-            raise ValueError(f"the mixture has no stage {name}; known: {', '.join(by_name)}")
-        return by_name[name]
+        return _named("stage", {stage.name: stage for stage in self.stages}, name)
 
     def allowed_licences(self, source: MixtureSource) -> tuple[str, ...]:
         """The allow-list for one source; with what counts for documents without a licence."""
@@ -165,6 +160,12 @@ class MixtureConfig:
             seed=stage.seed,
             max_epochs=self.max_epochs,
         )
+
+
+def _named(kind: str, by_name: dict[str, Entry], name: str) -> Entry:
+    if name not in by_name:
+        raise ValueError(f"the mixture has no {kind} {name}; known: {', '.join(by_name)}")
+    return by_name[name]
 
 
 def load_mixture(path: Path) -> MixtureConfig:

@@ -49,9 +49,26 @@ class DataPlan:
         first = self.shards[0].manifest
         self.tokenizer_sha256, self.vocab_size = first.tokenizer_sha256, first.vocab_size
         self.bos_id, self.eos_id = first.bos_id, first.eos_id
-        self._check_tokenizers()
-        self.num_windows = [self._window_count(index) for index in range(len(self.shards))]
-        self.mixture = Mixture([self._token_weight(index) for index in range(len(self.shards))])
+        weights = []
+        self.num_windows = []
+        for source, manifest in zip(config.sources, [one.manifest for one in shards], strict=True):
+            if manifest.tokenizer_sha256 != self.tokenizer_sha256:
+                raise ValueError(
+                    f"sources {config.sources[0].name} and {source.name} were tokenised by "
+                    f"different tokenizers: sha256 {self.tokenizer_sha256[:12]} and "
+                    f"{manifest.tokenizer_sha256[:12]}"
+                )
+            if manifest.num_tokens <= seq_len:
+                raise ValueError(
+                    f"source {source.name} has {manifest.num_tokens} tokens, "
+                    f"too few for one sequence of {seq_len} and its labels"
+                )
+            self.num_windows.append((manifest.num_tokens - 1) // seq_len)
+            # repr keeps the decimal that was written: 0.1 means one tenth, not its nearest binary.
+            weights.append(Fraction(repr(source.weight)))
+            if config.weight_unit == "documents":
+                weights[-1] *= Fraction(manifest.num_tokens, manifest.num_documents)
+        self.mixture = Mixture(weights)
         self._epoch = lru_cache(maxsize=4 * len(self.shards))(self._new_epoch)
 
     @classmethod
@@ -70,9 +87,10 @@ class DataPlan:
     def sequences_with(
         self, source: int, start: int, stop: int, *, num_sequences: int
     ) -> Iterator[tuple[int, Window]]:
-        """Those of the first `num_sequences` that read any of a source's tokens start .. stop - 1.
+        """The sequences that read any of a source's tokens start .. stop - 1.
 
-        Epoch by epoch; the time does not grow with the sequences but with the number of results.
+        Only the first `num_sequences` count, epoch by epoch. The time does not grow with them but
+        with the number of results.
         """
         num_windows, num_tokens = self.num_windows[source], self.shards[source].num_tokens
         for epoch in count():
@@ -128,33 +146,6 @@ class DataPlan:
         key = f"{self.config.seed}/{self.config.sources[source].name}/{epoch}"
         phase = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
         return phase % self.seq_len, KeyedPermutation(self.num_windows[source], key)
-
-    def _window_count(self, index: int) -> int:
-        num_tokens = self.shards[index].num_tokens
-        if num_tokens <= self.seq_len:
-            raise ValueError(
-                f"source {self.config.sources[index].name} has {num_tokens} tokens, "
-                f"too few for one sequence of {self.seq_len} and its labels"
-            )
-        return (num_tokens - 1) // self.seq_len
-
-    def _token_weight(self, index: int) -> Fraction:
-        # repr keeps the decimal that was written: 0.1 means one tenth, not its nearest binary.
-        weight = Fraction(repr(self.config.sources[index].weight))
-        if self.config.weight_unit == "documents":
-            manifest = self.shards[index].manifest
-            weight *= Fraction(manifest.num_tokens, manifest.num_documents)
-        return weight
-
-    def _check_tokenizers(self) -> None:
-        first = self.config.sources[0]
-        for source, shards in zip(self.config.sources, self.shards, strict=True):
-            if shards.manifest.tokenizer_sha256 != self.tokenizer_sha256:
-                raise ValueError(
-                    f"sources {first.name} and {source.name} were tokenised by different "
-                    f"tokenizers: sha256 {self.tokenizer_sha256[:12]} and "
-                    f"{shards.manifest.tokenizer_sha256[:12]}"
-                )
 
 
 def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:

@@ -37,12 +37,9 @@ class SequenceLoader:
     ) -> None:
         """first_sequence: of the first round. with_document_ids: add "document_ids" to the inputs,
         from which the mask is made that keeps documents apart. num_prefetched: batches read ahead
-        of the training loop.
+        of the training loop, at least 1.
         pin_memory: into memory that a GPU copies from by itself, while others are computed.
-        Raises: ValueError if num_prefetched is less than 1.
         """
-        if num_prefetched < 1:
-            raise ValueError(f"num_prefetched must be at least 1, got {num_prefetched}")
         self._plan = plan
         self._rank_offset = dp_rank * local_batch_size
         self._round_size = dp_world_size * local_batch_size

@@ -133,33 +133,25 @@ class KeyedPermutation:
         """The element at `index`, both in range(size)."""
         if not 0 <= index < self.size:
             raise IndexError(f"index must be in [0, {self.size}), got {index}")
-        image = self._encrypt(index)
-        while image >= self.size:
-            image = self._encrypt(image)
-        return image
+        return self._walk(index, self._round_keys)
 
     def index(self, element: int) -> int:
         """Where `element`, in range(size), stands."""
-        index = self._decrypt(element)
-        while index >= self.size:
-            index = self._decrypt(index)
-        return index
+        # The same network, with the keys in the opposite order and the halves exchanged.
+        return self._walk(element, self._round_keys[::-1], is_exchanged=True)
 
-    def _decrypt(self, value: int) -> int:
+    def _walk(self, value: int, round_keys: list[int], *, is_exchanged: bool = False) -> int:
         half_bits = self._half_bits
         mask = (1 << half_bits) - 1
-        left, right = value >> half_bits, value & mask
-        for round_key in reversed(self._round_keys):
-            left, right = right ^ (_scramble(left ^ round_key) & mask), left
-        return left << half_bits | right
-
-    def _encrypt(self, value: int) -> int:
-        half_bits = self._half_bits
-        mask = (1 << half_bits) - 1
-        left, right = value >> half_bits, value & mask
-        for round_key in self._round_keys:
-            left, right = right, left ^ (_scramble(right ^ round_key) & mask)
-        return left << half_bits | right
+        while True:
+            left, right = value >> half_bits, value & mask
+            if is_exchanged:
+                left, right = right, left
+            for round_key in round_keys:
+                left, right = right, left ^ (_scramble(right ^ round_key) & mask)
+            value = right << half_bits | left if is_exchanged else left << half_bits | right
+            if value < self.size:
+                return value
 
 
 def _scramble(value: int) -> int:

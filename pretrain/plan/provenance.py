@@ -46,10 +46,7 @@ def consumed_documents(
 
     step: from 1, as training logs number it. The spans of a sequence cover seq_len + 1 tokens: its
     inputs and the label of the last.
-    Raises: ValueError if `step` is less than 1.
     """
-    if step < 1:
-        raise ValueError(f"step must be at least 1, got {step}")
     for sequence in range((step - 1) * sequences_per_step, step * sequences_per_step):
         window = plan.locate(sequence)
         shards = plan.shards[window.source]
@@ -95,8 +92,6 @@ class StreamDocument:
     """A document in the stream of its source."""
 
     source: str
-    input_file: str
-    record: int
     licence: str
     start: int
     """Its BOS, in the stream."""
@@ -132,8 +127,6 @@ def find_document(
                 offsets = shards.document_offsets(shard)
                 return StreamDocument(
                     source=source,
-                    input_file=input_file,
-                    record=record,
                     licence=shard.licences[int(shards.provenance(shard)[number, 1])],
                     start=base + int(offsets[number]),
                     num_tokens=int(offsets[number + 1] - offsets[number]),

@@ -18,21 +18,15 @@ _MARGIN_OF_TOKENS = 1.1
 _LITTLE_MORE = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSize:
-    """How much text a source has."""
-
-    num_tokens: int
-    origin: str
-    """Where the number is from: shards, or stated by the mixture."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourcePlan:
     """The part of a stage that comes from one source."""
 
     name: str
-    size: SourceSize
+    source_tokens: int
+    """Tokens that the source has."""
+    origin: str
+    """Where that number is from: shards, or stated by the mixture."""
     share: float
     """Share of the stage's tokens."""
     num_sequences: int
@@ -74,8 +68,8 @@ class StageSpec:
     seq_len: int
     num_steps: int
     sequences_per_step: int
-    sizes: dict[str, SourceSize]
-    """Sizes by name of sources whose shards are missing, where they are known."""
+    sizes: dict[str, int]
+    """Tokens by name of sources whose shards are missing, where they are known."""
     dump_folder: Path | None = None
     """Folder of the run, where the stage is one."""
 
@@ -94,13 +88,13 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
         )
     if unknown := [name for name in missing if name not in spec.sizes]:
         raise ValueError(f"stage {spec.name} has no token shards of: {', '.join(unknown)}")
-    there = {s.name: Manifest.read(Path(s.path)) for s in sources if s.name not in missing}
-    shards = {name: SourceSize(manifest.num_tokens, "shards") for name, manifest in there.items()}
-    searches = {name: manifest.decontamination for name, manifest in there.items()}
-    sizes = [shards.get(source.name) or spec.sizes[source.name] for source in sources]
+    manifests = {s.name: Manifest.read(Path(s.path)) for s in sources if s.name not in missing}
+    shards = {name: manifest.num_tokens for name, manifest in manifests.items()}
+    searches = {name: manifest.decontamination for name, manifest in manifests.items()}
+    sizes = [(spec.sizes | shards)[source.name] for source in sources]
     if missing:
         mixture = Mixture([Fraction(repr(source.weight)) for source in sources])
-        windows = [max(1, (size.num_tokens - 1) // spec.seq_len) for size in sizes]
+        windows = [max(1, (size - 1) // spec.seq_len) for size in sizes]
         plan_hash = ""
     else:
         plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
@@ -116,7 +110,8 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
         sources=tuple(
             SourcePlan(
                 name=source.name,
-                size=size,
+                source_tokens=size,
+                origin="shards" if source.name in shards else "stated",
                 share=weight / sum(mixture.weights),
                 num_sequences=count,
                 num_tokens=count * spec.seq_len,
@@ -144,11 +139,7 @@ def is_mixture(path: Path) -> bool:
 
 def mixture_specs(mixture: MixtureConfig) -> list[StageSpec]:
     """Every stage of a mixture, in whole steps."""
-    sizes = {
-        source.name: SourceSize(source.num_tokens, "stated")
-        for source in mixture.sources
-        if source.num_tokens
-    }
+    sizes = {source.name: source.num_tokens for source in mixture.sources if source.num_tokens}
     return [
         StageSpec(
             name=stage.name,
@@ -229,11 +220,12 @@ def check_epochs(stages: Iterable[Mapping[str, float]], max_epochs: float) -> No
 
 def shards_bytes(stages: Sequence[StagePlan], mixture: MixtureConfig) -> int:
     """Bytes of the shards that are there, and of those that tokenising the rest would write."""
-    sizes = {source.name: source.size for stage in stages for source in stage.sources}
-    num_tokens = sum(
-        size.num_tokens
-        if size.origin == "shards"
-        else needed_tokens(mixture, name) or size.num_tokens
-        for name, size in sizes.items()
+    sources = {source.name: source for stage in stages for source in stage.sources}
+    needed = {
+        name: needed_tokens(mixture, name)
+        for name, one in sources.items()
+        if one.origin == "stated"
+    }
+    return _TOKEN_BYTES * sum(
+        needed.get(name) or one.source_tokens for name, one in sources.items()
     )
-    return _TOKEN_BYTES * num_tokens

@@ -3,16 +3,12 @@
 d hidden_size, f width of the feed-forward, T tokens of a process in a round, P parameters.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-import torch
-import torch.distributed as dist
 from torchtitan.config import TORCH_DTYPE_MAP
 
 from ..job_config import JobConfig
-from ..model.tinycomma import TinyComma, TinyCommaArgs, parallel_dims, parallelized
+from ..model.tinycomma import TinyCommaArgs
 
 _FLOAT32_BYTES = 4
 _ADAM_MOMENTS = 2
@@ -116,23 +112,3 @@ def layer_activation_values(args: TinyCommaArgs, *, is_compiled: bool) -> int:
     """
     num_wide = 3 if is_compiled else 4
     return 8 * args.dim + num_wide * args.hidden_dim + args.n_heads
-
-
-@contextmanager
-def meta_model(
-    config: JobConfig, args: TinyCommaArgs, *, num_processes: int
-) -> Iterator[torch.nn.Module]:
-    """The model on the meta device, its weights divided among fake processes; this is the first.
-
-    args: the model's shape, updated from the config. num_processes: a multiple of the config's
-    replicas. Raises: RuntimeError where a process group exists already.
-    """
-    if dist.is_initialized():
-        raise RuntimeError("a process group exists: fake processes need another")
-    dist.init_process_group("fake", rank=0, world_size=num_processes)
-    try:
-        dims = parallel_dims(config, num_processes)
-        with torch.device("meta"):
-            yield parallelized(TinyComma(args), dims, config)
-    finally:
-        dist.destroy_process_group()

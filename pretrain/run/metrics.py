@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch.distributed as dist
-from torchtitan.components.metrics import BaseLogger, LoggerContainer, MetricsProcessor, WandBLogger
+from torchtitan.components.metrics import BaseLogger, MetricsProcessor, WandBLogger
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import get_peak_flops
 from tqdm import tqdm
@@ -47,21 +47,17 @@ class StepLog:
         lines = self.path.read_bytes().splitlines(keepends=True)
         # A process killed while writing leaves a last line without its end.
         whole = [line for line in lines if line.endswith(b"\n")]
-        steps = [_step_of(line) for line in whole]
-        if None in steps:
-            self._set_aside([line for line, its in zip(whole, steps, strict=True) if its is None])
-        kept = [
-            line for line, its in zip(whole, steps, strict=True) if its is not None and its <= step
-        ]
+        steps = [(_step_of(line), line) for line in whole]
+        # Lines that cannot be read are kept beside the file: a log is no reason to end a run.
+        if damaged := [line for its, line in steps if its is None]:
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            with aside.open("ab") as file:
+                file.writelines(damaged)
+            message = "%s: %d damaged lines were set aside as %s"
+            logger.warning(message, self.path, len(damaged), aside)
+        kept = [line for its, line in steps if its is not None and its <= step]
         if kept != lines:
             write_durably(self.path, b"".join(kept).decode())
-
-    def _set_aside(self, damaged: list[bytes]) -> None:
-        """Keep lines that cannot be read beside the file: a log is no reason to end a run."""
-        aside = self.path.with_name(f"{self.path.name}.damaged")
-        with aside.open("ab") as file:
-            file.writelines(damaged)
-        logger.warning("%s: %d damaged lines were set aside as %s", self.path, len(damaged), aside)
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which holds a "step", and those that could not be written before."""
@@ -103,42 +99,35 @@ def _step_of(line: bytes) -> int | None:
     return step if type(step) is int else None
 
 
-class _ExpendableLogger(BaseLogger):
-    """TensorBoard or Weights & Biases, until one cannot be written: it is left off then."""
+class _Curves(BaseLogger):
+    """TensorBoard, until it cannot be written, and Weights & Biases.
 
-    def __init__(self, logger: BaseLogger) -> None:
-        self._logger = logger
+    The latter takes the step as a figure among others: its steps must rise, and it would drop what
+    a run says that goes on from an earlier checkpoint.
+    """
+
+    def __init__(self, tensorboard: BaseLogger, wandb: WandBLogger | None) -> None:
+        self._tensorboard, self._wandb = tensorboard, wandb
+        if wandb:
+            for name in ("step", "*"):
+                wandb.wandb.define_metric(name, step_metric="step")
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
-        self._guarded(lambda: self._logger.log(metrics, step))
+        self._guarded(lambda: self._tensorboard.log(metrics, step))
+        if self._wandb:
+            self._wandb.wandb.log({**metrics, "step": step})
 
     def close(self) -> None:
-        self._guarded(self._logger.close)
+        self._guarded(lambda: self._tensorboard.close())
+        if self._wandb:
+            self._wandb.close()
 
     def _guarded(self, use: Callable[[], None]) -> None:
         try:
             use()
         except OSError as error:
             logger.warning("TensorBoard cannot be written (%s): it ends here", error)
-            self._logger = BaseLogger()
-
-
-class _WandbCurves(BaseLogger):
-    """Weights & Biases with the step as a figure among others.
-
-    Its steps must rise: it would drop what a run says that goes on from an earlier checkpoint.
-    """
-
-    def __init__(self, logger: WandBLogger) -> None:
-        self._logger = logger
-        for name in ("step", "*"):
-            logger.wandb.define_metric(name, step_metric="step")
-
-    def log(self, metrics: dict[str, Any], step: int) -> None:
-        self._logger.wandb.log({**metrics, "step": step})
-
-    def close(self) -> None:
-        self._logger.close()
+            self._tensorboard = BaseLogger()
 
 
 class RunMetrics(MetricsProcessor):
@@ -157,18 +146,17 @@ class RunMetrics(MetricsProcessor):
         without_wandb = replace(job_config, metrics=copy(job_config.metrics))
         without_wandb.metrics.enable_wandb = False
         super().__init__(without_wandb, parallel_dims)
-        loggers = LoggerContainer()
-        loggers.add_logger(self.logger)
+        wandb = None
         if self._is_writer and job_config.metrics.enable_wandb:
             # Every start of a run writes into the same curves.
             os.environ["WANDB_RUN_ID"] = RunRecord.read(folder).wandb_id
             os.environ.setdefault("WANDB_RESUME", "allow")
-            loggers.add_logger(_WandbCurves(WandBLogger(str(folder), job_config)))
+            wandb = WandBLogger(str(folder), job_config)
         self._log = StepLog(folder / "metrics.jsonl")
         self._heldout_log = StepLog(folder / "heldout.jsonl")
         self._bar: tqdm | None = None
         self._peak_flops = peak_flops_per_s(self.device_memory_monitor.device_name)
-        self.logger = _ExpendableLogger(loggers)
+        self.logger = _Curves(self.logger, wandb)
 
     def start(self, step: int, data: dict[str, Any]) -> None:
         """Begin after `step`; data: what `data_record` says of the run."""

@@ -3,13 +3,14 @@
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from ... import AnchoredError
 from ...durable_files import json_value
 from ..job_config import SpikeGuardConfig
 from ..plan.data_plan import DataPlan, skipped_steps
-from ..plan.provenance import ConsumedDocument, consumed_documents
+from ..plan.provenance import consumed_documents
 
 MAX_CONSECUTIVE_SKIPS = 8
 
@@ -115,9 +116,7 @@ def sequence_documents(plan: DataPlan, step: int, batch_size: int) -> list[dict[
     A document is named by its input file and its record there, as `anchored plan --step` does,
     which lists those between too.
     """
-    by_sequence: dict[int, list[ConsumedDocument]] = {}
-    for one in consumed_documents(plan, step, sequences_per_step=batch_size):
-        by_sequence.setdefault(one.sequence, []).append(one)
+    consumed = consumed_documents(plan, step, sequences_per_step=batch_size)
     return [
         {
             "sequence": sequence,
@@ -131,5 +130,6 @@ def sequence_documents(plan: DataPlan, step: int, batch_size: int) -> list[dict[
                 )
             },
         }
-        for sequence, documents in by_sequence.items()
+        for sequence, group in groupby(consumed, key=lambda one: one.sequence)
+        for documents in [list(group)]
     ]

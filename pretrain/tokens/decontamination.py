@@ -282,7 +282,10 @@ def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:
             rows: Iterator[tuple[int, Any]]
             rows = ((number, json.loads(line)) for number, line in enumerate(lines, 1) if line)
         elif path.suffix == ".parquet":
-            rows = enumerate(_parquet_rows(path), 1)
+            from pyarrow.parquet import ParquetFile
+
+            batches = ParquetFile(path).iter_batches(_PARQUET_ROWS)
+            rows = enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         elif path.suffix == ".json":
             table = json.loads(path.read_bytes())
             rows = enumerate(table if isinstance(table, list) else [table], 1)
@@ -293,19 +296,8 @@ def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:
             yield f"{path.name}:{number}", list(_strings(row))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason}") from None
-    except (DamagedFile, ValueError, RecursionError) as error:
+    except (DamagedFile, OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as texts to look for: {error}") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[Any]:
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path) as groups:
-            for batch in groups.iter_batches(_PARQUET_ROWS):
-                yield from batch.to_pylist()
-    except OSError as error:  # Arrow's word for damaged contents too
-        raise DamagedFile(error) from error
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -111,13 +111,9 @@ class DocumentRules:
             return Verdict.REFUSED
         if self.left_out and text_digest(document.text) in self.left_out:
             return Verdict.CONTAMINATED
-        return Verdict.HELDOUT if self._holds_out(document.text) else Verdict.TRAIN
-
-    def _holds_out(self, text: bytes) -> bool:
-        if not self.heldout_fraction:
-            return False
-        digest = hashlib.blake2b(text, digest_size=8).digest()
-        return int.from_bytes(digest, "little") < self.heldout_fraction * _HASH_RANGE
+        digest = hashlib.blake2b(document.text, digest_size=8).digest()
+        is_heldout = int.from_bytes(digest, "little") < self.heldout_fraction * _HASH_RANGE
+        return Verdict.HELDOUT if is_heldout else Verdict.TRAIN
 
     def _lists(self, licence: str) -> bool:
         name, patterns = licence.lower(), [pattern.lower() for pattern in self.licences]

@@ -22,7 +22,7 @@ from .encoder import DocumentEncoder, EncodedDocument
 from .input_files import SourceFiles
 from .shards import MANIFEST_NAME
 from .workers import FileWork, Observer
-from .writer import DocumentTally, Segment, SegmentLayout, write_manifests, write_segments
+from .writer import DocumentTally, Segment, write_manifests, write_segments
 
 SCHEMA = "anchored-tokenize/2"
 _PROGRESS_FOLDER = "progress"
@@ -54,8 +54,6 @@ class TokenizeJob:
     """Summary of the report whose documents `rules` leave out; empty where there is none."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 0:
-            raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
         if self.max_invalid_documents < 0:
             raise ValueError(
                 f"max_invalid_documents must be at least 0, got {self.max_invalid_documents}"
@@ -125,15 +123,21 @@ class TokenizeJob:
             tally = DocumentTally.total(segment.tally for segment in done)
             encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
             if self.max_tokens:
-                encoded = _first_tokens(encoded, self._max_tokens_of(index) - _num_tokens(done))
-            layout = SegmentLayout(
-                folder=self.partial,
+                # Of one file so many are enough as it has a share of the bytes.
+                num_bytes = sum(file.num_bytes for file in self.inputs.files)
+                enough = -(-self.max_tokens * file.num_bytes // max(1, num_bytes))
+                shards = [segment.shards.get(Verdict.TRAIN) for segment in done]
+                num_done = sum(shard.num_tokens for shard in shards if shard)
+                encoded = _first_tokens(encoded, enough - num_done)
+            segments = write_segments(
+                encoded,
+                self.partial,
+                max_tokens=self.max_tokens_per_shard,
                 input_file=file.name,
                 prefix=f"{index:05d}-",
-                max_tokens=self.max_tokens_per_shard,
                 first_index=len(done),
             )
-            for number, segment in enumerate(write_segments(encoded, layout), start=len(done)):
+            for number, segment in enumerate(segments, start=len(done)):
                 segment.write(self._segment_path(index, number))
 
     def finish(self, encoder: DocumentEncoder) -> bool:
@@ -176,11 +180,6 @@ class TokenizeJob:
             observe(*encoded.size)
             yield encoded
 
-    def _max_tokens_of(self, index: int) -> int:
-        """Tokens that are enough of one file."""
-        sizes = [file.num_bytes for file in self.inputs.files]
-        return -(-self.max_tokens * sizes[index] // max(1, sum(sizes)))
-
     def _check_problems(self, problems: Counter[str]) -> None:
         if problems.total() > self.max_invalid_documents:
             counts = ", ".join(f"{count} {problem}" for problem, count in problems.most_common())
@@ -210,11 +209,6 @@ class TokenizeJob:
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _num_tokens(segments: list[Segment]) -> int:
-    shards = (segment.shards.get(Verdict.TRAIN) for segment in segments)
-    return sum(shard.num_tokens for shard in shards if shard)
 
 
 def _first_tokens(documents: Iterator[EncodedDocument], count: int) -> Iterator[EncodedDocument]:

@@ -156,82 +156,57 @@ class Segment:
         write_durably(path, json.dumps(self, default=vars, indent=2) + "\n")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SegmentLayout:
-    """Where the shards of one input file go, and when a segment ends."""
-
-    folder: Path
-    input_file: str
-    prefix: str
-    """Begins the number of every shard; empty for a folder with one input."""
-    max_tokens: int
-    """A document that would pass it ends the segment; a longer document has one for itself."""
-    first_index: int = 0
-
-
 def write_segments(
-    documents: Iterable[EncodedDocument], layout: SegmentLayout
+    documents: Iterable[EncodedDocument],
+    folder: Path,
+    *,
+    max_tokens: int,
+    input_file: str = "",
+    prefix: str = "",
+    first_index: int = 0,
 ) -> Iterator[Segment]:
     """Write shards and yield each segment when its files are complete on disk; at least one.
 
-    Raises: ValueError if layout.max_tokens is less than 1.
+    max_tokens: a document that would pass it ends the segment; a longer one has one for itself.
+    input_file: where the documents are from. prefix: begins the number of every shard.
+    Raises: ValueError if `max_tokens` is less than 1.
     """
-    if layout.max_tokens < 1:
-        raise ValueError(f"max_tokens_per_shard must be at least 1, got {layout.max_tokens}")
-    index = layout.first_index
-    current = _OpenSegment(layout, index)
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens_per_shard must be at least 1, got {max_tokens}")
+    index, next_record = first_index, 0
+    shards: dict[Verdict, ShardFiles] = {}
+    tally = DocumentTally()
     try:
         for encoded in documents:
-            if current.is_full_for(encoded):
-                yield current.close(next_record=encoded.document.record, is_last=False)
-                index += 1
-                current = _OpenSegment(layout, index)
-            current.add(encoded)
-        yield current.close(next_record=current.next_record, is_last=True)
+            document, verdict, token_ids = encoded.document, encoded.verdict, encoded.token_ids
+            # 1. A document that its shard has no room for ends the segment.
+            shard = shards.get(verdict)
+            if shard and token_ids is not None and shard.num_tokens + len(token_ids) > max_tokens:
+                yield _closed(shards, tally, next_record=document.record, is_last=False)
+                index, shards, tally = index + 1, {}, DocumentTally()
+            # 2. Every document is counted, and written where it is kept.
+            next_record = document.record + 1
+            tally.add(document, verdict)
+            if token_ids is None:
+                continue
+            if verdict not in shards:
+                split_folder = folder if verdict is Verdict.TRAIN else folder / HELDOUT_FOLDER
+                split_folder.mkdir(exist_ok=True)
+                name = f"{prefix}{index:05d}"
+                shards[verdict] = ShardFiles(split_folder, name, input_file=input_file)
+            shards[verdict].add(token_ids, record=document.record, licence=document.licence)
+        yield _closed(shards, tally, next_record=next_record, is_last=True)
     finally:
-        current.abandon()
-
-
-class _OpenSegment:
-    """A segment whose documents are still coming."""
-
-    def __init__(self, layout: SegmentLayout, index: int) -> None:
-        self._layout = layout
-        self._name = f"{layout.prefix}{index:05d}"
-        self._shards: dict[Verdict, ShardFiles] = {}
-        self._tally = DocumentTally()
-        self.next_record = 0
-
-    def is_full_for(self, encoded: EncodedDocument) -> bool:
-        shard = self._shards.get(encoded.verdict)
-        if shard is None or encoded.token_ids is None:
-            return False
-        return shard.num_tokens + len(encoded.token_ids) > self._layout.max_tokens
-
-    def add(self, encoded: EncodedDocument) -> None:
-        document = encoded.document
-        self.next_record = document.record + 1
-        self._tally.add(document, encoded.verdict)
-        if encoded.token_ids is None:
-            return
-        if encoded.verdict not in self._shards:
-            layout, is_train = self._layout, encoded.verdict is Verdict.TRAIN
-            folder = layout.folder / ("" if is_train else HELDOUT_FOLDER)
-            folder.mkdir(exist_ok=True)
-            shard = ShardFiles(folder, self._name, input_file=layout.input_file)
-            self._shards[encoded.verdict] = shard
-        self._shards[encoded.verdict].add(
-            encoded.token_ids, record=document.record, licence=document.licence
-        )
-
-    def close(self, *, next_record: int, is_last: bool) -> Segment:
-        splits = [split for split in Verdict if split in self._shards]  # in the order of Verdict
-        shards = {split.value: self._shards[split].close() for split in splits}
-        return Segment(next_record=next_record, is_last=is_last, shards=shards, tally=self._tally)
-
-    def abandon(self) -> None:
-        for shard in self._shards.values():
+        for shard in shards.values():
             shard.abandon()
+
+
+def _closed(
+    shards: Mapping[Verdict, ShardFiles], tally: DocumentTally, *, next_record: int, is_last: bool
+) -> Segment:
+    splits = [split for split in Verdict if split in shards]  # in the order of Verdict
+    closed = {split.value: shards[split].close() for split in splits}
+    return Segment(next_record=next_record, is_last=is_last, shards=closed, tally=tally)
 
 
 def write_token_shards(
@@ -260,13 +235,11 @@ def write_token_shards(
     encoder = DocumentEncoder(Path(tokenizer_file))
     rules = DocumentRules()
     with new_folder(folder) as partial:
-        layout = SegmentLayout(
-            folder=partial, input_file="", prefix="", max_tokens=max_tokens_per_shard
-        )
         records = (
             Document(record, text.encode(), (licence,)) for record, text in enumerate(documents)
         )
-        segments = list(write_segments(encoder.encode(records, rules), layout))
+        encoded = encoder.encode(records, rules)
+        segments = list(write_segments(encoded, partial, max_tokens=max_tokens_per_shard))
         write_manifests(
             partial, segments, source=source, revision=revision, encoder=encoder, rules=rules
         )

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from training_runs import save_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchored.durable_files import file_sha256
-from anchored.pretrain.export import export_checkpoint, half_split_rotary, model_card
+from anchored.pretrain.export import export_checkpoint, model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.run.preflight import check_run
@@ -142,51 +142,9 @@ def test_the_model_card_says_what_was_read_under_which_licences(exported, traine
         row = next(line for line in card.splitlines() if line.startswith(f"| {name} |"))
         assert f"| {name} @ 1 | 1,536 | 33.33% |" in row
         assert f"| CC0-1.0 ({count}) |" in row
-    assert "| optimizer.weight_decay | 0.033 |" in card
+    assert "| harbour | not searched |" in card and "| optimizer.weight_decay | 0.033 |" in card
+    assert card.endswith("several documents, without a mask between them.\n")
     assert RunRecord.read(trained[1].parents[1]).identity["data.plan_hash"] in card
-
-
-def test_the_card_says_where_nothing_was_searched(exported, trained):
-    assert "| harbour | not searched |" in (exported / "README.md").read_text()
-
-
-def test_a_tokenizer_that_adds_no_begin_token_is_warned_of(trained, corpus, tmp_path, caplog):
-    _, checkpoint = trained
-    folder = shutil.copytree(checkpoint.parents[1], tmp_path / "run")
-    table = json.loads((corpus.tokenizer_folder / "tokenizer.json").read_text())
-    (tmp_path / "tokens").mkdir()
-    plain = tmp_path / "tokens" / "tokenizer.json"
-    plain.write_text(json.dumps(table | {"post_processor": None}))
-    record = json.loads((folder / "run.json").read_text())
-    record["tokenizer_sha256"] = file_sha256(plain)
-    (folder / "run.json").write_text(json.dumps(record))
-    output = tmp_path / "model"
-    export_checkpoint(folder / "checkpoint" / "step-24", plain.parent, output)
-    (message,) = (one for one in caplog.messages if "begin_of_text" in one)
-    assert message.endswith("it is trained to: put it before each prompt")
-    assert (
-        "does not add <|begin_of_text|>" in message
-        and message in (output / "README.md").read_text()
-    )
-
-
-@pytest.mark.parametrize(
-    ("stages", "expected"),
-    [
-        ((False,), "several documents, without a mask between them.\n"),
-        ((True, True), "several documents, and attention did not cross from one to another.\n"),
-        ((False, True), "several documents, without a mask between them, in some stages.\n"),
-    ],
-)
-def test_the_card_says_whether_documents_were_kept_apart(trained, stages, expected):
-    plain = RunRecord.read(trained[1].parents[1])
-    records = [replace(plain, identity=plain.identity | {"data.mask_documents": m}) for m in stages]
-    record = (
-        records[-1]
-        if len(records) == 1
-        else replace(records[1], earlier={**asdict(records[0]), "step": 24})
-    )
-    assert model_card(record, steps=[24], title="t").endswith(expected)
 
 
 def test_the_card_of_a_second_stage_tells_of_the_first(trained, write_config, tmp_path):
@@ -196,15 +154,26 @@ def test_the_card_of_a_second_stage_tells_of_the_first(trained, write_config, tm
         model={"flavor": "quickstart"},
         training={"seq_len": 48},
         checkpoint={"initial_load_path": str(checkpoint)},
-        data={"sources": {"quarry": 2.0}},
+        data={"sources": {"quarry": 2.0}, "mask_documents": True},
     )
     check_run(load_job_config(["--job.config_file", str(path)]), num_processes=1)
-    card = model_card(RunRecord.read(tmp_path / "second"), steps=[10], title="second")
+    record = RunRecord.read(tmp_path / "second")
+    card = model_card(record, steps=[10], title="second")
     first, second = card.split("## Stage 2: 10 steps")
     assert "## Stage 1: 24 steps" in first and "| harbour |" in first
     assert "| quarry | quarry @ 1 | 1,920 | 100.00% |" in second and "harbour" not in second
+    assert card.endswith("several documents, without a mask between them, in some stages.\n")
+    card = model_card(replace(record, earlier=None), steps=[10], title="alone")
+    assert card.endswith("several documents, and attention did not cross from one to another.\n")
 
 
-def test_rotary_rows_are_split_by_parity_within_each_head():
-    rows = torch.arange(8.0)[:, None]
-    assert half_split_rotary(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+def test_a_tokenizer_that_adds_no_begin_token_is_warned_of(trained, corpus, tmp_path, caplog):
+    folder = shutil.copytree(trained[1].parents[1], tmp_path / "run")
+    table = json.loads((corpus.tokenizer_folder / "tokenizer.json").read_text())
+    plain = tmp_path / "tokenizer.json"
+    plain.write_text(json.dumps(table | {"post_processor": None}))
+    replace(RunRecord.read(folder), tokenizer_sha256=file_sha256(plain)).write(folder)
+    export_checkpoint(folder / "checkpoint" / "step-24", tmp_path, tmp_path / "model")
+    (message,) = (one for one in caplog.messages if "does not add <|begin_of_text|>" in one)
+    assert message.endswith("it is trained to: put it before each prompt")
+    assert message in (tmp_path / "model/README.md").read_text()

@@ -1,7 +1,6 @@
 """The config of a run: defaults, file, arguments, and one clear line for every mistake."""
 
 import tomllib
-from dataclasses import dataclass
 from math import inf
 
 import pytest
@@ -9,11 +8,6 @@ import pytest
 from anchored.configs.config_file import from_table, toml_text
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.plan.data_config import DataConfig, DataSource, MixtureConfig
-
-
-@dataclass(frozen=True)
-class AnySettings:
-    settings: dict[str, object]
 
 
 def load(tmp_path, text, *arguments):
@@ -122,8 +116,3 @@ def test_what_should_be_a_list_is_named_for_what_it_holds():
         from_table(DataConfig, {"sources": 3})
     with pytest.raises(ValueError, match=r"licences must be an array, got 0\.1"):
         from_table(MixtureConfig, {"licences": 0.1})
-
-
-def test_tables_of_any_values_are_taken_as_they_are():
-    table = {"settings": {"prompt": "p", "k": 2, "of": ["a"], "more": {"b": 0.5}}}
-    assert from_table(AnySettings, table) == AnySettings(**table)

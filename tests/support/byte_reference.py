@@ -72,7 +72,7 @@ class ReferenceStream:
         return torch.stack(rows).double()[:, : self.vocabulary.vocab_size].numpy()
 
     def warped_logits(self, path, state) -> np.ndarray:
-        """Of what may follow alone: the rest is banned before a truncation counts tokens."""
+        """Logits of what may follow alone: the rest is banned before a truncation counts tokens."""
         allowed = allowed_in_order(self.vocabulary, [state])[0]
         logits = torch.from_numpy(self.raw_logits([path]))
         logits[0, self.vocabulary.ordered_tokens[~allowed]] = -math.inf

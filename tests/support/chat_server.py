@@ -29,7 +29,7 @@ class Say:
 
 @dataclass
 class ChatServer:
-    """What came in, and what is said to it."""
+    """The requests that came in, and the replies to them."""
 
     script: Callable[[Body], Say]
     url: str = ""
@@ -53,7 +53,7 @@ def in_turn(says: Iterable[Say]) -> Callable[[Body], Say]:
 
 
 def user_text(body: Body) -> str:
-    """What the user's message of a request says."""
+    """The text of the user's message in a request."""
     return str(body["messages"][-1]["content"])
 
 

@@ -23,7 +23,7 @@ class Access:
     """The same for the threads of one program."""
     address: int
     value: bytes | None
-    """What was written; None for a read."""
+    """The bits written; None for a read."""
 
 
 class Recorder:

@@ -20,7 +20,7 @@ TOTAL_MEMORY = 141 << 30
 
 
 class FakeDevice:
-    """What happened on the device."""
+    """Waits and launches of the device."""
 
     def __init__(self, num_processors: int) -> None:
         self.properties = SimpleNamespace(
@@ -31,7 +31,7 @@ class FakeDevice:
             minor=0,
         )
         self.waits: Counter[str] = Counter()
-        """By what was asked and where: file:line of the innermost frames of the package."""
+        """Counts by what was asked and where: file:line of the innermost frames of the package."""
         self.launches: Counter[str] = Counter()
         """Triton kernels by name."""
         self.sync_debug_mode = "default"
@@ -93,7 +93,7 @@ def is_cuda(device: object) -> bool:
 
 
 def cuda_names(device: FakeDevice) -> dict[str, Any]:
-    """What `torch.cuda` has in place of its own."""
+    """Replacements of names of `torch.cuda`."""
     properties = device.properties
     return {
         "_lazy_init": lambda: None,

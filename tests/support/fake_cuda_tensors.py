@@ -1,4 +1,4 @@
-"""What torch does with tensors of a CUDA device that is not there, and what it refuses."""
+"""Operations of torch on tensors of a CUDA device that is not there, and its refusals."""
 
 from collections.abc import Callable
 from typing import Any

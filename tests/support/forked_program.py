@@ -56,7 +56,7 @@ def start_ranks(
 
 
 def _rank_variables(num_processes: int) -> list[dict[str, str]]:
-    """What torchrun adds to each process's environment; a process alone needs nothing."""
+    """Variables that torchrun adds to each process's environment; a process alone needs nothing."""
     if num_processes == 1:
         return [{}]
     with socket.socket() as free:

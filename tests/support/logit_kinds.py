@@ -21,7 +21,7 @@ KINDS = (
     "disjoint_support",
     "huge",
 )
-"""Of these, all but "huge" keep finite logits within +-100."""
+"""All of these but "huge" keep finite logits within +-100."""
 
 FEW_SIZES = [(1, 2), (2, 4), (17, 4), (257, 4), (4200, 2), (40_000, 1)]
 """Vocabulary sizes, and rows of each. 14 kinds x 2 dtypes x 17 rows = 476 cases."""

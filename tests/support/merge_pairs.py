@@ -38,7 +38,7 @@ def adversarial_pairs(table: MergeTable, number: int) -> list[tuple[int, int]]:
 
 
 def encoded(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
-    """What the library's BPE makes of bytes taken as one pretoken each."""
+    """The tokens that the library's BPE makes of bytes taken as one pretoken each."""
     written = ["".join(CHARACTERS[byte] for byte in text) for text in texts]
     batch = Tokenizer(tokenizer.model).encode_batch_fast(written, add_special_tokens=False)
     return [encoding.ids for encoding in batch]

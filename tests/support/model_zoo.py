@@ -29,7 +29,7 @@ _SIZES = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
-"""What every config that knows the name is made with."""
+"""Settings for every config that knows the name."""
 
 _WINDOWS = {
     "sliding_window": WINDOW,
@@ -148,7 +148,7 @@ FAMILIES = {
     },
     "xlstm": {"num_heads": 4, "num_blocks": 2, "chunk_size": 8, "mode": "inference"},
 }
-"""What each is made with beside its sizes; a comma and what follows only tell two apart."""
+"""Further settings of each; a comma and what follows only tell two apart."""
 
 
 def zoo_model(family: str, seed: int, **changes) -> PreTrainedModel:

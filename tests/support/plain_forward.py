@@ -1,4 +1,4 @@
-"""What a ledger should record: forwards of one text alone, without cache or padding."""
+"""The figures that a ledger should record: forwards of one text alone, without cache or padding."""
 
 import torch
 

@@ -54,7 +54,7 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
 
 
 def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Of each measure and judge, settings in another order.
+    """Results of each measure and judge, settings in another order.
 
     The risky model's texts could not be judged; of each other setting one request failed.
     """

@@ -1,4 +1,4 @@
-"""What the fake device refuses and what it counts."""
+"""The fake device refuses what CUDA would, and counts waits."""
 
 import pytest
 import torch

@@ -113,7 +113,7 @@ class TextOracle:
         return self._followers[path]
 
     def _shown(self, path, tokens, tails) -> set[int]:
-        """Those of the tokens behind `path` with which some text begins."""
+        """The tokens behind `path` with which some text begins."""
         tried = [
             (t, text)
             for t in tokens

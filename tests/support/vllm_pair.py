@@ -39,7 +39,7 @@ REQUESTS_PER_EVENT = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """What happens to requests beside being drawn."""
+    """Events that befall requests beside being drawn."""
 
     engine: dict[str, Any] = field(default_factory=dict)
     num_drafts: int = 0

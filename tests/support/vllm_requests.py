@@ -48,7 +48,7 @@ class MixedRequest:
         )
 
     def decoded(self, pair: ModelPair, debt: DebtMode = "top") -> Generation:
-        """What the Decoder says to it, alone."""
+        """The Decoder's answer to it, alone."""
         k, total = (self.budget.get(name) for name in ("k", "K"))
         rule = Anchored(k=k, K=total, divergence=self.divergence, debt=debt)
         (result,) = Decoder(pair, rule, level="token").generate(

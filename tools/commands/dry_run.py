@@ -17,9 +17,12 @@ def run(config: DryRunConfig) -> int:
     """Print the model, its memory and the time; returns 0."""
     use_cpu_without_accelerator()
     # Not before: these import torchtitan, which binds its device at that moment.
+    import torch
+    import torch.distributed as dist
+
     from anchored.pretrain.job_config import load_job_config
-    from anchored.pretrain.model.tinycomma import model_args
-    from anchored.pretrain.run.memory import estimate_memory, meta_model
+    from anchored.pretrain.model.tinycomma import TinyComma, model_args, parallel_dims, parallelized
+    from anchored.pretrain.run.memory import estimate_memory
     from anchored.pretrain.run.preflight import check_batch, check_settings
 
     job = load_job_config(["--job.config_file", str(config.config)])
@@ -28,9 +31,12 @@ def run(config: DryRunConfig) -> int:
     args = model_args(job)
     num_replicas = job.parallelism.data_parallel_replicate_degree
     memory = estimate_memory(job, args, num_shards=config.gpus // num_replicas)
-    with meta_model(job, args, num_processes=config.gpus) as model:
-        _, flops_per_token = args.get_nparams_and_flops(model, job.training.seq_len)
-        print(f"{config.config.stem}: {model_line(model, num_processes=config.gpus)}")
+    dist.init_process_group("fake", rank=0, world_size=config.gpus)
+    with torch.device("meta"):
+        model = parallelized(TinyComma(args), parallel_dims(job, config.gpus), job)
+    _, flops_per_token = args.get_nparams_and_flops(model, job.training.seq_len)
+    print(f"{config.config.stem}: {model_line(model, num_processes=config.gpus)}")
+    dist.destroy_process_group()
     print(f"memory of a step on one GPU, estimated: {memory}")
     print(time_line(job.training, config, flops_per_token))
     print("nothing of this was measured")

@@ -1,14 +1,12 @@
-"""What is said of a document is what reading every step shows."""
+"""The steps said to read a document are what reading every step shows."""
 
 from collections import Counter, defaultdict
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, step_reading
-from anchored.pretrain.plan.order import KeyedPermutation, Mixture
 from anchored.pretrain.plan.provenance import (
     consumed_documents,
     document_spans,
@@ -17,19 +15,6 @@ from anchored.pretrain.plan.provenance import (
 )
 
 BATCH_SIZE = 3
-
-
-@pytest.mark.parametrize("weights", [[1], [1, 1], [3, 1, 2], [70, 15, 15], [1, 1000, 37, 5]])
-def test_positions_of_a_mixture_are_found_back(weights):
-    mixture = Mixture([Fraction(weight) for weight in weights])
-    for position in range(3000):
-        assert mixture.position(*mixture.locate(position)) == position
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 1000])
-def test_a_permutation_is_inverted(size):
-    order = KeyedPermutation(size, "key")
-    assert [order.index(order[number]) for number in range(size)] == list(range(size))
 
 
 def test_steps_behind_skipped_data_are_found_back():
@@ -47,18 +32,14 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
     config = corpus.data_config({"harbour": 0.5, "orchard": 0.2, "quarry": 0.3}, seed=5)
     plan = DataPlan.open(config, seq_len=40, verify=False)
     data = data_record(plan, batch_size=BATCH_SIZE) | {"skips": skips}
-    check_every_document(plan, data, corpus, num_steps=30)
-
-
-def check_every_document(plan, data, corpus, *, num_steps):
-    """Against the steps, each read from its number, and the raw texts."""
+    num_steps = 30
+    # Against the steps, each read from its number, and the raw texts.
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_folder / "tokenizer.json"))
     texts = corpus.texts
-    batch_size = data["batch_size"]
     read, covered = defaultdict(list), Counter()
     for step in range(1, num_steps + 1):
         data_step = step + skipped_steps(data, step - 1)
-        for one in consumed_documents(plan, data_step, sequences_per_step=batch_size):
+        for one in consumed_documents(plan, data_step, sequences_per_step=BATCH_SIZE):
             span = one.span
             assert one.position == covered[one.sequence]
             covered[one.sequence] += span.num_tokens
@@ -66,7 +47,7 @@ def check_every_document(plan, data, corpus, *, num_steps):
                 (step, one.sequence, one.position, one.epoch, span.first_token, span.num_tokens)
             )
     # Every sequence is covered to its end, the label of its last token.
-    assert len(covered) == num_steps * batch_size
+    assert len(covered) == num_steps * BATCH_SIZE
     assert set(covered.values()) == {plan.seq_len + 1}
     num_documents = 0
     for source, shards in zip(plan.config.sources, plan.shards, strict=True):
@@ -86,17 +67,6 @@ def check_every_document(plan, data, corpus, *, num_steps):
             for one in said:  # the text itself
                 sequence = plan.tokens(one.sequence)[one.position :][: one.num_tokens]
                 assert np.array_equal(sequence, tokens[one.first_token :][: one.num_tokens])
+        assert find_document(source.name, shards, "", 10**6) is None
+        assert find_document(source.name, shards, "other.jsonl", 0) is None
     assert num_documents == 125
-
-
-def test_a_document_that_shards_do_not_hold_is_not_found(corpus):
-    config = corpus.data_config({"harbour": 1.0})
-    (shards,) = DataPlan.open(config, seq_len=40, verify=False).shards
-    assert find_document("harbour", shards, "", 10**6) is None
-    assert find_document("harbour", shards, "other.jsonl", 0) is None
-
-
-def test_steps_count_from_one(corpus):
-    plan = DataPlan.open(corpus.data_config({"harbour": 1.0}), seq_len=40, verify=False)
-    with pytest.raises(ValueError, match="step must be at least 1, got 0"):
-        next(consumed_documents(plan, 0, sequences_per_step=BATCH_SIZE))

@@ -41,7 +41,7 @@ def test_the_plan_is_the_papers(stages):
     assert [round(stage.num_tokens / 1e9, 1) for stage in stages] == [156.0, 13.5]
     shares = {source.name: round(source.share, 12) for source in stages[1].sources}
     assert shares == {"wikimedia": 0.7, "doab": 0.15, "data_provenance_initiative": 0.15}
-    sizes = {source.name: source.size.num_tokens for source in stages[0].sources}
+    sizes = {source.name: source.source_tokens for source in stages[0].sources}
     assert sizes["stackexchange"] == pytest.approx(23.9e9, rel=0.12)
     # Stage 1 hardly repeats anything, stage 2 its smallest source.
     first, second = (stage.epochs for stage in stages)

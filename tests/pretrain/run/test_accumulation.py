@@ -1,7 +1,6 @@
 """Rounds of a step: their gradients are those of one batch, and they communicate once."""
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anchored.pretrain.job_config import JobConfig
 from anchored.pretrain.model.tinycomma import TinyComma, flavors, schedule_reduction
-from anchored.pretrain.run import trainer
 
 # Nothing is added in place to what a module returns.
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -77,23 +74,3 @@ def test_weights_that_are_not_kept_are_gathered_in_each_round(model):
 
 def is_last(number):
     return number == NUM_ROUNDS - 1
-
-
-def test_a_step_of_the_trainer_reduces_in_its_last_round(monkeypatch):
-    dues = []
-    monkeypatch.setattr(
-        trainer, "schedule_reduction", lambda model, is_due, keeps_weights: dues.append(is_due)
-    )
-    stub = SimpleNamespace(
-        _config=JobConfig(),
-        model=None,
-        metrics=SimpleNamespace(count=lambda num_tokens, seconds: None),
-        device=torch.device("cpu"),
-        _num_rounds=NUM_ROUNDS,
-        _backward=lambda inputs, labels, num_tokens: torch.tensor(1.0),
-        _batch_size=NUM_ROUNDS,
-        _plan=SimpleNamespace(seq_len=16),
-    )
-    batches = iter([({"input": torch.zeros(1, 16)}, torch.zeros(1, 16))] * NUM_ROUNDS)
-    assert trainer.Trainer._accumulate_gradients(stub, batches) == NUM_ROUNDS
-    assert dues == [False] * (NUM_ROUNDS - 1) + [True]

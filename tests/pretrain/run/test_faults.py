@@ -1,4 +1,4 @@
-"""What a run survives: figures that are not finite, and processes and disks that fail."""
+"""Runs survive figures that are not finite, and processes and disks that fail."""
 
 import json
 import math

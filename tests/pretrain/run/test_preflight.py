@@ -44,11 +44,15 @@ def node(**values):
     return Machine(**{**size, "free_disk_bytes": 10**12, **values})
 
 
-def test_a_sound_run_passes_and_leaves_its_record(check, tmp_path, corpus):
+def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpus):
     assert check(model={"tokenizer": str(corpus.tokenizer_folder)}) == []
     record = RunRecord.read(tmp_path / "run")
     assert (record.model["hidden_size"], record.model["vocab_size"]) == (32, 300)
     assert len(record.identity["data.plan_hash"]) == 64
+    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
+    message = refusal(check, optimizer={"lr": 1e-3})
+    assert "another run (optimizer.lr was 0.003 and is now 0.001)" in message
+    assert "another run (data.plan_hash was " in refusal(check, data={"seed": 8})
 
 
 FLOAT8 = "quantize.linear.float8"
@@ -131,14 +135,6 @@ def test_a_source_that_would_be_read_too_often_is_refused(check, corpus):
     assert check(data={"max_epochs": 1.01 * epochs}) == []
 
 
-def test_a_corrupt_shard_is_refused_naming_the_file(check, corpus, tmp_path):
-    folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
-    shard = folder / "tokens-00000.bin"
-    shard.write_bytes(bytes(8) + shard.read_bytes()[8:])
-    message = refusal(check, data={"sources": {str(folder): 1.0}})
-    assert "quarry/tokens-00000.bin has sha256 " in message and ", expected " in message
-
-
 def test_a_vocabulary_larger_than_the_models_is_refused(check, monkeypatch):
     from anchored.pretrain.model import tinycomma as model
 
@@ -157,25 +153,6 @@ def first_stage(check, tmp_path):
     checkpoint = tmp_path / "first" / "checkpoint" / "step-24"
     save_checkpoint(checkpoint)
     return checkpoint
-
-
-@pytest.mark.parametrize(
-    ("start", "path"),
-    [
-        ("", "first/checkpoint/step-24"),
-        ("first/checkpoint", "step-24"),
-        ("first/checkpoint/step-24", "."),
-        ("run", "../first/checkpoint/step-24"),
-    ],
-)
-def test_stage_two_starts_from_a_complete_checkpoint(
-    check, first_stage, tmp_path, monkeypatch, start, path
-):
-    (tmp_path / "run").mkdir()
-    monkeypatch.chdir(tmp_path / start)
-    for place in (path, str(first_stage)):
-        assert check(checkpoint={"initial_load_path": place}) == []
-        assert RunRecord.read(tmp_path / "run").earlier["step"] == 24
 
 
 def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
@@ -199,28 +176,36 @@ def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(c
     assert message.endswith(f"{first_stage} does not exist: train the stage before first")
 
 
-@pytest.mark.parametrize("contents", ["empty", "checkpoint"])
-def test_a_foreign_checkpoint_folder_would_shadow_stage_one(check, first_stage, tmp_path, contents):
+@pytest.mark.parametrize(
+    ("start", "path"),
+    [
+        ("", "first/checkpoint/step-24"),
+        ("first/checkpoint", "step-24"),
+        ("first/checkpoint/step-24", "."),
+        ("run", "../first/checkpoint/step-24"),
+    ],
+)
+def test_stage_two_starts_from_a_complete_checkpoint(
+    check, first_stage, tmp_path, monkeypatch, start, path
+):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / start)
+    for where in (path, str(first_stage)):
+        assert check(checkpoint={"initial_load_path": where}) == []
+        assert RunRecord.read(tmp_path / "run").earlier["step"] == 24
+
+
+def test_a_foreign_checkpoint_folder_would_shadow_stage_one(check, first_stage, tmp_path):
     # A checkpoint there is resumed, and initial_load_path plays no part.
     (tmp_path / "run" / "checkpoint").mkdir(parents=True)
-    if contents == "checkpoint":
-        save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
     message = refusal(check, checkpoint={"initial_load_path": str(first_stage)})
     assert f"would shadow checkpoint.initial_load_path {first_stage}" in message
-
-
-def test_a_folder_that_another_run_began_is_refused_naming_the_difference(check, tmp_path):
-    check()
-    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
-    message = refusal(check, optimizer={"lr": 1e-3})
-    assert "another run (optimizer.lr was 0.003 and is now 0.001)" in message
-    assert "another run (data.plan_hash was " in refusal(check, data={"seed": 8})
 
 
 # Resuming this very run.
 
 
-def test_shards_changed_in_place_are_refused_on_a_resume_too(check, corpus, tmp_path):
+def test_shards_changed_in_place_are_refused_and_on_a_resume_too(check, corpus, tmp_path):
     folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
     data = {"sources": {str(folder): 1.0}}
     check(data=data)
@@ -229,70 +214,54 @@ def test_shards_changed_in_place_are_refused_on_a_resume_too(check, corpus, tmp_
     shard = folder / "tokens-00000.bin"
     tokens = shard.read_bytes()
     shard.write_bytes(tokens[8:] + tokens[:8])
-    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, data=data)
+    for run in ("run", "new"):
+        assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder=run, data=data)
 
 
-def test_the_same_run_is_resumed_on_any_number_of_processes(check, tmp_path, first_stage):
-    stage = {"initial_load_path": str(first_stage)}
-    check(checkpoint=stage)
-    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
-    shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint of its own
-    remarks = check(checkpoint=stage, num_processes=2)
-    assert remarks == [f"resuming from {tmp_path}/run/checkpoint/step-5"]
-
-
-def test_torn_checkpoints_are_set_aside_and_the_last_whole_one_resumed(check, tmp_path):
+@pytest.fixture
+def checkpoints(check, tmp_path):
+    """The folder of a run that was killed behind step 15, with checkpoints of steps 5, 10, 15."""
     check()
-    folder = tmp_path / "run" / "checkpoint"
     for step in (5, 10, 15):
-        save_checkpoint(folder / f"step-{step}")
-    (folder / "step-10" / SEAL_NAME).unlink()
-    (data,) = (folder / "step-15").glob("*.distcp")
+        save_checkpoint(tmp_path / "run" / "checkpoint" / f"step-{step}")
+    return tmp_path / "run" / "checkpoint"
+
+
+def test_torn_checkpoints_are_set_aside_and_the_last_whole_one_resumed(check, checkpoints):
+    (checkpoints / "step-10" / SEAL_NAME).unlink()
+    data = checkpoints / "step-15" / "__0_0.distcp"
     data.write_bytes(bytes([data.read_bytes()[0] ^ 64]) + data.read_bytes()[1:])
+    resuming = f"resuming from {checkpoints}/step-5"
     assert check() == [
         "set aside step-15.torn (__0_0.distcp is not what was written); "
-        f"step-10.torn (it has no {SEAL_NAME}): resuming from {folder}/step-5"
+        f"step-10.torn (it has no {SEAL_NAME}): {resuming}"
     ]
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "step-10.torn",
-        "step-15.torn",
-        "step-5",
-    ]
-    assert check() == [f"resuming from {folder}/step-5"]
+    names = {path.name for path in checkpoints.iterdir()}
+    assert names == {"step-10.torn", "step-15.torn", "step-5"}
+    assert check(num_processes=2) == [resuming]
 
 
-def test_a_run_that_had_checkpoints_does_not_start_from_0(check, tmp_path):
-    check()
-    folder = tmp_path / "run" / "checkpoint"
-    for step in range(5, 30, 5):
-        save_checkpoint(folder / f"step-{step}")
-        (data,) = (folder / f"step-{step}").glob("*.distcp")
-        data.rename(tmp_path / f"{step}")  # a rank's file of each
-    before = sorted(folder.rglob("*"))
+def test_a_run_that_had_checkpoints_does_not_start_from_0(check, checkpoints, tmp_path):
+    for folder in checkpoints.iterdir():
+        (folder / "__0_0.distcp").rename(tmp_path / folder.name)
+    before = sorted(checkpoints.rglob("*"))
     message = refusal(check)
-    assert "holds no whole checkpoint (step-25: __0_0.distcp is missing; step-20: " in message
+    assert "holds no whole checkpoint (step-15: __0_0.distcp is missing; step-10: " in message
     assert "does not start from 0" in message
-    assert sorted(folder.rglob("*")) == before
-    (tmp_path / "15").rename(folder / "step-15" / "__0_0.distcp")  # mended
-    assert check()[0].endswith(f"resuming from {folder}/step-15")
+    assert sorted(checkpoints.rglob("*")) == before
+    (tmp_path / "step-10").rename(checkpoints / "step-10" / "__0_0.distcp")  # mended
+    assert check()[0].endswith(f"resuming from {checkpoints}/step-10")
 
 
 def test_a_run_killed_in_its_first_save_begins_again_with_stage_one(check, tmp_path, first_stage):
-    stage = {"initial_load_path": str(first_stage)}
-    check(checkpoint=stage)
-    folder = tmp_path / "run" / "checkpoint"
-    (folder / "step-5").mkdir(parents=True)
-    (folder / "step-5" / "__0_0.distcp").write_bytes(b"begun")
-    remark = f"no complete checkpoint, set aside as {folder}.torn: starting from the beginning"
-    assert check(checkpoint=stage) == [remark]
-    assert not folder.exists() and (tmp_path / "run" / "checkpoint.torn" / "step-5").is_dir()
-
-
-def test_a_run_killed_while_it_sealed_its_first_checkpoint_begins_again(check, tmp_path):
-    check()
+    stage = {"checkpoint": {"initial_load_path": str(first_stage)}}
+    check(**stage)
     folder = tmp_path / "run" / "checkpoint"
     save_checkpoint(folder / "step-5")
     (folder / "step-5" / SEAL_NAME).unlink()
-    assert check() == [
-        f"no complete checkpoint, set aside as {folder}.torn: starting from the beginning"
-    ]
+    remark = f"no complete checkpoint, set aside as {folder}.torn: starting from the beginning"
+    assert check(**stage) == [remark]
+    assert not folder.exists() and (tmp_path / "run" / "checkpoint.torn" / "step-5").is_dir()
+    save_checkpoint(folder / "step-5")
+    shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint of its own
+    assert check(**stage) == [f"resuming from {folder}/step-5"]

@@ -1,4 +1,4 @@
-"""What counts as a loss spike, and what it does to a step."""
+"""Loss spikes: which steps are, and how the guard answers."""
 
 import math
 
@@ -69,15 +69,13 @@ def test_its_state_is_enough_to_go_on():
     assert other.check(7.3, 1.0) == one.check(7.3, 1.0) is not None
 
 
-@pytest.mark.parametrize("settings", [{"window": 1}, {"deviations": 0}, {"min_rise_nats": -1}])
+SENSELESS = [{"window": 1}, {"deviations": 0}, {"min_rise_nats": -1}, {"max_nonfinite_steps": 0}]
+
+
+@pytest.mark.parametrize("settings", SENSELESS)
 def test_settings_without_sense_are_refused(settings):
-    with pytest.raises(ValueError, match="spike_guard needs window >= 2"):
+    with pytest.raises(ValueError, match=rf"spike_guard.*({next(iter(settings))}|window >= 2)"):
         SpikeGuardConfig(**settings)
-
-
-def test_at_least_one_step_that_is_not_finite_is_allowed():
-    with pytest.raises(ValueError, match="max_nonfinite_steps must be at least 1, got 0"):
-        SpikeGuardConfig(max_nonfinite_steps=0)
 
 
 @pytest.fixture

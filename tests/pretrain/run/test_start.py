@@ -25,7 +25,7 @@ def plan(corpus):
 
 
 def run_config(plan):
-    """Of a run in which every section is at work."""
+    """The config of a run in which every section is at work."""
     config = JobConfig()
     config.model.flavor = "smoke"
     config.model.converters = ["quantize.linear.float8"]

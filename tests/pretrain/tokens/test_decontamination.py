@@ -50,7 +50,21 @@ def cut(generator, text):
     return " ".join(middle[first : first + 20])
 
 
-DISGUISES = (lambda generator, text: text, recased, respaced, unspaced, cut)
+def numbered(generator, text):
+    """With the number of its line before every tenth word."""
+    lines = text.split()
+    return " ".join(f"{n // 10 + 1} {w}" if n % 10 == 0 else w for n, w in enumerate(lines))
+
+
+def accented(generator, text):
+    return text.translate(str.maketrans("aeou", "\u00e1\u00e9\u00f6\u00fb"))
+
+
+def as_it_is(generator, text):
+    return text
+
+
+DISGUISES = (as_it_is, recased, respaced, unspaced, cut, numbered, accented)
 
 
 @dataclass(frozen=True)
@@ -85,14 +99,14 @@ def make_haystack(folder: Path, *, num_bytes: int, num_planted: int, num_files: 
         size += len(documents[-1])
     planted = {}
     per_file = -(-len(documents) // num_files)
-    for number, place in enumerate(generator.sample(range(len(documents)), num_planted)):
+    for number, index in enumerate(generator.sample(range(len(documents)), num_planted)):
         work = generator.randrange(len(works))
         first = generator.randrange(len(works[work]) - 60)
         passage = " ".join(works[work][first : first + 60])
         passage = DISGUISES[number % len(DISGUISES)](generator, passage)
-        before = generator.randrange(len(documents[place]))
-        documents[place] = f"{documents[place][:before]} {passage} {documents[place][before:]}"
-        planted[f"{place // per_file}.jsonl", place % per_file] = f"works.jsonl:{work + 1}"
+        before = generator.randrange(len(documents[index]))
+        documents[index] = f"{documents[index][:before]} {passage} {documents[index][before:]}"
+        planted[f"{index // per_file}.jsonl", index % per_file] = f"works.jsonl:{work + 1}"
     (folder / "texts").mkdir(parents=True)
     for number in range(num_files):
         rows = documents[number * per_file :][:per_file]
@@ -118,17 +132,17 @@ def search(haystack: Haystack, **changes) -> Report:
 
 def check_found(haystack: Haystack, report: Report) -> None:
     """Every planted passage, with its work, and at most one other document in 10,000."""
-    found = {(one["input_file"], one["record"]): one["texts"] for one in report.documents}
+    matches = {(one["input_file"], one["record"]): one["texts"] for one in report.documents}
     assert report.num_documents == haystack.num_documents
-    missed = [place for place, work in haystack.planted.items() if work not in found.get(place, ())]
+    missed = [one for one, work in haystack.planted.items() if work not in matches.get(one, ())]
     assert not missed
-    assert len(found) - len(haystack.planted) <= haystack.num_documents / 10_000
+    assert len(matches) - len(haystack.planted) <= haystack.num_documents / 10_000
 
 
 @pytest.fixture(scope="module")
 def haystack(tmp_path_factory):
     folder = tmp_path_factory.mktemp("haystack")
-    return make_haystack(folder, num_bytes=400_000, num_planted=20, num_files=4)
+    return make_haystack(folder, num_bytes=400_000, num_planted=21, num_files=4)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +154,7 @@ def test_planted_passages_are_found_and_nothing_else(haystack, report, capsys):
     check_found(haystack, report)
     assert search(haystack, workers=2) == report
     out = capsys.readouterr().out
-    assert "20 of" in out and "20 to be left out" in out
+    assert "21 of" in out and "21 to be left out" in out
     assert 14 <= float(out.split(" bytes a passage")[0].split()[-1]) <= 16.01
 
 
@@ -175,10 +189,10 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
     }
     file = haystack.folder / "reports" / "hay.jsonl"
     assert tokenize(TokenizeConfig(**config, output=tmp_path / "s", leave_out=file)) == 0
-    assert "left out, by decontamination: 20" in capsys.readouterr().out
+    assert "left out, by decontamination: 21" in capsys.readouterr().out
     manifest = Manifest.read(tmp_path / "s")
-    assert manifest.num_documents == haystack.num_documents - 20
-    assert manifest.num_contaminated_documents == 20
+    assert manifest.num_documents == haystack.num_documents - 21
+    assert manifest.num_contaminated_documents == 21
     assert manifest.decontamination == report.summary()
     assert manifest.decontamination["against"][0]["num_texts"] == 20
 
@@ -194,8 +208,8 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
         data=data_record(plan, batch_size=4),
     )
     said = (
-        f"20 of {haystack.num_documents} documents share 13 words or 64 letters in a row with "
-        "works.jsonl; 20 left out"
+        f"21 of {haystack.num_documents} documents share 13 words or 64 letters in a row with "
+        "works.jsonl; 21 left out"
     )
     assert said in model_card(record, steps=[3], title="model")
     spec = StageSpec(name="s", data=data, seq_len=32, num_steps=2, sequences_per_step=4, sizes={})
@@ -214,24 +228,9 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
 def test_documents_that_share_less_are_reported_and_kept(haystack, report):
     least = sorted(one["num_chars"] for one in report.documents)[5]
     kept = search(haystack, least_chars=least)
-    assert len(kept.documents) == 20
+    assert len(kept.documents) == 21
     assert kept.num_left_out == sum(one["num_chars"] >= least for one in report.documents)
-    assert 0 < kept.num_left_out < 20
-
-
-def test_an_option_given_twice_keeps_all_of_its_values(tmp_path, capsys):
-    generator = random.Random(6)
-    texts = {name: " ".join(words(generator, 60)) for name in ("a", "b", "c")}
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text(texts[name])
-    for number, name in enumerate(texts):
-        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": texts[name]}))
-    against = [word for name in ("a", "b") for word in ("--against", str(tmp_path / f"{name}.txt"))]
-    inputs = [word for n in range(3) for word in ("--input", str(tmp_path / f"{n}.jsonl"))]
-    output = str(tmp_path / "reports")
-    options = [*against, *inputs, "--output", output, "--source", "s", "--workers", "1"]
-    status, out, _ = command(capsys, "decontaminate", *options)
-    assert status == 0 and "s: 2 of 3 documents share passages, 2 to be left out" in out
+    assert 0 < kept.num_left_out < 21
 
 
 def test_other_texts_or_inputs_need_another_folder(haystack, report, tmp_path):
@@ -255,78 +254,59 @@ def test_a_passage_across_the_blocks_of_a_long_document_is_found(monkeypatch):
         assert shared.excerpt.startswith(work[:50])
 
 
-def test_any_71_shared_letters_are_found_and_63_are_not():
+@pytest.mark.parametrize("disguise", [numbered, accented])
+def test_what_is_looked_for_may_be_disguised_too(disguise):
+    generator = random.Random(5)
+    work = " ".join(words(generator, 400))
+    sought = Passages.of([(0, disguise(generator, work))])
+    assert sought.shared_with(" ".join(work.split()[100:160]), ["w"]).share > 0.6
+
+
+def test_any_71_shared_letters_are_found_63_are_not_and_numbers_are_nobodys():
     generator = random.Random(4)
     work = "".join(words(generator, 500))
     sought = Passages.of([(0, work)])
     for first in range(0, 1000, 13):
         assert sought.shared_with("qq" + work[first : first + 71] + "qq", ["w"])
         assert not sought.shared_with("qq" + work[first : first + 63] + "qq", ["w"])
-
-
-def test_forms_of_unicode_are_one():
+    assert Passages.of([(0, " ".join(map(str, range(20))))]).hashes.size == 0
     assert normalised("\ufb01n\uff21\u0301 Stra\u00dfe") == normalised("FINA STRASSE")
 
 
-def numbered(generator, text):
-    """With the number of its line before every tenth word."""
-    lines = text.split()
-    return " ".join(f"{n // 10 + 1} {w}" if n % 10 == 0 else w for n, w in enumerate(lines))
-
-
-def accented(generator, text):
-    return text.translate(str.maketrans("aeou", "\u00e1\u00e9\u00f6\u00fb"))
-
-
-@pytest.mark.parametrize("disguise", [numbered, accented, lambda g, text: f"\u00c9t\u00e9 {text}"])
-def test_numbers_of_lines_and_accents_hide_nothing(disguise):
-    generator = random.Random(5)
-    work = " ".join(words(generator, 400))
-    sought = Passages.of([(0, work)])
-    passage = " ".join(work.split()[100:160])
-    shared = sought.shared_with(disguise(generator, passage), ["w"])
-    assert shared is not None and shared.share > 0.6
-    # And the other way round: what is looked for may be numbered or accented.
-    sought = Passages.of([(0, disguise(generator, work))])
-    assert sought.shared_with(passage, ["w"]).share > 0.6
-
-
-def test_tables_of_numbers_are_nobodys():
-    assert Passages.of([(0, " ".join(map(str, range(20))))]).hashes.size == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.jsonl", '{"doc": {"question": TEXT, "choices": ["no", 3]}}\n'),
-        ("a.json", '[{"prompt": TEXT}]'),
-        ("a.txt", "TEXT"),
-    ],
-)
-def test_every_string_of_a_file_is_looked_for(tmp_path, name, text):
-    work = " ".join(words(random.Random(5), 14))
-    quoted = work if name == "a.txt" else json.dumps(work)
-    (tmp_path / name).write_text(text.replace("TEXT", quoted))
-    texts = ForbiddenTexts.prepare([tmp_path], tmp_path.with_suffix(".out"))
-    shared = texts.passages.shared_with(work.upper(), texts.names)
-    assert shared is not None and shared.texts[0].partition(":")[0] == name
-    assert texts.files[0]["num_texts"] == 1 and texts.files[0]["num_short"] == 0
-
-
-def test_every_string_of_a_parquet_file_is_looked_for(tmp_path):
-    work, other = (" ".join(words(random.Random(seed), 14)) for seed in (5, 6))
+def test_every_string_of_every_file_is_looked_for(tmp_path, capsys):
+    works = [" ".join(words(random.Random(seed), 14)) for seed in range(5)]
+    json_texts = [json.dumps(work) for work in works]
+    files = [tmp_path / name for name in ("a.jsonl", "b.json", "c.txt", "d.parquet")]
+    files[0].write_text(f'{{"doc": {{"question": {json_texts[0]}, "choices": ["no", 3]}}}}\n')
+    files[1].write_text(f'[{{"prompt": {json_texts[1]}}}]')
+    files[2].write_text(works[2])
     rows = [
-        {"question": "no", "choices": {"text": ["no", work], "label": [0, 1]}},
-        {"question": other, "choices": {"text": [], "label": []}},
+        {"question": "no", "choices": {"text": ["no", works[3]], "label": [0, 1]}},
+        {"question": works[4], "choices": {"text": [], "label": []}},
     ]
-    path = tmp_path / "test-00000.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    texts = ForbiddenTexts.prepare([tmp_path], tmp_path.with_suffix(".out"))
-    for number, text in enumerate((work, other), 1):
-        shared = texts.passages.shared_with(text.upper(), texts.names)
-        assert shared is not None and shared.texts == (f"{path.name}:{number}",)
-    damaged = bytearray(path.read_bytes())
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), files[3])
+    texts = ForbiddenTexts.prepare(files, tmp_path / "out")
+    names = ["a.jsonl:1", "b.json:1", "c.txt", "d.parquet:1", "d.parquet:2"]
+    for work, name in zip(works, names, strict=True):
+        shared = texts.passages.shared_with(work.upper(), texts.names)
+        assert shared is not None and shared.texts == (name,)
+    assert [(file["num_texts"], file["num_short"]) for file in texts.files] == [
+        *[(1, 0)] * 3,
+        (2, 0),
+    ]
+    # The command takes options given several times as one list.
+    against = [word for file in files for word in ("--against", str(file))]
+    inputs = []
+    for number, work in enumerate([*works, "nothing of it"]):
+        path = tmp_path / "in" / f"{number}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"text": work}))
+        inputs += ["--input", str(path)]
+    options = [*against, *inputs, "--output", str(tmp_path / "reports"), "--source", "s"]
+    status, out, _ = command(capsys, "decontaminate", *options, "--workers", "1")
+    assert status == 0 and "s: 5 of 6 documents share passages, 5 to be left out" in out
+    damaged = bytearray(files[3].read_bytes())
     damaged[-8:] = b"PAR1PAR1"
-    path.write_bytes(damaged)
+    files[3].write_bytes(damaged)
     with pytest.raises(ValueError, match="cannot be read as texts to look for"):
-        ForbiddenTexts.prepare([path], tmp_path.with_suffix(".other"))
+        ForbiddenTexts.prepare(files, tmp_path / "other")

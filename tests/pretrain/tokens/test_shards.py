@@ -38,39 +38,32 @@ def write(folder, documents, tokenizer_file, **changes):
 
 
 def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
-    documents = ["the lamp", "salt and rain\n", "a wave"]
+    # Text that spells a special token does not become one.
+    documents = ["h\u00e9", "salt <|end_of_text|><|begin_of_text|> rain\n", "", "a wave"]
     shards = write(tmp_path / "s", documents, tokenizer_file)
+    manifest = shards.manifest
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     expected = []
-    for text in documents:
+    tokenizer.encode_special_tokens = True
+    for text in filter(None, documents):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        expected += [shards.manifest.bos_id, *ids, shards.manifest.eos_id]
+        expected += [manifest.bos_id, *ids, manifest.eos_id]
+    assert expected.count(manifest.eos_id) == expected.count(manifest.bos_id) == 3
     assert shards.tokens(0, shards.num_tokens).tolist() == expected
     spans = list(document_spans(shards, 0, len(expected)))
-    assert [span.record for span in spans] == [0, 1, 2]
+    assert [span.record for span in spans] == [0, 1, 3]
     ends = list(accumulate(span.num_tokens for span in spans))
     assert ends[-1] == len(expected)
-    assert [expected[end - 1] for end in ends] == [shards.manifest.eos_id] * 3
-
-
-def test_files_are_little_endian_and_counted_in_the_manifest(tmp_path, tokenizer_file):
-    shards = write(tmp_path / "s", ["h\u00e9", "", "rain"], tokenizer_file)
-    tokens = np.fromfile(tmp_path / "s" / "tokens-00000.bin", dtype="<u4")
+    assert [expected[end - 1] for end in ends] == [manifest.eos_id] * 3
+    # Files are little-endian, and counted in the manifest.
     offsets = np.fromfile(tmp_path / "s" / "documents-00000.bin", dtype="<i8")
-    assert tokens.tolist() == shards.tokens(0, shards.num_tokens).tolist()
-    assert offsets[0] == 0 and offsets[-1] == len(tokens) and len(offsets) == 3
-    manifest = shards.manifest
-    assert (manifest.num_documents, manifest.num_empty_documents) == (2, 1)
-    assert (manifest.num_bytes, manifest.licences) == (3 + 4, {"CC0-1.0": 2})
+    assert np.fromfile(tmp_path / "s" / "tokens-00000.bin", dtype="<u4").tolist() == expected
+    assert offsets.tolist() == [0, *ends]
+    assert (manifest.num_documents, manifest.num_empty_documents) == (3, 1)
+    num_bytes = sum(len(text.encode()) for text in documents)
+    assert (manifest.num_bytes, manifest.licences) == (num_bytes, {"CC0-1.0": 3})
     assert manifest.tokenizer_sha256 == file_sha256(tokenizer_file)
     assert (manifest.source, manifest.revision) == ("letters", "abc")
-
-
-def test_text_that_spells_a_special_token_does_not_become_one(tmp_path, tokenizer_file):
-    shards = write(tmp_path / "s", ["salt <|end_of_text|><|begin_of_text|> rain"], tokenizer_file)
-    tokens = shards.tokens(0, shards.num_tokens).tolist()
-    manifest = shards.manifest
-    assert tokens.count(manifest.eos_id) == tokens.count(manifest.bos_id) == 1
 
 
 @given(

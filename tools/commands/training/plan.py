@@ -164,8 +164,8 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     ]
     for source in stage.sources:
         lines.append(
-            f"  {source.name:<31} {_count(source.size.num_tokens):>10} "
-            f"{source.size.origin:<10} {source.share:>9.4%} "
+            f"  {source.name:<31} {_count(source.source_tokens):>10} "
+            f"{source.origin:<10} {source.share:>9.4%} "
             f"{_count(source.num_tokens):>10} {source.epochs:>7.3f}"
         )
     for source in stage.sources:
@@ -174,7 +174,7 @@ def _stage_lines(stage: StagePlan) -> list[str]:
     unsearched = [
         source.name
         for source in stage.sources
-        if source.size.origin == "shards" and not source.decontamination
+        if source.origin == "shards" and not source.decontamination
     ]
     if unsearched:
         lines.append(

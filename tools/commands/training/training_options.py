@@ -156,7 +156,7 @@ class DecontaminateConfig(SourceConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig:
-    """What training will read: anchored plan [--config FILE.toml] [--step N | --document D]
+    """The plan of what training reads: anchored plan [--config FILE.toml] [--step N | --document D]
 
     Prints the steps, tokens and epochs of every source and stage; `anchored dry-run` says how long
     they take. With --step it prints one JSON object for every piece of a document that this step
@@ -204,7 +204,7 @@ class DryRunConfig:
     """Config of a training run."""
     gpus: int = 8
     peak_flops: float = 989e12
-    """Of one GPU in bfloat16, dense, FLOP/s; H200: its data sheet."""
+    """Peak of one GPU in bfloat16, dense, FLOP/s; H200: its data sheet."""
     mfu: float = 0.5
     """Share of the peak that training is assumed to reach."""
 
