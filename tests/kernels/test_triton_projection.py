@@ -103,21 +103,6 @@ def test_what_the_common_support_costs_is_paid_from_the_budget(project, logit_pa
     assert bool((shortfall <= torch.clamp(1e-5 * budget, min=1e-7)).all())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("project", "kind", "vocab_size"),
-    [(project_kl, "memorised", 128_256), (project_max, "masked_both", 50_257)],
-)
-def test_a_full_vocabulary(project, kind, vocab_size, logit_pairs):
-    generator = torch.Generator().manual_seed(20)
-    risky, safe = (x.bfloat16() for x in logit_pairs(kind, 1, vocab_size, generator))
-    budget = 0.7 + reference.support_floor(risky, safe)
-    uniform = uniforms(torch.arange(1), torch.arange(1))
-    projection = project_on_device(project, risky, safe, budget, uniform)
-    check_feasible(project, projection, risky, safe, budget)
-    check_against_torch(project, projection, risky, safe, budget, uniform)
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("project", PROJECTS)
 def test_results_do_not_depend_on_the_programs_that_share_a_row(project, logit_pairs, monkeypatch):
@@ -147,26 +132,6 @@ def test_a_batch_is_its_rows_one_by_one_bit_for_bit(project, logit_pairs, budget
         alone = project_on_device(project, risky[one], safe[one], budget[one], uniform[one])
         for name in ("weight", "spend", "token_ids", "accepted"):
             assert torch.equal(getattr(alone, name), getattr(whole, name)[one])
-
-
-@pytest.mark.slow
-def test_tokens_follow_the_law_returned(logit_pairs):
-    num_draws = 60 if DEVICE.type == "cpu" else 20_000
-    risky, safe = logit_pairs("memorised", 1, 5, torch.Generator().manual_seed(27))
-    rows = (num_draws, 5)
-    uniform = uniforms(torch.full((num_draws,), 3), torch.arange(num_draws))
-    budget = torch.full((num_draws,), 0.1).double()
-    projection = project_on_device(
-        project_kl, risky.expand(rows), safe.expand(rows), budget, uniform
-    )
-    probs = projection.log_probs()[0].double().exp().cpu()
-    counts = torch.bincount(projection.token_ids.cpu(), minlength=5).double()
-    statistic = ((counts - num_draws * probs) ** 2 / (num_draws * probs)).sum()
-    assert statistic < 33.4  # chi-square, 4 degrees: exceeded once in a million
-    distance = 0.5 * (probs - reference.log_softmax(safe)[0].exp()).abs().sum().item()
-    deviation = math.sqrt(distance * (1.0 - distance) / num_draws)
-    share = 1.0 - projection.accepted.double().mean().item()
-    assert abs(share - distance) < 4.9 * deviation
 
 
 def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():

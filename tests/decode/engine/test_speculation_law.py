@@ -1,7 +1,4 @@
-"""Speculative decoding has the law of plain decoding: all texts enumerated, in float64.
-
-Nine wrong variants, each a small change of the batch under test or of the draw, are told apart.
-"""
+"""Speculative decoding has the law of plain decoding: all texts enumerated, in float64."""
 
 import itertools
 
