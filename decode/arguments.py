@@ -238,8 +238,8 @@ def _begun(
     """That of a prompt or a conversation, with an error where no tokenizer reads its text."""
     try:
         if messages is not None:
-            chat = chat_prompt(level, messages)
-            return Beginning(chat.token_ids, chat_prompts=chat.chat_prompts)
+            token_ids, chat_prompts = chat_prompt(level, messages)
+            return Beginning(token_ids, chat_prompts=chat_prompts)
         if isinstance(prompt, str):
             checked_text("the prompt", prompt)
         return Beginning(level.encode(prompt))

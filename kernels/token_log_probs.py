@@ -21,11 +21,7 @@ def token_log_probs(logits: Tensor, token_ids: Tensor) -> Tensor:
     Returns: the shape of token_ids, float64, nats, computed in float32 (float64 for float64
     logits): within 8 eps * max(1, largest finite |logit|) of the exact value, eps of that dtype.
     NaN where the logits are no distribution: NaN or +inf among them, or all -inf.
-    Raises: ValueError if the shapes do not fit.
     """
-    if token_ids.shape != logits.shape[:-1]:
-        expected = tuple(logits.shape[:-1])
-        raise ValueError(f"token_ids must be {expected}, got {tuple(token_ids.shape)}")
     wide = _wide(logits)
     chosen = wide.gather(-1, token_ids[..., None])[..., 0]
     return _log_probs(chosen, wide.logsumexp(-1))
@@ -42,10 +38,8 @@ def hidden_token_log_probs(
     logits are formed in the dtype of the weight, as the output layer forms them, the rest is
     float32 (float64 for float64). Extra memory: O(N) and a few tiles of ROWS_PER_TILE x
     COLUMNS_PER_TILE.
-    Raises: ValueError if the shapes do not fit.
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
-    _check_shapes(hidden, weight, token_ids, bias)
     tiles = zip(*(torch.split(t, ROWS_PER_TILE) for t in (hidden, token_ids)), strict=True)
     return torch.cat([_tile_log_probs(rows, weight, tokens, bias) for rows, tokens in tiles])
 
@@ -75,17 +69,3 @@ def _wide(logits: Tensor) -> Tensor:
 def _log_probs(chosen: Tensor, total: Tensor) -> Tensor:
     # logsumexp is NaN, +inf or -inf exactly where the logits are no distribution.
     return (chosen - total).double().masked_fill(~total.isfinite(), torch.nan)
-
-
-def _check_shapes(hidden: Tensor, weight: Tensor, token_ids: Tensor, bias: Tensor | None) -> None:
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"hidden must be (N, D) and weight (V, D), "
-            f"got {tuple(hidden.shape)} and {tuple(weight.shape)}"
-        )
-    if len(weight) == 0:
-        raise ValueError("the vocabulary must hold at least 1 token, got 0")
-    if token_ids.shape != hidden.shape[:1]:
-        raise ValueError(f"token_ids must be ({len(hidden)},), got {tuple(token_ids.shape)}")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must be ({len(weight)},), got {tuple(bias.shape)}")

@@ -77,8 +77,6 @@ def walk(
     if seeds is not None:
         _check_input("seeds", seeds, (num_requests,), torch.int64)
     _check_input("drafts", drafts, (num_requests, num_positions - 1), torch.int64)
-    if warping is not None:
-        warping.check(safe_logits)
     is_max = divergence == "max"
 
     def by_rows(project_by: str) -> Walk:

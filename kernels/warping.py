@@ -61,19 +61,6 @@ class Warping:
     penalty and whose others are multiplied by it."""
     stops: Stops | None = None
 
-    def check(self, logits: Tensor) -> None:
-        """Raise ValueError for a wrong shape, dtype or layout beside logits (B, G, V)."""
-        shape = tuple(logits.shape)
-        if (self.penalty is None) != (self.seen is None):
-            raise ValueError("penalty and seen must be given together")
-        for name, values in (("temperature", self.temperature), ("penalty", self.penalty)):
-            if values is not None:
-                _check(name, values, shape[:1], torch.float32)
-        if self.seen is not None:
-            _check("seen", self.seen, shape, torch.bool)
-        if self.stops is not None:
-            _check("is_stop", self.stops.is_stop, shape[2:], torch.bool)
-
     def warped(self, logits: Tensor) -> Tensor:
         """(B, G, V) logits of one model after all of it, float32, or float64 if they are.
 
@@ -87,10 +74,3 @@ class Warping:
         if self.stops is not None:
             merge_ends(scores, self.stops.token_ids)
         return scores
-
-
-def _check(name: str, values: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if values.shape != shape or values.dtype != dtype or values.stride(-1) != 1:
-        raise ValueError(
-            f"{name} must be {shape} {dtype}, contiguous, got {tuple(values.shape)} {values.dtype}"
-        )

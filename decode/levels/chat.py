@@ -1,7 +1,6 @@
 """Conversations as prompts: by the chat template of each model, or plain text without one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
@@ -15,23 +14,17 @@ Conversation = Sequence[Message]
 """[{"role": "user", "content": ...}, ...]; where the last role is assistant, its text goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """The prompts of a conversation for both models."""
+def chat_prompt(
+    level: Level, messages: Conversation
+) -> tuple[list[int], dict[StreamName, list[int]]]:
+    """The prompts of a conversation: token ids of the safe model, and of the risky one by the name
+    of its stream where it reads something else.
 
-    token_ids: list[int]
-    """The safe model's, which the bound is against; the prefix debt is counted over them."""
-    chat_prompts: Mapping[StreamName, list[int]] = field(default_factory=dict)
-    """The risky model's, where that is something else."""
-
-
-def chat_prompt(level: Level, messages: Conversation) -> ChatPrompt:
-    """A conversation for both models.
-
-    Each reads it by its own chat template. A safe model without one, a base model, reads the plain
-    text; a risky one without one reads what the safe model reads. Raises ValueError for messages
-    that are no conversation, that a template refuses, at byte level, and where no model that could
-    has a template.
+    The bound is against the safe model's, and the prefix debt is counted over them. Each model
+    reads a conversation by its own chat template; a safe one without one, a base model, as plain
+    text, a risky one without one as the safe model does. Raises ValueError for messages that are no
+    conversation, that a template refuses, at byte level, and where no model that could has a
+    template.
     """
     if level.name != "token":
         raise ValueError("messages need the token level: templates hold tokens that are no text")
@@ -47,8 +40,11 @@ def chat_prompt(level: Level, messages: Conversation) -> ChatPrompt:
         )
     prompt = level.encode(own["safe"] if "safe" in own else plain_text(messages))
     risky = own.get("risky", prompt)
-    _check_rows(risky, level.pair.risky.config.get_text_config().vocab_size)
-    return ChatPrompt(prompt, {} if risky == prompt else {"risky": risky})
+    # The risky model may read tokens that the pair does not share, but none that it lacks.
+    num_rows = level.pair.risky.config.get_text_config().vocab_size
+    if wrong := [token_id for token_id in risky if not 0 <= token_id < num_rows]:
+        raise ValueError(f"the chat template holds token {wrong[0]}, the model has {num_rows}")
+    return prompt, {} if risky == prompt else {"risky": risky}
 
 
 def plain_text(messages: Conversation) -> str:
@@ -89,9 +85,3 @@ def _check(messages: Conversation) -> None:
         if not is_message or not all(isinstance(text, str) for text in message.values()):
             raise ValueError(f'a message must have a "role" and a "content", texts, got {message}')
         checked_text("a message", message["content"])
-
-
-def _check_rows(token_ids: list[int], num_rows: int) -> None:
-    """The risky model may read tokens that the pair does not share, but none that it lacks."""
-    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < num_rows]:
-        raise ValueError(f"the chat template holds token {wrong[0]}, the model has {num_rows}")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, compress, product
 from pathlib import Path
 from typing import Any
 
@@ -209,16 +209,10 @@ def other_supports(
         choices = [(False, True) if symbol in uncertain[name] else (False,) for name in warps]
         for flips in product(*choices):
             if any(flips):
-                yield {
-                    name: _with(kept[name], symbol, flipped[name]) if is_flipped else kept[name]
-                    for name, is_flipped in zip(warps, flips, strict=True)
-                }
-
-
-def _with(kept: Tensor, symbol: int, flipped: Tensor) -> Tensor:
-    logits = kept.clone()
-    logits[symbol] = flipped[symbol]
-    return logits
+                rows = {name: logits.clone() for name, logits in kept.items()}
+                for name in compress(warps, flips):
+                    rows[name][symbol] = flipped[name][symbol]
+                yield rows
 
 
 def _uncertain(warp: Warp, sampling: SamplingConfig, reach: float) -> list[int]:

@@ -107,12 +107,6 @@ class GrowingFilter:
     def __contains__(self, item: tuple[int, ...]) -> bool:
         return any(item in bloom for bloom in self._filters)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the filters."""
-        bits: int = sum(bloom.size_in_bits for bloom in self._filters)
-        return bits // 8
-
 
 def _ngrams(text: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
     return zip(*(islice(text, start, None) for start in range(n)), strict=False)
@@ -265,11 +259,9 @@ class MemFree(Unbounded):
     def blocked(self, text: Sequence[int], logits: Tensor) -> Sequence[int]:
         """Symbols that would complete a blocked n-gram behind a generated text.
 
-        logits: (vocab_size,), -inf for symbols of which it does not matter. Raises ValueError for
-        a rule that was not opened for a level, see `for_symbols`.
+        logits: (vocab_size,), -inf for symbols of which it does not matter.
         """
-        if self._blocklists is None:
-            raise ValueError("MemFree blocks symbols of a level: use a Decoder, or `for_symbols`")
+        assert self._blocklists is not None, "a rule is opened for a level first: `for_symbols`"
         knowing = [ngrams for ngrams in self._blocklists if ngrams.knows(text)]
         candidates = (logits > -torch.inf).nonzero()[:, 0].tolist() if knowing else []
         return sorted({symbol for ngrams in knowing for symbol in ngrams.blocked(text, candidates)})

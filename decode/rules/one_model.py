@@ -96,15 +96,12 @@ class ColdStart(Unbounded):
         Unbounded.__post_init__(self)
         object.__setattr__(self, "k", checked_nats("k", self.k))
 
-    @property
-    def num_cold_steps(self) -> int:
-        return round(COLD_STEPS_PER_NAT * self.k)
-
     def logits(self, inputs: StepInputs) -> Tensor:
         assert inputs.past is not None
         risky, safe = inputs.warped("risky"), inputs.warped("safe")
         steps = torch.tensor([len(text) for text in inputs.past.texts], device=safe.device)
-        return torch.where((steps < self.num_cold_steps)[:, None], safe, risky)
+        is_cold = steps < round(COLD_STEPS_PER_NAT * self.k)
+        return torch.where(is_cold[:, None], safe, risky)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

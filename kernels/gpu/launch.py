@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,7 +16,6 @@ from . import layout
 from . import walk_kernel as kernel
 from .kl_search import NUM_COLUMNS, TABLE_SIZE
 from .layout import NUM_LANES
-from .solver import SEARCHING
 
 # B requests, G rows of each, V vocabulary, N blocks of it.
 
@@ -116,22 +115,22 @@ class Workspace:
 
 
 def workspace(
-    num_requests: int, num_positions: int, vocab_size: int, device: torch.device, num_splits: int
+    num_requests: int,
+    num_positions: int,
+    vocab_size: int,
+    device: torch.device,
+    num_splits: int | None = None,
 ) -> Workspace:
     """Memory for walks of `num_requests` x `num_positions` rows of `vocab_size` logits.
 
-    num_splits: programs a request, in [1, blocks]; see `resident_splits`.
-    Raises: ValueError if a size is below 1, vocab_size above MAX_VOCAB_SIZE or num_splits out of
-    range.
+    num_splits: programs a request, in [1, blocks]; `resident_splits` unless given.
+    Raises: ValueError if vocab_size is above MAX_VOCAB_SIZE.
     """
     if vocab_size > MAX_VOCAB_SIZE:
         raise ValueError(f"vocab_size must be at most {MAX_VOCAB_SIZE}, got {vocab_size}")
-    sizes = (num_requests, num_positions, vocab_size)
-    num_blocks = -(-vocab_size // block_size(max(1, vocab_size)))
-    if min(sizes) < 1 or not 1 <= num_splits <= num_blocks:
-        raise ValueError(
-            f"sizes must be >= 1 and num_splits in [1, {num_blocks}], got {sizes} and {num_splits}"
-        )
+    num_blocks = -(-vocab_size // block_size(vocab_size))
+    if num_splits is None:
+        num_splits = resident_splits(num_requests, vocab_size, device)
     rows = (num_requests, num_positions)
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -153,20 +152,12 @@ def workspace(
     )
 
 
-def workspace_for(
-    num_requests: int, num_positions: int, vocab_size: int, device: torch.device
-) -> Workspace:
-    """Memory for one walk, whose programs fill the device once."""
-    num_splits = resident_splits(num_requests, vocab_size, device)
-    return workspace(num_requests, num_positions, vocab_size, device, num_splits)
-
-
 def resident_splits(num_requests: int, vocab_size: int, device: torch.device) -> int:
     """Programs a request so that one wave fills the device: all are resident, as barriers need.
 
-    1 on the CPU, where the interpreter runs programs one after another.
+    1 in the interpreter, which runs programs one after another: none may wait for a later one.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or is_interpreted():
         return 1
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
     return splits_of(num_requests, vocab_size, num_processors)
@@ -186,14 +177,6 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def launching_on(device: torch.device) -> AbstractContextManager[None]:
-    """The context of a launch: Triton runs kernels on the current device, wherever the tensors are.
-
-    device: that of the tensors.
-    """
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def launch(
     risky_logits: Tensor,
     safe_logits: Tensor,
@@ -205,51 +188,10 @@ def launch(
 
     Raises: ValueError for CPU tensors outside the interpreter.
     """
-    check_device(risky_logits.device)
-    # The interpreter runs programs one after another, so none may wait for a later one.
-    if memory.num_splits > 1 and is_interpreted():
-        for position in range(memory.num_positions):
-            _launch_phases(risky_logits, safe_logits, memory, inputs, constants, position)
-    else:
-        span = (0, memory.num_positions, 0)
-        _launch(risky_logits, safe_logits, memory, inputs, constants, kernel.ALL.value, span)
-
-
-def _launch_phases(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    memory: Workspace,
-    inputs: Inputs,
-    constants: dict[str, bool | int],
-    position: int,
-) -> None:
-    def run(phase: int, step: int = 0) -> None:
-        span = (position, position + 1, step)
-        _launch(risky_logits, safe_logits, memory, inputs, constants, phase, span)
-
-    run(kernel.STATISTICS.value)
-    run(kernel.MASKS.value)
-    step, is_searching = 0, True
-    while is_searching:
-        run(kernel.SEARCH.value, step)
-        num_steps = memory.facts[:, position, layout.NUM_STEPS.value]
-        step, is_searching = step + 1, bool((num_steps == SEARCHING.value).any())
-    run(kernel.CLOSE.value)
-    run(kernel.FINISH.value)
-
-
-def _launch(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    memory: Workspace,
-    inputs: Inputs,
-    constants: dict[str, bool | int],
-    phase: int,
-    span: tuple[int, int, int],
-) -> None:
-    first_position, last_position, first_step = span
-    pair = risky_logits, safe_logits
-    with launching_on(risky_logits.device):
+    device, pair = risky_logits.device, (risky_logits, safe_logits)
+    check_device(device)
+    # Triton runs kernels on the current device, wherever the tensors are.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         kernel.walk_kernel[(memory.num_requests, memory.num_splits)](
             risky_logits,
             safe_logits,
@@ -267,11 +209,7 @@ def _launch(
             num_blocks=memory.num_blocks,
             num_splits=memory.num_splits,
             num_positions=memory.num_positions,
-            first_position=first_position,
-            last_position=last_position,
-            first_step=first_step,
             **constants,
-            PHASE=phase,
             BLOCK_SIZE=memory.block_size,
             STEP_SIZE=memory.block_size if is_interpreted() else step_size(*pair),
             NUM_SLOTS=memory.num_slots,
@@ -317,7 +255,7 @@ def walk(
 ) -> dict[str, Tensor]:
     """`walk.walk` of arguments that were checked; returns the columns of a `Walk` by name."""
     num_requests, num_positions, vocab_size = risky_logits.shape
-    memory = workspace_for(num_requests, num_positions, vocab_size, risky_logits.device)
+    memory = workspace(num_requests, num_positions, vocab_size, risky_logits.device)
     inputs = warping_inputs(warping) | {
         "budget_ptr": None,
         "account_ptr": accounts,
@@ -356,7 +294,7 @@ def project(
     """
     num_rows, vocab_size = risky_logits.shape
     device, has_draw = risky_logits.device, uniform is not None
-    memory = workspace_for(num_rows, 1, vocab_size, device)
+    memory = workspace(num_rows, 1, vocab_size, device)
     inputs: Inputs = {
         "budget_ptr": budget.to(device).contiguous(),
         "account_ptr": None,

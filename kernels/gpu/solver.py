@@ -30,7 +30,6 @@ from .layout import (
     LOG2_SAFE_MASS,
     NUM_ESTIMATES,
     NUM_LANES,
-    NUM_STEPS,
     OFFSET,
     SLOPE,
     SMALLEST_TILT,
@@ -196,9 +195,6 @@ def clipped_spend(row, offset, excess):
 
 QUANTUM = tl.constexpr(spend.SPEND_QUANTUM)
 
-SEARCHING = tl.constexpr(-1.0)
-"""NUM_STEPS of a row while its search goes on."""
-
 
 @triton.jit
 def open_row(row, NUM_SLOTS: tl.constexpr, IS_MAX: tl.constexpr):
@@ -214,7 +210,6 @@ def open_row(row, NUM_SLOTS: tl.constexpr, IS_MAX: tl.constexpr):
         is_open = is_valid & (tl.load(row.facts + BUDGET) > 0.0) & (kl_allowance(row) >= 0.0)
         merge_estimates(row, NUM_SLOTS)
     tl.store(row.facts + IS_OPEN, is_open.to(tl.float64))
-    tl.store(row.facts + NUM_STEPS, tl.where(is_open, SEARCHING, 0.0))
     tl.debug_barrier()  # FLOOR, IS_OPEN and the table, before the search reads them
     return is_open
 
@@ -231,9 +226,7 @@ def search_beta(
         )
         tl.debug_barrier()  # the point of the last step, before next_beta reads it
     beta, is_over = next_beta(row, step)
-    if is_over:
-        tl.store(row.facts + NUM_STEPS, step.to(tl.float64))
-    else:
+    if not is_over:
         tl.store(entry, beta)
         measure_point(row, step_sums(step), beta, BLOCK_SIZE, STEP_SIZE)
     tl.debug_barrier()  # the beta, before the next step reads it
@@ -250,12 +243,9 @@ def search_scale(
         column = step_sums(step - 1)
         is_over = next_offset(row, column, step, NUM_SLOTS)
         tl.debug_barrier()  # the next trial, before it is loaded below
-    if is_over:
-        tl.store(row.facts + NUM_STEPS, step.to(tl.float64))
-    else:
+    if not is_over:
         cut = clip_ceiling(row) - tl.load(row.table + step)
         measure_cut(row, step_sums(step), cut, BLOCK_SIZE, STEP_SIZE)
-    tl.debug_barrier()  # NUM_STEPS, before a launch of the next phase reads it
     return is_over
 
 

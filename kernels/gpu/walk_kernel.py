@@ -17,7 +17,6 @@ from .layout import (
     NUM_FACTS,
     NUM_FLAGS,
     NUM_RECORDS,
-    NUM_STEPS,
     PER_STEP,
     ROW_STEP,
     SCHEDULE,
@@ -31,7 +30,7 @@ from .layout import (
     store_ends,
 )
 from .sampler import draft, drawn_token, row_uniforms, store_token
-from .solver import QUANTUM, SEARCHING, close_row, open_row, search_step
+from .solver import QUANTUM, close_row, open_row, search_step
 from .statistics import finite_masks, measure_statistics
 
 BUDGET_CAP = tl.constexpr(spend.BUDGET_CAP)
@@ -102,26 +101,10 @@ def bank(
             tl.store(account_ptr + SPENT, spent)
 
 
-# Phases. ALL runs them in one launch with barriers between; where programs run one after another,
-# as in the interpreter, a launch runs one phase of one position.
-ALL = tl.constexpr(0)
-STATISTICS = tl.constexpr(1)
-MASKS = tl.constexpr(2)
-SEARCH = tl.constexpr(3)
-CLOSE = tl.constexpr(4)
-FINISH = tl.constexpr(5)
-
-
 # Loops and barriers alone ask for these: every value of them shares one compilation, but for a
 # single split, which needs no barrier.
 @triton.jit(
-    do_not_specialize=(
-        "num_positions",
-        "first_position",
-        "last_position",
-        "first_step",
-        "num_stops",
-    ),
+    do_not_specialize=("num_positions", "num_stops"),
     do_not_specialize_on_alignment=("num_splits",),
 )
 def walk_kernel(
@@ -157,10 +140,6 @@ def walk_kernel(
     num_blocks,
     num_splits,
     num_positions,
-    first_position,
-    last_position,
-    first_step,
-    PHASE: tl.constexpr,
     HAS_DRAW: tl.constexpr,
     IS_MAX: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -182,7 +161,7 @@ def walk_kernel(
         penalty = tl.load(penalty_ptr + request)
     if stops_ptr is not None:
         first_stop, last_stop = tl.load(stops_ptr), tl.load(stops_ptr + num_stops - 1)
-    for index in range(first_position, last_position):
+    for index in range(num_positions):
         # 1. Where the row and its scratch lie, and whether the walk comes this far.
         row_index = request * num_positions + index
         position = row_index - request * num_positions  # int64, as offsets need
@@ -211,80 +190,59 @@ def walk_kernel(
             last_stop,
         )
         here_ptr = walk_ptr + 2 * position
-        if (PHASE == ALL) | (PHASE == STATISTICS):
-            if position == 0:
-                begin_walk(here_ptr, account_ptr, request)
-                tl.debug_barrier()  # the first entry of the walk, before all threads read it
+        if position == 0:
+            begin_walk(here_ptr, account_ptr, request)
+            tl.debug_barrier()  # the first entry of the walk, before all threads read it
         is_reached = tl.load(here_ptr) > 0.0
-        if (PHASE == ALL) | (PHASE == STATISTICS):
-            tl.store(row.flags + WAS_REACHED, is_reached.to(tl.uint8))
+        tl.store(row.flags + WAS_REACHED, is_reached.to(tl.uint8))
         if is_reached:
             # 2. The statistics pass, and another where finite logits turn out to be masks.
-            if (PHASE == ALL) | (PHASE == STATISTICS):
-                if account_ptr is not None:
-                    budget = allowance(account_ptr, request, position, tl.load(here_ptr + 1))
-                    tl.store(row.facts + ROW_STEP, row_step(account_ptr, request, position))
-                else:
-                    budget = rounded_down(tl.load(budget_ptr + row_index).to(tl.float64))
-                tl.store(row.facts + BUDGET, budget)
-                if stops_ptr is not None:
-                    store_ends(row, stops_ptr, num_stops, BLOCK_SIZE, STOP_SLOTS)
+            if account_ptr is not None:
+                budget = allowance(account_ptr, request, position, tl.load(here_ptr + 1))
+                tl.store(row.facts + ROW_STEP, row_step(account_ptr, request, position))
+            else:
+                budget = rounded_down(tl.load(budget_ptr + row_index).to(tl.float64))
+            tl.store(row.facts + BUDGET, budget)
+            if stops_ptr is not None:
+                store_ends(row, stops_ptr, num_stops, BLOCK_SIZE, STOP_SLOTS)
             # Twice at most, so that the kernel holds the pass once.
             risky_peak, safe_peak = tl.full((), -INF, tl.float64), tl.full((), -INF, tl.float64)
             is_measuring = tl.full((), True, tl.int1)
-            if PHASE == MASKS:
-                is_measuring, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
-            if (PHASE == ALL) | (PHASE == STATISTICS) | (PHASE == MASKS):
-                while is_measuring:
-                    is_first = risky_peak == -INF
-                    measure_statistics(row, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE, IS_MAX)
-                    is_measuring &= False
-                    if PHASE == ALL:
-                        request_barrier(counter_ptr, num_splits)
-                        has_masks, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
-                        is_measuring = is_first & has_masks
+            while is_measuring:
+                is_first = risky_peak == -INF
+                measure_statistics(row, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE, IS_MAX)
+                request_barrier(counter_ptr, num_splits)
+                has_masks, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
+                is_measuring = is_first & has_masks
 
             # 3. The search, one pass over the vocabulary a step.
-            step = first_step
-            if PHASE == SEARCH:
-                if step == 0:
-                    open_row(row, NUM_SLOTS, IS_MAX)
-                if tl.load(row.facts + NUM_STEPS) == SEARCHING:
-                    search_step(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, IS_MAX)
-            if PHASE == ALL:
-                is_searching = open_row(row, NUM_SLOTS, IS_MAX)
-                while is_searching:
-                    is_searching = search_step(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, IS_MAX)
-                    if is_searching:
-                        request_barrier(counter_ptr, num_splits)
-                        step += 1
+            step = tl.full((), 0, tl.int32)
+            is_searching = open_row(row, NUM_SLOTS, IS_MAX)
+            while is_searching:
+                is_searching = search_step(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, IS_MAX)
+                if is_searching:
+                    request_barrier(counter_ptr, num_splits)
+                    step += 1
 
             # 4. The law, the draft, and the masses of the residual if the draft is not kept.
-            if (PHASE == ALL) | (PHASE == CLOSE):
-                if PHASE == CLOSE:
-                    step = tl.load(row.facts + NUM_STEPS).to(tl.int32)
-                close_row(row, step, IS_MAX)
-                if HAS_DRAW:
-                    first, second, _ = row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index)
-                    is_kept = draft(row, first, second, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-                    if PHASE == ALL:
-                        if not is_kept:
-                            request_barrier(counter_ptr, num_splits)
-
-            # 5. The token, its log-probabilities, and whether the next row is reached.
-            if (PHASE == ALL) | (PHASE == FINISH):
-                token = tl.full((), -1, tl.int64)
-                if HAS_DRAW:
-                    _, _, third = row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index)
-                    token = drawn_token(row, third, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-                    store_token(row, tokens_ptr + row_index, token)
-                is_going = tl.load(row.flags + IS_VALID) > 0
-                if drafts_ptr is not None:
-                    if position + 1 < num_positions:
-                        drafts = drafts_ptr + request * (num_positions - 1)
-                        is_going &= tl.load(drafts + position) == token
-                bank(row, here_ptr, account_ptr, request, position, num_positions, is_going)
+            close_row(row, step, IS_MAX)
+            token = tl.full((), -1, tl.int64)
+            if HAS_DRAW:
+                first, second, _ = row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index)
+                is_kept = draft(row, first, second, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+                if not is_kept:
+                    request_barrier(counter_ptr, num_splits)
+                # 5. The token, its log-probabilities, and whether the next row is reached.
+                # Its uniform is made again, which takes no register over the passes of the draft.
+                _, _, third = row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index)
+                token = drawn_token(row, third, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+                store_token(row, tokens_ptr + row_index, token)
+            is_going = tl.load(row.flags + IS_VALID) > 0
+            if drafts_ptr is not None:
+                if position + 1 < num_positions:
+                    drafts = drafts_ptr + request * (num_positions - 1)
+                    is_going &= tl.load(drafts + position) == token
+            bank(row, here_ptr, account_ptr, request, position, num_positions, is_going)
         else:
-            if (PHASE == ALL) | (PHASE == FINISH):
-                tl.store(here_ptr + 2, 0.0)
+            tl.store(here_ptr + 2, 0.0)
         tl.debug_barrier()  # what bank stored, before the next row reads it

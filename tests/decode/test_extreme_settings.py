@@ -39,14 +39,3 @@ def test_what_overflows_fails_with_a_message(float32_pair, settings):
     for result in results:
         assert result.error.endswith("the warped logits at step 0 are not finite")
         assert not result.ledger.certified
-
-
-@pytest.mark.parametrize("divergence", ["kl", "max"])
-@pytest.mark.parametrize("size", [1e15, 1e30, -1e30])
-def test_huge_logits_of_the_safe_model_decode_within_the_bound(tokenizer, size, divergence):
-    safe, risky = tiny_llama(1).float(), tiny_llama(2, layers=3).float()
-    safe.lm_head.weight.data[5] *= size
-    decoder = Decoder(ModelPair(safe, risky, tokenizer), Anchored(k=1.0, divergence=divergence))
-    for result in decoder.generate(PROMPTS, max_new_tokens=5):
-        assert not result.error
-        assert result.ledger.is_within_bound

@@ -3,13 +3,11 @@
 The safe probabilities come from plain forwards and numpy alone; p* from `Decoder.score`.
 """
 
-import itertools
-
 import long_double_laws as oracle
 import numpy as np
 import pytest
 import torch
-from tiny_models import tiny_llama, word_tokenizer
+from tiny_models import every_text, tiny_llama, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
 from anchored.decode.rules.anchored import NoOpt
@@ -18,7 +16,7 @@ from anchored.decode.rules.mixtures import RCAD, CPFuse
 from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, System
 from anchored.decode.rules.token_swap import TokenSwap
 
-PROMPT, END, HORIZON = [0, 2, 3, 2], 1, 4
+PROMPT, HORIZON = [0, 2, 3, 2], 4
 ORACLE_ERROR = 1e-11
 """Nats a text: four float64 log-probabilities, taken from logits up to 1,000 at T = 0.05."""
 
@@ -48,10 +46,7 @@ def four_tokens() -> ModelPair:
     return ModelPair(*models, word_tokenizer(4))
 
 
-def texts() -> list[list[int]]:
-    others = [token for token in range(4) if token != END]
-    ended = [[*head, END] for n in range(HORIZON) for head in itertools.product(others, repeat=n)]
-    return ended + [list(text) for text in itertools.product(others, repeat=HORIZON)]
+TEXTS = every_text(range(4), HORIZON)
 
 
 def safe_log_prob(model, text, *, temperature=1.0, repetition_penalty=1.0, top_k=0) -> float:
@@ -79,7 +74,7 @@ def safe_law(four_tokens):
 
     def law(sampling) -> np.ndarray:
         if str(sampling) not in known:
-            every = [safe_log_prob(four_tokens.safe, text, **sampling) for text in texts()]
+            every = [safe_log_prob(four_tokens.safe, text, **sampling) for text in TEXTS]
             known[str(sampling)] = np.array(every)
         return known[str(sampling)]
 
@@ -88,9 +83,8 @@ def safe_law(four_tokens):
 
 def sequence_laws(pair, rule, sampling, safe, **asked):
     """(probability, log-ratio to the safe model) of every text, and the bound."""
-    every = texts()
-    decoder = Decoder(pair, rule, batch_size=len(every))
-    scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON, **sampling, **asked)
+    decoder = Decoder(pair, rule, batch_size=len(TEXTS))
+    scores = decoder.score([PROMPT] * len(TEXTS), TEXTS, horizon=HORIZON, **sampling, **asked)
     star = np.array([score.log_prob for score in scores])
     is_possible = star > -np.inf
     assert np.isfinite(safe[is_possible]).all()  # never a text that the safe model cannot write

@@ -1,7 +1,6 @@
 """What drafts leave behind: memories, ends and NaN of rejected tokens reach nothing."""
 
 import math
-import random
 
 import pytest
 import torch
@@ -10,12 +9,10 @@ from tiny_models import TEXT, tiny_family, tiny_llama
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.request import Request
 from anchored.decode.engine.speculative_batch import DraftLength, SpeculativeBatch
-from anchored.decode.levels.level import TokenLevel, open_streams
+from anchored.decode.levels.level import TokenLevel
 from anchored.decode.models.capabilities import row_attention
 from anchored.decode.models.row_stream import ModelRunner, RowStream
 from anchored.decode.settings import SamplingConfig
-
-WORDS = " ".join(TEXT).split()
 
 
 def open_batch(pair, gamma, *, num_rows=1, max_length=110, batch_class=SpeculativeBatch):
@@ -51,42 +48,6 @@ def test_an_end_symbol_in_a_draft_ends_the_text_only_if_it_is_kept(pair, place, 
         batch.step()
     assert [step.token_id for step in state.steps] == plain.token_ids
     assert state.num_accepted < state.num_drafted
-
-
-@pytest.mark.parametrize(
-    "family",
-    ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2, sliding", "gpt2"))],
-)
-def test_after_any_rounds_the_memories_are_those_of_a_fresh_reading(tokenizer, family):
-    pair = ModelPair(tiny_family(family, 1), tiny_family(family, 2), tokenizer)
-    source, num_rounds = random.Random(0), 0
-    batch = open_batch(pair, 4, num_rows=3, max_length=60)
-    while num_rounds < 60:
-        if batch.free_rows:
-            text = " ".join(source.choices(WORDS, k=source.randint(1, 6)))
-            batch.admit([request_of(pair, text, 25, seed=source.randrange(99))])
-        batch.step()
-        num_rounds += 1
-        if num_rounds % 10 == 0:
-            check_memories(pair, batch)
-
-
-def check_memories(pair, batch) -> None:
-    for row, state in enumerate(batch._states):
-        if state is None:
-            continue
-        text = state.request.prompt_token_ids + [step.token_id for step in state.steps]
-        for name, stream in open_streams(pair, 1, len(text), scores_prompts=False).items():
-            length = len(text) - len(batch._pending[name].of(row))
-            cache = batch.streams[name]._cache
-            assert cache.lengths[row] == length
-            stream.read([text[:length]], [0])
-            fresh = stream._cache.states(0)
-            for (keys, values), (their_keys, their_values) in zip(
-                cache.states(row), fresh, strict=True
-            ):
-                assert torch.allclose(keys, their_keys, atol=1e-9, rtol=0)
-                assert torch.allclose(values, their_values, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2, sliding", "llama4_text", "gpt2"])

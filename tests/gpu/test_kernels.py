@@ -5,9 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from logit_kinds import KINDS, random_budgets, random_logits
+from logit_kinds import KINDS, divergence_of, random_budgets, random_logits
 
-from anchored.kernels import reference
 from anchored.kernels.gpu.launch import project as launched_projection
 from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.sampler import uniforms
@@ -45,22 +44,6 @@ def generic(shape, device, seed):
 
 def budgets_of(num_rows, device):
     return random_budgets(num_rows, torch.Generator().manual_seed(num_rows)).to(device)
-
-
-def divergence_of(project, projection, risky, safe):
-    """(B,) float64 divergence from p_s of the law at the weight returned, on the device."""
-    forced = projection.is_safe_only
-    if project is project_kl:
-        tilted = reference.tilted_log_probs(risky, safe, projection.weight)
-        log_probs = torch.where(forced[:, None], reference.log_softmax(safe), tilted)
-        return reference.kl_divergence(log_probs, safe)
-    law = projection.law
-    is_shared = (risky > -math.inf) & (safe > -math.inf)
-    tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
-    tilt = tilt - (law.risky_peak - law.safe_peak)[:, None] / math.log(2.0)
-    ratio = torch.minimum(tilt + law.offset[:, None], law.ceiling[:, None])
-    largest = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
-    return torch.where(forced, 0.0, largest)
 
 
 def assert_within_budgets(project, projection, risky, safe, budget):

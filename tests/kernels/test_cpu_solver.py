@@ -1,7 +1,5 @@
 """The solver of the torch backend: how often it reads a row, and what its sums and bounds hold."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -17,28 +15,6 @@ ROUNDING = 1e-12
 def one_group(risky, safe):
     ((_, group),) = rows.row_groups(risky, safe)
     return group
-
-
-@pytest.mark.parametrize("vocab_size", [1, 63, 65, 4096, 4097, 128_256])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_rows_are_read_token_by_token(vocab_size, dtype, logit_pairs):
-    pair = logit_pairs("masked_both", 1, vocab_size, torch.Generator().manual_seed(vocab_size))
-    risky, safe = (x.to(dtype).double() for x in pair)
-    group = one_group(risky.to(dtype), safe.to(dtype))
-    weight = (safe - safe.amax()).exp()
-    is_shared = (risky > -math.inf) & (safe > -math.inf)
-    flat = {name: getattr(group, name).flatten(1) for name in ("safe", "shared", "tilt")}
-    assert not flat["shared"][:, vocab_size:].exp2().any()
-    assert not flat["tilt"][:, vocab_size:].any()
-    torch.testing.assert_close(flat["safe"][:, :vocab_size].exp2(), weight)
-    shared_weight = torch.where(is_shared, weight, 0.0)
-    torch.testing.assert_close(flat["shared"][:, :vocab_size].exp2(), shared_weight)
-    tilt = torch.where(is_shared, risky - risky.amax() - safe + safe.amax(), 0.0) / math.log(2.0)
-    torch.testing.assert_close(flat["tilt"][:, :vocab_size], tilt, rtol=1e-12, atol=1e-9)
-    assert group.safe_pieces.sum().item() == pytest.approx(weight.sum().item(), rel=1e-13)
-    floor = reference.support_floor(risky, safe).item()
-    assert group.floor[0] == pytest.approx(floor, rel=1e-9, abs=1e-12) or floor > 600.0
-    assert group.floor[0] >= floor - ROUNDING
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # at beta = 0 the curve has no speed

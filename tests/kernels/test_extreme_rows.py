@@ -104,36 +104,24 @@ def test_ratios_beside_huge_logits_keep_their_digits(huge, divergence, backend):
         assert not found, found
 
 
-# 6 kinds x 2 divergences x 3 rows; 720 more with -m slow.
-TRITON_SIZES = [(1, 2), (2, 6), (17, 8), (257, 4)]
+# 6 kinds x 2 divergences x 3 rows, as the interpreter takes a tenth of a second for a row; 720 more
+# with -m slow.
 FEW_ROWS = [(2, 1), (17, 2)]
-"""Those that are run each time: the interpreter takes a tenth of a second for a row."""
-
-
-def triton_faults(kind, divergence, sizes, *, repeats=1):
-    generator = torch.Generator().manual_seed(100 + EXTREME_KINDS.index(kind))
-    for _ in range(repeats):
-        for vocab_size, num_rows in sizes:
-            risky, safe = extreme_pair(kind, num_rows, vocab_size, generator)
-            budget = extreme_budgets(num_rows, generator)
-            arguments = [x.to(DEVICE) for x in (risky, safe, budget)]
-            yield from violations(divergence, *arguments, backend="triton")
+MANY_ROWS = [(1, 2), (2, 6), (17, 8), (257, 4)] * 3
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of lanes that are discarded
 @pytest.mark.parametrize("divergence", PROJECTS)
 @pytest.mark.parametrize("kind", EXTREME_KINDS)
-def test_no_extreme_row_overspends_on_the_device(kind, divergence):
-    assert not list(triton_faults(kind, divergence, FEW_ROWS))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("divergence", PROJECTS)
-@pytest.mark.parametrize("kind", EXTREME_KINDS)
-def test_no_extreme_row_of_many_overspends_on_the_device(kind, divergence):
-    assert not list(triton_faults(kind, divergence, TRITON_SIZES, repeats=3))
+@pytest.mark.parametrize("sizes", [FEW_ROWS, pytest.param(MANY_ROWS, marks=pytest.mark.slow)])
+def test_no_extreme_row_overspends_on_the_device(sizes, kind, divergence):
+    generator = torch.Generator().manual_seed(100 + EXTREME_KINDS.index(kind))
+    for vocab_size, num_rows in sizes:
+        risky, safe = extreme_pair(kind, num_rows, vocab_size, generator)
+        budget = extreme_budgets(num_rows, generator)
+        arguments = [x.to(DEVICE) for x in (risky, safe, budget)]
+        assert not list(violations(divergence, *arguments, backend="triton"))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

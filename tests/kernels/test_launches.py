@@ -12,8 +12,6 @@ from anchored.kernels.spend import NUM_FIELDS
 from anchored.kernels.walk import walk
 
 SECOND = torch.device("cuda:1")
-MAX_ROWS = 65_535
-"""The most that a grid may have along its second and third side."""
 
 
 class OnSecond(torch.Tensor):
@@ -92,11 +90,3 @@ def test_kernels_run_where_their_tensors_are(use, num_rows, recorder):
     use(num_rows)
     assert recorder.launches
     assert {device for _, device in recorder.launches} == {SECOND}
-
-
-@pytest.mark.parametrize("use", USES)
-def test_no_batch_outgrows_a_grid(use, recorder):
-    use(MAX_ROWS + 1)
-    assert recorder.launches
-    for grid, _ in recorder.launches:
-        assert all(side <= MAX_ROWS for side in grid[1:]), grid

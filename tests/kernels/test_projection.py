@@ -227,19 +227,9 @@ def test_laws_of_the_projection(kind, vocab_size, seed, logit_pairs, budgets):
     generator = torch.Generator().manual_seed(seed)
     risky, safe = logit_pairs(kind, 6, vocab_size, generator)
     budget = budgets(6, generator)
-    uniform = uniforms(torch.arange(6), torch.arange(6))
-    projection = project_kl(risky, safe, budget, uniform)
-    log_probs = projection.log_probs()
+    projection = project_kl(risky, safe, budget)
     tolerance = torch.clamp(2e-5 * budget, min=2e-7)
-    assert log_probs.logsumexp(-1).abs().max() < 1e-9
-
-    # A whole batch is its rows one by one: the same numbers, hence the same tokens.
-    for row in range(6):
-        one = slice(row, row + 1)
-        alone = project_kl(risky[one], safe[one], budget[one], uniform[one])
-        assert alone.token_ids[0] == projection.token_ids[row]
-        assert (alone.spend - projection.spend[one]).abs().max() <= SPEND_QUANTUM
-        assert (alone.weight - projection.weight[one]).abs().max() < 1e-12
+    assert projection.log_probs().logsumexp(-1).abs().max() < 1e-9
 
     if kind == "huge":
         return

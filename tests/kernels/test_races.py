@@ -10,7 +10,6 @@ from concurrent_programs import concurrent
 
 from anchored.kernels.gpu import launch, layout, solver
 from anchored.kernels.gpu.launch import warping_inputs
-from anchored.kernels.gpu.walk_kernel import ALL
 from anchored.kernels.spend import new_accounts
 from anchored.kernels.warping import Stops, Warping
 
@@ -23,16 +22,11 @@ pytestmark = [
 CPU = torch.device("cpu")
 
 
-def walked(case, memory, *, phased):
+def walked(case, memory):
     """One walk of a case's logits; returns the account it ends with."""
     risky, safe, inputs, constants = case
     account = inputs["account_ptr"].clone()
-    arguments = (risky, safe, memory, inputs | {"account_ptr": account}, constants)
-    if phased:
-        for position in range(memory.num_positions):
-            launch._launch_phases(*arguments, position)
-    else:
-        launch._launch(*arguments, ALL.value, (0, memory.num_positions, 0))
+    launch.launch(risky, safe, memory, inputs | {"account_ptr": account}, constants)
     return account
 
 
@@ -58,22 +52,22 @@ def case(seed, *, is_max, num_rows):
     }
     found = (risky, safe, inputs, {"HAS_DRAW": True, "IS_MAX": is_max})
     for position in range(num_rows - 1):  # drafts are what is drawn, as far as it is known
-        memory = launch.workspace(2, num_rows, 2100, CPU, 3)
-        walked(found, memory, phased=True)
+        memory = launch.workspace(2, num_rows, 2100, CPU, 1)
+        walked(found, memory)
         inputs["drafts_ptr"][:, position] = memory.token_ids[:, position]
     return found
 
 
 def hazards(found, num_rows, monkeypatch):
-    """Races between the three programs of each request; results must be those of phases."""
+    """Races between the three programs of each request; results must be those of one program."""
     random.seed(1)
-    memories = [launch.workspace(2, num_rows, 2100, CPU, 3) for _ in range(2)]
+    memories = [launch.workspace(2, num_rows, 2100, CPU, splits) for splits in (1, 3)]
     for memory in memories:
         memory.facts.fill_(7.5)
         memory.records.fill_(9.125)
-    expected = walked(found, memories[0], phased=True)
+    expected = walked(found, memories[0])
     with concurrent(monkeypatch) as recorder:
-        account = walked(found, memories[1], phased=False)
+        account = walked(found, memories[1])
     reached = memories[0].flags[..., layout.WAS_REACHED.value]
     for name in ("token_ids", "flags"):
         assert torch.equal(*(getattr(memory, name)[reached] for memory in memories))
@@ -122,5 +116,5 @@ def test_a_planted_race_is_found(monkeypatch, quick_switches):
     monkeypatch.setattr(solver, "step_sums", same_sums)
     found = case(2, is_max=True, num_rows=1)
     with concurrent(monkeypatch) as recorder:
-        walked(found, launch.workspace(2, 1, 2100, CPU, 3), phased=False)
+        walked(found, launch.workspace(2, 1, 2100, CPU, 3))
     assert recorder.hazards()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from logit_kinds import KINDS
+from logit_kinds import KINDS, divergence_of
 
 from anchored.kernels import reference
 from anchored.kernels.gpu import launch
@@ -30,25 +30,9 @@ def project_on_device(project, risky, safe, budget, uniform=None):
     return project(*arguments, backend="triton")
 
 
-def divergence_of(project, projection, risky, safe):
-    """The float64 divergence from the safe model of the law returned, not of its rounding."""
-    forced = projection.is_safe_only.cpu()
-    if project is project_kl:
-        tilted = reference.tilted_log_probs(risky, safe, projection.weight.cpu())
-        log_probs = torch.where(forced[:, None], reference.log_softmax(safe), tilted)
-        return reference.kl_divergence(log_probs, safe)
-    law = projection.law
-    is_shared = (risky > -math.inf) & (safe > -math.inf)
-    tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
-    tilt = tilt - (law.risky_peak - law.safe_peak).cpu()[:, None] / math.log(2.0)
-    ratio = torch.minimum(tilt + law.offset.cpu()[:, None], law.ceiling.cpu()[:, None])
-    ratio = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
-    return torch.where(forced, 0.0, ratio)
-
-
 def check_feasible(project, projection, risky, safe, budget):
     """True divergence <= spend <= budget, spends on the grid; returns the divergence."""
-    divergence = divergence_of(project, projection, risky, safe)
+    divergence = divergence_of(project, projection, risky.to(DEVICE), safe.to(DEVICE)).cpu()
     spend = projection.spend.cpu()
     assert bool((divergence <= spend + REFERENCE_ERROR).all())
     assert bool((spend <= budget.clamp_min(0.0)).all())
@@ -103,38 +87,6 @@ def test_what_the_common_support_costs_is_paid_from_the_budget(project, logit_pa
     assert bool((shortfall <= torch.clamp(1e-5 * budget, min=1e-7)).all())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("project", "kind", "vocab_size"),
-    [(project_kl, "memorised", 128_256), (project_max, "masked_both", 50_257)],
-)
-def test_a_full_vocabulary(project, kind, vocab_size, logit_pairs):
-    generator = torch.Generator().manual_seed(20)
-    risky, safe = (x.bfloat16() for x in logit_pairs(kind, 1, vocab_size, generator))
-    budget = 0.7 + reference.support_floor(risky, safe)
-    uniform = uniforms(torch.arange(1), torch.arange(1))
-    projection = project_on_device(project, risky, safe, budget, uniform)
-    check_feasible(project, projection, risky, safe, budget)
-    check_against_torch(project, projection, risky, safe, budget, uniform)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("project", PROJECTS)
-def test_results_do_not_depend_on_the_programs_that_share_a_row(project, logit_pairs, monkeypatch):
-    risky, safe = logit_pairs("masked_both", 3, 3000, torch.Generator().manual_seed(21))
-    risky, safe = risky.float().to(DEVICE), safe.float().to(DEVICE)
-    budget = torch.tensor([2.0, 0.5, 6.0], dtype=torch.float64, device=DEVICE)
-    uniform = uniforms(torch.arange(3), torch.tensor([4, 5, 6])).to(DEVICE)
-    results = []
-    for num_splits in (1, 3):
-        monkeypatch.setattr(launch, "resident_splits", lambda *_, own=num_splits: own)
-        results.append(project(risky, safe, budget, uniform, backend="triton"))
-    for other in results[1:]:
-        for name in ("weight", "spend", "token_ids", "accepted", "is_safe_only"):
-            assert torch.equal(getattr(other, name), getattr(results[0], name))
-        assert torch.equal(other.law.offset, results[0].law.offset)
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("project", PROJECTS)
 def test_a_batch_is_its_rows_one_by_one_bit_for_bit(project, logit_pairs, budgets):
@@ -147,26 +99,6 @@ def test_a_batch_is_its_rows_one_by_one_bit_for_bit(project, logit_pairs, budget
         alone = project_on_device(project, risky[one], safe[one], budget[one], uniform[one])
         for name in ("weight", "spend", "token_ids", "accepted"):
             assert torch.equal(getattr(alone, name), getattr(whole, name)[one])
-
-
-@pytest.mark.slow
-def test_tokens_follow_the_law_returned(logit_pairs):
-    num_draws = 60 if DEVICE.type == "cpu" else 20_000
-    risky, safe = logit_pairs("memorised", 1, 5, torch.Generator().manual_seed(27))
-    rows = (num_draws, 5)
-    uniform = uniforms(torch.full((num_draws,), 3), torch.arange(num_draws))
-    budget = torch.full((num_draws,), 0.1).double()
-    projection = project_on_device(
-        project_kl, risky.expand(rows), safe.expand(rows), budget, uniform
-    )
-    probs = projection.log_probs()[0].double().exp().cpu()
-    counts = torch.bincount(projection.token_ids.cpu(), minlength=5).double()
-    statistic = ((counts - num_draws * probs) ** 2 / (num_draws * probs)).sum()
-    assert statistic < 33.4  # chi-square, 4 degrees: exceeded once in a million
-    distance = 0.5 * (probs - reference.log_softmax(safe)[0].exp()).abs().sum().item()
-    deviation = math.sqrt(distance * (1.0 - distance) / num_draws)
-    share = 1.0 - projection.accepted.double().mean().item()
-    assert abs(share - distance) < 4.9 * deviation
 
 
 def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():

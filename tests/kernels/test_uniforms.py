@@ -1,10 +1,5 @@
 """uniforms against the published Philox vectors, Triton's own generator and the uniform law."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,40 +30,6 @@ def test_key_and_counter_are_the_low_and_high_words():
     words = philox(torch.tensor([seed]), torch.tensor([block]))
     expected = philox_words(torch.tensor([[2], [5], [0], [0]]), torch.tensor([[3], [7]]))
     assert torch.equal(words, expected)
-
-
-TRITON_PROGRAM = """
-import torch, triton, triton.language as tl
-
-@triton.jit
-def words_kernel(seed_ptr, block_ptr, words_ptr, BLOCK_SIZE: tl.constexpr):
-    lanes = tl.arange(0, BLOCK_SIZE)
-    words = tl.randint4x(tl.load(seed_ptr), tl.load(block_ptr + lanes))
-    for index in tl.static_range(4):
-        tl.store(words_ptr + index * BLOCK_SIZE + lanes, words[index].to(tl.int64))
-
-seed, blocks = torch.tensor([0x0123456789ABCDEF]), 7 * torch.arange(8) + 2**33
-words = torch.zeros(4, 8, dtype=torch.int64)
-words_kernel[(1,)](seed, blocks, words, 8)
-print((words & 0xFFFFFFFF).tolist())
-"""
-
-
-@pytest.mark.slow
-def test_triton_draws_the_same_words(tmp_path):
-    pytest.importorskip("triton")
-    program = tmp_path / "words.py"
-    program.write_text(TRITON_PROGRAM)
-    # A process of its own: the interpreter must be chosen before triton is first imported.
-    result = subprocess.run(
-        [sys.executable, str(program)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    seed, blocks = torch.tensor([0x0123456789ABCDEF]), 7 * torch.arange(8) + 2**33
-    assert json.loads(result.stdout) == philox(seed.expand(8), blocks).tolist()
 
 
 def test_the_three_uniforms_are_the_top_53_bits_of_their_words():

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from anchored.decode.rules.budget import Budget
-from anchored.kernels.gpu import launch
 from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPENT, STEP, allowance, floor_to_quantum, new_accounts
@@ -105,46 +104,6 @@ def test_a_walk_is_plain_decoding_up_to_the_first_rejection(
     spent = torch.where(result.was_reached, plain.spends, 0.0).sum(1)
     assert torch.equal(account[:, SPENT], spent)
     assert account[:, STEP].tolist() == [3.0, 2.0, 1.0]
-
-
-@pytest.mark.slow
-def test_programs_that_share_a_request_walk_it_alike(logit_pairs, monkeypatch):
-    backend = "triton"
-    risky, safe = pairs(logit_pairs, 1100, 2)
-    plain = plain_decoding(risky, safe, "adaptive", backend=backend)
-    drafts = plain.token_ids[:, :-1].contiguous()
-    drafts[0, 0] = (drafts[0, 0] + 1) % 1100
-    for num_splits in (1, 2):
-        monkeypatch.setattr(launch, "resident_splits", lambda *_, own=num_splits: own)
-        account = accounts("adaptive")
-        result = walk(
-            risky,
-            safe,
-            accounts=account,
-            seeds=SEEDS.to(DEVICE),
-            drafts=drafts,
-            backend=backend,
-        )
-        check_reached_rows(result, plain)
-        assert account[:, STEP].tolist() == [1.0, 3.0, 3.0]
-
-
-def test_one_row_a_call_is_a_walk_of_many(logit_pairs, backend):
-    risky, safe = pairs(logit_pairs, 40, 3)
-    plain = plain_decoding(risky, safe, "adaptive", backend=backend)
-    account, no_drafts = accounts("adaptive"), torch.zeros(NUM_REQUESTS, 0, dtype=torch.int64)
-    for step in range(NUM_POSITIONS):
-        row = slice(step, step + 1)
-        result = walk(
-            risky[:, row],
-            safe[:, row],
-            accounts=account,
-            seeds=SEEDS.to(DEVICE),
-            drafts=no_drafts.to(DEVICE),
-            backend=backend,
-        )
-        assert torch.equal(result.token_ids, plain.token_ids[:, row])
-        assert torch.equal(result.spend, plain.spends[:, row])
 
 
 def test_an_invalid_row_ends_its_walk_and_is_not_committed(logit_pairs, backend):

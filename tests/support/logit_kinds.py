@@ -1,9 +1,13 @@
 """Pairs of logits of every kind that a projection is tested on, and how many rows of which size."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from anchored.kernels import reference
+from anchored.kernels.projection import Projection, project_kl
 
 KINDS = (
     "generic",
@@ -107,3 +111,19 @@ def _two_atoms(noise: list[Tensor], scale: list[Tensor]) -> tuple[Tensor, Tensor
     if safe.shape[1] > 1:
         safe[:, -1], risky[:, 0] = -100.0 * scale[2][:, 0], -100.0 * scale[2][:, 0]
     return risky, safe
+
+
+def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
+    """(B,) float64 divergence from the safe model of the law that Triton returned, not of its
+    rounding; all on one device."""
+    forced, law = projection.is_safe_only, projection.law
+    if project is project_kl:
+        tilted = reference.tilted_log_probs(risky, safe, projection.weight)
+        log_probs = torch.where(forced[:, None], reference.log_softmax(safe), tilted)
+        return reference.kl_divergence(log_probs, safe)
+    is_shared = (risky > -math.inf) & (safe > -math.inf)
+    tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
+    tilt = tilt - (law.risky_peak - law.safe_peak)[:, None] / math.log(2.0)
+    ratio = torch.minimum(tilt + law.offset[:, None], law.ceiling[:, None])
+    largest = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
+    return torch.where(forced, 0.0, largest)

@@ -1,6 +1,8 @@
 """Tiny real models and tokenizers, made from a seed."""
 
 import copy
+import itertools
+from collections.abc import Iterable
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -124,3 +126,10 @@ def tiny_family(name: str, seed: int, **changes) -> PreTrainedModel:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name]), **changes)
     return model.double().eval()
+
+
+def every_text(words: Iterable[int], horizon: int, end: int = 1) -> list[list[int]]:
+    """All texts of these words up to the horizon or the end symbol."""
+    others = [word for word in words if word != end]
+    ended = [[*head, end] for n in range(horizon) for head in itertools.product(others, repeat=n)]
+    return ended + [list(text) for text in itertools.product(others, repeat=horizon)]

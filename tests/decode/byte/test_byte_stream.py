@@ -201,19 +201,6 @@ def test_what_masking_took_counts_by_the_share_of_each_node(model, vocabulary, p
     assert 0 < counts.masked_mass < counts.weight < len(seen)
 
 
-@one_tokenizer
-def test_rows_that_sit_out_most_forwards_stand_where_they_did(model, vocabulary, prompt, text):
-    together, alone = stream_of(model, vocabulary), stream_of(model, vocabulary)
-    together.read([prompt, prompt[:12], prompt[:7]], [0, 1, 2])
-    alone.read([prompt[:7]], [2])
-    columns = together._backbone.cache.lengths[2]
-    for byte in text:
-        feed(together, {0: [byte], 1: [byte]})
-    assert together._backbone.cache.lengths[2] == columns
-    expected = feed_byte_by_byte(alone, 2, text)
-    assert_same(feed_byte_by_byte(together, 2, text), expected)
-
-
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_prefetching_changes_nothing_but_the_number_of_forwards(
     prefetch, vocabulary, model, prompt, text

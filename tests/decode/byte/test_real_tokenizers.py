@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from byte_marginals import ByteMarginals
 from byte_streams import closed_path
 from hard_strings import draw_hard_strings
 from merge_pairs import hard_pairs, library_says
@@ -56,29 +54,3 @@ def test_pairs_agree_with_the_library(published):
         if table.is_valid_pair(*pair) != is_valid
     ]
     assert wrong == []
-
-
-def test_masked_mass_telescopes(published):
-    _, vocabulary = published
-    source = np.random.default_rng(0)
-    row = source.normal(size=vocabulary.vocab_size) * 3
-    marginals = ByteMarginals(vocabulary, lambda paths: np.stack([row] * len(paths)))
-    for byte in vocabulary.normalize(
-        "It's  12345\u00a0caf\u00e9s vi\u1ec7c .:.: \U0001f44d\n\n  x"
-    ):
-        assert abs(marginals.leak) < 1e-12
-        marginals.append(byte)
-
-
-def test_rows_agree_with_single_tokens(published):
-    _, vocabulary = published
-    viability, tokens = vocabulary.viability, vocabulary.trie.tokens.tolist()
-    text = vocabulary.normalize(" isn't  vi\u1ec7c .:.:\n\u4e2d")
-    tree = TokenTree(vocabulary)
-    for byte in text:
-        tree.append(byte)
-        state = tree.state[tree.heads[-1].node]
-        row = viability.allowed(state)
-        for place in np.random.default_rng(len(tree.text)).integers(len(tokens), size=400).tolist():
-            extended = viability.extend(state, tokens[place])
-            assert row[place] == (extended is not None)

@@ -1,6 +1,5 @@
 """Requests without an allowance need no risky model: the same ledgers, fewer forwards."""
 
-import dataclasses
 import math
 import random
 from collections import Counter
@@ -10,7 +9,7 @@ from tiny_models import TEXT, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
 from anchored.decode import decoder
-from anchored.decode.engine.paired_batch import PairedBatch, rows_to_draw
+from anchored.decode.engine.paired_batch import PairedBatch
 
 RULES = [
     Anchored(k=0.4),
@@ -57,10 +56,6 @@ def generate(pair, rule, batch_size, **settings):
     return decoder.generate(prompts(NUM_PROMPTS), **settings)
 
 
-def without_counts(ledger):
-    return dataclasses.replace(ledger, risky_forwards=0, skipped_risky=0)
-
-
 def cold_steps(ledger) -> int:
     """Leading steps of the adaptive budget without an allowance."""
     return math.floor(ledger.header.debt / ledger.header.k) if ledger.header.k else NUM_TOKENS
@@ -100,12 +95,6 @@ def test_forwards_saved_are_those_of_the_steps_that_the_debt_pays_for(pair, dive
     assert len(set(saved)) > 3 and max(saved) > 4
 
 
-def test_one_request_runs_the_risky_model_as_often_as_its_ledger_says(pair, forwards):
-    (result,) = Decoder(pair, Anchored(k=0.4)).generate(TEXT[2], max_new_tokens=NUM_TOKENS)
-    assert forwards["risky"] == result.ledger.risky_forwards < NUM_TOKENS - 1
-    assert forwards["safe"] == result.ledger.safe_forwards == len(result.token_ids)
-
-
 def test_a_stream_gives_its_first_tokens_before_the_risky_model_runs_again(pair, forwards):
     pieces = Decoder(pair, Anchored(k=0.4)).stream(TEXT[2], max_new_tokens=NUM_TOKENS)
     for _ in range(3):
@@ -124,12 +113,3 @@ def test_models_that_decode_in_whole_batches_rest_only_together(tokenizer, pair,
         alone = [result.ledger.skipped_risky for result in expected]
         assert all(ours <= theirs for ours, theirs in zip(skipped, alone, strict=True))
         assert sum(skipped) > 0 and (batch_size > 1 or skipped == alone)
-
-
-def test_cold_rows_are_drawn_for_alone_where_they_are_many():
-    assert rows_to_draw({}, can_rest=True) == []
-    assert rows_to_draw({0: 0.0, 3: 1.0}, can_rest=True) == [0]
-    assert rows_to_draw({0: 0.0, 3: 1.0}, can_rest=False) == [0, 3]
-    assert rows_to_draw({0: 0.5, 3: 1.0}, can_rest=True) == [0, 3]
-    one_of_five = {0: 0.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
-    assert rows_to_draw(one_of_five, can_rest=True) == [0, 1, 2, 3, 4]

@@ -42,10 +42,3 @@ def test_a_machine_that_changes_is_noticed():
     assert choices(length, 400, kept=0.9, draft_s=0.5)[-1] < 8
     chosen = choices(length, 40 * RETRIED, kept=0.9, draft_s=0.001)
     assert chosen[-5:].count(8) >= 4
-
-
-def test_other_lengths_have_a_turn_now_and_then():
-    chosen = choices(DraftLength(LENGTHS), 20 * RETRIED, kept=0.1, draft_s=0.5)
-    others = [length for length in chosen[len(LENGTHS) :] if length != 0]
-    assert set(others) == set(LENGTHS) - {0}
-    assert len(others) <= 20

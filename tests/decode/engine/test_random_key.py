@@ -1,6 +1,5 @@
 """Other prompts, seeds and places have uniforms of their own, and ledgers say which."""
 
-import copy
 import dataclasses
 import hashlib
 
@@ -109,22 +108,6 @@ def test_a_place_counts_the_requests_of_one_prompt_and_one_seed(pair):
     results = Decoder(pair, Anchored(k=1.0)).generate(["salt", "math", "salt", "salt"], **asked)
     places = [result.ledger.header.stream["place"] for result in results]
     assert places == [0, 1, 0, 1, 0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("engine", [{"batch_size": 1}, {"speculate": 3}], ids=str)
-def test_every_engine_draws_a_request_by_its_own_key(word_pair, engine):
-    float_pair = ModelPair(
-        *(copy.deepcopy(model).float() for model in word_pair.models.values()),
-        word_pair.tokenizer,
-    )
-    prompts, settings = [PROMPT, [4, 2], PROMPT], {"max_new_tokens": 5, **SAMPLING}
-    plain = Decoder(float_pair, Anchored(k=1.0))
-    expected = plain.generate(prompts, **settings)
-    results = Decoder(float_pair, Anchored(k=1.0), **engine).generate(prompts, **settings)
-    assert tokens_of(results) == tokens_of(expected)
-    assert expected[0].token_ids != expected[2].token_ids
-    assert plain.generate(PROMPT, **settings)[0].token_ids == results[0].token_ids
-    assert all(verify(result.ledger, float_pair).is_ok for result in results)
 
 
 @pytest.mark.parametrize(

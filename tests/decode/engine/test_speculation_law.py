@@ -1,14 +1,9 @@
-"""Speculative decoding has the law of plain decoding: all texts enumerated, in float64.
-
-Nine wrong variants, each a small change of the batch under test or of the draw, are told apart.
-"""
-
-import itertools
+"""Speculative decoding has the law of plain decoding: all texts enumerated, in float64."""
 
 import pytest
 import torch
 from round_enumeration import Enumeration, ScriptedRule
-from tiny_models import tiny_llama, word_tokenizer
+from tiny_models import every_text, tiny_llama, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.settings import SamplingConfig
@@ -31,16 +26,9 @@ def four_tokens() -> ModelPair:
     return make_pair(4)
 
 
-def texts(vocab_size: int, horizon: int, end: int = 1) -> list[list[int]]:
-    """All texts up to the horizon or the end symbol."""
-    others = [token for token in range(vocab_size) if token != end]
-    ended = [[*head, end] for n in range(horizon) for head in itertools.product(others, repeat=n)]
-    return ended + [list(text) for text in itertools.product(others, repeat=horizon)]
-
-
 def plain_law(pair, rule, horizon, sampling):
     """(probability of every text, expected spend) by scoring texts, teacher forced."""
-    every = texts(pair.vocab_size, horizon)
+    every = every_text(range(pair.vocab_size), horizon)
     decoder = Decoder(pair, rule, batch_size=len(every))
     scores = decoder.score([[0]] * len(every), every, horizon=horizon, **sampling.as_dict())
     probs = torch.tensor([score.log_prob for score in scores], dtype=torch.float64).exp().tolist()

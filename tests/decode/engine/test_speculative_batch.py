@@ -111,19 +111,20 @@ def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair, speculate):
     assert result.ledger.skipped_risky == len(result.token_ids) - 1
 
 
-def test_the_forwards_of_one_request_are_those_of_its_ledger(pair):
+@pytest.mark.parametrize("speculate", ["off", 3])
+def test_the_forwards_of_one_request_are_those_of_its_ledger(pair, speculate):
     counts: Counter[str] = Counter()
     hooks = [
         model.model.register_forward_pre_hook(lambda *_, name=name: counts.update([name]))
         for name, model in pair.models.items()
     ]
-    decoder = Decoder(pair, Anchored(k=0.4), speculate=3)
+    decoder = Decoder(pair, Anchored(k=0.4), speculate=speculate)
     counts.clear()
     (result,) = decoder.generate(TEXT[2], max_new_tokens=20)
     for hook in hooks:
         hook.remove()
     assert counts == {"safe": result.ledger.safe_forwards, "risky": result.ledger.risky_forwards}
-    assert result.ledger.risky_forwards < len(result.token_ids) / 2
+    assert result.ledger.risky_forwards < len(result.token_ids) - 1
 
 
 def test_streams_give_accepted_runs_of_the_same_text(pair):

@@ -211,16 +211,6 @@ def test_each_model_reads_its_own_template(safe, risky, is_apart):
     assert verify(result.ledger, both)
 
 
-def test_stop_tokens_of_both_are_one_end():
-    both = pair_of(None, TEMPLATE)
-    both.risky.generation_config.eos_token_id = [1, 2]
-    decoder = Decoder(both, Anchored(k=3.0))
-    assert decoder.level.stop_token_ids == [1, 2]
-    results = decoder.generate(messages=CHATS * 8, max_new_tokens=60, seed=0, temperature=1.5)
-    ended = [own for own in results if own.finish_reason == "stop_token"]
-    assert ended and all(own.token_ids[-1] == 1 and verify(own.ledger, both) for own in ended[:3])
-
-
 def test_tokens_swapped_of_two_tokenizers_in_a_chat():
     both = tiny_byte_pair()
     instruct = copy.deepcopy(both.tokenizers["risky"])

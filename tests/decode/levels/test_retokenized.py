@@ -19,10 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, Ledger, LedgerError, ModelPair, TokenSwap, verify
 from anchored import with_divergences as longer
-from anchored.decode.levels.retokenized import OtherTokens, RetokenizedLevel, tokenizer_file
+from anchored.decode.levels.retokenized import OtherTokens, tokenizer_file
 from anchored.decode.replay.replay import Replay
-from anchored.decode.rules.rule import SAFE
-from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.tokenizer_file import token_bytes
 
 WORDS = ["the", "of", "lamp", "keeper"]
@@ -107,19 +105,6 @@ def test_the_law_is_that_of_the_formula_over_the_text_read_again(pair):
             assert len(off_list) == len(p_r) - 2
             torch.testing.assert_close(found[off_list], p_r[off_list], atol=1e-13, rtol=1e-9)
             symbols.append(step.token_id)
-
-
-@pytest.fixture
-def streams(pair):
-    """Two streams of the same model: one that cuts back, one that reads everything again."""
-    level, sampling = RetokenizedLevel(pair), SamplingConfig(temperature=1.0)
-
-    def opened(num_rows):
-        return level.open_streams(
-            num_rows, 60, sampling, scores_prompts=False, specs={"words": SAFE}
-        )["words"]
-
-    return level, opened
 
 
 def test_texts_are_whole_characters(pair):

@@ -3,14 +3,11 @@
 import itertools
 
 import pytest
-import torch
-from model_zoo import VOCAB_SIZE, zoo_model, zoo_pair
+from model_zoo import zoo_model, zoo_pair
 from plain_forward import plain_log_probs
 from tiny_models import tiny_family, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, verify
-from anchored.decode.levels.level import open_streams
-from anchored.decode.models.stream import LoneStream
 
 PROMPTS = [[0, 5, 9, 33, 7, 8, 41, 22, 17], [0, 12, 60], [0, 7]]
 ALONE = ["mamba2", "rwkv", "jamba", "recurrent_gemma"]
@@ -55,31 +52,6 @@ def test_texts_that_are_streamed_by_turns_do_not_share_a_state(lone_pair):
     assert [len(result.token_ids) for result in results] == [6, 6]
     expected = [[step.spend for step in result.ledger.steps] for result in results]
     assert spends == expected and sum(map(sum, spends)) > 0
-
-
-def test_several_rows_are_refused_where_each_has_to_be_alone(lone_pair):
-    with pytest.raises(ValueError, match="texts of 20 tokens one at a time, got 2 rows"):
-        open_streams(lone_pair, 2, 20, scores_prompts=False)
-
-
-def test_a_lone_row_is_read_again_once_it_is_free():
-    stream = LoneStream(zoo_model("mamba", 1), VOCAB_SIZE)
-    first = stream.read(PROMPTS[:1], [0])
-    with pytest.raises(ValueError, match=r"read into an empty row 0, got rows \[0\]"):
-        stream.read(PROMPTS[:1], [0])
-    stream.free(0)
-    again = stream.read(PROMPTS[:1], [0])
-    assert torch.equal(first.logits, again.logits)
-    assert torch.equal(first.token_log_probs[0], again.token_log_probs[0])
-
-
-def test_a_model_without_a_memory_reads_its_text_anew():
-    with_memory, without = (
-        LoneStream(zoo_model(family, 1), VOCAB_SIZE) for family in ("mamba", "openai-gpt")
-    )
-    for stream in (with_memory, without):
-        stream.read(PROMPTS[:1], [0])
-    assert not with_memory.rereads and without.rereads
 
 
 def test_llama4_texts_of_unequal_lengths_beyond_its_reach_decode_alone(tokenizer):

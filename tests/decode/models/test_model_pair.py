@@ -1,7 +1,5 @@
 """Pairs that fit together load; those that do not are refused in one line."""
 
-import shutil
-
 import pytest
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -16,15 +14,6 @@ def test_folders_load_with_the_same_fingerprints_again(pair_folders):
     again = ModelPair.from_pretrained(*pair_folders)
     assert again.fingerprints == pair.fingerprints
     assert not list(pair_folders[0].parent.glob("*.json"))
-
-
-def test_a_changed_weight_file_changes_the_fingerprint(pair_folders, tmp_path):
-    before = ModelPair.from_pretrained(*pair_folders).fingerprints
-    changed = tmp_path / "risky"
-    shutil.copytree(pair_folders[1], changed)
-    tiny_llama(3, layers=3).float().save_pretrained(changed)
-    after = ModelPair.from_pretrained(pair_folders[0], changed).fingerprints
-    assert after["safe"] == before["safe"] and after["risky"] != before["risky"]
 
 
 def test_a_missing_folder_is_named(pair_folders, tmp_path):
@@ -67,20 +56,10 @@ def test_too_few_embeddings_are_refused(tokenizer):
         ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=256), tokenizer)
 
 
-def test_stop_tokens_of_both_models_are_joined(tokenizer):
-    pair = ModelPair(tiny_llama(1), tiny_llama(2, eos_token_id=[1, 2]), tokenizer)
-    assert pair.stop_token_ids == [1, 2]
-
-
 @pytest.mark.parametrize("prompt", ["", []])
 def test_an_empty_prompt_is_refused(pair, prompt):
     with pytest.raises(ValueError, match="the prompt is empty"):
         pair.encode(prompt)
-
-
-def test_token_ids_outside_the_vocabulary_are_refused(pair):
-    with pytest.raises(ValueError, match=r"token ids must be in \[0, 320\), got 320"):
-        pair.encode([1, 320])
 
 
 def test_a_device_mapping_must_name_both(pair_folders):

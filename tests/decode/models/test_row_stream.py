@@ -8,7 +8,6 @@ from tiny_models import FAMILIES, tiny_family
 from torch import Tensor
 
 from anchored.decode.models.capabilities import row_attention
-from anchored.decode.models.kv_cache import RowAttention
 from anchored.decode.models.row_stream import ModelRunner, RowStream
 
 VOCAB_SIZE = 320
@@ -96,19 +95,6 @@ def test_any_history_gives_the_plain_logits(family, attention):
         elif texts.random.random() < 0.5:
             texts.roll_back(row)
     assert max(len(text) for text in texts.texts) > 10
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_rows_of_one_length_need_no_mask_of_ours(family, attention, monkeypatch):
-    texts = Texts(tiny_family(family, 1, attn_implementation=attention), seed=5)
-    monkeypatch.setattr(texts, "tokens", lambda count: [7, 31, 150, 8, 255, 4][:count] or [9])
-    monkeypatch.setattr(texts.random, "randint", lambda low, high: high)
-    monkeypatch.setattr(RowAttention, "tree_masks", None)
-    texts.join([0, 1, 2])
-    for _ in range(4):
-        texts.feed()
-    assert {len(text) for text in texts.texts} == {6 + 4 * 3}
 
 
 def test_prompts_too_long_for_one_forward_are_read_in_groups(monkeypatch):

@@ -1,6 +1,5 @@
 """Tokenizers that make the same tokens of plain text are one, whatever their special tokens."""
 
-import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import long_double_laws as oracle
 import numpy as np
 import pytest
 import torch
-from tiny_models import tiny_llama, word_tokenizer
+from tiny_models import every_text, tiny_llama, word_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -314,12 +313,6 @@ def word_pair() -> ModelPair:
     return ModelPair(*eager, safe, risky_tokenizer=risky)
 
 
-def shared_texts() -> list[list[int]]:
-    others = [token for token in SHARED if token != END]
-    ended = [[*head, END] for n in range(HORIZON) for head in itertools.product(others, repeat=n)]
-    return ended + [list(text) for text in itertools.product(others, repeat=HORIZON)]
-
-
 def shared_law(model, text: list[int]) -> np.ndarray:
     """log p of the shared tokens after PROMPT and text, by a plain forward."""
     with torch.no_grad():
@@ -342,7 +335,7 @@ def star(pair: ModelPair, text: list[int], nats: float) -> np.ndarray:
 
 @pytest.mark.parametrize("k", [0.0, 0.2, 50.0])
 def test_the_law_of_every_text_is_that_of_the_shared_tokens(word_pair, k):
-    every = shared_texts()
+    every = every_text(SHARED, HORIZON)
     decoder = Decoder(word_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=len(every))
     assert decoder.level.name == "token"
     scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON)

@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 from byte_pairs import tiny_byte_pair
-from tiny_models import tiny_llama
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, RiskyOnly, verify, with_divergences
+from anchored import Anchored, Decoder, Ledger, RiskyOnly, verify, with_divergences
 
 PROMPT = "the keeper of the lamp wrote"
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
@@ -70,13 +69,6 @@ def test_all_else_stays_and_survives_a_round_trip(ledger, longer, pair, tmp_path
     assert with_divergences(tmp_path / "longer.jsonl", pair) == longer
 
 
-def test_infinite_ratios_survive_a_round_trip(longer, tmp_path):
-    header = dataclasses.replace(longer.header, prompt_ratios=[math.inf, -math.inf, 0.5])
-    endless = dataclasses.replace(longer, header=header)
-    endless.save(tmp_path / "endless.jsonl")
-    assert Ledger.load(tmp_path / "endless.jsonl") == endless
-
-
 @pytest.mark.parametrize("name", ["kl_risky_safe", "kl_star_risky"])
 def test_a_changed_figure_is_found_by_verify(longer, pair, name):
     assert verify(longer, pair).is_ok
@@ -104,12 +96,6 @@ def test_tokens_that_a_law_lacks_make_it_infinite(pair, tmp_path):
     assert any(step.kl_risky_safe == math.inf for step in longer.steps)
     assert all(step.kl_star_risky == pytest.approx(0.0, abs=1e-6) for step in longer.steps)
     assert Ledger.load(tmp_path / "risky.jsonl") == longer
-
-
-def test_other_models_are_refused(ledger, pair, tokenizer):
-    other = ModelPair(pair.safe, tiny_llama(9), tokenizer)
-    with pytest.raises(ValueError, match="the risky model is not the recorded one"):
-        with_divergences(ledger, other)
 
 
 def test_bytes_have_divergences_too():

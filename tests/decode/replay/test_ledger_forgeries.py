@@ -93,27 +93,14 @@ def debt_forgiven(header, steps, footer):
 FORGERIES = {
     # fields
     "unknown in the header": ("kl", put(H, colour="red"), "line 1: unknown field 'colour'"),
-    "unknown in a step": ("kl", put(2, colour="red"), "line 4: unknown field 'colour'"),
-    "unknown in the footer": ("kl", put(F, colour="red"), "line 14: unknown field 'colour'"),
     "missing in the header": ("kl", take(H, "debt"), "line 1: field 'debt' is missing"),
-    "missing in a step": ("kl", take(2, "weight"), "line 4: field 'weight' is missing"),
-    "missing in the footer": ("kl", take(F, "certified"), "line 14: field 'certified' is missing"),
     "null in the header": ("kl", put(H, k=None), "line 1: k must be float, got None"),
-    "null in a step": ("kl", put(0, log_prob=None), "line 2: log_prob must be float, got None"),
-    "null in the footer": ("kl", put(F, safe_forwards=None), "safe_forwards must be int, got None"),
     "text for a number": ("kl", put(0, spend="much"), "line 2: spend must be float, got 'much'"),
-    "a number for a text": ("kl", put(H, rule=7), "line 1: rule must be str, got 7"),
     "a flag for a number": ("kl", put(H, horizon=True), "horizon must be int, got True"),
     "a fraction for a token": ("kl", put(1, token_id=1.5), "line 3: token_id must be int, got 1.5"),
     "a token of many digits": ("kl", put(1, token_id=10**30), "line 3: token_id must be int"),
     "a horizon of many digits": ("kl", put(H, horizon=10**400), "line 1: horizon must be int"),
     "prompt of texts": ("kl", put(H, prompt_token_ids=["a"]), "prompt_token_ids must be list[int]"),
-    "ratios of texts": (
-        "kl",
-        put(H, prompt_ratios=["a"]),
-        "prompt_ratios must be list[float] | None",
-    ),
-    "work of texts": ("kl", put(F, work={"safe": "much"}), "work must be dict"),
     "a token below": ("kl", put(1, token_id=-1), "step 1: token -1 is not in [0, 320)"),
     "a token beyond": ("kl", put(1, token_id=320), "step 1: token 320 is not in [0, 320)"),
     "a prompt beyond": (
@@ -155,26 +142,18 @@ FORGERIES = {
     "certified denied": ("kl", put(F, certified=False), "certified must be True"),
     # models
     "no fingerprints": ("kl", put(H, fingerprints={}), "fingerprints must name"),
-    "one fingerprint": ("kl", put(H, fingerprints={"safe": "0"}), "fingerprints must name"),
     "dtype": ("kl", put(H, dtype="float32"), "dtype is float64, recorded float32"),
     "quantized": ("kl", put(H, quantization={"safe": "int8"}), "quantised are"),
     # NaN, with which every comparison is false
     "log p NaN": ("kl", put(2, log_prob=NAN), "not JSON"),
-    "log p_s NaN": ("kl", put(2, safe_log_prob=NAN), "not JSON"),
     "spend NaN": ("kl", put(2, spend=NAN), "not JSON"),
-    "weight NaN": ("kl", put(2, weight=NAN), "not JSON"),
-    "KL NaN": ("longer", put(2, kl_risky_safe=NAN), "not JSON"),
     "ratio NaN": ("longer", ratio_nan, "not JSON"),
-    "prior bound NaN": ("kl", put(H, prior_bound=NAN), "not JSON"),
     # weights
     "weight halved": ("kl", halved_weight, "step 4: spend differs"),
     "weight of max halved": ("max", halved_weight, "step 4: weight differs"),
     "weight 7": ("kl", put(3, weight=7.0), "weight 7.0 is not in"),
-    "weight of max 7": ("max", put(3, weight=7.0), "weight 7.0 is not in"),
-    "weight -1": ("kl", put(3, weight=-1.0), "weight -1.0 is not in"),
     # several samples, earlier text
     "no sequences": ("kl", put(H, num_return_sequences=0), "must be >= 1, got 0"),
-    "minus sequences": ("kl", put(H, num_return_sequences=-3), "must be >= 1, got -3"),
     "prior bound -5": ("kl", put(H, prior_bound=-5.0), "prior_bound must be >= 0"),
     "weight of risky": ("risky", put(3, weight=0.0), "step 3: weight differs"),
     "budget of risky": ("risky", put(3, budget=-1.0), "step 3: the budget does not follow"),
@@ -183,7 +162,6 @@ FORGERIES = {
     "work of tokens": ("kl", put(F, work={"safe": {"num_nodes": 3}}), "at token level"),
     # budget
     "K times 10": ("kl", budget_times_ten, "are not those of anchored"),
-    "K alone": ("kl", put(H, K=99.0), "are not those of anchored"),
     "k alone": ("kl", put(H, k=0.5), "are not those of anchored"),
     "bound": ("kl", put(H, bound=99.0), "bound 99.0 does not follow"),
     "horizon 0": ("kl", put(H, horizon=0), "horizon must be >= 1"),
@@ -198,7 +176,6 @@ FORGERIES = {
     "budget": ("kl", put(3, budget=99.0), "step 3: the budget does not follow"),
     # the end
     "stop token": ("kl", put(F, finish_reason="stop_token"), "is 'stop_token', the last"),
-    "no reason": ("kl", put(F, finish_reason=""), "finish_reason must be one of"),
     "own reason": ("kl", put(F, finish_reason="done"), "finish_reason must be one of"),
     "error": ("kl", put(F, finish_reason="error"), "certified must be False"),
     "last step dropped": ("kl", dropped(-1), "after 11 steps, the horizon 12"),

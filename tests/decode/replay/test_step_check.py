@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.replay.draw import NUM_DEVIATIONS
-from anchored.decode.replay.step_check import Claim, check_step, logit_tolerance, moved
+from anchored.decode.replay.step_check import Claim, check_step, moved
 from anchored.decode.replay.verification import other_supports
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
@@ -60,14 +60,6 @@ def failures(claim: Claim, **changes) -> list[str]:
     return check_step(replace(claim, recorded=replace(claim.recorded, **changes))).failures
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.1, 0.5, 20.0])
-@pytest.mark.parametrize("kind", ["kl", "max"])
-def test_an_honest_step_stands_where_nothing_is_rounded(kind, budget):
-    report = check_step(honest_claim(kind, random_pair(4), budget, tolerance=1e-9))
-    assert report.failures == [] and report.rounding == 0.0
-    assert report.spend_error < 1e-8 and report.log_prob_error < 1e-8
-
-
 @pytest.mark.parametrize("kind", ["kl", "max"])
 def test_an_honest_step_stands_where_logits_are_rounded(kind):
     generator, rows = torch.Generator().manual_seed(1), random_pair(4)
@@ -77,31 +69,9 @@ def test_an_honest_step_stands_where_logits_are_rounded(kind):
         assert check_step(replace(claim, recorded=other.recorded)).failures == []
 
 
-FORGED = {
-    "log_prob": 4.0 * TOLERANCE,
-    "safe_log_prob": 2.0 * TOLERANCE,
-    "spend": -1e-4,
-    "weight": -0.3,
-}
-
-
-@pytest.mark.parametrize("kind", ["kl", "max"])
-@pytest.mark.parametrize("name", FORGED)
-def test_a_changed_figure_is_refused(kind, name):
-    claim = honest_claim(kind, random_pair(4), 0.5)
-    assert failures(claim) == []
-    assert failures(claim, **{name: getattr(claim.recorded, name) + FORGED[name]})
-
-
 def test_a_budget_that_binds_leaves_nothing_however_rough_the_models_are():
     claim = honest_claim("kl", random_pair(4), 0.5, tolerance=1.0)
     assert failures(claim, spend=0.4999) == ["budget left differs by 0.0001 nats"]
-
-
-def test_a_step_that_claims_to_spend_nothing_is_refused_however_rough_the_models_are():
-    claim = honest_claim("kl", random_pair(4), 0.5, tolerance=1.0)
-    nothing = {"spend": 0.0, "weight": 0.0, "log_prob": claim.recorded.safe_log_prob}
-    assert failures(claim, **nothing)[0] == "spend by the rule differs by 0.5 nats"
 
 
 @pytest.mark.parametrize("weight", [0.1, 0.5, 1.0])
@@ -123,13 +93,6 @@ def test_the_tolerance_of_a_divergence_covers_noise(weight):
     assert max(errors) < allowed < 6.0 * max(errors)
 
 
-def test_where_nothing_may_be_spent_the_risky_model_is_not_looked_at():
-    rows = random_pair(8)
-    claim = honest_claim("kl", rows, 0.0)
-    silent = replace(claim, risky_logits=torch.full_like(rows[1], math.nan), risky_tolerance=0.0)
-    assert check_step(silent).failures == []
-
-
 @pytest.mark.parametrize(("raised", "is_explained"), [(0.01, True), (0.5, False)])
 def test_rounding_may_decide_whether_a_budget_pays_for_the_common_support(raised, is_explained):
     # Recorded: mass 2/3 is shared, which costs log 1.5. Replayed: it costs a little more.
@@ -148,15 +111,6 @@ def test_rounding_may_decide_whether_a_budget_pays_for_the_whole_risky_model(lef
     nothing = honest_claim("kl", random_pair(4), 0.0).drawn
     report = check_step(replace(whole, recorded=recorded, drawn=nothing))
     assert recorded.weight == 1.0 and (report.failures == []) == is_explained
-
-
-def test_a_tolerance_follows_the_logits_that_bear_mass():
-    row = torch.tensor([20.0, -30.0, -1e4, -math.inf], dtype=torch.float64)
-    unit = torch.finfo(torch.bfloat16).eps
-    assert logit_tolerance(row, torch.bfloat16) == pytest.approx(6.0 * unit * 30.0)
-    drawn = torch.tensor([False, False, True, False])
-    assert logit_tolerance(row, torch.bfloat16, drawn) == pytest.approx(6.0 * unit * 1e4)
-    assert logit_tolerance(row / 0.1, torch.float32) == pytest.approx(128.0 * 2**-23 * 200.0)
 
 
 @pytest.mark.parametrize(

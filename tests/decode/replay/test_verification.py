@@ -32,7 +32,6 @@ TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain n
 PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in range(8)]
 """Of 3 to 61 characters: a batch of them is ragged, and a replay alone rounds differently."""
 DTYPES = list(LOGIT_TOLERANCE)
-HALVES = [torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(scope="module")
@@ -67,24 +66,21 @@ def test_honest_ledgers_of_a_ragged_batch_stand(pairs, dtype, divergence, temper
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "sampling",
-    [{"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}, {"repetition_penalty": 1.3}],
+    ("rule", "sampling"),
+    [
+        (Anchored(k=0.5), {"top_k": 20}),
+        (Anchored(k=0.5), {"top_p": 0.9}),
+        (Anchored(k=0.5), {"min_p": 0.05}),
+        (Anchored(k=0.5), {"repetition_penalty": 1.3}),
+        (Anchored(k=0.5), {"temperature": 0.0}),
+        (SafeOnly(), {"top_k": 20}),
+        (RiskyOnly(), {"top_k": 20}),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_honest_ledgers_of_warped_laws_stand(pairs, dtype, sampling):
-    assert_all_stand(decoded(pairs[dtype], Anchored(k=0.5), 6, **sampling), pairs[dtype])
-
-
-@pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly()], ids=str)
-def test_honest_ledgers_of_one_model_stand(pairs, rule):
-    pair = pairs[torch.bfloat16]
-    assert_all_stand(decoded(pair, rule, 6, top_k=20), pair)
-
-
-def test_honest_greedy_ledgers_stand(pairs):
-    pair = pairs[torch.bfloat16]
-    assert_all_stand(decoded(pair, Anchored(k=0.5), 6, temperature=0.0), pair)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_honest_ledgers_of_warped_laws_and_of_one_model_stand(pairs, dtype, rule, sampling):
+    assert_all_stand(decoded(pairs[dtype], rule, 6, **sampling), pairs[dtype])
 
 
 def test_an_honest_ledger_of_models_that_agree_stands(pairs, tokenizer):

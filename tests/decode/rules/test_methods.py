@@ -30,6 +30,7 @@ RULES = {
     "anchored, max": Anchored(k=1.0, divergence="max", debt="average"),
     "anchored, global": Anchored(K=9.0, budget="global", debt="none"),
     "anchored, fixed": Anchored(k=0.5, budget="fixed"),
+    "anchored, average": Anchored(K=10.0, debt="average"),
     "safe_only": SafeOnly(),
     "risky_only": RiskyOnly(),
     "risky_only, alone": RiskyOnly(compared=False),
@@ -95,6 +96,11 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, level, rule, tmp_pat
         report = verify(Ledger.load(path), pair)
         assert report, report.failures
         assert report.tokens_drawn_again == len(result.ledger.steps)
+        assert report.max_spend_error < 1e-8
+        assert result.ledger.certified == rule.is_certified
+        if rule.is_certified:
+            assert result.ledger.is_within_bound
+            assert all(step.spend <= step.budget for step in result.ledger.steps)
     scores = decoder.score(
         PROMPTS,
         [result.token_ids for result in together],

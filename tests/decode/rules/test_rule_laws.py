@@ -151,7 +151,6 @@ UNBOUNDED = (
     "token_swap", "memfree", "memfree, of everything", "memfree, of nothing",
 )  # fmt: skip
 CASES = [*itertools.product(EXTREME_KINDS, VOCAB_SIZES, range(len(SAMPLINGS)))]
-NUM_TEXTS = 1000
 
 
 @pytest.mark.sampled(3)
@@ -254,38 +253,6 @@ def test_rules_with_a_budget_keep_it_and_end_at_both_models(kind, divergence):
             np.testing.assert_allclose(
                 drawn.log_probs().exp()[is_safe], softmax(safe)[is_safe], atol=1e-6
             )
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("n", "vocab_size"), [(3, 12), (4, 257), (1, 40)])
-def test_memfree_completes_no_blocked_n_gram_in_a_thousand_texts(n, vocab_size):
-    """Drawn step by step from laws at random; symbols are common enough to meet blocked ones."""
-    source = np.random.default_rng(n)
-    alphabet = vocab_size // 2 if n == 1 else 6
-    passage = source.integers(0, alphabet, size=120 if n > 1 else 15)
-    rule = MemFree(n=n, passages=[" ".join(map(str, passage))], compared=False)
-    rule = rule.for_symbols(Symbols(vocab_size))
-    blocked = {tuple(passage[i : i + n].tolist()) for i in range(len(passage) - n + 1)}
-    texts: list[list[int]] = [[] for _ in range(NUM_TEXTS)]
-    num_met = 0
-    for _ in range(16):
-        logits = torch.from_numpy(source.normal(size=(NUM_TEXTS, vocab_size)))
-        logits[:, :alphabet] += 4.0
-        drawn = rule.next_token(
-            StepInputs(
-                logits={"risky": logits},
-                warp=lambda raw: raw,
-                budget=torch.full((NUM_TEXTS,), math.inf, dtype=torch.float64),
-                uniform=torch.from_numpy(source.random((NUM_TEXTS, 3))),
-                past=Past(texts, {}),
-            )
-        )
-        num_met += int((drawn.log_probs() == -torch.inf).any(-1).sum())
-        for text, token_id in zip(texts, drawn.token_ids.tolist(), strict=True):
-            text.append(token_id)
-    for text in texts:
-        assert not blocked & {tuple(text[i : i + n]) for i in range(len(text) - n + 1)}
-    assert num_met > 500
 
 
 @pytest.mark.parametrize("rule", [Anchored(k=1.0), Anchored(k=1.0, divergence="max"), NoOpt(k=1.0)])

@@ -1,6 +1,5 @@
 """One model alone: the other one does not run, and the ledger says so."""
 
-from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 
@@ -10,8 +9,6 @@ from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_llama, word_tokenizer
 
 from anchored import Decoder, ModelPair, RiskyOnly, SafeOnly, verify
-from anchored.decode.rules.registry import make_rule
-from anchored.decode.rules.rule import BOTH
 
 ALONE = RiskyOnly(compared=False)
 WORDS = 6
@@ -47,18 +44,6 @@ def test_the_other_model_never_runs(pair, rule, idle):
     assert not score.error
 
 
-def test_the_risky_model_alone_draws_its_own_law(pair):
-    drawn = Decoder(pair, ALONE, batch_size=500).generate(
-        [PROMPT] * 1000, max_new_tokens=1, temperature=1.0, repetition_penalty=1.0
-    )
-    counts = Counter(result.token_ids[0] for result in drawn)
-    with torch.inference_mode():
-        logits = pair.risky(torch.tensor([pair.encode(PROMPT)])).logits[0, -1]
-    expected = 1000 * logits.softmax(-1)
-    chi_square = sum((counts[token] - n) ** 2 / n for token, n in enumerate(expected.tolist()))
-    assert chi_square < 20.5  # 5 degrees of freedom: one seed in 1,000 gives more
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_ledger_without_the_safe_model_is_verified(pair, temperature):
     (result,) = Decoder(pair, ALONE).generate(PROMPT, max_new_tokens=12, temperature=temperature)
@@ -84,11 +69,6 @@ def test_bytes_of_one_model_alone():
     broken(pair.safe)
     (result,) = Decoder(pair, ALONE, level="byte").generate("the keeper", max_new_bytes=8)
     assert len(result.token_ids) == 8 and result.ledger.safe_forwards == 0
-
-
-def test_what_a_rule_reads_follows_from_its_settings():
-    assert RiskyOnly().settings() == {"compared": True} and RiskyOnly().streams == BOTH
-    assert list(make_rule("risky_only", ALONE.settings()).streams) == ["risky"]
 
 
 def test_one_model_alone_does_not_speculate(pair):

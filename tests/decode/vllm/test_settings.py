@@ -2,10 +2,7 @@
 
 import json
 import math
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -90,17 +87,3 @@ def test_without_vllm_one_line_says_what_to_install(pair_folders, capsys):
         main(["vllm", "serve", "--safe", safe, "--risky", risky])
     assert ended.value.code == 1
     assert "pip install 'anchored[vllm]'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_folder_that_nobody_named_is_gone_with_the_process():
-    program = (
-        "from anchored.decode.vllm.engine import _temporary_folder\n"
-        "folder = _temporary_folder()\n"
-        "(folder / 'journal-1.jsonl').touch()\n"
-        "print(folder)"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert Path(run.stdout.strip()).name.startswith("anchored-")
-    assert not Path(run.stdout.strip()).exists()
