@@ -184,3 +184,24 @@ def test_a_debt_of_nan_fails_and_an_infinite_one_leaves_the_safe_model_alone():
     assert records[1, 0, 3] == 0.0
     assert records[1, 0, 2] == 0.0
     assert (records[2:, 0, 3] > 0.0).all()
+
+
+@pytest.mark.slow
+def test_nothing_is_overspent_over_a_hundred_thousand_tokens():
+    num_slots, horizon, spent = 100, 50, []
+    for batch in range(20):
+        slots = SlotAccounts(num_slots, FACTS, CPU)
+        for slot in range(num_slots):
+            k = (0.0, 0.01, 0.1, 1.0, 5.0)[slot % 5]
+            join(slots, slot, SAMPLINGS[slot % 3], k=k, horizon=horizon, key=1000 * batch + slot)
+        bounds = slots.accounts[:, 1].clone()
+        sums = torch.zeros(num_slots, dtype=torch.float64)
+        for step in range(horizon):
+            own = logits(num_slots, 100 * batch + step)
+            _, records = slots.decide(rows_at(step, slots=range(num_slots)), *own)
+            sums += records[:, 0, 3]
+            assert (records[:, 0, 7] == 1.0).all()
+        assert (sums <= bounds).all()
+        assert torch.equal(sums, slots.accounts[:, SPENT])
+        spent.append(sums)
+    assert torch.stack(spent).sum() > 0.0
