@@ -28,6 +28,7 @@ CONTEXT_LENGTH = 512
 
 # Lines whose options are read but whose work is not done here, by words in them.
 NOT_RUN = {
+    "anchored demo": "serves a page until it is interrupted",
     "anchored quickstart": "minutes",
     "anchored bench": "measures: minutes, on a machine without other work",
     "anchored sweep": "needs a trained quickstart: minutes",
