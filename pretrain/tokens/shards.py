@@ -22,7 +22,7 @@ MAX_OPEN_SHARDS = 256
 """Limit of a process, for all its sources: a map holds a descriptor, of which 1,024 are usual."""
 STAMP_NAME = "verified.json"
 _STAMP_SCHEMA = "anchored-verified/1"
-# What is hashed while GPUs wait takes less than a minute; more is left to `anchored verify-shards`.
+# What is hashed while GPUs wait takes less than a minute; more is left to `anchored plan --verify`.
 _MOST_HASHED_BYTES = 16 << 30
 _NUM_SPOT_CHECKS = 4
 
@@ -248,7 +248,7 @@ def check_shards(folders: Sequence[Path]) -> None:
     if num_bytes > _MOST_HASHED_BYTES:
         raise ValueError(
             f"{num_bytes / 1e9:,.0f} GB of token shards are not verified, {pending[0]} first: run "
-            "`anchored verify-shards` on the config before GPUs wait for it "
+            "`anchored plan --config FILE --verify` before GPUs wait for it "
             "(data.verify_checksums = false overrules this)"
         )
     for folder in pending:

@@ -39,8 +39,9 @@ NOT_RUN = {
     "anchored tokenize": "downloads a source of the Common Pile",
     "anchored dry-run": "half a minute for a model of 1.8B on 8 fake processes",
     "anchored export": "needs a checkpoint of a training run",
+    "anchored paper": "needs the sweeps of a pair of the paper",
     "anchored plan --config": "needs the token shards of the run",
-    "anchored verify-shards": "needs the token shards of the run",
+    "anchored plan --verify": "needs the token shards of the run",
     "--risky-device": "needs two GPUs",
     "--risky-quantization": "needs a library of quantised layers",
 }

@@ -188,12 +188,13 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--mixture": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),
     },
     "plan --config {toml_odd}": {
-        "": ("--document a", "--document a:b:c", "--document a:b:1 --step 2"),
+        "": ("--verify", "--document a", "--document a:b:c", "--document a:b:1 --step 2"),
         "--document a:b:1": ("", "--stage nothing"),
     },
-    "verify-shards": {
-        "": ("", "{missing}", "{texts}", "{existing}"),
-        "--config": ("{missing}", "{folder}", "{toml_broken}", "{toml_odd}"),
+    "paper": {
+        "": ("", "llama3.1-70b+tinycomma-1.8b", "nothing --books {folder} --bios {folder}"),
+        "llama3.1-70b+tinycomma-1.8b --bios {folder} --books": ("{missing}", "{texts}", "{folder}"),
+        "llama3.1-70b+tinycomma-1.8b --books {folder} --bios": ("{missing}", "{texts}"),
     },
     "quickstart": {
         "--preset": ("huge", ""),

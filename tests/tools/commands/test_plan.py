@@ -1,6 +1,7 @@
 """anchored plan: the table of a mixture, of a run with shards, and the documents of a step."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,19 @@ def test_a_config_that_makes_no_sense_is_refused(run_file, tmp_path, base, chang
 def test_a_missing_config_is_named():
     with pytest.raises(FileNotFoundError, match=r"config file missing.toml does not exist"):
         run(PlanConfig(config=(Path("missing.toml"),)))
+
+
+def test_shards_are_verified_and_a_damaged_source_is_named(
+    run_file, shards_folder, tmp_path, capsys
+):
+    copied = shutil.copytree(shards_folder, tmp_path / "copied")
+    run_file.write_text(run_file.read_text().replace(str(shards_folder), str(copied)))
+    config = PlanConfig(config=(run_file,), verify=True)
+    assert run(config) == 0
+    assert capsys.readouterr().out.count("GB verified") == len(WEIGHTS)
+    tokens = copied / "cove/tokens-00000.bin"
+    tokens.write_bytes(tokens.read_bytes()[::-1])
+    assert run(config) == 1
+    captured = capsys.readouterr()
+    assert captured.out == f"{copied}/bay: unchanged since it was verified\n"
+    assert captured.err.count("\n") == 1 and str(tokens) in captured.err

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -22,7 +23,7 @@ from anchored.pretrain.plan.provenance import (
 from anchored.pretrain.plan.stages import StagePlan, StageSpec, missing_sources
 from anchored.pretrain.run.record import RECORD_NAME, RunRecord
 from anchored.pretrain.tokens.decontamination import search_summary
-from anchored.pretrain.tokens.shards import MANIFEST_NAME, TokenShards
+from anchored.pretrain.tokens.shards import MANIFEST_NAME, TokenShards, is_verified, verify_shards
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER
 
 from ..files import check_outputs
@@ -46,6 +47,9 @@ def run(config: PlanConfig) -> int:
     if config.document:
         _print_document(_stage_of(specs, config.stage), config.document)
         return 0
+    if config.verify:
+        folders = [Path(source.path) for spec in specs for source in spec.data.sources]
+        return _verify(list(dict.fromkeys(folders)))
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
     planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
     lines = [line for stage in planned for line in _stage_lines(stage)]
@@ -69,6 +73,25 @@ def run(config: PlanConfig) -> int:
         write_durably(config.output, text, overwrite=config.overwrite)
         print(f"saved to {config.output}", file=sys.stderr)
     return 0
+
+
+def _verify(folders: Sequence[Path]) -> int:
+    """Verify the shards of folders that have no valid stamp; 1 if any of them is damaged."""
+    num_damaged = 0
+    for folder in folders:
+        if is_verified(folder):
+            print(f"{folder}: unchanged since it was verified")
+            continue
+        start = time.perf_counter()
+        try:
+            size = verify_shards(folder) / 1e9
+        except ValueError as error:
+            num_damaged += 1
+            print(f"anchored plan: {error}", file=sys.stderr)
+            continue
+        speed = size / max(time.perf_counter() - start, 1e-9)
+        print(f"{folder}: {size:,.1f} GB verified, {speed:.1f} GB/s", flush=True)
+    return 1 if num_damaged else 0
 
 
 def _stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-from tyro.conf import Positional
+from typing import Literal
 
 from anchored.decode.models.folder import model_location
 from anchored.inputs import check_input
@@ -156,7 +154,7 @@ class DecontaminateConfig(SourceConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig:
-    """The plan of what training reads: anchored plan [--config FILE.toml] [--step N | --document D]
+    """The plan of what training reads: anchored plan [--config FILE.toml] [--verify]
 
     Prints the steps, tokens and epochs of every source and stage; `anchored dry-run` says how long
     they take. With --step it prints one JSON object for every piece of a document that this step
@@ -177,6 +175,9 @@ class PlanConfig:
     --step name it."""
     stage: str = ""
     """Stage of --step or --document, where the config has several."""
+    verify: bool = False
+    """Compare the shards with their checksums, which leaves a stamp in each folder with which a run
+    starts at once. What has not changed since its stamp is not read again."""
     output: Path | None = None
     """File to save the plan to, as JSON."""
     overwrite: bool = False
@@ -215,27 +216,6 @@ class DryRunConfig:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
         if not 0 < self.mfu <= 1:
             raise ValueError(f"mfu must be in (0, 1], got {self.mfu}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyShardsConfig:
-    """Shards against their checksums: anchored verify-shards --config configs/pretrain/FILE.toml
-
-    Leaves a stamp in every folder, with which a run starts at once; what has not changed since its
-    stamp is not read again.
-    """
-
-    folders: Annotated[tuple[Path, ...], Positional] = ()
-    """Folders of token shards."""
-    config: ConfigFile | None = None
-    """A run's config or a mixture: all of its sources."""
-    again: bool = False
-    """Read also what has a stamp."""
-
-    def __post_init__(self) -> None:
-        check_input(self.config)
-        for folder in self.folders:
-            check_input(folder, "folder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,249 @@
+"""The paper's central table, with what a rerun found in every cell beside what is printed there."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ...durable_files import write_durably
+from ..copying.metrics import METRICS
+from ..copying.ncr import copying_reduction, high_protection
+from ..figures.style import drawn
+from ..figures.trade_off import NCR, Scale, plot_trade_off
+from ..recorded_texts import RISKY, SAFE
+from ..report import tables
+from ..report.tables import Cell, Column
+from ..statistics import json_value
+from .evaluated import judged_figures
+from .recorded_run import NotMeasured, RecordedRun
+from .trade_offs import figure_of, trade_off_points
+
+PRINTED: Final[Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("paper_tables.json").read_text(encoding="utf-8")
+)
+"""The six full tables and the table of high protection, as the paper prints them."""
+PAIRS: Final = tuple(PRINTED["pairs"])
+"""Names of the paper's pairs, as files of configs/eval have them."""
+JUDGED: Final = ("fluency", "factuality")
+"""The paper's two utilities: fluency of continued books, factuality of biographies."""
+COLUMNS: Final = (
+    tables.SETTING_COLUMN,
+    *tables.COPYING_COLUMNS,
+    *(Column(key=judge, title=judge) for judge in JUDGED),
+)
+_ROUNDING: Final = 0.5e-3
+"""Half of the last digit of the paper's full tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A figure of a rerun beside the printed one."""
+
+    found: Cell
+    printed: float | None
+    num_decimals: int = 3
+    rounding: float = _ROUNDING
+    """How far the unrounded figure may be from the printed one."""
+
+    @property
+    def deviations(self) -> float | None:
+        """(found - printed) in the rerun's standard deviations over seeds.
+
+        0 where both are the same after rounding; None where one is not known, and of one seed.
+        """
+        if self.printed is None or math.isnan(mean := figure_of(self.found)):
+            return None
+        difference, std = mean - self.printed, getattr(self.found, "std", math.nan)
+        if abs(difference) <= self.rounding * (1 + 1e-9):  # decimals are not exact in binary
+            return 0.0
+        return difference / std if std > 0 else None
+
+    def __str__(self) -> str:
+        """As "0.281 (0.273, +0.4)"."""
+        found, printed = (
+            "-" if math.isnan(value) else f"{value:.{self.num_decimals}f}"
+            for value in map(figure_of, (self.found, self.printed))
+        )
+        by = "" if self.deviations is None else f", {self.deviations:+.1f}"
+        return f"{found} ({printed}{by})"
+
+
+AgreementRow = dict[str, Any]
+"""A setting, and an `Agreement` by the keys of COLUMNS."""
+
+
+def printed_rows(pair: str) -> list[dict[str, Any]]:
+    """The 26 rows of a pair's full table, with the NCR that follows from them."""
+    columns, rows = PRINTED["columns"], PRINTED["pairs"][pair]["rows"]
+    named = [dict(zip(columns, row, strict=True)) for row in rows]
+    alone = {row["setting"]: row for row in named}
+    return [{**row, **_printed_ncr(row, alone[RISKY], alone[SAFE])} for row in named]
+
+
+def _printed_ncr(
+    row: Mapping[str, Any], risky: Mapping[str, Any], safe: Mapping[str, Any]
+) -> dict[str, float]:
+    """The NCR of rounded figures, and how far that of the unrounded ones may be from it."""
+    reduction = copying_reduction(row, risky=risky, safe=safe)
+    # (r - m) / (r - s) moves with r, m and s by |1 - n|, 1 and |n| over the gap, to first order.
+    rounding = [
+        _ROUNDING * (abs(1.0 - ncr) + 1.0 + abs(ncr)) / (risky[name] - safe[name])
+        for name, ncr in reduction.per_metric.items()
+        if not math.isnan(ncr)
+    ]
+    return {"ncr": reduction.mean, "ncr_rounding": math.fsum(rounding) / len(rounding)}
+
+
+def found_rows(books: RecordedRun, bios: RecordedRun) -> list[dict[str, Any]]:
+    """A row of each setting of `books`: what it copied, its fluency, and factuality in `bios`."""
+    fluency = judged_figures(books).get("fluency", {})
+    factuality = judged_figures(bios).get("factuality", {})
+    return [
+        {
+            **{name: row.get(name) for name in ("setting", "method", *METRICS, "ncr")},
+            "fluency": fluency.get(row["setting"]),
+            "factuality": factuality.get(row["setting"]),
+        }
+        for row in books.rows
+    ]
+
+
+def agreement_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
+    """The paper's 26 rows, in its order; settings that a rerun lacks have no figures of it."""
+    by_setting = {row["setting"]: row for row in found}
+    return [
+        {
+            "setting": printed["setting"],
+            **{
+                column.key: Agreement(
+                    by_setting.get(printed["setting"], {}).get(column.key),
+                    printed[column.key],
+                    column.num_decimals,
+                    printed["ncr_rounding"] if column.key == "ncr" else _ROUNDING,
+                )
+                for column in COLUMNS[1:]
+            },
+        }
+        for printed in printed_rows(pair)
+    ]
+
+
+def protected_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
+    """The table of high protection: of each method the best factuality at NCR >= 0.75."""
+    best = high_protection(
+        {"method": row["method"], "row": row, **{n: _mean(row[n]) for n in ("ncr", "factuality")}}
+        for row in found
+    )
+    return [
+        {"method": method, **_protected_cells((best.get(method) or {}).get("row"), cells)}
+        for method, cells in PRINTED["pairs"][pair]["reported"].items()
+    ]
+
+
+def _protected_cells(row: Mapping[str, Any] | None, cells: Sequence[str] | None) -> AgreementRow:
+    """cells: factuality and fluency as the paper prints them, with their own decimals."""
+    agreements = {}
+    for index, judge in enumerate(("factuality", "fluency")):
+        printed = cells[index] if cells else ""
+        num_decimals = len(printed.partition(".")[2])
+        agreements[judge] = Agreement(
+            row[judge] if row else None,
+            float(printed) if printed else None,
+            num_decimals or 2,
+            0.5 * 10**-num_decimals,
+        )
+    return {"setting": row["setting"] if row else None, **agreements}
+
+
+def _mean(cell: Cell) -> float | None:
+    mean = figure_of(cell)
+    return None if math.isnan(mean) else mean
+
+
+def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: Path) -> str:
+    """Write paper.md, .tex and .json and the picture trade_offs; the text of paper.md.
+
+    Raises: ValueError for a run without results of a sweep.
+    """
+    found = found_rows(books, bios)
+    if not found or "method" not in books.rows[0]:
+        raise ValueError(f"{books.folder} has no results of anchored sweep")
+    rows, protected = agreement_rows(pair, found), protected_rows(pair, found)
+    protected_columns = [Column(key="method", title="method"), COLUMNS[0], *COLUMNS[:-3:-1]]
+    shown = [(_cells(rows), COLUMNS), (_cells(protected), protected_columns)]
+    printed = {row["setting"] for row in rows}
+    others = [row["setting"] for row in found if row["setting"] not in printed]
+    full, best = (tables.markdown_table(*each) for each in shown)
+    about = "\n".join(_about(pair, books, bios, others))
+    text = f"{about}\n\n{full}\n\nBest factuality of each method at NCR >= 0.75:\n\n{best}\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / "paper.md", text)
+    latex = "\n\n".join(tables.latex_table_of_parts([("", own)], head) for own, head in shown)
+    write_durably(folder / "paper.tex", latex + "\n")
+    recorded = {"pair": pair, "rows": _json(rows), "high_protection": _json(protected)}
+    write_durably(folder / "paper.json", json.dumps(recorded, indent=1, allow_nan=False) + "\n")
+    drawn(folder, {"trade_offs": partial(_draw, books, found)})
+    return text
+
+
+def _about(
+    pair: str, books: RecordedRun, bios: RecordedRun, others: Sequence[str]
+) -> Iterator[str]:
+    models = PRINTED["pairs"][pair]
+    yield f"# {models['risky']} anchored to {models['safe']}: the paper and a rerun\n"
+    yield (
+        "Each cell: the rerun's mean over seeds, then in brackets what the paper prints and the "
+        "difference in the rerun's standard deviations over seeds, which one seed does not have."
+    )
+    for name, run, judge in zip(("Books", "Biographies"), (books, bios), JUDGED, strict=True):
+        settings = run.results.get("settings", {})
+        yield f"- {name}: {settings.get('risky')} anchored to {settings.get('safe')}"
+        try:
+            run.evaluated(judge)
+        except NotMeasured as reason:
+            yield f"- The {judge} was not measured: {reason}"
+    if others:
+        yield f"- Not in the paper's table: {', '.join(others)}"
+
+
+def _cells(rows: Sequence[AgreementRow]) -> list[dict[str, Cell]]:
+    return [
+        {name: str(each) if isinstance(each, Agreement) else each for name, each in row.items()}
+        for row in rows
+    ]
+
+
+def _json(rows: Sequence[AgreementRow]) -> list[dict[str, Any]]:
+    return [
+        {
+            name: {
+                "found": json_value(each.found),
+                "printed": each.printed,
+                "deviations": json_value(each.deviations),
+            }
+            if isinstance(each, Agreement)
+            else each
+            for name, each in row.items()
+        }
+        for row in rows
+    ]
+
+
+def _draw(books: RecordedRun, found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Both utilities against the NCR of the books, a panel each."""
+    ncr: dict[str, Cell] = {row["setting"]: row["ncr"] for row in found}
+    panels = {
+        judge: trade_off_points(books, ncr, {row["setting"]: row[judge] for row in found})
+        for judge in JUDGED
+    }
+    plot_trade_off(
+        panels,
+        path,
+        title="Protection and both utilities of every method",
+        utility={"fluency": Scale("fluency, 1 to 5"), "factuality": Scale("supported claims")},
+        protection=NCR,
+        num_seeds=max(int(getattr(cell, "num_seeds", 1)) for cell in ncr.values()),
+    )

@@ -1,0 +1,142 @@
+"""`anchored paper`: a rerun beside the paper's own tables."""
+
+import json
+import math
+
+import pytest
+
+from anchored.eval.analysis.paper_table import PAIRS, PRINTED, Agreement, printed_rows
+from anchored.eval.copying.metrics import METRICS
+from anchored.eval.recorded_texts import file_name
+from anchored.eval.statistics import SeedStatistics
+from anchored.tools.cli import main
+
+TOKEN_PAIR = PAIRS[0]
+INCONSISTENT = {"llama4-scout+comma-7b": {"p_s", "CP-Fuse", "TokenSwap", "Anchored"}}
+INCONSISTENT["llama4-scout+tinycomma-1.8b"] = {"Anchored"}
+"""Cells of the high-protection table that do not follow from the paper's full tables
+(test_high_protection)."""
+
+
+def record(folder, rows, judge, *, std=0.01):
+    """A sweep's folder with these rows, and what a judge says of them."""
+
+    def figure(mean, **more):
+        return {"mean": mean, "std": std, "num_seeds": 3, **more}
+
+    (folder / "generations").mkdir(parents=True)
+    (folder / "evaluation").mkdir()
+    for row in rows:
+        text = {"id": "a", "text": "a", "seed": 0}
+        path = folder / "generations" / f"{file_name(row['setting'])}.jsonl"
+        path.write_text(json.dumps(text) + "\n")
+    results = {
+        "schema": "anchored-sweep/1",
+        "settings": {"safe": "S", "risky": "R"},
+        "methods": {row["method"]: {"is_swept": row["method"] == "Anchored"} for row in rows},
+        "rows": [
+            {
+                **{name: row[name] for name in ("setting", "method")},
+                **{name: figure(row[name]) for name in METRICS},
+                "ncr": figure(row["ncr"], num_metrics=6),
+            }
+            for row in rows
+        ],
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+    name = {"fluency": "fluency", "factuality": "macro"}[judge]
+    zeros = ("num_judged", "num_empty", "num_failed", "micro", "claims_per_text", "num_unscored")
+    zeros += ("num_without_claims", "num_failed_sentences", "num_failed_claims")
+    judged = [
+        {"setting": row["setting"], name: figure(row[judge]), **dict.fromkeys(zeros, 0)}
+        for row in rows
+    ]
+    path = folder / f"evaluation/{judge}.json"
+    path.write_text(json.dumps({"judge": judge, "settings": judged}))
+    return folder
+
+
+def paper(tmp_path, pair, books, bios):
+    """What the command records, as JSON."""
+    words = ["paper", pair, "--books", str(books), "--bios", str(bios)]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--output", str(tmp_path / "out")])
+    assert not ended.value.code
+    return json.loads((tmp_path / "out/paper.json").read_text())
+
+
+def cells(rows):
+    return [cell for row in rows for cell in row.values() if isinstance(cell, dict)]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_papers_own_figures_differ_nowhere_from_the_paper(tmp_path, pair, capsys):
+    rows = printed_rows(pair)
+    books = record(tmp_path / "books", rows, "fluency")
+    bios = record(tmp_path / "bios", rows, "factuality")
+    recorded = paper(tmp_path, pair, books, bios)
+    assert [row["setting"] for row in recorded["rows"]] == [row["setting"] for row in rows]
+    assert len(rows) == 26 and len(cells(recorded["rows"])) == 26 * 9
+    assert {cell["deviations"] for cell in cells(recorded["rows"])} == {0.0}
+    known = [
+        row
+        for row in recorded["high_protection"]
+        if row["method"] not in INCONSISTENT.get(pair, ())
+    ]
+    compared = [cell for cell in cells(known) if cell["printed"] is not None]
+    assert compared and {cell["deviations"] for cell in compared} == {0.0}
+    out = capsys.readouterr().out
+    assert "| p_r | 0." in out and "not measured" not in out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("paper.md", "paper.tex", "paper.json", "trade_offs.png", "trade_offs.svg")
+    }
+
+
+def test_differences_are_in_the_reruns_standard_deviations(tmp_path):
+    rows = printed_rows(TOKEN_PAIR)
+    changed = {
+        "p_r": {"rouge1_ge_tau": 0.293},  # printed: 0.273
+        "TokenSwap": {"fluency": 3.747},  # printed: 3.767
+        "Anchored, k=2": {"factuality": 0.531},  # printed: 0.516
+    }
+    rerun = [row | changed.get(row["setting"], {}) for row in rows]
+    books = record(tmp_path / "books", rerun, "fluency", std=0.02)
+    bios = record(tmp_path / "bios", rerun, "factuality", std=0.01)
+    by_setting = {row["setting"]: row for row in paper(tmp_path, TOKEN_PAIR, books, bios)["rows"]}
+    found = [by_setting[s][name]["deviations"] for s, cell in changed.items() for name in cell]
+    assert found == pytest.approx([1.0, -1.0, 1.5])
+    assert "0.293 (0.273, +1.0)" in (tmp_path / "out/paper.md").read_text()
+
+
+def test_what_a_rerun_lacks_is_a_dash_and_what_it_has_beyond_is_named(tmp_path, capsys):
+    rows = [row for row in printed_rows(TOKEN_PAIR) if row["method"] in ("p_s", "p_r", "RCAD")]
+    mine = {**rows[-1], "setting": "Mine", "method": "Mine"}
+    books = record(tmp_path / "books", [*rows, mine], "fluency", std=None)
+    bios = record(tmp_path / "bios", rows, "factuality")
+    (bios / "evaluation/factuality.json").unlink()
+    recorded = paper(tmp_path, TOKEN_PAIR, books, bios)
+    by_setting = {row["setting"]: row for row in recorded["rows"]}
+    assert by_setting["TokenSwap"]["ncr"]["found"] is None
+    out = capsys.readouterr().out
+    assert "Not in the paper's table: Mine" in out
+    assert "The factuality was not measured: there is no factuality.json" in out
+    assert "| TokenSwap | - (0.011) |" in out
+
+
+@pytest.mark.parametrize(
+    ("found", "printed", "expected"),
+    [
+        (SeedStatistics(0.5, math.nan, 1), 0.4, None),  # one seed has no spread
+        (SeedStatistics(0.4004, math.nan, 1), 0.4, 0.0),  # the same after rounding
+        (SeedStatistics(math.nan, math.nan, 3), 0.4, None),
+        (SeedStatistics(0.5, 0.1, 3), None, None),
+        (SeedStatistics(0.5, 0.05, 3), 0.4, pytest.approx(2.0)),
+    ],
+)
+def test_a_difference_needs_both_figures_and_a_spread(found, printed, expected):
+    assert Agreement(found, printed).deviations == expected
+
+
+def test_every_pair_has_its_sweep(request):
+    folder = request.config.rootpath / "configs/eval"
+    assert all((folder / f"{pair}.toml").is_file() for pair in PRINTED["pairs"])

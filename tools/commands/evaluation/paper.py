@@ -1,0 +1,44 @@
+"""The command that holds a rerun of one of the paper's pairs against what the paper prints."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from anchored.inputs import check_input
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperConfig:
+    """The paper's tables beside a rerun's: anchored paper PAIR --books RUN1 --bios RUN2
+
+    Prints the 26 settings of the pair's full table and the table of high protection. Each cell has
+    what the rerun found, what is printed, and by how many standard deviations they differ. Reads
+    what anchored sweep and anchored evaluate recorded; nothing is generated.
+    """
+
+    pair: Positional[str]
+    """One of the paper's, by the name of its file in configs/eval: llama3.1-70b+tinycomma-1.8b"""
+    books: Path
+    """Folder of the sweep over books, with their fluency: its copying is what NCR is of."""
+    bios: Path
+    """Folder of the sweep over biographies, with their factuality."""
+    output: Path = Path("runs/paper")
+    """Folder for paper.md, .tex and .json, and the picture of both trade-offs."""
+
+    def __post_init__(self) -> None:
+        check_input(self.books, "folder")
+        check_input(self.bios, "folder")
+
+
+def run(config: PaperConfig) -> int:
+    """Print and write the tables; returns the exit status. Raises: ValueError for another pair."""
+    from anchored.eval.analysis.paper_table import PAIRS, write_paper_table
+    from anchored.eval.analysis.recorded_run import RecordedRun
+
+    if config.pair not in PAIRS:
+        raise ValueError(f"the paper's pairs are {', '.join(PAIRS)}, got {config.pair!r}")
+    books, bios = RecordedRun(config.books), RecordedRun(config.bios)
+    print(write_paper_table(config.pair, books, bios, config.output))
+    print(config.output / "paper.md")
+    return 0
