@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from ... import Anchored, RiskyOnly, SafeOnly
 from ...configs.config_file import from_table, read_config_file
+from ...decode.pair_options import ModelOptions
 from ...decode.rules.memfree import records
 from ...decode.rules.registry import make_rule
 from ...decode.rules.rule import Rule
@@ -20,6 +21,7 @@ from ..copying.metrics import METRIC_SET
 from ..recorded_texts import RISKY, SAFE
 from ..retrieval.passages import PassageIndex
 from .experiment import Experiment, Prompt, Setting
+from .placement import Placement
 
 FIGURES: Final = {
     "methods": "Methods",
@@ -131,6 +133,8 @@ class Sweep:
     """Texts that are decoded together."""
     device: str = ""
     """cpu, cuda, ...; CUDA where there is one unless given."""
+    placement: Placement = field(default_factory=Placement)
+    """Which GPUs each process has, and how the pair lies on them."""
 
     def __post_init__(self) -> None:
         SamplingConfig.of(
@@ -170,9 +174,15 @@ class Sweep:
         folder = self.path(name)
         return folder if folder.exists() else Path(name)
 
+    @property
+    def models(self) -> ModelOptions:
+        """The pair, where it is to lie."""
+        return self.placement.models(self.model(self.safe), self.model(self.risky), self.device)
+
     def identity(self) -> str:
         """All that decides the results but the models, whose fingerprints are in the ledgers."""
-        own = {**asdict(self), "inputs": None, "device": None, "batch_size": None}
+        where = ("inputs", "device", "placement", "batch_size")
+        own = asdict(self) | dict.fromkeys(where)
         contents = [file_sha256(file) for file in self.files]
         return json.dumps([own, contents, METRIC_SET])
 

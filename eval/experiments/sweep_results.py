@@ -51,9 +51,9 @@ def sweep_report(experiment: Experiment) -> str:
 
 
 def _settings(sweep: Sweep) -> dict[str, Any]:
-    """Those of the file; where the files lay decides nothing."""
+    """Those of the file; where files and models lay decides nothing."""
     own = asdict(sweep) | {"utility": sweep.utility_set}
-    return {name: value for name, value in own.items() if name != "inputs"}
+    return {name: value for name, value in own.items() if name not in ("inputs", "placement")}
 
 
 def _about_methods(sweep: Sweep) -> dict[str, dict[str, Any]]:

@@ -44,6 +44,9 @@ def test_every_sweep_can_begin(file, inputs, capsys):
     status, out, err = run(capsys, *words)
     assert status == 0, err
     assert " x 2 prompts x " in out
+    is_paper = file in PAPER
+    spread = "each process: 2 GPU(s), device = CUDA where there is one, risky_device_map = auto"
+    assert (spread in out) == is_paper
 
 
 @pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
@@ -61,8 +64,9 @@ def test_the_settings_are_the_papers(file):
     assert tables["repetition_penalty"] == (1.05 if file.stem.endswith("-bios") else 1.1)
     assert tables["max_new_tokens"] == (1024 if file.stem == "nonliteral" else 200)
     is_token = tables["safe"].startswith("jacquelinehe") and "Llama-3.1" in tables["risky"]
-    assert tables["level"] == ("token" if is_token else "byte")
-    assert ("token_swap" in [m["rule"] for m in tables["methods"]]) <= is_token
+    assert tables["level"] == ("token" if is_token else "auto")
+    if "+" in file.stem:
+        assert "token_swap" in [method["rule"] for method in tables["methods"]]
 
 
 def test_all_pairs_are_there():

@@ -228,7 +228,11 @@ def kill(process: ForkedProgram) -> None:
 
 @pytest.mark.slow
 def test_two_processes_leave_what_one_leaves(inputs, swept, tmp_path):
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run")]
+    """Each of them lays the risky model out by accelerate."""
+    file = tmp_path / "spread.toml"
+    spread = '[placement]\ngpus = 2\noptions = { risky_device_map = "auto" }\n'
+    file.write_text(f'base = "{inputs / "sweep.toml"}"\n{spread}')
+    words = ["sweep", str(file), "--output", str(tmp_path / "run")]
     ranks = start_ranks("anchored.tools.cli", words, tmp_path / "output", 2)
     first, second = (rank.wait_for_success() for rank in ranks)
     assert "Best utility" in first and "Best utility" not in second

@@ -1,6 +1,5 @@
 """The command that runs every method and setting of a file on one pair, and tables them."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING
 import tyro
 
 from anchored import text_tables
-from anchored.decode.pair_options import ModelOptions
 from anchored.inputs import check_input
 
 from ..files import is_first_process
@@ -47,15 +45,15 @@ def run(config: SweepConfig) -> int:
     from anchored.eval.experiments.sweep import load_sweep
 
     sweep = load_sweep(config.file, inputs=config.inputs)
-    models = ModelOptions(
-        safe=sweep.model(sweep.safe), risky=sweep.model(sweep.risky), device=_device(sweep.device)
-    )
+    models = sweep.models
     for file in sweep.files:
         check_input(file)
     plan = _plan(sweep)  # reads what can be wrong before anything costly begins
     if config.dry_run:
-        print(plan)
+        print(f"{plan}\n{sweep.placement.plan(models)}")
         return 0
+    sweep.placement.take_gpus(sweep.device)
+    sweep.placement.plan(models)  # ValueError for what does not fit
     from anchored.eval.experiments.sweep_run import run_sweep
 
     report = run_sweep(
@@ -68,16 +66,6 @@ def run(config: SweepConfig) -> int:
     if report:
         print(report)
     return 0
-
-
-def _device(name: str) -> str | None:
-    """Of processes that torchrun started, each takes the GPU of its number."""
-    place = os.environ.get("LOCAL_RANK")
-    if name in ("", "cuda") and place is not None:
-        import torch
-
-        return f"cuda:{place}" if torch.cuda.is_available() else name or None
-    return name or None
 
 
 def _plan(sweep: "Sweep") -> str:

@@ -1,0 +1,108 @@
+"""Where the models of a sweep lie: which GPUs each of its processes has, and whether they fit."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ...configs.config_file import from_table
+from ...decode.models.folder import model_location
+from ...decode.pair_options import ModelOptions
+
+ROOM: Final = 1.15
+"""Of the weights' bytes, what a pair takes with caches, logits and the CUDA context: 173 GB for the
+152 GB of Llama 3.1 70B and TinyComma with 48 texts at once (docs/reproduce.md)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """[placement] of a sweep's file."""
+
+    gpus: int = 1
+    """GPUs that each process has to itself; torchrun starts a process a group."""
+    gpu_memory: float = 0.0
+    """GB of each, for a plan on a machine that has none; else the machine's own count."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the pair, by the names that anchored generate has for them, as risky_device_map."""
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise ValueError(f"placement.gpus must be >= 1, got {self.gpus}")
+        if not self.gpu_memory >= 0:
+            raise ValueError(f"placement.gpu_memory must be >= 0, got {self.gpu_memory}")
+        if "tp_size" in self.options:
+            raise ValueError(
+                "placement.options: the processes of a sweep share its settings and do not split a "
+                'model: risky_device_map = "auto" lays it over the GPUs of each'
+            )
+        is_spread = {"risky_device", "risky_device_map"} & set(self.options)
+        if self.gpus > 1 and not is_spread:
+            raise ValueError(
+                f"placement.gpus = {self.gpus}, but both models would lie on the first: give "
+                'placement.options risky_device = "cuda:1" or risky_device_map = "auto"'
+            )
+
+    def models(self, safe: Path, risky: Path, device: str) -> ModelOptions:
+        """The pair's options. Raises: ValueError for an unknown one, or one of the wrong type."""
+        table = {"safe": safe, "risky": risky, **({"device": device} if device else {})}
+        models: ModelOptions = from_table(ModelOptions, table | self.options, "placement.options.")
+        return models
+
+    def take_gpus(self, device: str) -> None:
+        """Show this process the GPUs of its own group alone, before any of them is in use.
+
+        Of processes that torchrun started, the one with the number n has the GPUs from n * gpus on.
+        Raises: ValueError where there are not as many.
+        """
+        import torch
+
+        count = 0 if device == "cpu" else torch.cuda.device_count()
+        if count == 0:
+            return
+        first = int(os.environ.get("LOCAL_RANK", "0")) * self.gpus
+        if first + self.gpus > count:
+            raise ValueError(
+                f"this process would take the GPUs {first} to {first + self.gpus - 1} of {count}: "
+                f"start at most {count // self.gpus} with {self.gpus} each"
+            )
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(number) for number in range(count)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + self.gpus])
+
+    def plan(self, models: ModelOptions) -> str:
+        """Where the pair will lie, in words, and how much that takes.
+
+        Raises: ValueError for weights that the GPUs of a process do not hold.
+        """
+        given = ", ".join(f"{name} = {value}" for name, value in self.options.items())
+        where = models.device or "CUDA where there is one"
+        lines = [f"each process: {self.gpus} GPU(s), device = {where}{given and ', ' + given}"]
+        sizes = [_weight_bytes(model) for model in (models.safe, models.risky)]
+        known = [size for size in sizes if size is not None]
+        if models.device == "cpu" or len(known) < len(sizes) or models.risky_quantization:
+            return lines[0]
+        needed, memory = ROOM * sum(known) / 1e9, self.gpu_memory or _gpu_memory()
+        lines.append(f"weights of {sum(known) / 1e9:,.1f} GB take about {needed:,.1f} GB")
+        if memory and needed > self.gpus * memory:
+            raise ValueError(
+                f"{lines[1]}, and {self.gpus} GPU(s) of {memory:,.1f} GB hold "
+                f"{self.gpus * memory:,.1f}: raise placement.gpus, or quantise the risky model"
+            )
+        return "; ".join(lines)
+
+
+def _weight_bytes(model: Path) -> int | None:
+    """The size of a model's safetensors; None of one that is still on the Hub."""
+    folder = model_location(model)
+    if isinstance(folder, str):
+        return None
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _gpu_memory() -> float:
+    """GB of the first GPU; 0 without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0.0
+    return float(torch.cuda.get_device_properties(0).total_memory) / 1e9
