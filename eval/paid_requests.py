@@ -14,6 +14,10 @@ from ..durable_files import write_durably
 REFUSED: Final = (401, 403, 404)
 """Statuses that every request would have: a key, an address or a model is wrong."""
 
+REPEATED: Final = 16
+"""Failures of one kind in a row, two of each of the usual eight threads, that stand for all that
+would follow: a quota that is used up, an option that the service does not know."""
+
 Answer = dict[str, Any]
 
 
@@ -39,6 +43,8 @@ class PaidRequests:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """By service: requests "asked" for, "kept" (in the folder), "sent", "failed"."""
+        self._in_a_row: Counter[str] = Counter()
+        """Failures since the last answer, by kind."""
 
     def answer(
         self,
@@ -98,13 +104,21 @@ class PaidRequests:
             name = type(error.__cause__ or error).__name__
             raise self._failure(counts, f"no connection: {error} ({name})") from None
         try:
-            return read(json.loads(body))
+            answer = read(json.loads(body))
         except (LookupError, TypeError, AttributeError, ValueError):
             raise self._failure(counts, f"malformed reply: {body[:80]!r}") from None
+        self._in_a_row.clear()
+        return answer
 
-    def _failure(self, counts: Counter[str], words: str) -> RequestFailed:
+    def _failure(self, counts: Counter[str], words: str) -> AnchoredError:
+        """What to raise: of many failures of one kind in a row, that no request will do better."""
         self._count(counts, "failed")
-        return RequestFailed(words)
+        kind = words.partition(":")[0]
+        self._count(self._in_a_row, kind)
+        if self._in_a_row[kind] < REPEATED or self._stopped.is_set():
+            return RequestFailed(words)
+        self.stop()
+        return RequestRefused(f"{REPEATED} requests in a row failed alike: {words}")
 
     def _count(self, counts: Counter[str], name: str) -> None:
         with self._guard:

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -13,6 +13,11 @@ from tqdm import tqdm
 from ..paid_requests import Answer, PaidRequests, RequestFailed
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
+
+RETRY_TEMPERATURE: Final = 0.3
+"""Of a further attempt where the first was drawn at 0, which would give the same answer again."""
+TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of an answer's tokens: some services know the first alone, some the second."""
 
 Message = dict[str, str]
 Value = TypeVar("Value")
@@ -104,6 +109,7 @@ class ChatClient:
         )
         self._guard = threading.Lock()
         self._tokens: dict[str, dict[str, int]] = {}
+        self._token_limit = TOKEN_LIMITS[0]
 
     def ask(
         self,
@@ -118,6 +124,8 @@ class ChatClient:
         """
         answer = ""
         for draw in range(self._attempts):
+            if draw and sampling.temperature == 0:
+                sampling = replace(sampling, temperature=RETRY_TEMPERATURE)
             try:
                 answer = self.complete(messages, sampling, draw=draw)
             except RequestFailed as error:
@@ -142,7 +150,7 @@ class ChatClient:
             ],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "max_tokens": sampling.max_tokens,
+            self._token_limit: sampling.max_tokens,
             "seed": None if endpoint.seed is None else endpoint.seed + draw,
         }
         body = {name: value for name, value in body.items() if value is not None}
@@ -154,7 +162,13 @@ class ChatClient:
             was_sent = True
             return str(self._client.chat.completions.with_raw_response.create(**body).text)
 
-        answer = self.requests.answer(request, send, _read)
+        try:
+            answer = self.requests.answer(request, send, _read)
+        except RequestFailed as error:
+            if TOKEN_LIMITS[1] not in str(error) or TOKEN_LIMITS[1] in body:
+                raise
+            self._token_limit = TOKEN_LIMITS[1]  # the service asks for it, of all requests
+            return self.complete(messages, sampling, draw=draw)
         self._count("paid" if was_sent else "kept", answer)
         return str(answer["text"])
 

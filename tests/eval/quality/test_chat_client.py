@@ -8,10 +8,11 @@ from email.utils import formatdate
 import pytest
 from chat_server import Say, chat_server, in_turn, user_text
 
-from anchored.eval.paid_requests import PaidRequests, RequestFailed, RequestRefused
+from anchored.eval.paid_requests import REPEATED, PaidRequests, RequestFailed, RequestRefused
 
 openai = pytest.importorskip("openai")
 from anchored.eval.quality.chat_client import (  # noqa: E402
+    RETRY_TEMPERATURE,
     ChatClient,
     Endpoint,
     Sampling,
@@ -122,6 +123,45 @@ def test_a_refused_key_ends_everything_and_is_not_repeated(status, tmp_path):
         asked = client(server, tmp_path, concurrency=1)
         asked.each(lambda text: asked.complete(HELLO, SAMPLING, draw=text), range(50), "x")
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("reply", [Say(status=400, raw="no"), Say(raw="[]")], ids=["400", "form"])
+def test_failures_of_one_kind_in_a_row_end_everything(reply, tmp_path):
+    script = [reply] * (REPEATED - 1) + [Say("well")] + [reply]
+    with chat_server(in_turn(script)) as server:
+        asked = client(server, tmp_path, concurrency=1, max_retries=0)
+
+        def work(draw):
+            try:
+                return asked.complete(HELLO, SAMPLING, draw=draw)
+            except RequestFailed as error:
+                return str(error)
+
+        with pytest.raises(RequestRefused, match=f"{REPEATED} requests in a row failed alike: "):
+            asked.each(work, range(100), "x")
+    assert len(server.requests) == 2 * REPEATED  # the answer between them began the count anew
+
+
+def test_a_service_that_asks_for_the_other_name_of_the_limit_gets_it(tmp_path):
+    refusal = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+
+    def script(body):
+        return Say("well") if "max_completion_tokens" in body else Say(status=400, raw=refusal)
+
+    with chat_server(script) as server:
+        asked = client(server, tmp_path)
+        answers = [asked.complete(HELLO, SAMPLING, draw=draw) for draw in range(3)]
+    assert answers == ["well"] * 3 and len(server.requests) == 4
+    assert server.requests[1]["max_completion_tokens"] == 7
+    assert "max_tokens" not in server.requests[1]
+
+
+def test_a_further_attempt_is_not_drawn_at_zero(tmp_path):
+    with chat_server(in_turn([Say("four"), Say("five"), Say("4")])) as server:
+        cold = Sampling(temperature=0.0)
+        asked = client(server, tmp_path).ask(HELLO, cold, lambda text: text == "4" or None)
+    temperatures = [body["temperature"] for body in server.requests]
+    assert asked.value and temperatures == [0.0, RETRY_TEMPERATURE, RETRY_TEMPERATURE]
 
 
 def test_a_server_that_is_not_there_is_a_failure(tmp_path):

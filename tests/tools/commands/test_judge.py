@@ -89,6 +89,26 @@ def test_fluency_is_printed_recorded_and_paid_once(capsys, server, tmp_path):
     assert not any(b"secret" in path.read_bytes() for path in everything)
 
 
+@pytest.mark.parametrize("name", ["fluency", "win-rate", "factuality"])
+def test_what_is_asked_is_known_before_it_is_paid(name, capsys, server, tmp_path):
+    texts = write(
+        tmp_path / "t.jsonl",
+        rows(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": "grade 3"}),
+    )
+    (tmp_path / "none.jsonl").touch()
+    evidence = ["--evidence", str(tmp_path / "none.jsonl")] if name == "factuality" else []
+    line = words(name, texts, server, *evidence, "--price-in", "1", "--price-out", "10")
+    status, out, _ = run(capsys, *line, "--dry-run")
+    assert status == 0 and not server.requests and "at most about 0.0" in out
+    assert not list(tmp_path.glob("*.evaluation"))
+    count = {"fluency": 3, "win-rate": 2, "factuality": 3}[name]  # the texts of q are equal
+    assert out.startswith(f"{name}: {count} requests, about ")
+    _, _, err = run(capsys, *line)
+    assert out in err  # the same before the first request
+    first = [body for body in server.requests if "Claim: " not in user_text(body)]
+    assert len(first) == count
+
+
 def test_factuality_searches_for_each_claim_and_splits_by_group(capsys, server, tmp_path):
     found = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
 

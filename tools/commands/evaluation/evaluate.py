@@ -24,6 +24,7 @@ from .judging import (
     check_judge,
     check_judged,
     has_failures,
+    judge_plan,
     judged,
 )
 
@@ -90,6 +91,8 @@ class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
     """JSON lines of "id" and what the texts lack, as "reference"; a run's own unless given."""
     output: Path | None = None
     """Folder for evaluation/ and the page; the run's, or FILE.evaluation of a file."""
+    dry_run: bool = False
+    """Print the steps, and how much the judges would be asked; nothing is sent."""
 
     def __post_init__(self) -> None:
         if not self.run.exists():
@@ -137,6 +140,9 @@ def run(config: EvaluateConfig) -> int:
     texts = read_texts(config.run, config.prompts)
     names = config.only or tuple(_possible(config, texts))
     _check(config, names, texts)  # before anything takes its time or is paid for
+    if config.dry_run:
+        print("\n".join(judge_plan(n, texts, config) if n in JUDGES else n for n in names))
+        return 0
     with locked(config.folder / EVALUATION / "claim", waits=False) as is_ours:
         if not is_ours:
             raise ValueError(f"another evaluation is at work in {config.folder}")

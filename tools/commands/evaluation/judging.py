@@ -13,9 +13,12 @@ from anchored.eval.retrieval.evidence import SERPER_URL
 from anchored.inputs import check_input
 
 if TYPE_CHECKING:
-    from anchored.eval.quality.chat_client import ChatClient
+    from anchored.eval.quality.chat_client import ChatClient, Message, Sampling
     from anchored.eval.quality.win_rate import WinRateConfig
     from anchored.eval.retrieval.evidence import Retriever
+
+CHARACTERS_A_TOKEN = 4
+"""Of English, for a plan of what will be paid."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: those of several bases do not mix
@@ -153,13 +156,52 @@ def check_judge(options: Judging, texts: Sequence[RecordedText], run: Path) -> N
         RecordedEvidence(options.evidence)
 
 
+def judge_plan(name: str, texts: Sequence[RecordedText], options: Judging) -> str:
+    """What a judge is asked, before anything is paid; answers that are kept are not asked again."""
+    messages, sampling = _first_requests(name, _judged_texts(texts, options), options)
+    different = {"".join(own["content"] for own in each) for each in messages}  # each sent once
+    num_in, count = sum(map(len, different)) // CHARACTERS_A_TOKEN, len(different)
+    most_out = count * sampling.max_tokens
+    plan = f"{name}: {count:,} requests, about {num_in:,} tokens, at most {most_out:,} back"
+    if options.price_in is not None and options.price_out is not None:
+        price = (num_in * options.price_in + most_out * options.price_out) / 1e6
+        plan += f", at most about {price:,.2f} USD"
+    return plan + ("; then a search and a request for each claim" if name == "factuality" else "")
+
+
+def _judged_texts(texts: Sequence[RecordedText], options: Judging) -> list[RecordedText]:
+    ids = set(list(dict.fromkeys(text.id for text in texts))[: options.limit])
+    return [text for text in texts if text.id in ids]
+
+
+def _first_requests(
+    name: str, texts: Sequence[RecordedText], options: Judging
+) -> "tuple[list[list[Message]], Sampling]":
+    """The messages of every request that is known before there are answers."""
+    from anchored.eval.quality import factuality, fluency, win_rate
+
+    if name == "fluency":
+        shown = [text.text for text in texts if text.text.strip()]
+        return [fluency.fluency_messages(text) for text in shown], fluency.SAMPLING
+    if name == "factuality":
+        windows = [own for text in texts for own in factuality.windows(text.text)]
+        return [factuality.extraction_messages(own) for own in windows], factuality.SAMPLING
+    messages = [
+        win_rate.comparison_messages(pair.text.prompt, *order)
+        for pair in win_rate.comparisons(texts, _win_rate_config(options))
+        if (both := [pair.text.text, pair.competitor.text])[0] != both[1]
+        for order in (both, both[::-1])
+    ]
+    return messages, win_rate.SAMPLING
+
+
 def judged(name: str, texts: Sequence[RecordedText], options: Judging, run: Path) -> dict[str, Any]:
     """What a judge says of texts, with what was asked and paid, for a results file.
 
     name: "fluency", "factuality" or "win-rate". run: what the texts were read from.
     """
-    ids = list(dict.fromkeys(text.id for text in texts))[: options.limit]
-    texts, client = [text for text in texts if text.id in set(ids)], options.client(run)
+    texts, client = _judged_texts(texts, options), options.client(run)
+    print(judge_plan(name, texts, options), file=sys.stderr)
     try:
         results = _ASK[name](texts, client, options)
     finally:
