@@ -62,13 +62,14 @@ class Agreement:
         return difference / std if std > 0 else None
 
     def __str__(self) -> str:
-        """As "0.281 (0.273, +0.4)"."""
+        """As "0.281 (0.273, +0.4)": found, printed, and how far apart they are."""
         found, printed = (
             "-" if math.isnan(value) else f"{value:.{self.num_decimals}f}"
             for value in map(figure_of, (self.found, self.printed))
         )
-        by = "" if self.deviations is None else f", {self.deviations:+.1f}"
-        return f"{found} ({printed}{by})"
+        if self.deviations is None:
+            return f"{found} ({printed})"
+        return f"{found} ({printed}, {f'{self.deviations:+.1f}' if self.deviations else 0})"
 
 
 AgreementRow = dict[str, Any]
@@ -196,7 +197,8 @@ def _about(
     yield f"# {models['risky']} anchored to {models['safe']}: the paper and a rerun\n"
     yield (
         "Each cell: the rerun's mean over seeds, then in brackets what the paper prints and the "
-        "difference in the rerun's standard deviations over seeds, which one seed does not have."
+        "difference in the rerun's standard deviations over seeds, which one seed does not have; 0 "
+        "is the same figure after rounding. The paper's NCR is computed from its printed figures."
     )
     for name, run, judge in zip(("Books", "Biographies"), (books, bios), JUDGED, strict=True):
         settings = run.results.get("settings", {})

@@ -81,7 +81,7 @@ class Placement:
         known = [size for size in sizes if size is not None]
         if models.device == "cpu" or len(known) < len(sizes) or models.risky_quantization:
             return lines[0]
-        needed, memory = ROOM * sum(known) / 1e9, self.gpu_memory or _gpu_memory()
+        needed, memory = ROOM * sum(known) / 1e9, _gpu_memory() or self.gpu_memory
         lines.append(f"weights of {sum(known) / 1e9:,.1f} GB take about {needed:,.1f} GB")
         if memory and needed > self.gpus * memory:
             raise ValueError(

@@ -76,6 +76,14 @@ def test_entities_are_lines_or_records(tmp_path, capsys):
     assert written(capsys, "bios", tmp_path / "entities.jsonl", tmp_path) == [ada]
 
 
+def test_labels_of_factscore_bring_how_rare_an_entity_is(tmp_path, capsys):
+    """A line of labeled/ChatGPT.jsonl has a text of its own, which is not read."""
+    label = {"input": "Question: Tell me", "output": "x", "topic": "Ada Lovelace"}
+    (tmp_path / "labels.jsonl").write_text(json.dumps(label | {"cat": ["rare", "Europe"]}) + "\n")
+    (prompt,) = written(capsys, "bios", tmp_path / "labels.jsonl", tmp_path)
+    assert prompt.title == "Ada Lovelace" and prompt.about == {"group": "rare"}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

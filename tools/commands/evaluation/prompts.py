@@ -1,7 +1,7 @@
 """The command that puts the texts of a data set into the paper's prompts."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -53,6 +53,8 @@ class Template:
     """Field of a record that stands there."""
     reference: str = ""
     """Field of the text's own continuation; "" for none."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """By a field, what a data set calls it; of a list of values the first is taken."""
 
     def __post_init__(self) -> None:
         if self.template.count(SLOT) != 1:
@@ -85,6 +87,9 @@ def run(config: PromptsConfig) -> int:
 def _prompt(
     config: PromptsConfig, template: Template, number: int, record: dict[str, Any]
 ) -> dict[str, Any]:
+    for name, alias in template.aliases.items():
+        if record.get(name) is None and (value := record.get(alias)):
+            record = {**record, name: value[0] if isinstance(value, list) else value}
     for name in filter(None, (template.text, template.reference)):
         if not isinstance(record.get(name), str):
             raise ValueError(f"{config.input}, record {number} has no text {name!r}")
