@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...field_types import field_error, field_values
-from ..byte.settings import ByteCounts
 from ..engine.prompts import prompts_by_stream
 from ..engine.request import MAX_SEED, recorded_key
 from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep
@@ -13,7 +12,7 @@ from ..levels.level import Level
 from ..models.model_pair import ModelPair
 from ..rules.budget import Budget
 from ..rules.registry import RULES, make_rule
-from ..rules.rule import BOTH, Rule
+from ..rules.rule import Rule
 from ..settings import SamplingConfig
 from .replay import recorded_level
 
@@ -42,7 +41,6 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
         *_of_end(ledger, rule),
         *_of_budget(ledger, rule),
         *_of_counts(ledger, rule),
-        *_of_work(ledger, rule),
         *_of_stream(header),
         *([] if of_symbols else _of_chat_prompts(ledger, rule, level)),
         *_of_comparisons(ledger, rule, level),
@@ -264,24 +262,3 @@ def _of_counts(ledger: Ledger, rule: Rule) -> Iterator[str]:
         and ledger.risky_forwards + ledger.accepted + ledger.skipped_risky < num_steps
     ):
         yield f"{ledger.risky_forwards} risky forwards for {num_steps} tokens"
-
-
-SHARE_ROUNDING = 1e-3
-"""Sums of float32 probabilities leave [0, 1] by less."""
-
-
-def _of_work(ledger: Ledger, rule: Rule) -> Iterator[str]:
-    """Figures of what models computed at byte level."""
-    known = ByteCounts().record()
-    for name, figures in ledger.work.items():
-        if ledger.header.level != "byte" or name not in {*BOTH, *rule.streams}:
-            yield f"work of {name!r} at {ledger.header.level} level"
-        for figure, value in figures.items():
-            if figure not in known:
-                yield f"work of {name!r}: unknown figure {figure!r}"
-            elif not (_is_share(value) if figure == "masked_mass" else value >= 0.0):
-                yield f"work of {name!r}: {figure} {value} is out of range"
-
-
-def _is_share(value: float) -> bool:
-    return -SHARE_ROUNDING <= value <= 1.0 + SHARE_ROUNDING

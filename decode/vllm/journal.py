@@ -150,16 +150,15 @@ class Record:
             return "length"
         return "stop_string" if self.has_stops else "aborted"
 
-    def answer(self, num_tokens: int | None = None) -> dict[str, Any]:
-        """The figures that a response gives of its text: those of its first `num_tokens`, in nats.
+    def answer(self, token_ids: list[int]) -> dict[str, Any]:
+        """The figures that a response gives of a text, all of whose tokens the journal holds; nats.
 
-        Raises JournalError where the journal holds fewer.
+        Raises JournalError where it holds others, unless the request has failed.
         """
-        steps = self.drawn if num_tokens is None else self.drawn[:num_tokens]
-        if num_tokens is not None and len(steps) < num_tokens and not self.error:
-            raise JournalError(
-                f"the journal holds {len(steps)} of {num_tokens} tokens of {self.request_id}"
-            )
+        steps = self.drawn[: len(token_ids)]
+        drawn = [step.token_id for step in steps]
+        if drawn != token_ids and not self.error:
+            raise JournalError(f"{self.request_id}: the journal holds {drawn}, not {token_ids}")
         header = self.header
         figures: dict[str, Any] = {
             "id": self.request_id,
@@ -174,17 +173,6 @@ class Record:
             figures["error"] = self.error
         plain: dict[str, Any] = json_value(figures)
         return plain
-
-
-def checked_answer(record: Record, token_ids: list[int]) -> dict[str, Any]:
-    """The figures that a response gives of a text, all of whose tokens the journal holds.
-
-    Raises JournalError where it holds others, unless the request has failed.
-    """
-    drawn = [step.token_id for step in record.drawn[: len(token_ids)]]
-    if drawn != token_ids and not record.error:
-        raise JournalError(f"{record.request_id}: the journal holds {drawn}, not {token_ids}")
-    return record.answer(min(len(token_ids), len(drawn)))
 
 
 class JournalReader:
@@ -222,7 +210,7 @@ class JournalReader:
         return self._records.get(self._ids.get(name, ""))
 
     def answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
-        """The figures that a response gives of a text, as `checked_answer`; {} before it begins.
+        """The figures that a response gives of a text, as `Record.answer`; {} before it begins.
 
         Raises JournalError where the journal does not hold these tokens.
         """
@@ -235,7 +223,7 @@ class JournalReader:
     def _answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
         record = self.find(name)
         if record is not None:
-            return checked_answer(record, token_ids)
+            return record.answer(token_ids)
         if token_ids:
             raise JournalError(f"the journal holds nothing of request {name}")
         return {}

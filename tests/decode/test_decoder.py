@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from byte_pairs import tiny_byte_pair
-from tiny_models import tiny_gpt2, tiny_llama
+from tiny_models import tiny_llama
 
 from anchored import Anchored, AnchoredError, Decoder, ModelPair, RiskyOnly, SafeOnly
 from anchored.decode.engine.paired_batch import PairedBatch
@@ -23,14 +23,6 @@ PROMPTS = [
     "Nine tides ago, the harbour bell rang twice; nobody had pulled its rope.",
     "salt",
     "def area(radius):",
-]
-RULES = [
-    Anchored(k=0.5),
-    Anchored(k=0.5, divergence="max"),
-    Anchored(k=0.5, budget="global"),
-    Anchored(k=0.5, budget="fixed"),
-    Anchored(K=10.0, debt="average"),
-    Anchored(k=2.0, debt="none"),
 ]
 
 
@@ -65,11 +57,6 @@ def test_symbols_and_debt_are_the_same_alone_and_in_any_batch(case):
     assert_a_batch_changes_nothing(case)
 
 
-def test_a_batch_changes_nothing_for_other_families(tokenizer):
-    pair = ModelPair(tiny_gpt2(5), tiny_gpt2(6), tokenizer)
-    assert_a_batch_changes_nothing(Case(pair, PROMPTS, {"max_new_tokens": 15}))
-
-
 @pytest.mark.parametrize(("k", "rule"), [(0.0, SafeOnly()), (1000.0, RiskyOnly())], ids=str)
 def test_no_budget_gives_the_safe_models_symbols_and_an_ample_one_the_risky_models(case, k, rule):
     anchored = Decoder(case.pair, Anchored(k=k)).generate(case.prompts, **case.length)
@@ -90,28 +77,6 @@ def test_greedy_decoding_ignores_seeds_certifies_nothing_and_warns_once(case, ca
     assert [result.token_ids for result in results] == [result.token_ids for result in again]
 
 
-def assert_scores_are_those_of_the_ledgers(case: Case, rule) -> None:
-    decoder = Decoder(case.pair, rule)
-    warpers = {"temperature": 0.9, "repetition_penalty": 1.2, "top_p": 0.95}
-    results = decoder.generate(case.prompts, **case.length, **warpers)
-    (horizon,), symbols = case.length.values(), [result.token_ids for result in results]
-    scores = decoder.score(case.prompts, symbols, horizon=horizon, **warpers)
-    for result, score in zip(results, scores, strict=True):
-        steps = result.ledger.steps
-        assert score.token_log_probs == pytest.approx([step.log_prob for step in steps], abs=1e-6)
-        assert score.spends == pytest.approx([step.spend for step in steps], abs=1e-6)
-        assert score.bound == pytest.approx(result.ledger.header.bound, abs=1e-9)
-
-
-def test_scoring_a_generation_gives_the_ledgers_figures(case):
-    assert_scores_are_those_of_the_ledgers(case, RULES[0])
-
-
-@pytest.mark.parametrize("rule", RULES[1:], ids=str)
-def test_scores_under_any_rule_are_those_of_the_ledgers(pair, rule):
-    assert_scores_are_those_of_the_ledgers(Case(pair, PROMPTS, {"max_new_tokens": 16}), rule)
-
-
 def test_a_stop_string_cuts_the_text_given_in_a_list_or_by_itself(case):
     decoder = Decoder(case.pair, RiskyOnly())
     settings = {**case.length, "temperature": 1.0}
@@ -124,15 +89,6 @@ def test_a_stop_string_cuts_the_text_given_in_a_list_or_by_itself(case):
     streamed = decoder.stream(case.prompts[0], stop=stop, **settings)
     assert "".join(piece.text for piece in streamed) == single.text
     assert [*decoder.stream(case.prompts[0], stop=None, **settings)]
-
-
-@pytest.mark.parametrize(
-    "warpers", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.9}], ids=str
-)
-def test_truncation_keeps_the_bound_and_the_safe_support(pair, warpers):
-    for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=20, **warpers):
-        assert result.ledger.is_within_bound
-        assert all(step.safe_log_prob > -math.inf for step in result.ledger.steps)
 
 
 def test_one_k_per_prompt_equals_one_call_each(pair):

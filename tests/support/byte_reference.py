@@ -4,19 +4,26 @@ import math
 
 import numpy as np
 import torch
-from byte_marginals import byte_log_probs, node_law
 from byte_streams import path_of
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from anchored.decode.byte.node_law import allowed_in_order, log_sum
+from anchored.decode.byte.node_law import NodeLaw, allowed_in_order, log_sum, node_laws
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
-from anchored.decode.models.stream import PromptLogits
+from anchored.decode.models.stream import UNSCORED, PromptLogits
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.trie import ROOT
+from anchored.decode.tokenizer.viability import ViabilityState
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from anchored.decode.warpers import Warpers
 
 UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
+
+
+def node_law(vocabulary: ByteVocabulary, state: ViabilityState, row: ArrayLike) -> NodeLaw:
+    """The law of one node, in float64."""
+    logits = torch.from_numpy(np.asarray(row, np.float64))
+    return next(node_laws(vocabulary, [state], logits[None]))
 
 
 class ReferenceStream:
@@ -41,19 +48,18 @@ class ReferenceStream:
         self.known: list[dict[int, float]] = [{} for _ in range(num_rows)]
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
-        token_log_probs = []
         for prompt, row in zip(prompts, rows, strict=True):
             tree = TokenTree(self.vocabulary)
             tree.extend(prompt)
             self.trees[row] = tree
             self.known[row] = {(tree.trunk() or [ROOT_NODE])[-1]: 0.0}
-            try:
-                scores = byte_log_probs(self.vocabulary, bytes(prompt), self.raw_logits)
-            except ValueError:
-                scores = np.full(len(prompt) + 1, math.nan)
-            token_log_probs.append(torch.from_numpy(scores[1:-1]))
         logits = torch.stack([self.log_probs(row) for row in rows])
-        return PromptLogits(logits, token_log_probs, num_forwards=1)
+        return PromptLogits(logits, [UNSCORED] * len(rows), num_forwards=1)
+
+    def walk(self, text: list[int]) -> Tensor:
+        """(len(text), 257) after each byte of a text that row 0 reads from nothing."""
+        self.read([[]], [0])
+        return self.feed(torch.tensor([text]), torch.ones(1, len(text), dtype=torch.long))[0]
 
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         logits = torch.zeros(*token_ids.shape, NUM_SYMBOLS, dtype=torch.float64)

@@ -2,23 +2,20 @@
 
 The laws that byte level must keep, and the tests that hold them:
 
-1. distributions of 257 symbols sum to one: test_byte_marginals (every_distribution)
-2. masses telescope: test_byte_marginals (telescopes)
-3. a complete text has the probability of its one tokenisation: test_byte_marginals (complete_text)
-4. marginals are sums over all token sequences: test_byte_marginals (all_token_sequences)
-5. canonical pairs, sequences and rows: test_merge_table; test_real_tokenizers (pairs)
-6. a tree grown byte by byte is that of the whole, its trunk final: test_token_tree (spell, trunk)
-7. nodes are the beginnings of tokenisations: test_viability (beginnings); test_real_tokenizers
-8. bytes are sampled as tokens are, greedily too: test_byte_guarantee (draws), test_decoder (greedy)
-9. one pass over a prompt is a walk: test_byte_marginals (one_pass), test_byte_stream (feeding)
-10. a tree's forward is that of its paths, whatever lies beside them: test_byte_stream (definition,
+1. distributions of 257 symbols sum to one: test_byte_stream (nothing_follows, excludes)
+2. marginals are sums over all token sequences, so masses telescope and a complete text has the
+   probability of its one tokenisation: test_dead_ends (all_texts)
+3. canonical pairs, sequences and rows: test_merge_table; test_real_tokenizers (pairs)
+4. a tree grown byte by byte is that of the whole, its trunk final: test_token_tree (spell, trunk)
+5. nodes are the beginnings of tokenisations: test_viability (beginnings); test_real_tokenizers
+6. bytes are sampled as tokens are, greedily too: test_byte_guarantee (draws), test_decoder (greedy)
+7. one pass over a prompt is a walk: test_byte_stream (feeding)
+8. a tree's forward is that of its paths, whatever lies beside them: test_byte_stream (definition,
     family, depend_on_each_other, dead_slots, siblings)
-11. an unfinished word or a space at the end of a prompt costs nothing: test_byte_marginals
-    (unfinished_word, ends_in_a_space)
-12. one tokenizer: no budget is p_s, an ample one p_r's tokens: test_byte_guarantee (no_budget,
+9. one tokenizer: no budget is p_s, an ample one p_r's tokens: test_byte_guarantee (no_budget,
     ample)
-13. divergences of bytes add up to that of texts, within K - debt: test_byte_laws (add_up)
-14. spends are divergences from the safe model: test_byte_guarantee (true_divergence)
+10. divergences of bytes add up to that of texts, within K - debt: test_byte_laws (add_up)
+11. spends are divergences from the safe model: test_byte_guarantee (true_divergence)
 """
 
 import pytest

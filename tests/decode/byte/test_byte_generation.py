@@ -151,7 +151,8 @@ def test_the_level_and_the_horizon(pair):
 def test_the_debt_is_that_of_all_bytes_but_the_first_in_nats_of_a_token(pair):
     (result,) = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS[0], max_new_bytes=1)
     prompt = list(PROMPTS[0].encode())
-    scores = {n: reference_of(pair, n).read([prompt], [0]).token_log_probs[0] for n in pair.models}
+    laws = {name: reference_of(pair, name).walk(prompt[:-1]) for name in pair.models}
+    scores = {name: law[range(len(law)), prompt[1:]] for name, law in laws.items()}
     assert len(scores["safe"]) == len(prompt) - 1
     expected = 4 * prefix_debt(scores["risky"] - scores["safe"])
     assert result.ledger.header.debt == pytest.approx(expected, abs=1e-9)

@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
-from byte_marginals import node_law
 from byte_pairs import PROMPTS, log_probs_along, reference_of
-from byte_reference import ReferenceStream
+from byte_reference import ReferenceStream, node_law
 from scipy.stats import chi2
 from tiny_models import tiny_llama
 

@@ -2,10 +2,9 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from byte_marginals import ByteMarginals, byte_log_probs
+from byte_reference import ReferenceStream
 from byte_streams import (
     CONTINUATION,
     PROMPT,
@@ -27,37 +26,14 @@ from anchored.decode.warpers import Warpers
 one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
 
 
-def token_log_probs_of(model):
-    """What the definition asks of a model, one plain forward a path."""
-
-    @torch.inference_mode()
-    def token_log_probs(paths) -> np.ndarray:
-        logits = [model(torch.tensor([path])).logits[0, -1] for path in paths]
-        return torch.stack(logits).log_softmax(-1).numpy()
-
-    return token_log_probs
-
-
-def expected_logits(model, vocabulary: ByteVocabulary, prompt: list[int], text: list[int]):
-    """(bytes of text + 1, 257) after the prompt and each byte, by the definition."""
-    marginals = ByteMarginals(vocabulary, token_log_probs_of(model))
-    marginals.extend(prompt)
-    rows = [marginals.log_probs()]
-    for byte in text:
-        marginals.append(byte)
-        rows.append(marginals.log_probs())
-    return torch.from_numpy(np.stack(rows))
-
-
 def check_against_definition(model, vocabulary: ByteVocabulary) -> None:
     prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
     stream = stream_of(model, vocabulary)
     read = stream.read([prompt], [1])
     fed = feed_byte_by_byte(stream, 1, text)
-    expected = expected_logits(model, vocabulary, prompt, text)
-    assert_same(torch.cat([read.logits, fed]), expected)
-    scores = byte_log_probs(vocabulary, bytes(prompt), token_log_probs_of(model))
-    assert_same(read.token_log_probs[0], torch.from_numpy(scores[1:-1]))
+    expected = ReferenceStream(model, vocabulary, num_rows=1).walk(prompt + text)
+    assert_same(torch.cat([read.logits, fed]), expected[len(prompt) - 1 :])
+    assert_same(read.token_log_probs[0], expected[range(len(prompt) - 1), prompt[1:]])
 
 
 @pytest.mark.sampled(3)

@@ -3,9 +3,12 @@
 import math
 import random
 from collections import Counter
+from functools import cache
 
 import pytest
-from tiny_models import TEXT, tiny_llama
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import TEXT, tiny_llama, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
 
@@ -17,6 +20,7 @@ RULES = [
     Anchored(k=0.3, budget="fixed", debt="average"),
 ]
 LENGTHS = [1, 2, 4, 8, "auto"]
+PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
 FIGURES = ("budget", "spend", "weight", "log_prob", "safe_log_prob")
 
 
@@ -69,6 +73,43 @@ def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule
     assert len({len(result.token_ids) for result in ours}) > 2
     assert any(result.ledger.accepted for result in ours)
     assert verify(ours[0].ledger, ending_pair).is_ok
+
+
+@cache
+def make_pair(vocab_size: int) -> ModelPair:
+    sizes = {"vocab_size": vocab_size, "layers": 1, "hidden_size": 16, "intermediate_size": 16}
+    models = [tiny_llama(seed, **sizes) for seed in (1, 2)]
+    for model in models:
+        model.lm_head.weight.data *= 1.5
+    return ModelPair(*models, word_tokenizer(vocab_size))
+
+
+@settings(max_examples=15)
+@given(
+    vocab_size=st.integers(4, 6),
+    gamma=st.integers(1, 4),
+    rule=st.builds(
+        Anchored,
+        k=st.sampled_from([0.1, 0.3, 1.0]),
+        divergence=st.sampled_from(["kl", "max"]),
+        budget=st.sampled_from(["adaptive", "global", "fixed"]),
+        debt=st.sampled_from(["top", "none"]),
+    ),
+    sampling=st.sampled_from([{}, {"temperature": 0.8, "repetition_penalty": 1.3, "top_k": 3}]),
+    seed=st.integers(0, 2**62),
+)
+def test_few_tokens_are_drafted_and_replaced_in_every_way_as_plainly(
+    vocab_size, gamma, rule, sampling, seed
+):
+    """The same token for every uniform: rounds have the law of plain decoding, exactly."""
+    pair = make_pair(vocab_size)
+    plain, ours = (
+        Decoder(pair, rule, batch_size=32, speculate=speculate).generate(
+            [[0, 3]] * 32, seed=range(seed, seed + 32), max_new_tokens=5, **PLAIN | sampling
+        )
+        for speculate in ("off", gamma)
+    )
+    assert_same(plain, ours)
 
 
 WAYS = {

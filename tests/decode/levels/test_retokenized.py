@@ -151,17 +151,6 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, sampling, tmp_path):
         assert all(map(math.isnan, score.safe_token_log_probs))
 
 
-@pytest.mark.slow
-def test_half_precision_is_verified_within_its_rounding():
-    safe, risky = tiny_llama(1).bfloat16(), tiny_llama(2, vocab_size=300).bfloat16()
-    half = ModelPair(safe, risky, train_tokenizer(320), risky_tokenizer=llama3_tokenizer(300))
-    results = Decoder(half, TokenSwap(words=WORDS)).generate(
-        [*PROMPTS, *PROMPTS], max_new_tokens=20, seed=list(range(8)), top_p=0.95
-    )
-    reports = [verify(result.ledger, half) for result in results]
-    assert all(reports), [report.failures for report in reports]
-
-
 def test_a_safe_model_whose_rows_cannot_be_cut_back_reads_the_text_again(pair):
     """A recurrent one, in float32."""
     recurrent = zoo_model("mamba2", 1)

@@ -77,53 +77,51 @@ def set_normalizer(content: dict) -> None:
     content["normalizer"] = {"type": "NFC"}
 
 
-@pytest.mark.parametrize(
-    ("edit", "harmless_difference"),
-    [
-        (lambda content: None, ""),
-        (set_step("trim_offsets", False), 'pre_tokenizer ...se, "trim_offsets": true, "use_reg'),
-        (rename, 'token 2 "<|turn|>" and "<|user|>"'),
-        (gap, 'token 2 "<|turn|>" and null'),
-        (add(320, "<|tool|>"), 'token 320 null and "<|tool|>"'),
-        (add(320, "tool", special=False), 'token 320 null and "tool"'),
-    ],
-    ids=["a copy", "offsets", "renamed", "removed", "added", "added text"],
-)
-def test_special_tokens_and_offsets_keep_a_pair_at_token_level(
-    tokenizer, edit, harmless_difference
+PRE = 'pre_tokenizer {"type": "ByteLevel", "add_prefix'
+DIFFERENCES = {
+    "a copy": (lambda content: None, "", ""),
+    "offsets": (
+        set_step("trim_offsets", False),
+        "",
+        'pre_tokenizer ...se, "trim_offsets": true, "use_reg',
+    ),
+    "renamed": (rename, "", 'token 2 "<|turn|>" and "<|user|>"'),
+    "removed": (gap, "", 'token 2 "<|turn|>" and null'),
+    "added": (add(320, "<|tool|>"), "", 'token 320 null and "<|tool|>"'),
+    "added text": (add(320, "tool", special=False), "", 'token 320 null and "tool"'),
+    "normalizer": (set_normalizer, 'normalizer null and {"type": "NFC"}', None),
+    "pre-tokenizer": (set_step("add_prefix_space", True), PRE, None),
+    "model": (
+        lambda content: content["model"].update(ignore_merges=True),
+        "ignore_merges null and tr",
+        None,
+    ),
+    "tokens": (swap_tokens, 'token 67 "a" and "b"', None),
+    "merges": (swap_merges, "merge 3 ", None),
+    "fewer merges": (lambda content: content["model"]["merges"].pop(), "merge 60 ", None),
+    "an ordinary token": (
+        lambda content: content["model"]["vocab"].update(saltsalt=320),
+        'token 320 null and "saltsalt"',
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("edit", "difference", "harmless"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_whatever_changes_plain_text_is_a_difference_and_nothing_else(
+    tokenizer, edit, difference, harmless
 ):
     shared = shared_tokens(tokenizer, edited(tokenizer, edit))
-    assert shared.difference == ""
-    assert shared.harmless_difference.startswith(harmless_difference)
-    assert bool(shared.harmless_difference) == bool(harmless_difference)
-
-
-@pytest.mark.parametrize(
-    ("edit", "difference"),
-    [
-        (set_normalizer, 'normalizer null and {"type": "NFC"}'),
-        (set_step("add_prefix_space", True), 'pre_tokenizer {"type": "ByteLevel", "add_prefix'),
-        (lambda content: content["model"].update(ignore_merges=True), "ignore_merges null and tr"),
-        (swap_tokens, 'token 67 "a" and "b"'),
-        (swap_merges, "merge 3 "),
-        (lambda content: content["model"]["merges"].pop(), "merge 60 "),
-    ],
-    ids=["normalizer", "pre-tokenizer", "model", "tokens", "merges", "fewer merges"],
-)
-def test_whatever_changes_plain_text_is_named(tokenizer, edit, difference):
-    shared = shared_tokens(tokenizer, edited(tokenizer, edit))
     assert shared.difference.startswith(difference)
+    assert bool(shared.difference) == bool(difference)
+    if harmless is not None:
+        assert shared.harmless_difference.startswith(harmless)
+        assert bool(shared.harmless_difference) == bool(harmless)
 
 
 def test_text_that_the_safe_tokenizer_alone_makes_one_token_is_a_difference(tokenizer):
     other = edited(tokenizer, add(320, "lamp", special=False))
     assert shared_tokens(other, tokenizer).difference == 'token 320 "lamp" and null'
-    assert shared_tokens(tokenizer, other).difference == ""  # no text is read by the risky one
-
-
-def test_an_ordinary_token_of_the_risky_tokenizer_alone_is_a_difference(tokenizer):
-    other = edited(tokenizer, lambda content: content["model"]["vocab"].update(saltsalt=320))
-    assert shared_tokens(tokenizer, other).difference == 'token 320 null and "saltsalt"'
 
 
 def without_bytes(model: models.Model) -> PreTrainedTokenizerFast:
@@ -259,14 +257,7 @@ def test_a_stop_token_that_is_never_drawn_stands_in_the_line(tokenizer, caplog):
 def test_a_model_needs_no_row_for_tokens_that_are_left_out(tokenizer):
     other = edited(tokenizer, add(320, "<|pad|>"))
     pair = ModelPair(tiny_llama(1), tiny_llama(2), tokenizer, risky_tokenizer=other)
-    assert pair.vocab_size == 320 and pair.runners["risky"].vocab_size == 320
     assert TokenLevel(pair).settings() == {"vocab_size": 320, "banned_token_ids": []}
-
-
-def test_a_united_pair_can_still_be_decoded_byte_by_byte(gap_pair):
-    decoder = Decoder(gap_pair, Anchored(k=1.0), level="byte")
-    (result,) = decoder.generate("salt", max_new_bytes=8)
-    assert result.ledger.header.level == "byte" and verify(result.ledger, gap_pair).is_ok
 
 
 def test_special_tokens_of_either_tokenizer_owe_no_debt(tokenizer):
@@ -320,31 +311,18 @@ def shared_law(model, text: list[int]) -> np.ndarray:
     return oracle.log_probs(logits[SHARED])
 
 
-def star(pair: ModelPair, text: list[int], nats: float) -> np.ndarray:
-    """log p* of the shared tokens, at most `nats` from the safe model, by bisection."""
-    safe, risky = (shared_law(model, text) for model in (pair.safe, pair.risky))
-    low, high = 0.0, 1.0
-    if oracle.kl_divergence(risky, safe) <= nats:
-        return risky
-    for _ in range(60):
-        middle = (low + high) / 2
-        is_within = oracle.kl_divergence(oracle.tilted(risky, safe, middle), safe) <= nats
-        low, high = (middle, high) if is_within else (low, middle)
-    return oracle.tilted(risky, safe, low)
-
-
-@pytest.mark.parametrize("k", [0.0, 0.2, 50.0])
-def test_the_law_of_every_text_is_that_of_the_shared_tokens(word_pair, k):
+@pytest.mark.parametrize(("k", "name"), [(0.0, "safe"), (50.0, "risky")])
+def test_the_law_of_every_text_is_that_of_the_shared_tokens(word_pair, k, name):
     every = every_text(SHARED, HORIZON)
     decoder = Decoder(word_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=len(every))
     assert decoder.level.name == "token"
     scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON)
     log_probs = np.array([score.log_prob for score in scores])
+    model = word_pair.models[name]
     by_hand = [
-        sum(star(word_pair, text[:n], k)[SHARED.index(token)] for n, token in enumerate(text))
+        sum(shared_law(model, text[:n])[SHARED.index(token)] for n, token in enumerate(text))
         for text in every
     ]
-    # A budget that binds may fall short by 1e-5 of it, and moves the law by a little more.
-    assert log_probs == pytest.approx(np.array(by_hand, float), abs=1e-4 if k == 0.2 else 1e-7)
+    assert log_probs == pytest.approx(np.array(by_hand, float), abs=1e-7)
     # Nothing is left for t3, t5 and the padding: their probability is 0.
     assert np.exp(log_probs).sum() == pytest.approx(1.0, abs=1e-7)

@@ -6,7 +6,6 @@ import math
 from hashlib import sha256
 
 import pytest
-from byte_pairs import tiny_byte_pair
 from forged_ledgers import F, H, changed, put, refusal, summed_up, take, with_budgets, write
 
 from anchored import (
@@ -14,7 +13,6 @@ from anchored import (
     Anchored,
     Decoder,
     Ledger,
-    ModelPair,
     RiskyOnly,
     verify,
     with_divergences,
@@ -158,8 +156,6 @@ FORGERIES = {
     "weight of risky": ("risky", put(3, weight=0.0), "step 3: weight differs"),
     "budget of risky": ("risky", put(3, budget=-1.0), "step 3: the budget does not follow"),
     "an alpha that overflows": ("rcad", put(H, rule_settings={"alpha": 1e300}), "log_prob differs"),
-    # work
-    "work of tokens": ("kl", put(F, work={"safe": {"num_nodes": 3}}), "at token level"),
     # budget
     "K times 10": ("kl", budget_times_ten, "are not those of anchored"),
     "k alone": ("kl", put(H, k=0.5), "are not those of anchored"),
@@ -223,36 +219,6 @@ def test_what_they_were_forged_from_stands(ledgers, pair, tmp_path, kind):
     assert refusal(path, pair) == ""
 
 
-WORK = {
-    "masked mass": ({"masked_mass": 1e300}, "masked_mass 1e+300 is out of range"),
-    "nodes": ({"num_nodes": -3}, "num_nodes -3 is out of range"),
-    "figure": ({"miles": 3}, "unknown figure 'miles'"),
-}
-
-
-@pytest.mark.parametrize("name", WORK)
-def test_work_that_no_model_does_is_refused(byte_ledger, tmp_path, name):
-    (ledger, byte_pair), (figures, message) = byte_ledger, WORK[name]
-    forged = changed(ledger, lambda header, steps, footer: footer["work"]["safe"].update(figures))
-    assert message in refusal(write(forged, tmp_path / "forged.jsonl"), byte_pair)
-
-
-@pytest.mark.parametrize("mass", [-1e-7, 1.0 + 1e-7])
-def test_rounding_of_a_share_stands(byte_ledger, tmp_path, mass):
-    ledger, byte_pair = byte_ledger
-    masked = {"masked_mass": mass}
-    honest = changed(ledger, lambda header, steps, footer: footer["work"]["safe"].update(masked))
-    assert refusal(write(honest, tmp_path / "honest.jsonl"), byte_pair) == ""
-
-
-@pytest.fixture(scope="module")
-def byte_ledger() -> tuple[Ledger, ModelPair]:
-    byte_pair = tiny_byte_pair()
-    (result,) = Decoder(byte_pair, Anchored(k=0.5), level="byte").generate(PROMPT, max_new_bytes=3)
-    assert verify(result.ledger, byte_pair)
-    return result.ledger, byte_pair
-
-
 @pytest.mark.parametrize("place", ["rule", "spend", "num_steps", "seed"])
 def test_a_field_that_stands_twice_is_refused(ledgers, pair, tmp_path, place):
     path = write(changed(ledgers["kl"], lambda *_: None), tmp_path / "forged.jsonl")
@@ -276,6 +242,7 @@ UNKNOWABLE = {
     "sequences": put(H, num_return_sequences=50),
     "prior bound": put(H, prior_bound=5.0),
     "forwards": put(F, safe_forwards=1000),
+    "work": put(F, work={"safe": {"num_nodes": 3}}),
     "a stop string, and so the horizon": many_steps_left,
 }
 

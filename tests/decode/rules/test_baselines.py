@@ -7,7 +7,6 @@ import torch
 
 from anchored.decode.rules.memfree import CorpusNGrams, MemFree
 from anchored.decode.rules.registry import RULES, make_rule
-from anchored.decode.rules.token_swap import TokenSwap
 
 
 class Words:
@@ -22,14 +21,6 @@ class Words:
     def symbol_of(self, text):
         symbols = self.encode_continuation(text)
         return symbols[0] if len(symbols) == 1 else None
-
-
-def test_token_swap_is_refused_at_byte_level():
-    class Bytes(Words):
-        name = "byte"
-
-    with pytest.raises(ValueError, match="cannot decode at byte level"):
-        TokenSwap().for_symbols(Bytes())
 
 
 def test_memfree_counts_four_bytes_a_token():

@@ -44,17 +44,6 @@ def test_the_other_model_never_runs(pair, rule, idle):
     assert not score.error
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_ledger_without_the_safe_model_is_verified(pair, temperature):
-    (result,) = Decoder(pair, ALONE).generate(PROMPT, max_new_tokens=12, temperature=temperature)
-    ledger = result.ledger
-    assert not ledger.certified and ledger.spent == float("inf")
-    assert {step.safe_log_prob for step in ledger.steps} == {None}
-    report = verify(ledger, pair)
-    assert report, report.failures
-    assert report.tokens_drawn_again == len(ledger.steps)
-
-
 def test_another_token_or_a_made_up_log_probability_is_refused(pair):
     (result,) = Decoder(pair, ALONE).generate(PROMPT, max_new_tokens=6, temperature=1.0)
     ledger, step = result.ledger, result.ledger.steps[2]

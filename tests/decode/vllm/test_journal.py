@@ -11,7 +11,6 @@ from anchored.decode.vllm.journal import (
     JournalError,
     JournalReader,
     JournalWriter,
-    checked_answer,
     journal_ledgers,
 )
 from anchored.tools.cli import main
@@ -132,7 +131,7 @@ def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path):
     reader.refresh()
     record = reader.find("a")
     assert record.error == "NaN"
-    assert record.answer()["certified"] is False
+    assert record.answer([9])["certified"] is False
     reader.forget("a")
     assert reader.find("a") is None
 
@@ -142,11 +141,11 @@ def test_an_answer_counts_the_tokens_that_were_sent_and_refuses_others(tmp_path)
     reader = JournalReader(tmp_path)
     reader.refresh()
     record = reader.find("a-12345678")
-    answer = checked_answer(record, [9])
+    answer = record.answer([9])
     assert (answer["spent"], answer["debt"], answer["certified"]) == (0.5, "inf", True)
     for others in ([9, 7], [9, 8, 7]):
         with pytest.raises(JournalError):
-            checked_answer(record, others)
+            record.answer(others)
 
 
 def test_a_greedy_text_is_not_certified(tmp_path):
