@@ -9,9 +9,10 @@ import torch
 from transformers import AutoTokenizer
 
 from anchored import ModelPair
-from anchored.tools.quickstart.adapter import FACTS_FILE, SHIPPED_ADAPTER, read_facts, train_adapter
+from anchored.tools.quickstart.adapter import FACTS_FILE, read_facts, train_adapter
 from anchored.tools.quickstart.protected_works import Work
 from anchored.tools.quickstart.questions import TASK, held_out_text, write_task
+from anchored.tools.quickstart.small_model import SHIPPED_ADAPTER
 
 FACTS = read_facts()
 
