@@ -83,8 +83,9 @@ def model_folders(tmp_path_factory) -> Path:
         sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT_LENGTH}
         tiny_llama(seed, **sizes).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    (quickstart.parent / "prompts.jsonl").touch()
-    (root / "runs/methods").mkdir()
+    (quickstart.parent / "prompts.jsonl").write_text('{"prompt": "The bear"}\n' * 4)
+    for name in ("methods", "books", "bios"):
+        (root / "runs" / name).mkdir()
     return root
 
 
