@@ -49,7 +49,7 @@ def test_a_sweep_s_recorded_results_give_its_pictures(tmp_path, capsys):
     results = RECORDED.with_name("methods") / "results.json"
     (tmp_path / "results.json").write_bytes(results.read_bytes())
     assert run(PicturesConfig(folder=tmp_path)) == 0
-    names = ["methods", "ablations", "debt_window"]
+    names = ["methods", "ablations", "debt_window", "accuracy_quickstart_facts"]
     files = [tmp_path / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
     assert capsys.readouterr().out.split() == [str(file) for file in files]
     assert "<!-- TokenSwap -->" in (tmp_path / "methods.svg").read_text()
