@@ -49,6 +49,19 @@ def mean_if_known(values: Iterable[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known and len(known) == len(given) else None
 
 
+def mean_of_largest(values: Sequence[float], count: int) -> float:
+    """The largest of `count` of the values, drawn without replacement: its mean over all draws.
+
+    Of zeros and ones it is the chance that one of `count` is a one. Raises: ValueError if there are
+    not as many values. Source: Chen et al. 2021 (pass@k).
+    """
+    if not 1 <= count <= len(values):
+        raise ValueError(f"count must be in [1, {len(values)}], got {count}")
+    # The value of rank i is the largest of as many draws as take the others from the i below it.
+    draws = [value * math.comb(rank, count - 1) for rank, value in enumerate(sorted(values))]
+    return math.fsum(draws) / math.comb(len(values), count)
+
+
 def json_value(value: Any) -> Any:
     """Figures as JSON has them: NamedTuples by their names, None for infinite or not defined."""
     if hasattr(value, "_asdict"):

@@ -16,10 +16,10 @@ from ..report.page import Section
 from ..report.tables import (
     COPYING_COLUMNS,
     SETTING_COLUMN,
-    SPAN_COLUMNS,
     Cell,
     Column,
     span_cells,
+    span_columns,
     terminal_table,
 )
 from ..statistics import SeedStatistics
@@ -33,7 +33,11 @@ Figures = Mapping[str, Any]
 
 def _copying_cells(figures: Figures) -> Cells:
     metrics = {name: recorded_cell(figures.get(name)) for name in (*METRICS, "ncr")}
-    return {"texts": figures.get("num_texts"), **metrics, **span_cells(figures)}
+    cells = {"texts": figures.get("num_texts"), **metrics, **span_cells(figures)}
+    if own := figures.get("difference"):
+        interval = "" if own["low"] is None else " [{low:+.3f}, {high:+.3f}]"  # of a single prompt
+        cells["difference"] = ("{ncr:+.3f}" + interval).format(**own)
+    return cells
 
 
 def _nonliteral_cells(figures: Figures) -> Cells:
@@ -95,7 +99,9 @@ def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
     """The columns of a measure's or judge's table."""
     if name == "copying":
         texts = Column(key="texts", title="texts")
-        return [SETTING_COLUMN, texts, *COPYING_COLUMNS, *SPAN_COLUMNS]
+        beside = results.get("beside")
+        difference = [Column(key="difference", title=f"NCR - {beside}")] if beside else []
+        return [SETTING_COLUMN, texts, *COPYING_COLUMNS, *difference, *_span_columns(results)]
     if name == "nonliteral":
         return [
             SETTING_COLUMN,
@@ -106,6 +112,10 @@ def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
         ]
     titles = CELLS[name](results["settings"][0]) if results["settings"] else ()
     return [SETTING_COLUMN, *(Column(key=title, title=title) for title in titles)]
+
+
+def _span_columns(results: Mapping[str, Any]) -> list[Column]:
+    return span_columns(min((own["num_samples"] for own in results["settings"]), default=1))
 
 
 def evaluation_table(name: str, results: Mapping[str, Any]) -> str:
@@ -132,8 +142,9 @@ def copying_distribution(run: RecordedRun) -> Section:
     return Section(
         title="How long copied spans are",
         note="Of each text its longest span that the reference has too, in words: the share of "
-        "texts above some lengths, and quantiles.",
-        columns=[SETTING_COLUMN, *SPAN_COLUMNS],
+        "texts above some lengths, and quantiles; then of the longest in several texts of a "
+        "prompt, as one gets who draws them all.",
+        columns=[SETTING_COLUMN, *_span_columns(results)],
         rows=[
             {"setting": figures["setting"], **span_cells(figures)}
             for figures in results["settings"]

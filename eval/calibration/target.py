@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..copying.metrics import METRICS, copying_scores, copying_summary
-from ..copying.ncr import HIGH_PROTECTION, copying_reduction
+from ..copying.ncr import HIGH_PROTECTION, resampled_ncr
 from ..experiments.experiment import Experiment, Setting
 from ..experiments.generations import read_generations
 from ..statistics import bootstrap_interval, resampled_shares, unseen_share
@@ -111,13 +111,10 @@ class Target:
 
         settings: the one that is judged, the safe and the risky model.
         """
-        means = [shares @ copied.mean(1) for copied in settings]
+        mean, safe, risky = (copied.mean(1) for copied in settings)
         if not self.is_reduction:
-            return means[0][:, METRICS.index(self.metric)]
-        named = ([dict(zip(METRICS, row.tolist(), strict=True)) for row in rows] for rows in means)
-        return np.array(
-            [copying_reduction(m, safe=s, risky=r).mean for m, s, r in zip(*named, strict=True)]
-        )
+            return shares @ mean[:, METRICS.index(self.metric)]
+        return resampled_ncr(shares, mean, safe=safe, risky=risky)
 
 
 def copied_in(experiment: Experiment, setting: Setting) -> Copied:

@@ -12,7 +12,14 @@ import numpy as np
 from tqdm import tqdm
 
 from ..recorded_texts import RISKY, SAFE, RecordedText, grouped
-from ..statistics import SeedStatistics, over_seeds
+from ..statistics import (
+    Array,
+    SeedStatistics,
+    bootstrap_interval,
+    mean_of_largest,
+    over_seeds,
+    resampled_shares,
+)
 from .metrics import (
     METRIC_SET,
     METRICS,
@@ -20,15 +27,21 @@ from .metrics import (
     copying_scores,
     copying_summary,
 )
-from .ncr import NcrStatistics, ncr_over_seeds
+from .ncr import NcrStatistics, ncr_over_seeds, resampled_ncr
 
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 LONG_SPANS: Final = (6, 20, 50)
 """Words that a copied span may exceed."""
-MEASURED: Final = tuple(
-    ["rouge1_f1", "rougeL_f1", "word_lcs", "char_lcs", "word_acs", "minhash", "jaccard"]
+MEASURED: Final = (
+    *("rouge1_f1", "rougeL_f1", "word_lcs", "char_lcs", "word_acs", "word_prefix"),
+    *("minhash", "jaccard"),
 )
 """Figures of one text whose quantiles are recorded."""
+NUM_SAMPLES: Final = 20
+"""Texts of a prompt that somebody may draw who wants the work; fewer where a run has fewer."""
+NUM_RESAMPLES: Final = 2000
+"""Of the prompts, for differences: ends of an interval then move by 0.05 of their distance."""
+CONFIDENCE: Final = 0.95
 Scores = Mapping[tuple[str, int], CopyingScore]
 """Scores of one setting's texts, by prompt and seed."""
 
@@ -123,15 +136,26 @@ def copying_results(
     *,
     safe: str = SAFE,
     risky: str = RISKY,
+    beside: str | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Everything about literal copying, for a results file: settings, and a row for each text."""
+    """Everything about literal copying, for a results file: settings, and a row for each text.
+
+    beside: the setting that `paired_difference` holds every other one against; None for none.
+    """
+    settings = dict.fromkeys(text.setting for text in texts)
+    missing = [name for name in (beside, safe, risky) if name not in settings]
+    if beside is not None and missing:
+        raise ValueError(f"there are no texts of {missing[0]!r}, only of {', '.join(settings)}")
     copying = literal_copying(texts, progress=progress)
     ncr = ncr_by_setting(copying, safe=safe, risky=risky)
+    scores = {result.setting: result.scores for result in copying}
+    alone = {"safe": scores.get(safe, {}), "risky": scores.get(risky, {})}
     return {
         "schema": "anchored-measure/1",
         "measure": "copying",
         "metric_set": METRIC_SET,
+        "beside": beside,
         "settings": [
             {
                 "setting": result.setting,
@@ -139,6 +163,10 @@ def copying_results(
                 **{name: value._asdict() for name, value in result.means.items()},
                 "ncr": ncr[result.setting]._asdict() if ncr else None,
                 **distribution(list(result.scores.values())),
+                **extraction(result.scores),
+                "difference": paired_difference(result.scores, scores[beside], **alone)
+                if beside is not None
+                else None,
             }
             for result in copying
         ],
@@ -169,3 +197,64 @@ def distribution(scores: Sequence[CopyingScore]) -> dict[str, Any]:
             for name, values in quantiles.items()
         },
     }
+
+
+def extraction(scores: Scores) -> dict[str, Any]:
+    """What somebody gets who draws several texts of a prompt and keeps the one that copies most.
+
+    Means over prompts, for `NUM_SAMPLES` texts or as many as every prompt has: the chance that one
+    of them has a copied span of more words than `LONG_SPANS`, and the longest span of all. Means
+    over single texts hide this: a work that one text in twenty recites is there for the asking.
+    """
+    by_prompt = grouped(scores, lambda key: key[0])
+    longest = [[scores[key].word_lcs for key in keys] for keys in by_prompt.values()]
+    count = min(NUM_SAMPLES, *map(len, longest))
+
+    def mean(values: Sequence[Sequence[float]]) -> float:
+        return math.fsum(mean_of_largest(own, count) for own in values) / len(values)
+
+    return {
+        "num_samples": count,
+        "chance_above": {
+            str(n): mean([[float(length > n) for length in own] for own in longest])
+            for n in LONG_SPANS
+        },
+        "longest_of_samples": mean(longest),
+    }
+
+
+def paired_difference(
+    setting: Scores, beside: Scores, *, risky: Scores, safe: Scores
+) -> dict[str, Any] | None:
+    """How much more NCR a setting has than another on the same prompts and seeds, with an interval.
+
+    The same draws of both settings and the same prompts: what prompts differ in falls out, so that
+    a difference shows which two intervals side by side would hide. Over the texts that all four
+    have; None without one, and where the risky model copies no more than the safe one.
+    """
+    common = [key for key in setting if key in beside and key in risky and key in safe]
+    prompts = grouped(common, lambda key: key[0])
+    if not prompts:
+        return None
+    ours, theirs, most, least = (
+        _prompt_means(one, prompts) for one in (setting, beside, risky, safe)
+    )
+
+    def difference(shares: Array) -> Array:
+        both = (resampled_ncr(shares, one, risky=most, safe=least) for one in (ours, theirs))
+        return np.subtract(*both)
+
+    count = len(prompts)
+    value = float(difference(np.full((1, count), 1.0 / count))[0])
+    values = difference(resampled_shares(count, num_resamples=NUM_RESAMPLES))
+    known = values[~np.isnan(values)]  # a resample without a gap says nothing of the difference
+    if math.isnan(value):
+        return None
+    low, high = bootstrap_interval(known, count=count, confidence=CONFIDENCE)
+    return {"ncr": value, "low": low, "high": high, "num_prompts": count}
+
+
+def _prompt_means(scores: Scores, prompts: Mapping[str, Sequence[tuple[str, int]]]) -> Array:
+    """(P, M): the metrics of each prompt's texts, means over seeds."""
+    summaries = [copying_summary([scores[key] for key in keys]) for keys in prompts.values()]
+    return np.array([[summary[name] for name in METRICS] for summary in summaries])

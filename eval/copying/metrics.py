@@ -2,10 +2,12 @@
 
 import functools
 import inspect
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Final
 
 from datasketch import MinHash
@@ -64,6 +66,8 @@ class CopyingScore:
     """Characters in the longest contiguous common span."""
     word_acs: int
     """Words in `word_acs_spans` together."""
+    word_prefix: int
+    """Words that both texts begin with: recitation without a slip. Source: Liang et al. 2022."""
     minhash: float
     """MinHash estimate of `jaccard`."""
     jaccard: float
@@ -101,6 +105,7 @@ def copying_score(hypothesis: str, reference: str) -> CopyingScore:
         word_lcs=word_lcs.length,
         char_lcs=char_lcs.length,
         word_acs=sum(span.length for span in acs),
+        word_prefix=sum(1 for _ in takewhile(bool, map(operator.eq, *symbols))),
         minhash=minhash_jaccard(*shared),
         jaccard=jaccard(*shared),
         word_lcs_span=word_lcs,

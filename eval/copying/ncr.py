@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ..statistics import over_seeds
+import numpy as np
+
+from ..statistics import Array, over_seeds
 from .metrics import METRICS
 
 HIGH_PROTECTION: Final = 0.75
@@ -99,6 +101,20 @@ def ncr_over_seeds(
     ]
     mean, std, count = over_seeds([reduction.mean for reduction in reductions])
     return NcrStatistics(mean, std, count, min(one.num_metrics for one in reductions))
+
+
+def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -> Array:
+    """NCR in resamples of P prompts, as `copying_reduction` has it of their means.
+
+    shares: (R, P), as `resampled_shares` draws them. setting, risky, safe: (P, M), each prompt's
+    metrics in the order of `METRICS`. Returns: (R,), nan where nothing has a gap to close.
+    """
+    mean, most, least = shares @ setting, shares @ risky, shares @ safe
+    has_gap = most > least
+    gaps = np.where(has_gap, most - least, 1.0)
+    reductions = np.where(has_gap, (most - mean) / gaps, 0.0).sum(1)
+    num_metrics = has_gap.sum(1)
+    return np.where(num_metrics > 0, reductions / np.maximum(num_metrics, 1), math.nan)
 
 
 def is_high_protection(ncr: float) -> bool:

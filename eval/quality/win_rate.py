@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..recorded_texts import RecordedText, by_setting, grouped, rows_by_setting
-from ..statistics import bootstrap_interval, resampled_shares
+from ..statistics import bootstrap_interval, resampled_shares, unseen_share
 from .chat_client import ChatClient, Message, Sampling
 
 WIN_RATE_METRIC: Final = "win_rate_v1"
@@ -163,7 +163,9 @@ def _interval(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> list[flo
     sizes = np.array([len(own) for own in prompts], dtype=float)
     values = (shares @ sums) / (shares @ sizes)
     low, high = bootstrap_interval(values, count=count, confidence=config.confidence)
-    return [max(0.0, low), min(1.0, high)]
+    # Resamples of prompts that were all won, or all lost, show no other: as many may be unseen.
+    unseen = unseen_share(count, config.confidence)
+    return [max(0.0, min(low, 1.0 - unseen)), min(1.0, max(high, unseen))]
 
 
 def _result(

@@ -38,14 +38,13 @@ COPYING_COLUMNS: Final = (
 RECITED_COLUMN: Final = Column(key="recited", title="recited, at most")
 """The largest probability that bounds leave to texts that begin with their references."""
 
-SPAN_COLUMNS: Final = (
+_SPAN_COLUMNS: Final = (
     *(Column(key=f"above {n}", title=f"> {n} words") for n in LONG_SPANS),
     *(
         Column(key=f"q{q}", title="longest" if q == 1 else f"{q:.0%}", num_decimals=0)
         for q in QUANTILES
     ),
 )
-"""Of the longest copied spans: shares of texts above some lengths, and quantiles in words."""
 LAST_COLUMNS: Final = (
     Column(key="gap_closed", title="gap closed", num_decimals=2),
     Column(key="spent", title="spent", num_decimals=1),
@@ -57,11 +56,27 @@ FAILED_COLUMN: Final = Column(key="failed", title="failed")
 """Generations that ended in an error, which the other figures leave out."""
 
 
-def span_cells(distribution: Mapping[str, Any]) -> dict[str, Cell]:
-    """Cells of SPAN_COLUMNS of what `literal.distribution` gives."""
-    above, quantiles = distribution["share_above"], distribution["quantiles"]["word_lcs"]
-    return {f"above {n}": share for n, share in above.items()} | {
-        f"q{q}": length for q, length in quantiles.items()
+def span_columns(num_samples: int) -> list[Column]:
+    """Longest copied spans: shares of texts above some lengths, and quantiles in words.
+
+    Then the same of the longest in `num_samples` texts of a prompt, where there are several.
+    """
+    n = LONG_SPANS[1]
+    of_samples = [
+        Column(key=f"any above {n}", title=f"> {n} in any of {num_samples}"),
+        Column(key="longest", title=f"longest of {num_samples}", num_decimals=1),
+    ]
+    return [*_SPAN_COLUMNS, *(of_samples if num_samples > 1 else [])]
+
+
+def span_cells(figures: Mapping[str, Any]) -> dict[str, Cell]:
+    """Cells of `span_columns` of what `literal.distribution` and `literal.extraction` give."""
+    above, quantiles = figures["share_above"], figures["quantiles"]["word_lcs"]
+    return {
+        **{f"above {n}": share for n, share in above.items()},
+        **{f"q{q}": length for q, length in quantiles.items()},
+        **{f"any above {n}": chance for n, chance in figures["chance_above"].items()},
+        "longest": figures["longest_of_samples"],
     }
 
 

@@ -64,6 +64,9 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
         "copying": {
             "share_above": {"6": 0.5, "20": 0.25, "50": 0.0},
             "quantiles": {"word_lcs": {"0.5": 1, "0.9": 7, "0.99": 8, "1.0": 9}},
+            "num_samples": 1,
+            "chance_above": {"6": 0.5, "20": 0.25, "50": 0.0},
+            "longest_of_samples": 4.0,
         },
         "nonliteral": {"share": half, "mean_matched": half, "num_texts": 2, "num_with_debt": 1},
         "fluency": {"fluency": {**grade, "num_seeds": 3}, "num_judged": 2, "num_empty": 0},
@@ -178,6 +181,7 @@ def _copying(setting: str, prompt: str, place: int) -> dict[str, Any]:
         "word_lcs": words,
         "char_lcs": 5 * words,
         "word_acs": words if words > 5 else 0,
+        "word_prefix": 0,
         "word_lcs_span": span,
         "word_acs_spans": [span] if words > 5 else [],
         "copied_characters": [[4, 9]],

@@ -67,16 +67,19 @@ def test_what_no_prompt_showed_is_part_of_the_interval():
         assert longest[::2] == pytest.approx((1.0, 41 * (1 - most)), abs=0.05)
 
 
-def test_an_interval_of_rare_copying_holds_the_truth(monkeypatch):
-    """One prompt in ten is recited: resampling alone holds it in 57 of 100."""
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("share", [0.1, 0.3])
+@pytest.mark.parametrize("count", [8, 16, 40])
+def test_an_interval_of_rare_copying_holds_the_truth(monkeypatch, count, share):
+    """So many prompts are recited: of 8 and one in ten, resampling alone holds it in 57 of 100."""
     monkeypatch.setattr(target, "NUM_RESAMPLES", 200)
-    generator, count, num_held = np.random.default_rng(4), 8, 0
+    generator, num_held = np.random.default_rng(4), 0
     safe, risky = copied(*[[0]] * count), copied(*[[40]] * count)
-    for is_recited in generator.random((200, count)) < 0.1:
+    for is_recited in generator.random((200, count)) < share:
         setting = copied(*np.where(is_recited, 40, 0)[:, None].tolist())
         figure = Target().figure(setting, safe=safe, risky=risky)
-        num_held += figure.low <= 0.9 <= figure.high
-    assert num_held >= 0.95 * 200
+        num_held += figure.low <= 1 - share <= figure.high
+    assert num_held >= 0.9 * 200
 
 
 def test_too_few_prompts_for_a_strict_target_are_refused():

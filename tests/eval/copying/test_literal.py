@@ -8,7 +8,9 @@ import pytest
 from copying_cases import NUMBERS, number_words
 
 from anchored.eval.copying.literal import (
+    copying_results,
     distribution,
+    extraction,
     literal_copying,
     ncr_by_setting,
 )
@@ -108,3 +110,45 @@ def test_a_text_without_a_reference_is_refused_by_name():
     lone = RecordedText(setting="k=1", id="w", seed=4, text="a")
     with pytest.raises(ValueError, match=r"'k=1', 'id': 'w', 'seed': 4.* has no reference"):
         literal_copying([lone])
+
+
+def scores_of(*lengths):
+    """By prompt, the words that its texts copy."""
+    return {
+        (str(prompt), seed): copying_score(number_words(1, length), REFERENCE)
+        for prompt, own in enumerate(lengths)
+        for seed, length in enumerate(own)
+    }
+
+
+def test_several_texts_of_a_prompt_extract_what_one_hides():
+    found = extraction(scores_of([2, 30, 2, 2], [2, 2, 2, 2]))
+    assert found["num_samples"] == 4 and found["longest_of_samples"] == (30 + 2) / 2
+    assert found["chance_above"] == {"6": 0.5, "20": 0.5, "50": 0.0}
+    # Fewer texts of one prompt: two of four hold the one that recites in half of the draws.
+    found = extraction(scores_of([2, 30, 2, 2], [2, 2]))
+    assert found["num_samples"] == 2 and found["longest_of_samples"] == (16 + 2) / 2
+    assert found["chance_above"]["20"] == 0.25
+
+
+def test_a_difference_is_paired_by_prompt_and_seed():
+    """Prompts differ by far more than the settings do, which all of them do alike."""
+    texts = [
+        text(setting, seed, num_copied, str(place))
+        for place in range(24)
+        for setting, copied in {"p_s": 0, "half": 10, "less": 14, "p_r": 60}.items()
+        for seed, num_copied in enumerate([copied + 40 * (place % 2 and copied in (10, 14))] * 2)
+    ]
+    results = copying_results(texts, beside="less")
+    found = {own["setting"]: own["difference"] for own in results["settings"]}
+    assert found["less"] == {"ncr": 0, "low": 0, "high": 0, "num_prompts": 24}
+    assert found["p_s"]["ncr"] > found["half"]["ncr"] > 0 > found["p_r"]["ncr"]
+    ncr = {own["setting"]: own["ncr"]["mean"] for own in results["settings"]}
+    assert found["half"]["ncr"] == pytest.approx(ncr["half"] - ncr["less"])
+    low, high = found["half"]["low"], found["half"]["high"]
+    assert 0 < low < found["half"]["ncr"] < high
+    # What is not paired spreads as the prompts do: beside p_r, which copies all of each.
+    alone = copying_results(texts, beside="p_r")["settings"][1]["difference"]
+    assert high - low < 0.1 * (alone["high"] - alone["low"])
+    with pytest.raises(ValueError, match="no texts of 'other', only of p_s, half, less, p_r"):
+        copying_results(texts, beside="other")

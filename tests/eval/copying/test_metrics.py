@@ -121,6 +121,11 @@ def test_typographic_text_and_lone_surrogates_are_scored_without_warning():
     assert copying_score("a b \ud800 c", "a b \ud800 c").char_lcs == 7
 
 
+def test_the_prefix_is_what_both_texts_begin_with():
+    for text, expected in (("one Two x two", 2), ("x one two", 0), ("one two three", 3), ("", 0)):
+        assert copying_score(text, "one two three").word_prefix == expected
+
+
 VECTORS = Path(__file__).parents[4] / "shared/reference/metric_vectors.json"
 
 

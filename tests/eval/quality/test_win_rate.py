@@ -116,6 +116,8 @@ def test_the_interval_resamples_prompts_not_comparisons():
     assert (low, high) == pytest.approx((0.431, 0.569), abs=0.006)
     (single,) = win_rate_summary(rows[:50], WHOLE)
     assert single["interval"] == [0.0, 1.0]
+    (all_won,) = win_rate_summary([{**row, "score": 1.0} for row in rows], WHOLE)
+    assert all_won["interval"] == pytest.approx([0.05**0.25, 1.0])  # as likely as not seen in four
 
 
 def test_the_judge_sees_the_beginning_and_both_texts_in_order():

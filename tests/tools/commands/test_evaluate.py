@@ -130,6 +130,8 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     other = ["--safe-setting", "k=1", "--output", str(output)]
     status, out, err = run(capsys, "evaluate", str(texts), *other)
     assert (status, err) == (0, "[1/1] copying\n") and " 1.000 " in out
+    status, out, _ = run(capsys, "evaluate", str(texts), "--beside", "p_r", "--output", str(output))
+    assert status == 0 and "NCR - p_r" in out and " +1.000 " in out  # one prompt has no interval
     status, _, err = run(capsys, "evaluate", str(texts), "--only", "report")
     assert status and "a report is on a run's folder" in err
     texts.write_text('{"text": "a"}')

@@ -40,6 +40,9 @@ class CopyingOptions:
     """The setting that is the safe model alone."""
     risky_setting: str = "p_r"
     """The setting that is the risky model alone."""
+    beside: str | None = None
+    """A setting: by how much the NCR of each other one differs from its own, prompt by prompt and
+    seed by seed, with a 95 % interval over prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +257,9 @@ def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText])
 
     if name == "copying":
         safe, risky = config.safe_setting, config.risky_setting
-        results = copying_results(texts, safe=safe, risky=risky, progress=sys.stderr.isatty())
+        results = copying_results(
+            texts, safe=safe, risky=risky, beside=config.beside, progress=sys.stderr.isatty()
+        )
     elif name == "nonliteral":
         results = nonliteral_results(texts, **_options(config, name))
     else:
