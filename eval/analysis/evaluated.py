@@ -24,6 +24,7 @@ from ..report.tables import (
 )
 from ..statistics import SeedStatistics
 from .recorded_run import NotMeasured, RecordedRun, recorded_cell
+from .resamples import judged_in_resamples, ncr_in_resamples
 from .trade_offs import figure_of, trade_off
 
 Cells = dict[str, Cell]
@@ -236,6 +237,7 @@ def judgement(judge: str, run: RecordedRun) -> Section:
             protection=(NCR, {row["setting"]: row["ncr"] for row in run.rows}),
             utility=(Scale(label), _judged(run, judge)),
             title=f"Protection and {title.lower()}, one point a setting",
+            resampled=(ncr_in_resamples(run), judged_in_resamples(run, judge)),
         ),
     )
 

@@ -19,6 +19,7 @@ from ..report.tables import Cell, Column
 from ..statistics import json_value
 from .evaluated import judged_figures
 from .recorded_run import NotMeasured, RecordedRun
+from .resamples import judged_in_resamples, ncr_in_resamples
 from .trade_offs import figure_of, trade_off_points
 
 PRINTED: Final[Mapping[str, Any]] = json.loads(
@@ -186,7 +187,7 @@ def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: 
     write_durably(folder / "paper.tex", latex + "\n")
     recorded = {"pair": pair, "rows": _json(rows), "high_protection": _json(protected)}
     write_durably(folder / "paper.json", json.dumps(recorded, indent=1, allow_nan=False) + "\n")
-    drawn(folder, {"trade_offs": partial(_draw, books, found)})
+    drawn(folder, {"trade_offs": partial(_draw, books, bios, found)})
     return text
 
 
@@ -234,12 +235,20 @@ def _json(rows: Sequence[AgreementRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _draw(books: RecordedRun, found: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _draw(
+    books: RecordedRun, bios: RecordedRun, found: Sequence[Mapping[str, Any]], path: Path
+) -> None:
     """Both utilities against the NCR of the books, a panel each."""
     ncr: dict[str, Cell] = {row["setting"]: row["ncr"] for row in found}
+    resamples = ncr_in_resamples(books)
     panels = {
-        judge: trade_off_points(books, ncr, {row["setting"]: row[judge] for row in found})
-        for judge in JUDGED
+        judge: trade_off_points(
+            books,
+            ncr,
+            {row["setting"]: row[judge] for row in found},
+            resampled=(resamples, judged_in_resamples(run, judge)),
+        )
+        for judge, run in zip(JUDGED, (books, bios), strict=True)
     }
     plot_trade_off(
         panels,

@@ -12,9 +12,12 @@ from ..figures.trade_off import Scale, TradeOffPoint, plot_trade_off
 from ..recorded_texts import RISKY, SAFE
 from ..report.tables import Cell
 from .recorded_run import RecordedRun
+from .resamples import Resampled
 
 Figures = Mapping[str, Cell]
 """A figure by setting."""
+Resamples = tuple[Resampled, Resampled]
+"""Protection and utility by setting, in the same resamples."""
 
 
 def figure_of(cell: Cell) -> float:
@@ -29,9 +32,10 @@ def trade_off(
     protection: tuple[Scale, Figures],
     utility: tuple[Scale, Figures],
     title: str,
+    resampled: Resamples | None = None,
 ) -> Callable[[Path], None] | None:
     """The picture of two figures of the run's methods; None where no setting has both."""
-    points = trade_off_points(run, protection[1], utility[1])
+    points = trade_off_points(run, protection[1], utility[1], resampled=resampled)
     if not any(math.isfinite(p.protection) and math.isfinite(p.utility) for p in points):
         return None
     cells = [*protection[1].values(), *utility[1].values()]
@@ -46,30 +50,41 @@ def trade_off(
 
 
 def trade_off_points(
-    run: RecordedRun, protection: Figures, utility: Figures, *, figure: str = "methods"
+    run: RecordedRun,
+    protection: Figures,
+    utility: Figures,
+    *,
+    figure: str = "methods",
+    resampled: Resamples | None = None,
 ) -> list[TradeOffPoint]:
     """Points of the methods of one figure of a sweep, and of those that sweep k, in rows' order.
 
     All that such a figure shows is held against the swept method. [] where nothing is. A run that
-    names no methods, as a quickstart, has its budgets as settings of one.
+    names no methods, as a quickstart, has its budgets as settings of one. resampled: both figures
+    in resamples, for how often a setting is on the front.
     """
+    point = partial(_point, run, protection, utility, resampled or ({}, {}))
     about = run.results.get("methods")
     if about is None:
-        shown = [_point(run, row, protection, utility) for row in run.rows]
-        return shown if figure == "methods" else []
+        return [point(row) for row in run.rows] if figure == "methods" else []
     names = {name for name, each in about.items() if figure in each.get("figures", ["methods"])}
     if not names - {SAFE, RISKY}:
         return []
     names |= {name for name, each in about.items() if each["is_swept"] and figure != "methods"}
-    return [_point(run, row, protection, utility) for row in run.rows if row["method"] in names]
+    return [point(row) for row in run.rows if row["method"] in names]
 
 
 def _point(
-    run: RecordedRun, row: Mapping[str, Any], protection: Figures, utility: Figures
+    run: RecordedRun,
+    protection: Figures,
+    utility: Figures,
+    resampled: Resamples,
+    row: Mapping[str, Any],
 ) -> TradeOffPoint:
     name, role = row["setting"], _role(run, row)
     method = str(row.get("method") or ("Anchored" if role == "anchored" else name))
     x, y = protection.get(name), utility.get(name)
+    both = [own[name] for own in resampled if name in own]
     return TradeOffPoint(
         label="" if role in ("safe", "risky") else name.removeprefix(method).lstrip(", "),
         role=role,
@@ -79,6 +94,7 @@ def _point(
         num_metrics=getattr(x, "num_metrics", len(METRICS)),
         protection_std=float(getattr(x, "std", math.nan)),
         utility_std=float(getattr(y, "std", math.nan)),
+        resampled=(both[0], both[1]) if len(both) == 2 else None,
     )
 
 

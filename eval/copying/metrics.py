@@ -2,13 +2,14 @@
 
 import functools
 import inspect
+import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 from datasketch import MinHash
 from nltk.stem.porter import PorterStemmer
@@ -144,15 +145,18 @@ def copying_summary(scores: Sequence[CopyingScore]) -> dict[str, float]:
     """
     if not scores:
         raise ValueError("a copying summary needs at least one score, got none")
+    values = [metric_values(score.as_row()) for score in scores]
+    return {name: math.fsum(own[name] for own in values) / len(scores) for name in values[0]}
+
+
+def metric_values(row: Mapping[str, Any]) -> dict[str, float]:
+    """One text's share in `copying_summary`, by the same names, of the row of its score."""
     threshold = ROUGE_THRESHOLD - _ROUNDING
-    values = {
-        "rouge1_ge_tau": [score.rouge1_f1 >= threshold for score in scores],
-        "rougeL_ge_tau": [score.rougeL_f1 >= threshold for score in scores],
-    } | {
-        name: [getattr(score, name) for score in scores]
-        for name in ("word_lcs", "char_lcs", "word_acs", "minhash", "jaccard")
+    return {
+        "rouge1_ge_tau": float(row["rouge1_f1"] >= threshold),
+        "rougeL_ge_tau": float(row["rougeL_f1"] >= threshold),
+        **{name: row[name] for name in ("word_lcs", "char_lcs", "word_acs", "minhash", "jaccard")},
     }
-    return {name: sum(numbers) / len(scores) for name, numbers in values.items()}
 
 
 def rouge_f1(hypothesis: str, reference: str) -> tuple[float, float]:

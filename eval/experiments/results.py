@@ -11,6 +11,7 @@ from ... import Ledger
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ..analysis.recorded_run import RecordedRun
+from ..analysis.resamples import bits_in_resamples, ncr_in_resamples
 from ..analysis.run_report import Analyses, write_report
 from ..analysis.trade_offs import trade_off_points
 from ..copying.metrics import METRIC_SET
@@ -155,6 +156,10 @@ def _trade_offs(run: RecordedRun, symbol: str) -> Pictures:
 def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> Pictures:
     """The pictures of NCR against one figure of the rows."""
     figures = [{row["setting"]: row.get(name) for row in run.rows} for name in ("ncr", utility)]
+    resampled = (
+        ncr_in_resamples(run),
+        bits_in_resamples(run, utility),
+    )
     num_seeds = len(run.results["settings"]["seeds"])
     draw = partial(plot_trade_off, utility=scale, num_seeds=num_seeds)
     shown = {name: {FIGURES[own]: own for own in panels} for name, panels in PANELS.items()}
@@ -167,7 +172,7 @@ def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> P
         points = {
             panel: own
             for panel, figure in panels.items()
-            if (own := trade_off_points(run, *figures, figure=figure))
+            if (own := trade_off_points(run, *figures, figure=figure, resampled=resampled))
         }
         if points:
             pictures[name] = partial(draw, points, title=titles[name])

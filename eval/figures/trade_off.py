@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
 from ..recorded_texts import grouped
+from ..statistics import Array
 from .style import (
     BLACK,
     GREY,
@@ -60,7 +62,7 @@ NCR: Final = Scale("normalized copying reduction")
 """1 is the safe model, 0 the risky one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TradeOffPoint:
     """One setting; a standard deviation of nan or 0 draws no error bar."""
 
@@ -74,6 +76,8 @@ class TradeOffPoint:
     utility_std: float = math.nan
     method: str = ""
     """What it is a setting of, where several methods are compared."""
+    resampled: tuple[Array, Array] | None = None
+    """Protection and utility in the same resamples of what they were measured on, where known."""
 
 
 def plot_trade_off(
@@ -88,7 +92,8 @@ def plot_trade_off(
     """Protection against utility, up and right being better: a color and a marker a method.
 
     panels: points in the order of their methods' settings, which a line joins, by the title of the
-    panel. What may be had at once is ringed, and a dotted line leads along it (`pareto_front`).
+    panel. A dotted line leads along what may be had at once (`pareto_front`), and rings tell in how
+    many resamples each setting is on it (`front_shares`), where points have resamples.
     The legend names the settings of each method in their order. utility: one for all panels, or
     each panel's own. num_seeds: of each point, for the caption. path: .png, .svg or .pdf. Points
     without a finite figure are left out.
@@ -111,7 +116,7 @@ def plot_trade_off(
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             for method, settings in _by_method(_finite(panel)).items():
                 _draw_points(axes, settings, *looks[method], names[method])
-            _draw_front(axes, pareto_front(panel, protection, scales[name]))
+            _draw_front(axes, panel, protection, scales[name])
             axes.margins(0.1)
             if protection is NCR:
                 _draw_high_protection(axes)
@@ -179,10 +184,18 @@ def _draw_points(
         )
 
 
-def _draw_front(axes: Axes, front: Sequence[TradeOffPoint]) -> None:
-    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
+def _draw_front(
+    axes: Axes, points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
+) -> None:
+    """A line along the front; rings as dark as their settings are often on it."""
+    front = pareto_front(points, protection, utility)
+    shares = front_shares(points, protection, utility)
     x, y = [point.protection for point in front], [point.utility for point in front]
-    axes.plot(x, y, ":", color=GREY, linewidth=1, label=_FRONT, **ring)
+    axes.plot(x, y, ":", color=GREY, linewidth=1, label=_FRONT)
+    ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
+    for point in _finite(points):
+        ring["alpha"] = shares.get(point, float(point in front))
+        axes.plot(point.protection, point.utility, color=BLACK, **ring)
 
 
 def _draw_scale(axis: Axis, scale: Scale, points: Sequence[TradeOffPoint]) -> None:
@@ -216,7 +229,9 @@ def _caption(points: Sequence[TradeOffPoint], protection: Scale, num_seeds: int)
         lines[0] += f" Protection is called high where the reduction is at least {HIGH_PROTECTION}."
     if any(sum(_error_bar(point)) for point in points):
         lines.append(f"Bars: one standard deviation over {num_seeds} seeds, to either side.")
-    lines.append("Rings and dots: what no other setting of the panel betters (Pareto front).")
+    lines.append("Dotted line: what no other setting of the panel betters (Pareto front).")
+    if any(point.resampled is not None for point in points):
+        lines.append("Rings: the darker, the more resamples of the prompts have a setting on it.")
     return "\n".join(lines)
 
 
@@ -255,3 +270,23 @@ def pareto_front(
         )
 
     return sorted((p for p in finite if not is_beaten(p)), key=lambda p: p.protection)
+
+
+def front_shares(
+    points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
+) -> dict[TradeOffPoint, float]:
+    """The share of resamples in which each point is on the front of those that have resamples.
+
+    A front of measured figures says nothing of how near others come to it: where two settings
+    are as good, each is on it in about half of the resamples.
+    """
+    known = [point for point in _finite(points) if point.resampled is not None]
+    if not known:
+        return {}
+    figures = np.array([point.resampled for point in known])  # (points, 2, resamples)
+    signs = [-1.0 if scale.lower_is_better else 1.0 for scale in (protection, utility)]
+    x, y = (sign * figures[:, axis] for axis, sign in enumerate(signs))
+    as_good = (x[:, None] >= x) & (y[:, None] >= y)
+    is_beaten = (as_good & ((x[:, None] > x) | (y[:, None] > y))).any(0)
+    on_front = np.isfinite(x) & np.isfinite(y) & ~is_beaten
+    return dict(zip(known, on_front.mean(1).tolist(), strict=True))

@@ -84,7 +84,12 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
     nothing["win-rate"] = {"win_rate": None, "interval": None}
     kinds = {name: "measure" if name in MEASURES else "judge" for name in whole}
     about = {"config": {"comparator": ">", "num_characters": 3}}
-    about["rows"] = [{"setting": name, "word_lcs": n} for name in names for n in (1, 9)]
+    judged = {"fluency": 4, "precision": 0.5, "score": 0.75}
+    about["rows"] = [
+        {"setting": name, "id": id, "word_lcs": words, **judged}
+        for name in names
+        for id, words in zip(DOMAINS, (1, 9), strict=True)
+    ]
     return {
         name: {
             kinds[name]: name,

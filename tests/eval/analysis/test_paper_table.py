@@ -52,7 +52,7 @@ def record(folder, rows, judge, *, std=0.01):
         for row in rows
     ]
     path = folder / f"evaluation/{judge}.json"
-    path.write_text(json.dumps({"judge": judge, "settings": judged}))
+    path.write_text(json.dumps({"judge": judge, "settings": judged, "rows": []}))
     return folder
 
 

@@ -25,6 +25,7 @@ from anchored.eval.figures.trade_off import (
     NCR,
     Scale,
     TradeOffPoint,
+    front_shares,
     pareto_front,
     plot_trade_off,
 )
@@ -98,6 +99,25 @@ def test_the_front_is_what_no_other_point_betters(figures, front):
     points = [point(name, *each) for name, each in zip("abcd", figures, strict=False)]
     found = pareto_front(points, NCR, Scale.bits_per_byte(""))
     assert "".join(each.label for each in found) == front
+
+
+def test_a_ring_is_as_dark_as_its_setting_is_often_on_the_front(drawn, tmp_path):
+    """One of four resamples moves a down; b and c are each beaten in some."""
+    resamples = {
+        "a": ([0.9, 0.9, 0.9, 0.2], [2.0, 2.0, 2.0, 2.0]),
+        "b": ([0.5, 0.5, 1.0, 0.5], [2.5, 1.5, 1.5, 1.5]),
+        "c": ([0.1, math.nan, 0.1, 0.1], [1.0, 1.0, 2.5, 2.5]),
+    }
+    points = [
+        replace(point(name, ncr[0], bits[0]), resampled=(np.array(ncr), np.array(bits)))
+        for name, (ncr, bits) in resamples.items()
+    ]
+    shares = front_shares([*points, point("d", 2.0, 0.0)], NCR, Scale.bits_per_byte(""))
+    assert {own.label: share for own, share in shares.items()} == {"a": 0.5, "b": 0.75, "c": 0.25}
+    plot_points([*points, point("d", 2.0, 0.0)], tmp_path / "rings.svg")
+    rings = [line for line in drawn[0].get_lines() if line.get_markersize() == 12]
+    assert [ring.get_alpha() for ring in rings] == [0.5, 0.75, 0.25, 1.0]
+    assert "the darker" in drawn[0].get_figure(root=True).get_supxlabel()
 
 
 def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
