@@ -29,6 +29,8 @@ def make_rule(name: str, settings: dict[str, Any]) -> Rule:
     """The rule of this name with these settings; ValueError for an unknown name or setting."""
     if name not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {name!r}")
+    if name == "anchored_inf":
+        settings = {"divergence": "max", **settings}
     try:
         rule: Rule = RULES[name](**settings)
     except TypeError as error:

@@ -1,7 +1,7 @@
 """Where and when texts copy: by the prompt's debt, and by the position in the text."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -29,37 +29,24 @@ _LABELS: Final = {SAFE_RULE: "safe model alone", RISKY_RULE: "risky model alone"
 
 
 def debt_deciles(run: RecordedRun) -> Section:
-    """What the risky model copies, by tenths of the prompts in order of their debt.
+    """What the risky model copies, by tenths of the prompts in order of their debt, by window.
 
     Source: paper, figure "Prefix debt correlates with copying metrics".
     """
-    debts = {prompt: debt for prompt, debt in run.debts.items() if math.isfinite(debt)}
-    copied: dict[str, list[Mapping[str, Any]]] = {}
-    for prompt, row in _copying(run, run.risky):
-        if prompt in debts:
-            copied.setdefault(prompt, []).append(row)
-    if not copied:
+    copied = grouped(_copying(run, run.risky), lambda pair: pair[0])
+    rows = [
+        row for window in sorted(run.debts) for row in _deciles(copied, run.debts[window], window)
+    ]
+    if not rows:
         raise NotMeasured("no text of the risky model alone has both a copying row and a debt")
-    in_order = sorted(copied, key=lambda prompt: (debts[prompt], prompt))
-    bins = np.array_split(in_order, min(NUM_BINS, len(in_order)))
-    rows: list[dict[str, float]] = []
-    for number, prompts in enumerate(bins, 1):
-        texts = [row for prompt in prompts for row in copied[prompt]]
-        rows.append(
-            {
-                "decile": number,
-                "prompts": len(prompts),
-                "from": debts[prompts[0]],
-                "to": debts[prompts[-1]],
-                **{key: sum(row[key] for row in texts) / len(texts) for key in METRIC_TITLES},
-            }
-        )
-    numbers = [row["decile"] for row in rows]
+    by_window = grouped(rows, lambda row: f"window {row['window']}")
     return Section(
         title="Debts of prompts and what is copied after them",
-        note="Prompts in order of their debt, in at most ten groups; means of the six metrics over "
-        "the texts of the risky model alone. ROUGE is F1.",
+        note="Prompts in order of their debt, the mean of as many of their largest ratios as the "
+        "window has, in at most ten groups; means of the six metrics over the texts of the risky "
+        "model alone. ROUGE is F1.",
         columns=[
+            Column(key="window", title="window"),
             Column(key="decile", title="group"),
             Column(key="prompts", title="prompts"),
             Column(key="from", title="debt from", num_decimals=2),
@@ -70,7 +57,10 @@ def debt_deciles(run: RecordedRun) -> Section:
         draw=partial(
             plot_series,
             {
-                title: {"risky model": Series(numbers, [row[key] for row in rows])}
+                title: {
+                    window: Series([row["decile"] for row in own], [row[key] for row in own])
+                    for window, own in by_window.items()
+                }
                 for key, title in METRIC_TITLES.items()
             },
             title="What the risky model copies after prompts of growing debt",
@@ -78,6 +68,26 @@ def debt_deciles(run: RecordedRun) -> Section:
             y_label="mean",
         ),
     )
+
+
+def _deciles(
+    run: RecordedRun, copied: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]], window: int
+) -> Iterator[dict[str, float]]:
+    """A row for each group of the prompts that have both a debt and texts."""
+    debts = run.debts[window]
+    known = [prompt for prompt in copied if math.isfinite(debts.get(prompt, math.inf))]
+    in_order = sorted(known, key=lambda prompt: (debts[prompt], prompt))
+    for number, prompts in enumerate(np.array_split(in_order, min(NUM_BINS, len(known) or 1)), 1):
+        texts = [row for prompt in prompts for _, row in copied[prompt]]
+        if texts:
+            yield {
+                "window": window,
+                "decile": number,
+                "prompts": len(prompts),
+                "from": debts[prompts[0]],
+                "to": debts[prompts[-1]],
+                **{key: sum(row[key] for row in texts) / len(texts) for key in METRIC_TITLES},
+            }
 
 
 def start_positions(run: RecordedRun) -> Section:

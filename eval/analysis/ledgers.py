@@ -69,10 +69,12 @@ def prefix_ratios(run: RecordedRun) -> Section:
     Source: paper, section "Copying Risk is Front-loaded in Early Generation".
     """
     ratios = run.by_domain(run.prompt_ratios)
-    debts = run.by_domain({prompt: [debt] for prompt, debt in run.debts.items()})
-    if not ratios and not debts:
+    parts = {"ratio of a symbol": ratios} | {
+        f"debt, window {window}": run.by_domain({prompt: [own] for prompt, own in debts.items()})
+        for window, debts in sorted(run.debts.items())
+    }
+    if not any(parts.values()):
         raise NotMeasured("no ledger has a prefix debt, and no prompt's ratios are recorded")
-    parts = {"ratio of a symbol": ratios, "debt of a prompt": debts}
     rows = [
         {"figure": figure, **_spread(domain, nats, "count")}
         for figure, samples in parts.items()

@@ -236,14 +236,15 @@ class RecordedRun:
         return max(groups.values(), key=len, default=[])
 
     @cached_property
-    def debts(self) -> dict[str, float]:
-        """By prompt, nats that it owes by the rule of the paper (mean of the largest ratios)."""
-        debts: dict[str, float] = {}
+    def debts(self) -> dict[int, dict[str, float]]:
+        """By window and prompt, nats owed: the mean of as many of the largest ratios (paper)."""
+        debts: dict[int, dict[str, float]] = {}
         for name in self.budgeted:
-            header = self.ledgers(name)[0][1].header
-            if header.rule_settings.get("debt") == "top":
+            rule_settings = self.ledgers(name)[0][1].header.rule_settings
+            if rule_settings.get("debt") == "top":
+                of_window = debts.setdefault(int(rule_settings["debt_window"]), {})
                 for text in self.by_setting[name]:
-                    debts.setdefault(text.id, float(text.row.get("debt") or 0.0))
+                    of_window.setdefault(text.id, float(text.row.get("debt") or 0.0))
         return debts
 
     @cached_property

@@ -273,12 +273,9 @@ def _method_settings(method: Method, passages: Sequence[str]) -> Iterator[Settin
 
 
 def _rule(method: Method, settings: dict[str, Any], passages: Sequence[str]) -> Rule:
-    own: dict[str, Any] = {}
     if method.rule == "memfree":
-        own["passages"] = list(dict.fromkeys(passages))
-    if method.rule == "anchored_inf":
-        own["divergence"] = "max"
-    return make_rule(method.rule, own | settings)
+        settings = {"passages": list(dict.fromkeys(passages)), **settings}
+    return make_rule(method.rule, settings)
 
 
 def sweep_experiment(

@@ -115,7 +115,7 @@ def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:
     spends = {"safe_only": [0.0] * 3, "risky_only": nats}.get(rule, SPENDS)
     header = LedgerHeader(
         rule=rule,
-        rule_settings={"k": k, "debt": "top", "budget": "adaptive"} if k else {},
+        rule_settings={"k": k, "debt": "top", "debt_window": 5, "budget": "adaptive"} if k else {},
         sampling={},
         seed=0,
         prompt_token_ids=[1, 2, 3, ord(prompt)],

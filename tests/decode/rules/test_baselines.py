@@ -42,7 +42,7 @@ def test_a_corpus_needs_a_library_that_is_named(monkeypatch):
 def test_settings_make_the_rule_again(name):
     needed = {
         "anchored": {"k": 0.5},
-        "anchored_inf": {"k": 0.5, "divergence": "max"},
+        "anchored_inf": {"k": 0.5},
         "no_opt": {"K": 20.0},
         "cold_start": {"k": 0.5},
         "global_switch": {"K": 20.0},
