@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 
 
 class AnchoredError(RuntimeError):
-    """What was asked for failed, by its input or its machine: the first line says how.
+    """A request failed because of its input or the machine; the first line is the reason.
 
     Arguments that are wrong by themselves are ValueErrors; any other RuntimeError is a bug.
     """

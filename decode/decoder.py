@@ -300,7 +300,7 @@ class Decoder:
         have no tokens to be compared in.
         """
         if not self.level.compares_models:
-            raise ValueError("prompts have ratios where both models say how likely each token is")
+            raise ValueError("this pair has no prompt ratios: the models have no tokens in common")
         requests = []
         for begun in beginnings(self.level, prompts):
             if error := begun.error or self.level.too_long(begun.token_ids, 1):

@@ -40,7 +40,7 @@ class ModelOptions:
     risky_device: str | None = None
     """Another device for the risky model."""
     risky_device_map: str | None = None
-    """auto, balanced, ... of accelerate: spreads a risky model that no device holds."""
+    """Split the risky model over several devices, as accelerate does: auto, balanced, ..."""
     safe_revision: str | None = None
     """Branch, tag or commit of the safe model's Hub id."""
     risky_revision: str | None = None
@@ -176,8 +176,8 @@ class RuleOptions:
     def __post_init__(self) -> None:
         allowed = BUDGETED.get(self.rule, ())
         if any(name not in allowed for name in self._budget()):
-            kept = f": only --{', --'.join(allowed)}" if allowed else ": leave out --k and its like"
-            raise ValueError(f"--rule {self.rule} has no budget{kept}")
+            kept = f": only --{', --'.join(allowed)}" if allowed else ": remove --k and the like"
+            raise ValueError(f"--rule {self.rule} takes no budget{kept}")
         if self.passages is not None and self.rule != "memfree":
             raise ValueError(f"--passages are those of --rule memfree, got {self.rule}")
         settings = self._settings()

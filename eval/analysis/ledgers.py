@@ -34,7 +34,7 @@ def step_divergences(run: RecordedRun) -> Section:
         if nats:
             samples.setdefault(run.domain(text), []).extend(nats)
     if not samples:
-        raise NotMeasured("the risky model ran without the safe one beside it (compared=False)")
+        raise NotMeasured("the risky model ran alone, without divergences (compared=False)")
     cutoff = _quantile([each for nats in samples.values() for each in nats], TAIL)
     rows = [
         {

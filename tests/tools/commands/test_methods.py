@@ -72,8 +72,8 @@ def test_the_others_need_no_passage(capsys, words, pair_words, tmp_path, asked):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "rcad", "k": 1.0}, "--rule rcad has no budget: leave out --k and its like"),
-        ({"rule": "cold_start", "K": 1.0}, "--rule cold_start has no budget: only --k"),
+        ({"rule": "rcad", "k": 1.0}, "--rule rcad takes no budget: remove --k and the like"),
+        ({"rule": "cold_start", "K": 1.0}, "--rule cold_start takes no budget: only --k"),
         ({"rule": "memfree"}, "--rule memfree needs --passages FILE or --setting corpus=FILE"),
         ({"rule": "rcad", "setting": ("alpha",)}, "--setting must be NAME=VALUE, got 'alpha'"),
         ({"rule": "rcad", "setting": ("beta=1",)}, "settings of rule rcad: .*beta"),

@@ -40,11 +40,11 @@ class CalibrateConfig(ModelOptions):
     """Ask that the worse end of the interval meet the target, not the mean alone. By the mean,
     about every other choice misses its target on fresh seeds."""
     confidence: float = 0.95
-    """Confidence of the intervals, which are over prompts."""
+    """Confidence level of the intervals (bootstrap over prompts)."""
     smallest_k: float = 0.1
-    """Nats a token, a byte where tokenizers differ: where the search begins."""
+    """Smallest k to try, in nats a token, or a byte if the tokenizers differ."""
     largest_k: float = 20.0
-    """Where it ends."""
+    """Largest k to try."""
     first_ks: int = 5
     """Measured first, equally far apart in log k."""
     resolution: float = 1.1

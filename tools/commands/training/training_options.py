@@ -101,8 +101,8 @@ class TokenizeConfig(SourceConfig):
     licence_if_none: str = ""
     """Name under which documents without a licence are counted; empty: they have none."""
     max_tokens: int | None = None
-    """Tokens that are enough, taken from all input files; 0: all. Not given: all, but of a source
-    of a mixture what its stages read, and a tenth more."""
+    """Stop after this many tokens of all input files together; 0 is no limit. Without it, a source
+    of a mixture stops at 1.1 times what its stages read, and others have no limit."""
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     """Longer documents are left out and counted."""
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
