@@ -34,9 +34,7 @@ def debt_deciles(run: RecordedRun) -> Section:
     Source: paper, figure "Prefix debt correlates with copying metrics".
     """
     copied = grouped(_copying(run, run.risky), lambda pair: pair[0])
-    rows = [
-        row for window in sorted(run.debts) for row in _deciles(copied, run.debts[window], window)
-    ]
+    rows = [row for window in sorted(run.debts) for row in _deciles(run, copied, window)]
     if not rows:
         raise NotMeasured("no text of the risky model alone has both a copying row and a debt")
     by_window = grouped(rows, lambda row: f"window {row['window']}")
