@@ -300,7 +300,7 @@ class Decoder:
         have no tokens to be compared in.
         """
         if not self.level.compares_models:
-            raise ValueError("this pair has no prompt ratios: the models have no tokens in common")
+            raise ValueError("this pair has no prompt ratios: its models have different tokens")
         requests = []
         for begun in beginnings(self.level, prompts):
             if error := begun.error or self.level.too_long(begun.token_ids, 1):

@@ -207,7 +207,7 @@ def test_what_compares_both_models_is_refused_by_name(pair):
     (result,) = decoder.generate(["the keeper"], max_new_tokens=2)
     with pytest.raises(LedgerError, match="have different tokens, so no divergence is known"):
         longer(result.ledger, pair)
-    with pytest.raises(ValueError, match="both models say how likely each token is"):
+    with pytest.raises(ValueError, match="no prompt ratios: its models have different tokens"):
         decoder.prompt_ratios("the keeper")
     with pytest.raises(ValueError, match=r"TokenSwap .* cannot decode at byte level"):
         Decoder(pair, TokenSwap(), level="byte")
