@@ -10,7 +10,7 @@ from triton.runtime.errors import OutOfResources
 from anchored.decode.models import lean
 from anchored.decode.models.capabilities import row_attention, row_support
 from anchored.decode.models.kv_cache import RowCache
-from anchored.decode.models.lean import FAMILIES, LeanBackbone, lean_refusal
+from anchored.decode.models.lean import FAMILIES, LeanBackbone, PackedLinear, lean_refusal
 from anchored.decode.models.row_stream import ModelRunner, ModuleBackbone, RowStream
 
 NUM_ROWS = 3
@@ -154,6 +154,19 @@ def test_layers_are_packed_once_and_anew_when_the_model_changes():
     assert runner.backbone(attention) is not third
     model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: out)
     assert isinstance(runner.backbone(attention), ModuleBackbone)
+
+
+@pytest.mark.parametrize("width", [48, 1_536, 4_099])
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(width):
+    generator = torch.Generator().manual_seed(width)
+    weight, bias, rows = (
+        torch.randn(*s, generator=generator) for s in ((64, width), (64,), (70, width))
+    )
+    layer = PackedLinear(weight, bias)
+    together = layer(rows)
+    torch.testing.assert_close(together, rows @ weight.T + bias, atol=1e-3, rtol=0)
+    for num_rows in (1, 2, 3, 4, 5, 17):
+        assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
 
 
 def test_without_room_for_packed_weights_the_modules_are_run(monkeypatch):
