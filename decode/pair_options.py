@@ -5,15 +5,16 @@ Torch is imported when a rule is made or a pair is loaded, so that --help costs 
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, UseAppendAction
+from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
 
 from ..inputs import check_input, read_prompts
 from .byte.settings import ByteSettings
 from .models.folder import model_location
+from .rules.registry import RULES, installed_rule, rule_class
 from .settings import LevelName, Speculate
 
 if TYPE_CHECKING:
@@ -124,27 +125,16 @@ def check_presence(device: str) -> None:
 
 
 DEFAULT_K = 1.0
-RuleName = Literal[
-    "anchored",
-    "safe_only",
-    "risky_only",
-    "system",
-    "memfree",
-    "rcad",
-    "cp_fuse",
-    "token_swap",
-    "no_opt",
-    "cold_start",
-    "global_switch",
-]
+RuleName = Annotated[str, arg(metavar=f"{{{','.join(RULES)},...}}")]
 BUDGET_OPTIONS = ("k", "K", "divergence", "debt", "debt_window", "budget")
 BUDGETED = {
     "anchored": BUDGET_OPTIONS,
+    "anchored_inf": BUDGET_OPTIONS,
     "no_opt": BUDGET_OPTIONS,
     "cold_start": ("k",),
     "global_switch": ("K",),
 }
-"""The options of a budget that a rule takes, by its name."""
+"""The options of a budget that one of the package's own rules takes, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,9 +143,9 @@ class RuleOptions:
 
     rule: RuleName = "anchored"
     """anchored stays within a budget of the safe model; safe_only and risky_only use one model
-    alone; the others are the paper's baselines and ablations."""
+    alone; the others are the paper's baselines and ablations, or rules of installed packages."""
     setting: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE of a baseline, again for more: alpha=0.5 of rcad, n=5 of memfree."""
+    """NAME=VALUE of another rule, again for more: alpha=0.5 of rcad, n=5 of memfree."""
     passages: Path | None = None
     """File of anchored retrieve: the texts whose n-grams memfree blocks; --setting corpus=FILE
     blocks those of a whole corpus."""
@@ -174,7 +164,7 @@ class RuleOptions:
     (fixed, which charges no debt)."""
 
     def __post_init__(self) -> None:
-        allowed = BUDGETED.get(self.rule, ())
+        allowed = self._budget_names()
         if any(name not in allowed for name in self._budget()):
             kept = f": only --{', --'.join(allowed)}" if allowed else ": remove --k and the like"
             raise ValueError(f"--rule {self.rule} takes no budget{kept}")
@@ -190,7 +180,7 @@ class RuleOptions:
         from .rules.registry import make_rule
 
         settings = {**self._budget(), **self._settings()}
-        if "k" in BUDGETED.get(self.rule, ()) and self.k is None and self.K is None:
+        if "k" in self._budget_names() and self.k is None and self.K is None:
             settings["k"] = DEFAULT_K
         if self.passages is not None:
             passages = [line.passage for line in read_prompts(self.passages)]
@@ -220,6 +210,16 @@ class RuleOptions:
             except ValueError:
                 settings[name] = value
         return settings
+
+    def _budget_names(self) -> tuple[str, ...]:
+        """The options of a budget that the rule takes: of a package's rule, those it has as fields.
+
+        ValueError for an unknown rule; none is imported but that of another package.
+        """
+        if installed_rule(self.rule) is None:
+            return BUDGETED.get(self.rule, ())
+        names = [own.name for own in fields(rule_class(self.rule))]
+        return tuple(name for name in BUDGET_OPTIONS if name in names)
 
     def _budget(self) -> dict[str, Any]:
         """The options of the budget that were given, by name."""

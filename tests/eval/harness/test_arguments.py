@@ -38,7 +38,7 @@ def test_a_model_is_made_from_an_argument_string(pair_folders):
         ("safe=a,risky=b,batch_size=many", "batch_size must be a whole number, got 'many'"),
         ("safe=a,risky=b,k=1,seed=-1", "seed must be a whole number, got -1"),
         ("safe=a,risky=b,k=1,risky_quantization=nowhere.json", "there is no file nowhere.json"),
-        ("safe=a,risky=b,rule=magic", "rule.rule must be one of 'anchored', "),
+        ("safe=a,risky=b,rule=magic", "rule must be one of anchored, "),
         ("safe=a,risky=b,k=much", "rule.k must be float | None, got 'much'"),
         ("safe=a,risky=b,level=word", "level must be "),
         ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),

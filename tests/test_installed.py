@@ -1,0 +1,92 @@
+"""Rules and metrics of other packages: found by entry points, used like the package's own."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from anchored import Anchored, Decoder, verify
+from anchored.decode.pair_options import BUDGET_OPTIONS, BUDGETED, RuleOptions
+from anchored.decode.rules.registry import RULES, make_rule, rule_class
+from anchored.installed import declared
+
+STRANGER = Path(__file__).parent / "support/stranger"
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """A function that installs a package, by name, with these lines of entry_points.txt."""
+
+    def install(package: str, *lines: str) -> None:
+        folder = tmp_path / f"{package}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text("\n".join(lines))
+        declared.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(STRANGER)
+    yield install
+    declared.cache_clear()
+
+
+BLEND = ("[anchored.rules]", "blend = stranger:Blend")
+
+
+def test_a_package_s_rule_decodes_and_its_ledger_is_verified_by_name(install, pair):
+    install("stranger", *BLEND)
+    rule = make_rule("blend", {"k": 0.5, "halvings": 32})
+    results = Decoder(pair, rule).generate(["the keeper", "every wave"], max_new_tokens=12)
+    for result in results:
+        ledger = result.ledger
+        assert (ledger.header.rule, ledger.header.rule_settings["halvings"]) == ("blend", 32)
+        assert ledger.certified and 0.0 < ledger.spent <= ledger.header.bound
+        assert verify(ledger, pair).failures == []
+        other = replace(ledger.steps[0], token_id=ledger.steps[0].token_id - 1)
+        forged = replace(ledger, steps=[other, *ledger.steps[1:]])
+        assert not verify(forged, pair).is_ok
+
+
+def test_the_command_line_takes_its_name_its_settings_and_the_options_it_has_as_fields(install):
+    install("stranger", *BLEND)
+    rule = RuleOptions(rule="blend", setting=("halvings=8",), k=2.0, debt="none").make()
+    assert rule == rule_class("blend")(k=2.0, halvings=8, debt="none")
+    assert RuleOptions(rule="blend").make().k == 1.0
+    with pytest.raises(ValueError, match=r"settings of rule blend: .*'halving'"):
+        RuleOptions(rule="blend", setting=("halving=8",)).make()
+
+
+def test_nothing_of_a_package_is_imported_before_its_rule_is_asked_for(install, monkeypatch):
+    install("stranger", "[anchored.rules]", "blend = nowhere:Blend")
+    assert RuleOptions().make() == Anchored(k=1.0)
+    with pytest.raises(ValueError, match=r"'blend' of stranger 1.0 cannot be imported: .*nowhere"):
+        make_rule("blend", {})
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "message"),
+    [
+        (["rcad = stranger:Blend"], "rcad", "'rcad' of stranger 1.0 is a name of anchored's own"),
+        (["blend = stranger:Blend"], "bland", "must be one of anchored, .*, blend, got 'bland'"),
+        (["blend = stranger:copied_share"], "blend", "must be a dataclass"),
+        (["blend = stranger:Bland"], "blend", "cannot be imported: .*Bland"),
+        (["mix = stranger:Blend"], "mix", "has the name 'blend': both must be the same"),
+    ],
+)
+def test_names_that_mean_nothing_or_two_things_are_refused(install, lines, name, message):
+    install("stranger", "[anchored.rules]", *lines)
+    with pytest.raises(ValueError, match=message):
+        make_rule(name, {"k": 1.0})
+
+
+def test_a_name_that_two_packages_declare_is_refused(install):
+    install("stranger", *BLEND)
+    install("other", *BLEND)
+    with pytest.raises(ValueError, match=r"'blend' of other 1.0 and stranger 1.0 is declared more"):
+        make_rule("blend", {"k": 1.0})
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_options_of_a_budget_are_the_fields_of_a_rule(name):
+    names = [own.name for own in fields(rule_class(name))]
+    assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
