@@ -8,6 +8,11 @@ import pytest
 from anchored import Anchored, Decoder, verify
 from anchored.decode.pair_options import BUDGET_OPTIONS, BUDGETED, RuleOptions
 from anchored.decode.rules.registry import RULES, make_rule, rule_class
+from anchored.eval.analysis.evaluated import evaluation_table
+from anchored.eval.copying.literal import copying_results
+from anchored.eval.copying.metrics import CopyingScore, copying_score, installed_metrics
+from anchored.eval.recorded_texts import RecordedText
+from anchored.eval.statistics import json_value
 from anchored.installed import declared
 
 STRANGER = Path(__file__).parent / "support/stranger"
@@ -23,11 +28,13 @@ def install(tmp_path, monkeypatch):
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         (folder / "entry_points.txt").write_text("\n".join(lines))
         declared.cache_clear()
+        installed_metrics.cache_clear()
 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(STRANGER)
     yield install
     declared.cache_clear()
+    installed_metrics.cache_clear()
 
 
 BLEND = ("[anchored.rules]", "blend = stranger:Blend")
@@ -90,3 +97,43 @@ def test_a_name_that_two_packages_declare_is_refused(install):
 def test_the_options_of_a_budget_are_the_fields_of_a_rule(name):
     names = [own.name for own in fields(rule_class(name))]
     assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
+
+
+TEXTS = [
+    RecordedText(setting=setting, id="work", seed=0, text=text, reference="the grey kettle hummed")
+    for setting, text in (("p_s", "a b"), ("p_r", "the grey kettle hummed"), ("mine", "the grey b"))
+]
+COPIED_SHARE = ("[anchored.metrics]", "copied_share = stranger:copied_share")
+
+
+def test_a_package_s_metric_is_measured_tabled_and_recorded_and_changes_no_other_figure(install):
+    before = json_value(copying_results(TEXTS))
+    install("stranger", *COPIED_SHARE)
+    after = json_value(copying_results(TEXTS))
+    head, *lines = evaluation_table("copying", after).splitlines()
+    assert "copied_share" in head and any("mine" in line and "0.667" in line for line in lines)
+    assert after.pop("installed_metrics") == {"copying/copied_share": "stranger 1.0"}
+    means = [row.pop("copying/copied_share") for row in after["settings"]]
+    assert [mean["mean"] for mean in means] == [0.0, 1.0, 2 / 3]
+    assert [row.pop("copying/copied_share") for row in after["rows"]] == [0.0, 1.0, 2 / 3]
+    assert after == before
+
+
+def test_a_score_with_a_package_s_metric_is_read_again(install):
+    install("stranger", *COPIED_SHARE)
+    score = copying_score("the grey b", "the grey kettle")
+    assert CopyingScore.of_row({"setting": "mine", **score.as_row()}) == score
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("word_lcs = stranger:copied_share", "'word_lcs' of stranger 1.0 is a name of anchored's"),
+        ("half = nowhere:half", r"'half' of stranger 1.0 cannot be imported"),
+        ("half = operator:add", "copying/half must be a number, got 'ab'"),
+    ],
+)
+def test_a_metric_that_cannot_be_measured_is_refused(install, line, message):
+    install("stranger", "[anchored.metrics]", line)
+    with pytest.raises(ValueError, match=message):
+        copying_score("a", "b")
