@@ -5,7 +5,7 @@ Torch is imported when a rule is made or a pair is loaded, so that --help costs 
 
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
 from ..inputs import check_input, read_prompts
 from .byte.settings import ByteSettings
 from .models.folder import model_location
+from .models.pair_file import PairFile
 from .rules.registry import RULES, installed_rule, rule_class
 from .settings import LevelName, Speculate
 
@@ -30,10 +31,13 @@ _DEVICES = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 class ModelOptions:
     """Two models, with one tokenizer or two."""
 
-    safe: Path
+    safe: Path | None = None
     """Hugging Face folder or Hub id of the safe model."""
-    risky: Path
+    risky: Path | None = None
     """Hugging Face folder or Hub id of the risky model."""
+    pair: Path | None = None
+    """In place of both, a folder or Hub id with a pair.json that names them, with their revisions
+    and perhaps k and level."""
     dtype: Dtype = "auto"
     """auto: as stored."""
     device: str | None = None
@@ -58,7 +62,9 @@ class ModelOptions:
     """Processes the risky model is split over: torchrun --nproc-per-node N -m anchored.tools.cli"""
 
     def __post_init__(self) -> None:
-        for model in (self.safe, self.risky):
+        if self.pair is not None:
+            self._take(PairFile.read(self.pair))
+        for model in self.locations.values():
             model_location(model)  # FileNotFoundError for neither a folder nor a Hub id
         check_input(self.risky_quantization)
         for device in (self.device, self.risky_device):
@@ -71,7 +77,24 @@ class ModelOptions:
         if self.tp_size < 1:
             raise ValueError(f"--tp-size must be >= 1, got {self.tp_size}")
 
-    def pair(self) -> "ModelPair":
+    def _take(self, named: PairFile) -> None:
+        """Have the models of a pair.json; ValueError beside options that name models."""
+        for name in ("safe", "risky", "safe_revision", "risky_revision"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"--pair names both models: remove --{name.replace('_', '-')}")
+            value = getattr(named, name)
+            own = Path(value) if name in ("safe", "risky") else value
+            object.__setattr__(self, name, own)
+        object.__setattr__(self, "pair", None)  # so that a copy of these options may be made
+
+    @property
+    def locations(self) -> dict[str, Path]:
+        """Folder or Hub id by "safe" and "risky"; ValueError unless both are given."""
+        if self.safe is None or self.risky is None:
+            raise ValueError("a pair needs --safe and --risky, or --pair")
+        return {"safe": self.safe, "risky": self.risky}
+
+    def load(self) -> "ModelPair":
         """Both models, loaded without a bar for every file of weights; ValueError if refused."""
         from transformers.utils.logging import disable_progress_bar
 
@@ -86,8 +109,8 @@ class ModelOptions:
             devices = {"safe": self.device, "risky": self.risky_device}
         disable_progress_bar()
         return ModelPair.from_pretrained(
-            self.safe,
-            self.risky,
+            self.locations["safe"],
+            self.locations["risky"],
             dtype=self.dtype,
             device=devices,
             risky_quantization=None if file is None else quantization_config(file),
@@ -164,7 +187,7 @@ class RuleOptions:
     (fixed, which charges no debt)."""
 
     def __post_init__(self) -> None:
-        allowed = self._budget_names()
+        allowed = self.budget_names()
         if any(name not in allowed for name in self._budget()):
             kept = f": only --{', --'.join(allowed)}" if allowed else ": remove --k and the like"
             raise ValueError(f"--rule {self.rule} takes no budget{kept}")
@@ -180,7 +203,7 @@ class RuleOptions:
         from .rules.registry import make_rule
 
         settings = {**self._budget(), **self._settings()}
-        if "k" in self._budget_names() and self.k is None and self.K is None:
+        if "k" in self.budget_names() and self.k is None and self.K is None:
             settings["k"] = DEFAULT_K
         if self.passages is not None:
             passages = [line.passage for line in read_prompts(self.passages)]
@@ -211,7 +234,7 @@ class RuleOptions:
                 settings[name] = value
         return settings
 
-    def _budget_names(self) -> tuple[str, ...]:
+    def budget_names(self) -> tuple[str, ...]:
         """The options of a budget that the rule takes: of a package's rule, those it has as fields.
 
         ValueError for an unknown rule; none is imported but that of another package.
@@ -250,6 +273,14 @@ class PairOptions(ModelOptions):
         ModelOptions.__post_init__(self)
         check_input(self.prompt_ratios)
 
+    def _take(self, named: PairFile) -> None:
+        ModelOptions._take(self, named)
+        own = self.rule
+        if named.k is not None and own.k is own.K is None and "k" in own.budget_names():
+            object.__setattr__(self, "rule", replace(own, k=named.k))
+        if named.level is not None and self.level == "auto":
+            object.__setattr__(self, "level", named.level)
+
     def decoder(self, rule: "Rule | None" = None) -> "Decoder":
         """A decoder; the ratios' file is checked before the models are loaded, and so is the rule
         unless the caller has made it."""
@@ -259,7 +290,7 @@ class PairOptions(ModelOptions):
         rule, path = rule or self.rule.make(), self.prompt_ratios
         ratios = None if path is None else PromptRatios.load(path)
         return Decoder(
-            self.pair(),
+            self.load(),
             rule,
             level=self.level,
             batch_size=self.batch_size,

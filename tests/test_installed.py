@@ -1,5 +1,10 @@
 """Rules and metrics of other packages: found by entry points, used like the package's own."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -97,6 +102,55 @@ def test_a_name_that_two_packages_declare_is_refused(install):
 def test_the_options_of_a_budget_are_the_fields_of_a_rule(name):
     names = [own.name for own in fields(rule_class(name))]
     assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
+
+
+SWEEP = """
+safe = "{safe}"
+risky = "{risky}"
+prompts = "prompts.jsonl"
+max_new_tokens = 6
+seeds = [0]
+device = "cpu"
+
+[[methods]]
+rule = "blend"
+label = "Blend"
+settings = {{ k = [0.5, 4.0], halvings = 20 }}
+"""
+
+
+@pytest.mark.slow
+def test_a_package_that_pip_installs_decodes_is_verified_swept_and_tabled(tmp_path, pair_folders):
+    source, target = tmp_path / "source", tmp_path / "target"
+    shutil.copytree(STRANGER, source)  # where pip builds
+    pip = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    path = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def python(*words: str | Path) -> str:
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    safe, risky = pair_folders
+    cli, models = ("-m", "anchored.tools.cli"), ("--safe", safe, "--risky", risky)
+    python(*pip, "--target", target, source)
+    rule = ("--rule", "blend", "--setting", "halvings=20", "--k", "2")
+    asked = ("--prompt", "the keeper", "--max-new-tokens", "6", "--ledger", "ledger.jsonl")
+    python(*cli, "generate", *models, *rule, *asked)
+    assert python(*cli, "verify", *models, "--ledger", "ledger.jsonl").startswith("OK: 6 tokens")
+    prompt = {"id": "work", "prompt": "the keeper of", "reference": " the lamp wrote every wave"}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt))
+    (tmp_path / "sweep.toml").write_text(SWEEP.format(safe=safe, risky=risky))
+    table = python(*cli, "sweep", "sweep.toml", "--output", "run")
+    assert "copied_share" in table and "Blend, k=4" in table
+    rows = json.loads((tmp_path / "run/results.json").read_text())["rows"]
+    assert [row["setting"] for row in rows] == ["p_s", "p_r", "Blend, k=0.5", "Blend, k=4"]
+    assert all(0.0 <= row["copying/copied_share"]["mean"] <= 1.0 for row in rows)
 
 
 TEXTS = [

@@ -202,6 +202,23 @@ def test_importing_the_package_loads_neither_torch_nor_transformers():
     assert result.stdout.strip() == "set()"
 
 
+def test_public_names_have_types_and_no_other_name_has_one():
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    typed = {
+        alias.name: f"{node.module}.{alias.name}"
+        for typing in tree.body
+        if isinstance(typing, ast.If) and getattr(typing.test, "id", "") == "TYPE_CHECKING"
+        for node in typing.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed.pop("engine") == "decode.vllm.engine"
+    assert typed == {name: f"{module}.{name}" for name, module in anchored._HOME.items()}
+    assert set(anchored.__all__) == {*anchored._HOME, "AnchoredError"}
+    # Outside of a block that only the interpreter reads, every name would be Any.
+    assert "__getattr__" not in {node.name for node in tree.body if hasattr(node, "name")}
+
+
 def test_public_names_are_all_importable():
     assert all(getattr(anchored, name) for name in anchored.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -59,7 +59,7 @@ def run(config: SweepConfig) -> int:
     report = run_sweep(
         sweep,
         config.output,
-        models.pair,
+        models.load,
         is_first=is_first_process(),
         retry_failed=config.retry_failed,
     )
