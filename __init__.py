@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .decode.byte.prompt import PromptCache
     from .decode.byte.settings import ByteSettings
+    from .decode.custom_generate import CustomGenerate
     from .decode.decoder import Decoder
     from .decode.generation import Generation
     from .decode.ledger import Ledger, LedgerError
@@ -35,6 +36,7 @@ class AnchoredError(RuntimeError):
 
 _HOME = {
     "ByteSettings": "decode.byte.settings",
+    "CustomGenerate": "decode.custom_generate",
     "Decoder": "decode.decoder",
     "Generation": "decode.generation",
     "Ledger": "decode.ledger",
@@ -67,6 +69,7 @@ __all__ = [
     "ByteSettings",
     "CPFuse",
     "ColdStart",
+    "CustomGenerate",
     "Decoder",
     "Generation",
     "GlobalSwitch",
