@@ -16,6 +16,7 @@ from anchored.decode.rules.registry import RULES, make_rule, rule_class
 from anchored.eval.analysis.evaluated import evaluation_table
 from anchored.eval.copying.literal import copying_results
 from anchored.eval.copying.metrics import CopyingScore, copying_score, installed_metrics
+from anchored.eval.experiments.sweep import Method
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.statistics import json_value
 from anchored.installed import declared
@@ -102,6 +103,10 @@ def test_a_name_that_two_packages_declare_is_refused(install):
 def test_the_options_of_a_budget_are_the_fields_of_a_rule(name):
     names = [own.name for own in fields(rule_class(name))]
     assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
+
+
+def test_a_package_s_rule_stands_among_the_baselines_of_a_table():
+    assert Method(rule="blend", label="Blend").section == "Two-model baselines"
 
 
 SWEEP = """

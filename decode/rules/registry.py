@@ -40,7 +40,7 @@ def installed_rule(name: str) -> EntryPoint | None:
     entry = entry_point(GROUP, name, own=RULES)
     if entry is None and name not in RULES:
         known = ", ".join([*RULES, *sorted(declared(GROUP))])
-        raise ValueError(f"rule must be one of {known}, got {name!r}")
+        raise ValueError(f"rule must be one of {known}, got {name!r}: no installed package has it")
     return entry
 
 
