@@ -5,22 +5,21 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import (
     LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
-from transformers.generation import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
 
 from .. import AnchoredError
 from .decoder import Decoder
