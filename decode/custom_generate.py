@@ -60,7 +60,7 @@ class CustomGenerate:
             raise ValueError("the processes of a split model must draw alike: give seed=")
         self.decoder, self.seed = decoder, seed
         self.generations: list[Generation] = []
-        """Of the last call, a row each, with their ledgers."""
+        """The generations of the last call, a row each, with their ledgers."""
 
     def __call__(
         self,

@@ -44,7 +44,7 @@ class LoadOptions:
     model that no device holds; over several devices it decodes in whole batches."""
 
     def pinned(self, revision: str | None) -> "LoadOptions":
-        """The same at the revision that a pair.json names; ValueError where one is given too."""
+        """These options at the revision that a pair.json names; ValueError where one is given."""
         if self.revision is not None:
             raise ValueError(f"the pair.json names the revisions, got revision={self.revision!r}")
         return replace(self, revision=revision)

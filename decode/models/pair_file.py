@@ -33,18 +33,19 @@ class PairFile:
     safe: str
     """Hub id or folder; in a file, a folder may be relative to it."""
     risky: str
-    """The same of the risky model."""
+    """Hub id or folder of the risky model."""
     safe_revision: str | None = None
     """Branch, tag or commit of a Hub id."""
     risky_revision: str | None = None
+    """Branch, tag or commit of the risky model."""
     k: float | None = None
     """Nats a token, or a byte, for commands that are given neither k nor K."""
     level: LevelName | None = None
-    """For commands that are given none."""
+    """The level of commands that are given none."""
 
     @classmethod
     def read(cls, name: str | Path) -> "PairFile":
-        """That of a folder, of a file by itself, or of a repository of the Hub.
+        """The pair.json of a folder, a file by itself, or that of a repository of the Hub.
 
         Raises FileNotFoundError where there is none, and ValueError, with the file and the key, for
         one that holds anything else.

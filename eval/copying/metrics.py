@@ -1,4 +1,4 @@
-"""What a text copies: the paper's six metrics with the spans that they matched, which NCR averages,
+"""Copying of a text: the paper's six metrics with the spans that they matched, which NCR averages,
 and the metrics of installed packages, which are measured and tabled beside them.
 """
 
@@ -39,7 +39,7 @@ mean: a definition, a constant below, how words are cut, a metric mended, added 
 library that computes one. Not for speed.
 """
 METRICS: Final = ("rouge1_ge_tau", "rougeL_ge_tau", "word_lcs", "char_lcs", "word_acs", "minhash")
-"""What NCR averages. Whatever else is measured changes neither NCR nor these figures."""
+"""The metrics that NCR averages. Whatever else is measured changes neither NCR nor these figures."""
 GROUP: Final = "anchored.metrics"
 """Entry points of installed packages: functions of (generation, reference) that give a number."""
 INSTALLED: Final = "copying/"
@@ -117,7 +117,7 @@ def installed_metrics() -> dict[str, Callable[[str, str], float]]:
 
 
 def metric_packages() -> dict[str, dict[str, str]]:
-    """What a results file says of installed metrics, their packages by name; {} without any."""
+    """The packages of installed metrics by name, as an entry of a results file; {} without any."""
     packages = {name: package_of(entry) for name, entry in _entry_points().items()}
     return {"installed_metrics": packages} if packages else {}
 

@@ -1,4 +1,4 @@
-"""What a package outside of anchored brings along: a certified rule, and a metric of copying."""
+"""A package outside of anchored: a certified rule, and a metric of copying."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ class Blend(Budgeted):
     """
 
     halvings: int = 40
-    """Of the interval that w is searched in."""
+    """Steps of the search for w."""
 
     name = "blend"
 
@@ -30,19 +30,19 @@ class Blend(Budgeted):
         log_s, log_r = (logits.double().log_softmax(-1) for logits in (safe, risky))
 
         def blend(w: Tensor) -> tuple[Tensor, Tensor]:
-            """The law of this weight, and what it spends: NaN or inf where p_s lacks a token."""
-            law = torch.logaddexp(log_s + torch.log1p(-w[:, None]), log_r + w.log()[:, None])
-            ratios = torch.where(law > -torch.inf, law - log_s, 0.0)
-            nats = ceil_to_quantum((law.exp() * ratios).sum(-1)) + SPEND_QUANTUM
-            return law, torch.where(w > 0.0, nats, 0.0)
+            """The distribution of this weight, and what it spends: NaN or inf where p_s lacks a token."""
+            mix = torch.logaddexp(log_s + torch.log1p(-w[:, None]), log_r + w.log()[:, None])
+            ratios = torch.where(mix > -torch.inf, mix - log_s, 0.0)
+            nats = ceil_to_quantum((mix.exp() * ratios).sum(-1)) + SPEND_QUANTUM
+            return mix, torch.where(w > 0.0, nats, 0.0)
 
         low, high = torch.zeros_like(inputs.budget), torch.ones_like(inputs.budget)
         for _ in range(self.halvings):
             middle = (low + high) / 2
             is_allowed = blend(middle)[1] <= inputs.budget
             low, high = torch.where(is_allowed, middle, low), torch.where(is_allowed, high, middle)
-        law, nats = blend(low)
-        return replace(Categorical.draw(law, safe, inputs.uniform), spend=nats)
+        mix, nats = blend(low)
+        return replace(Categorical.draw(mix, safe, inputs.uniform), spend=nats)
 
 
 def copied_share(hypothesis: str, reference: str) -> float:
