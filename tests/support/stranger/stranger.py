@@ -30,7 +30,7 @@ class Blend(Budgeted):
         log_s, log_r = (logits.double().log_softmax(-1) for logits in (safe, risky))
 
         def blend(w: Tensor) -> tuple[Tensor, Tensor]:
-            """The distribution of this weight, and what it spends: NaN or inf where p_s lacks a token."""
+            """The mixture of this weight and its spend, NaN or inf where p_s lacks a token."""
             mix = torch.logaddexp(log_s + torch.log1p(-w[:, None]), log_r + w.log()[:, None])
             ratios = torch.where(mix > -torch.inf, mix - log_s, 0.0)
             nats = ceil_to_quantum((mix.exp() * ratios).sum(-1)) + SPEND_QUANTUM
