@@ -39,7 +39,7 @@ mean: a definition, a constant below, how words are cut, a metric mended, added 
 library that computes one. Not for speed.
 """
 METRICS: Final = ("rouge1_ge_tau", "rougeL_ge_tau", "word_lcs", "char_lcs", "word_acs", "minhash")
-"""The metrics that NCR averages; whatever else is measured changes neither NCR nor their figures."""
+"""The metrics that NCR averages; what else is measured changes neither NCR nor their figures."""
 GROUP: Final = "anchored.metrics"
 """Entry points of installed packages: functions of (generation, reference) that give a number."""
 INSTALLED: Final = "copying/"
