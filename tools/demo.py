@@ -37,7 +37,7 @@ Shown = list[tuple[str, str | None]]
 def run(config: DemoConfig) -> int:
     """Serve the page until an interrupt ends it; returns the exit status."""
     with tempfile.TemporaryDirectory() as folder:
-        page(config.pair(), Path(folder)).launch(
+        page(config.load(), Path(folder)).launch(
             server_name="127.0.0.1",
             server_port=config.port,
             inbrowser=config.browser,

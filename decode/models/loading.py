@@ -4,7 +4,7 @@ import logging
 import os
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,12 @@ class LoadOptions:
     device_map: str | dict[str, Any] | None = None
     """Of accelerate, in place of a device: "auto", or devices by the names of modules. For a risky
     model that no device holds; over several devices it decodes in whole batches."""
+
+    def pinned(self, revision: str | None) -> "LoadOptions":
+        """These options at the revision that a pair.json names; ValueError where one is given."""
+        if self.revision is not None:
+            raise ValueError(f"the pair.json names the revisions, got revision={self.revision!r}")
+        return replace(self, revision=revision)
 
     def settings(self) -> dict[str, Any]:
         """Those that transformers is given with a folder."""
@@ -263,3 +269,45 @@ def _check_stored_floats(folder: Path, model: PreTrainedModel) -> None:
 def _line(error: Exception) -> str:
     """An error of transformers in one line: some take a paragraph."""
     return textwrap.shorten(str(error), 200)
+
+
+SPELLINGS = {
+    "torch_dtype": "dtype=",
+    "device_map": "risky_options=LoadOptions(device_map=...), or device=",
+    "revision": "safe_options=LoadOptions(revision=...), and the same of risky_options",
+    "attn_implementation": "safe_options=LoadOptions(attn_implementation=...) or risky_options=",
+    "quantization_config": "risky_quantization=",
+}
+"""What callers of transformers write, and what it is called here."""
+
+
+def check_spellings(safe: object, risky: object, unknown: Mapping[str, object]) -> None:
+    """Raise TypeError, naming the right spelling, for models in memory and unknown settings."""
+    if isinstance(safe, PreTrainedModel) or isinstance(risky, PreTrainedModel):
+        raise TypeError(
+            "from_pretrained takes folders or Hub ids: write ModelPair(safe, risky, tokenizer) "
+            "for models in memory"
+        )
+    for name in unknown:
+        hint = f"write {SPELLINGS[name]}" if name in SPELLINGS else "it is unknown"
+        raise TypeError(f"from_pretrained takes no {name}: {hint}")
+
+
+def check_device_map(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:
+    if safe.device_map is not None:
+        raise ValueError("a device_map is for the risky model: the safe one lies on one device")
+    if risky.device_map is not None and isinstance(device, Mapping) and "risky" in device:
+        raise ValueError(
+            f"the risky model has a device_map, so it has no device, got {device['risky']!r}"
+        )
+
+
+def check_split(
+    device: DeviceMap, quantization: QuantizationConfigMixin | None, risky: LoadOptions
+) -> None:
+    if device is not None:
+        raise ValueError(f"tp_size gives each process its own device, got device={device!r}")
+    if risky.device_map is not None:
+        raise ValueError(f"tp_size splits the model, got device_map={risky.device_map!r}")
+    if quantization is not None:
+        raise ValueError("a model cannot be quantised and split over processes while it is loaded")

@@ -1,8 +1,7 @@
 """A safe and a risky language model, with one tokenizer or two."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Never
 
@@ -15,6 +14,7 @@ from transformers import (
 )
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..settings import LevelName
 from ..tokenizer.tokenizer_file import read_tokenizer
 from .capabilities import row_support
 from .folder import ModelFolder, fingerprint, model_fingerprint
@@ -23,6 +23,9 @@ from .loading import (
     DEFAULT_OPTIONS,
     DeviceMap,
     LoadOptions,
+    check_device_map,
+    check_spellings,
+    check_split,
     checked_dtype,
     device_of,
     load_config,
@@ -31,6 +34,7 @@ from .loading import (
     load_tokenizer,
     quantization_method,
 )
+from .pair_file import PairFile
 from .row_stream import ModelRunner
 from .shared_tokens import SharedTokens, shared_tokens
 
@@ -65,6 +69,8 @@ class ModelPair:
     """The risky model's; None where it has the same tokens as `tokenizer`, the safe one's."""
     allow_quantized_safe: bool = False
     """Take a quantised safe model: the bound then holds against that model, not the original."""
+    source: PairFile | None = None
+    """Where the models were loaded from; None for models in memory."""
     shared: SharedTokens = field(init=False)
     """What the tokenizers have in common, and whether it is enough to decode token by token."""
     chat_tokenizers: dict[str, PreTrainedTokenizerFast] = field(default_factory=dict, init=False)
@@ -132,7 +138,7 @@ class ModelPair:
     def from_pretrained(
         cls,
         safe: str | Path,
-        risky: str | Path,
+        risky: str | Path | None = None,
         *,
         dtype: str | torch.dtype = "auto",
         device: DeviceMap = None,
@@ -145,7 +151,8 @@ class ModelPair:
     ) -> "ModelPair":
         """Load both models from Hugging Face folders or Hub ids (safetensors only, no remote code).
 
-        Either may be a PEFT adapter: its base model is loaded and it is merged into the weights.
+        One argument is a folder or Hub id with a pair.json that names both, see `PairFile`. Either
+        may be a PEFT adapter: its base model is loaded and it is merged into the weights.
 
         dtype: "auto" (as stored), or one of torch or its name. device: one for both, or a mapping
         with "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
@@ -159,11 +166,16 @@ class ModelPair:
         quantised safe model, or for tokenizers that make other tokens of plain text unless both are
         byte-level BPE, and ModuleNotFoundError for an adapter without peft.
         """
-        _check_spellings(safe, risky, unknown)
+        check_spellings(safe, risky, unknown)
+        if risky is None:
+            named = PairFile.read(safe)
+            safe, risky = named.safe, named.risky
+            safe_options = safe_options.pinned(named.safe_revision)
+            risky_options = risky_options.pinned(named.risky_revision)
         dtype = checked_dtype(dtype)
-        _check_device_map(device, safe_options, risky_options)
+        check_device_map(device, safe_options, risky_options)
         if tp_size != 1:
-            _check_split(device, risky_quantization, risky_options)
+            check_split(device, risky_quantization, risky_options)
         folders = {
             "safe": ModelFolder.find(safe, safe_options.revision),
             "risky": ModelFolder.find(risky, risky_options.revision),
@@ -191,7 +203,31 @@ class ModelPair:
             {name: fingerprint(folder) for name, folder in folders.items()},
             risky_tokenizer=tokenizers["risky"],
             allow_quantized_safe=allow_quantized_safe,
+            source=PairFile.of({"safe": safe, "risky": risky}, folders),
         )
+
+    def save_pretrained(
+        self, folder: str | Path, *, k: float | None = None, level: LevelName | None = None
+    ) -> None:
+        """Write a pair.json that names both models; `from_pretrained(folder)` reads it.
+
+        k, level: for commands that are given none. Raises ValueError for models in memory.
+        """
+        replace(self._named(), k=k, level=level).save(folder)
+
+    def push_to_hub(
+        self, repo_id: str, *, k: float | None = None, level: LevelName | None = None
+    ) -> str:
+        """Upload what `save_pretrained` writes and a README, in one commit; returns its address.
+
+        Raises ValueError for models in memory or in folders, which nobody else has.
+        """
+        return replace(self._named(), k=k, level=level).push(repo_id)
+
+    def _named(self) -> PairFile:
+        if self.source is None:
+            raise ValueError("models in memory have no names: load them by from_pretrained")
+        return self.source
 
     @property
     def models(self) -> dict[str, PreTrainedModel]:
@@ -346,48 +382,6 @@ def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str, difference: str)
             f"the models have different tokenizers ({difference}), and the {name} one has no "
             f"bytes: {error}"
         ) from None
-
-
-SPELLINGS = {
-    "torch_dtype": "dtype=",
-    "device_map": "risky_options=LoadOptions(device_map=...), or device=",
-    "revision": "safe_options=LoadOptions(revision=...), and the same of risky_options",
-    "attn_implementation": "safe_options=LoadOptions(attn_implementation=...) or risky_options=",
-    "quantization_config": "risky_quantization=",
-}
-"""What callers of transformers write, and what it is called here."""
-
-
-def _check_spellings(safe: object, risky: object, unknown: Mapping[str, object]) -> None:
-    """Raise TypeError, naming the right spelling, for models in memory and unknown settings."""
-    if isinstance(safe, PreTrainedModel) or isinstance(risky, PreTrainedModel):
-        raise TypeError(
-            "from_pretrained takes folders or Hub ids: write ModelPair(safe, risky, tokenizer) "
-            "for models in memory"
-        )
-    for name in unknown:
-        hint = f"write {SPELLINGS[name]}" if name in SPELLINGS else "it is unknown"
-        raise TypeError(f"from_pretrained takes no {name}: {hint}")
-
-
-def _check_device_map(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:
-    if safe.device_map is not None:
-        raise ValueError("a device_map is for the risky model: the safe one lies on one device")
-    if risky.device_map is not None and isinstance(device, Mapping) and "risky" in device:
-        raise ValueError(
-            f"the risky model has a device_map, so it has no device, got {device['risky']!r}"
-        )
-
-
-def _check_split(
-    device: DeviceMap, quantization: QuantizationConfigMixin | None, risky: LoadOptions
-) -> None:
-    if device is not None:
-        raise ValueError(f"tp_size gives each process its own device, got device={device!r}")
-    if risky.device_map is not None:
-        raise ValueError(f"tp_size splits the model, got device_map={risky.device_map!r}")
-    if quantization is not None:
-        raise ValueError("a model cannot be quantised and split over processes while it is loaded")
 
 
 def _ids(token_ids: int | list[int] | None) -> set[int]:

@@ -11,7 +11,7 @@ from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep
 from ..levels.level import Level
 from ..models.model_pair import ModelPair
 from ..rules.budget import Budget
-from ..rules.registry import RULES, make_rule
+from ..rules.registry import make_rule, rule_class
 from ..rules.rule import Rule
 from ..settings import SamplingConfig
 from .replay import recorded_level
@@ -76,11 +76,10 @@ def _of_settings(header: LedgerHeader) -> Iterator[str]:
 
 def _of_rule(header: LedgerHeader) -> Iterator[str]:
     """make_rule refuses an unknown name and values out of range, but takes some of a wrong type."""
-    kind = RULES.get(header.rule)
-    if kind is not None and (error := field_error(kind, header.rule_settings)):
-        yield f"rule_settings: {error}"
-        return
     try:
+        if wrong := field_error(rule_class(header.rule), header.rule_settings):
+            yield f"rule_settings: {wrong}"
+            return
         rule = make_rule(header.rule, header.rule_settings)
     except ValueError as error:
         yield str(error)

@@ -260,8 +260,9 @@ def _claim(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> Claim:
         # What the safe model says of some symbols, in its tokens, is mixed in.
         risky_tolerance += logit_tolerance(words[0].cpu(), models["safe"].dtype)
     uniform = None if inputs.uniform is None else inputs.uniform[0].tolist()
+    kind = rule.divergence if rule.is_projection and rule.divergence else "replayed"
     return Claim(
-        kind="alone" if "safe" not in rule.streams else rule.divergence or "replayed",
+        kind=kind if "safe" in rule.streams else "alone",
         recorded=recorded,
         # Where the safe model has other tokens, nothing is compared.
         safe_logits=rows.get("safe", rows["risky"]),

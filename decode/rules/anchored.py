@@ -80,6 +80,8 @@ class Anchored(Budgeted):
     Source: paper, algorithm AnchoredDecode and section "Anchored Decoding with Renyi Divergence".
     """
 
+    is_projection = True
+
     @property
     def name(self) -> str:
         return "anchored" if self.divergence == "kl" else "anchored_inf"
@@ -97,6 +99,7 @@ class NoOpt(Budgeted):
     """
 
     name = "no_opt"
+    is_projection = True
 
     def next_token(self, inputs: StepInputs) -> NextToken:
         first = self._project(replace(inputs, uniform=None))

@@ -21,6 +21,7 @@ class SafeOnly(Rule):
     name = "safe_only"
     streams: ClassVar = {"safe": SAFE}
     is_certified = True
+    is_projection = True
     divergence = "kl"
 
     def budget_for(self, *, horizon: int, k: float | None) -> Budget:

@@ -1,38 +1,74 @@
-"""Rules by name: what a ledger or a command line names becomes the rule again."""
+"""Rules by name: what a ledger, a config or a command line names becomes the rule again.
 
-from typing import Any
+The package's own rules come first, then those that installed packages declare as entry points of
+the group "anchored.rules". Nothing is imported before a rule is asked for by its name.
+"""
 
-from .anchored import Anchored, NoOpt
-from .memfree import MemFree
-from .mixtures import RCAD, CPFuse
-from .one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
-from .rule import Rule
-from .token_swap import TokenSwap
+import importlib
+from dataclasses import is_dataclass
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any, Final
 
-RULES: dict[str, type[Any]] = {
-    "anchored": Anchored,
-    "anchored_inf": Anchored,
-    "safe_only": SafeOnly,
-    "risky_only": RiskyOnly,
-    "system": System,
-    "memfree": MemFree,
-    "rcad": RCAD,
-    "cp_fuse": CPFuse,
-    "token_swap": TokenSwap,
-    "no_opt": NoOpt,
-    "cold_start": ColdStart,
-    "global_switch": GlobalSwitch,
+from ...installed import declared, entry_point, loaded
+
+if TYPE_CHECKING:
+    from .rule import Rule
+
+GROUP: Final = "anchored.rules"
+RULES: Final = {
+    "anchored": "anchored.Anchored",
+    "anchored_inf": "anchored.Anchored",
+    "safe_only": "one_model.SafeOnly",
+    "risky_only": "one_model.RiskyOnly",
+    "system": "one_model.System",
+    "memfree": "memfree.MemFree",
+    "rcad": "mixtures.RCAD",
+    "cp_fuse": "mixtures.CPFuse",
+    "token_swap": "token_swap.TokenSwap",
+    "no_opt": "anchored.NoOpt",
+    "cold_start": "one_model.ColdStart",
+    "global_switch": "one_model.GlobalSwitch",
 }
+"""The package's own rules by name, each as FILE.CLASS of this folder."""
 
 
-def make_rule(name: str, settings: dict[str, Any]) -> Rule:
+def installed_rule(name: str) -> EntryPoint | None:
+    """Where the rule of this name stands in another package; None for one of the package's own.
+
+    Raises ValueError for a name that nobody has, with those that there are, or that two have.
+    """
+    entry = entry_point(GROUP, name, own=RULES)
+    if entry is None and name not in RULES:
+        known = ", ".join([*RULES, *sorted(declared(GROUP))])
+        raise ValueError(f"rule must be one of {known}, got {name!r}: no installed package has it")
+    return entry
+
+
+def rule_class(name: str) -> type[Any]:
+    """The dataclass of this name, whose fields are the rule's settings, imported if it was not.
+
+    Raises ValueError as `installed_rule` does, and for an entry point that is no dataclass.
+    """
+    entry = installed_rule(name)
+    if entry is None:
+        file, _, kind = RULES[name].partition(".")
+        own: type[Any] = getattr(importlib.import_module(f".{file}", __package__), kind)
+        return own
+    other = loaded(entry)
+    if not (isinstance(other, type) and is_dataclass(other)):
+        raise ValueError(f"{GROUP}: {name!r} must be a dataclass, got {entry.value}")
+    return other
+
+
+def make_rule(name: str, settings: dict[str, Any]) -> "Rule":
     """The rule of this name with these settings; ValueError for an unknown name or setting."""
-    if name not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {name!r}")
+    kind = rule_class(name)
     if name == "anchored_inf":
         settings = {"divergence": "max", **settings}
     try:
-        rule: Rule = RULES[name](**settings)
+        rule: Rule = kind(**settings)
     except TypeError as error:
         raise ValueError(f"settings of rule {name}: {error}") from None
+    if name not in RULES and rule.name != name:  # no ledger of it would be read again
+        raise ValueError(f"{GROUP}: {name!r} has the name {rule.name!r}: both must be the same")
     return rule

@@ -125,9 +125,9 @@ class NextToken(Protocol):
     """A distribution p* over the next token of every row, and the token drawn from it."""
 
     @property
-    def weight(self) -> Tensor: ...  # (batch,) float64
+    def weight(self) -> Tensor: ...  # (batch,) float64, 1 where nothing is projected
     @property
-    def spend(self) -> Tensor: ...  # (batch,) float64 nats
+    def spend(self) -> Tensor: ...  # (batch,) float64 nats, by `ceil_to_quantum` if certified
     @property
     def is_valid(self) -> Tensor: ...  # (batch,) bool
     @property
@@ -172,6 +172,13 @@ class Rule(Protocol):
     def divergence(self) -> Divergence | None:
         """The divergence that a certified rule's spends bound; None where they bound nothing."""
         return None
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether p* is p_r projected onto the budget, tilted ("kl") or clipped ("max"), so that
+        `verify` computes it from the recorded figures alone. Of any other rule it takes p* from
+        `next_token`, and computes KL(p* || p_s) and the draw itself."""
+        return False
 
     @property
     def gain(self) -> float:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from ..copying.metrics import METRICS
+from ..copying.metrics import METRICS, installed_in
 from ..figures.distributions import Series, plot_series
 from ..figures.trade_off import NCR, Scale
 from ..recorded_texts import grouped
 from ..report.page import Section
 from ..report.tables import (
-    COPYING_COLUMNS,
     SETTING_COLUMN,
     Cell,
     Column,
+    copying_columns,
     span_cells,
     span_columns,
     terminal_table,
@@ -33,7 +33,8 @@ Figures = Mapping[str, Any]
 
 
 def _copying_cells(figures: Figures) -> Cells:
-    metrics = {name: recorded_cell(figures.get(name)) for name in (*METRICS, "ncr")}
+    names = (*METRICS, "ncr", *installed_in(figures))
+    metrics = {name: recorded_cell(figures.get(name)) for name in names}
     cells = {"texts": figures.get("num_texts"), **metrics, **span_cells(figures)}
     if own := figures.get("difference"):
         interval = "" if own["low"] is None else " [{low:+.3f}, {high:+.3f}]"  # of a single prompt
@@ -102,7 +103,8 @@ def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
         texts = Column(key="texts", title="texts")
         beside = results.get("beside")
         difference = [Column(key="difference", title=f"NCR - {beside}")] if beside else []
-        return [SETTING_COLUMN, texts, *COPYING_COLUMNS, *difference, *_span_columns(results)]
+        copying = copying_columns(name for figures in results["settings"] for name in figures)
+        return [SETTING_COLUMN, texts, *copying, *difference, *_span_columns(results)]
     if name == "nonliteral":
         return [
             SETTING_COLUMN,

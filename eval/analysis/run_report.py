@@ -141,7 +141,7 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
     asked = [key.removeprefix("accuracy/") for key in rows[0] if key.startswith("accuracy/")]
     columns = [
         tables.SETTING_COLUMN,
-        *tables.COPYING_COLUMNS,
+        *tables.copying_columns(rows[0]),
         *([tables.RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
         *map(tables.bits_per_byte_column, bits),
         *map(tables.accuracy_column, asked),

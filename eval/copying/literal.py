@@ -26,6 +26,8 @@ from .metrics import (
     CopyingScore,
     copying_scores,
     copying_summary,
+    installed_in,
+    metric_packages,
 )
 from .ncr import NcrStatistics, ncr_over_seeds, resampled_ncr
 
@@ -54,7 +56,7 @@ class LiteralCopying:
     texts: Sequence[RecordedText]
     scores: Scores
     means: dict[str, SeedStatistics]
-    """By the names in `METRICS`, over seeds."""
+    """Over seeds, see `means_over_seeds`."""
 
     def rows(self) -> list[dict[str, object]]:
         """A row for each text, for a results file."""
@@ -98,9 +100,10 @@ def seed_means(scores: Scores) -> list[dict[str, float]]:
 
 
 def means_over_seeds(scores: Scores) -> dict[str, SeedStatistics]:
-    """The six metrics by their names in `METRICS`; {} without scores."""
+    """The six metrics by their names in `METRICS`, then installed ones; {} without scores."""
     means = seed_means(scores)
-    return {name: over_seeds([of_seed[name] for of_seed in means]) for name in METRICS if means}
+    names = [*METRICS, *installed_in(means[0])] if means else []
+    return {name: over_seeds([of_seed[name] for of_seed in means]) for name in names}
 
 
 def paired_ncr(setting: Scores, *, risky: Scores, safe: Scores) -> NcrStatistics:
@@ -155,6 +158,7 @@ def copying_results(
         "schema": "anchored-measure/1",
         "measure": "copying",
         "metric_set": METRIC_SET,
+        **metric_packages(),
         "beside": beside,
         "settings": [
             {

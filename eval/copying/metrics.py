@@ -1,4 +1,6 @@
-"""The six copying metrics of the Anchored Decoding paper, with the spans that they matched."""
+"""Copying of a text: the paper's six metrics with the spans that they matched, which NCR averages,
+and the metrics of installed packages, which are measured and tabled beside them.
+"""
 
 import functools
 import inspect
@@ -7,7 +9,8 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import EntryPoint
 from itertools import takewhile
 from typing import Any, Final
 
@@ -15,6 +18,8 @@ from datasketch import MinHash
 from nltk.stem.porter import PorterStemmer
 from rouge_score.tokenize import tokenize
 
+from ...decode.settings import real_number
+from ...installed import declared, entry_point, loaded, package_of
 from .spans import (
     Span,
     Word,
@@ -34,6 +39,11 @@ mean: a definition, a constant below, how words are cut, a metric mended, added 
 library that computes one. Not for speed.
 """
 METRICS: Final = ("rouge1_ge_tau", "rougeL_ge_tau", "word_lcs", "char_lcs", "word_acs", "minhash")
+"""The metrics that NCR averages; what else is measured changes neither NCR nor their figures."""
+GROUP: Final = "anchored.metrics"
+"""Entry points of installed packages: functions of (generation, reference) that give a number."""
+INSTALLED: Final = "copying/"
+"""Before the name of an installed metric wherever figures are recorded."""
 
 # The paper's, but for the last two, which it leaves open.
 MAX_WORDS: Final = 100
@@ -80,10 +90,53 @@ class CopyingScore:
     """`word_acs_spans` as [start, end) characters of the hypothesis."""
     has_non_ascii_words: bool
     """One of the texts has letters that ROUGE's tokenizer cannot read."""
+    installed: dict[str, float] = field(default_factory=dict)
+    """The metrics of installed packages, by their recorded names."""
 
-    def as_row(self) -> dict[str, object]:
+    def as_row(self) -> dict[str, Any]:
         """Plain values for a results file; spans become lists in JSON."""
-        return asdict(self)
+        row = asdict(self)
+        installed = row.pop("installed")
+        return {**row, **installed}
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "CopyingScore":
+        """The score that `as_row` wrote; other entries of the row are left out."""
+        own = {each.name: row[each.name] for each in fields(cls) if each.name in row}
+        return cls(**own, installed=installed_in(row))
+
+
+@functools.cache
+def installed_metrics() -> dict[str, Callable[[str, str], float]]:
+    """The metrics of installed packages, by their recorded names.
+
+    Raises ValueError for a name that is one of `METRICS`, that two packages declare, or of what
+    cannot be imported.
+    """
+    return {name: loaded(entry) for name, entry in _entry_points().items()}
+
+
+def metric_packages() -> dict[str, dict[str, str]]:
+    """The packages of installed metrics by name, as an entry of a results file; {} without any."""
+    packages = {name: package_of(entry) for name, entry in _entry_points().items()}
+    return {"installed_metrics": packages} if packages else {}
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    entries = {name: entry_point(GROUP, name, own=METRICS) for name in sorted(declared(GROUP))}
+    return {INSTALLED + name: entry for name, entry in entries.items() if entry is not None}
+
+
+def installed_in(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a row that are figures of installed metrics."""
+    return {name: value for name, value in figures.items() if name.startswith(INSTALLED)}
+
+
+def _finite(name: str, value: Any) -> float:
+    number = real_number(name, value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must give a finite number, got {number}")
+    return number
 
 
 def copying_score(hypothesis: str, reference: str) -> CopyingScore:
@@ -114,6 +167,10 @@ def copying_score(hypothesis: str, reference: str) -> CopyingScore:
         word_acs_spans=acs,
         copied_characters=tuple(_character_range(both[0], span) for span in acs),
         has_non_ascii_words=has_non_ascii_words(hypothesis) or has_non_ascii_words(reference),
+        installed={
+            name: _finite(name, measure(hypothesis, reference))
+            for name, measure in installed_metrics().items()
+        },
     )
 
 
@@ -138,7 +195,8 @@ def copying_scores(pairs: Iterable[tuple[str, str]]) -> list[CopyingScore]:
 
 
 def copying_summary(scores: Sequence[CopyingScore]) -> dict[str, float]:
-    """The six metrics of a data set, by the names in `METRICS`, and the mean exact "jaccard".
+    """The six metrics of a data set, by the names in `METRICS`, the mean exact "jaccard" and the
+    means of installed metrics.
 
     ROUGE: share of examples whose F1 is at least the threshold; the others: means over examples.
     Raises: ValueError if there are no scores.
@@ -156,6 +214,7 @@ def metric_values(row: Mapping[str, Any]) -> dict[str, float]:
         "rouge1_ge_tau": float(row["rouge1_f1"] >= threshold),
         "rougeL_ge_tau": float(row["rougeL_f1"] >= threshold),
         **{name: row[name] for name in ("word_lcs", "char_lcs", "word_acs", "minhash", "jaccard")},
+        **installed_in(row),
     }
 
 

@@ -77,7 +77,7 @@ class Placement:
         given = ", ".join(f"{name} = {value}" for name, value in self.options.items())
         where = models.device or "CUDA where there is one"
         lines = [f"each process: {self.gpus} GPU(s), device = {where}{given and ', ' + given}"]
-        sizes = [_weight_bytes(model) for model in (models.safe, models.risky)]
+        sizes = [_weight_bytes(model) for model in models.locations.values()]
         known = [size for size in sizes if size is not None]
         if models.device == "cpu" or len(known) < len(sizes) or models.risky_quantization:
             return lines[0]

@@ -14,7 +14,7 @@ from ..analysis.recorded_run import RecordedRun
 from ..analysis.resamples import bits_in_resamples, ncr_in_resamples
 from ..analysis.run_report import Analyses, write_report
 from ..analysis.trade_offs import trade_off_points
-from ..copying.metrics import METRIC_SET
+from ..copying.metrics import METRIC_SET, metric_packages
 from ..figures import curves
 from ..figures.curves import BudgetTrajectory
 from ..figures.style import Pictures, drawn
@@ -54,6 +54,7 @@ def write_results(
         **about,
         "environment": environment_record(),
         "metric_set": METRIC_SET,
+        **metric_packages(),
         "rows": [summary.as_json() for summary in summaries],
         "examples": [_slim(row) for row in experiment.read_rows("copying")],
         "utility": experiment.read_rows("utility"),
@@ -96,7 +97,7 @@ def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) 
     """The paper's order: copying, then utility; budgets last, and failures where there are any."""
     return [
         tables.SETTING_COLUMN,
-        *tables.COPYING_COLUMNS,
+        *tables.copying_columns(name for own in summaries for name in own.copying),
         *([tables.RECITED_COLUMN] if experiment.has_rows(VERBATIM) else []),
         *map(tables.bits_per_byte_column, experiment.held_out),
         *map(tables.accuracy_column, experiment.tasks),

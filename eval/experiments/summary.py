@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ...decode.rules.event_bound import event_bound
@@ -28,7 +28,7 @@ class SettingSummary:
 
     setting: Setting
     copying: dict[str, SeedStatistics]
-    """By the names in `METRICS`; {} where no prompt has a reference."""
+    """As `means_over_seeds` has it; {} where no prompt has a reference."""
     ncr: NcrStatistics
     utility: dict[str, Utility]
     """By held-out set."""
@@ -108,13 +108,11 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
 
 def _copying_scores(experiment: Experiment) -> dict[str, Scores]:
     """By setting, the recorded scores of its texts."""
-    names = [field.name for field in fields(CopyingScore)]
     scores: dict[str, dict[tuple[str, int], CopyingScore]] = {
         setting.name: {} for setting in experiment.settings
     }
     for row in experiment.read_rows("copying"):
-        score = CopyingScore(**{name: row[name] for name in names})
-        scores[row["setting"]][row["id"], row["seed"]] = score
+        scores[row["setting"]][row["id"], row["seed"]] = CopyingScore.of_row(row)
     return dict(scores)
 
 

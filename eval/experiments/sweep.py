@@ -12,7 +12,7 @@ from ... import Anchored, RiskyOnly, SafeOnly
 from ...configs.config_file import from_table, read_config_file
 from ...decode.pair_options import ModelOptions
 from ...decode.rules.memfree import records
-from ...decode.rules.registry import make_rule
+from ...decode.rules.registry import RULES, make_rule
 from ...decode.rules.rule import Rule
 from ...decode.settings import LevelName, SamplingConfig
 from ...durable_files import file_sha256, write_durably
@@ -55,7 +55,7 @@ class Method:
     """A rule, and the settings that it runs with."""
 
     rule: str
-    """Its name in the registry of rules."""
+    """Its name in the registry of rules, the package's own or an installed one."""
     label: str
     """Its name in tables and pictures."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +77,8 @@ class Method:
     def section(self) -> str:
         """Where its rows stand in the table."""
         is_ablation = "methods" not in self.figures
-        return SECTIONS[4 if is_ablation else _SECTION_OF.get(self.rule, 3)]
+        others = 3 if self.rule in RULES else 2
+        return SECTIONS[4 if is_ablation else _SECTION_OF.get(self.rule, others)]
 
     def expanded(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """(what tells a setting from the method's others, its settings)."""

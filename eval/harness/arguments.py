@@ -37,7 +37,8 @@ class HarnessArguments:
         Raises ValueError for a missing or unknown setting or a value out of range.
         """
         settings = {**_asked(defaults, is_split=given.get("tp_size", 1) != 1), **given}
-        if missing := [name for name in ("safe", "risky") if not settings.get(name)]:
+        missing = [name for name in ("safe", "risky") if not settings.get(name)]
+        if missing and not settings.get("pair"):
             raise ValueError(f"model arguments need {' and '.join(missing)}: a model folder each")
         if num_processes() > 1 and settings.get("risky_device_map"):
             raise ValueError(

@@ -1,13 +1,13 @@
 """Tables of results, for a terminal, as Markdown, HTML and, for the paper's, LaTeX."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ... import text_tables
 from ..copying.literal import LONG_SPANS, QUANTILES
-from ..copying.metrics import METRICS
+from ..copying.metrics import INSTALLED, METRICS
 from ..copying.ncr import NcrStatistics
 from ..statistics import SeedStatistics
 
@@ -54,6 +54,13 @@ LAST_COLUMNS: Final = (
 
 FAILED_COLUMN: Final = Column(key="failed", title="failed")
 """Generations that ended in an error, which the other figures leave out."""
+
+
+def copying_columns(names: Iterable[str]) -> list[Column]:
+    """The six metrics and NCR, then the installed metrics among the names of recorded figures."""
+    installed = [name for name in dict.fromkeys(names) if name.startswith(INSTALLED)]
+    titled = (Column(key=name, title=name.removeprefix(INSTALLED)) for name in installed)
+    return [*COPYING_COLUMNS, *titled]
 
 
 def span_columns(num_samples: int) -> list[Column]:

@@ -93,6 +93,10 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--messages": ("{missing}", "{folder}", "{empty}", "{garbage}", "{prompts}"),
         "--continue-from": ("{missing}", "{folder}", "{empty}", "{garbage}", "{ended}"),
     },
+    "generate --prompt a": {
+        "--pair": ("{missing}", "{folder}", "{garbage}", "{prompts}", "{folder} --safe {safe}"),
+        "--safe": ("{safe}",),
+    },
     SCORE: {
         "--horizon": ("0", "-1", *NOT_WHOLE),
         "--prompt": ("''", "'{long_text}'"),

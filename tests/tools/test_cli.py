@@ -207,7 +207,7 @@ def test_a_bad_quantisation_file_is_one_line(capsys, pair_words, tmp_path, setti
 def test_each_model_has_the_attention_that_was_asked_for(pair_folders):
     safe, risky = pair_folders
     options = ModelOptions(safe=safe, risky=risky, device="cpu", safe_attn_implementation="eager")
-    kinds = [model.config._attn_implementation for model in options.pair().models.values()]
+    kinds = [model.config._attn_implementation for model in options.load().models.values()]
     assert kinds == ["eager", "sdpa"]
 
 

@@ -82,7 +82,7 @@ def verify(config: VerifyConfig) -> int:
     """Print the verdict; status 0 for a ledger that holds, 1 for one that does not."""
     check_outputs(config, config.divergences, config.picture)
     ledger = anchored.Ledger.load(config.ledger)
-    pair = config.pair()
+    pair = config.load()
     report = anchored.verify(ledger, pair)
     if is_first_process():
         print(report, *(f"  {failure}" for failure in report.failures), sep="\n")

@@ -144,7 +144,8 @@ def _check_templates(config: GenerateConfig) -> None:
     from anchored.decode.models.folder import ModelFolder
     from anchored.decode.models.loading import load_tokenizer
 
-    models = ((config.safe, config.safe_revision), (config.risky, config.risky_revision))
+    revisions = (config.safe_revision, config.risky_revision)
+    models = zip(config.locations.values(), revisions, strict=True)
     folders = [ModelFolder.find(model, revision).tokenizer for model, revision in models]
     if not any(load_tokenizer(folder).chat_template for folder in folders):
         raise ValueError(

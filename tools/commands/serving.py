@@ -133,19 +133,19 @@ class DemoConfig(ModelOptions):
     """A page on this machine, where a pair answers as one watches: anchored demo
 
     Three columns, the safe model, p* and the risky one, with the budget, what was copied of a text
-    that one pastes, and a ledger to download and verify. Needs pip install '.[demo]'.
+    that one pastes, and a ledger to download and verify. The pair is the quickstart's unless
+    another is named. Needs pip install '.[demo]'.
     """
 
-    safe: Path = QUICKSTART_MODELS / "safe"
-    """Hugging Face folder or Hub id of the safe model; the quickstart's unless given."""
-    risky: Path = QUICKSTART_MODELS / "risky"
-    """Hugging Face folder or Hub id of the risky model; the quickstart's unless given."""
     port: int = 7860
     """Port on 127.0.0.1."""
     browser: bool = True
     """Open the page in the default browser."""
 
     def __post_init__(self) -> None:
+        for name in ("safe", "risky"):
+            if self.pair is None and getattr(self, name) is None:
+                object.__setattr__(self, name, QUICKSTART_MODELS / name)
         try:
             ModelOptions.__post_init__(self)
         except FileNotFoundError as error:

@@ -46,7 +46,7 @@ def run(config: QuickstartConfig) -> int:
         config.output, json.dumps([asdict(preset), stages, METRIC_SET, chosen]), owner="quickstart"
     )
     safe = _make_pair(steps, config, folders, preset)
-    pair = ModelOptions(safe=safe, risky=folders.risky, device="cpu").pair()
+    pair = ModelOptions(safe=safe, risky=folders.risky, device="cpu").load()
     experiment = _experiment(folders, preset)
     _measure(steps, "", experiment, pair)
     steps.run("measure utility", partial(measure, experiment, "utility", pair))
@@ -153,7 +153,7 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
         held_out={},
         tasks=(),
     )
-    pair = ModelOptions(safe=folders.miniature, risky=folders.risky, device="cpu").pair()
+    pair = ModelOptions(safe=folders.miniature, risky=folders.risky, device="cpu").load()
     _measure(steps, prefix, experiment, pair)
     for name in ("utility", "questions"):  # of nothing, as results have rows of both
         measure(experiment, name, pair)

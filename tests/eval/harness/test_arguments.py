@@ -1,5 +1,6 @@
 """The lm-eval model from its arguments: those of pairs, rules and decoders, and lm-eval's own."""
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -17,8 +18,8 @@ NAMES = {"safe": "a", "risky": "b", "k": 1.0}
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machine without CUDA")
 
 
-def test_a_model_is_made_from_an_argument_string(pair_folders):
-    safe, risky = pair_folders
+def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
+    safe, risky = map(str, pair_folders)
     lm = AnchoredLM.create_from_arg_string(
         f"safe={safe},risky={risky},k=0.5,debt_window=3,seed=7",
         {"batch_size": "4", "device": "cpu", "max_batch_size": None},
@@ -26,6 +27,9 @@ def test_a_model_is_made_from_an_argument_string(pair_folders):
     assert lm.decoder.rule == Anchored(k=0.5, debt_window=3)
     assert (lm.decoder.batch_size, lm.seed, lm.max_length) == (4, 7, 128)
     assert (lm.rank, lm.world_size) == (0, 1)
+    named = tmp_path / "pair.json"
+    named.write_text(json.dumps({"schema": "anchored-pair/1", "safe": safe, "risky": risky}))
+    assert AnchoredLM.create_from_arg_obj({"pair": str(named), "k": 0.5}).decoder.rule.k == 0.5
     alone = AnchoredLM.create_from_arg_obj({"safe": safe, "risky": risky, "rule": "safe_only"})
     assert alone.decoder.rule == SafeOnly()
 
@@ -38,7 +42,7 @@ def test_a_model_is_made_from_an_argument_string(pair_folders):
         ("safe=a,risky=b,batch_size=many", "batch_size must be a whole number, got 'many'"),
         ("safe=a,risky=b,k=1,seed=-1", "seed must be a whole number, got -1"),
         ("safe=a,risky=b,k=1,risky_quantization=nowhere.json", "there is no file nowhere.json"),
-        ("safe=a,risky=b,rule=magic", "rule.rule must be one of 'anchored', "),
+        ("safe=a,risky=b,rule=magic", "rule must be one of anchored, "),
         ("safe=a,risky=b,k=much", "rule.k must be float | None, got 'much'"),
         ("safe=a,risky=b,level=word", "level must be "),
         ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),

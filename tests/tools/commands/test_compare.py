@@ -123,7 +123,7 @@ def test_a_dry_run_names_models_and_tasks(config, capsys):
         ('tasks = "tasks"', 'tasks = "none"', "there is no folder of tasks"),
         ('label = "pair"', 'label = "safe alone"', "models need labels of their own"),
         ("limit = 3", 'limit = "x"', "config key limit must be int"),
-        ("safe_only", "magic", "rule must be one of 'anchored'"),
+        ("safe_only", "magic", "rule must be one of anchored, "),
     ],
 )
 def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):

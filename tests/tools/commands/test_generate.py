@@ -374,3 +374,13 @@ def test_a_prompt_that_is_no_text_fails_alone_and_by_its_id(capsys, words, expec
     assert status == 1 and (torn["id"], torn["prompt"]) == ("torn", "a \ud800 b")
     assert "lone surrogate" in torn["error"] and whole["text"] == expected[0].text
     assert err.startswith("anchored generate: 1 of 2 texts failed: torn: ")
+
+
+def test_a_pair_file_names_both_models_and_k(capsys, pair_words, pair_folders, tmp_path):
+    models = dict(zip(("safe", "risky"), map(str, pair_folders), strict=True))
+    named = {"schema": "anchored-pair/1", **models, "k": 2.0}
+    (tmp_path / "pair.json").write_text(json.dumps(named))
+    asked = ["--prompt", "the keeper", "--max-new-tokens", "4", "--json"]
+    by_file = run(capsys, "generate", "--pair", str(tmp_path), *asked)
+    assert by_file == run(capsys, "generate", *pair_words, "--k", "2", *asked)
+    assert by_file[0] == 0 and json.loads(by_file[1])["k"] == 2.0

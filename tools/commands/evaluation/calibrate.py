@@ -90,7 +90,7 @@ def run(config: CalibrateConfig) -> int:
     from anchored.eval.experiments.generations import is_at_bytes
 
     calibration = _calibration(config)
-    pair = config.pair()
+    pair = config.load()
     fingerprints = dict(pair.fingerprints)
     # What decides the generations: a folder belongs to one of these, whatever the target.
     experiment, rule = calibration.experiment, calibration.rule_settings

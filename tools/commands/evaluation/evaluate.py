@@ -231,7 +231,11 @@ def _identity(config: EvaluateConfig, name: StepName) -> str:
         files += [_output(config, step) for step in get_args(StepName) if step != "report"]
         files += [*sorted(config.run.glob("measurements/*.json")), config.run / "results.json"]
         files += [config.ncr_of / "results.json"] if config.ncr_of else []
-    read = [[path.name, file_sha256(path)] for path in files if path.is_file()]
+    read: list[Any] = [[path.name, file_sha256(path)] for path in files if path.is_file()]
+    if name == "copying":
+        from anchored.eval.copying.metrics import metric_packages
+
+        read += metric_packages().items()
     return hashlib.sha256(repr([_options(config, name), read]).encode()).hexdigest()
 
 

@@ -59,7 +59,7 @@ def run(config: SweepConfig) -> int:
     report = run_sweep(
         sweep,
         config.output,
-        models.pair,
+        models.load,
         is_first=is_first_process(),
         retry_failed=config.retry_failed,
     )
@@ -70,8 +70,10 @@ def run(config: SweepConfig) -> int:
 
 def _plan(sweep: "Sweep") -> str:
     """What would be generated; ValueError for prompts, rules or settings that cannot be."""
+    from anchored.eval.copying.metrics import installed_metrics
     from anchored.eval.experiments.sweep import load_prompts, sweep_settings
 
+    installed_metrics()
     settings = sweep_settings(sweep, passages=[])
     num_prompts = len(load_prompts(sweep.path(sweep.prompts))[: sweep.max_prompts or None])
     num_seeds = len(sweep.seeds)

@@ -1,0 +1,104 @@
+"""CustomGenerate inside generate of transformers: the tokens of a Decoder, or a refusal by name."""
+
+import pytest
+import torch
+from tiny_models import train_tokenizer
+from transformers import set_seed
+from transformers.generation import NoBadWordsLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+
+from anchored import Anchored, CustomGenerate, Decoder, verify
+
+PROMPTS = ["the keeper", "every wave into the ledger"]
+
+
+@pytest.fixture
+def decoder(pair):
+    return Decoder(pair, Anchored(k=2.0))
+
+
+@pytest.fixture
+def inputs():
+    """Two prompts of different lengths, padded to the left."""
+    tokenizer = train_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer(PROMPTS, return_tensors="pt", padding=True, padding_side="left")
+
+
+@pytest.mark.parametrize(
+    ("asked", "sampling"),
+    [
+        ({}, {"temperature": 1.0, "repetition_penalty": 1.0, "top_k": 50}),
+        (
+            {"temperature": 0.8, "repetition_penalty": 1.2, "top_k": 0, "top_p": 0.9, "min_p": 0.1},
+            {"temperature": 0.8, "repetition_penalty": 1.2, "top_p": 0.9, "min_p": 0.1},
+        ),
+    ],
+    ids=["defaults", "all"],
+)
+def test_its_tokens_are_those_of_the_decoder(decoder, inputs, asked, sampling):
+    custom = CustomGenerate(decoder, seed=5)
+    asked |= {"do_sample": True, "max_new_tokens": 8, "num_return_sequences": 2}
+    ids = decoder.pair.risky.generate(**inputs, custom_generate=custom, **asked)
+    expected = decoder.generate(
+        PROMPTS, max_new_tokens=8, num_return_sequences=2, seed=5, **sampling
+    )
+    width = inputs["input_ids"].shape[1]
+    assert ids[:, :width].tolist() == inputs["input_ids"].repeat_interleave(2, 0).tolist()
+    for row, own, generation in zip(ids, expected, custom.generations, strict=True):
+        new = row[width:].tolist()
+        assert new[: len(own.token_ids)] == own.token_ids == generation.token_ids
+        assert set(new[len(own.token_ids) :]) <= {decoder.pair.tokenizer.eos_token_id}
+        assert generation.ledger.certified and generation.ledger.header.num_return_sequences == 2
+    assert verify(custom.generations[0].ledger, decoder.pair).failures == []
+
+
+def test_a_seed_comes_from_torch_unless_given(decoder, inputs):
+    drawn = []
+    for seed in (1, 1, 2):
+        set_seed(seed)
+        custom = CustomGenerate(decoder)
+        decoder.pair.risky.generate(
+            **inputs, custom_generate=custom, do_sample=True, max_new_tokens=2
+        )
+        drawn.append(custom.generations[0].ledger.header.seed)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_without_sampling_no_bound_holds(decoder, inputs, caplog):
+    custom = CustomGenerate(decoder)
+    decoder.pair.risky.generate(**inputs, custom_generate=custom, max_new_tokens=2)
+    assert not custom.generations[0].ledger.certified and "no bound holds" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"num_beams": 2}, "the mode beam_sample"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate"),
+        ({"max_time": 1.0}, "MaxTimeCriteria"),
+        ({"eos_token_id": 7}, "EosTokenCriteria"),
+        ({"typical_p": 0.9}, "TypicalLogitsWarper is not supported"),
+        ({"logits_processor": [NoBadWordsLogitsProcessor([[5]])]}, "NoBadWordsLogitsProcessor"),
+        (
+            {"top_k": 0, "logits_processor": [TopPLogitsWarper(0.5), TopKLogitsWarper(3)]},
+            "TopKLogitsWarper is not supported here, or not after a later one",
+        ),
+        ({"position_ids": None}, "position_ids"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_not_honored_is_refused_by_name(decoder, inputs, asked, message):
+    if "position_ids" in asked:
+        asked = {"position_ids": torch.zeros_like(inputs["input_ids"])}
+    asked |= {"custom_generate": CustomGenerate(decoder), "do_sample": True, "max_new_tokens": 2}
+    with pytest.raises(ValueError, match=message):
+        decoder.pair.risky.generate(**inputs, **asked)
+
+
+def test_another_model_and_a_pair_of_bytes_are_refused(decoder, inputs):
+    with pytest.raises(ValueError, match="the pair's own risky model"):
+        decoder.pair.safe.generate(
+            **inputs, custom_generate=CustomGenerate(decoder), max_new_tokens=2
+        )
+    with pytest.raises(ValueError, match="generate deals in tokens"):
+        CustomGenerate(Decoder(decoder.pair, Anchored(k=1.0), level="byte"))

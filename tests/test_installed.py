@@ -1,0 +1,198 @@
+"""Rules and metrics of other packages: found by entry points, used like the package's own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from anchored import Anchored, Decoder, verify
+from anchored.decode.pair_options import BUDGET_OPTIONS, BUDGETED, RuleOptions
+from anchored.decode.rules.registry import RULES, make_rule, rule_class
+from anchored.eval.analysis.evaluated import evaluation_table
+from anchored.eval.copying.literal import copying_results
+from anchored.eval.copying.metrics import CopyingScore, copying_score, installed_metrics
+from anchored.eval.experiments.sweep import Method
+from anchored.eval.recorded_texts import RecordedText
+from anchored.eval.statistics import json_value
+from anchored.installed import declared
+
+STRANGER = Path(__file__).parent / "support/stranger"
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """A function that installs a package, by name, with these lines of entry_points.txt."""
+
+    def install(package: str, *lines: str) -> None:
+        folder = tmp_path / f"{package}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text("\n".join(lines))
+        declared.cache_clear()
+        installed_metrics.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(STRANGER)
+    yield install
+    declared.cache_clear()
+    installed_metrics.cache_clear()
+
+
+BLEND = ("[anchored.rules]", "blend = stranger:Blend")
+
+
+def test_a_package_s_rule_decodes_and_its_ledger_is_verified_by_name(install, pair):
+    install("stranger", *BLEND)
+    rule = make_rule("blend", {"k": 0.5, "halvings": 32})
+    results = Decoder(pair, rule).generate(["the keeper", "every wave"], max_new_tokens=12)
+    for result in results:
+        ledger = result.ledger
+        assert (ledger.header.rule, ledger.header.rule_settings["halvings"]) == ("blend", 32)
+        assert ledger.certified and 0.0 < ledger.spent <= ledger.header.bound
+        assert verify(ledger, pair).failures == []
+        other = replace(ledger.steps[0], token_id=ledger.steps[0].token_id - 1)
+        forged = replace(ledger, steps=[other, *ledger.steps[1:]])
+        assert not verify(forged, pair).is_ok
+
+
+def test_the_command_line_takes_its_name_its_settings_and_the_options_it_has_as_fields(install):
+    install("stranger", *BLEND)
+    rule = RuleOptions(rule="blend", setting=("halvings=8",), k=2.0, debt="none").make()
+    assert rule == rule_class("blend")(k=2.0, halvings=8, debt="none")
+    assert RuleOptions(rule="blend").make().k == 1.0
+    with pytest.raises(ValueError, match=r"settings of rule blend: .*'halving'"):
+        RuleOptions(rule="blend", setting=("halving=8",)).make()
+
+
+def test_nothing_of_a_package_is_imported_before_its_rule_is_asked_for(install, monkeypatch):
+    install("stranger", "[anchored.rules]", "blend = nowhere:Blend")
+    assert RuleOptions().make() == Anchored(k=1.0)
+    with pytest.raises(ValueError, match=r"'blend' of stranger 1.0 cannot be imported: .*nowhere"):
+        make_rule("blend", {})
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "message"),
+    [
+        (["rcad = stranger:Blend"], "rcad", "'rcad' of stranger 1.0 is a name of anchored's own"),
+        (["blend = stranger:Blend"], "bland", "must be one of anchored, .*, blend, got 'bland'"),
+        (["blend = stranger:copied_share"], "blend", "must be a dataclass"),
+        (["blend = stranger:Bland"], "blend", "cannot be imported: .*Bland"),
+        (["mix = stranger:Blend"], "mix", "has the name 'blend': both must be the same"),
+    ],
+)
+def test_names_that_mean_nothing_or_two_things_are_refused(install, lines, name, message):
+    install("stranger", "[anchored.rules]", *lines)
+    with pytest.raises(ValueError, match=message):
+        make_rule(name, {"k": 1.0})
+
+
+def test_a_name_that_two_packages_declare_is_refused(install):
+    install("stranger", *BLEND)
+    install("other", *BLEND)
+    with pytest.raises(ValueError, match=r"'blend' of other 1.0 and stranger 1.0 is declared more"):
+        make_rule("blend", {"k": 1.0})
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_options_of_a_budget_are_the_fields_of_a_rule(name):
+    names = [own.name for own in fields(rule_class(name))]
+    assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
+
+
+def test_a_package_s_rule_stands_among_the_baselines_of_a_table():
+    assert Method(rule="blend", label="Blend").section == "Two-model baselines"
+
+
+SWEEP = """
+safe = "{safe}"
+risky = "{risky}"
+prompts = "prompts.jsonl"
+max_new_tokens = 6
+seeds = [0]
+device = "cpu"
+
+[[methods]]
+rule = "blend"
+label = "Blend"
+settings = {{ k = [0.5, 4.0], halvings = 20 }}
+"""
+
+
+@pytest.mark.slow
+def test_a_package_that_pip_installs_decodes_is_verified_swept_and_tabled(tmp_path, pair_folders):
+    source, target = tmp_path / "source", tmp_path / "target"
+    shutil.copytree(STRANGER, source)  # where pip builds
+    pip = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    path = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def python(*words: str | Path) -> str:
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    safe, risky = pair_folders
+    cli, models = ("-m", "anchored.tools.cli"), ("--safe", safe, "--risky", risky)
+    python(*pip, "--target", target, source)
+    rule = ("--rule", "blend", "--setting", "halvings=20", "--k", "2")
+    asked = ("--prompt", "the keeper", "--max-new-tokens", "6", "--ledger", "ledger.jsonl")
+    python(*cli, "generate", *models, *rule, *asked)
+    assert python(*cli, "verify", *models, "--ledger", "ledger.jsonl").startswith("OK: 6 tokens")
+    prompt = {"id": "work", "prompt": "the keeper of", "reference": " the lamp wrote every wave"}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt))
+    (tmp_path / "sweep.toml").write_text(SWEEP.format(safe=safe, risky=risky))
+    table = python(*cli, "sweep", "sweep.toml", "--output", "run")
+    assert "copied_share" in table and "Blend, k=4" in table
+    rows = json.loads((tmp_path / "run/results.json").read_text())["rows"]
+    assert [row["setting"] for row in rows] == ["p_s", "p_r", "Blend, k=0.5", "Blend, k=4"]
+    assert all(0.0 <= row["copying/copied_share"]["mean"] <= 1.0 for row in rows)
+
+
+TEXTS = [
+    RecordedText(setting=setting, id="work", seed=0, text=text, reference="the grey kettle hummed")
+    for setting, text in (("p_s", "a b"), ("p_r", "the grey kettle hummed"), ("mine", "the grey b"))
+]
+COPIED_SHARE = ("[anchored.metrics]", "copied_share = stranger:copied_share")
+
+
+def test_a_package_s_metric_is_measured_tabled_and_recorded_and_changes_no_other_figure(install):
+    before = json_value(copying_results(TEXTS))
+    install("stranger", *COPIED_SHARE)
+    after = json_value(copying_results(TEXTS))
+    head, *lines = evaluation_table("copying", after).splitlines()
+    assert "copied_share" in head and any("mine" in line and "0.667" in line for line in lines)
+    assert after.pop("installed_metrics") == {"copying/copied_share": "stranger 1.0"}
+    means = [row.pop("copying/copied_share") for row in after["settings"]]
+    assert [mean["mean"] for mean in means] == [0.0, 1.0, 2 / 3]
+    assert [row.pop("copying/copied_share") for row in after["rows"]] == [0.0, 1.0, 2 / 3]
+    assert after == before
+
+
+def test_a_score_with_a_package_s_metric_is_read_again(install):
+    install("stranger", *COPIED_SHARE)
+    score = copying_score("the grey b", "the grey kettle")
+    assert CopyingScore.of_row({"setting": "mine", **score.as_row()}) == score
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("word_lcs = stranger:copied_share", "'word_lcs' of stranger 1.0 is a name of anchored's"),
+        ("half = nowhere:half", r"'half' of stranger 1.0 cannot be imported"),
+        ("half = operator:add", "copying/half must be a number, got 'ab'"),
+    ],
+)
+def test_a_metric_that_cannot_be_measured_is_refused(install, line, message):
+    install("stranger", "[anchored.metrics]", line)
+    with pytest.raises(ValueError, match=message):
+        copying_score("a", "b")
