@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .decode.ledger import Ledger, LedgerError
     from .decode.models.loading import LoadOptions
     from .decode.models.model_pair import ModelPair
-    from .decode.replay.verification import Verification, verify
+    from .decode.replay.verification import Verification, verify, with_divergences
     from .decode.rules.anchored import Anchored, NoOpt
     from .decode.rules.budget import PromptRatios
     from .decode.rules.event_bound import event_bound
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .decode.rules.mixtures import RCAD, CPFuse
     from .decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
     from .decode.rules.token_swap import TokenSwap
+    from .decode.vllm import engine
+
+    vllm = engine
 
 __version__ = "0.1.0"
 
@@ -86,15 +89,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Public names are imported at first use: `import anchored` loads neither torch nor models.
+if not TYPE_CHECKING:  # a name that is not above is then a type error
 
-    `anchored.vllm` is a module, of the extra of that name."""
-    if name == "vllm":
-        return importlib.import_module(".decode.vllm.engine", __name__)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    def __getattr__(name: str) -> Any:
+        """Public names are imported at first use: `import anchored` loads neither torch nor models.
+
+        `anchored.vllm` is a module, of the extra of that name."""
+        if name == "vllm":
+            return importlib.import_module(".decode.vllm.engine", __name__)
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
