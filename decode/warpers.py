@@ -13,8 +13,8 @@ from ..kernels.warping import merge_ends, penalised
 from .settings import SamplingConfig
 
 Seen = Tensor | tuple[NDArray[np.int64], ...]
-"""Tokens that each row has used: a bool tensor (batch, vocab_size), or on the CPU index arrays, (n,)
-rows and (n,) tokens, in any order and with repeats."""
+"""Tokens that each row has used: a bool tensor (batch, vocab_size), or on the CPU index arrays,
+(n,) rows and (n,) tokens, in any order and with repeats."""
 
 
 class Warpers:
