@@ -41,8 +41,11 @@ typecheck: $(VENV)/dev # mypy needs to see the folders under the name `anchored`
 	@for area in $(AREAS); do ln -sfn ../../../$$area .cache/typing/anchored/$$area; done
 	MYPYPATH=.cache/typing $(BIN)/mypy -p anchored
 
-docs: $(VENV)/dev # the public names, from their docstrings, into build/docs
-	$(BIN)/python -m anchored.tools.reference
+docs: $(VENV)/dev # the site of docs/ and of the public names' docstrings, into build/docs; a dead link fails
+	@rm -rf .cache/reference && mkdir -p .cache/reference/anchored
+	@cp -R $(AREAS) .cache/reference/anchored # griffe reads no folder without an __init__.py
+	@find .cache/reference/anchored -type d -exec touch {}/__init__.py \;
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: $(VENV)/dev
 	$(BIN)/anchored bench kernel

@@ -41,7 +41,8 @@ def json_value(value: Any, *, spelled: Callable[[float], Any] = str) -> Any:
 def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
     """Whether this file is ours: nobody else can hold it while the context lasts.
 
-    The system ends it with the process. waits: until nobody else holds it; else False is said.
+    The system ends it with the process. waits: block until nobody else holds it;
+    otherwise yield False at once if somebody does.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

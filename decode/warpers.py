@@ -13,8 +13,8 @@ from ..kernels.warping import merge_ends, penalised
 from .settings import SamplingConfig
 
 Seen = Tensor | tuple[NDArray[np.int64], ...]
-"""Tokens of each row: (batch, vocab_size) bool; on the CPU also the places that hold True, (n,)
-rows and (n,) tokens, in any order and as often as it may be."""
+"""Tokens that each row has used: a bool tensor (batch, vocab_size), or on the CPU index arrays,
+(n,) rows and (n,) tokens, in any order and with repeats."""
 
 
 class Warpers:

@@ -1,6 +1,6 @@
 """Factors of the bounds that make every reported spend an upper bound, for all backends.
 
-Each is derived in docs/guarantee.md, section "The certificate".
+Each is derived in docs/guarantee.md, section "The certificate, for those who check".
 """
 
 SHORTFALL_FRACTION = 0.9e-5

@@ -214,6 +214,12 @@ def test_the_index_of_the_documents_names_every_page():
     assert [page for page in PAGES[1:] if page.resolve() not in named] == []
 
 
+def test_the_reference_has_every_public_name():
+    page = (ROOT / "docs" / "reference.md").read_text()
+    named = set(re.findall(r"^::: anchored\.(\w+)$", page, re.MULTILINE))
+    assert named == set(anchored.__all__)
+
+
 def test_the_citation_names_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == anchored.__version__
