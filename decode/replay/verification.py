@@ -58,14 +58,10 @@ class Verification:
     """Tokens that the seed gives again, exactly."""
     tokens_at_a_boundary: int = 0
     """Tokens that the seed gives only if rounding moved the laws, within its tolerance."""
-    rounding: float = 0.0
-    """Tolerances by which rounding must have moved the laws for them, summed over the steps."""
     gain: float = 0.0
     """Nats of log p_r / p_s that they have more than the tokens that the seed gives exactly."""
     most_gain: float = 0.0
     """Nats that chance explains of that."""
-    max_spend_error: float = 0.0
-    max_log_prob_error: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -279,9 +275,6 @@ def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> No
     ledger, rule = replay.ledger, replay.rule
     report.tokens_drawn_again = sum(step.rounding == 0.0 for step in steps)
     report.tokens_at_a_boundary = len(steps) - report.tokens_drawn_again
-    report.rounding = math.fsum(step.rounding for step in steps)
-    report.max_spend_error = max(step.spend_error for step in steps)
-    report.max_log_prob_error = max(step.log_prob_error for step in steps)
     # Tokens that rounding should have changed, and one more by bad luck.
     expected = 1.0 + math.fsum(step.chance for step in steps)
     most = expected + DEVIATIONS_OF_A_COUNT * math.sqrt(expected)
