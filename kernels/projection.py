@@ -259,7 +259,7 @@ def _walked(
     accounts = new_accounts(nats, nats, [0.0] * len(nats), "adaptive", risky.device)
     no_drafts = torch.empty(len(nats), 0, dtype=torch.int64, device=risky.device)
     pair = risky[:, None], safe[:, None]
-    drawn = launch.walk(*pair, accounts, keys, no_drafts, None, is_max=is_max)
+    drawn = launch.walk(*pair, accounts, keys, no_drafts, is_max=is_max)
     if not torch.equal(accounts[:, SPENT], drawn["spend"][:, 0]):
         raise RuntimeError("an account was not charged what its row spent")
     return drawn["token_ids"][:, 0], accounts[:, SPENT]

@@ -12,7 +12,6 @@ from torch import Tensor
 from .projection import Projection, check_rows, computed, project_kl, project_max
 from .sampler import uniforms
 from .spend import NUM_FIELDS, SPENT, STEP, allowance
-from .warping import Warping
 
 # B requests, G rows of each, V vocabulary.
 
@@ -52,13 +51,12 @@ def walk(
     accounts: Tensor,
     seeds: Tensor | None,
     drafts: Tensor,
-    warping: Warping | None = None,
     divergence: Divergence = "kl",
     backend: str = "auto",
 ) -> Walk:
     """Decide the rows of each request in order until one differs from its draft.
 
-    risky_logits, safe_logits: (B, G, V), any float dtype and strides, warped or raw. Row g follows
+    risky_logits, safe_logits: (B, G, V), any float dtype and strides, warped. Row g follows
     the prefix of the request and its first g drafted tokens.
     accounts: (B, 6) float64 of `spend.new_accounts`, contiguous; advanced in place by the rows
     decided.
@@ -66,7 +64,6 @@ def walk(
     likeliest token of each p*, for which no bound holds.
     drafts: (B, G - 1) int64, contiguous: tokens the rows after the first assume; -1, which no row
     decides, ends a shorter draft. Plain decoding is G = 1, with drafts (B, 0).
-    warping: what is done to raw logits, in either model, before anything else.
     backend: as of `project_kl`; by Triton all rows with seeds are one launch, for which nothing
     waits.
     Raises: ValueError for a wrong shape, dtype or layout.
@@ -77,30 +74,23 @@ def walk(
     if seeds is not None:
         _check_input("seeds", seeds, (num_requests,), torch.int64)
     _check_input("drafts", drafts, (num_requests, num_positions - 1), torch.int64)
-    is_max = divergence == "max"
-
-    def by_rows(project_by: str) -> Walk:
-        pair = risky_logits, safe_logits
-        if warping is not None:
-            pair = warping.warped(risky_logits), warping.warped(safe_logits)
-        return _walk_by_rows(*pair, accounts, seeds, drafts, is_max=is_max, backend=project_by)
-
+    pair, is_max = (risky_logits, safe_logits), divergence == "max"
+    by_rows = partial(_walk_by_rows, *pair, accounts, seeds, drafts, is_max=is_max)
     if seeds is None:
-        return by_rows(backend)
+        return by_rows(backend=backend)
     drawn_by = seeds
 
     def by_triton() -> Walk:
         from .gpu import launch  # triton is not there on every platform
 
-        pair = risky_logits, safe_logits
-        return Walk(**launch.walk(*pair, accounts, drawn_by, drafts, warping, is_max=is_max))
+        return Walk(**launch.walk(*pair, accounts, drawn_by, drafts, is_max=is_max))
 
     dtypes, device = (risky_logits.dtype, safe_logits.dtype), safe_logits.device
     return computed(
         backend,
         device,
         by_triton=by_triton,
-        by_torch=partial(by_rows, "torch"),
+        by_torch=partial(by_rows, backend="torch"),
         check=partial(check_rows, device, dtypes, safe_logits.shape[2], is_max=is_max, walks=True),
     )
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from ...kernels.spend import DEBT, STEP, empty_accounts
 from ...kernels.walk import Divergence, Walk, walk
-from ...kernels.warping import Stops, Warping
 from ..engine.request import Drawn
 from ..models.kv_cache import uploaded
 from ..settings import SamplingConfig
-from ..warpers import Warpers
+from ..warpers import Warpers, merge_ends, penalised
 from .settings import PairFacts
 
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
@@ -121,7 +120,7 @@ class SlotAccounts:
         self._banned = torch.tensor(facts.banned_token_ids, dtype=torch.int64, device=device)
         self._stop_token_ids = facts.stop_token_ids
         self._banned_token_ids = facts.banned_token_ids
-        self._stops = Stops.of(facts.stop_token_ids, facts.vocab_size, device)
+        self._stops = torch.tensor(sorted(facts.stop_token_ids), device=device)
         self.end = min(facts.stop_token_ids)
 
     def join(
@@ -239,29 +238,32 @@ class SlotAccounts:
 
     def _walk(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor, accounts: Tensor) -> Walk:
         divergence, sampling = law
-        warping = None
-        if sampling is None:
-            warping = Warping(
-                temperature=self._temperature[rows.slots],
-                penalty=self._penalty[rows.slots],
-                seen=self._seen_by_row(rows),
-                stops=self._stops,
-            )
-        else:
-            warp = self._warpers[rows.host_slots[0]].after(self._seen_by_row(rows).flatten(0, 1))
-            shape = tuple(rows.index.shape)
-            risky, safe = (
-                warp(logits.flatten(0, 1)).unflatten(0, shape) for logits in (risky, safe)
-            )
+        warp = self._warped if sampling is None else self._warped_by_group
+        seen = self._seen_by_row(rows)
         return walk(
-            risky,
-            safe,
+            warp(rows, risky, seen),
+            warp(rows, safe, seen),
             accounts=accounts,
             seeds=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
             drafts=rows.drafts,
-            warping=warping,
             divergence=divergence,
         )
+
+    def _warped(self, rows: Rows, logits: Tensor, seen: Tensor) -> Tensor:
+        """(B, G, V) warped logits of requests that truncate nothing, each by its own settings."""
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        penalty, temperature = (
+            own[rows.slots, None, None] for own in (self._penalty, self._temperature)
+        )
+        scores = torch.where(seen, penalised(scores, penalty), scores) / temperature
+        if len(self._stops) > 1:
+            merge_ends(scores, self._stops)
+        return scores
+
+    def _warped_by_group(self, rows: Rows, logits: Tensor, seen: Tensor) -> Tensor:
+        """The same of requests that share their settings, and truncate or are greedy."""
+        warp = self._warpers[rows.host_slots[0]].after(seen.flatten(0, 1))
+        return warp(logits.flatten(0, 1)).unflatten(0, tuple(rows.index.shape))
 
     def _records(self, rows: Rows, drawn: Walk, is_drawn: Tensor) -> Tensor:
         step = Drawn(

@@ -43,7 +43,7 @@ class PairState(DefaultModelState):
         settings = EngineSettings.of(vllm_config.additional_config)
         self.facts, self.limits = settings.facts, settings.limits
         dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
-        _warm_up(self.facts.vocab_size, vllm_config.model_config.dtype, torch.device(device))
+        _warm_up(self.facts.vocab_size, torch.device(device))
         self.slots = SlotAccounts(self.max_num_reqs, self.facts, torch.device(device))
         speculative = vllm_config.speculative_config
         self.num_rows = 1 + (speculative.num_speculative_tokens if speculative else 0)
@@ -243,10 +243,10 @@ class PairState(DefaultModelState):
         return logits[:, : self.facts.vocab_size]
 
 
-def _warm_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+def _warm_up(vocab_size: int, device: torch.device) -> None:
     """Walk one row before the first request comes: compile the kernels and compare them with the
-    CPU's solver."""
-    logits = torch.zeros(1, 1, vocab_size, dtype=dtype, device=device)
+    CPU's solver. Warped logits are float32, whatever the models are."""
+    logits = torch.zeros(1, 1, vocab_size, device=device)
     walk(
         logits,
         logits,

@@ -11,7 +11,6 @@ import triton
 from torch import Tensor
 
 from ..law import Law, Projection
-from ..warping import Warping
 from . import layout
 from . import walk_kernel as kernel
 from .kl_search import NUM_COLUMNS, TABLE_SIZE
@@ -37,20 +36,8 @@ PROGRAMS_PER_PROCESSOR = 8
 """Programs, of one warp each, that a multiprocessor holds with whatever registers: two for each of
 its schedulers. More would repeat what all programs of a request compute alike."""
 
-Inputs: TypeAlias = dict[str, Tensor | int | None]
+Inputs: TypeAlias = dict[str, Tensor | None]
 """Arguments of the kernel by name."""
-
-NO_WARPING: Inputs = {
-    "temperature_ptr": None,
-    "penalty_ptr": None,
-    "seen_ptr": None,
-    "stops_ptr": None,
-    "is_stop_ptr": None,
-    "seen_request_stride": 0,
-    "seen_row_stride": 0,
-    "num_stops": 0,
-    "STOP_SLOTS": 1,
-}
 
 
 def block_size(vocab_size: int) -> int:
@@ -197,7 +184,7 @@ def launch(
             safe_logits,
             *risky_logits.stride(),
             *safe_logits.stride(),
-            **NO_WARPING | inputs,
+            **inputs,
             facts_ptr=memory.facts,
             flags_ptr=memory.flags.view(torch.uint8),
             tokens_ptr=memory.token_ids,
@@ -219,44 +206,19 @@ def launch(
         )
 
 
-def warping_inputs(warping: Warping | None) -> Inputs:
-    """Arguments that tell the walk kernel how raw logits are warped; None for logits that are."""
-    if warping is None:
-        return NO_WARPING
-    inputs = NO_WARPING | {"temperature_ptr": warping.temperature}
-    if warping.seen is not None:
-        request_stride, row_stride, _ = warping.seen.stride()
-        inputs |= {
-            "penalty_ptr": warping.penalty,
-            "seen_ptr": warping.seen.view(torch.uint8),
-            "seen_request_stride": request_stride,
-            "seen_row_stride": row_stride,
-        }
-    if warping.stops is not None:
-        num_stops = len(warping.stops.token_ids)
-        inputs |= {
-            "stops_ptr": warping.stops.token_ids,
-            "is_stop_ptr": warping.stops.is_stop.view(torch.uint8),
-            "num_stops": num_stops,
-            "STOP_SLOTS": int(triton.next_power_of_2(num_stops)),
-        }
-    return inputs
-
-
 def walk(
     risky_logits: Tensor,
     safe_logits: Tensor,
     accounts: Tensor,
     seeds: Tensor,
     drafts: Tensor,
-    warping: Warping | None,
     *,
     is_max: bool,
 ) -> dict[str, Tensor]:
     """`walk.walk` of arguments that were checked; returns the columns of a `Walk` by name."""
     num_requests, num_positions, vocab_size = risky_logits.shape
     memory = workspace(num_requests, num_positions, vocab_size, risky_logits.device)
-    inputs = warping_inputs(warping) | {
+    inputs: Inputs = {
         "budget_ptr": None,
         "account_ptr": accounts,
         "uniform_ptr": None,

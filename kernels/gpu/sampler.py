@@ -15,6 +15,7 @@ from .layout import (
     IS_SAFE_ONLY,
     IS_VALID,
     LN_2,
+    LOG2_E,
     LOG2_SAFE_MASS,
     LOG_PROB,
     NUM_LANES,
@@ -95,7 +96,7 @@ def block_masses(row, KIND: tl.constexpr, NUM_SLOTS: tl.constexpr):
         masses = load_record(row, SHARED_MASS, 0.0, NUM_SLOTS)
         if KIND == SAFE:
             masses += load_record(row, BANNED_MASS, 0.0, NUM_SLOTS)
-        bits = (safe_max - tl.load(row.facts + SAFE_PEAK)) * row.bits
+        bits = (safe_max - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
         masses *= weights(bits, safe_max > -INF)
     return masses
 
@@ -161,8 +162,8 @@ def _store_residual(
 def token_bits(row, token):
     """log2 p_s and log2 of p* / p_s of one token; the ratio is -inf off the common support."""
     risky, safe = read_token(row, token.to(tl.int64))
-    safe = (safe.to(tl.float64) - tl.load(row.facts + SAFE_PEAK)) * row.bits
-    risky = (risky.to(tl.float64) - tl.load(row.facts + RISKY_PEAK)) * row.bits
+    safe = (safe.to(tl.float64) - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
+    risky = (risky.to(tl.float64) - tl.load(row.facts + RISKY_PEAK)) * LOG2_E
     safe, risky = tl.where(safe < BAN_BITS, -INF, safe), tl.where(risky < BAN_BITS, -INF, risky)
     is_shared = (safe > -INF) & (risky > -INF)
     tilt = tl.where(is_shared, risky, 0.0) - tl.where(is_shared, safe, 0.0)

@@ -12,7 +12,6 @@ from .layout import (
     FIXED,
     INF,
     IS_VALID,
-    LOG2_E,
     NUM_ACCOUNT_FIELDS,
     NUM_FACTS,
     NUM_FLAGS,
@@ -27,7 +26,6 @@ from .layout import (
     WAS_REACHED,
     Row,
     request_barrier,
-    store_ends,
 )
 from .sampler import draft, drawn_token, row_uniforms, store_token
 from .solver import QUANTUM, close_row, open_row, search_step
@@ -104,7 +102,7 @@ def bank(
 # Loops and barriers alone ask for these: every value of them shares one compilation, but for a
 # single split, which needs no barrier.
 @triton.jit(
-    do_not_specialize=("num_positions", "num_stops"),
+    do_not_specialize=("num_positions",),
     do_not_specialize_on_alignment=("num_splits",),
 )
 def walk_kernel(
@@ -121,14 +119,6 @@ def walk_kernel(
     uniform_ptr,
     seeds_ptr,
     drafts_ptr,
-    temperature_ptr,
-    penalty_ptr,
-    seen_ptr,
-    stops_ptr,
-    is_stop_ptr,
-    seen_request_stride,
-    seen_row_stride,
-    num_stops,
     facts_ptr,
     flags_ptr,
     tokens_ptr,
@@ -145,29 +135,16 @@ def walk_kernel(
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
-    STOP_SLOTS: tl.constexpr,
 ):
     """Grid (requests, num_splits). Every program of a request computes the same scalars and writes
     the same bits, so that no program waits for another's decision; only sums cross programs."""
     request, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     counter_ptr = counters_ptr + request
     walk_ptr = walks_ptr + request * 2 * (num_positions + 1)
-    temperature, penalty = tl.full((), 1.0, tl.float64), tl.full((), 1.0, tl.float32)
-    first_stop, last_stop = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
-    if temperature_ptr is not None:
-        temperature = tl.load(temperature_ptr + request).to(tl.float64)
-    bits = tl.full((), LOG2_E, tl.float64) / temperature
-    if penalty_ptr is not None:
-        penalty = tl.load(penalty_ptr + request)
-    if stops_ptr is not None:
-        first_stop, last_stop = tl.load(stops_ptr), tl.load(stops_ptr + num_stops - 1)
     for index in range(num_positions):
         # 1. Where the row and its scratch lie, and whether the walk comes this far.
         row_index = request * num_positions + index
         position = row_index - request * num_positions  # int64, as offsets need
-        seen_row_ptr = seen_ptr
-        if seen_ptr is not None:
-            seen_row_ptr += request * seen_request_stride + position * seen_row_stride
         row = Row(
             risky_ptr + request * risky_request_stride + position * risky_row_stride,
             safe_ptr + request * safe_request_stride + position * safe_row_stride,
@@ -181,13 +158,6 @@ def walk_kernel(
             num_splits,
             vocab_size,
             num_blocks,
-            temperature,
-            bits,
-            seen_row_ptr,
-            penalty,
-            is_stop_ptr,
-            first_stop,
-            last_stop,
         )
         here_ptr = walk_ptr + 2 * position
         if position == 0:
@@ -203,8 +173,6 @@ def walk_kernel(
             else:
                 budget = rounded_down(tl.load(budget_ptr + row_index).to(tl.float64))
             tl.store(row.facts + BUDGET, budget)
-            if stops_ptr is not None:
-                store_ends(row, stops_ptr, num_stops, BLOCK_SIZE, STOP_SLOTS)
             # Twice at most, so that the kernel holds the pass once.
             risky_peak, safe_peak = tl.full((), -INF, tl.float64), tl.full((), -INF, tl.float64)
             is_measuring = tl.full((), True, tl.int1)

@@ -12,7 +12,6 @@ from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM, new_accounts
 from anchored.kernels.walk import walk
-from anchored.kernels.warping import Stops, Warping
 
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -157,29 +156,6 @@ def test_a_walk_is_plain_decoding(device, sizes):
     drafts = plain[:, :-1].contiguous()
     result = walked(risky, safe, accounts=account, drafts=drafts)
     assert torch.equal(result.token_ids, plain) and torch.equal(account, plain_account)
-
-
-def test_a_walk_of_raw_logits_decides_what_one_of_warped_logits_does(device, sizes):
-    num_rows, vocab_size = sizes.warped_shape
-    risky, safe = (logits[:, None] for logits in generic(sizes.warped_shape, device, seed=17))
-    warping = Warping(
-        temperature=torch.full((num_rows,), 0.7, device=device),
-        penalty=torch.full((num_rows,), 1.1, device=device),
-        seen=torch.rand(risky.shape, device=device) < 0.3,
-        stops=Stops.of((1, vocab_size - 1), vocab_size, device),
-    )
-    walked = partial(
-        walk,
-        seeds=torch.arange(num_rows, device=device),
-        drafts=torch.zeros(num_rows, 0, dtype=torch.int64, device=device),
-        backend="triton",
-    )
-    raw = walked(risky, safe, accounts=accounts_of(num_rows, device), warping=warping)
-    warped_logits = (warping.warped(logits) for logits in (risky, safe))
-    warped = walked(*warped_logits, accounts=accounts_of(num_rows, device))
-    # Rounding of the warped logits may move a token at a boundary of the sampler.
-    assert int((raw.token_ids != warped.token_ids).sum()) <= 1
-    assert (raw.spend - warped.spend).abs().max().item() <= 1e-4
 
 
 @pytest.mark.gpu

@@ -9,9 +9,7 @@ import triton
 from concurrent_programs import concurrent
 
 from anchored.kernels.gpu import launch, layout, solver
-from anchored.kernels.gpu.launch import warping_inputs
 from anchored.kernels.spend import new_accounts
-from anchored.kernels.warping import Stops, Warping
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,21 +87,6 @@ def quick_switches():
 def test_programs_of_a_request_do_not_race(seed, is_max, num_rows, monkeypatch, quick_switches):
     found = case(seed + 1, is_max=is_max, num_rows=num_rows)
     assert hazards(found, num_rows, monkeypatch) == {}
-
-
-@pytest.mark.parametrize("is_max", [False, True])
-def test_programs_do_not_race_for_the_end_of_raw_logits(is_max, monkeypatch, quick_switches):
-    """One of them stores it, in the block that holds it; all read it."""
-    risky, safe, inputs, constants = case(1, is_max=is_max, num_rows=2)
-    generator = torch.Generator().manual_seed(2)
-    how = Warping(
-        temperature=torch.tensor([0.7, 1.3]),
-        penalty=torch.tensor([1.1, 1.2]),
-        seen=torch.rand(risky.shape, generator=generator) < 0.01,
-        stops=Stops.of([1500, 2000], 2100, CPU),
-    )
-    found = (risky, safe, inputs | warping_inputs(how), constants)
-    assert hazards(found, 2, monkeypatch) == {}
 
 
 @triton.jit

@@ -24,14 +24,13 @@ from triton.runtime.jit import JITFunction
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.launch import splits_of
 from anchored.kernels.spend import empty_accounts
-from anchored.kernels.warping import Stops, Warping
 
 VOCAB_SIZE = 128_256
 NUM_PROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
 CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-MODES = ("solve", "draw", "seeds", "raw")
+MODES = ("solve", "draw", "walk")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +38,7 @@ class Variant:
     """A launch: what is done with which logits."""
 
     mode: str
-    """Without accounts "solve" and "draw", a projection without and with a draw; with accounts
-    "seeds", a walk, and "raw", one of raw logits with a penalty and stop tokens."""
+    """Without accounts "solve" and "draw", a projection without and with a draw; else "walk"."""
     is_max: bool = False
     dtype: str = "bf16"
     num_requests: int = 4
@@ -56,10 +54,10 @@ def variants() -> Iterator[Variant]:
     """Every variant that projections, decoding and scoring launch."""
     for mode, is_max, dtype in product(MODES, (False, True), DTYPES):
         yield Variant(mode=mode, is_max=is_max, dtype=dtype)
-    for mode, num_positions in product(("seeds", "raw"), (2, 5, 9)):
-        yield Variant(mode=mode, num_positions=num_positions)
+    for num_positions in (2, 5, 9):
+        yield Variant(mode="walk", num_positions=num_positions)
     for num_requests in (1, 16, 64, 67, 256, 3000):
-        yield Variant(mode="raw", num_requests=num_requests)
+        yield Variant(mode="walk", num_requests=num_requests)
 
 
 class _NoDevice:
@@ -112,18 +110,8 @@ def _launch(variant: Variant) -> None:
         return
     seeds = torch.zeros(variant.num_requests, dtype=torch.int64)
     drafts = torch.zeros(variant.num_requests, variant.num_positions - 1, dtype=torch.int64)
-    ones = torch.ones(variant.num_requests)
-    raw = Warping(
-        temperature=ones,
-        penalty=ones,
-        seen=torch.empty(*sizes, VOCAB_SIZE, dtype=torch.bool),
-        stops=Stops.of(range(3), VOCAB_SIZE, CPU),
-    )
-    launch.walk(
-        *(logits, logits, empty_accounts(variant.num_requests, CPU), seeds, drafts),
-        raw if variant.mode == "raw" else None,
-        is_max=variant.is_max,
-    )
+    accounts = empty_accounts(variant.num_requests, CPU)
+    launch.walk(logits, logits, accounts, seeds, drafts, is_max=variant.is_max)
 
 
 def usage(kernel: Any) -> dict[str, int]:
