@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .projection import Projection, check_rows, computed, project_kl, project_max
-from .sampler import uniforms
+from .projection import Projection, project_kl, project_max
 from .spend import NUM_FIELDS, SPENT, STEP, allowance
 
 # B requests, G rows of each, V vocabulary.
@@ -56,17 +54,15 @@ def walk(
 ) -> Walk:
     """Decide the rows of each request in order until one differs from its draft.
 
-    risky_logits, safe_logits: (B, G, V), any float dtype and strides, warped. Row g follows
-    the prefix of the request and its first g drafted tokens.
-    accounts: (B, 6) float64 of `spend.new_accounts`, contiguous; advanced in place by the rows
-    decided.
+    risky_logits, safe_logits: (B, G, V), any float dtype and strides, warped. Row g follows the
+    prefix of the request and its first g drafted tokens.
+    accounts: (B, 6) float64 of `spend.new_accounts`; advanced in place by the rows decided.
     seeds: (B,) int64, and then row g draws by `uniforms(seed, steps taken + g)`; None takes the
     likeliest token of each p*, for which no bound holds.
-    drafts: (B, G - 1) int64, contiguous: tokens the rows after the first assume; -1, which no row
-    decides, ends a shorter draft. Plain decoding is G = 1, with drafts (B, 0).
-    backend: as of `project_kl`; by Triton all rows with seeds are one launch, for which nothing
-    waits.
-    Raises: ValueError for a wrong shape, dtype or layout.
+    drafts: (B, G - 1) int64: tokens the rows after the first assume; -1, which no row decides, ends
+    a shorter draft. Plain decoding is G = 1, with drafts (B, 0).
+    backend: as of `project_kl`; by Triton nothing waits for the device.
+    Raises: ValueError for a wrong shape, dtype or device.
     Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding",
     with the uniforms fixed beforehand, so that every draft length gives the same tokens.
     """
@@ -74,50 +70,16 @@ def walk(
     if seeds is not None:
         _check_input("seeds", seeds, (num_requests,), torch.int64)
     _check_input("drafts", drafts, (num_requests, num_positions - 1), torch.int64)
-    pair, is_max = (risky_logits, safe_logits), divergence == "max"
-    by_rows = partial(_walk_by_rows, *pair, accounts, seeds, drafts, is_max=is_max)
-    if seeds is None:
-        return by_rows(backend=backend)
-    drawn_by = seeds
-
-    def by_triton() -> Walk:
-        from .gpu import launch  # triton is not there on every platform
-
-        return Walk(**launch.walk(*pair, accounts, drawn_by, drafts, is_max=is_max))
-
-    dtypes, device = (risky_logits.dtype, safe_logits.dtype), safe_logits.device
-    return computed(
-        backend,
-        device,
-        by_triton=by_triton,
-        by_torch=partial(by_rows, backend="torch"),
-        check=partial(check_rows, device, dtypes, safe_logits.shape[2], is_max=is_max, walks=True),
-    )
-
-
-def _walk_by_rows(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    accounts: Tensor,
-    seeds: Tensor | None,
-    drafts: Tensor,
-    *,
-    is_max: bool,
-    backend: str,
-) -> Walk:
-    """A projection of each row in turn; arguments as of `walk`, logits warped."""
-    project = project_max if is_max else project_kl
+    project = project_max if divergence == "max" else project_kl
     spent, num_taken = accounts[:, SPENT].clone(), torch.zeros_like(accounts[:, STEP])
     is_going, rows = torch.ones_like(spent, dtype=torch.bool), []
-    for position, (risky, safe) in enumerate(
-        zip(risky_logits.unbind(1), safe_logits.unbind(1), strict=True)
-    ):
+    for position in range(num_positions):
         # 1. What the row may spend, after those before it.
         budget = allowance(accounts, position, spent)
-        steps = accounts[:, STEP].long() + position
-        numbers = None if seeds is None else uniforms(seeds, steps)
+        keyed = None if seeds is None else (seeds, accounts[:, STEP].long() + position)
         # 2. Its law and its token.
-        projection = project(risky, safe, budget, numbers, backend=backend)
+        safe = safe_logits[:, position]
+        projection = project(risky_logits[:, position], safe, budget, keyed=keyed, backend=backend)
         row = _row(projection, is_going, budget, safe)
         rows.append(row)
         # 3. It is banked if it was reached, and the next one is reached behind a draft that stands.
@@ -134,15 +96,13 @@ def _walk_by_rows(
 
 def _row(projection: Projection, is_going: Tensor, budget: Tensor, safe: Tensor) -> Walk:
     """One position of a walk; (B,) each. safe: (B, V) logits."""
-    is_valid, token_ids, accepted = (
-        projection.is_valid,
-        projection.token_ids,
-        projection.accepted,
-    )
+    is_valid, token_ids, accepted = projection.is_valid, projection.token_ids, projection.accepted
     if token_ids is None or accepted is None:  # a greedy walk
         token_ids = projection.log_probs().argmax(-1)
         accepted = token_ids == safe.argmax(-1)
-    safe_log_probs, log_probs = projection.law.token_log_probs(token_ids.clamp(min=0))
+    figures = projection.stored_log_probs
+    if figures is None:
+        figures = projection.token_log_probs(token_ids), projection.safe_token_log_probs(token_ids)
     return Walk(
         was_reached=is_going,
         is_valid=is_valid,
@@ -152,8 +112,8 @@ def _row(projection: Projection, is_going: Tensor, budget: Tensor, safe: Tensor)
         weight=projection.weight,
         spend=projection.spend,
         budget=budget,
-        log_probs=log_probs.masked_fill(~is_valid, torch.nan),
-        safe_log_probs=safe_log_probs.masked_fill(~is_valid, torch.nan),
+        log_probs=figures[0],
+        safe_log_probs=figures[1],
     )
 
 
@@ -180,7 +140,7 @@ def _check(
 
 
 def _check_input(name: str, values: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if values.shape != shape or values.dtype != dtype or not values.is_contiguous():
+    if values.shape != shape or values.dtype != dtype:
         raise ValueError(
-            f"{name} must be {shape} {dtype}, contiguous, got {tuple(values.shape)} {values.dtype}"
+            f"{name} must be {shape} {dtype}, got {tuple(values.shape)} {values.dtype}"
         )

@@ -1,6 +1,6 @@
 """Where the Triton kernels keep what they know, and how they read a block of tokens.
 
-Every program of a request may write any fact of it, for all compute the same bits; so a fact must
+Every program of a row may write any fact of it, for all compute the same bits; so a fact must
 not change once written, while slower programs may read it.
 """
 
@@ -55,15 +55,13 @@ LARGEST_TILT = tl.constexpr(16)
 SMALLEST_TILT = tl.constexpr(17)
 DRAFT = tl.constexpr(18)
 IS_KEPT = tl.constexpr(19)
-ROW_STEP = tl.constexpr(20)
-NUM_FACTS = tl.constexpr(21)
+NUM_FACTS = tl.constexpr(20)
 
 # Flags of a row, one byte each.
 IS_VALID = tl.constexpr(0)
 IS_SAFE_ONLY = tl.constexpr(1)
 ACCEPTED = tl.constexpr(2)
-WAS_REACHED = tl.constexpr(3)
-NUM_FLAGS = tl.constexpr(4)
+NUM_FLAGS = tl.constexpr(3)
 
 # Records of a block, float64, each a vector over the blocks of the row.
 NUM_ESTIMATES = tl.constexpr(6)
@@ -86,18 +84,6 @@ NUM_RECORDS = tl.constexpr(ESTIMATES.value + NUM_SUMS.value * NUM_ESTIMATES.valu
 RISKY_MASS = tl.constexpr(ESTIMATES.value)  # order infinity has extremes in place of estimates
 TILT_MAX = tl.constexpr(ESTIMATES.value + 1)
 TILT_MIN = tl.constexpr(ESTIMATES.value + 2)
-
-# The account of a request.
-PER_STEP = tl.constexpr(spend.PER_STEP)
-TOTAL = tl.constexpr(spend.TOTAL)
-DEBT = tl.constexpr(spend.DEBT)
-SCHEDULE = tl.constexpr(spend.SCHEDULE)
-STEP = tl.constexpr(spend.STEP)
-SPENT = tl.constexpr(spend.SPENT)
-NUM_ACCOUNT_FIELDS = tl.constexpr(spend.NUM_FIELDS)
-ADAPTIVE = tl.constexpr(spend.SCHEDULES["adaptive"])
-FIXED = tl.constexpr(spend.SCHEDULES["fixed"])
-
 
 LOG2_E = tl.constexpr(spend.BITS_PER_NAT)
 LN_2 = tl.constexpr(math.log(2.0))
@@ -214,8 +200,8 @@ def load_record(row, column, other, NUM_SLOTS: tl.constexpr):
 
 
 @triton.jit
-def request_barrier(counter_ptr, num_splits):
-    """Wait until all programs of the request have come here.
+def row_barrier(counter_ptr, num_splits):
+    """Wait until all programs of the row have come here.
 
     counter_ptr: int64, counts arrivals for ever (2**63 are out of reach), so that replaying a CUDA
     graph needs no reset. The launch must be cooperative: every program must be resident.

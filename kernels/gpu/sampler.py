@@ -22,7 +22,6 @@ from .layout import (
     OFFSET,
     RESIDUAL_MASS,
     RISKY_PEAK,
-    ROW_STEP,
     SAFE_LOG_PROB,
     SAFE_MAX,
     SAFE_PEAK,
@@ -173,15 +172,15 @@ def token_bits(row, token):
 
 
 @triton.jit
-def row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index):
-    """The three uniforms of a row: given, or those of the request's seed at the row's step."""
-    if seeds_ptr is not None:
-        count = tl.load(row.facts + ROW_STEP).to(tl.int64)
-        first, second, third = uniforms(tl.load(seeds_ptr + request), count)
+def row_uniforms(uniform_ptr, keys_ptr, positions_ptr, index):
+    """The three uniforms of a row: given, or those of its key and its position."""
+    if keys_ptr is not None:
+        key, position = tl.load(keys_ptr + index), tl.load(positions_ptr + index)
+        first, second, third = uniforms(key, position)
     else:
-        first = tl.load(uniform_ptr + 3 * row_index)
-        second = tl.load(uniform_ptr + 3 * row_index + 1)
-        third = tl.load(uniform_ptr + 3 * row_index + 2)
+        first = tl.load(uniform_ptr + 3 * index)
+        second = tl.load(uniform_ptr + 3 * index + 1)
+        third = tl.load(uniform_ptr + 3 * index + 2)
     return first, second, third
 
 

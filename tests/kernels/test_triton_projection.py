@@ -103,4 +103,4 @@ def test_a_batch_is_its_rows_one_by_one_bit_for_bit(project, logit_pairs, budget
 
 def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():
     with pytest.raises(ValueError, match="vocab_size must be at most 262144, got 262145"):
-        launch.workspace(1, 1, 2**18 + 1, DEVICE, 1)
+        launch.workspace(1, 2**18 + 1, DEVICE, 1)

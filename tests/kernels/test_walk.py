@@ -10,7 +10,7 @@ from torch import Tensor
 from anchored.decode.rules.budget import Budget
 from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.sampler import uniforms
-from anchored.kernels.spend import SPENT, STEP, allowance, floor_to_quantum, new_accounts
+from anchored.kernels.spend import SPENT, STEP, new_accounts
 from anchored.kernels.walk import walk
 
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
@@ -201,27 +201,3 @@ def test_a_greedy_walk_takes_the_likeliest_token_of_each_law(logit_pairs, backen
         law = project_kl(risky[:, place], safe[:, place], result.budget[:, place], backend=backend)
         assert torch.equal(result.token_ids[:, place], law.log_probs().argmax(-1))
         assert torch.equal(result.spend[:, place], law.spend)
-
-
-@pytest.mark.slow
-def test_allowances_of_the_kernel_are_those_of_the_accounts():
-    """Bit for bit: of budgets at random, spent ones, and debts and budgets without an end."""
-    generator = torch.Generator().manual_seed(5)
-    k, total, debt, spent = 10.0 ** (6.0 * torch.rand(4, 9, generator=generator).double() - 3.0)
-    debt[::5], debt[1::7], total[2], k[3] = 0.0, math.inf, math.inf, math.inf
-    steps = torch.randint(0, 50, (9,), generator=generator)
-    for schedule in ("adaptive", "global", "fixed"):
-        account = new_accounts(k.tolist(), total.tolist(), debt.tolist(), schedule, DEVICE)
-        account[:, SPENT], account[:, STEP] = floor_to_quantum(spent).to(DEVICE), steps.to(DEVICE)
-        expected = allowance(account, 0, account[:, SPENT])
-        assert (expected > 0.0).sum() > 0 and torch.isfinite(expected).all()
-        logits = torch.zeros(9, 1, 3, device=DEVICE)
-        drawn = walk(
-            logits,
-            logits,
-            accounts=account,
-            seeds=torch.zeros(9, dtype=torch.int64, device=DEVICE),
-            drafts=torch.zeros(9, 0, dtype=torch.int64, device=DEVICE),
-            backend="triton",
-        )
-        assert torch.equal(drawn.budget[:, 0], expected)
