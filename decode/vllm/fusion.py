@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -116,10 +116,8 @@ class SlotAccounts:
         self._laws: dict[int, Law] = {}
         self._warpers: dict[int, Warpers] = {}
         """By slots whose sampling truncates or is greedy: kept, as they hold tensors there."""
-        self._device, self._vocab_size = device, facts.vocab_size
+        self._device, self._facts = device, facts
         self._banned = torch.tensor(facts.banned_token_ids, dtype=torch.int64, device=device)
-        self._stop_token_ids = facts.stop_token_ids
-        self._banned_token_ids = facts.banned_token_ids
         self._stops = torch.tensor(sorted(facts.stop_token_ids), device=device)
         self.end = min(facts.stop_token_ids)
 
@@ -143,7 +141,8 @@ class SlotAccounts:
         shares = not (sampling.is_truncating or sampling.is_greedy)
         self._laws[slot] = (divergence, None if shares else sampling)
         if not shares:
-            self._warpers[slot] = Warpers(sampling, self._stop_token_ids, self._banned_token_ids)
+            facts = self._facts
+            self._warpers[slot] = Warpers(sampling, facts.stop_token_ids, facts.banned_token_ids)
         self.accounts[slot] = uploaded(account, self._device)
         self.set_debt(slot, debt)
         self.is_failed[slot] = is_failed
@@ -156,7 +155,7 @@ class SlotAccounts:
         ):
             field[slot] = number
         self._seen[slot] = False
-        known = [token for token in token_ids if 0 <= token < self._vocab_size]
+        known = [token for token in token_ids if 0 <= token < self._facts.vocab_size]
         self._seen[slot, uploaded(torch.tensor(known), self._device)] = True
 
     def set_debt(self, slot: int, debt: Tensor) -> None:
@@ -181,7 +180,10 @@ class SlotAccounts:
         shape = tuple(rows.index.shape)
         emitted = torch.full(shape, self.end, dtype=torch.int64, device=self._device)
         records = torch.zeros(*shape, NUM_FIELDS, dtype=torch.float64, device=self._device)
-        for law, chosen in self._groups(rows.host_slots).items():
+        groups: dict[Law, list[int]] = {}
+        for i, slot in enumerate(rows.host_slots):
+            groups.setdefault(self._laws[slot], []).append(i)
+        for law, chosen in groups.items():
             is_all = len(chosen) == len(rows.host_slots)
             part = rows if is_all else rows.part(chosen)
             tokens, record = self._decide(law, part, risky, safe)
@@ -191,27 +193,38 @@ class SlotAccounts:
             emitted[at], records[at] = tokens, record
         return emitted, records
 
-    def _groups(self, slots: Sequence[int]) -> Mapping[Law, list[int]]:
-        groups: dict[Law, list[int]] = {}
-        for i, slot in enumerate(slots):
-            groups.setdefault(self._laws[slot], []).append(i)
-        return groups
-
     def _decide(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
-        accounts = self.accounts[rows.slots]
+        # 1. All rows are walked, whoever draws: to look which requests do would be to wait for the
+        #    device, so below tensors are chosen from, and no rows.
+        old = self.accounts[rows.slots]
+        accounts = old.clone()
         drawing = self._is_drawing(rows, accounts)
         drawn = self._walk(law, rows, self._of(risky, rows), self._of(safe, rows), accounts)
+        # 2. A request that reached a row without a law to draw from has failed.
         told = drawn.was_reached & drawing[:, None]
         is_drawn = told & (drawn.token_ids >= 0)
         self.is_failed[rows.slots] |= (told & ~is_drawn).any(1)
-        old = self.accounts[rows.slots]
+        # 3. Only those that draw are charged.
         self.accounts[rows.slots] = torch.where(drawing[:, None], accounts, old)
-        tokens = drawn.token_ids.where(is_drawn, self.end)
+        # 4. Drawn tokens are seen from here on; where none was drawn, one that was seen before.
         seen = self._seen[rows.slots]
-        # Where nothing was drawn, a token that was seen before.
         seen.scatter_(1, drawn.token_ids.where(is_drawn, rows.last_tokens[:, None]), True)
         self._seen[rows.slots] = seen
-        return tokens, self._records(rows, drawn, is_drawn)
+        # 5. What the host is told.
+        step = Drawn(
+            token_id=drawn.token_ids,
+            accepted=drawn.accepted,
+            budget=drawn.budget,
+            spend=drawn.spend,
+            weight=drawn.weight,
+            log_prob=drawn.log_probs,
+            safe_log_prob=drawn.safe_log_probs,
+        )
+        failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
+        debts = self.debts[rows.slots, None].expand_as(is_drawn)
+        fields = [*step, is_drawn, failed, debts]
+        records = torch.stack([field.double() for field in fields], dim=-1)
+        return drawn.token_ids.where(is_drawn, self.end), records
 
     def _is_drawing(self, rows: Rows, accounts: Tensor) -> Tensor:
         """(B,) bool: the prompt is read, the request has not failed, and the account stands where
@@ -223,7 +236,7 @@ class SlotAccounts:
 
     def _of(self, logits: Tensor, rows: Rows) -> Tensor:
         """(B, G, V) of the tokens that both models know."""
-        shared = logits[rows.index.flatten(), : self._vocab_size]
+        shared = logits[rows.index.flatten(), : self._facts.vocab_size]
         if len(self._banned):
             shared = shared.index_fill(1, self._banned, float("-inf"))
         return shared.unflatten(0, tuple(rows.index.shape))
@@ -264,18 +277,3 @@ class SlotAccounts:
         """The same of requests that share their settings, and truncate or are greedy."""
         warp = self._warpers[rows.host_slots[0]].after(seen.flatten(0, 1))
         return warp(logits.flatten(0, 1)).unflatten(0, tuple(rows.index.shape))
-
-    def _records(self, rows: Rows, drawn: Walk, is_drawn: Tensor) -> Tensor:
-        step = Drawn(
-            token_id=drawn.token_ids,
-            accepted=drawn.accepted,
-            budget=drawn.budget,
-            spend=drawn.spend,
-            weight=drawn.weight,
-            log_prob=drawn.log_probs,
-            safe_log_prob=drawn.safe_log_probs,
-        )
-        failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
-        debts = self.debts[rows.slots, None].expand_as(is_drawn)
-        fields = [*step, is_drawn, failed, debts]
-        return torch.stack([field.double() for field in fields], dim=-1)
