@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.spend import DEBT, STEP, empty_accounts
-from ...kernels.walk import Divergence, Walk, walk
+from ...kernels.projection import project_kl, project_max
+from ...kernels.spend import DEBT, SPENT, STEP, allowance, empty_accounts
 from ..engine.request import Drawn
 from ..models.kv_cache import uploaded
+from ..rules.rule import Divergence
 from ..settings import SamplingConfig
 from ..warpers import Warpers, merge_ends, penalised
 from .settings import PairFacts
@@ -89,6 +90,57 @@ class Rows:
             last_tokens=self.last_tokens[at],
             lengths=self.lengths[at],
         )
+
+
+def walk(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    *,
+    accounts: Tensor,
+    is_going: Tensor,
+    keys: Tensor | None,
+    drafts: Tensor,
+    divergence: Divergence = "kl",
+) -> tuple[Drawn, Tensor]:
+    """Decide the rows of each request in order until one differs from its draft.
+
+    risky_logits, safe_logits: (B, G, V), warped. Row g follows the prefix of the request and its
+    first g drafted tokens.
+    accounts: (B, 6) float64 of `spend.new_accounts`; advanced in place by the rows decided.
+    is_going: (B,) bool, the requests that draw; nothing is decided for others.
+    keys: (B,) int64, and then row g draws by `uniforms(key, steps taken + g)`; None takes the
+    likeliest token of each p*, for which no bound holds.
+    drafts: (B, G - 1) int64: tokens the rows after the first assume; -1, which no row decides, ends
+    a shorter draft.
+    Returns: figures of (B, G) each, and which rows were decided, (B, G) bool; others hold anything.
+    Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding",
+    with the uniforms fixed beforehand, so that every draft length gives the same tokens.
+    """
+    project = project_max if divergence == "max" else project_kl
+    spent, steps, rows, was_reached = accounts[:, SPENT], accounts[:, STEP].clone(), [], []
+    for g, safe in enumerate(safe_logits.unbind(1)):
+        # 1. What the row may spend, after those before it.
+        budget = allowance(accounts, g, spent)
+        keyed = None if keys is None else (keys, accounts[:, STEP].long() + g)
+        # 2. Its law and its token.
+        law = project(risky_logits[:, g], safe, budget, keyed=keyed)
+        token_ids, accepted, log_probs = law.token_ids, law.accepted, law.stored_log_probs
+        if token_ids is None or accepted is None or log_probs is None:  # greedy
+            token_ids = law.log_probs().argmax(-1)
+            accepted = token_ids == safe.argmax(-1)
+            log_probs = law.token_log_probs(token_ids), law.safe_token_log_probs(token_ids)
+        token_ids = token_ids.where(law.is_valid, -1)
+        rows.append(Drawn(token_ids, accepted, budget, law.spend, law.weight, *log_probs))
+        was_reached.append(is_going)
+        # 3. It is banked if it was reached, and the next one is reached behind a draft that stands.
+        spent = spent + torch.where(is_going, law.spend, 0.0)
+        is_going = is_going & law.is_valid
+        steps += is_going
+        if g < drafts.shape[1]:
+            is_going = is_going & (drafts[:, g] == token_ids)
+    accounts[:, STEP], accounts[:, SPENT] = steps, spent
+    columns = (torch.stack(column, dim=1) for column in zip(*rows, strict=True))
+    return Drawn(*columns), torch.stack(was_reached, dim=1)
 
 
 class SlotAccounts:
@@ -194,37 +246,35 @@ class SlotAccounts:
         return emitted, records
 
     def _decide(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
-        # 1. All rows are walked, whoever draws: to look which requests do would be to wait for the
-        #    device, so below tensors are chosen from, and no rows.
-        old = self.accounts[rows.slots]
-        accounts = old.clone()
-        drawing = self._is_drawing(rows, accounts)
-        drawn = self._walk(law, rows, self._of(risky, rows), self._of(safe, rows), accounts)
-        # 2. A request that reached a row without a law to draw from has failed.
-        told = drawn.was_reached & drawing[:, None]
-        is_drawn = told & (drawn.token_ids >= 0)
-        self.is_failed[rows.slots] |= (told & ~is_drawn).any(1)
-        # 3. Only those that draw are charged.
-        self.accounts[rows.slots] = torch.where(drawing[:, None], accounts, old)
-        # 4. Drawn tokens are seen from here on; where none was drawn, one that was seen before.
-        seen = self._seen[rows.slots]
-        seen.scatter_(1, drawn.token_ids.where(is_drawn, rows.last_tokens[:, None]), True)
-        self._seen[rows.slots] = seen
-        # 5. What the host is told.
-        step = Drawn(
-            token_id=drawn.token_ids,
-            accepted=drawn.accepted,
-            budget=drawn.budget,
-            spend=drawn.spend,
-            weight=drawn.weight,
-            log_prob=drawn.log_probs,
-            safe_log_prob=drawn.safe_log_probs,
+        divergence, sampling = law
+        # 1. All rows are solved, whoever draws: to look which requests do would be to wait for the
+        #    device, so what follows chooses from tensors.
+        accounts = self.accounts[rows.slots]
+        seen = self._seen_by_row(rows)
+        warp = self._warped if sampling is None else self._warped_by_group
+        drawn, was_reached = walk(
+            warp(rows, self._of(risky, rows), seen),
+            warp(rows, self._of(safe, rows), seen),
+            accounts=accounts,
+            is_going=self._is_drawing(rows, accounts),
+            keys=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
+            drafts=rows.drafts,
+            divergence=divergence,
         )
+        self.accounts[rows.slots] = accounts
+        # 2. A request that reached a row without a law to draw from has failed.
+        is_drawn = was_reached & (drawn.token_id >= 0)
+        self.is_failed[rows.slots] |= (was_reached & ~is_drawn).any(1)
+        # 3. Drawn tokens are seen from here on; where none was drawn, one that was seen before.
+        now_seen = self._seen[rows.slots]
+        now_seen.scatter_(1, drawn.token_id.where(is_drawn, rows.last_tokens[:, None]), True)
+        self._seen[rows.slots] = now_seen
+        # 4. What the host is told.
         failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
         debts = self.debts[rows.slots, None].expand_as(is_drawn)
-        fields = [*step, is_drawn, failed, debts]
+        fields = [*drawn, is_drawn, failed, debts]
         records = torch.stack([field.double() for field in fields], dim=-1)
-        return drawn.token_ids.where(is_drawn, self.end), records
+        return drawn.token_id.where(is_drawn, self.end), records
 
     def _is_drawing(self, rows: Rows, accounts: Tensor) -> Tensor:
         """(B,) bool: the prompt is read, the request has not failed, and the account stands where
@@ -248,19 +298,6 @@ class SlotAccounts:
             # Rows behind a missing draft are not reached, whatever they have seen.
             seen.append(seen[-1].scatter(1, draft.clamp(min=0)[:, None], True))
         return torch.stack(seen, dim=1)
-
-    def _walk(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor, accounts: Tensor) -> Walk:
-        divergence, sampling = law
-        warp = self._warped if sampling is None else self._warped_by_group
-        seen = self._seen_by_row(rows)
-        return walk(
-            warp(rows, risky, seen),
-            warp(rows, safe, seen),
-            accounts=accounts,
-            seeds=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
-            drafts=rows.drafts,
-            divergence=divergence,
-        )
 
     def _warped(self, rows: Rows, logits: Tensor, seen: Tensor) -> Tensor:
         """(B, G, V) warped logits of requests that truncate nothing, each by its own settings."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
-from ...kernels.spend import SPENT, STEP, empty_accounts, new_accounts
+from ...kernels.projection import project_kl
+from ...kernels.spend import SPENT, STEP, new_accounts
 from ...kernels.token_log_probs import token_log_probs
-from ...kernels.walk import walk
 from ..engine.request import random_key
 from ..models.kv_cache import uploaded
 from ..rules.budget import debt_nats, log_likelihood_ratios
@@ -233,13 +233,7 @@ class PairState(DefaultModelState):
 
 
 def _warm_up(vocab_size: int, device: torch.device) -> None:
-    """Walk one row before the first request comes: compile the kernels and compare them with the
+    """Draw one row before the first request comes: compile the kernels and compare them with the
     CPU's solver. Warped logits are float32, whatever the models are."""
-    logits = torch.zeros(1, 1, vocab_size, device=device)
-    walk(
-        logits,
-        logits,
-        accounts=empty_accounts(1, device),
-        seeds=torch.zeros(1, dtype=torch.int64, device=device),
-        drafts=torch.zeros(1, 0, dtype=torch.int64, device=device),
-    )
+    logits, key = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device).long()
+    project_kl(logits, logits, torch.zeros(1, device=device).double(), keyed=(key, key))

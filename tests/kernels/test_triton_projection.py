@@ -101,6 +101,19 @@ def test_a_batch_is_its_rows_one_by_one_bit_for_bit(project, logit_pairs, budget
             assert torch.equal(getattr(alone, name), getattr(whole, name)[one])
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("project", PROJECTS)
+def test_keys_and_positions_draw_as_their_uniforms_do(project, backend, logit_pairs):
+    risky, safe = logit_pairs("generic", 3, 90, torch.Generator().manual_seed(23))
+    keys, positions = torch.tensor([5, -(2**62), 9]), torch.tensor([0, 7, 2**40])
+    budget = torch.full((3,), 0.2, dtype=torch.float64)
+    rows = [x.to(DEVICE) for x in (risky, safe, budget)]
+    keyed = project(*rows, keyed=(keys.to(DEVICE), positions.to(DEVICE)), backend=backend)
+    given = project(*rows, uniforms(keys, positions).to(DEVICE), backend=backend)
+    for name in ("token_ids", "accepted", "spend"):
+        assert torch.equal(getattr(keyed, name), getattr(given, name))
+
+
 def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():
     with pytest.raises(ValueError, match="vocab_size must be at most 262144, got 262145"):
         launch.workspace(1, 2**18 + 1, DEVICE, 1)
