@@ -46,7 +46,7 @@ def test_scale_agrees_with_bisection(kind, logit_pairs, budgets):
     projection = project_max(risky, safe, budget)
     log_scale = reference.project_max(risky, safe, budget)
     assert torch.equal(projection.is_safe_only, log_scale.isnan())
-    expected = reference.clipped_probs(risky, safe, budget, log_scale.nan_to_num(0.0))
+    expected = reference.clipped_log_probs(risky, safe, budget, log_scale.nan_to_num(0.0)).exp()
     expected = torch.where(log_scale.isnan()[:, None], safe.softmax(-1), expected)
     torch.testing.assert_close(projection.log_probs().exp(), expected, rtol=0, atol=1e-8)
 
