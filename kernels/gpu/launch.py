@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..law import Law, Projection
+from ..law import Projection
 from . import layout
 from . import projection_kernel as kernel
 from .kl_search import NUM_COLUMNS, TABLE_SIZE
@@ -197,9 +197,15 @@ def project(
     launch(risky_logits, safe_logits, memory, budget, uniform, keyed, is_max=is_max)
     facts, flags = memory.facts, memory.flags
     has_draw = uniform is not None or keyed is not None
-    is_safe_only = flags[:, layout.IS_SAFE_ONLY.value]
     log_probs = (facts[:, layout.LOG_PROB.value], facts[:, layout.SAFE_LOG_PROB.value])
-    law = Law(
+    return Projection(
+        weight=facts[:, layout.WEIGHT.value],
+        spend=facts[:, layout.SPEND.value],
+        is_safe_only=flags[:, layout.IS_SAFE_ONLY.value],
+        is_valid=flags[:, layout.IS_VALID.value],
+        token_ids=memory.token_ids if has_draw else None,
+        accepted=flags[:, layout.ACCEPTED.value] if has_draw else None,
+        stored_log_probs=log_probs if has_draw else None,
         risky_logits=risky_logits,
         safe_logits=safe_logits,
         risky_peak=facts[:, layout.RISKY_PEAK.value],
@@ -208,15 +214,4 @@ def project(
         slope=facts[:, layout.SLOPE.value],
         offset=facts[:, layout.OFFSET.value],
         ceiling=facts[:, layout.CEILING.value],
-        is_safe_only=is_safe_only,
-    )
-    return Projection(
-        weight=facts[:, layout.WEIGHT.value],
-        spend=facts[:, layout.SPEND.value],
-        is_safe_only=is_safe_only,
-        is_valid=flags[:, layout.IS_VALID.value],
-        token_ids=memory.token_ids if has_draw else None,
-        accepted=flags[:, layout.ACCEPTED.value] if has_draw else None,
-        law=law,
-        stored_log_probs=log_probs if has_draw else None,
     )

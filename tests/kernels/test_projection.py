@@ -149,7 +149,7 @@ def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, proje
         for name in ("weight", "spend", "token_ids", "accepted"):
             assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
         for name in ("offset", "ceiling", "log2_safe_mass"):
-            assert torch.equal(getattr(alone.law, name), getattr(batch.law, name)[one])
+            assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
 
 
 def test_token_log_probs_are_those_of_the_whole_row(logit_pairs, budgets):

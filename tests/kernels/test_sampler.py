@@ -149,6 +149,6 @@ def test_a_token_that_the_risky_model_bans_has_no_probability_where_nothing_is_t
     safe = torch.zeros(1, 4)
     risky = safe.index_fill(1, torch.tensor([2]), -torch.inf)
     projection = project_kl(risky, safe, torch.tensor([0.5]))
-    untilted = replace(projection, law=replace(projection.law, slope=torch.zeros(1).double()))
+    untilted = replace(projection, slope=torch.zeros(1).double())
     assert untilted.token_log_probs(torch.tensor([2])).item() == -math.inf
     assert math.isfinite(untilted.token_log_probs(torch.tensor([1])).item())
