@@ -229,7 +229,9 @@ def check_rows(
     from .gpu import launch  # triton is not there on every platform
 
     drawn = launch.project(
-        *(rows.to(device) for rows in (risky, safe, budget)),
+        risky.to(device),
+        safe.to(device),
+        budget,
         None if is_keyed else numbers,
         (keys, torch.zeros_like(keys)) if is_keyed else None,
         is_max=is_max,

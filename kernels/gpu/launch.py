@@ -193,7 +193,8 @@ def project(
     is_max: bool,
 ) -> Projection:
     """`project_kl`, or `project_max` if `is_max`, of arguments whose shapes were checked."""
-    memory = workspace(*risky_logits.shape, risky_logits.device)
+    num_rows, vocab_size = risky_logits.shape
+    memory = workspace(num_rows, vocab_size, risky_logits.device)
     launch(risky_logits, safe_logits, memory, budget, uniform, keyed, is_max=is_max)
     facts, flags = memory.facts, memory.flags
     has_draw = uniform is not None or keyed is not None
