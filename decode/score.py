@@ -73,8 +73,8 @@ def given_columns(
     """
     lengths, device = [len(tokens) for tokens in continuations], reading.seen.device
     token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    for row, tokens in zip(token_ids, continuations, strict=True):
-        row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+    for row, text in zip(token_ids, continuations, strict=True):
+        row[: len(text)] = torch.tensor(text, dtype=torch.int64)
     is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     seen, past = reading.seen.clone(), PastRows(len(lengths), streams)
     for columns in _columns(seen.shape[1], *token_ids.shape):
@@ -247,5 +247,6 @@ def _enter(
     # 3. The figures.
     safe_log_probs = drawn.safe_token_log_probs(column.token_ids)
     figures = (drawn.is_valid, drawn.spend, drawn.weight, log_probs, safe_log_probs)
-    for score, *row in zip(found, *(each.tolist() for each in figures), is_greedy, strict=True):
-        score.append(*row)
+    columns = [each.tolist() for each in figures]
+    for score, *row, best_so_far in zip(found, *columns, is_greedy, strict=True):
+        score.append(*row, is_greedy=best_so_far)

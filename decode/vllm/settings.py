@@ -116,7 +116,7 @@ class PairFacts:
             banned_token_ids=list(shared.banned_token_ids),
             level_settings=level.settings(),
             stop_token_ids=level.stop_token_ids,
-            special_token_ids=level.special_token_ids,
+            special_token_ids=list(level.special_token_ids),
             context_length=level.context_length,
         )
 
