@@ -247,6 +247,6 @@ def _enter(
     # 3. The figures.
     safe_log_probs = drawn.safe_token_log_probs(column.token_ids)
     figures = (drawn.is_valid, drawn.spend, drawn.weight, log_probs, safe_log_probs)
-    columns = [each.tolist() for each in figures]
-    for score, *row, best_so_far in zip(found, *columns, is_greedy, strict=True):
-        score.append(*row, is_greedy=best_so_far)
+    valid, spends, weights, given, safe = (each.tolist() for each in figures)
+    for row, score in enumerate(found):
+        score.append(valid[row], spends[row], weights[row], given[row], safe[row], is_greedy[row])

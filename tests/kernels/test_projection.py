@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logit_kinds import FEW_SIZES, KINDS, SIZES, divergence_of
+from logit_kinds import FEW_SIZES, KINDS, SIZES, divergence_of, random_budgets, random_logits
 
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
@@ -70,12 +70,14 @@ def assert_accurate(projection, divergence, log_probs, budget):
 @both_projections
 @pytest.mark.parametrize("sizes", [FEW_SIZES, pytest.param(SIZES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_cases_keep_the_bound_and_the_accuracy(kind, sizes, project, logit_pairs, budgets):
+def test_random_cases_keep_the_bound_and_the_accuracy(kind, sizes, project):
     generator = torch.Generator().manual_seed(KINDS.index(kind))
     for vocab_size, num_rows in sizes:
         for dtype in (torch.bfloat16, torch.float32):
-            risky, safe = (x.to(dtype) for x in logit_pairs(kind, num_rows, vocab_size, generator))
-            budget = budgets(num_rows, generator)
+            risky, safe = (
+                x.to(dtype) for x in random_logits(kind, num_rows, vocab_size, generator)
+            )
+            budget = random_budgets(num_rows, generator)
             projection = project(risky, safe, budget)
             log_probs = law_of(project, projection, risky, safe, budget)
             divergence = assert_feasible(project, projection, log_probs, safe, budget)
@@ -84,10 +86,10 @@ def test_random_cases_keep_the_bound_and_the_accuracy(kind, sizes, project, logi
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "huge"])
-def test_the_scale_of_a_clipped_law_agrees_with_bisection(kind, logit_pairs, budgets):
+def test_the_scale_of_a_clipped_law_agrees_with_bisection(kind):
     generator = torch.Generator().manual_seed(1)
-    risky, safe = logit_pairs(kind, 60, 33, generator)
-    budget = budgets(60, generator)
+    risky, safe = random_logits(kind, 60, 33, generator)
+    budget = random_budgets(60, generator)
     projection = project_max(risky, safe, budget)
     log_scale = reference.project_max(risky, safe, budget)
     assert torch.equal(projection.is_safe_only, log_scale.isnan())
@@ -98,8 +100,8 @@ def test_the_scale_of_a_clipped_law_agrees_with_bisection(kind, logit_pairs, bud
 
 @both_backends
 @both_projections
-def test_what_the_common_support_costs_is_paid_from_the_budget(project, backend, logit_pairs):
-    risky, safe = logit_pairs("masked_both", 6, 90, torch.Generator().manual_seed(19))
+def test_what_the_common_support_costs_is_paid_from_the_budget(project, backend):
+    risky, safe = random_logits("masked_both", 6, 90, torch.Generator().manual_seed(19))
     floor = reference.support_floor(risky, safe)
     is_payable = floor < 5.0
     risky, safe, budget = risky[is_payable], safe[is_payable], floor[is_payable] + 0.05
@@ -113,8 +115,8 @@ def test_what_the_common_support_costs_is_paid_from_the_budget(project, backend,
 
 @both_backends
 @both_projections
-def test_keys_and_positions_draw_as_their_uniforms_do(project, backend, logit_pairs):
-    risky, safe = logit_pairs("generic", 3, 90, torch.Generator().manual_seed(23))
+def test_keys_and_positions_draw_as_their_uniforms_do(project, backend):
+    risky, safe = random_logits("generic", 3, 90, torch.Generator().manual_seed(23))
     keys, positions = torch.tensor([5, -(2**62), 9]), torch.tensor([0, 7, 2**40])
     rows = risky, safe, torch.full((3,), 0.2, dtype=torch.float64)
     numbers, keyed = uniforms(keys, positions), (keys.to(DEVICE), positions.to(DEVICE))
@@ -152,8 +154,8 @@ def test_support_rules(backend):
 
 @both_backends
 @both_projections
-def test_identical_models_give_the_risky_law_for_nothing(project, backend, logit_pairs):
-    _, safe = logit_pairs("masked_safe", 3, 1100, torch.Generator().manual_seed(2))
+def test_identical_models_give_the_risky_law_for_nothing(project, backend):
+    _, safe = random_logits("masked_safe", 3, 1100, torch.Generator().manual_seed(2))
     projection = project_on(project, safe, safe, torch.full((3,), 0.1).double(), backend=backend)
     torch.testing.assert_close(projection.weight, torch.ones_like(projection.weight))
     assert projection.spend.tolist() == [0.0] * 3
@@ -170,8 +172,8 @@ def test_one_token_vocabulary_is_certain():
 
 @both_backends
 @both_projections
-def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend, logit_pairs):
-    risky, safe = logit_pairs("generic", 5, 40, torch.Generator().manual_seed(3))
+def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend):
+    risky, safe = random_logits("generic", 5, 40, torch.Generator().manual_seed(3))
     clean = risky.clone(), safe.clone()
     risky[0, 7], safe[1, 3], risky[2], safe[3, 0] = math.nan, math.inf, -math.inf, math.nan
     budget = torch.full((5,), 3.0).double()
@@ -190,9 +192,9 @@ def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend, l
 
 @both_projections
 @pytest.mark.parametrize("vocab_size", [257, PIECE_SIZE + 100, 40_000])
-def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, project, logit_pairs):
+def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, project):
     generator = torch.Generator().manual_seed(6)
-    risky, safe = logit_pairs("generic", 12, vocab_size, generator)
+    risky, safe = random_logits("generic", 12, vocab_size, generator)
     # As they are; with bans; of a wide range; far apart; huge; a constant apart; not valid.
     risky[1, ::3], safe[2, 0] = -math.inf, -90.0
     risky[3] += 50.0
@@ -212,11 +214,11 @@ def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, proje
             assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
 
 
-def test_token_log_probs_are_those_of_the_whole_row(logit_pairs, budgets):
+def test_token_log_probs_are_those_of_the_whole_row():
     generator = torch.Generator().manual_seed(4)
     for kind in KINDS:
-        risky, safe = logit_pairs(kind, 30, 50, generator)
-        projection = project_kl(risky, safe, budgets(30, generator))
+        risky, safe = random_logits(kind, 30, 50, generator)
+        projection = project_kl(risky, safe, random_budgets(30, generator))
         token_ids = torch.randint(50, (30,), generator=generator)
         whole = projection.log_probs().gather(1, token_ids[:, None])[:, 0]
         torch.testing.assert_close(
@@ -237,8 +239,8 @@ def test_log_probs_are_float32_unless_the_logits_are_float64():
 
 
 @both_backends
-def test_strided_logits_are_read_in_place(backend, logit_pairs):
-    risky, safe = logit_pairs("generic", 4, 80, torch.Generator().manual_seed(5))
+def test_strided_logits_are_read_in_place(backend):
+    risky, safe = random_logits("generic", 4, 80, torch.Generator().manual_seed(5))
     budget = torch.full((2,), 0.3).double()
 
     def spends(risky, safe):
@@ -262,10 +264,10 @@ def test_strided_logits_are_read_in_place(backend, logit_pairs):
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=40, deadline=None)
-def test_laws_of_a_projection(project, kind, vocab_size, seed, logit_pairs, budgets):
+def test_laws_of_a_projection(project, kind, vocab_size, seed):
     generator = torch.Generator().manual_seed(seed)
-    risky, safe = logit_pairs(kind, 6, vocab_size, generator)
-    budget = budgets(6, generator)
+    risky, safe = random_logits(kind, 6, vocab_size, generator)
+    budget = random_budgets(6, generator)
     projection = project(risky, safe, budget)
     assert projection.log_probs().logsumexp(-1).abs().max() < 1e-9
     more = project(risky, safe, 2.0 * budget + 1e-3)
