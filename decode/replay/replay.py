@@ -1,7 +1,7 @@
 """A ledger's text read by both models again, and what its rule gives at every step."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..levels.retokenized import RetokenizedLevel
 from ..models.model_pair import ModelPair
 from ..rules.budget import Budget
 from ..rules.registry import make_rule
-from ..rules.rule import BOTH, NextToken, StepInputs, opened
+from ..rules.rule import BOTH, NextToken, Rule, StepInputs, opened
 from ..score import given_columns
 from ..settings import SamplingConfig
 
@@ -85,14 +85,21 @@ class Replay:
         return uniforms(key, steps).to(self.prompt.seen.device)
 
 
-def recorded_budget(header: LedgerHeader) -> Budget:
-    """The budget that the header's figures give, whatever bound it states."""
-    return Budget(
-        per_step=header.k,
-        total=header.K,
-        horizon=header.horizon,
-        debt=header.debt,
-        schedule=header.rule_settings.get("budget", "adaptive"),
+def recorded_budget(header: LedgerHeader, rule: Rule) -> Budget:
+    """The budget that a ledger records: the rule's, or that of a call which gave a k.
+
+    Raises ValueError for figures that are neither.
+    """
+    for k in (None, header.k):
+        try:
+            budget = rule.budget_for(horizon=header.horizon, k=k)
+        except ValueError:
+            break  # a call that asks for this k is refused
+        if (budget.per_step, budget.total) == (header.k, header.K):
+            return replace(budget, debt=header.debt)
+    raise ValueError(
+        f"k {header.k} and K {header.K} over {header.horizon} steps are not those of "
+        f"{header.rule} with {header.rule_settings}"
     )
 
 

@@ -156,16 +156,19 @@ def difference(left: float, right: float) -> float:
 
 def check_step(claim: Claim) -> StepReport:
     """Every figure of the step, and whether its uniforms give its token."""
+    # 1. p_s and p* in float64, apart from the solvers, and the figures that follow from them.
     laws, recorded = _laws(claim), claim.recorded
     failures = [
         f"{name} differs by {error:.3g} nats"
         for name, (error, tolerance) in _figures(claim, laws).items()
         if not error <= tolerance
     ]
+    # 2. log p_r / p_s: who chooses tokens within rounding chooses by it.
     ratios = reference.log_softmax(claim.risky_logits) - laws.safe
     ratios = ratios.nan_to_num(0.0, 0.0, 0.0)  # where one law has no mass, or nothing is looked at
     probs = laws.star.exp()
     spread = (probs * (ratios - (probs * ratios).sum()).square()).sum().sqrt().item()
+    # 3. The token, drawn again by the recorded seed.
     rounding, chance, exact = _redrawn(claim, laws)
     if not rounding <= MOST_OF_A_DRAW:
         failures.append("the seed gives another token")

@@ -97,14 +97,17 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     """
     if not isinstance(ledger, Ledger):
         ledger = Ledger.load(ledger)
+    # 1. The ledger by itself: nothing is run for one that contradicts itself.
     report = Verification(num_steps=len(ledger.steps), failures=inconsistencies(ledger, pair))
     if not (report.is_ok and ledger.steps):
         return report
     report.spent, report.bound = ledger.spent, ledger.header.bound if ledger.certified else math.inf
+    # 2. What both models say of the prompt, which decides the debt.
     replay = Replay(ledger, pair)
     report.failures += _prompt_failures(replay)
     if not report.is_ok:
         return report
+    # 3. Each step at its recorded budget; the allowances follow from the spends, as was checked.
     steps = []
     for forced, recorded in zip(replay.steps(), ledger.steps, strict=True):
         if not forced.drawn.is_valid.item():
@@ -112,6 +115,7 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
             return report
         steps.append(_checked(replay, forced, recorded))
         report.failures += [f"step {forced.step}: {failure}" for failure in steps[-1].failures]
+    # 4. What each step alone may be off by, all of them together may not.
     _sum_up(replay, steps, report)
     return report
 
