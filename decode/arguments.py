@@ -17,9 +17,9 @@ from .ledger import Ledger
 from .levels.chat import Conversation, chat_prompt, is_conversation
 from .levels.level import Level
 from .models.model_pair import ModelPair
-from .rules.budget import checked_nats
+from .rules.budget import PromptRatios, checked_nats
 from .rules.rule import Rule
-from .settings import SamplingConfig, UnreadableText, checked_text, whole_number
+from .settings import SamplingConfig, UnreadableText, checked_text, checked_texts, whole_number
 
 Prompt = str | Sequence[int] | Any
 """A text or token ids: a list, an array or a tensor of them, or what a tokenizer returns."""
@@ -27,7 +27,9 @@ Earlier = Generation | Ledger
 
 
 def conversations(messages: Any) -> list[Conversation]:
-    """One conversation, or several, as a list."""
+    """One conversation, or several, as a list; ValueError for what is neither."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ValueError(f"messages must be a list of roles and contents, got {messages!r}")
     return [messages] if is_conversation(messages) else list(messages)
 
 
@@ -99,11 +101,7 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Texts at which to cut: none for None, one that is given by itself."""
     if stop is None:
         return ()
-    texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    for text in texts:
-        if not isinstance(text, str):
-            raise ValueError(f"stop must be a text, got {text!r}")
-    return texts
+    return tuple(checked_texts("stop", [stop] if isinstance(stop, str) else stop))
 
 
 def one_each(name: str, value: Any, count: int) -> list[Any]:
@@ -223,8 +221,11 @@ def beginnings(
     elif continue_from is None:
         begun = [_begun(level, prompt) for prompt in listed]
     else:
-        one = isinstance(continue_from, Generation | Ledger)
-        earlier: list[Any] = [continue_from] if one else list(cast(Any, continue_from))
+        is_list = isinstance(continue_from, list | tuple)
+        earlier: list[Any] = list(cast(Any, continue_from)) if is_list else [continue_from]
+        for item in earlier:
+            if not isinstance(item, Generation | Ledger):
+                raise ValueError(f"continue_from must be generations or ledgers, got {item!r}")
         ledgers = [item if isinstance(item, Ledger) else item.ledger for item in earlier]
         begun = [Beginning.of(level, ledger) for ledger in ledgers]
     if (ratios := level.prompt_ratios) is not None:
@@ -260,11 +261,13 @@ def request_list(
     passages: str | Sequence[str] | None = None,
     num_unread: int = 0,
     is_alone: bool = False,
+    horizon_name: str = "max_new_tokens",
 ) -> list[Request]:
     """`num_return_sequences` requests for each beginning, in order, with its seed.
 
     Those with one prompt and one seed are counted 0, 1, ... and so have uniforms of their own.
-    num_unread: symbols at the end of each that no model reads. A request that cannot be decoded,
+    num_unread: symbols at the end of each that no model reads. horizon_name: of the argument that
+    a caller gives it by. A request that cannot be decoded,
     as its text is too long for the pair or unreadable, has an `error`. Raises ValueError for values
     out of range, for budgets that the rule cannot have, and where `is_alone` for such an error.
     """
@@ -274,10 +277,10 @@ def request_list(
     seeds = [whole_number("seed", value) for value in one_each("seed", seed, len(begun))]
     ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(begun))]
     passage_each, stops = one_each("passages", passages, len(begun)), stop_strings(stop)
-    given_lengths = one_each("max_new_tokens", horizon, len(begun))
-    lengths = [whole_number("max_new_tokens", length) for length in given_lengths]
+    given_lengths = one_each(horizon_name, horizon, len(begun))
+    lengths = [whole_number(horizon_name, length) for length in given_lengths]
     if min(lengths, default=1) < 1:
-        raise ValueError(f"max_new_tokens must be >= 1, got {min(lengths)}")
+        raise ValueError(f"{horizon_name} must be >= 1, got {min(lengths)}")
     # What each may spend at most: ValueError for a k that the rule cannot have.
     totals = [
         rule.budget_for(horizon=n, k=value).total for n, value in zip(lengths, ks, strict=True)
@@ -352,8 +355,8 @@ def target_symbols(level: Level, given: Any) -> list[tuple[list[int], str]]:
     return targets
 
 
-def check_parts(pair: Any, rule: Any) -> None:
-    """Raise ValueError, naming the right spelling, for what is no pair or no rule."""
+def check_parts(pair: Any, rule: Any, prompt_ratios: Any) -> None:
+    """Raise ValueError, naming the right spelling, for what is no pair, no rule or no ratios."""
     if isinstance(rule, type):
         raise ValueError(f"rule is the class {rule.__name__}: give a rule, {rule.__name__}(...)")
     if not isinstance(pair, ModelPair):
@@ -361,3 +364,8 @@ def check_parts(pair: Any, rule: Any) -> None:
         raise ValueError(f"pair must be a ModelPair, got {kind}: write Decoder(pair, rule)")
     if not hasattr(rule, "next_token"):
         raise ValueError(f"rule must be a rule such as Anchored(k=1.5), got {rule!r}")
+    if not isinstance(prompt_ratios, PromptRatios | None):
+        kind = type(prompt_ratios).__name__
+        raise ValueError(
+            f"prompt_ratios must be PromptRatios, got {kind}: read a file by their load"
+        )

@@ -31,8 +31,8 @@ class Beginning:
         """The text of a ledger, and the bound of it that follows from the header's own figures.
 
         A ledger is a file that anyone can edit. Looked at again: that the text reached its length
-        without an end symbol, whether its rule and temperature certify anything, that K follows
-        from k and the horizon and the bound from K and debt (a larger recorded one counts).
+        without an end symbol, whether its rule and temperature certify anything, that k and K are
+        the rule's and that the bound follows from K and debt (a larger recorded one counts).
         NOT looked at, as only `verify` replays the models: whether they gave these tokens, the
         spends, the debt, the rule, how many samples there were and what came before the prompt.
         Raises ValueError, in one line, for a text that has ended, is not this level's and pair's or
@@ -57,9 +57,6 @@ def _check_figures(header: LedgerHeader) -> None:
     for name in ("k", "K", "debt", "bound", "prior_bound"):
         if not getattr(header, name) >= 0.0:  # so is NaN refused
             raise ValueError(f"the ledger's {name} must be >= 0 nats, got {getattr(header, name)}")
-    k, total, horizon = header.k, header.K, header.horizon
-    if k * horizon != total and total / horizon != k:  # either may be the one that was given
-        raise ValueError(f"the ledger's K must be k * horizon, got {total} for {k} * {horizon}")
 
 
 def _check_length(ledger: Ledger, level: Level) -> None:
@@ -88,5 +85,5 @@ def _total_bound(ledger: Ledger) -> float:
     is_greedy = SamplingConfig.of(header.sampling).is_greedy
     if is_greedy or not (ledger.certified and rule.is_certified):
         return math.inf
-    bound = max(header.bound, recorded_budget(header).bound)
+    bound = max(header.bound, recorded_budget(header, rule).bound)
     return header.prior_bound + header.num_return_sequences * bound

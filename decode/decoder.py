@@ -15,7 +15,6 @@ from .arguments import (
     beginnings,
     check_parts,
     is_single,
-    one_each,
     request_list,
     target_symbols,
     with_generation_config,
@@ -67,7 +66,7 @@ class Decoder:
         Raises ValueError for bad values, for ratios of other models or settings, or for a draft
         where it cannot run.
         """
-        check_parts(pair, rule)
+        check_parts(pair, rule, prompt_ratios)
         self.pair, self.batch_size = pair, whole_number("batch_size", batch_size)
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
@@ -263,7 +262,8 @@ class Decoder:
             self.level,
             self.rule,
             begun,
-            one_each("horizon", max(longest, 1) if horizon is None else horizon, len(begun)),
+            max(longest, 1) if horizon is None else horizon,
+            horizon_name="horizon",
             k=k,
             passages=passages,
             num_unread=1,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,12 +10,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ..kernels.warping import merge_ends, penalised
 from .settings import SamplingConfig
 
 Seen = Tensor | tuple[NDArray[np.int64], ...]
 """Tokens that each row has used: a bool tensor (batch, vocab_size), or on the CPU index arrays,
 (n,) rows and (n,) tokens, in any order and with repeats."""
+
+
+def penalised(scores: Any, penalty: Any, where: Callable[..., Any] = torch.where) -> Any:
+    """Scores of tokens that were seen: positive ones divided by the penalty, others multiplied.
+
+    where: of torch, or of numpy for its arrays.
+    Source: Keskar et al. 2019, "CTRL", section 4.1, as transformers applies it.
+    """
+    return where(scores > 0, scores / penalty, scores * penalty)
+
+
+def merge_ends(scores: Tensor, token_ids: Tensor) -> None:
+    """Give the first of these tokens, int64, the weight of all of them; the others are banned."""
+    merged = scores.index_select(-1, token_ids).logsumexp(-1, keepdim=True)
+    scores.index_fill_(-1, token_ids, float("-inf"))
+    scores.index_copy_(-1, token_ids[:1], merged)
 
 
 class Warpers:

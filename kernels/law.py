@@ -14,13 +14,30 @@ from .spend import BAN_BITS, BITS_PER_NAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
-    """p*(y) = p_s(y) 2**min(slope d(y) + offset, ceiling) where both models allow y, else 0.
+class Projection:
+    """The distribution nearest to the risky model inside the budget around the safe model.
 
-    d is the difference of both models' log-weights in bits, 0 bits being each row's largest logit.
-    The KL projection has slope beta and no ceiling; the clipped law of order infinity has slope 1.
+    The true divergence from the safe model is at most `spend`, and `spend` at most the budget.
+    p*(y) = p_s(y) 2**min(slope d(y) + offset, ceiling) where both models allow y, else 0. d is the
+    difference of both models' log-weights in bits, 0 bits being each row's largest logit. The KL
+    projection has slope beta and no ceiling; the clipped law of order infinity has slope 1.
     """
 
+    weight: Tensor
+    """(B,) float64 in [0, 1]: beta of `project_kl`, 1 / c of `project_max`."""
+    spend: Tensor
+    """(B,) float64 nats, a multiple of SPEND_QUANTUM."""
+    is_safe_only: Tensor
+    """(B,) bool: p* = p_s on its full support, for want of budget or of a common support."""
+    is_valid: Tensor
+    """(B,) bool: False for a row with NaN, +inf or no token in either model; nothing is drawn."""
+    token_ids: Tensor | None
+    """(B,) int64, -1 where not valid; None if no uniforms were given."""
+    accepted: Tensor | None
+    """(B,) bool: the token is the safe model's own draw; None if no uniforms were given."""
+    stored_log_probs: tuple[Tensor, Tensor] | None
+    """log p* and log p_s of `token_ids`, (B,) float64 nats each, NaN where not valid, if drawing
+    computed them: they cost nothing then."""
     risky_logits: Tensor
     """(B, V), any float dtype, warped; -inf is a banned token, and so is one that lies BAN_GAP
     below the largest of its row."""
@@ -36,19 +53,28 @@ class Law:
     """(B,) float64, bits."""
     ceiling: Tensor
     """(B,) float64, bits; inf where there is none."""
-    is_safe_only: Tensor
-    """(B,) bool: p* = p_s everywhere."""
 
     def log_probs(self) -> Tensor:
-        """(B, V) float64 nats, log p*."""
-        return self._log_probs(self.risky_logits, self.safe_logits)[1]
+        """log p* of every token.
 
-    def token_log_probs(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """log p_s and log p* of one token a row, (B,) int64; (B,) float64 nats each."""
+        Returns: (B, V) float32, float64 if a model's logits are; -inf outside the support, NaN in
+        rows that are not valid.
+        """
+        is_double = torch.float64 in (self.safe_logits.dtype, self.risky_logits.dtype)
+        log_probs = self._log_probs(self.risky_logits, self.safe_logits)[1]
+        return log_probs if is_double else log_probs.float()
+
+    def token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p* of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
+        return self._log_probs(*self._logits_of(token_ids))[1][:, 0]
+
+    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p_s of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
+        return self._log_probs(*self._logits_of(token_ids))[0][:, 0]
+
+    def _logits_of(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         index = token_ids[:, None]
-        logits = (x.gather(1, index) for x in (self.risky_logits, self.safe_logits))
-        safe, star = self._log_probs(*logits)
-        return safe[:, 0], star[:, 0]
+        return self.risky_logits.gather(1, index), self.safe_logits.gather(1, index)
 
     def _log_probs(self, risky_logits: Tensor, safe_logits: Tensor) -> tuple[Tensor, Tensor]:
         """log p_s and log p* of N tokens a row, nats; (B, N) both."""
@@ -59,6 +85,7 @@ class Law:
         ratio = torch.minimum(ratio, self.ceiling[:, None]).masked_fill(~is_shared, -math.inf)
         ratio = ratio.masked_fill(self.is_safe_only[:, None], 0.0)
         safe = safe - self.log2_safe_mass[:, None]
+        safe = safe.masked_fill(~self.is_valid[:, None], math.nan)
         return safe / BITS_PER_NAT, (safe + ratio) / BITS_PER_NAT
 
 
@@ -66,51 +93,3 @@ def _bits(logits: Tensor, peak: Tensor) -> Tensor:
     # The peak first: what is left is exact to its last digit, however large both are.
     bits = (logits.double() - peak[:, None]) * BITS_PER_NAT
     return bits.masked_fill(bits < BAN_BITS, -math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """The distribution nearest to the risky model inside the budget around the safe model.
-
-    The true divergence from the safe model is at most `spend`, and `spend` at most the budget.
-    """
-
-    weight: Tensor
-    """(B,) float64 in [0, 1]: beta of `project_kl`, 1 / c of `project_max`."""
-    spend: Tensor
-    """(B,) float64 nats, a multiple of SPEND_QUANTUM."""
-    is_safe_only: Tensor
-    """(B,) bool: p* = p_s on its full support, for want of budget or of a common support."""
-    is_valid: Tensor
-    """(B,) bool: False for a row with NaN, +inf or no token in either model; nothing is drawn."""
-    token_ids: Tensor | None
-    """(B,) int64, -1 where not valid; None if no uniforms were given."""
-    accepted: Tensor | None
-    """(B,) bool: the token is the safe model's own draw; None if no uniforms were given."""
-    law: Law
-    stored_log_probs: tuple[Tensor, Tensor] | None = None
-    """log p* and log p_s of `token_ids`, (B,) float64 nats each, NaN where not valid, if drawing
-    computed them: they cost nothing then."""
-
-    def log_probs(self) -> Tensor:
-        """log p* of every token.
-
-        Returns: (B, V) float32, float64 if a model's logits are; -inf outside the support, NaN in
-        rows that are not valid.
-        """
-        is_double = torch.float64 in (self.law.safe_logits.dtype, self.law.risky_logits.dtype)
-        log_probs = self.law.log_probs().masked_fill_(~self.is_valid[:, None], math.nan)
-        return log_probs if is_double else log_probs.float()
-
-    def token_log_probs(self, token_ids: Tensor) -> Tensor:
-        """log p* of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
-        return self._checked_log_probs(token_ids)[1]
-
-    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
-        """log p_s of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
-        return self._checked_log_probs(token_ids)[0]
-
-    def _checked_log_probs(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        safe, star = self.law.token_log_probs(token_ids)
-        is_invalid = ~self.is_valid
-        return safe.masked_fill(is_invalid, math.nan), star.masked_fill(is_invalid, math.nan)

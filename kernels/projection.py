@@ -10,7 +10,6 @@ import logging
 import subprocess
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +17,9 @@ from torch import Tensor
 from .cpu import solver
 from .law import Projection
 from .sampler import check_uniform, check_unit, uniforms
-from .spend import SPENT, check_budget, new_accounts, usable_budget
+from .spend import check_budget, usable_budget
 
-__all__ = ["Projection", "check_rows", "computed", "project_kl", "project_max"]
+__all__ = ["Projection", "check_rows", "project_kl", "project_max"]
 
 # B requests, V vocabulary.
 
@@ -50,8 +49,6 @@ it or 0.9e-7 nats, see `certificate`, and the rest is left for rounding."""
 
 _failed: set[torch.device] = set()
 
-Result = TypeVar("Result")
-
 
 def project_kl(
     risky_logits: Tensor,
@@ -59,6 +56,7 @@ def project_kl(
     budget: Tensor,
     uniform: Tensor | None = None,
     *,
+    keyed: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Projection:
     """The p* that minimises KL(p* || p_r) subject to KL(p* || p_s) <= budget, and a draw from it.
@@ -66,6 +64,8 @@ def project_kl(
     risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
     budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
     uniform: (B, 3) float64 in [0, 1) for the coupled sampler, or None.
+    keyed: in place of it keys and positions, (B,) int64 both, of `sampler.uniforms`: the numbers
+    are then made where the logits are.
     backend: "torch", on the CPU wherever the tensors are; "triton", which needs CUDA tensors or
     Triton's interpreter and checks no values, so as not to wait for the device; or "auto": "triton"
     on CUDA where it compiles, launches and agrees with "torch" on a few rows.
@@ -75,7 +75,7 @@ def project_kl(
     Raises: ValueError for a wrong shape or dtype, a NaN budget or an unknown backend.
     Source: paper algorithm ProjectKL, solved by Newton's method in sqrt(KL).
     """
-    return _project(risky_logits, safe_logits, budget, uniform, backend, is_max=False)
+    return _project(risky_logits, safe_logits, budget, uniform, keyed, backend, is_max=False)
 
 
 def project_max(
@@ -84,6 +84,7 @@ def project_max(
     budget: Tensor,
     uniform: Tensor | None = None,
     *,
+    keyed: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Projection:
     """The p* that minimises D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget, and a draw.
@@ -94,7 +95,7 @@ def project_max(
     Source: paper, proposition on optimal Renyi clipping; c by Newton from c = 1, which climbs
     because the total mass is concave and piecewise linear in c, and bisection where it is slow.
     """
-    return _project(risky_logits, safe_logits, budget, uniform, backend, is_max=True)
+    return _project(risky_logits, safe_logits, budget, uniform, keyed, backend, is_max=True)
 
 
 def _project(
@@ -102,6 +103,7 @@ def _project(
     safe_logits: Tensor,
     budget: Tensor,
     uniform: Tensor | None,
+    keyed: tuple[Tensor, Tensor] | None,
     backend: str,
     *,
     is_max: bool,
@@ -116,16 +118,19 @@ def _project(
     def by_triton() -> Projection:
         from .gpu import launch  # triton is not there on every platform
 
-        return launch.project(*pair, budget, uniform, is_max=is_max)
+        return launch.project(*pair, budget, uniform, keyed, is_max=is_max)
 
     def by_torch() -> Projection:
+        numbers = uniform if keyed is None else uniforms(*(own.cpu() for own in keyed))
         if uniform is not None:
             check_unit(uniform)
-        return solver.project(*pair, usable_budget(budget), uniform, is_max=is_max)
+        return solver.project(*pair, usable_budget(budget), numbers, is_max=is_max)
 
     dtypes = risky_logits.dtype, safe_logits.dtype
-    test = partial(check_rows, device, dtypes, vocab_size, is_max=is_max, walks=False)
-    return computed(backend, device, by_triton=by_triton, by_torch=by_torch, check=test)
+    check = partial(
+        check_rows, device, dtypes, vocab_size, is_max=is_max, is_keyed=keyed is not None
+    )
+    return _computed(backend, device, by_triton=by_triton, by_torch=by_torch, check=check)
 
 
 def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
@@ -146,14 +151,14 @@ def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         )
 
 
-def computed(
+def _computed(
     backend: str,
     device: torch.device,
     *,
-    by_triton: Callable[[], Result],
-    by_torch: Callable[[], Result],
+    by_triton: Callable[[], Projection],
+    by_torch: Callable[[], Projection],
     check: Callable[[], None],
-) -> Result:
+) -> Projection:
     """The result of one implementation.
 
     backend: "torch", "triton", or "auto" for Triton on CUDA, which then has to pass the check.
@@ -204,14 +209,14 @@ def check_rows(
     vocab_size: int,
     *,
     is_max: bool,
-    walks: bool,
+    is_keyed: bool,
 ) -> None:
     """Draw from rows of the risky and the safe model, in these dtypes, as decoding will.
 
-    walks: by accounts and seeds, as `walk` does; otherwise as `project_kl` and `project_max` do.
+    is_keyed: whether the numbers come from keys and positions.
     Runs once for each kind of launch, which it compiles, and waits for the device.
-    Raises: RuntimeError where a token, a spend or an account differs by more than both solvers may;
-    whatever Triton raises where it cannot compile or launch.
+    Raises: RuntimeError where a token or a spend differs by more than both solvers may; whatever
+    Triton raises where it cannot compile or launch.
     """
     generator = torch.Generator().manual_seed(0)
     shape = (2, len(BUDGETS), vocab_size)
@@ -221,11 +226,18 @@ def check_rows(
     budget, keys = torch.tensor(BUDGETS, dtype=torch.float64), torch.arange(len(BUDGETS))
     numbers = uniforms(keys, torch.zeros_like(keys))
     expected = solver.project(risky, safe, budget, numbers, is_max=is_max)
-    launched = _walked if walks else _projected
-    token_ids, spend = launched(
-        risky.to(device), safe.to(device), budget.to(device), keys.to(device), is_max=is_max
+    from .gpu import launch  # triton is not there on every platform
+
+    drawn = launch.project(
+        risky.to(device),
+        safe.to(device),
+        budget,
+        None if is_keyed else numbers,
+        (keys, torch.zeros_like(keys)) if is_keyed else None,
+        is_max=is_max,
     )
-    assert expected.token_ids is not None  # as uniforms were given
+    assert expected.token_ids is not None and drawn.token_ids is not None  # as both have drawn
+    token_ids, spend = drawn.token_ids, drawn.spend
     tolerance = SHORTFALL_FRACTION * budget + SHORTFALL_NATS
     for name, is_right in {
         "token": token_ids.cpu() == expected.token_ids,
@@ -234,32 +246,3 @@ def check_rows(
         if not bool(is_right.all()):
             row = int((~is_right).nonzero()[0])
             raise RuntimeError(f"the {name} of row {row} is not that of the CPU's solver")
-
-
-def _projected(
-    risky: Tensor, safe: Tensor, budget: Tensor, keys: Tensor, *, is_max: bool
-) -> tuple[Tensor, Tensor]:
-    """The tokens and the spends of all rows."""
-    from .gpu import launch  # triton is not there on every platform
-
-    drawn = launch.project(
-        risky, safe, budget, uniforms(keys, torch.zeros_like(keys)), is_max=is_max
-    )
-    assert drawn.token_ids is not None
-    return drawn.token_ids, drawn.spend
-
-
-def _walked(
-    risky: Tensor, safe: Tensor, budget: Tensor, keys: Tensor, *, is_max: bool
-) -> tuple[Tensor, Tensor]:
-    """The tokens and what the accounts were charged, which has to be what the rows say."""
-    from .gpu import launch
-
-    nats = budget.tolist()
-    accounts = new_accounts(nats, nats, [0.0] * len(nats), "adaptive", risky.device)
-    no_drafts = torch.empty(len(nats), 0, dtype=torch.int64, device=risky.device)
-    pair = risky[:, None], safe[:, None]
-    drawn = launch.walk(*pair, accounts, keys, no_drafts, None, is_max=is_max)
-    if not torch.equal(accounts[:, SPENT], drawn["spend"][:, 0]):
-        raise RuntimeError("an account was not charged what its row spent")
-    return drawn["token_ids"][:, 0], accounts[:, SPENT]

@@ -90,13 +90,6 @@ def clipped_log_probs(
     return torch.where(is_shared, torch.minimum(risky + log_scale[:, None], cap), -torch.inf)
 
 
-def clipped_probs(
-    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, log_scale: Tensor
-) -> Tensor:
-    """min(c p_r, e^budget p_s) on the common support, see `clipped_log_probs`."""
-    return clipped_log_probs(risky_logits, safe_logits, budget, log_scale).exp()
-
-
 def project_max(risky_logits: Tensor, safe_logits: Tensor, budget: Tensor) -> Tensor:
     """log c of the clipped law, (B,) float64, by bisection; NaN where p* = p_s is forced.
 

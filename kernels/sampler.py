@@ -25,12 +25,10 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     Returns: positions.shape + (3,) float64 in [0, 1), multiples of 2**-53: u1 from words 0 and 1
     of Philox block 2 * position, u2 from its words 2 and 3, u3 from words 0 and 1 of block
     2 * position + 1.
-    Raises: ValueError if a shape, dtype or position is out of range.
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10);
     a key is (low word, high word) and the counter (block low, block high, 0, 0), as in Triton's
     randint4x(key, block), so that a GPU kernel draws the same numbers.
     """
-    _check(keys, positions)
     keys = keys.view(-1, *[1] * (positions.ndim - 1)).expand_as(positions)
     words = philox(keys, torch.stack([2 * positions, 2 * positions + 1]))
     first, second = words.unbind(1)
@@ -79,20 +77,6 @@ def _unit(high: Tensor, low: Tensor) -> Tensor:
     return (high << 21 | low >> 11).double() * 2.0**-53
 
 
-def _check(keys: Tensor, positions: Tensor) -> None:
-    if keys.dtype != torch.int64 or positions.dtype != torch.int64:
-        raise ValueError(
-            f"keys and positions must be int64, got {keys.dtype} and {positions.dtype}"
-        )
-    if keys.ndim != 1 or positions.ndim not in (1, 2) or len(positions) != len(keys):
-        raise ValueError(
-            f"positions must be (B,) or (B, T) with keys (B,), "
-            f"got {tuple(positions.shape)} and {tuple(keys.shape)}"
-        )
-    if positions.numel() and int(positions.min()) < 0:
-        raise ValueError(f"positions must be >= 0, got {int(positions.min())}")
-
-
 def coupled_sample(
     safe_log_probs: Tensor, log_probs: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -102,23 +86,17 @@ def coupled_sample(
     has none. uniform: (B, 3) float64 in [0, 1).
     Returns: token_ids (B,) int64, never one with p* = 0, and accepted (B,) bool; accepted with
     probability 1 - TV(p*, p_s), the most any coupling reaches.
-    Raises: ValueError if the shapes differ.
     Source: the acceptance rule of Leviathan et al. 2023, "Fast inference from transformers via
     speculative decoding", algorithm 1, with the uniforms fixed beforehand.
     """
-    if safe_log_probs.ndim != 2 or safe_log_probs.shape != log_probs.shape:
-        raise ValueError(
-            f"safe_log_probs and log_probs must both be (B, V), "
-            f"got {tuple(safe_log_probs.shape)} and {tuple(log_probs.shape)}"
-        )
-    check_uniform(uniform, len(log_probs))
-    check_unit(uniform)
     safe_log_probs, log_probs = safe_log_probs.double(), log_probs.double()
+    # 1. The safe model's own draw by u1, kept where u2 p_s < p*.
     draft = inverse_cdf(safe_log_probs.exp(), uniform[:, 0])
     safe_prob = safe_log_probs.gather(1, draft[:, None])[:, 0].exp()
     prob = log_probs.gather(1, draft[:, None])[:, 0].exp()
+    # 2. Else another one is drawn by u3, from what p* has more than p_s. Rounding can leave nothing
+    #    of that though the draft failed: then p* is p_s to rounding.
     weights = _residual(safe_log_probs, log_probs)
-    # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
     is_empty = weights.sum(-1) <= 0.0
     accepted = (uniform[:, 1] * safe_prob < prob) | (is_empty & (prob > 0.0))
     weights = torch.where(is_empty[:, None], log_probs.exp(), weights)

@@ -31,7 +31,6 @@ STOREYS = {
         *(
             "kernels/sampler.py",
             "kernels/law.py",
-            "kernels/warping.py",
             "kernels/cpu",
             "kernels/gpu",
             "kernels",

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from ...field_types import field_error, field_values
 from ..engine.prompts import prompts_by_stream
@@ -10,11 +9,10 @@ from ..engine.request import MAX_SEED, recorded_key
 from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep
 from ..levels.level import Level
 from ..models.model_pair import ModelPair
-from ..rules.budget import Budget
 from ..rules.registry import make_rule, rule_class
 from ..rules.rule import Rule
 from ..settings import SamplingConfig
-from .replay import recorded_level
+from .replay import recorded_budget, recorded_level
 
 FINISH_REASONS = ("length", "stop_token", "stop_string", "aborted", "error")
 
@@ -181,12 +179,10 @@ def _of_comparisons(ledger: Ledger, rule: Rule, level: Level) -> Iterator[str]:
 
 def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
     header, spent = ledger.header, 0.0
-    budget = _recorded_budget(header, rule)
-    if budget is None:
-        yield (
-            f"k {header.k} and K {header.K} over {header.horizon} steps are not those of "
-            f"{header.rule} with {header.rule_settings}"
-        )
+    try:
+        budget = recorded_budget(header, rule)
+    except ValueError as error:
+        yield str(error)
         return
     if budget.bound != header.bound:
         yield f"bound {header.bound} does not follow from K and debt"
@@ -206,18 +202,6 @@ def _of_budget(ledger: Ledger, rule: Rule) -> Iterator[str]:
         spent += step.spend
     if rule.is_certified and not (ledger.is_within_bound and math.isfinite(header.bound)):
         yield f"spent {ledger.spent}, bound {header.bound}"
-
-
-def _recorded_budget(header: LedgerHeader, rule: Rule) -> Budget | None:
-    """The budget of the rule, or of a call that gave a k; None if it is neither."""
-    for k in (None, header.k):
-        try:
-            budget = rule.budget_for(horizon=header.horizon, k=k)
-        except ValueError:
-            return None  # a call that asks for this k is refused
-        if (budget.per_step, budget.total) == (header.k, header.K):
-            return replace(budget, debt=header.debt)
-    return None
 
 
 def _of_end(ledger: Ledger, rule: Rule) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A ledger's text read by both models again, and what its rule gives at every step."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from ..levels.retokenized import RetokenizedLevel
 from ..models.model_pair import ModelPair
 from ..rules.budget import Budget
 from ..rules.registry import make_rule
-from ..rules.rule import BOTH, NextToken, StepInputs, opened
-from ..score import given_blocks
+from ..rules.rule import BOTH, NextToken, Rule, StepInputs, opened
+from ..score import given_columns
 from ..settings import SamplingConfig
 
 # V symbols.
@@ -68,22 +68,13 @@ class Replay:
     def steps(self) -> Iterator[ForcedStep]:
         """p* at every step under the budget that the ledger records for it."""
         uniform, warpers = self._uniforms(), self.level.warpers(self.sampling)
-        tokens, number = self.ledger.token_ids, 0
-        for block in given_blocks(
-            self._streams, self.prompt, [tokens], looks_back=self.rule.looks_back
-        ):
-            for row in range(len(block.token_ids)):
-                seen, nats = block.seen[row : row + 1], self.ledger.steps[number].budget
-                inputs = StepInputs(
-                    logits={name: rows[row : row + 1] for name, rows in block.logits.items()},
-                    warp=warpers.after(seen),
-                    budget=torch.tensor([nats], dtype=torch.float64, device=seen.device),
-                    uniform=None if uniform is None else uniform[:, number],
-                    past=None if block.past is None else block.past.of([row]),
-                )
-                drawn = self.rule.next_token(inputs)
-                yield ForcedStep(number, inputs, drawn, seen)
-                number += 1
+        columns = given_columns(
+            self._streams, self.prompt, [self.ledger.token_ids], looks_back=self.rule.looks_back
+        )
+        for number, column in enumerate(columns):
+            numbers = None if uniform is None else uniform[:, number]
+            inputs = column.inputs(warpers, [self.ledger.steps[number].budget], numbers)
+            yield ForcedStep(number, inputs, self.rule.next_token(inputs), column.seen)
 
     def _uniforms(self) -> Tensor | None:
         """(1, steps, 3) float64 by which the recorded tokens were drawn; None draws nothing."""
@@ -94,14 +85,21 @@ class Replay:
         return uniforms(key, steps).to(self.prompt.seen.device)
 
 
-def recorded_budget(header: LedgerHeader) -> Budget:
-    """The budget that the header's figures give, whatever bound it states."""
-    return Budget(
-        per_step=header.k,
-        total=header.K,
-        horizon=header.horizon,
-        debt=header.debt,
-        schedule=header.rule_settings.get("budget", "adaptive"),
+def recorded_budget(header: LedgerHeader, rule: Rule) -> Budget:
+    """The budget that a ledger records: the rule's, or that of a call which gave a k.
+
+    Raises ValueError for figures that are neither.
+    """
+    for k in (None, header.k):
+        try:
+            budget = rule.budget_for(horizon=header.horizon, k=k)
+        except ValueError:
+            break  # a call that asks for this k is refused
+        if (budget.per_step, budget.total) == (header.k, header.K):
+            return replace(budget, debt=header.debt)
+    raise ValueError(
+        f"k {header.k} and K {header.K} over {header.horizon} steps are not those of "
+        f"{header.rule} with {header.rule_settings}"
     )
 
 

@@ -58,14 +58,10 @@ class Verification:
     """Tokens that the seed gives again, exactly."""
     tokens_at_a_boundary: int = 0
     """Tokens that the seed gives only if rounding moved the laws, within its tolerance."""
-    rounding: float = 0.0
-    """Tolerances by which rounding must have moved the laws for them, summed over the steps."""
     gain: float = 0.0
     """Nats of log p_r / p_s that they have more than the tokens that the seed gives exactly."""
     most_gain: float = 0.0
     """Nats that chance explains of that."""
-    max_spend_error: float = 0.0
-    max_log_prob_error: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -101,14 +97,17 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     """
     if not isinstance(ledger, Ledger):
         ledger = Ledger.load(ledger)
+    # 1. The ledger by itself: nothing is run for one that contradicts itself.
     report = Verification(num_steps=len(ledger.steps), failures=inconsistencies(ledger, pair))
     if not (report.is_ok and ledger.steps):
         return report
     report.spent, report.bound = ledger.spent, ledger.header.bound if ledger.certified else math.inf
+    # 2. What both models say of the prompt, which decides the debt.
     replay = Replay(ledger, pair)
     report.failures += _prompt_failures(replay)
     if not report.is_ok:
         return report
+    # 3. Each step at its recorded budget; the allowances follow from the spends, as was checked.
     steps = []
     for forced, recorded in zip(replay.steps(), ledger.steps, strict=True):
         if not forced.drawn.is_valid.item():
@@ -116,6 +115,7 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
             return report
         steps.append(_checked(replay, forced, recorded))
         report.failures += [f"step {forced.step}: {failure}" for failure in steps[-1].failures]
+    # 4. What each step alone may be off by, all of them together may not.
     _sum_up(replay, steps, report)
     return report
 
@@ -280,9 +280,6 @@ def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> No
     ledger, rule = replay.ledger, replay.rule
     report.tokens_drawn_again = sum(step.rounding == 0.0 for step in steps)
     report.tokens_at_a_boundary = len(steps) - report.tokens_drawn_again
-    report.rounding = math.fsum(step.rounding for step in steps)
-    report.max_spend_error = max(step.spend_error for step in steps)
-    report.max_log_prob_error = max(step.log_prob_error for step in steps)
     # Tokens that rounding should have changed, and one more by bad luck.
     expected = 1.0 + math.fsum(step.chance for step in steps)
     most = expected + DEVIATIONS_OF_A_COUNT * math.sqrt(expected)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,21 +17,8 @@ from .rule import StepInputs, Symbols
 from .unbounded import Unbounded
 
 
-class Blocklist(Protocol):
-    """N-grams of symbols, none of which a text may complete."""
-
-    def knows(self, text: Sequence[int]) -> bool:
-        """Whether an n-gram begins with the last n - 1 symbols of a text."""
-        ...
-
-    def blocked(self, text: Sequence[int], candidates: Iterable[int]) -> Sequence[int]:
-        """Symbols that would complete one behind a text that it knows: of the candidates, at
-        least."""
-        ...
-
-
 class PassageNGrams:
-    """Every n-gram of a few texts: about 400 MB a million of them."""
+    """Every n-gram of a few texts, none of which a text may complete: 400 MB a million of them."""
 
     def __init__(self, texts: Iterable[Sequence[int]], n: int) -> None:
         lasts_of: dict[tuple[int, ...], set[int]] = {}
@@ -44,9 +31,12 @@ class PassageNGrams:
         }
 
     def knows(self, text: Sequence[int]) -> bool:
+        """Whether an n-gram begins with the last n - 1 symbols of a text."""
         return _head(text, self._n) in self._lasts
 
     def blocked(self, text: Sequence[int], candidates: Iterable[int]) -> Sequence[int]:
+        """Symbols that would complete one behind a text that it knows: of the candidates, at
+        least."""
         return self._lasts[_head(text, self._n)]
 
 
@@ -115,11 +105,6 @@ def _ngrams(text: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
 def _head(text: Sequence[int], n: int) -> tuple[int, ...]:
     """Its last n - 1 symbols, fewer of a shorter text."""
     return tuple(text[max(0, len(text) - n + 1) :])
-
-
-def passage_ngrams(passages: Sequence[str], symbols: Symbols, n: int) -> PassageNGrams:
-    """The n-grams of texts, as symbols; n: symbols of one."""
-    return PassageNGrams(map(symbols.encode_continuation, passages), n)
 
 
 _corpora: dict[tuple[Any, ...], CorpusNGrams] = {}
@@ -197,7 +182,7 @@ class MemFree(Unbounded):
     false_positives: float = 1e-6
     """Largest probability that a symbol behind the beginning of one of the corpus's n-grams is
     blocked though it completes none; in [1e-15, 1)."""
-    _blocklists: tuple[Blocklist, ...] | None = field(
+    _blocklists: tuple[PassageNGrams | CorpusNGrams, ...] | None = field(
         default=None, init=False, repr=False, compare=False
     )
 
@@ -235,9 +220,10 @@ class MemFree(Unbounded):
 
     def for_symbols(self, symbols: Symbols) -> Self:
         n = self.n * symbols.symbols_per_token
-        blocklists: list[Blocklist] = []
+        blocklists: list[PassageNGrams | CorpusNGrams] = []
         if self.passages is not None:
-            blocklists.append(passage_ngrams(self.passages, symbols, n))
+            texts = map(symbols.encode_continuation, self.passages)
+            blocklists.append(PassageNGrams(texts, n))
         if self.corpus is not None:
             assert self.corpus_sha256 is not None
             corpus = Path(self.corpus), self.corpus_sha256

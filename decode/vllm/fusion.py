@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...kernels.spend import DEBT, STEP, empty_accounts
-from ...kernels.walk import Divergence, Walk, walk
-from ...kernels.warping import Stops, Warping
+from ...kernels.projection import project_kl, project_max
+from ...kernels.spend import DEBT, SPENT, STEP, allowance, empty_accounts
 from ..engine.request import Drawn
 from ..models.kv_cache import uploaded
+from ..rules.rule import Divergence
 from ..settings import SamplingConfig
-from ..warpers import Warpers
+from ..warpers import Warpers, merge_ends, penalised
 from .settings import PairFacts
 
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
@@ -92,6 +92,57 @@ class Rows:
         )
 
 
+def walk(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    *,
+    accounts: Tensor,
+    is_going: Tensor,
+    keys: Tensor | None,
+    drafts: Tensor,
+    divergence: Divergence = "kl",
+) -> tuple[Drawn, Tensor]:
+    """Decide the rows of each request in order until one differs from its draft.
+
+    risky_logits, safe_logits: (B, G, V), warped. Row g follows the prefix of the request and its
+    first g drafted tokens.
+    accounts: (B, 6) float64 of `spend.new_accounts`; advanced in place by the rows decided.
+    is_going: (B,) bool, the requests that draw; nothing is decided for others.
+    keys: (B,) int64, and then row g draws by `uniforms(key, steps taken + g)`; None takes the
+    likeliest token of each p*, for which no bound holds.
+    drafts: (B, G - 1) int64: tokens the rows after the first assume; -1, which no row decides, ends
+    a shorter draft.
+    Returns: figures of (B, G) each, and which rows were decided, (B, G) bool; others hold anything.
+    Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding",
+    with the uniforms fixed beforehand, so that every draft length gives the same tokens.
+    """
+    project = project_max if divergence == "max" else project_kl
+    spent, steps, rows, was_reached = accounts[:, SPENT], accounts[:, STEP].clone(), [], []
+    for g, safe in enumerate(safe_logits.unbind(1)):
+        # 1. What the row may spend, after those before it.
+        budget = allowance(accounts, g, spent)
+        keyed = None if keys is None else (keys, accounts[:, STEP].long() + g)
+        # 2. Its law and its token.
+        law = project(risky_logits[:, g], safe, budget, keyed=keyed)
+        token_ids, accepted, log_probs = law.token_ids, law.accepted, law.stored_log_probs
+        if token_ids is None or accepted is None or log_probs is None:  # greedy
+            token_ids = law.log_probs().argmax(-1)
+            accepted = token_ids == safe.argmax(-1)
+            log_probs = law.token_log_probs(token_ids), law.safe_token_log_probs(token_ids)
+        token_ids = token_ids.where(law.is_valid, -1)
+        rows.append(Drawn(token_ids, accepted, budget, law.spend, law.weight, *log_probs))
+        was_reached.append(is_going)
+        # 3. It is banked if it was reached, and the next one is reached behind a draft that stands.
+        spent = spent + torch.where(is_going, law.spend, 0.0)
+        is_going = is_going & law.is_valid
+        steps += is_going
+        if g < drafts.shape[1]:
+            is_going = is_going & (drafts[:, g] == token_ids)
+    accounts[:, STEP], accounts[:, SPENT] = steps, spent
+    columns = (torch.stack(column, dim=1) for column in zip(*rows, strict=True))
+    return Drawn(*columns), torch.stack(was_reached, dim=1)
+
+
 class SlotAccounts:
     """Budgets, spends and keys of the requests in an engine's slots, on its device.
 
@@ -117,11 +168,9 @@ class SlotAccounts:
         self._laws: dict[int, Law] = {}
         self._warpers: dict[int, Warpers] = {}
         """By slots whose sampling truncates or is greedy: kept, as they hold tensors there."""
-        self._device, self._vocab_size = device, facts.vocab_size
+        self._device, self._facts = device, facts
         self._banned = torch.tensor(facts.banned_token_ids, dtype=torch.int64, device=device)
-        self._stop_token_ids = facts.stop_token_ids
-        self._banned_token_ids = facts.banned_token_ids
-        self._stops = Stops.of(facts.stop_token_ids, facts.vocab_size, device)
+        self._stops = torch.tensor(sorted(facts.stop_token_ids), device=device)
         self.end = min(facts.stop_token_ids)
 
     def join(
@@ -144,7 +193,8 @@ class SlotAccounts:
         shares = not (sampling.is_truncating or sampling.is_greedy)
         self._laws[slot] = (divergence, None if shares else sampling)
         if not shares:
-            self._warpers[slot] = Warpers(sampling, self._stop_token_ids, self._banned_token_ids)
+            facts = self._facts
+            self._warpers[slot] = Warpers(sampling, facts.stop_token_ids, facts.banned_token_ids)
         self.accounts[slot] = uploaded(account, self._device)
         self.set_debt(slot, debt)
         self.is_failed[slot] = is_failed
@@ -157,7 +207,7 @@ class SlotAccounts:
         ):
             field[slot] = number
         self._seen[slot] = False
-        known = [token for token in token_ids if 0 <= token < self._vocab_size]
+        known = [token for token in token_ids if 0 <= token < self._facts.vocab_size]
         self._seen[slot, uploaded(torch.tensor(known), self._device)] = True
 
     def set_debt(self, slot: int, debt: Tensor) -> None:
@@ -182,7 +232,10 @@ class SlotAccounts:
         shape = tuple(rows.index.shape)
         emitted = torch.full(shape, self.end, dtype=torch.int64, device=self._device)
         records = torch.zeros(*shape, NUM_FIELDS, dtype=torch.float64, device=self._device)
-        for law, chosen in self._groups(rows.host_slots).items():
+        groups: dict[Law, list[int]] = {}
+        for i, slot in enumerate(rows.host_slots):
+            groups.setdefault(self._laws[slot], []).append(i)
+        for law, chosen in groups.items():
             is_all = len(chosen) == len(rows.host_slots)
             part = rows if is_all else rows.part(chosen)
             tokens, record = self._decide(law, part, risky, safe)
@@ -192,27 +245,36 @@ class SlotAccounts:
             emitted[at], records[at] = tokens, record
         return emitted, records
 
-    def _groups(self, slots: Sequence[int]) -> Mapping[Law, list[int]]:
-        groups: dict[Law, list[int]] = {}
-        for i, slot in enumerate(slots):
-            groups.setdefault(self._laws[slot], []).append(i)
-        return groups
-
     def _decide(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
+        divergence, sampling = law
+        # 1. All rows are solved, whoever draws: to look which requests do would be to wait for the
+        #    device, so what follows chooses from tensors.
         accounts = self.accounts[rows.slots]
-        drawing = self._is_drawing(rows, accounts)
-        drawn = self._walk(law, rows, self._of(risky, rows), self._of(safe, rows), accounts)
-        told = drawn.was_reached & drawing[:, None]
-        is_drawn = told & (drawn.token_ids >= 0)
-        self.is_failed[rows.slots] |= (told & ~is_drawn).any(1)
-        old = self.accounts[rows.slots]
-        self.accounts[rows.slots] = torch.where(drawing[:, None], accounts, old)
-        tokens = drawn.token_ids.where(is_drawn, self.end)
-        seen = self._seen[rows.slots]
-        # Where nothing was drawn, a token that was seen before.
-        seen.scatter_(1, drawn.token_ids.where(is_drawn, rows.last_tokens[:, None]), True)
-        self._seen[rows.slots] = seen
-        return tokens, self._records(rows, drawn, is_drawn)
+        seen = self._seen_by_row(rows)
+        warp = self._warped if sampling is None else self._warped_by_group
+        drawn, was_reached = walk(
+            warp(rows, self._of(risky, rows), seen),
+            warp(rows, self._of(safe, rows), seen),
+            accounts=accounts,
+            is_going=self._is_drawing(rows, accounts),
+            keys=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
+            drafts=rows.drafts,
+            divergence=divergence,
+        )
+        self.accounts[rows.slots] = accounts
+        # 2. A request that reached a row without a law to draw from has failed.
+        is_drawn = was_reached & (drawn.token_id >= 0)
+        self.is_failed[rows.slots] |= (was_reached & ~is_drawn).any(1)
+        # 3. Drawn tokens are seen from here on; where none was drawn, one that was seen before.
+        now_seen = self._seen[rows.slots]
+        now_seen.scatter_(1, drawn.token_id.where(is_drawn, rows.last_tokens[:, None]), True)
+        self._seen[rows.slots] = now_seen
+        # 4. What the host is told.
+        failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
+        debts = self.debts[rows.slots, None].expand_as(is_drawn)
+        fields = [*drawn, is_drawn, failed, debts]
+        records = torch.stack([field.double() for field in fields], dim=-1)
+        return drawn.token_id.where(is_drawn, self.end), records
 
     def _is_drawing(self, rows: Rows, accounts: Tensor) -> Tensor:
         """(B,) bool: the prompt is read, the request has not failed, and the account stands where
@@ -224,7 +286,7 @@ class SlotAccounts:
 
     def _of(self, logits: Tensor, rows: Rows) -> Tensor:
         """(B, G, V) of the tokens that both models know."""
-        shared = logits[rows.index.flatten(), : self._vocab_size]
+        shared = logits[rows.index.flatten(), : self._facts.vocab_size]
         if len(self._banned):
             shared = shared.index_fill(1, self._banned, float("-inf"))
         return shared.unflatten(0, tuple(rows.index.shape))
@@ -237,43 +299,18 @@ class SlotAccounts:
             seen.append(seen[-1].scatter(1, draft.clamp(min=0)[:, None], True))
         return torch.stack(seen, dim=1)
 
-    def _walk(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor, accounts: Tensor) -> Walk:
-        divergence, sampling = law
-        warping = None
-        if sampling is None:
-            warping = Warping(
-                temperature=self._temperature[rows.slots],
-                penalty=self._penalty[rows.slots],
-                seen=self._seen_by_row(rows),
-                stops=self._stops,
-            )
-        else:
-            warp = self._warpers[rows.host_slots[0]].after(self._seen_by_row(rows).flatten(0, 1))
-            shape = tuple(rows.index.shape)
-            risky, safe = (
-                warp(logits.flatten(0, 1)).unflatten(0, shape) for logits in (risky, safe)
-            )
-        return walk(
-            risky,
-            safe,
-            accounts=accounts,
-            seeds=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
-            drafts=rows.drafts,
-            warping=warping,
-            divergence=divergence,
+    def _warped(self, rows: Rows, logits: Tensor, seen: Tensor) -> Tensor:
+        """(B, G, V) warped logits of requests that truncate nothing, each by its own settings."""
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        penalty, temperature = (
+            own[rows.slots, None, None] for own in (self._penalty, self._temperature)
         )
+        scores = torch.where(seen, penalised(scores, penalty), scores) / temperature
+        if len(self._stops) > 1:
+            merge_ends(scores, self._stops)
+        return scores
 
-    def _records(self, rows: Rows, drawn: Walk, is_drawn: Tensor) -> Tensor:
-        step = Drawn(
-            token_id=drawn.token_ids,
-            accepted=drawn.accepted,
-            budget=drawn.budget,
-            spend=drawn.spend,
-            weight=drawn.weight,
-            log_prob=drawn.log_probs,
-            safe_log_prob=drawn.safe_log_probs,
-        )
-        failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
-        debts = self.debts[rows.slots, None].expand_as(is_drawn)
-        fields = [*step, is_drawn, failed, debts]
-        return torch.stack([field.double() for field in fields], dim=-1)
+    def _warped_by_group(self, rows: Rows, logits: Tensor, seen: Tensor) -> Tensor:
+        """The same of requests that share their settings, and truncate or are greedy."""
+        warp = self._warpers[rows.host_slots[0]].after(seen.flatten(0, 1))
+        return warp(logits.flatten(0, 1)).unflatten(0, tuple(rows.index.shape))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
-from ...kernels.spend import SPENT, STEP, empty_accounts, new_accounts
+from ...kernels.projection import project_kl
+from ...kernels.spend import SPENT, STEP, new_accounts
 from ...kernels.token_log_probs import token_log_probs
-from ...kernels.walk import walk
 from ..engine.request import random_key
 from ..models.kv_cache import uploaded
 from ..rules.budget import debt_nats, log_likelihood_ratios
@@ -43,14 +43,13 @@ class PairState(DefaultModelState):
         settings = EngineSettings.of(vllm_config.additional_config)
         self.facts, self.limits = settings.facts, settings.limits
         dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
-        _warm_up(self.facts.vocab_size, vllm_config.model_config.dtype, torch.device(device))
+        _warm_up(self.facts.vocab_size, torch.device(device))
         self.slots = SlotAccounts(self.max_num_reqs, self.facts, torch.device(device))
         speculative = vllm_config.speculative_config
         self.num_rows = 1 + (speculative.num_speculative_tokens if speculative else 0)
         self._requests: dict[int, SlotRequest] = {}
         self._slot_of: dict[str, int] = {}
         self._parked: OrderedDict[str, SlotRequest] = OrderedDict()
-        self._special = frozenset(self.facts.special_token_ids)
         is_first = vllm_config.parallel_config.rank == 0
         journal = JournalWriter(settings.journal) if is_first else None
         self.recorder = Recorder(journal, self.facts, dtype)
@@ -93,7 +92,8 @@ class PairState(DefaultModelState):
             return
         request = self._requests.pop(slot)
         self.slots.leave(slot)
-        if len(request.steps) < request.admitted.horizon and not self._has_ended(request):
+        has_ended = bool(request.steps) and request.steps[-1][0] in self.facts.stop_token_ids
+        if len(request.steps) < request.admitted.horizon and not has_ended:
             self._parked[req_id] = request
             while len(self._parked) > NUM_PARKED:
                 self._parked.popitem(last=False)
@@ -111,7 +111,10 @@ class PairState(DefaultModelState):
         if risky_safe is None or len(risky_safe[0]) != num_rows:
             raise RuntimeError(f"{num_rows} rows to sample, others were computed")
         safe, risky = risky_safe
-        self._count_debts()
+        for i, slot in enumerate(self._batch.idx_mapping_np.tolist()):
+            request = self._requests[slot]
+            if request.debt is None:  # score what this step read of its prompt
+                self._score(slot, request, i)
         host_slots = ctx.idx_mapping_np.tolist()
         rows = Rows.of(
             slots=ctx.idx_mapping,
@@ -155,9 +158,6 @@ class PairState(DefaultModelState):
     def _is_shared(self, token: int) -> bool:
         return 0 <= token < self.facts.vocab_size and token not in self.facts.banned_token_ids
 
-    def _has_ended(self, request: SlotRequest) -> bool:
-        return bool(request.steps) and request.steps[-1][0] in self.facts.stop_token_ids
-
     def _account(self, request: SlotRequest) -> Tensor:
         budget = request.admitted.budget
         account = new_accounts(
@@ -175,14 +175,6 @@ class PairState(DefaultModelState):
         if request.debt is not None:
             return request.debt
         return torch.tensor(float("inf"), dtype=torch.float64)
-
-    def _count_debts(self) -> None:
-        """Score what this step read of prompts whose debts are not known."""
-        batch = self._batch
-        for i, slot in enumerate(batch.idx_mapping_np.tolist()):
-            request = self._requests[slot]
-            if request.debt is None:
-                self._score(slot, request, i)
 
     def _score(self, slot: int, request: SlotRequest, index: int) -> None:
         start = int(self._batch.num_computed_tokens_np[index])
@@ -234,23 +226,14 @@ class PairState(DefaultModelState):
         rows = hidden[uploaded(torch.tensor(positions), device)]
         token_ids = uploaded(torch.tensor(targets), device)
         safe, risky = (
-            token_log_probs(self._shared(logits), token_ids)
+            token_log_probs(logits[:, : self.facts.vocab_size], token_ids)
             for logits in self.model.both_logits(rows)
         )
         return log_likelihood_ratios(risky, safe)
 
-    def _shared(self, logits: Tensor) -> Tensor:
-        return logits[:, : self.facts.vocab_size]
 
-
-def _warm_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Walk one row before the first request comes: compile the kernels and compare them with the
-    CPU's solver."""
-    logits = torch.zeros(1, 1, vocab_size, dtype=dtype, device=device)
-    walk(
-        logits,
-        logits,
-        accounts=empty_accounts(1, device),
-        seeds=torch.zeros(1, dtype=torch.int64, device=device),
-        drafts=torch.zeros(1, 0, dtype=torch.int64, device=device),
-    )
+def _warm_up(vocab_size: int, device: torch.device) -> None:
+    """Draw one row before the first request comes: compile the kernels and compare them with the
+    CPU's solver. Warped logits are float32, whatever the models are."""
+    logits, key = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device).long()
+    project_kl(logits, logits, torch.zeros(1, device=device).double(), keyed=(key, key))

@@ -1,7 +1,6 @@
 """The settings that every process of an engine has: facts of the models, limits of the server."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ...field_types import field_error
+from ..levels.level import TokenLevel
 from ..models.folder import ModelFolder, fingerprint
 from ..models.loading import load_config, load_tokenizer, quantization_method
 from ..models.model_pair import ModelPair
 from ..rules.anchored import Anchored
 from ..rules.budget import checked_nats
 from ..rules.rule import Divergence
-from ..settings import check_choice
 
 KEY = "anchored"
 """The entry of vLLM's `additional_config` in which the settings travel to its processes."""
@@ -88,8 +87,7 @@ class PairFacts:
     vocab_size: int
     banned_token_ids: list[int]
     """Ids below `vocab_size` that one tokenizer lacks."""
-    is_whole: bool
-    """Both tokenizers know the same ids, without gaps."""
+    level_settings: dict[str, Any]
     stop_token_ids: list[int]
     special_token_ids: list[int]
     context_length: int | None
@@ -108,26 +106,19 @@ class PairFacts:
                 f"the models have different tokenizers: {shared.difference}; "
                 "in vLLM a pair is decoded in tokens that both share"
             )
-        tokenizers = pair.tokenizers.values()
+        level = TokenLevel(pair)
         return cls(
             safe=str(pair.safe.folder),
             risky=str(pair.risky.folder),
             fingerprints=pair.fingerprints,
             quantization=methods,
-            vocab_size=shared.vocab_size,
+            vocab_size=level.vocab_size,
             banned_token_ids=list(shared.banned_token_ids),
-            is_whole=shared.is_whole,
-            stop_token_ids=pair.stop_token_ids,
-            special_token_ids=sorted({t for each in tokenizers for t in each.all_special_ids}),
-            context_length=pair.context_length,
+            level_settings=level.settings(),
+            stop_token_ids=level.stop_token_ids,
+            special_token_ids=list(level.special_token_ids),
+            context_length=level.context_length,
         )
-
-    @property
-    def level_settings(self) -> dict[str, Any]:
-        """As of `TokenLevel.settings`."""
-        if self.is_whole:
-            return {}
-        return {"vocab_size": self.vocab_size, "banned_token_ids": self.banned_token_ids}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,17 +198,11 @@ class Asked:
     """Texts of this prompt and seed before it, which it is drawn independently of."""
 
     def __post_init__(self) -> None:
-        if self.k is not None and self.K is not None:
-            raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
-        for name in ("k", "K"):
-            if (nats := getattr(self, name)) is not None:
-                checked_nats(name, nats)
-        if not (self.debt >= 0.0 and not math.isnan(self.debt)):
+        Limits().rule_of(self)  # ValueError for what no rule has
+        if not self.debt >= 0.0:
             raise ValueError(f"debt must be >= 0 nats, got {self.debt}")
         if self.sample < 0:
             raise ValueError(f"sample must be >= 0, got {self.sample}")
-        if self.divergence is not None:
-            check_choice("divergence", self.divergence, ("kl", "max"))
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None) -> "Asked":

@@ -81,20 +81,24 @@ class _Support(NamedTuple):
 def solve(rows: Rows, budget: Floats) -> Solution:
     """p* of R rows. budget: (R,) nats, multiples of the quantum."""
     solution = safe_solution(len(budget))
+    # 1. Rows whose budget pays for the common support; the others keep p_s.
     limit = np.minimum(budget, MAX_DIVERGENCE_CAP) - RESERVE_NATS - MASS_RESERVE * rows.rounding
     chosen = np.flatnonzero(rows.is_valid & (rows.floor <= limit))
     if len(chosen) == 0:
         return solution
+    # 2. The largest ratio p* / p_s, and the scale c at which min(c p_r, ceiling p_s) sums to 1.
     support, floor = _support(rows, chosen), rows.floor[chosen]
     ceiling = _ceiling(support, limit[chosen] * BITS_PER_NAT)
     offset, total = _scaled_offset(support, ceiling)
-    # Where rounding leaves mass missing, or nothing above the floor, p* stays p_s.
+    # 3. The law, scaled down by what its mass exceeds 1 by. Where rounding leaves mass missing, or
+    #    nothing above the floor, p* stays p_s.
     is_met = (np.abs(total - 1.0) <= MISSING_MASS) & (floor * BITS_PER_NAT <= ceiling)
     excess, met = np.log2(total), chosen[is_met]
     solution.is_safe_only[met], solution.slope[met] = False, 1.0
     solution.offset[met] = (offset - excess)[is_met]
     solution.ceiling[met] = (ceiling - excess)[is_met]
     solution.weight[met] = np.minimum(np.exp2(support.unscaled - offset), 1.0)[is_met]
+    # 4. The largest log-ratio, rounded up.
     spend = _spend(support, offset, np.minimum(offset + support.largest_tilt, ceiling) - excess)
     spend = np.maximum(spend + MASS_MARGIN * rows.rounding, floor)
     # One tilt for every token: the two models agree on the common support, digit by digit.

@@ -79,7 +79,7 @@ class Rows:
 
 
 class Solution(NamedTuple):
-    """The solutions of R rows, (R,) each, named in `law.Law` and `law.Projection`."""
+    """The solutions of R rows, (R,) each, named in `law.Projection`."""
 
     weight: Floats
     spend: Floats

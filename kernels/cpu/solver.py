@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..law import Law, Projection
+from ..law import Projection
 from ..sampler import first_above
 from ..spend import BAN_BITS, BITS_PER_NAT, ceil_to_quantum
 from . import clipping, kl
@@ -43,7 +43,7 @@ def draw(rows: Rows, solution: Solution, uniform: Tensor) -> Floats:
 
 
 def _log_probs(rows: Rows, token_ids: Tensor, ratio: Floats) -> tuple[Floats, Floats]:
-    """log p* and log p_s of a token of each row, as `law.Law` has them; (R,) nats each."""
+    """log p* and log p_s of a token of each row, as `law.Projection` has them; (R,) nats each."""
     bits = np.where(rows.is_valid, _of_tokens(rows.safe, token_ids), np.nan) - rows.log2_safe_mass
     return (bits + ratio) / BITS_PER_NAT, bits / BITS_PER_NAT
 
@@ -133,18 +133,15 @@ def project(
         is_valid=columns[6] > 0.0,
         token_ids=drawn[0].long() if has_draw else None,
         accepted=drawn[1] > 0 if has_draw else None,
-        law=Law(
-            risky_logits=risky_logits,
-            safe_logits=safe_logits,
-            slope=columns[2],
-            offset=columns[3],
-            ceiling=columns[4],
-            is_safe_only=columns[5] > 0.0,
-            risky_peak=columns[7],
-            safe_peak=columns[8],
-            log2_safe_mass=columns[9],
-        ),
         stored_log_probs=(drawn[2], drawn[3]) if has_draw else None,
+        risky_logits=risky_logits,
+        safe_logits=safe_logits,
+        slope=columns[2],
+        offset=columns[3],
+        ceiling=columns[4],
+        risky_peak=columns[7],
+        safe_peak=columns[8],
+        log2_safe_mass=columns[9],
     )
 
 

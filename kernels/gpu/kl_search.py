@@ -12,6 +12,7 @@ from .layout import (
     INF,
     IS_UNTILTED,
     LN_2,
+    LOG2_E,
     LOG2_SHARED,
     NUM_ESTIMATES,
     NUM_LANES,
@@ -106,9 +107,8 @@ def merge_estimates(row, NUM_SLOTS: tl.constexpr):
 def _peak_shift(row, BLOCK_MAX: tl.constexpr, PEAK: tl.constexpr, NUM_SLOTS: tl.constexpr):
     """(NUM_SLOTS,) bits from the row's largest logit to each block's, as the float32 sums count."""
     block_max = load_record(row, BLOCK_MAX, -INF, NUM_SLOTS)
-    bits_32 = row.bits.to(tl.float32)
-    block_bits = tl.where(block_max > -INF, block_max, 0.0).to(tl.float32) * bits_32
-    peak_bits = tl.load(row.facts + PEAK).to(tl.float32) * bits_32
+    block_bits = tl.where(block_max > -INF, block_max, 0.0).to(tl.float32) * LOG2_E
+    peak_bits = tl.load(row.facts + PEAK).to(tl.float32) * LOG2_E
     shift = block_bits.to(tl.float64) - peak_bits.to(tl.float64)
     return tl.where(block_max > -INF, shift, 0.0)
 
@@ -162,8 +162,7 @@ def is_full(row, block, risky_peak, safe_peak):
     """Whether no token of a block is banned, and no weight between the models' is nothing."""
     risky_low = tl.load(row.records + RISKY_LOW * row.num_blocks + block)
     safe_low = tl.load(row.records + SAFE_LOW * row.num_blocks + block)
-    near = NEAR * row.temperature
-    return (risky_low > risky_peak - near) & (safe_low > safe_peak - near)
+    return (risky_low > risky_peak - NEAR) & (safe_low > safe_peak - NEAR)
 
 
 @triton.jit
@@ -178,15 +177,15 @@ def _store_sums(
     STEP_SIZE: tl.constexpr,
     IS_FULL: tl.constexpr,
 ):
-    risky_limit = ban_limit(risky_peak, row.risky, row)
-    safe_limit = ban_limit(safe_peak, row.safe, row)
+    risky_limit = ban_limit(risky_peak, row.risky)
+    safe_limit = ban_limit(safe_peak, row.safe)
     sums = tl.zeros([NUM_LANES, 2, 2], tl.float64)
     for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE, IS_FULL)
+        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
         is_shared = (risky >= risky_limit) & (safe >= safe_limit)
         safe = safe.to(tl.float64) - safe_peak
         tilt = (risky.to(tl.float64) - risky_peak) - safe
-        bits = (safe + beta * tilt) * row.bits
+        bits = (safe + beta * tilt) * LOG2_E
         if IS_FULL:
             weight = weights(bits, None)
         else:
@@ -201,13 +200,9 @@ def _store_sums(
 def absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
     """Enter the point whose sums were measured into the table."""
     partition = tl.sum(load_record(row, column, 0.0, NUM_SLOTS), 0)
-    # The sums are of logits; from here on all is in nats.
-    nats = 1.0 / row.temperature
-    mean = tl.sum(load_record(row, column + 1, 0.0, NUM_SLOTS), 0) / partition * nats
+    mean = tl.sum(load_record(row, column + 1, 0.0, NUM_SLOTS), 0) / partition
     mean_square = tl.sum(load_record(row, column + 2, 0.0, NUM_SLOTS), 0) / partition
-    mean_square *= nats * nats
     mean_cube = tl.sum(load_record(row, column + 3, 0.0, NUM_SLOTS), 0) / partition
-    mean_cube *= nats * nats * nats
     log2_partition = tl.log2(partition)
     psi = (log2_partition - tl.load(row.facts + LOG2_SHARED)) * LN_2
     kl, velocity, curvature = _curve(beta, psi, mean, mean_square, mean_cube)

@@ -1,7 +1,6 @@
 """Where the Triton kernels keep what they know, and how they read a block of tokens.
 
-Peaks are logits before the temperature, which is in the nats and bits made of their differences.
-Every program of a request may write any fact of it, for all compute the same bits; so a fact must
+Every program of a row may write any fact of it, for all compute the same bits; so a fact must
 not change once written, while slower programs may read it.
 """
 
@@ -33,17 +32,6 @@ class Row(NamedTuple):
     num_splits: Any
     vocab_size: Any
     num_blocks: Any
-    temperature: Any
-    """float64: what the row's logits are divided by; 1 where the kernel gets warped ones."""
-    bits: Any
-    """float64: log2-weight of a unit of logits, LOG2_E / temperature."""
-    seen: Any
-    """Which tokens the penalty falls on; None for none."""
-    penalty: Any
-    is_stop: Any
-    """Which tokens are stops, whose weight is all the first one's; None for none."""
-    first_stop: Any
-    last_stop: Any
 
 
 # Facts of a row, float64: what the whole row shares. The first ones are the results.
@@ -67,17 +55,13 @@ LARGEST_TILT = tl.constexpr(16)
 SMALLEST_TILT = tl.constexpr(17)
 DRAFT = tl.constexpr(18)
 IS_KEPT = tl.constexpr(19)
-ROW_STEP = tl.constexpr(20)
-RISKY_END = tl.constexpr(21)
-SAFE_END = tl.constexpr(22)
-NUM_FACTS = tl.constexpr(23)
+NUM_FACTS = tl.constexpr(20)
 
 # Flags of a row, one byte each.
 IS_VALID = tl.constexpr(0)
 IS_SAFE_ONLY = tl.constexpr(1)
 ACCEPTED = tl.constexpr(2)
-WAS_REACHED = tl.constexpr(3)
-NUM_FLAGS = tl.constexpr(4)
+NUM_FLAGS = tl.constexpr(3)
 
 # Records of a block, float64, each a vector over the blocks of the row.
 NUM_ESTIMATES = tl.constexpr(6)
@@ -100,18 +84,6 @@ NUM_RECORDS = tl.constexpr(ESTIMATES.value + NUM_SUMS.value * NUM_ESTIMATES.valu
 RISKY_MASS = tl.constexpr(ESTIMATES.value)  # order infinity has extremes in place of estimates
 TILT_MAX = tl.constexpr(ESTIMATES.value + 1)
 TILT_MIN = tl.constexpr(ESTIMATES.value + 2)
-
-# The account of a request.
-PER_STEP = tl.constexpr(spend.PER_STEP)
-TOTAL = tl.constexpr(spend.TOTAL)
-DEBT = tl.constexpr(spend.DEBT)
-SCHEDULE = tl.constexpr(spend.SCHEDULE)
-STEP = tl.constexpr(spend.STEP)
-SPENT = tl.constexpr(spend.SPENT)
-NUM_ACCOUNT_FIELDS = tl.constexpr(spend.NUM_FIELDS)
-ADAPTIVE = tl.constexpr(spend.SCHEDULES["adaptive"])
-FIXED = tl.constexpr(spend.SCHEDULES["fixed"])
-
 
 LOG2_E = tl.constexpr(spend.BITS_PER_NAT)
 LN_2 = tl.constexpr(math.log(2.0))
@@ -143,28 +115,14 @@ C9 = tl.constexpr(float.fromhex("0x1.b3deb30000000p-24"))
 
 
 @triton.jit
-def read_pair(row, first, SIZE: tl.constexpr, IS_FULL: tl.constexpr = False):
-    """(SIZE,) risky and safe logits from the token `first` on, warped but for the temperature, -inf
-    in the padding; in float64 if they are and else in float32, which holds raw ones exactly.
-
-    IS_FULL: no token here is banned or the end, and so none is a stop.
-    """
+def read_pair(row, first, SIZE: tl.constexpr):
+    """(SIZE,) risky and safe logits from the token `first` on, -inf in the padding; in float64 if
+    they are and else in float32, which holds them exactly."""
     tokens = first + tl.arange(0, SIZE)
     is_token, tokens = tokens < row.vocab_size, tokens.to(tl.int64)
     risky = tl.load(row.risky + tokens * row.risky_stride, mask=is_token, other=-INF)
     safe = tl.load(row.safe + tokens * row.safe_stride, mask=is_token, other=-INF)
-    risky, safe = _widened(row.risky, risky), _widened(row.safe, safe)
-    if row.seen is not None:  # noqa: SIM102  (known when this is compiled)
-        # Few blocks hold tokens of the text or stop tokens: the others pass by both.
-        if row.penalty != 1.0:
-            is_seen = tl.load(row.seen + tokens, mask=is_token, other=0)
-            if tl.max(is_seen.to(tl.int32), 0) > 0:
-                risky, safe = _penalised(row, is_seen, risky), _penalised(row, is_seen, safe)
-    if (row.is_stop is not None) & (not IS_FULL):  # noqa: SIM102
-        if (first <= row.last_stop) & (first + SIZE > row.first_stop):
-            is_stop = tl.load(row.is_stop + tokens, mask=is_token, other=0)
-            risky, safe = _with_one_end(row, tokens, is_stop, risky, safe)
-    return risky, safe
+    return _widened(row.risky, risky), _widened(row.safe, safe)
 
 
 @triton.jit
@@ -172,11 +130,6 @@ def read_token(row, token):
     """`read_pair` of one token, int64."""
     risky = _widened(row.risky, tl.load(row.risky + token * row.risky_stride))
     safe = _widened(row.safe, tl.load(row.safe + token * row.safe_stride))
-    if row.seen is not None:
-        is_seen = tl.load(row.seen + token)
-        risky, safe = _penalised(row, is_seen, risky), _penalised(row, is_seen, safe)
-    if row.is_stop is not None:
-        risky, safe = _with_one_end(row, token, tl.load(row.is_stop + token), risky, safe)
     return risky, safe
 
 
@@ -189,61 +142,12 @@ def _widened(row_ptr, logits):
 
 
 @triton.jit
-def _penalised(row, is_seen, logits):
-    factor = tl.where(logits > 0.0, 1.0 / row.penalty, row.penalty)
-    return tl.where(is_seen > 0, logits * factor, logits)
-
-
-@triton.jit
-def _with_one_end(row, tokens, is_stop, risky, safe):
-    """The logits with all weight of stop tokens at the first; after `store_ends`."""
-    is_end, is_other = tokens == row.first_stop, (is_stop > 0) & (tokens != row.first_stop)
-    risky_end = tl.load(row.facts + RISKY_END, cache_modifier=".cg").to(risky.dtype)
-    safe_end = tl.load(row.facts + SAFE_END, cache_modifier=".cg").to(safe.dtype)
-    risky = tl.where(is_end, risky_end, tl.where(is_other, -INF, risky))
-    safe = tl.where(is_end, safe_end, tl.where(is_other, -INF, safe))
-    return risky, safe
-
-
-@triton.jit
-def store_ends(row, stops_ptr, num_stops, BLOCK_SIZE: tl.constexpr, STOP_SLOTS: tl.constexpr):
-    """The logits of the end in both models, by the program whose block holds it; others read them
-    after a barrier.
-
-    stops_ptr: int64 tokens, ascending.
-    """
-    slots = tl.arange(0, STOP_SLOTS)
-    if (row.first_stop // BLOCK_SIZE) % row.num_splits == row.split:
-        is_stop = slots < num_stops
-        tokens = tl.load(stops_ptr + slots, mask=is_stop, other=0)
-        risky = tl.load(row.risky + tokens * row.risky_stride, mask=is_stop, other=-INF)
-        safe = tl.load(row.safe + tokens * row.safe_stride, mask=is_stop, other=-INF)
-        risky, safe = _widened(row.risky, risky), _widened(row.safe, safe)
-        if row.seen is not None:
-            is_seen = tl.load(row.seen + tokens, mask=is_stop, other=0)
-            risky, safe = _penalised(row, is_seen, risky), _penalised(row, is_seen, safe)
-        tl.store(row.facts + RISKY_END, _merged(row, risky))
-        tl.store(row.facts + SAFE_END, _merged(row, safe))
-    tl.debug_barrier()  # the ends, before this program reads their block
-
-
-@triton.jit
-def _merged(row, logits):
-    """The logit, before the temperature, of all these tokens together; float64."""
-    logits = logits.to(tl.float64)
-    largest = tl.max(logits, 0)
-    base = tl.where(largest > -INF, largest, 0.0)
-    total = tl.sum(tl.exp2((logits - base) * row.bits), 0)
-    return base + tl.log2(total) / row.bits
-
-
-@triton.jit
-def ban_limit(peak, row_ptr, row):
+def ban_limit(peak, row_ptr):
     """The least logit that is not banned in a row with this peak, in the type logits are read in.
 
     Tokens more than BAN_GAP nats below the peak are banned, those of -inf always.
     """
-    limit = peak - BAN_GAP * row.temperature
+    limit = peak - BAN_GAP
     if row_ptr.dtype.element_ty == tl.float64:
         return tl.maximum(limit, LEAST_64)
     else:
@@ -262,12 +166,12 @@ def read_bits(row, first, SIZE: tl.constexpr, IS_FULL: tl.constexpr = False):
 
     IS_FULL: no token is banned here.
     """
-    risky, safe = read_pair(row, first, SIZE, IS_FULL)
+    risky, safe = read_pair(row, first, SIZE)
     risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
-    safe_bits = (safe.to(tl.float64) - safe_peak) * row.bits
-    tilt = (risky.to(tl.float64) - risky_peak) * row.bits - safe_bits
-    is_safe = safe >= ban_limit(safe_peak, row.safe, row)
-    is_shared = is_safe & (risky >= ban_limit(risky_peak, row.risky, row))
+    safe_bits = (safe.to(tl.float64) - safe_peak) * LOG2_E
+    tilt = (risky.to(tl.float64) - risky_peak) * LOG2_E - safe_bits
+    is_safe = safe >= ban_limit(safe_peak, row.safe)
+    is_shared = is_safe & (risky >= ban_limit(risky_peak, row.risky))
     if not IS_FULL:
         tilt = tl.where(is_shared, tilt, 0.0)
     return is_safe, is_shared, safe_bits, tilt
@@ -296,8 +200,8 @@ def load_record(row, column, other, NUM_SLOTS: tl.constexpr):
 
 
 @triton.jit
-def request_barrier(counter_ptr, num_splits):
-    """Wait until all programs of the request have come here.
+def row_barrier(counter_ptr, num_splits):
+    """Wait until all programs of the row have come here.
 
     counter_ptr: int64, counts arrivals for ever (2**63 are out of reach), so that replaying a CUDA
     graph needs no reset. The launch must be cooperative: every program must be resident.

@@ -15,13 +15,13 @@ from .layout import (
     IS_SAFE_ONLY,
     IS_VALID,
     LN_2,
+    LOG2_E,
     LOG2_SAFE_MASS,
     LOG_PROB,
     NUM_LANES,
     OFFSET,
     RESIDUAL_MASS,
     RISKY_PEAK,
-    ROW_STEP,
     SAFE_LOG_PROB,
     SAFE_MAX,
     SAFE_PEAK,
@@ -95,7 +95,7 @@ def block_masses(row, KIND: tl.constexpr, NUM_SLOTS: tl.constexpr):
         masses = load_record(row, SHARED_MASS, 0.0, NUM_SLOTS)
         if KIND == SAFE:
             masses += load_record(row, BANNED_MASS, 0.0, NUM_SLOTS)
-        bits = (safe_max - tl.load(row.facts + SAFE_PEAK)) * row.bits
+        bits = (safe_max - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
         masses *= weights(bits, safe_max > -INF)
     return masses
 
@@ -161,8 +161,8 @@ def _store_residual(
 def token_bits(row, token):
     """log2 p_s and log2 of p* / p_s of one token; the ratio is -inf off the common support."""
     risky, safe = read_token(row, token.to(tl.int64))
-    safe = (safe.to(tl.float64) - tl.load(row.facts + SAFE_PEAK)) * row.bits
-    risky = (risky.to(tl.float64) - tl.load(row.facts + RISKY_PEAK)) * row.bits
+    safe = (safe.to(tl.float64) - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
+    risky = (risky.to(tl.float64) - tl.load(row.facts + RISKY_PEAK)) * LOG2_E
     safe, risky = tl.where(safe < BAN_BITS, -INF, safe), tl.where(risky < BAN_BITS, -INF, risky)
     is_shared = (safe > -INF) & (risky > -INF)
     tilt = tl.where(is_shared, risky, 0.0) - tl.where(is_shared, safe, 0.0)
@@ -172,15 +172,15 @@ def token_bits(row, token):
 
 
 @triton.jit
-def row_uniforms(row, uniform_ptr, seeds_ptr, request, row_index):
-    """The three uniforms of a row: given, or those of the request's seed at the row's step."""
-    if seeds_ptr is not None:
-        count = tl.load(row.facts + ROW_STEP).to(tl.int64)
-        first, second, third = uniforms(tl.load(seeds_ptr + request), count)
+def row_uniforms(uniform_ptr, keys_ptr, positions_ptr, index):
+    """The three uniforms of a row: given, or those of its key and its position."""
+    if keys_ptr is not None:
+        key, position = tl.load(keys_ptr + index), tl.load(positions_ptr + index)
+        first, second, third = uniforms(key, position)
     else:
-        first = tl.load(uniform_ptr + 3 * row_index)
-        second = tl.load(uniform_ptr + 3 * row_index + 1)
-        third = tl.load(uniform_ptr + 3 * row_index + 2)
+        first = tl.load(uniform_ptr + 3 * index)
+        second = tl.load(uniform_ptr + 3 * index + 1)
+        third = tl.load(uniform_ptr + 3 * index + 2)
     return first, second, third
 
 

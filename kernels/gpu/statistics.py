@@ -13,6 +13,7 @@ from .layout import (
     IS_BAD,
     IS_VALID,
     LARGEST_TILT,
+    LOG2_E,
     LOG2_RISKY,
     LOG2_SAFE_MASS,
     LOG2_SHARED,
@@ -102,10 +103,6 @@ def _store_ranges(row, block, risky_peak, safe_peak, BLOCK_SIZE: tl.constexpr):
     if (risky_low == -INF) | (safe_low == -INF):
         risky_min = tl.min(tl.where(risky > -INF, risky, INF), 0)
         safe_min = tl.min(tl.where(safe > -INF, safe, INF), 0)
-    if row.is_stop is not None:
-        # Passes over full blocks read no ends: the one that holds the end never counts as full.
-        holds_end = row.first_stop // BLOCK_SIZE == block
-        risky_low = tl.where(holds_end, -INF, risky_low)
     store_record(row, RISKY_MAX, block, risky_max.to(tl.float64))
     store_record(row, SAFE_MAX, block, safe_max.to(tl.float64))
     store_record(row, RISKY_MIN, block, risky_min.to(tl.float64))
@@ -113,9 +110,8 @@ def _store_ranges(row, block, risky_peak, safe_peak, BLOCK_SIZE: tl.constexpr):
     store_record(row, RISKY_LOW, block, risky_low.to(tl.float64))
     store_record(row, SAFE_LOW, block, safe_low.to(tl.float64))
     store_record(row, IS_BAD, block, is_bad.to(tl.float64))
-    near = NEAR * row.temperature
-    is_full = (risky_low > tl.maximum(risky_max, risky_peak) - near) & (
-        safe_low > tl.maximum(safe_max, safe_peak) - near
+    is_full = (risky_low > tl.maximum(risky_max, risky_peak) - NEAR) & (
+        safe_low > tl.maximum(safe_max, safe_peak) - NEAR
     )
     return risky_max, safe_max, is_full
 
@@ -139,21 +135,20 @@ def _store_masses(
     one, which bounds them all.
     """
     safe_base = tl.where(safe_max > -INF, safe_max, 0.0)
-    bits_32 = row.bits.to(tl.float32)
-    safe_shift = safe_base.to(tl.float32) * bits_32
-    risky_shift = tl.where(risky_max > -INF, risky_max, 0.0).to(tl.float32) * bits_32
-    risky_limit = ban_limit(risky_peak, row.risky, row)
-    safe_limit = ban_limit(safe_peak, row.safe, row)
+    safe_shift = safe_base.to(tl.float32) * LOG2_E
+    risky_shift = tl.where(risky_max > -INF, risky_max, 0.0).to(tl.float32) * LOG2_E
+    risky_limit = ban_limit(risky_peak, row.risky)
+    safe_limit = ban_limit(safe_peak, row.safe)
     shared = tl.zeros([NUM_LANES], tl.float64)
     banned = tl.zeros([NUM_LANES], tl.float64)
     sums = ()
     for _ in tl.static_range(NUM_ESTIMATES):
         sums += (tl.zeros([NUM_LANES, 2, 2], tl.float32),)  # type: ignore[assignment]
     for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE, IS_FULL)
-        safe_bits = safe.to(tl.float32) * bits_32 - safe_shift
-        tilt = (risky.to(tl.float32) * bits_32 - risky_shift) - safe_bits
-        weight_bits = (safe.to(tl.float64) - safe_base) * row.bits
+        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
+        safe_bits = safe.to(tl.float32) * LOG2_E - safe_shift
+        tilt = (risky.to(tl.float32) * LOG2_E - risky_shift) - safe_bits
+        weight_bits = (safe.to(tl.float64) - safe_base) * LOG2_E
         if IS_FULL:
             shared += in_lanes(weights(weight_bits, None))
         else:
@@ -196,10 +191,7 @@ def _store_extremes(
     STEP_SIZE: tl.constexpr,
 ):
     """Masses of both models on the common support and the range of the tilt, all in float64."""
-    risky_limit, safe_limit = (
-        ban_limit(risky_peak, row.risky, row),
-        ban_limit(safe_peak, row.safe, row),
-    )
+    risky_limit, safe_limit = ban_limit(risky_peak, row.risky), ban_limit(safe_peak, row.safe)
     risky_base = tl.where(risky_max > -INF, risky_max, 0.0)
     safe_base = tl.where(safe_max > -INF, safe_max, 0.0)
     shared = tl.zeros([NUM_LANES], tl.float64)
@@ -213,10 +205,10 @@ def _store_extremes(
         # The block's largest logits first: what is left is exact to its last digit however large
         # both are.
         risky, safe = risky.to(tl.float64) - risky_base, safe.to(tl.float64) - safe_base
-        weight = weights(safe * row.bits, is_safe)
+        weight = weights(safe * LOG2_E, is_safe)
         shared += in_lanes(tl.where(is_shared, weight, 0.0))
         banned += in_lanes(tl.where(is_shared, 0.0, weight))
-        mass += in_lanes(weights(risky * row.bits, is_shared))
+        mass += in_lanes(weights(risky * LOG2_E, is_shared))
         tilt = risky - safe
         largest = tl.maximum(largest, largest_in_lanes(tl.where(is_shared, tilt, -INF)))
         smallest = tl.maximum(smallest, largest_in_lanes(tl.where(is_shared, -tilt, -INF)))
@@ -236,7 +228,7 @@ def finite_masks(row, NUM_SLOTS: tl.constexpr):
     safe_min = load_record(row, SAFE_MIN, INF, NUM_SLOTS)
     risky_peak, safe_peak = tl.max(risky_max, 0), tl.max(safe_max, 0)
     gap = tl.maximum(risky_peak - tl.min(risky_min, 0), safe_peak - tl.min(safe_min, 0))
-    return gap > BAN_GAP * row.temperature, risky_peak, safe_peak
+    return gap > BAN_GAP, risky_peak, safe_peak
 
 
 @triton.jit
@@ -249,7 +241,7 @@ def merge_masses(row, NUM_SLOTS: tl.constexpr):
     is_valid = (tl.max(is_bad, 0) == 0.0) & (safe_peak > -INF) & (risky_peak > -INF)
     safe_peak = tl.where(is_valid, safe_peak, 0.0)
     risky_peak = tl.where(is_valid, risky_peak, 0.0)
-    scale = weights((safe_max - safe_peak) * row.bits, safe_max > -INF)
+    scale = weights((safe_max - safe_peak) * LOG2_E, safe_max > -INF)
     shared = load_record(row, SHARED_MASS, 0.0, NUM_SLOTS)
     banned = load_record(row, BANNED_MASS, 0.0, NUM_SLOTS)
     shared, banned = tl.sum(scale * shared, 0), tl.sum(scale * banned, 0)
@@ -273,7 +265,7 @@ def merge_extremes(row, NUM_SLOTS: tl.constexpr):
     safe_peak, risky_peak = tl.load(row.facts + SAFE_PEAK), tl.load(row.facts + RISKY_PEAK)
     risky_max = load_record(row, RISKY_MAX, -INF, NUM_SLOTS)
     mass = load_record(row, RISKY_MASS, 0.0, NUM_SLOTS)
-    bits = tl.where(mass > 0.0, (risky_max - risky_peak) * row.bits + tl.log2(mass), -INF)
+    bits = tl.where(mass > 0.0, (risky_max - risky_peak) * LOG2_E + tl.log2(mass), -INF)
     peak = tl.max(bits, 0)
     total = tl.sum(tl.exp2(bits - tl.where(peak > -INF, peak, 0.0)), 0)
     largest = load_record(row, TILT_MAX, -INF, NUM_SLOTS)
@@ -283,5 +275,5 @@ def merge_extremes(row, NUM_SLOTS: tl.constexpr):
     shift = tl.where(has_shared, risky_max, risky_peak) - risky_peak
     shift -= tl.where(has_shared, safe_max, safe_peak) - safe_peak
     tl.store(row.facts + LOG2_RISKY, peak + tl.log2(tl.where(total > 0.0, total, 1.0)))
-    tl.store(row.facts + LARGEST_TILT, tl.max(largest + shift, 0) * row.bits)
-    tl.store(row.facts + SMALLEST_TILT, tl.min(smallest + shift, 0) * row.bits)
+    tl.store(row.facts + LARGEST_TILT, tl.max(largest + shift, 0) * LOG2_E)
+    tl.store(row.facts + SMALLEST_TILT, tl.min(smallest + shift, 0) * LOG2_E)

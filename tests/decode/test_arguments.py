@@ -177,7 +177,7 @@ def test_an_honest_ledger_is_believed_whatever_its_rule(pair, rule):
         ({"prior_bound": math.nan}, "the ledger's prior_bound must be >= 0 nats, got nan"),
         ({"debt": math.nan}, "the ledger's debt must be >= 0 nats, got nan"),
         ({"bound": -1.0}, "the ledger's bound must be >= 0 nats, got -1.0"),
-        ({"K": 0.5}, r"K must be k \* horizon, got 0.5 for 1.0 \* 4"),
+        ({"K": 0.5}, "k 1.0 and K 0.5 over 4 steps are not those of anchored"),
         ({"horizon": 3, "K": 3.0}, "can be continued, this one has 4 of 3 steps"),
         ({"horizon": 40, "K": 40.0}, "can be continued, this one has 4 of 40 steps"),
         ({"finish_reason": "stop_string"}, "this one ended by 'stop_string'"),

@@ -138,6 +138,12 @@ def test_what_is_generated_verifies_before_and_after_it_is_saved(pair, tmp_path,
         ({"k": True}, "k must be a number, got True"),
         ({"num_return_sequences": True}, "num_return_sequences must be a whole number"),
         ({"stop": [5]}, "stop must be a text, got 5"),
+        ({"stop": 5}, "stop must be a list of texts, got 5"),
+        (
+            {"prompts": (), "messages": 5},
+            "messages must be a list of roles and contents, got 5",
+        ),
+        ({"prompts": (), "continue_from": "a.jsonl"}, "continue_from must be .*, got 'a.jsonl'"),
         ({"do_sample": True}, "'do_sample': .*temperature=0 .*most likely"),
         ({"max_length": 20}, "'max_length': .*max_new_tokens"),
         ({"max_tokens": 20}, "'max_tokens': .*max_new_tokens"),
@@ -219,6 +225,7 @@ def test_a_rule_refuses_what_its_ledger_could_not_hold(make, message):
         (("pair", Anchored(k=1.0)), {"batch_size": 2.5}, "batch_size must be a whole number"),
         (("pair", Anchored(k=1.0)), {"batch_size": True}, "batch_size must be a whole number"),
         (("pair", Anchored(k=1.0)), {"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        (("pair", Anchored(k=1.0)), {"prompt_ratios": "a"}, "must be PromptRatios, got str"),
     ],
 )
 def test_a_decoder_says_what_it_is_made_of(pair, arguments, settings, message):

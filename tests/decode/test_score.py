@@ -20,6 +20,8 @@ def test_each_continuation_has_a_horizon_of_its_own(pair, rule):
         assert score.token_log_probs == pytest.approx(alone.token_log_probs, abs=1e-9)
     with pytest.raises(ValueError, match="horizon must be one value or one per prompt: 4, got 2"):
         decoder.score(PROMPTS, CONTINUATIONS, horizon=[9, 9])
+    with pytest.raises(ValueError, match="horizon must be >= 1, got 0"):
+        decoder.score("a", "b", horizon=0)
     with pytest.raises(ValueError, match="has 2 tokens, the horizon is 1"):
         decoder.score(["a", "b"], [[5], [5, 6]], horizon=[1, 1])
 

@@ -24,9 +24,6 @@ class Sizes:
     extreme_shapes: tuple[tuple[int, int], ...]
     batch_shape: tuple[int, int]
     """Rows that are alone and together."""
-    warped_shape: tuple[int, int]
-    walk_shape: tuple[int, int, int]
-    """Requests, rows of each, tokens."""
     num_draws: int
     """From one law of 257 tokens."""
     pair_shapes: tuple[str, str]
@@ -48,8 +45,6 @@ FULL = Sizes(
         (70_000, 17),
     ),
     batch_shape=(48, 20_000),
-    warped_shape=(4, 5000),
-    walk_shape=(16, 5, 32_000),
     num_draws=50_000,
     pair_shapes=("tiny", "small"),
     vocab_size=2048,
@@ -65,8 +60,6 @@ SMALL = Sizes(
     shapes=((2, 17), (1, 1025)),
     extreme_shapes=((1, 1), (3, 513)),
     batch_shape=(3, 70),
-    warped_shape=(2, 70),
-    walk_shape=(2, 2, 70),
     num_draws=24,
     pair_shapes=("tiny", "tiny"),
     vocab_size=40,

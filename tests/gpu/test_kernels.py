@@ -1,4 +1,4 @@
-"""The projection and the walk on a GPU: bounds, draws, bits, sizes, graphs."""
+"""The projection on a GPU: bounds, draws, bits, sizes, graphs."""
 
 import math
 from functools import partial
@@ -10,9 +10,7 @@ from logit_kinds import KINDS, divergence_of, random_budgets, random_logits
 from anchored.kernels.gpu.launch import project as launched_projection
 from anchored.kernels.projection import project_kl, project_max
 from anchored.kernels.sampler import uniforms
-from anchored.kernels.spend import SPEND_QUANTUM, new_accounts
-from anchored.kernels.walk import walk
-from anchored.kernels.warping import Stops, Warping
+from anchored.kernels.spend import SPEND_QUANTUM
 
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -74,12 +72,12 @@ def test_draws_are_those_of_the_torch_backend(project, device, sizes):
     num_rows = num_different = 0
     for shape in sizes.shapes:
         rows = torch.arange(shape[0])
-        uniform, budget = uniforms(rows, rows).to(device), budgets_of(shape[0], device)
+        keyed, budget = (rows.to(device), rows.to(device)), budgets_of(shape[0], device)
         for kind, risky, safe in logit_cases(shape, device, seed=shape[1] + 50):
             if kind == "huge":  # there the weights may differ
                 continue
             ours, theirs = (
-                project(risky, safe, budget, uniform, backend=backend)
+                project(risky, safe, budget, keyed=keyed, backend=backend)
                 for backend in ("triton", "torch")
             )
             num_different += int((ours.token_ids != theirs.token_ids).sum())
@@ -132,54 +130,6 @@ def test_the_largest_and_smallest_sizes_with_odd_strides(device, sizes):
         budget = torch.full((num_rows,), 0.2, dtype=torch.float64, device=device)
         projection = project_kl(risky, safe, budget, backend="triton")
         assert_within_budgets(project_kl, projection, risky, safe, budget)
-
-
-def accounts_of(num_requests, device):
-    rates, bounds, debts = ([nats] * num_requests for nats in (0.3, 1.0, 0.1))
-    return new_accounts(rates, bounds, debts, "adaptive", device)
-
-
-def test_a_walk_is_plain_decoding(device, sizes):
-    """Drafted rows in one launch give the tokens and the account of one row a launch."""
-    num_requests, num_positions, vocab_size = sizes.walk_shape
-    flat = generic((num_requests * num_positions, vocab_size), device, seed=13)
-    risky, safe = (logits.view(sizes.walk_shape) for logits in flat)
-    plain_account, account = (accounts_of(num_requests, device) for _ in range(2))
-    seeds = torch.arange(num_requests, device=device)
-    walked = partial(walk, seeds=seeds, backend="triton")
-    no_drafts = torch.zeros(num_requests, 0, dtype=torch.int64, device=device)
-    tokens = []
-    for step in range(num_positions):
-        logits = (each[:, step : step + 1] for each in (risky, safe))
-        result = walked(*logits, accounts=plain_account, drafts=no_drafts)
-        tokens.append(result.token_ids.clone())
-    plain = torch.cat(tokens, dim=1)
-    drafts = plain[:, :-1].contiguous()
-    result = walked(risky, safe, accounts=account, drafts=drafts)
-    assert torch.equal(result.token_ids, plain) and torch.equal(account, plain_account)
-
-
-def test_a_walk_of_raw_logits_decides_what_one_of_warped_logits_does(device, sizes):
-    num_rows, vocab_size = sizes.warped_shape
-    risky, safe = (logits[:, None] for logits in generic(sizes.warped_shape, device, seed=17))
-    warping = Warping(
-        temperature=torch.full((num_rows,), 0.7, device=device),
-        penalty=torch.full((num_rows,), 1.1, device=device),
-        seen=torch.rand(risky.shape, device=device) < 0.3,
-        stops=Stops.of((1, vocab_size - 1), vocab_size, device),
-    )
-    walked = partial(
-        walk,
-        seeds=torch.arange(num_rows, device=device),
-        drafts=torch.zeros(num_rows, 0, dtype=torch.int64, device=device),
-        backend="triton",
-    )
-    raw = walked(risky, safe, accounts=accounts_of(num_rows, device), warping=warping)
-    warped_logits = (warping.warped(logits) for logits in (risky, safe))
-    warped = walked(*warped_logits, accounts=accounts_of(num_rows, device))
-    # Rounding of the warped logits may move a token at a boundary of the sampler.
-    assert int((raw.token_ids != warped.token_ids).sum()) <= 1
-    assert (raw.spend - warped.spend).abs().max().item() <= 1e-4
 
 
 @pytest.mark.gpu

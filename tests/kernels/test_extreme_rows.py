@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ORACLE_ERROR = 1e-12
 """Nats, beside a relative 1e-13: what float64 numbers handed to the oracle leave open."""
 
-# 6 kinds x 2 divergences x 419 rows = 5,028 rows, and four times as many with -m slow.
+# 6 kinds x 2 divergences x 419 rows, and four times as many with -m slow.
 SIZES = [(1, 15), (2, 75), (3, 75), (17, 125), (257, 100), (5003, 27), (128_256, 2)]
 PROJECTS = {"kl": project_kl, "max": project_max}
 
@@ -70,18 +70,31 @@ class Row:
         return oracle.kl_divergence(law, self.safe)
 
 
+# The interpreter takes a tenth of a second for a row.
+FEW_ROWS = [(2, 1), (17, 2)]
+MANY_ROWS = [(1, 2), (2, 6), (17, 8), (257, 4)] * 3
+
+
 @pytest.mark.sampled(5)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of lanes that are discarded
 @pytest.mark.parametrize("divergence", PROJECTS)
 @pytest.mark.parametrize("kind", EXTREME_KINDS)
-@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_no_extreme_row_overspends(times, kind, divergence):
+@pytest.mark.parametrize(
+    ("backend", "sizes", "times"),
+    [
+        ("torch", SIZES, 1),
+        pytest.param("torch", SIZES, 4, marks=pytest.mark.slow),
+        ("triton", FEW_ROWS, 1),
+        pytest.param("triton", MANY_ROWS, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_no_extreme_row_overspends(backend, sizes, times, kind, divergence):
     generator = torch.Generator().manual_seed(times * EXTREME_KINDS.index(kind))
-    for index, (vocab_size, num_rows) in enumerate((size, times * rows) for size, rows in SIZES):
+    for index, (vocab_size, num_rows) in enumerate((size, times * rows) for size, rows in sizes):
         dtype = (torch.float32, torch.bfloat16)[index % 2]
         logits = extreme_pair(kind, num_rows, vocab_size, generator)
-        risky, safe = (x.to(dtype) for x in logits)
-        budget = extreme_budgets(num_rows, generator)
-        found = list(violations(divergence, risky, safe, budget, backend="torch"))
+        rows = (*(x.to(dtype) for x in logits), extreme_budgets(num_rows, generator))
+        found = list(violations(divergence, *(x.to(DEVICE) for x in rows), backend=backend))
         assert not found, f"{len(found)} of {vocab_size} tokens: {found[:5]}"
 
 
@@ -102,26 +115,6 @@ def test_ratios_beside_huge_logits_keep_their_digits(huge, divergence, backend):
         budget = torch.full((len(risky),), nats, dtype=torch.float64, device=DEVICE)
         found = list(violations(divergence, risky, safe, budget, backend=backend))
         assert not found, found
-
-
-# 6 kinds x 2 divergences x 3 rows, as the interpreter takes a tenth of a second for a row; 720 more
-# with -m slow.
-FEW_ROWS = [(2, 1), (17, 2)]
-MANY_ROWS = [(1, 2), (2, 6), (17, 8), (257, 4)] * 3
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of lanes that are discarded
-@pytest.mark.parametrize("divergence", PROJECTS)
-@pytest.mark.parametrize("kind", EXTREME_KINDS)
-@pytest.mark.parametrize("sizes", [FEW_ROWS, pytest.param(MANY_ROWS, marks=pytest.mark.slow)])
-def test_no_extreme_row_overspends_on_the_device(sizes, kind, divergence):
-    generator = torch.Generator().manual_seed(100 + EXTREME_KINDS.index(kind))
-    for vocab_size, num_rows in sizes:
-        risky, safe = extreme_pair(kind, num_rows, vocab_size, generator)
-        budget = extreme_budgets(num_rows, generator)
-        arguments = [x.to(DEVICE) for x in (risky, safe, budget)]
-        assert not list(violations(divergence, *arguments, backend="triton"))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,4 +1,4 @@
-"""The programs that share a request may run in any order: found by running them at once."""
+"""The programs that share a row may run in any order: found by running them at once."""
 
 import random
 import sys
@@ -9,9 +9,7 @@ import triton
 from concurrent_programs import concurrent
 
 from anchored.kernels.gpu import launch, layout, solver
-from anchored.kernels.gpu.launch import warping_inputs
-from anchored.kernels.spend import new_accounts
-from anchored.kernels.warping import Stops, Warping
+from anchored.kernels.sampler import uniforms
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,57 +20,42 @@ pytestmark = [
 CPU = torch.device("cpu")
 
 
-def walked(case, memory):
-    """One walk of a case's logits; returns the account it ends with."""
-    risky, safe, inputs, constants = case
-    account = inputs["account_ptr"].clone()
-    launch.launch(risky, safe, memory, inputs | {"account_ptr": account}, constants)
-    return account
-
-
-def case(seed, *, is_max, num_rows):
-    """Logits with bans, an invalid row, drafts that are right, and budgets that bind or do not."""
+def case(seed, *, is_max):
+    """Two rows with bans or NaN, and budgets that bind or do not; arguments of a launch."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (2, num_rows, 2100)
-    base = 2.0 * torch.randn(shape, generator=generator)
-    safe = (base + torch.randn(shape, generator=generator)).bfloat16()
-    risky = (1.2 * base + torch.randn(shape, generator=generator)).bfloat16()
+    base = 2.0 * torch.randn(2, 2100, generator=generator)
+    safe = (base + torch.randn(2, 2100, generator=generator)).bfloat16()
+    risky = (1.2 * base + torch.randn(2, 2100, generator=generator)).bfloat16()
     if seed % 3 == 1:
         risky[..., ::3] = -torch.inf
     if seed % 3 == 2:
-        risky[0, -1, 5], safe[1, 0, ::7] = torch.nan, -3e9
-    per_step = (0.0, 0.05, 0.5, 3.0)[seed % 4]
-    account = new_accounts([per_step] * 2, [4 * per_step] * 2, [0.01] * 2, "adaptive", CPU)
-    inputs = {
-        "budget_ptr": None,
-        "account_ptr": account,
-        "uniform_ptr": None,
-        "seeds_ptr": torch.tensor([seed, seed + 1]),
-        "drafts_ptr": torch.full((2, num_rows - 1), -1),
-    }
-    found = (risky, safe, inputs, {"HAS_DRAW": True, "IS_MAX": is_max})
-    for position in range(num_rows - 1):  # drafts are what is drawn, as far as it is known
-        memory = launch.workspace(2, num_rows, 2100, CPU, 1)
-        walked(found, memory)
-        inputs["drafts_ptr"][:, position] = memory.token_ids[:, position]
-    return found
+        risky[0, 5], safe[1, ::7] = torch.nan, -3e9
+    budget = torch.full((2,), (0.0, 0.05, 0.5, 3.0)[seed % 4], dtype=torch.float64)
+    numbers = uniforms(torch.tensor([seed, seed + 1]), torch.zeros(2, dtype=torch.int64))
+    return (risky, safe), (budget, numbers, None), {"is_max": is_max}
 
 
-def hazards(found, num_rows, monkeypatch):
-    """Races between the three programs of each request; results must be those of one program."""
+def launched(found, num_splits):
+    """The memory behind a launch, whatever lay there before."""
+    pair, inputs, options = found
+    memory = launch.workspace(2, 2100, CPU, num_splits)
+    memory.facts.fill_(7.5)
+    memory.records.fill_(9.125)
+    launch.launch(*pair, memory, *inputs, **options)
+    return memory
+
+
+def hazards(found, monkeypatch):
+    """Races between the three programs of each row; results must be those of one program."""
     random.seed(1)
-    memories = [launch.workspace(2, num_rows, 2100, CPU, splits) for splits in (1, 3)]
-    for memory in memories:
-        memory.facts.fill_(7.5)
-        memory.records.fill_(9.125)
-    expected = walked(found, memories[0])
+    expected = launched(found, 1)
     with concurrent(monkeypatch) as recorder:
-        account = walked(found, memories[1])
-    reached = memories[0].flags[..., layout.WAS_REACHED.value]
+        memory = launched(found, 3)
     for name in ("token_ids", "flags"):
-        assert torch.equal(*(getattr(memory, name)[reached] for memory in memories))
-    facts = [memory.facts[reached][:, :5].nan_to_num(5.0) for memory in memories]
-    assert torch.equal(*facts) and torch.equal(account, expected)
+        assert torch.equal(getattr(memory, name), getattr(expected, name))
+    is_valid = expected.flags[:, layout.IS_VALID.value]
+    facts = [own.facts[is_valid][:, :5] for own in (memory, expected)]
+    assert torch.equal(*facts)
     return recorder.hazards()
 
 
@@ -85,25 +68,9 @@ def quick_switches():
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("is_max", "num_rows"), [(False, 1), (False, 2), (True, 2)])
-def test_programs_of_a_request_do_not_race(seed, is_max, num_rows, monkeypatch, quick_switches):
-    found = case(seed + 1, is_max=is_max, num_rows=num_rows)
-    assert hazards(found, num_rows, monkeypatch) == {}
-
-
 @pytest.mark.parametrize("is_max", [False, True])
-def test_programs_do_not_race_for_the_end_of_raw_logits(is_max, monkeypatch, quick_switches):
-    """One of them stores it, in the block that holds it; all read it."""
-    risky, safe, inputs, constants = case(1, is_max=is_max, num_rows=2)
-    generator = torch.Generator().manual_seed(2)
-    how = Warping(
-        temperature=torch.tensor([0.7, 1.3]),
-        penalty=torch.tensor([1.1, 1.2]),
-        seen=torch.rand(risky.shape, generator=generator) < 0.01,
-        stops=Stops.of([1500, 2000], 2100, CPU),
-    )
-    found = (risky, safe, inputs | warping_inputs(how), constants)
-    assert hazards(found, 2, monkeypatch) == {}
+def test_programs_of_a_row_do_not_race(seed, is_max, monkeypatch, quick_switches):
+    assert hazards(case(seed + 1, is_max=is_max), monkeypatch) == {}
 
 
 @triton.jit
@@ -114,7 +81,6 @@ def same_sums(step):
 
 def test_a_planted_race_is_found(monkeypatch, quick_switches):
     monkeypatch.setattr(solver, "step_sums", same_sums)
-    found = case(2, is_max=True, num_rows=1)
     with concurrent(monkeypatch) as recorder:
-        walked(found, launch.workspace(2, 1, 2100, CPU, 3))
+        launched(case(3, is_max=True), 3)
     assert recorder.hazards()

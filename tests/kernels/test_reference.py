@@ -44,7 +44,7 @@ def test_a_clipped_law_by_hand():
     budget = nats(math.log(2.0))
     log_scale = reference.project_max(RISKY, SAFE, budget)
     assert log_scale.item() == pytest.approx(math.log(2.0), abs=1e-12)
-    star = reference.clipped_probs(RISKY, SAFE, budget, log_scale)[0].tolist()
+    star = reference.clipped_log_probs(RISKY, SAFE, budget, log_scale)[0].exp().tolist()
     assert star == pytest.approx([0.25, 0.5, 0.25], abs=1e-12)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logit_kinds import random_budgets, random_logits
 
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
@@ -60,8 +61,8 @@ def check_draws(token_ids, accepted, safe_probs, probs):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("project", [project_kl, project_max])
 @pytest.mark.parametrize("kind", ["generic", "memorised", "masked_both"])
-def test_a_projection_draws_its_own_law(kind, project, logit_pairs):
-    risky, safe = logit_pairs(kind, 1, 60, torch.Generator().manual_seed(6))
+def test_a_projection_draws_its_own_law(kind, project):
+    risky, safe = random_logits(kind, 1, 60, torch.Generator().manual_seed(6))
     budget = torch.full((1,), 0.05) + reference.support_floor(risky, safe)
     rows = (NUM_DRAWS, 60)
     projection = project(risky.expand(rows), safe.expand(rows), budget.expand(NUM_DRAWS), draws(1))
@@ -71,9 +72,9 @@ def test_a_projection_draws_its_own_law(kind, project, logit_pairs):
     check_draws(projection.token_ids, projection.accepted, safe_probs, probs)
 
 
-def test_coupled_sample_draws_any_law_even_off_the_safe_support(logit_pairs):
+def test_coupled_sample_draws_any_law_even_off_the_safe_support():
     generator = torch.Generator().manual_seed(7)
-    risky, safe = logit_pairs("masked_both", 1, 40, generator)
+    risky, safe = random_logits("masked_both", 1, 40, generator)
     log_probs, safe_log_probs = risky.log_softmax(-1), safe.log_softmax(-1)
     rows = (NUM_DRAWS, 40)
     token_ids, accepted = coupled_sample(
@@ -84,8 +85,8 @@ def test_coupled_sample_draws_any_law_even_off_the_safe_support(logit_pairs):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("project", [project_kl, project_max])
-def test_the_draft_is_drawn_in_token_id_order_across_blocks(project, logit_pairs):
-    risky, safe = logit_pairs("generic", 40, 70_001, torch.Generator().manual_seed(8))
+def test_the_draft_is_drawn_in_token_id_order_across_blocks(project):
+    risky, safe = random_logits("generic", 40, 70_001, torch.Generator().manual_seed(8))
     uniform = uniforms(torch.arange(40), torch.arange(40))
     projection = project(risky, safe, torch.full((40,), 0.5), uniform)
     dense = coupled_sample(safe.log_softmax(-1), projection.log_probs(), uniform)
@@ -94,8 +95,8 @@ def test_the_draft_is_drawn_in_token_id_order_across_blocks(project, logit_pairs
     assert 0 < projection.accepted.sum() < 40
 
 
-def test_a_law_equal_to_the_safe_one_keeps_every_draft(logit_pairs):
-    _, safe = logit_pairs("masked_safe", 500, 30, torch.Generator().manual_seed(9))
+def test_a_law_equal_to_the_safe_one_keeps_every_draft():
+    _, safe = random_logits("masked_safe", 500, 30, torch.Generator().manual_seed(9))
     uniform = uniforms(torch.arange(500), torch.zeros(500, dtype=torch.int64))
     _, accepted = coupled_sample(safe.log_softmax(-1), safe.log_softmax(-1), uniform)
     assert bool(accepted.all())
@@ -133,13 +134,13 @@ def test_a_rejected_draft_without_residual_draws_no_padding():
     corner=st.sampled_from([0.0, 0.5, 1.0 - 2.0**-53]),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_token_of_zero_probability_is_drawn(kind, seed, corner, logit_pairs, budgets):
+def test_no_token_of_zero_probability_is_drawn(kind, seed, corner):
     generator = torch.Generator().manual_seed(seed)
-    risky, safe = logit_pairs(kind, 20, 37, generator)
+    risky, safe = random_logits(kind, 20, 37, generator)
     uniform = uniforms(torch.full((20,), seed), torch.arange(20))
     uniform[::3, seed % 3] = corner
     for project in (project_kl, project_max):
-        projection = project(risky, safe, budgets(20, generator), uniform)
+        projection = project(risky, safe, random_budgets(20, generator), uniform)
         assert bool((projection.token_log_probs(projection.token_ids) > -math.inf).all())
     token_ids, _ = coupled_sample(safe.log_softmax(-1), risky.log_softmax(-1), uniform)
     assert bool((risky.gather(1, token_ids[:, None]) > -math.inf).all())
@@ -149,6 +150,6 @@ def test_a_token_that_the_risky_model_bans_has_no_probability_where_nothing_is_t
     safe = torch.zeros(1, 4)
     risky = safe.index_fill(1, torch.tensor([2]), -torch.inf)
     projection = project_kl(risky, safe, torch.tensor([0.5]))
-    untilted = replace(projection, law=replace(projection.law, slope=torch.zeros(1).double()))
+    untilted = replace(projection, slope=torch.zeros(1).double())
     assert untilted.token_log_probs(torch.tensor([2])).item() == -math.inf
     assert math.isfinite(untilted.token_log_probs(torch.tensor([1])).item())

@@ -62,16 +62,3 @@ def test_draws_are_uniform_and_uncorrelated():
     assert chi_square.max() < 127.5
     correlation = torch.corrcoef(drawn.T).fill_diagonal_(0.0)
     assert correlation.abs().max() < 5.0 / len(drawn) ** 0.5
-
-
-@pytest.mark.parametrize(
-    ("seeds", "positions", "message"),
-    [
-        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), "must be int64"),
-        (torch.arange(2), torch.arange(3), r"got \(3,\) and \(2,\)"),
-        (torch.arange(1), torch.tensor([-1]), "positions must be >= 0, got -1"),
-    ],
-)
-def test_wrong_arguments_are_refused(seeds, positions, message):
-    with pytest.raises(ValueError, match=message):
-        uniforms(seeds, positions)

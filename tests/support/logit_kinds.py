@@ -116,7 +116,7 @@ def _two_atoms(noise: list[Tensor], scale: list[Tensor]) -> tuple[Tensor, Tensor
 def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
     """(B,) float64 divergence from the safe model of the law that Triton returned, not of its
     rounding; all on one device."""
-    forced, law = projection.is_safe_only, projection.law
+    forced, law = projection.is_safe_only, projection
     if project is project_kl:
         tilted = reference.tilted_log_probs(risky, safe, projection.weight)
         log_probs = torch.where(forced[:, None], reference.log_softmax(safe), tilted)

@@ -72,7 +72,7 @@ def test_tokens_and_ledgers_are_those_of_the_cpu(device, rule, num_prompts, draf
     pair = word_pair("cuda")
     actual = generated(pair, rule, asked, batch_size=num_prompts, speculate=drafts)
     assert_same(expected, actual)
-    assert device.launches["walk_kernel"] > 0
+    assert device.launches["projection_kernel"] > 0
     assert num_prompts > 1 or verify(actual[0].ledger, pair).is_ok
 
 

@@ -14,8 +14,7 @@ from triton.runtime.errors import OutOfResources
 from anchored import Anchored, Decoder, ModelPair
 from anchored.kernels import projection
 from anchored.kernels.gpu import launch
-from anchored.kernels.spend import new_accounts
-from anchored.kernels.walk import walk
+from anchored.kernels.projection import project_kl
 
 # The interpreter divides by zero in lanes that it discards.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -49,8 +48,6 @@ def wrong(name: str, change):
     def of(launched):
         def changed(*arguments, **settings):
             drawn = launched(*arguments, **settings)
-            if isinstance(drawn, dict):
-                return drawn | {name: change(drawn[name])}
             return replace(drawn, **{name: change(getattr(drawn, name))})
 
         return changed
@@ -109,61 +106,31 @@ def test_the_cpu_solver_decodes_in_its_place(fault, reason, monkeypatch, caplog)
     assert re.search(reason, line), line
 
 
-def walked(backend_name: str, place: torch.device) -> tuple:
-    """A walk of two rows a request, and the accounts behind it."""
-    generator = torch.Generator().manual_seed(1)
-    risky, safe = torch.randn(2, 3, 2, VOCAB_SIZE, generator=generator).to(place)
-    accounts = new_accounts([0.5] * 3, [1.0] * 3, [0.0] * 3, "adaptive", place)
-    drawn = walk(
-        risky,
-        safe,
-        accounts=accounts,
-        seeds=torch.arange(3).to(place),
-        drafts=torch.tensor([[3], [4], [-1]]).to(place),
-        backend=backend_name,
+def drawn(backend: str, place: torch.device) -> torch.Tensor:
+    """Tokens of three rows by keys, as vLLM draws."""
+    risky, safe = torch.randn(2, 3, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)).to(
+        place
     )
-    return drawn.token_ids[:, 0].cpu(), accounts.cpu()
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.usefixtures("device")
-@faults
-def test_a_walk_goes_on_by_the_cpu_solver_too(fault, reason, monkeypatch, caplog):
-    tokens, accounts = walked("torch", torch.device("cpu"))
-    monkeypatch.setattr(launch, "walk", fault(launch.walk))
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            ours, charged = walked("auto", DEVICE)
-            assert torch.equal(ours, tokens) and torch.equal(charged, accounts)
-    assert len(caplog.messages) == 1
-    if fault is not misspending:  # the account shows that first
-        assert re.search(reason, caplog.text), caplog.text
+    keyed = torch.arange(3).to(place), torch.arange(3).to(place)
+    return project_kl(risky, safe, torch.full((3,), 0.5).to(place), keyed=keyed, backend=backend)
 
 
 @pytest.mark.usefixtures("device")
 def test_a_launch_that_fails_later_is_made_up_for(monkeypatch, caplog):
-    tokens, accounts = walked("torch", torch.device("cpu"))
-    walked("auto", DEVICE)
+    expected = drawn("torch", torch.device("cpu")).token_ids
+    drawn("auto", DEVICE)
     assert not caplog.messages and projection._failed == set()
-    monkeypatch.setattr(launch, "walk", raising(RuntimeError("an illegal instruction")))
-    ours, charged = walked("auto", DEVICE)
-    assert torch.equal(ours, tokens) and torch.equal(charged, accounts)
+    monkeypatch.setattr(launch, "project", raising(RuntimeError("an illegal instruction")))
+    assert torch.equal(drawn("auto", DEVICE).token_ids.cpu(), expected)
     assert len(caplog.messages) == 1 and "an illegal instruction" in caplog.text
 
 
 @pytest.mark.usefixtures("device")
 def test_what_says_nothing_of_triton_is_raised(monkeypatch, caplog):
-    monkeypatch.setattr(launch, "walk", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    monkeypatch.setattr(launch, "project", raising(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
-        walked("auto", DEVICE)
-    monkeypatch.setattr(launch, "walk", raising(RuntimeError("an illegal instruction")))
+        drawn("auto", DEVICE)
+    monkeypatch.setattr(launch, "project", raising(RuntimeError("an illegal instruction")))
     with pytest.raises(RuntimeError, match="an illegal instruction"):
-        walked("triton", DEVICE)
-    with pytest.raises(ValueError, match="accounts must be"):
-        walk(
-            *(torch.zeros(1, 1, 4, device=DEVICE) for _ in "ab"),
-            accounts=torch.zeros(1, 5, device=DEVICE).double(),
-            seeds=torch.zeros(1, dtype=torch.int64, device=DEVICE),
-            drafts=torch.zeros(1, 0, dtype=torch.int64, device=DEVICE),
-        )
+        drawn("triton", DEVICE)
     assert not caplog.messages

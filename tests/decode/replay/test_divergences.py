@@ -1,4 +1,4 @@
-"""Divergences are added to a ledger by a replay, agree with their definition, and are verified."""
+"""Divergences are added to a ledger by a replay, and agree with their definition."""
 
 import dataclasses
 import math
@@ -67,26 +67,6 @@ def test_all_else_stays_and_survives_a_round_trip(ledger, longer, pair, tmp_path
     assert dataclasses.replace(longer, header=header, steps=steps) == ledger
     assert "kl_" not in "".join(ledger.lines()) and "prompt_ratios" not in ledger.lines()[0]
     assert with_divergences(tmp_path / "longer.jsonl", pair) == longer
-
-
-@pytest.mark.parametrize("name", ["kl_risky_safe", "kl_star_risky"])
-def test_a_changed_figure_is_found_by_verify(longer, pair, name):
-    assert verify(longer, pair).is_ok
-    steps = list(longer.steps)
-    steps[4] = dataclasses.replace(steps[4], **{name: getattr(steps[4], name) + 0.01})
-    report = verify(dataclasses.replace(longer, steps=steps), pair)
-    assert report.failures == [f"step 4: {name} differs by 0.01 nats"]
-
-
-def test_changed_ratios_are_found_by_verify(longer, pair):
-    ratios = longer.header.prompt_ratios
-    for changed, message in (
-        ([ratios[0] + 0.01, *ratios[1:]], "prompt ratios differ by 0.01 nats"),
-        (ratios[1:], f"{len(ratios) - 1} prompt ratios, replayed {len(ratios)}"),
-    ):
-        header = dataclasses.replace(longer.header, prompt_ratios=changed)
-        report = verify(dataclasses.replace(longer, header=header), pair)
-        assert report.failures == [message]
 
 
 def test_tokens_that_a_law_lacks_make_it_infinite(pair, tmp_path):

@@ -75,6 +75,10 @@ def ratio_nan(header, steps, footer):
     header["prompt_ratios"][1] = NAN
 
 
+def raised_ratio(header, steps, footer):
+    header["prompt_ratios"][1] += 0.01
+
+
 def halved_weight(header, steps, footer):
     steps[4]["weight"] /= 2
 
@@ -201,7 +205,14 @@ FORGERIES = {
     "last spend": ("kl", spent(11, 0.0), "step 11: spend differs"),
     "spend of risky": ("risky", spent(5, 0.0), "step 5: spend differs"),
     "seed": ("kl", put(H, seed=8), "the seed gives another token"),
-    "KL": ("longer", put(4, kl_star_risky=0.5), "step 4: kl_star_risky differs"),
+    "KL of p*": ("longer", put(4, kl_star_risky=0.5), "step 4: kl_star_risky differs"),
+    "KL of p_r": ("longer", put(4, kl_risky_safe=0.5), "step 4: kl_risky_safe differs"),
+    "ratio": ("longer", raised_ratio, "prompt ratios differ by 0.01 nats"),
+    "ratio dropped": (
+        "longer",
+        lambda h, s, f: h["prompt_ratios"].pop(),
+        "prompt ratios, replayed",
+    ),
 }
 
 

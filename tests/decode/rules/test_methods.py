@@ -95,7 +95,6 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, level, rule, tmp_pat
         report = verify(Ledger.load(path), pair)
         assert report, report.failures
         assert report.tokens_drawn_again == len(result.ledger.steps)
-        assert report.max_spend_error < 1e-8
         assert result.ledger.certified == rule.is_certified
         if rule.is_certified:
             assert result.ledger.is_within_bound

@@ -10,6 +10,7 @@ from anchored.decode.rules.budget import debt_nats
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.vllm.fusion import Rows, SlotAccounts
 from anchored.decode.vllm.settings import PairFacts
+from anchored.decode.warpers import Warpers
 from anchored.kernels.spend import SPENT, new_accounts
 
 VOCAB_SIZE, NUM_SLOTS = 40, 8
@@ -21,7 +22,7 @@ FACTS = PairFacts(
     quantization={},
     vocab_size=VOCAB_SIZE,
     banned_token_ids=[7],
-    is_whole=False,
+    level_settings={},
     stop_token_ids=[1, 2],
     special_token_ids=[0],
     context_length=None,
@@ -122,6 +123,16 @@ def test_rows_of_other_laws_are_drawn_in_one_step():
         own, record = alone.decide(rows_at(0, slots=[slot]), risky[[slot]], safe[[slot]])
         assert torch.equal(own[0], emitted[slot])
         assert torch.equal(record[0], records[slot])
+
+
+def test_requests_side_by_side_are_each_warped_by_their_own_settings():
+    slots, (logits_of_rows, _) = joined(), logits(2, 8)
+    join(slots, 1, SAMPLINGS[1])
+    seen = torch.rand(2, 1, VOCAB_SIZE) < 0.3
+    warped = slots._warped(rows_at(0, slots=[0, 1]), logits_of_rows[:, None], seen)
+    for row, sampling in enumerate(SAMPLINGS[:2]):
+        alone = Warpers(sampling, FACTS.stop_token_ids)(logits_of_rows[[row]], seen[row])
+        torch.testing.assert_close(warped[row], alone)
 
 
 def test_a_banned_token_and_the_second_stop_token_are_never_drawn():

@@ -1,4 +1,4 @@
-"""The walk kernel compiled for an sm_90 GPU without one: run as a program, it prints JSON.
+"""The projection kernel compiled for an sm_90 GPU without one: run as a program, it prints JSON.
 
 Every launch that decoding makes is compiled as it would be launched: by the public functions, with
 the very arguments, and what is None among them, through Triton's own path.
@@ -23,15 +23,13 @@ from triton.runtime.jit import JITFunction
 
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.launch import splits_of
-from anchored.kernels.spend import empty_accounts
-from anchored.kernels.warping import Stops, Warping
 
 VOCAB_SIZE = 128_256
 NUM_PROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
 CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-MODES = ("solve", "draw", "seeds", "raw")
+MODES = ("solve", "draw", "keyed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,27 +37,23 @@ class Variant:
     """A launch: what is done with which logits."""
 
     mode: str
-    """Without accounts "solve" and "draw", a projection without and with a draw; with accounts
-    "seeds", a walk, and "raw", one of raw logits with a penalty and stop tokens."""
+    """Nothing is drawn ("solve"), by uniforms ("draw"), or by keys and positions ("keyed")."""
     is_max: bool = False
     dtype: str = "bf16"
-    num_requests: int = 4
-    num_positions: int = 1
+    num_rows: int = 4
 
     @property
     def name(self) -> str:
         divergence = "max" if self.is_max else "kl"
-        return f"{self.mode}-{divergence}-{self.dtype}-B{self.num_requests}-G{self.num_positions}"
+        return f"{self.mode}-{divergence}-{self.dtype}-B{self.num_rows}"
 
 
 def variants() -> Iterator[Variant]:
     """Every variant that projections, decoding and scoring launch."""
     for mode, is_max, dtype in product(MODES, (False, True), DTYPES):
         yield Variant(mode=mode, is_max=is_max, dtype=dtype)
-    for mode, num_positions in product(("seeds", "raw"), (2, 5, 9)):
-        yield Variant(mode=mode, num_positions=num_positions)
-    for num_requests in (1, 16, 64, 67, 256, 3000):
-        yield Variant(mode="raw", num_requests=num_requests)
+    for num_rows in (1, 16, 64, 67, 256, 3000):
+        yield Variant(mode="keyed", num_rows=num_rows)
 
 
 class _NoDevice:
@@ -78,8 +72,8 @@ class _NoDevice:
         return CPU
 
 
-def _splits(num_requests: int, vocab_size: int, device: torch.device) -> int:
-    return splits_of(num_requests, vocab_size, NUM_PROCESSORS)
+def _splits(num_rows: int, vocab_size: int, device: torch.device) -> int:
+    return splits_of(num_rows, vocab_size, NUM_PROCESSORS)
 
 
 def compiled(variant: Variant) -> Any:
@@ -102,26 +96,14 @@ def compiled(variant: Variant) -> Any:
 
 
 def _launch(variant: Variant) -> None:
-    sizes = variant.num_requests, variant.num_positions
-    logits = torch.empty(*sizes, VOCAB_SIZE, dtype=DTYPES[variant.dtype])
-    if variant.mode in ("solve", "draw"):
-        numbers = torch.empty(variant.num_requests, 3, dtype=torch.float64)
-        uniform = numbers if variant.mode == "draw" else None
-        rows, budget = logits[:, 0], numbers[:, 0]
-        launch.project(rows, rows, budget, uniform, is_max=variant.is_max)
-        return
-    seeds = torch.zeros(variant.num_requests, dtype=torch.int64)
-    drafts = torch.zeros(variant.num_requests, variant.num_positions - 1, dtype=torch.int64)
-    ones = torch.ones(variant.num_requests)
-    raw = Warping(
-        temperature=ones,
-        penalty=ones,
-        seen=torch.empty(*sizes, VOCAB_SIZE, dtype=torch.bool),
-        stops=Stops.of(range(3), VOCAB_SIZE, CPU),
-    )
-    launch.walk(
-        *(logits, logits, empty_accounts(variant.num_requests, CPU), seeds, drafts),
-        raw if variant.mode == "raw" else None,
+    num_rows = variant.num_rows
+    logits = torch.empty(num_rows, VOCAB_SIZE, dtype=DTYPES[variant.dtype])
+    numbers = torch.empty(num_rows, 3, dtype=torch.float64)
+    keys = torch.empty(num_rows, dtype=torch.int64)
+    launch.project(
+        *(logits, logits, numbers[:, 0]),
+        numbers if variant.mode == "draw" else None,
+        (keys, keys) if variant.mode == "keyed" else None,
         is_max=variant.is_max,
     )
 
