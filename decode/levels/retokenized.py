@@ -287,7 +287,11 @@ class RetokenizedStream:
         kept = {
             row: self._num_kept(row, text) for row, text in texts.items() if len(text) <= self.reach
         }
-        for rows in _by_unread(texts, kept):
+        # Those of which nothing was read are read together, whatever their lengths.
+        groups = [
+            [row for row in kept if bool(kept[row]) == is_begun] for is_begun in (False, True)
+        ]
+        for rows in filter(None, groups):
             logits = self._logits(rows, texts, kept)
             warped = self._warp(logits, self._seen([texts[row] for row in rows]))
             yield from zip(rows, warped.double().log_softmax(-1), strict=True)
@@ -325,12 +329,3 @@ class RetokenizedStream:
         law = log_probs.new_full((self.vocab_size,), -torch.inf)
         law[self._symbols] = log_probs[self._twins]
         return law
-
-
-def _by_unread(texts: Mapping[int, list[int]], kept: Mapping[int, int]) -> list[list[int]]:
-    """Rows by how many tokens they have to read, as others would pad their forward; those of which
-    nothing was read are read together."""
-    groups: dict[int, list[int]] = {}
-    for row, num_kept in kept.items():
-        groups.setdefault(len(texts[row]) - num_kept if num_kept else 0, []).append(row)
-    return list(groups.values())

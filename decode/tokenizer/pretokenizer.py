@@ -47,18 +47,14 @@ class CharacterClasses:
         Categories are those of CATEGORIES, "" for all others. Of a character that is not among
         NAMED nothing but its category may decide.
         """
-        categories = _categories()
-        kinds = [classify(_UNNAMED, category) for category in ("", *CATEGORIES)]
-        named = {code: classify(chr(code), _category(categories, code)) for code in NAMED}
+        categories, known = _categories(), ("", *CATEGORIES)
+        kinds = [classify(_UNNAMED, category) for category in known]
+        named = {code: classify(chr(code), known[categories[code]]) for code in NAMED}
         names = ["", *sorted({*kinds, *named.values()})]
         of = np.array([names.index(kind) for kind in kinds], np.uint8)[categories]
         for code, name in named.items():
             of[code] = names.index(name)
         return cls(names, of)
-
-    def index(self, name: str) -> int:
-        """Number of a named class."""
-        return self.names.index(name)
 
     def of_text(self, text: str) -> NDArray[np.uint8]:
         """Class of each character, (len(text),) uint8."""
@@ -93,10 +89,6 @@ def _categories() -> NDArray[np.uint8]:
         others = normalizers.Replace(Regex(rf"\P{{{name}}}+"), "")
         category[code_points(others.normalize_str(assigned_characters()))] = number
     return category
-
-
-def _category(categories: NDArray[np.uint8], code: int) -> str:
-    return ("", *CATEGORIES)[categories[code]]
 
 
 def code_points(text: str) -> NDArray[np.uint32]:

@@ -56,17 +56,17 @@ class WholePretokens:
     def toward(self, begun: bytes) -> list[int]:
         """Rows of the tokens behind which `begun` still begins an entry, or is one."""
         if begun not in self._toward:
-            rests = (text[len(begun) :] for text in self._texts if text.startswith(begun))
-            self._toward[begun] = sorted({row for rest in rests for row in self._rows_along(rest)})
+            trie, rows = self._trie, set[int]()
+            for text in (text for text in self._texts if text.startswith(begun)):
+                node = ROOT
+                for byte in text[len(begun) :]:
+                    if (node := trie.child(node, byte)) < 0:
+                        break
+                    rows.update(
+                        range(int(trie.low[node]), int(trie.low[node] + trie.num_ends[node]))
+                    )
+            self._toward[begun] = sorted(rows)
         return self._toward[begun]
-
-    def _rows_along(self, text: bytes) -> Iterable[int]:
-        """Rows of the tokens with which `text` begins."""
-        trie, node = self._trie, ROOT
-        for byte in text:
-            if (node := trie.child(node, byte)) < 0:
-                return
-            yield from range(int(trie.low[node]), int(trie.low[node] + trie.num_ends[node]))
 
 
 EMPTY, IDENTITY = 0, 1

@@ -110,7 +110,8 @@ class Viability:
         self._ends_of_characters = self._tokens_inside_characters()
         self._ending_shape_of = self.shapes.with_tails(self._finished_classes)
         self._rows = RowCache(MAX_CACHED_ROWS)
-        self._extended = lru_cache(MAX_CACHED_STATES)(self._extend)
+        self.extend = lru_cache(MAX_CACHED_STATES)(self._extend)
+        """The state behind a token that follows a state, or None where it may not follow."""
         self._has_end: dict[ViabilityState, bool] = {}
 
     def _tokens_inside_characters(self) -> dict[int, list[int]]:
@@ -162,10 +163,6 @@ class Viability:
             for row_index in self._whole.toward(text + state.partial):
                 row[row_index] = self.extend(state, self._tokens[row_index]) is not None
         return row
-
-    def extend(self, state: ViabilityState, token: int) -> ViabilityState | None:
-        """The state behind `token`, or None where it may not follow."""
-        return self._extended(state, token)
 
     def _extend(self, state: ViabilityState, token: int) -> ViabilityState | None:
         after = self._step(state, token)

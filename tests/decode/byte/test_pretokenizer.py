@@ -105,6 +105,6 @@ def test_partial_characters_have_the_classes_of_their_completions():
     classes = CharacterClasses.by_category(
         lambda _, category: {"L": "L"}.get(category[:1], "other")
     )
-    assert classes.of_partial("\u4e2d".encode()[:2]) == {classes.index("L")}
-    assert classes.of_partial(b"\xc3") == {classes.index("L"), classes.index("other")}
+    assert classes.of_partial("\u4e2d".encode()[:2]) == {classes.names.index("L")}
+    assert classes.of_partial(b"\xc3") == {classes.names.index("L"), classes.names.index("other")}
     assert classes.of_partial(b"\xed\xa0") == frozenset()
