@@ -59,11 +59,6 @@ class DraftLength:
         """Most tokens of a draft."""
         return max(self.lengths)
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether there is no choice."""
-        return len(self.lengths) == 1
-
     def chosen(self) -> int:
         """The length of the next drafts."""
         for length in self.lengths:

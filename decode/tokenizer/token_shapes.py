@@ -1,6 +1,6 @@
 """The effect of each token on the states of a pretokenizer, for the whole vocabulary at once."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -88,7 +88,8 @@ class TokenShapes:
     (behind lead bytes: IDENTITY and what follows); `full_shape_of` has the tail too, as any of the
     characters it may become. A shape maps a state to the set of states after the characters, by
     whether the first one joins (`joins[shape][state]`) or splits (`splits[shape][state]`).
-    `is_ill_formed` (V,) bool: rows that no UTF-8 text contains.
+    `is_ill_formed` (V,) bool: rows that no UTF-8 text contains; `has_tail`: those that end inside a
+    character.
     """
 
     def __init__(self, automaton: PretokenizerAutomaton, texts: Sequence[bytes]) -> None:
@@ -106,8 +107,12 @@ class TokenShapes:
         self.is_ill_formed = np.array([cut is None for cut in cuts])
         self.cuts = [cut or TokenCut(b"", "", b"") for cut in cuts]
         self.num_lead = np.array([len(cut.lead) for cut in self.cuts])
+        self.has_tail = np.array([bool(cut.tail) for cut in self.cuts])
         self.shape_of = self._walk()
-        self.full_shape_of = self.with_tails(self.classes_of_tail)
+        self.full_shape_of = self.shape_of.copy()
+        for row in np.flatnonzero(self.has_tail).tolist():
+            any_of = self._any_of(automaton.classes.of_partial(self.cuts[row].tail))
+            self.full_shape_of[row] = self._shape_after(int(self.shape_of[row]), any_of)
 
     def reached(self, states: int, *, is_split: bool) -> NDArray[np.uint64]:
         """(number of shapes,) uint64: the set of states behind each shape from a set before it."""
@@ -145,18 +150,6 @@ class TokenShapes:
                 self.splits.append(relation[1])
             self._next[shape, name] = self._number[relation]
         return self._next[shape, name]
-
-    def classes_of_tail(self, row: int) -> frozenset[int]:
-        """Classes of the characters that start with the tail of a token."""
-        return self.automaton.classes.of_partial(self.cuts[row].tail)
-
-    def with_tails(self, classes_of: Callable[[int], frozenset[int]]) -> NDArray[np.int32]:
-        """Shapes of all rows (V,), the tail taken as any character of the classes given for it."""
-        full = self.shape_of.copy()
-        for row, cut in enumerate(self.cuts):
-            if cut.tail:
-                full[row] = self._shape_after(int(full[row]), self._any_of(classes_of(row)))
-        return full
 
     def _any_of(self, names: frozenset[int]) -> int:
         """A new class for "any character of these", known to this object only."""

@@ -70,6 +70,12 @@ CHANGES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """A layer whose weight cannot be read scores a prompt in several tiles."""
+    monkeypatch.setattr("anchored.decode.models.row_stream.ROWS_PER_TILE", 3)
+
+
 @torch.inference_mode()
 def check_recorded(pair: ModelPair) -> None:
     """The steps of ledgers, and the scores of prompts that debts are made of."""
