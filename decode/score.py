@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .engine.prompts import PromptReading, asks_for_ratios, read_each_once
+from .engine.prompts import PromptReading, asks_for_ratios, read_prompts
 from .engine.request import Request, request_budget
 from .levels.level import Level
 from .models.stream import Stream, chunks
@@ -296,7 +296,8 @@ def score_batch(
         scores_prompts=asks_for_ratios(level, rule),
         specs=rule.streams,
     )
-    reading = read_each_once(level, streams, prompts, stream_prompts)
+    rows = list(range(len(prompts)))
+    reading = read_prompts(level, streams, prompts, rows, stream_prompts)
     warpers = level.warpers(sampling)
     budgets = [
         request_budget(request, rule, ratios)

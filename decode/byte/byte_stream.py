@@ -73,20 +73,15 @@ class ByteStream:
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
         self._backbone = TreeBackbone(runner, attention, num_rows)
         self._runner = runner.predicting(vocabulary.vocab_size)
-        self._rows: list[ByteRow | None] = [None] * num_rows
+        self._rows: dict[int, ByteRow] = {}
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far."""
-        return self._row(row).counts
+        return self._rows[row].counts
 
     def outgrown(self, row: int) -> int:
         """The positions that the model has, if the text of a row needs more of them; else 0."""
-        return self._reach if self._row(row).is_outgrown else 0
-
-    def _row(self, row: int) -> ByteRow:
-        text = self._rows[row]
-        assert text is not None, f"row {row} holds no text"
-        return text
+        return self._reach if self._rows[row].is_outgrown else 0
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
@@ -113,7 +108,7 @@ class ByteStream:
                 self._rows[row] = prompt.row.copy()
                 self._backbone.cache.restore(row, prompt.states)
                 log_probs[row] = prompt.token_log_probs
-        num_forwards = max(self._row(row).counts.num_forwards for row in rows)
+        num_forwards = max(self._rows[row].counts.num_forwards for row in rows)
         return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
 
     def _read_new(
@@ -138,7 +133,9 @@ class ByteStream:
         # 3. Open the rows, and keep copies of them before anything is appended.
         log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, prompts, strict=True)}
         for row, prompt in zip(rows, prompts, strict=True):
-            self._rows[row] = text = prompt.row(prefetch=self._prefetch, reach=self._reach)
+            text = ByteRow(prompt.cache, prompt.counts, prefetch=self._prefetch, reach=self._reach)
+            text.hidden = prompt.hidden
+            self._rows[row] = text
             if self._prompts.max_bytes > 0:
                 states = self._backbone.cache.states(row)
                 kept[texts[row]] = read = ReadPrompt(text.copy(), states, log_probs[row])
@@ -192,24 +189,24 @@ class ByteStream:
             fed = [row for row, given in symbols.items() if given]
             for row in fed:
                 end = (*symbols[row], END_SYMBOL).index(END_SYMBOL)
-                self._row(row).foresee(bytes(symbols[row][:end]))
-            while any((f := {row: self._row(row).next_forward() for row in fed}).values()):
+                self._rows[row].foresee(bytes(symbols[row][:end]))
+            while any((f := {row: self._rows[row].next_forward() for row in fed}).values()):
                 self._compute(f)
         for column in range(longest):
             rows = [row for row, given in symbols.items() if column < len(given)]
             for row in rows:
-                self._row(row).append(symbols[row][column])
+                self._rows[row].append(symbols[row][column])
             yield column, rows, self._logits(rows)
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
         """Empty a row for the next request."""
-        self._rows[row] = None
+        self._rows.pop(row, None)
         self._backbone.cache.free(row)
 
     def _logits(self, rows: list[int]) -> Tensor:
         """(R, 257) after the texts of these rows."""
-        texts = {row: self._row(row) for row in rows}
+        texts = {row: self._rows[row] for row in rows}
         # 1. Hidden states of the nodes that the next bytes depend on.
         wanted = {row: text.wanted() for row, text in texts.items()}
         self._compute({row: text.forward(wanted[row], len(rows)) for row, text in texts.items()})
@@ -228,7 +225,7 @@ class ByteStream:
         """Run the forwards of some rows, None for none."""
         needed = {row: forward for row, forward in forwards.items() if forward is not None}
         for row, hidden in self._backbone.forward(needed).items() if needed else ():
-            text = self._row(row)
+            text = self._rows[row]
             text.take(needed[row].nodes, hidden)
             if (kept := text.compact()) is not None:
                 self._backbone.cache.keep(row, *kept)

@@ -55,10 +55,10 @@ class BytePrompt:
         self.num_tokens = len(vocabulary.start_token_ids) + len(trunk)
         """Tokens of the start and the trunk."""
         self.counts = ByteCounts()
-        # 3. What later bytes may ask for, and the sums along the text.
-        self._hidden: dict[int, Tensor] = {}
+        # 3. What later bytes may ask for, (1, D) and as far as it is known (1, V), by node; and the
+        #    sums along the text.
+        self.hidden: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
-        """(1, V) of nodes that later bytes may ask for, as far as they are known."""
         self._log_mass = {ROOT_NODE: 0.0}
         self._terms: list[list[tuple[float, float]]] = [[] for _ in text]
         """By length of the prefix: of each head, log mass with the next byte and in all."""
@@ -79,12 +79,12 @@ class BytePrompt:
         for node, row in zip(nodes, torch.split(hidden, 1), strict=True):
             is_beside = self.tree.is_alive(node) and node not in self._on_trunk
             if is_beside or node == self._last:
-                self._hidden[node] = row.clone()
+                self.hidden[node] = row.clone()
 
     def take_logits(self, nodes: list[int], logits: Tensor) -> None:
         """Learn the laws (len(nodes), V); keep copies of what later bytes may ask for."""
         for node, row in zip(nodes, torch.split(logits, 1), strict=True):
-            if node in self._hidden:
+            if node in self.hidden:
                 self.logits[node] = row.clone()
         states = [self._states[node] for node in nodes]
         for node, law in zip(nodes, node_laws(self.tree.vocabulary, states, logits), strict=True):
@@ -120,12 +120,6 @@ class BytePrompt:
         sums = (map(log_sum, np.array(terms).T) for terms in self._terms[1:])
         log_probs = [onto - whole if whole > -math.inf else whole for onto, whole in sums]
         return torch.tensor(log_probs, dtype=torch.float64)
-
-    def row(self, *, prefetch: int, reach: int) -> ByteRow:
-        """The row that goes on from the prompt; see ByteRow."""
-        row = ByteRow(self.cache, self.counts, prefetch=prefetch, reach=reach)
-        row.hidden = self._hidden
-        return row
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import codecs
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
@@ -19,25 +19,13 @@ from ..settings import LevelName, SamplingConfig
 from ..warpers import Warpers
 
 
-class SymbolText(Protocol):
-    """How symbols become characters."""
-
-    def push(self, symbol: int) -> str:
-        """The characters that this symbol completes, "" if none."""
-        ...
-
-    def finish(self) -> str:
-        """The rest of the text at its end."""
-        ...
-
-
 class TextStream:
     """Emits text as symbols (tokens or bytes) arrive; the pieces joined are `text`.
 
     Text that may yet become a stop string is held back.
     """
 
-    def __init__(self, symbols: SymbolText, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, symbols: "TokenText | ByteText", stop: tuple[str, ...] = ()) -> None:
         self._symbols = symbols
         self._stop = stop
         self._held = ""

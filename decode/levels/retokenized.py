@@ -144,17 +144,12 @@ class RetokenizedLevel(Level):
         limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
         reach = min((n for n in limits if n), default=longest * max_length + 8)
         runner = pair.runners["safe"]
-        inner: RowStream | LoneStream
-        if attention is None:
-            inner = LoneStream(pair.safe, runner.vocab_size, scores_prompts=False)
-        else:
-            inner = RowStream(
-                runner,
-                attention,
-                num_rows=num_rows,
-                max_length=reach,
-                scores_prompts=False,
-            )
+        inner: RowStream | LoneStream = LoneStream(
+            pair.safe, runner.vocab_size, scores_prompts=False
+        )
+        if attention is not None:
+            size = {"num_rows": num_rows, "max_length": reach}
+            inner = RowStream(runner, attention, **size, scores_prompts=False)
         return RetokenizedStream(
             inner,
             self._safe_text(),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .pretokenizer import PretokenizerAutomaton, image, members
 from .trie import ROOT, ByteTrie
-from .utf8 import cut_partial, num_leading_continuations
+from .utf8 import CONTINUATIONS, cut_partial
 
 Opened = tuple[tuple[int, bytes], ...]
 """(automaton state, bytes of the open pretoken's characters), ascending; only what begins an entry
@@ -169,6 +169,6 @@ def _cut(text: bytes) -> TokenCut | None:
     """The token's characters and the pieces around them; None if no UTF-8 text contains it."""
     if text.isascii():
         return TokenCut(b"", text.decode(), b"")
-    num_lead = num_leading_continuations(text)
+    num_lead = len(text) - len(text.lstrip(CONTINUATIONS))
     cut = cut_partial(text[num_lead:])
     return None if cut is None or num_lead > 3 else TokenCut(text[:num_lead], *cut)

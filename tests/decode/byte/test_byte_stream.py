@@ -165,7 +165,7 @@ def test_what_masking_took_counts_by_the_share_of_each_node(model, vocabulary, p
     for byte in [None, *prompt[9:], *text]:
         if byte is not None:
             feed(stream, {0: [byte]})
-        marginals = stream._row(0).marginals
+        marginals = stream._rows[0].marginals
         _, total = marginals.log_masses()
         for node in marginals.laws.keys() - seen:
             share = min(1.0, math.exp(marginals.log_mass[node] - total))
