@@ -229,16 +229,19 @@ class Viability:
         if cut.tail:
             state = replace(state, partial=cut.tail)
         if state.partial:
-            return state if self._may_go_on(state) else None
-        return self._close(state) if state.joins else None
-
-    def _may_go_on(self, state: ViabilityState) -> bool:
-        """Whether some character that starts with the partial one is possible."""
-        return any(
-            image(self.automaton.joins[name], state.joins)
-            or image(self.automaton.splits[name], state.splits)
-            for name in self.automaton.classes.of_partial(state.partial)
-        )
+            # Some character that starts with the partial one must be possible.
+            may_go_on = any(
+                image(self.automaton.joins[name], state.joins)
+                or image(self.automaton.splits[name], state.splits)
+                for name in self.automaton.classes.of_partial(state.partial)
+            )
+            return state if may_go_on else None
+        if not state.joins:
+            return None
+        # Where the open pretoken may end: not as pieces of a whole pretoken.
+        if state.token is not None and not self.merges.is_reachable(state.token):
+            return ViabilityState(0, state.joins, token=state.token)
+        return replace(state, splits=state.joins & ~self._whole.closed(state.opened))
 
     def _moved(
         self,
@@ -253,12 +256,6 @@ class Viability:
         if self._whole:
             opened = self._whole.opened(state.opened, state.splits, relation, characters)
         return ViabilityState(reached, 0, token=state.token, opened=opened)
-
-    def _close(self, state: ViabilityState) -> ViabilityState:
-        """Decide in which states the open pretoken may end: not as pieces of a whole pretoken."""
-        if state.token is not None and not self.merges.is_reachable(state.token):
-            return ViabilityState(0, state.joins, token=state.token)
-        return replace(state, splits=state.joins & ~self._whole.closed(state.opened))
 
     def _banned(self, state: ViabilityState) -> tuple[bytes, ...]:
         if state.token is None or not self.added.literals:
