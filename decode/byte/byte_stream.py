@@ -117,8 +117,9 @@ class ByteStream:
         """Log-probabilities by row of prompts that are read now, and kept."""
         # 1. Grow the trees.
         rows = list(texts)
+        scores, reach = self._scores_prompts, self._reach
         prompts = [
-            BytePrompt(self.vocabulary, texts[row], is_scored=self._scores_prompts) for row in rows
+            BytePrompt(self.vocabulary, texts[row], is_scored=scores, reach=reach) for row in rows
         ]
         for prompt in prompts:
             if prompt.num_tokens > self._reach:
@@ -134,7 +135,8 @@ class ByteStream:
         log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, prompts, strict=True)}
         for row, prompt in zip(rows, prompts, strict=True):
             text = ByteRow(prompt.cache, prompt.counts, prefetch=self._prefetch, reach=self._reach)
-            text.hidden = prompt.hidden
+            text.hidden, text.is_outgrown = prompt.hidden, prompt.is_outgrown
+            text.is_over = prompt.is_outgrown
             self._rows[row] = text
             if self._prompts.max_bytes > 0:
                 states = self._backbone.cache.states(row)

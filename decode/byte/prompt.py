@@ -27,8 +27,12 @@ class BytePrompt:
     node is a head of, and how much with the next byte.
     """
 
-    def __init__(self, vocabulary: ByteVocabulary, text: bytes, *, is_scored: bool) -> None:
-        """is_scored: whether log-probabilities of its bytes are wanted.
+    def __init__(
+        self, vocabulary: ByteVocabulary, text: bytes, *, is_scored: bool, reach: int
+    ) -> None:
+        """is_scored: whether log-probabilities of its bytes are wanted. reach: positions that the
+        model has. Where beginnings of a last word take more of them than the word, nothing is known
+        of the bytes (`is_outgrown`).
 
         Raises ValueError at a byte that cannot follow the ones before it.
         """
@@ -51,7 +55,9 @@ class BytePrompt:
         self._on_trunk = {ROOT_NODE, *trunk}
         self._last = trunk[-1] if trunk else ROOT_NODE
         beside = (node for node in range(len(tree)) if is_scored or tree.is_alive(node))
-        self._remaining = [*trunk, *(node for node in beside if node not in self._on_trunk)]
+        nodes = [*trunk, *(node for node in beside if node not in self._on_trunk)]
+        self._remaining = [node for node in nodes if self.cache.position(node) < reach]
+        self.is_outgrown = is_scored and len(self._remaining) < len(nodes)
         self.num_tokens = len(vocabulary.start_token_ids) + len(trunk)
         """Tokens of the start and the trunk."""
         self.counts = ByteCounts()
@@ -117,6 +123,8 @@ class BytePrompt:
         """
         if not self._is_scored:
             return UNSCORED
+        if self.is_outgrown:
+            return torch.full((len(self._text) - 1,), torch.nan, dtype=torch.float64)
         sums = (map(log_sum, np.array(terms).T) for terms in self._terms[1:])
         log_probs = [onto - whole if whole > -math.inf else whole for onto, whole in sums]
         return torch.tensor(log_probs, dtype=torch.float64)

@@ -116,7 +116,8 @@ def read_prompts(
         broken = [name for name, scored in of_prompt.items() if scored.isnan().any()]
         error = "the ratios that are given for the prompt hold NaN" if values.isnan().any() else ""
         if broken:
-            error = f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
+            broken_logits = f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
+            error = level.outgrown(streams, rows[i]) or broken_logits
         ratios.append(UNSCORED if error else values)
         errors.append(error)
     # 4. The symbols that the repetition penalty pushes down.
