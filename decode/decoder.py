@@ -26,7 +26,8 @@ from .byte.settings import ByteSettings
 from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, ratio_source
 from .engine.request import Request, RequestState, refused, warn_of_safe_only
-from .engine.speculation import Speculation
+from .engine.speculation import draft_length, drafts_fit
+from .engine.speculative_batch import SpeculativeBatch
 from .generation import Generation, PieceStream, generation_of, with_bar
 from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel
@@ -76,7 +77,7 @@ class Decoder:
         self.rule = rule = opened(rule, self.level)
         if prompt_ratios is not None:
             prompt_ratios.check(ratio_source(self.level))
-        self._speculation = Speculation.of(self.level, rule, speculate)
+        self._draft_length = draft_length(self.level, rule, speculate)
 
     def generate(
         self,
@@ -364,9 +365,11 @@ class Decoder:
     def _open(self, requests: list[Request], config: SamplingConfig) -> PairedBatch:
         num_rows = min(self.batch_size, len(requests))
         max_length = max(request.max_length for request in requests)
-        if self._speculation is not None and self._speculation.fits(max_length):
-            return self._speculation.open(config, num_rows=num_rows, max_length=max_length)
-        return PairedBatch(self.level, self.rule, config, num_rows=num_rows, max_length=max_length)
+        size = {"num_rows": num_rows, "max_length": max_length}
+        length = self._draft_length
+        if length is not None and drafts_fit(length, self.level, max_length):
+            return SpeculativeBatch(self.level, self.rule, config, **size, length=length)
+        return PairedBatch(self.level, self.rule, config, **size)
 
 
 def choose_level(

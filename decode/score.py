@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .engine.prompts import PromptReading, asks_for_ratios, read_each_once
+from .engine.prompts import PromptReading, asks_for_ratios, read_prompts
 from .engine.request import Request, request_budget
 from .levels.level import Level
 from .models.stream import Stream, chunks
@@ -201,7 +201,8 @@ def score_batch(
         scores_prompts=asks_for_ratios(level, rule),
         specs=rule.streams,
     )
-    reading = read_each_once(level, streams, prompts, stream_prompts)
+    rows = list(range(len(prompts)))
+    reading = read_prompts(level, streams, prompts, rows, stream_prompts)
     warpers = level.warpers(sampling)
     budgets = [
         request_budget(request, rule, ratios)

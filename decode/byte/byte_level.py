@@ -160,10 +160,25 @@ class ByteLevel(Level):
         specs: Mapping[StreamName, StreamSpec] = BOTH,
     ) -> dict[str, Stream]:
         """Streams whose logits are log-probabilities of symbols."""
-        return {
-            name: self._open_stream(reading.model, num_rows, sampling, scores_prompts)
-            for name, reading in specs.items()
-        }
+        streams: dict[str, Stream] = {}
+        for stream_name, spec in specs.items():
+            name, prefetch = spec.model, self.byte_settings.prefetch
+            vocabulary, model = self.vocabularies[name], self.pair.models[name]
+            # All that decides what is kept of a prompt, beside its bytes.
+            fingerprint = self.pair.fingerprints[name]
+            reader = (fingerprint, model.dtype, model.device, prefetch, scores_prompts)
+            streams[stream_name] = ByteStream(
+                self.pair.runners[name],
+                self._attention[name],
+                vocabulary,
+                num_rows=num_rows,
+                warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()),
+                prefetch=prefetch,
+                scores_prompts=scores_prompts,
+                prompts=self.prompt_cache,
+                prompt_source=(*reader, str(self._tokenizers[name])),
+            )
+        return streams
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         for name, stream in _byte_streams(streams).items():
@@ -174,25 +189,6 @@ class ByteLevel(Level):
     def work(self, streams: Mapping[str, Stream], row: int) -> dict[str, dict[str, float]]:
         """Forwards, what they computed, and what masking left out; see ByteCounts."""
         return {n: stream.counts(row).record() for n, stream in _byte_streams(streams).items()}
-
-    def _open_stream(
-        self, name: str, num_rows: int, sampling: SamplingConfig, scores_prompts: bool
-    ) -> ByteStream:
-        vocabulary, model = self.vocabularies[name], self.pair.models[name]
-        prefetch = self.byte_settings.prefetch
-        # All that decides what is kept of a prompt, beside its bytes.
-        reader = (self.pair.fingerprints[name], model.dtype, model.device, prefetch, scores_prompts)
-        return ByteStream(
-            self.pair.runners[name],
-            self._attention[name],
-            vocabulary,
-            num_rows=num_rows,
-            warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()),
-            prefetch=prefetch,
-            scores_prompts=scores_prompts,
-            prompts=self.prompt_cache,
-            prompt_source=(*reader, str(self._tokenizers[name])),
-        )
 
 
 def _byte_streams(streams: Mapping[str, Stream]) -> dict[str, ByteStream]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..tokenizer.vocabulary import NUM_SYMBOLS
@@ -61,9 +60,6 @@ class ByteRow:
         self._uncounted: list[tuple[float, float]] = []
         """Log mass and masked mass of laws that were not counted yet."""
         self._foreseen: list[int] = []
-        self._num_trunk = 0
-        self._trunk_tokens = set(tree.vocabulary.start_token_ids)
-        self._seen = np.array(tree.vocabulary.start_token_ids, np.int64)
 
     def copy(self) -> "ByteRow":
         """Another row with the same text and nothing counted yet."""
@@ -197,19 +193,13 @@ class ByteRow:
             return np.full(NUM_SYMBOLS, -math.inf)
         return masses - total
 
-    def seen(self, node: int) -> NDArray[np.int64]:
-        """The tokens of a node's path, start tokens included, in no order."""
-        tree, trunk = self.tree, self.tree.trunk()
-        if len(trunk) > self._num_trunk:
-            new = {tree.token[at] for at in trunk[self._num_trunk :]} - self._trunk_tokens
-            self._trunk_tokens |= new
-            self._seen = np.concatenate((self._seen, np.array([*new], np.int64)))
-            self._num_trunk = len(trunk)
-        path: list[int] = []
-        while tree.depth[node] > len(trunk):
+    def seen(self, node: int) -> list[int]:
+        """The tokens of a node's path, last to first, then the start tokens."""
+        tree, path = self.tree, list[int]()
+        while node != ROOT_NODE:
             path.append(tree.token[node])
             node = tree.parent[node]
-        return np.concatenate((self._seen, np.array(path, np.int64)))
+        return [*path, *tree.vocabulary.start_token_ids]
 
     def compact(self) -> tuple[int, list[int]] | None:
         """Slots that the cache should keep (TreeCache.compact); None while few are dead."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..models.kv_cache import RowAttention, uploaded
@@ -12,20 +11,20 @@ from ..models.row_stream import ModelRunner, prompt_groups
 from ..models.stream import PromptLogits
 from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from ..warpers import Seen, Warpers
-from .byte_row import ByteRow
+from ..warpers import Warpers
+from .byte_row import NODES_PER_FORWARD, ByteRow
 from .node_law import allowed_in_order, node_laws
 from .prompt import BytePrompt, PromptCache, ReadPrompt
 from .settings import ByteCounts
-from .tree_cache import TreeBackbone, TreeCache, TreeForward
+from .tree_cache import TreeBackbone, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
 ROWS_PER_TILE = 64
 """Nodes of a prompt whose (rows, V) logits exist at once; a product of more is hardly faster."""
 
-Warp = Callable[[Tensor, Seen], Tensor]
-"""Logits (N, V) and the tokens seen before each to warped logits (N, V)."""
+Warp = Callable[[Tensor, Tensor], Tensor]
+"""Logits (N, V) and the tokens seen before each, (N, V) bool, to warped logits (N, V)."""
 
 
 class ByteStream:
@@ -72,23 +71,17 @@ class ByteStream:
         self._prompts = PromptCache(0) if prompts is None else prompts  # an empty one is falsy
         self._prompt_source = prompt_source
         self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
-        self._has_windows = attention.span is not None
         self._backbone = TreeBackbone(runner, attention, num_rows)
         self._runner = runner.predicting(vocabulary.vocab_size)
-        self._rows: list[ByteRow | None] = [None] * num_rows
+        self._rows: dict[int, ByteRow] = {}
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far."""
-        return self._row(row).counts
+        return self._rows[row].counts
 
     def outgrown(self, row: int) -> int:
         """The positions that the model has, if the text of a row needs more of them; else 0."""
-        return self._reach if self._row(row).is_outgrown else 0
-
-    def _row(self, row: int) -> ByteRow:
-        text = self._rows[row]
-        assert text is not None, f"row {row} holds no text"
-        return text
+        return self._reach if self._rows[row].is_outgrown else 0
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
@@ -115,7 +108,7 @@ class ByteStream:
                 self._rows[row] = prompt.row.copy()
                 self._backbone.cache.restore(row, prompt.states)
                 log_probs[row] = prompt.token_log_probs
-        num_forwards = max(self._row(row).counts.num_forwards for row in rows)
+        num_forwards = max(self._rows[row].counts.num_forwards for row in rows)
         return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
 
     def _read_new(
@@ -124,21 +117,27 @@ class ByteStream:
         """Log-probabilities by row of prompts that are read now, and kept."""
         # 1. Grow the trees.
         rows = list(texts)
+        scores, reach = self._scores_prompts, self._reach
         prompts = [
-            BytePrompt(self.vocabulary, texts[row], is_scored=self._scores_prompts) for row in rows
+            BytePrompt(self.vocabulary, texts[row], is_scored=scores, reach=reach) for row in rows
         ]
         for prompt in prompts:
-            if (length := len(prompt.trunk_token_ids)) > self._reach:
+            if prompt.num_tokens > self._reach:
                 raise ValueError(
-                    f"the prompt has {length} tokens, the model has {self._reach} positions"
+                    f"the prompt has {prompt.num_tokens} tokens, the model has {self._reach} "
+                    "positions"
                 )
         # 2. Run the forwards, prompts of like lengths together.
-        for group in prompt_groups([prompt.num_first for prompt in prompts]) if rows else ():
+        lengths = [min(len(texts[row]), NODES_PER_FORWARD) for row in rows]  # a node a byte
+        for group in prompt_groups(lengths) if rows else ():
             self._read_together(prompts[group], rows[group])
         # 3. Open the rows, and keep copies of them before anything is appended.
         log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, prompts, strict=True)}
         for row, prompt in zip(rows, prompts, strict=True):
-            self._rows[row] = text = prompt.row(prefetch=self._prefetch, reach=self._reach)
+            text = ByteRow(prompt.cache, prompt.counts, prefetch=self._prefetch, reach=self._reach)
+            text.hidden, text.is_outgrown = prompt.hidden, prompt.is_outgrown
+            text.is_over = prompt.is_outgrown
+            self._rows[row] = text
             if self._prompts.max_bytes > 0:
                 states = self._backbone.cache.states(row)
                 kept[texts[row]] = read = ReadPrompt(text.copy(), states, log_probs[row])
@@ -147,36 +146,19 @@ class ByteStream:
         return log_probs
 
     def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
-        num_before = len(self.vocabulary.start_token_ids) - 1  # in front of the first node
-        pairs = list(zip(prompts, rows, strict=True))
-        if all(prompt.is_short for prompt in prompts):
-            self._read_nodes([(p, row, p.whole_forward()) for p, row in pairs], num_before)
-        else:
-            trunks = [prompt.trunk_token_ids for prompt in prompts]
-            for prompt, hidden in zip(prompts, self._backbone.read(trunks, rows), strict=True):
-                self._take(prompt, prompt.trunk, hidden[num_before:])
-        while forwards := [
-            (prompt, row, forward)
-            for prompt, row in pairs
+        reading = dict(zip(rows, prompts, strict=True))
+        while forwards := {
+            row: forward
+            for row, prompt in reading.items()
             if (forward := prompt.next_forward()) is not None
-        ]:
-            self._read_nodes(forwards, 0)
-
-    def _read_nodes(
-        self, forwards: list[tuple[BytePrompt, int, TreeForward]], num_before: int
-    ) -> None:
-        states = self._forward([(prompt.cache, row, f) for prompt, row, f in forwards])
-        for (prompt, row, forward), hidden in zip(forwards, states, strict=True):
-            self._take(prompt, forward.nodes[num_before:], hidden[num_before:])
-            self._backbone.cache.keep(row, *prompt.compact())
-
-    def _take(self, prompt: BytePrompt, nodes: list[int], hidden: Tensor) -> None:
-        prompt.take(nodes, hidden)
-        if prompt.sums is None:
-            return
-        for start in range(0, len(nodes), ROWS_PER_TILE):
-            tile = slice(start, start + ROWS_PER_TILE)
-            prompt.take_logits(nodes[tile], self._runner.logits(hidden[tile]))
+        }:
+            for row, hidden in self._backbone.forward(forwards).items():
+                prompt, nodes = reading[row], forwards[row].nodes
+                prompt.take(nodes, hidden)
+                for start in range(0, len(nodes) if self._scores_prompts else 0, ROWS_PER_TILE):
+                    tile = slice(start, start + ROWS_PER_TILE)
+                    prompt.take_logits(nodes[tile], self._runner.logits(hidden[tile]))
+                self._backbone.cache.keep(row, *prompt.compact())
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
@@ -209,24 +191,24 @@ class ByteStream:
             fed = [row for row, given in symbols.items() if given]
             for row in fed:
                 end = (*symbols[row], END_SYMBOL).index(END_SYMBOL)
-                self._row(row).foresee(bytes(symbols[row][:end]))
-            while any((f := {row: self._row(row).next_forward() for row in fed}).values()):
+                self._rows[row].foresee(bytes(symbols[row][:end]))
+            while any((f := {row: self._rows[row].next_forward() for row in fed}).values()):
                 self._compute(f)
         for column in range(longest):
             rows = [row for row, given in symbols.items() if column < len(given)]
             for row in rows:
-                self._row(row).append(symbols[row][column])
+                self._rows[row].append(symbols[row][column])
             yield column, rows, self._logits(rows)
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
         """Empty a row for the next request."""
-        self._rows[row] = None
+        self._rows.pop(row, None)
         self._backbone.cache.free(row)
 
     def _logits(self, rows: list[int]) -> Tensor:
         """(R, 257) after the texts of these rows."""
-        texts = {row: self._row(row) for row in rows}
+        texts = {row: self._rows[row] for row in rows}
         # 1. Hidden states of the nodes that the next bytes depend on.
         wanted = {row: text.wanted() for row, text in texts.items()}
         self._compute({row: text.forward(wanted[row], len(rows)) for row, text in texts.items()})
@@ -243,20 +225,12 @@ class ByteStream:
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
-        needed = [(self._row(row), row, f) for row, f in forwards.items() if f is not None]
-        if not needed:
-            return
-        states = self._forward([(text.cache, row, forward) for text, row, forward in needed])
-        for (text, row, forward), hidden in zip(needed, states, strict=True):
-            text.take(forward.nodes, hidden)
+        needed = {row: forward for row, forward in forwards.items() if forward is not None}
+        for row, hidden in self._backbone.forward(needed).items() if needed else ():
+            text = self._rows[row]
+            text.take(needed[row].nodes, hidden)
             if (kept := text.compact()) is not None:
                 self._backbone.cache.keep(row, *kept)
-
-    def _forward(self, forwards: list[tuple[TreeCache, int, TreeForward]]) -> list[Tensor]:
-        caches, rows, tree_forwards = zip(*forwards, strict=True)
-        # Only layers with a window read the positions.
-        positions = [c.slot_positions() if self._has_windows else np.zeros(1, int) for c in caches]
-        return self._backbone.forward([*rows], [*tree_forwards], positions)
 
     def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
         if not wanted:
@@ -278,14 +252,11 @@ class ByteStream:
         by_token[:, self.vocabulary.ordered_tokens] = allowed
         return logits.masked_fill(~uploaded(torch.from_numpy(by_token), self._device), -torch.inf)
 
-    def _seen(self, paths: list[NDArray[np.int64]]) -> Seen:
-        """The tokens of each path as the warper takes them: marked where the model is, and on the
-        CPU, where a mask is more to look through than its few entries, by these."""
-        if self._device.type == "cpu":
-            return np.repeat(np.arange(len(paths)), [*map(len, paths)]), np.concatenate(paths)
+    def _seen(self, paths: list[list[int]]) -> Tensor:
+        """(N, V) bool: the tokens of each path."""
         seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
         for row, path in zip(seen, paths, strict=True):
-            row[torch.from_numpy(path)] = True
+            row[path] = True
         return uploaded(seen, self._device)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..tokenizer.trie import ROOT, ByteTrie
 from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from .token_tree import ROOT_NODE, Head, TokenTree
+from .token_tree import ROOT_NODE, TokenTree
 
 Array = NDArray[np.float64]
 
@@ -23,14 +23,6 @@ def log_sum(values: Array) -> float:
     if top == -math.inf:
         return top
     return top + math.log(float(np.exp(values - top).sum()))
-
-
-def log_sum_of(values: Sequence[float]) -> float:
-    """`log_sum` of a few numbers, without the cost of an array."""
-    top = max(values, default=-math.inf)
-    if top == -math.inf:
-        return sum(values) if values else top  # NaN may hide behind -inf
-    return top + math.log(sum(math.exp(value - top) for value in values))
 
 
 def segment_log_sums(values: Array, starts: NDArray[np.int64]) -> Array:
@@ -47,93 +39,51 @@ def segment_log_sums(values: Array, starts: NDArray[np.int64]) -> Array:
     return logs
 
 
-# N nodes, V tokens of the vocabulary, rows of the trie.
-
-LEAST_WEIGHT = {np.dtype(name): 1e4 * float(np.finfo(name).tiny) for name in ("f4", "f8")}
-"""Weights below so many times the smallest normal number are too small for sums: those are then
-taken on the scale of their maximum."""
+# N nodes, V tokens of the vocabulary, in order: `ordered_tokens`, the rows of the trie first.
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLaw:
-    """Log-probabilities, in nats, that together with the end sum to one (all -inf: a dead end).
+    """Log-probabilities, in nats, of what may follow a node: all sum to one (-inf: a dead end).
 
-    logits: (V,) by token. allowed: (V,) bool by row of the trie. weights: (V + 1,) by row, the
-    probabilities divided by exp(log_scale), 0 where not allowed and behind the last row; `is_wide`
-    says that some allowed ones are too small for sums. first_bytes: float64, their sums by first
-    byte. log_total: log of the mass kept, on the scale of the logits. log_end: of ending the text,
-    -inf where it may not. log_kept: share of the model's mass that was kept, 0.0 if all of it,
-    -inf for a dead end.
+    log_probs: (V,) float64 in order, -inf where not allowed. first_bytes: float64, their sums by
+    first byte. log_end: of ending the text, -inf where it may not. masked_mass: share of the
+    model's mass that was on other tokens, 0.0 where nothing is left or the logits are broken.
     """
 
     trie: ByteTrie
-    logits: NDArray[np.floating]
-    allowed: NDArray[np.bool_]
-    weights: NDArray[np.floating]
+    log_probs: Array
     first_bytes: Array
-    is_wide: bool
-    log_scale: float
-    log_total: float
     log_end: float
-    log_kept: float
-
-    @property
-    def masked_mass(self) -> float:
-        """Share of the model's mass that was not kept; 0.0 for a law that is none."""
-        return -math.expm1(self.log_kept) if math.isfinite(self.log_kept) else 0.0
+    masked_mass: float
 
     def of_token(self, token: int) -> float:
         """Log-probability of one token."""
-        is_allowed = self.allowed[self.trie.row_of[token]]
-        return float(self.logits[token]) - self.log_total if is_allowed else -math.inf
-
-    def log_reach(self, prefix: int) -> float:
-        """Log-probability of all that starts with a trie node's prefix and is longer.
-
-        The end counts where the prefix is empty: 0.0 then, -inf for a dead end.
-        """
-        if prefix == ROOT:
-            return -math.inf if self.log_kept == -math.inf else 0.0
-        low, high = self.trie.longer(prefix)
-        if self.is_wide:
-            return log_sum(self._scores(low, high)) - self.log_total
-        total = float(np.add.reduce(self.weights[low:high], dtype=np.float64))
-        return math.log(total) + self.log_scale if total else -math.inf
+        return float(self.log_probs[self.trie.row_of[token]])
 
     def log_children(self, prefix: int) -> Array:
-        """`log_reach` by next byte: one entry for each child of the trie node, float64."""
-        if self.is_wide:
-            low, high = self.trie.longer(prefix)
-            starts = self.trie.start[self.trie.children(prefix)]
-            return segment_log_sums(self._scores(low, high), starts) - self.log_total
-        with np.errstate(divide="ignore"):
-            logs: Array = np.log(self.child_weights(prefix)) + self.log_scale
-        return logs
-
-    def child_weights(self, prefix: int) -> Array:
-        """Weights by next byte, as `log_children`; too small ones are lost where it `is_wide`."""
+        """Log-probability of all that starts with a trie node's prefix and is longer, by next byte:
+        one entry for each child of the trie node, float64.
+        """
         if prefix == ROOT:
             return self.first_bytes
         low, high = self.trie.longer(prefix)
-        starts = self.trie.start[self.trie.children(prefix)]
-        sums: Array = np.add.reduceat(self.weights[low:high], starts, dtype=np.float64)
-        return sums
+        return segment_log_sums(
+            self.log_probs[low:high], self.trie.start[self.trie.children(prefix)]
+        )
+
+    def log_reach(self, prefix: int) -> float:
+        """The sum of `log_children`, and the end's where the prefix is empty."""
+        logs = self.log_children(prefix)
+        return log_sum(np.append(logs, self.log_end) if prefix == ROOT else logs)
 
     def likely(self, prefix: int, least: float) -> list[int]:
         """Rows of the tokens that start with a trie node's prefix, are longer and have a
         log-probability of `least` or more.
         """
         low, high = self.trie.longer(prefix)
-        if self.is_wide:
-            is_likely = self._scores(low, high) >= least + self.log_total
-        else:
-            is_likely = self.weights[low:high] >= math.exp(least - self.log_scale)
-        rows: list[int] = (np.flatnonzero(is_likely) + low).tolist()
+        rows: list[int] = (np.flatnonzero(self.log_probs[low:high] >= least) + low).tolist()
         return rows
-
-    def _scores(self, low: int, high: int) -> Array:
-        scores = self.logits[self.trie.tokens[low:high]]
-        return np.where(self.allowed[low:high], scores, -math.inf).astype(np.float64)
 
 
 def node_laws(
@@ -144,21 +94,21 @@ def node_laws(
     """Restrict next-token distributions to what may follow each node, and renormalise them.
 
     logits: (N, at least vocab_size) logits or log-probabilities, any float dtype, -inf = banned.
-    Exponentials are taken in float32 (float64 for float64), sums in float64. All stop tokens count
-    as one end. A row with NaN or +inf gives a law of NaN.
+    Sums are float64, each on the scale of its own largest term. All stop tokens count as one end.
+    A row with NaN or +inf gives a law of NaN.
     """
     # One copy from the device, then row by row: each finds the memory of the one before in the
     # cache, where tiles of many would leave it.
     scores = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    rows = scores.numpy(force=True)[:, : vocabulary.vocab_size]
-    for state, row in zip(states, rows, strict=True):
-        yield _node_law(vocabulary, state, row)
+    allowed = allowed_in_order(vocabulary, states)
+    for row, kept in zip(scores.numpy(force=True), allowed, strict=True):
+        yield _node_law(vocabulary, row[vocabulary.ordered_tokens].astype(np.float64), kept)
 
 
 def allowed_in_order(
     vocabulary: ByteVocabulary, states: Sequence[ViabilityState]
 ) -> NDArray[np.bool_]:
-    """(N, vocab_size) bool, columns as in `ordered_tokens`: what may follow, stop tokens too."""
+    """(N, V) bool, columns as in `ordered_tokens`: what may follow, stop tokens too."""
     num_rows = len(vocabulary.trie.tokens)
     ends = slice(num_rows, num_rows + len(vocabulary.stop_token_ids))
     allowed = np.zeros((len(states), vocabulary.vocab_size), np.bool_)
@@ -168,65 +118,29 @@ def allowed_in_order(
     return allowed
 
 
-def _node_law(
-    vocabulary: ByteVocabulary, state: ViabilityState, logits: NDArray[np.floating]
-) -> NodeLaw:
-    trie, allowed = vocabulary.trie, vocabulary.viability.allowed(state)
-    largest = np.maximum.reduce(logits)
-    top = largest if largest != -math.inf else logits.dtype.type(0.0)
-    every = logits - top
-    np.exp(every, out=every)
-    weights = every.take(trie.padded_tokens)
-    by_row = weights[:-1]
-    is_wide = _is_wide(trie, logits, by_row, allowed)
-    by_row *= allowed
-    weights[-1] = 0.0
-    first_bytes = np.add.reduceat(weights, trie.first_byte_starts, dtype=np.float64)
-    log_rows = _log(float(np.add.reduce(first_bytes))) + float(top)
-    if is_wide:
-        log_rows = log_sum(logits[trie.tokens[allowed]].astype(np.float64))
-    log_end, log_all = -math.inf, log_rows
-    if vocabulary.viability.may_end(state):
-        log_end = log_sum_of(logits[vocabulary.stop_token_ids].tolist())
-        log_all = log_sum_of((log_rows, log_end))
-    is_dead = log_all == -math.inf
-    log_total = 0.0 if is_dead else log_all
-    log_every = _log(float(np.add.reduce(every))) + float(top)
+def _node_law(vocabulary: ByteVocabulary, scores: Array, allowed: NDArray[np.bool_]) -> NodeLaw:
+    """scores, allowed: (V,) in order."""
+    # 1. What may not follow has no probability.
+    trie, num_rows = vocabulary.trie, len(vocabulary.trie.tokens)
+    log_probs = np.where(allowed, scores, -math.inf)
+    # 2. What is left, by first byte, and the end; and what was taken.
+    first_bytes = segment_log_sums(log_probs[:num_rows], trie.start[trie.children(ROOT)])
+    log_end = log_sum(log_probs[num_rows:])
+    log_kept = log_sum(np.append(first_bytes, log_end))
+    log_masked = log_sum(scores[~allowed])
+    log_all = float(np.logaddexp(log_kept, log_masked))
+    # 3. Divide by what is left. In a dead end there is nothing to be divided, and a broken logit
+    #    breaks the whole law, even that of a token that may not follow.
+    log_total = 0.0 if log_kept == -math.inf else log_kept
+    if not log_all < math.inf:
+        log_total = math.nan
     return NodeLaw(
         trie=trie,
-        logits=logits,
-        allowed=allowed,
-        weights=weights,
-        first_bytes=first_bytes,
-        is_wide=is_wide,
-        # Nothing has weight in a dead end, and its scale might be infinite.
-        log_scale=float(top) - log_total if log_rows != -math.inf else 0.0,
-        log_total=log_total,
+        log_probs=log_probs - log_total,
+        first_bytes=first_bytes - log_total,
         log_end=log_end - log_total,
-        log_kept=-math.inf if is_dead else log_all - log_every,
+        masked_mass=math.exp(log_masked - log_all) if math.isfinite(log_kept + log_all) else 0.0,
     )
-
-
-def _is_wide(
-    trie: ByteTrie,
-    logits: NDArray[np.floating],
-    weights: NDArray[np.floating],
-    allowed: NDArray[np.bool_],
-) -> bool:
-    limit = LEAST_WEIGHT[weights.dtype]
-    if np.minimum.reduce(weights) >= limit:
-        return False
-    is_tiny = allowed & (weights < limit)
-    # A banned token is not small, it is absent.
-    return bool((logits[trie.tokens[is_tiny]] > -math.inf).any())
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value else -math.inf
-
-
-LARGEST_SPREAD = 500.0
-"""Nats between the masses of heads up to which they are summed on one scale."""
 
 
 class TreeMarginals:
@@ -282,50 +196,16 @@ class TreeMarginals:
 
         Returns: (257,) float64, nats; nats.
         """
-        heads = [head for head in self.tree.heads if self._counts(head.node)]
-        shift = max((self.log_mass[head.node] for head in heads), default=-math.inf)
-        if shift == -math.inf:
-            return np.full(NUM_SYMBOLS, -math.inf), -math.inf
-        lowest = min(self.log_mass[head.node] for head in heads)
-        if lowest < shift - LARGEST_SPREAD or any(self.laws[head.node].is_wide for head in heads):
-            logs = self._wide_log_masses(heads)
-            return logs, log_sum(logs)
-        masses = self._masses(heads, shift)
-        total = float(np.add.reduce(masses))
-        logs = np.full(NUM_SYMBOLS, -math.inf)
-        np.log(masses, out=logs, where=masses != 0.0)
-        logs += shift
-        return logs, math.log(total) + shift if total else -math.inf
-
-    def _masses(self, heads: list[Head], shift: float) -> Array:
-        """(257,) W(bx) divided by exp(shift)."""
-        trie, end = self.tree.vocabulary.trie, 0.0
-        symbols, masses = list[NDArray[np.int64]](), list[Array]()
-        for node, prefix in heads:
-            law, log_mass = self.laws[node], self.log_mass[node] - shift
-            symbols.append(trie.symbol[trie.children(prefix)])
-            masses.append(law.child_weights(prefix) * math.exp(log_mass + law.log_scale))
-            if prefix == ROOT:
-                end += math.exp(log_mass + law.log_end)
-        by_symbol: Array = np.bincount(  # type: ignore[assignment]  # float64 where weights are
-            np.concatenate(symbols), np.concatenate(masses), NUM_SYMBOLS
-        )
-        by_symbol[END_SYMBOL] = end
-        return by_symbol
-
-    def _wide_log_masses(self, heads: list[Head]) -> Array:
-        """Log masses where sums on one scale could lose small terms."""
         trie, masses = self.tree.vocabulary.trie, np.full(NUM_SYMBOLS, -math.inf)
-        for node, prefix in heads:
+        for node, prefix in self.tree.heads:
+            if node not in self.laws or self.log_mass[node] == -math.inf:
+                continue
             law, log_mass = self.laws[node], self.log_mass[node]
             symbols = trie.symbol[trie.children(prefix)]
             masses[symbols] = np.logaddexp(masses[symbols], log_mass + law.log_children(prefix))
             if prefix == ROOT:
                 masses[END_SYMBOL] = np.logaddexp(masses[END_SYMBOL], log_mass + law.log_end)
-        return masses
-
-    def _counts(self, node: int) -> bool:
-        return node in self.laws and self.log_mass[node] != -math.inf
+        return masses, log_sum(masses)
 
     def _weigh(self, node: int) -> None:
         parent = self.tree.parent[node]

@@ -1,6 +1,6 @@
 """The tree of token sequences that a text may turn out to be, grown byte by byte."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..tokenizer.trie import ROOT
@@ -64,7 +64,12 @@ class TokenTree:
         """
         self.text.append(byte)
         going_on, added = self._moved(self.heads, byte)
-        if not added and not any(map(self._leads_on, going_on)):
+        trie, viability = self.vocabulary.trie, self.vocabulary.viability
+        leads_on = (
+            viability.allowed(self.state[node])[slice(*trie.longer(prefix))].any()
+            for node, prefix in going_on
+        )
+        if not added and not any(leads_on):
             self.text.pop()
             raise ValueError(f"byte 0x{byte:02x} cannot follow {bytes(self.text[-16:])!r}")
         new = [self._add(*node) for node in added]
@@ -126,23 +131,13 @@ class TokenTree:
         for node, prefix in heads:
             if (longer := trie.child(prefix, byte)) < 0:
                 continue
-            added += self._ends(node, longer)
+            for token in trie.ends(longer):
+                after = self.vocabulary.viability.extend(self.state[node], token)
+                if after is not None:
+                    added.append((node, token, after))
             if trie.has_children(longer):
                 going_on.append(Head(node, longer))
         return going_on, added
-
-    def _leads_on(self, head: Head) -> bool:
-        """Whether a token that is longer than the prefix may follow."""
-        low, high = self.vocabulary.trie.longer(head.prefix)
-        return bool(self.vocabulary.viability.allowed(self.state[head.node])[low:high].any())
-
-    def _ends(self, parent: int, prefix: int) -> Iterator[tuple[int, int, ViabilityState]]:
-        """(parent, token, state) of the sequences that end with the text."""
-        viability, before = self.vocabulary.viability, self.state[parent]
-        for token in self.vocabulary.trie.ends(prefix):
-            after = viability.extend(before, token)
-            if after is not None:
-                yield parent, token, after
 
     def _add(self, parent: int, token: int, state: ViabilityState) -> int:
         guess = self._guesses.pop((parent, token), None)

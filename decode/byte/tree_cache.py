@@ -1,6 +1,6 @@
 """Which keys and values of a token tree a model holds, and what a forward of more nodes attends."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..models.kv_cache import RowAttention, RowCache, uploaded
-from ..models.row_stream import ModelRunner, prefill, right_padded
+from ..models.row_stream import ModelRunner
 from .token_tree import ROOT_NODE, TokenTree
 
 
@@ -17,13 +17,15 @@ from .token_tree import ROOT_NODE, TokenTree
 class TreeForward:
     """One forward of K nodes of a tree over a cache of P slots; their slots become P..P+K-1.
 
-    token_ids, positions: (K,) int64; a position counts tokens before it, start tokens included, and
-    is not the slot. mask: (K, P + K) bool, True where a token attends: its ancestors and itself.
+    nodes: those computed, parents first; before them the first forward of a tree has the start
+    tokens but the last, which is the root's. token_ids: (K,) int64. slot_positions: (P + K,) int64,
+    the tokens before each slot's token, start tokens included. mask: (K, P + K) bool, True where a
+    token attends: its ancestors and itself.
     """
 
     nodes: list[int]
     token_ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
+    slot_positions: NDArray[np.int64]
     mask: NDArray[np.bool_]
 
 
@@ -39,8 +41,10 @@ class TreeCache:
         self.tree = tree
         self._num_start = len(tree.vocabulary.start_token_ids)
         self._nodes = [ROOT_NODE] * self._num_start
+        self._positions = [*range(self._num_start)]
         self._slot = {ROOT_NODE: self._num_start - 1}
         self.num_causal = self._num_start
+        self._num_computed = 0
 
     def __contains__(self, node: object) -> bool:
         return node in self._slot
@@ -69,48 +73,25 @@ class TreeCache:
                 node = self.tree.parent[node]
         return sorted(missing)
 
-    def add_trunk(self) -> list[int]:
-        """Give slots to the trunk, in order, before any other node has one; returns its nodes."""
-        nodes = self.tree.trunk()[self.num_causal - self._num_start :]
+    def add(self, nodes: list[int]) -> TreeForward:
+        """Give slots to `nodes`, parents first, and say how to compute them."""
+        # 1. Slots; those of the trunk before any mask, which then need not walk them.
+        first, self._num_computed = self._num_computed, self.num_slots + len(nodes)
         for node in nodes:
             self._take_slot(node)
         self._count_causal()
-        return nodes
-
-    def add(self, nodes: list[int]) -> TreeForward:
-        """Give slots to `nodes`, parents first, and say how to compute them."""
-        past = self.num_slots
-        for node in nodes:
-            self._take_slot(node)
-        mask = np.zeros((len(nodes), past + len(nodes)), np.bool_)
-        for node, row in zip(nodes, mask, strict=True):
-            self._attend(node, row)
+        # 2. Tokens, and what each attends to.
+        start, new = self.tree.vocabulary.start_token_ids, self._nodes[first:]
+        tokens = [*start[first:], *(self.tree.token[node] for node in nodes)]
+        mask = np.zeros((len(new), self.num_slots), np.bool_)
+        for slot, row in enumerate(mask, first):
+            self._attend(slot, row)
         return TreeForward(
-            nodes,
-            np.array([self.tree.token[node] for node in nodes], np.int64),
-            np.array([self.position(node) for node in nodes], np.int64),
+            new[max(0, len(start) - 1 - first) :],
+            np.array(tokens, np.int64),
+            np.array(self._positions, np.int64),
             mask,
         )
-
-    def with_trunk(self, forward: TreeForward) -> TreeForward:
-        """The forward over an empty cache that computes the slots before `forward` too."""
-        num_nodes, num_slots = forward.mask.shape
-        past = num_slots - num_nodes
-        assert past == self.num_causal, "slots before the new ones are not of the trunk"
-        tokens = [self.tree.token[node] for node in self._nodes[self._num_start : past]]
-        before = np.array([*self.tree.vocabulary.start_token_ids, *tokens], np.int64)
-        causal = np.pad(np.tri(past, dtype=np.bool_), ((0, 0), (0, num_nodes)))
-        return TreeForward(
-            [*self._nodes[:past], *forward.nodes],
-            np.concatenate([before, forward.token_ids]),
-            self.slot_positions(),
-            np.concatenate([causal, forward.mask]),
-        )
-
-    def slot_positions(self) -> NDArray[np.int64]:
-        """(num_slots,) position of each slot's token."""
-        nodes = self._nodes[self._num_start :]
-        return np.array([*range(self._num_start), *map(self.position, nodes)], np.int64)
 
     def compact(self, needed: Container[int] = ()) -> tuple[int, list[int]]:
         """Drop the slots of dead nodes but those `needed`.
@@ -120,6 +101,7 @@ class TreeCache:
         """
         first = self.num_causal
         moved, self._nodes = self._nodes[first:], self._nodes[:first]
+        del self._positions[first:]
         stays = [self.tree.is_alive(node) or node in needed for node in moved]
         for node in moved:
             del self._slot[node]
@@ -127,18 +109,18 @@ class TreeCache:
             if is_kept:
                 self._take_slot(node)
         self._count_causal()
+        self._num_computed = self.num_slots
         return first, [first + i for i, is_kept in enumerate(stays) if is_kept]
 
     def _take_slot(self, node: int) -> None:
         self._slot[node] = len(self._nodes)
         self._nodes.append(node)
+        self._positions.append(self.position(node))
 
-    def _attend(self, node: int, row: NDArray[np.bool_]) -> None:
-        slot = self._slot[node]
+    def _attend(self, slot: int, row: NDArray[np.bool_]) -> None:
         while slot >= self.num_causal:
             row[slot] = True
-            node = self.tree.parent[node]
-            slot = self._slot[node]
+            slot = self._slot[self.tree.parent[self._nodes[slot]]]
         row[: slot + 1] = True
 
     def _count_causal(self) -> None:
@@ -170,61 +152,43 @@ class TreeBackbone:
         self._backbone = runner.backbone(attention)
         self.cache = RowCache(model.config.num_hidden_layers, num_rows, MAX_COLUMNS)
 
-    def read(self, prompts: list[list[int]], rows: list[int]) -> list[Tensor]:
-        """Hidden states (length, D) of token sequences, read causally into empty rows."""
-        token_ids, lengths = right_padded(prompts)
-        token_ids = token_ids.to(self._device)
-        hidden = prefill(self._backbone, self.cache, rows, token_ids, lengths)
-        return [states[:length] for states, length in zip(hidden, lengths, strict=True)]
-
-    def forward(
-        self, rows: list[int], forwards: list[TreeForward], slot_positions: list[NDArray[np.int64]]
-    ) -> list[Tensor]:
-        """Hidden states (nodes, D) of new nodes of some rows.
-
-        slot_positions: per row (slots,) int64, new ones included; read where layers have a window.
-        """
-        by_row = dict(zip(rows, zip(forwards, slot_positions, strict=True), strict=True))
-        everyone, most = range(self.cache.num_rows), max(len(forward.nodes) for forward in forwards)
-        if (len(everyone) - len(rows)) * most < len(rows):
-            # To pick so many rows' keys and values costs more than to compute the others' nodes.
-            by_row = {row: by_row.get(row, (NO_NODES, NO_NODES.positions)) for row in everyone}
-        hidden = self._forward(by_row)
-        return [hidden[row] for row in rows]
-
-    def _forward(self, rows: dict[int, tuple[TreeForward, NDArray[np.int64]]]) -> dict[int, Tensor]:
-        """Hidden states by row, from forward and positions by row."""
-        forwards = [forward for forward, _ in rows.values()]
-        counts, device = [len(forward.nodes) for forward in forwards], self._device
-        placement = self.cache.prepare([*rows], max(counts), device)
-        token_ids = uploaded(_padded([f.token_ids for f in forwards], max(counts)), device)
-        positions = uploaded(_padded([f.positions for f in forwards], max(counts)), device)
-        mask = uploaded(_ancestors(forwards, max(counts), placement.num_columns), device)
-        keys = positions
-        if self.attention.span is not None:
-            slots = [slot_positions for _, slot_positions in rows.values()]
-            keys = uploaded(_padded(slots, placement.num_columns), device)
-        masks = self.attention.tree_masks(mask, positions, keys, self._dtype)
-        hidden = self._backbone(token_ids, positions, masks, self.cache)
-        self.cache.advance([*rows], counts)
-        states = zip(rows, hidden.unbind(), counts, strict=True)
-        return {row: hidden[:count] for row, hidden, count in states}
-
-
-def _ancestors(forwards: list[TreeForward], num_nodes: int, num_columns: int) -> Tensor:
-    """(R, num_nodes, num_columns) bool: masks of the rows, False in the padding."""
-    if len(forwards) == 1:
-        return torch.from_numpy(forwards[0].mask[None])
-    mask = np.zeros((len(forwards), num_nodes, num_columns), np.bool_)
-    for row, forward in zip(mask, forwards, strict=True):
-        row[: forward.mask.shape[0], : forward.mask.shape[1]] = forward.mask
-    return torch.from_numpy(mask)
+    def forward(self, forwards: Mapping[int, TreeForward]) -> dict[int, Tensor]:
+        """Hidden states (nodes, D) of new nodes, by row as the forwards are."""
+        # 1. To pick so many rows' keys and values may cost more than to compute others' nodes.
+        by_row, everyone = dict(forwards), range(self.cache.num_rows)
+        num_new = max(len(forward.token_ids) for forward in by_row.values())
+        if (len(everyone) - len(by_row)) * num_new < len(by_row):
+            by_row = {row: by_row.get(row, NO_NODES) for row in everyone}
+        # 2. Tokens, and what they attend to, padded to the row that has most of either.
+        counts = [len(forward.token_ids) if forward.nodes else 0 for forward in by_row.values()]
+        device = self._device
+        placement = self.cache.prepare([*by_row], num_new, device)
+        mask = np.zeros((len(by_row), num_new, placement.num_columns), np.bool_)
+        for row, forward in zip(mask, by_row.values(), strict=True):
+            row[: forward.mask.shape[0], : forward.mask.shape[1]] = forward.mask
+        token_ids = [forward.token_ids for forward in by_row.values()]
+        keys = [forward.slot_positions for forward in by_row.values()]
+        queries = [own[-count:] for own, count in zip(keys, counts, strict=True)]
+        positions = uploaded(_padded(queries, num_new), device)
+        masks = self.attention.tree_masks(
+            uploaded(torch.from_numpy(mask), device),
+            positions,
+            uploaded(_padded(keys, placement.num_columns), device),
+            self._dtype,
+        )
+        # 3. The forward; a row keeps its new slots, and its nodes are the last of them.
+        tokens = uploaded(_padded(token_ids, num_new), device)
+        hidden = self._backbone(tokens, positions, masks, self.cache)
+        self.cache.advance([*by_row], counts)
+        states = dict(zip(by_row, zip(hidden.unbind(), counts, strict=True), strict=True))
+        return {
+            row: states[row][0][states[row][1] - len(forward.nodes) : states[row][1]]
+            for row, forward in forwards.items()
+        }
 
 
 def _padded(rows: list[NDArray[np.int64]], width: int) -> Tensor:
     """(rows, width) int64; padding repeats a row's first entry, so that it is a valid one."""
-    if len(rows) == 1 and len(rows[0]) == width:
-        return torch.from_numpy(rows[0][None])
     padded = np.empty((len(rows), width), np.int64)
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)], target[len(row) :] = row, row[0]

@@ -1,17 +1,15 @@
 """The paired decoding step: both models, a rule and a sampler over the rows of a batch."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed
 from torch import Tensor
 
 from ...kernels.sampler import uniforms
-from ..ledger import LedgerStep
 from ..levels.level import Level
 from ..models.kv_cache import uploaded
-from ..models.stream import Stream
 from ..rules.rule import NextToken, PastRows, Rule, StepInputs
 from ..settings import SamplingConfig
 from .prompts import PromptReading, asks_for_ratios, read_prompts
@@ -55,7 +53,10 @@ class PairedBatch:
             scores_prompts=asks_for_ratios(level, rule),
             specs=rule.streams,
         )
-        self._pending = {name: PendingTokens(s, num_rows) for name, s in self.streams.items()}
+        self._unread: dict[str, list[list[int]]] = {
+            name: [[] for _ in range(num_rows)] for name in self.streams
+        }
+        """By stream and row: tokens that the model has not read yet, oldest first."""
         self._can_rest = level.rows_can_join(max_length)
         self._states: list[RequestState | None] = [None] * num_rows
         self._nats = [0.0] * num_rows
@@ -122,11 +123,10 @@ class PairedBatch:
     def _draw(self, rows: list[int]) -> None:
         """Decide the next token of these rows; no model has read it yet."""
         for row in rows:
-            is_known = (pending.is_empty(row) for pending in self._pending.values())
-            self._state(row).num_skipped += not all(is_known)
+            self._state(row).num_skipped += any(unread[row] for unread in self._unread.values())
         for row, token_id in zip(rows, self._decide(rows), strict=True):
-            for pending in self._pending.values():
-                pending.add(row, token_id)
+            for unread in self._unread.values():
+                unread[row].append(token_id)
 
     def _decide(self, rows: list[int]) -> list[int]:
         """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
@@ -150,7 +150,11 @@ class PairedBatch:
         if self.rule.looks_back:
             self._past.append(rows, inputs.logits, [max(step.token_id, 0) for step in steps])
         for row, step in zip(rows, steps, strict=True):
-            self._bank_draw(row, step)
+            state = self._state(row)
+            if step.token_id >= 0:
+                state.append(step, is_end=step.token_id in self._stop_token_ids)
+            else:
+                state.fail(self.level.outgrown(self.streams, row) or self._fault(row, step.step))
         self._count_budgets(rows)
         return [step.token_id for step in steps]
 
@@ -163,12 +167,19 @@ class PairedBatch:
             self._read(name, warm if rests else rows)
 
     def _read(self, name: str, rows: list[int]) -> None:
-        for group, logits in self._pending[name].read(rows):
+        # Rows with as many tokens share a forward: one that catches up would pad the others'.
+        unread, groups = self._unread[name], dict[int, list[int]]()
+        for row in rows:
+            if unread[row]:
+                groups.setdefault(len(unread[row]), []).append(row)
+        for group in groups.values():
+            logits = self.streams[name].feed_rows(group, [unread[row] for row in group])
             if group == list(range(len(self._states))):
                 self._logits[name] = logits  # of all rows: nothing to keep, nothing to copy
             else:
                 self._keep_logits({name: logits}, group)
             for row in group:
+                unread[row] = []
                 self._state(row).num_forwards[self.rule.streams[name].model] += 1
 
     def _new_state(self, request: Request, read: PromptReading, index: int) -> RequestState:
@@ -226,14 +237,6 @@ class PairedBatch:
         assert state is not None, f"row {row} holds no request"
         return state
 
-    def _bank_draw(self, row: int, step: LedgerStep) -> None:
-        state = self._state(row)
-        if step.token_id < 0:
-            outgrown = self.level.outgrown(self.streams, row)
-            state.fail(outgrown or self._fault(row, step=len(state.steps)))
-        else:
-            state.append(step, is_end=step.token_id in self._stop_token_ids)
-
     def _fault(self, row: int, step: int) -> str:
         """What is wrong with the logits of a row."""
         for name, logits in self._logits.items():
@@ -254,7 +257,7 @@ class PairedBatch:
             self._states[row] = None
             for name, stream in self.streams.items():
                 stream.free(row)
-                self._pending[name].set(row, [])
+                self._unread[name][row] = []
         return [state for _, state in finished]
 
 
@@ -285,44 +288,6 @@ def _drawn(
 ALONE_FRACTION = 0.25
 """Share of rows without an allowance from which they are drawn for alone: c / (1 + c) with a safe
 forward of a third of the risky one's cost, about the dearest that is worth a pair."""
-
-
-class PendingTokens:
-    """The tokens of each row that one model has not read yet."""
-
-    def __init__(self, stream: Stream, num_rows: int) -> None:
-        self._stream = stream
-        self._tokens: list[list[int]] = [[] for _ in range(num_rows)]
-
-    def is_empty(self, row: int) -> bool:
-        """Whether the model's logits after the newest token are known."""
-        return not self._tokens[row]
-
-    def of(self, row: int) -> list[int]:
-        """What a row has not read, oldest first."""
-        return list(self._tokens[row])
-
-    def add(self, row: int, token_id: int) -> None:
-        """A new token at the end of a row."""
-        self._tokens[row].append(token_id)
-
-    def set(self, row: int, tokens: Sequence[int]) -> None:
-        """Replace what a row has not read."""
-        self._tokens[row] = list(tokens)
-
-    def read(self, rows: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
-        """Read on in these rows: (rows of one forward, their logits (R, vocab_size)).
-
-        Rows with as many tokens share a forward: one that catches up would pad the others'.
-        """
-        groups: dict[int, list[int]] = {}
-        for row in rows:
-            if self._tokens[row]:
-                groups.setdefault(len(self._tokens[row]), []).append(row)
-        for group in groups.values():
-            yield group, self._stream.feed_rows(group, [self.of(row) for row in group])
-            for row in group:
-                self._tokens[row].clear()
 
 
 def rows_to_draw(allowances: Mapping[int, float], *, can_rest: bool) -> list[int]:

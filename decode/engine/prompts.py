@@ -36,17 +36,6 @@ class PromptReading:
     seen: Tensor
     """(R, vocab_size) bool on the safe model's device: symbols that occur in the prompt."""
 
-    def of(self, indices: Sequence[int]) -> "PromptReading":
-        """The same of the prompts with these indices, one of them perhaps several times."""
-        rows = torch.tensor(indices)
-        return PromptReading(
-            logits={name: logits[rows.to(logits.device)] for name, logits in self.logits.items()},
-            ratios=[self.ratios[index] for index in indices],
-            errors=[self.errors[index] for index in indices],
-            num_forwards=self.num_forwards,
-            seen=self.seen[rows.to(self.seen.device)],
-        )
-
 
 def asks_for_ratios(level: Level, rule: Rule) -> bool:
     """Whether streams have to score prompts: for debts that are not known before."""
@@ -100,16 +89,21 @@ def read_prompts(
     stream_prompts: of each prompt, what some of the streams read in its place.
     """
     stream_prompts = stream_prompts or [{}] * len(prompts)
-    # 1. Every stream reads a prompt, or what stands in its place there.
+    # 1. Every stream reads a prompt, or what stands in its place there; equal ones once, if it can
+    #    copy what it has read to other rows.
     both = list(zip(stream_prompts, prompts, strict=True))
     read = {
-        name: stream.read([other.get(name, prompt) for other, prompt in both], rows)
+        name: _read_each_once(stream, [other.get(name, prompt) for other, prompt in both], rows)
         for name, stream in streams.items()
     }
     log_probs = {name: list(prompt.token_log_probs) for name, prompt in read.items()}
     # 2. The debt is that of the prompt itself: where a stream scored something else, both models
     #    read the prompt once more, by streams that are dropped again.
-    apart = [i for i, other in enumerate(stream_prompts) if other and _is_scored(log_probs, i)]
+    apart = [
+        i
+        for i, other in enumerate(stream_prompts)
+        if other and all(name in log_probs and len(log_probs[name][i]) for name in BOTH)
+    ]
     again = _read_apart(level, [prompts[i] for i in apart]) if apart else {}
     for name, prompt in again.items():
         for i, values in zip(apart, prompt.token_log_probs, strict=True):
@@ -122,7 +116,8 @@ def read_prompts(
         broken = [name for name, scored in of_prompt.items() if scored.isnan().any()]
         error = "the ratios that are given for the prompt hold NaN" if values.isnan().any() else ""
         if broken:
-            error = f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
+            broken_logits = f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
+            error = level.outgrown(streams, rows[i]) or broken_logits
         ratios.append(UNSCORED if error else values)
         errors.append(error)
     # 4. The symbols that the repetition penalty pushes down.
@@ -141,33 +136,22 @@ def read_prompts(
     )
 
 
-def read_each_once(
-    level: Level,
-    streams: Mapping[str, Stream],
-    prompts: list[list[int]],
-    stream_prompts: Sequence[StreamPrompts],
-) -> PromptReading:
-    """As `read_prompts` into all rows, equal prompts read once where the streams can copy rows."""
-    first: dict[str, int] = {}
-    firsts = [
-        first.setdefault(repr(asked), row)
-        for row, asked in enumerate(zip(prompts, stream_prompts, strict=True))
-    ]
-    rows = sorted(first.values())
-    row_streams = [stream for stream in streams.values() if isinstance(stream, RowStream)]
-    if len(rows) == len(prompts) or len(row_streams) < len(streams):
-        return read_prompts(level, streams, prompts, list(range(len(prompts))), stream_prompts)
-    read = read_prompts(
-        level, streams, [prompts[row] for row in rows], rows, [stream_prompts[row] for row in rows]
-    )
-    for stream in row_streams:
-        for row in rows:
-            stream.copy(row, [o for o, f in enumerate(firsts) if f == row and o != row])
-    return read.of([rows.index(row) for row in firsts])
-
-
-def _is_scored(log_probs: Mapping[str, list[Tensor]], i: int) -> bool:
-    return all(name in log_probs and len(log_probs[name][i]) for name in BOTH)
+def _read_each_once(stream: Stream, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+    if not isinstance(stream, RowStream):
+        return stream.read(prompts, rows)
+    # 1. Read each prompt into the row of the first that is equal.
+    first: dict[tuple[int, ...], int] = {}
+    firsts = [first.setdefault(tuple(prompt), i) for i, prompt in enumerate(prompts)]
+    unique = list(first.values())
+    read = stream.read([prompts[i] for i in unique], [rows[i] for i in unique])
+    if len(unique) == len(prompts):
+        return read
+    # 2. Copy it to the rows of the others.
+    for i in unique:
+        stream.copy(rows[i], [rows[j] for j, own in enumerate(firsts) if own == i != j])
+    order = [unique.index(i) for i in firsts]
+    log_probs = [read.token_log_probs[at] for at in order]
+    return PromptLogits(read.logits[order], log_probs, read.num_forwards)
 
 
 def _read_apart(level: Level, prompts: list[list[int]]) -> dict[str, PromptLogits]:

@@ -5,61 +5,44 @@ import logging
 from ..levels.level import Level
 from ..models.capabilities import fixed_memory, largest_leak, shared_scale
 from ..rules.rule import BOTH, Rule
-from ..settings import SamplingConfig, Speculate
-from .speculative_batch import LENGTHS, DraftLength, SpeculativeBatch
+from ..settings import Speculate
+from .speculative_batch import LENGTHS, DraftLength
 
 logger = logging.getLogger(__name__)
 
 
-class Speculation:
-    """Opens speculative batches of one decoder, which share what is learnt about drafts."""
+def draft_length(level: Level, rule: Rule, speculate: Speculate) -> DraftLength | None:
+    """How far the batches of a decoder draft, which share what is learnt about drafts.
 
-    def __init__(self, level: Level, rule: Rule, length: DraftLength) -> None:
-        self.level, self.rule, self.length = level, rule, length
-
-    @classmethod
-    def of(cls, level: Level, rule: Rule, speculate: Speculate) -> "Speculation | None":
-        """None for "off", and, with one log line, for "auto" where the pair cannot speculate.
-
-        Raises ValueError for another value, and for a number where the pair cannot speculate.
-        """
-        if speculate == "off":
-            return None
-        if speculate != "auto" and (type(speculate) is not int or speculate < 1):
-            raise ValueError(f'speculate must be "auto", "off" or >= 1, got {speculate!r}')
-        refusal = speculation_refusal(level, rule)
-        if not refusal:
-            lengths = LENGTHS if speculate == "auto" else (int(speculate),)
-            return cls(level, rule, DraftLength(lengths))
-        if speculate != "auto":
-            raise ValueError(f"speculate={speculate} cannot run here: {refusal}")
-        logger.warning("decoding without speculation: %s", refusal)
+    None for "off", and, with one log line, for "auto" where the pair cannot speculate. Raises
+    ValueError for another value, and for a number where the pair cannot speculate.
+    """
+    if speculate == "off":
         return None
+    if speculate != "auto" and (type(speculate) is not int or speculate < 1):
+        raise ValueError(f'speculate must be "auto", "off" or >= 1, got {speculate!r}')
+    refusal = speculation_refusal(level, rule)
+    if not refusal:
+        return DraftLength(LENGTHS if speculate == "auto" else (int(speculate),))
+    if speculate != "auto":
+        raise ValueError(f"speculate={speculate} cannot run here: {refusal}")
+    logger.warning("decoding without speculation: %s", refusal)
+    return None
 
-    def fits(self, max_length: int) -> bool:
-        """Whether rows of up to this many tokens can speculate; for "auto" a log line if not.
 
-        Raises ValueError where a draft of a fixed length does not fit.
-        """
-        longest = self.length.longest
-        if self.level.rows_can_join(max_length + longest):
-            return True
-        refusal = f"rows of {max_length} tokens and drafts of {longest} exceed the models' reach"
-        if self.length.is_fixed:
-            raise ValueError(f"speculate={longest} cannot run here: {refusal}")
-        logger.warning("decoding without speculation: %s", refusal)
-        return False
+def drafts_fit(length: DraftLength, level: Level, max_length: int) -> bool:
+    """Whether rows of up to this many tokens can speculate; for "auto" a log line if not.
 
-    def open(self, sampling: SamplingConfig, *, num_rows: int, max_length: int) -> SpeculativeBatch:
-        """An empty batch of `num_rows` rows of up to `max_length` tokens."""
-        return SpeculativeBatch(
-            self.level,
-            self.rule,
-            sampling,
-            num_rows=num_rows,
-            max_length=max_length,
-            length=self.length,
-        )
+    Raises ValueError where a draft of a fixed length does not fit.
+    """
+    longest = length.longest
+    if level.rows_can_join(max_length + longest):
+        return True
+    refusal = f"rows of {max_length} tokens and drafts of {longest} exceed the models' reach"
+    if len(length.lengths) == 1:
+        raise ValueError(f"speculate={longest} cannot run here: {refusal}")
+    logger.warning("decoding without speculation: %s", refusal)
+    return False
 
 
 def speculation_refusal(level: Level, rule: Rule) -> str:

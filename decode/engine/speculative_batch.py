@@ -59,11 +59,6 @@ class DraftLength:
         """Most tokens of a draft."""
         return max(self.lengths)
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether there is no choice."""
-        return len(self.lengths) == 1
-
     def chosen(self) -> int:
         """The length of the next drafts."""
         for length in self.lengths:
@@ -185,7 +180,7 @@ class SpeculativeBatch(PairedBatch):
         """Whether a token can be drawn at once: nothing is drafted, and p_r known or not needed."""
         if self._drafts[row]:
             return False
-        return self._pending["risky"].is_empty(row) or self._nats[row] <= 0.0
+        return not self._unread["risky"][row] or self._nats[row] <= 0.0
 
     def _draft(self, rows: list[int], ahead: Tensor) -> None:
         """Guess the next token of these rows; ahead: (B, V) bool, seen once all drafts are kept."""
@@ -203,7 +198,7 @@ class SpeculativeBatch(PairedBatch):
                     self._decide([row])  # and so fail: there is nothing to verify before it
                 continue
             self._drafts[row].append(Draft(token_id, safe_logits.clone()))
-            self._pending["safe"].add(row, token_id)
+            self._unread["safe"][row].append(token_id)
             ahead[row, token_id] = True
 
     def _guessed(self, inputs: StepInputs) -> Tensor:
@@ -218,7 +213,7 @@ class SpeculativeBatch(PairedBatch):
 
     def _verify(self, rows: list[int]) -> int:
         """Decide drafted positions after one risky forward; returns how many tokens it read."""
-        unread = {row: self._unread(row) for row in rows}
+        unread = {row: self._to_verify(row) for row in rows}
         laws = dict(self._risky_laws(unread))
         for row, num_kept in self._walk(laws).items():
             self._forget_rejected(row, laws[row], num_kept)
@@ -226,20 +221,20 @@ class SpeculativeBatch(PairedBatch):
         self._stuck.clear()
         return sum(map(len, unread.values()))
 
-    def _unread(self, row: int) -> list[int]:
+    def _to_verify(self, row: int) -> list[int]:
         """What the risky model reads to verify a row: nothing behind what would end it."""
         state, drafts = self._state(row), self._drafts[row]
         is_at_horizon = len(state.steps) + len(drafts) == state.request.max_new_tokens
         is_last = is_at_horizon or drafts[-1].token_id in self._ends
         tokens = [draft.token_id for draft in drafts[: len(drafts) - is_last]]
-        return self._pending["risky"].of(row) + tokens
+        return self._unread["risky"][row] + tokens
 
     def _risky_laws(self, unread: dict[int, list[int]]) -> Iterator[tuple[int, Tensor]]:
         """Per row (N, V) raw logits of the drafted positions, and of the next one where read."""
         together = [row for row in unread if len(unread[row]) <= self.length.longest + 1]
         alone = [[row] for row in unread if row not in together]
         for group in [together, *alone] if together else alone:
-            counts = [len(unread[row]) - len(self._pending["risky"].of(row)) + 1 for row in group]
+            counts = [len(unread[row]) - len(self._unread["risky"][row]) + 1 for row in group]
             tokens = [unread[row] for row in group]
             logits = self.streams["risky"].feed_ends(group, tokens, max(counts))
             is_broken = logits[..., 0].isnan().any(1).tolist()
@@ -253,7 +248,7 @@ class SpeculativeBatch(PairedBatch):
 
         NaN of a later draft spreads back to it through the mask, as 0 * NaN.
         """
-        unread = self._pending["risky"].of(row)
+        unread = self._unread["risky"][row]
         self.streams["risky"].roll_back(row, self._text_length(row, "risky") - len(unread))
         self.streams["risky"].erase_rest(row)
         self._state(row).num_forwards["risky"] += 1
@@ -290,13 +285,13 @@ class SpeculativeBatch(PairedBatch):
             self.streams["safe"].erase_rest(row)
         if num_kept == len(self._drafts[row]) < len(laws):
             self._logits["risky"][row] = laws[-1]
-            self._pending["risky"].set(row, [])
+            self._unread["risky"][row] = []
         else:
             self._roll_back("risky", row)
 
     def _roll_back(self, name: str, row: int) -> None:
         self.streams[name].roll_back(row, self._text_length(row, name) - 1)
-        self._pending[name].set(row, [self._state(row).steps[-1].token_id])
+        self._unread[name][row] = [self._state(row).steps[-1].token_id]
 
     def _text_length(self, row: int, name: str) -> int:
         """Tokens of the prompt, as a stream reads it, and of what was drawn."""

@@ -4,7 +4,7 @@ import codecs
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
@@ -19,25 +19,13 @@ from ..settings import LevelName, SamplingConfig
 from ..warpers import Warpers
 
 
-class SymbolText(Protocol):
-    """How symbols become characters."""
-
-    def push(self, symbol: int) -> str:
-        """The characters that this symbol completes, "" if none."""
-        ...
-
-    def finish(self) -> str:
-        """The rest of the text at its end."""
-        ...
-
-
 class TextStream:
     """Emits text as symbols (tokens or bytes) arrive; the pieces joined are `text`.
 
     Text that may yet become a stop string is held back.
     """
 
-    def __init__(self, symbols: SymbolText, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, symbols: "TokenText | ByteText", stop: tuple[str, ...] = ()) -> None:
         self._symbols = symbols
         self._stop = stop
         self._held = ""
@@ -299,34 +287,22 @@ class TokenLevel(Level):
         specs: Mapping[StreamName, StreamSpec] = BOTH,
     ) -> dict[str, Stream]:
         """Streams of raw logits: `warpers` does what `sampling` asks for."""
-        return open_streams(
-            self.pair, num_rows, max_length, scores_prompts=scores_prompts, specs=specs
-        )
-
-
-def open_streams(
-    pair: ModelPair,
-    num_rows: int,
-    max_length: int,
-    *,
-    scores_prompts: bool,
-    specs: Mapping[StreamName, StreamSpec] = BOTH,
-) -> dict[str, Stream]:
-    """Memories by name, of `num_rows` rows of up to `max_length` tokens.
-
-    scores_prompts: whether reading gives log-probabilities of the prompts' own tokens. Raises
-    ValueError for several rows of a model that decodes such texts one at a time.
-    """
-    return {
-        name: open_stream(pair, own.model, num_rows, max_length, scores_prompts=scores_prompts)
-        for name, own in specs.items()
-    }
+        return {
+            name: open_stream(
+                self.pair, own.model, num_rows, max_length, scores_prompts=scores_prompts
+            )
+            for name, own in specs.items()
+        }
 
 
 def open_stream(
     pair: ModelPair, name: str, num_rows: int, max_length: int, *, scores_prompts: bool
 ) -> Stream:
-    """One model's memory of rows; as `open_streams`."""
+    """One model's memory of `num_rows` rows of up to `max_length` tokens.
+
+    scores_prompts: whether reading gives log-probabilities of the prompts' own tokens. Raises
+    ValueError for several rows of a model that decodes such texts one at a time.
+    """
     runner, attention = pair.runners[name], _attention(pair, name, max_length)
     if rows_are_alone(pair, name, max_length):
         if num_rows > 1:

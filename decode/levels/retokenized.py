@@ -144,17 +144,12 @@ class RetokenizedLevel(Level):
         limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
         reach = min((n for n in limits if n), default=longest * max_length + 8)
         runner = pair.runners["safe"]
-        inner: RowStream | LoneStream
-        if attention is None:
-            inner = LoneStream(pair.safe, runner.vocab_size, scores_prompts=False)
-        else:
-            inner = RowStream(
-                runner,
-                attention,
-                num_rows=num_rows,
-                max_length=reach,
-                scores_prompts=False,
-            )
+        inner: RowStream | LoneStream = LoneStream(
+            pair.safe, runner.vocab_size, scores_prompts=False
+        )
+        if attention is not None:
+            size = {"num_rows": num_rows, "max_length": reach}
+            inner = RowStream(runner, attention, **size, scores_prompts=False)
         return RetokenizedStream(
             inner,
             self._safe_text(),
@@ -287,7 +282,11 @@ class RetokenizedStream:
         kept = {
             row: self._num_kept(row, text) for row, text in texts.items() if len(text) <= self.reach
         }
-        for rows in _by_unread(texts, kept):
+        # Those of which nothing was read are read together, whatever their lengths.
+        groups = [
+            [row for row in kept if bool(kept[row]) == is_begun] for is_begun in (False, True)
+        ]
+        for rows in filter(None, groups):
             logits = self._logits(rows, texts, kept)
             warped = self._warp(logits, self._seen([texts[row] for row in rows]))
             yield from zip(rows, warped.double().log_softmax(-1), strict=True)
@@ -325,12 +324,3 @@ class RetokenizedStream:
         law = log_probs.new_full((self.vocab_size,), -torch.inf)
         law[self._symbols] = log_probs[self._twins]
         return law
-
-
-def _by_unread(texts: Mapping[int, list[int]], kept: Mapping[int, int]) -> list[list[int]]:
-    """Rows by how many tokens they have to read, as others would pad their forward; those of which
-    nothing was read are read together."""
-    groups: dict[int, list[int]] = {}
-    for row, num_kept in kept.items():
-        groups.setdefault(len(texts[row]) - num_kept if num_kept else 0, []).append(row)
-    return list(groups.values())

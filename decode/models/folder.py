@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "LICENSE*"]
-UNREAD_FILES = ["*/*", "consolidated*"]
-"""Not downloaded though they match: subfolders, where other formats and the authors' own weights
-lie, and Mistral's second copy of all weights."""
+SECOND_COPY = "consolidated*"
+"""Mistral's second copy of all weights, which some downloads hold and none needs."""
+UNREAD_FILES = ["*/*", SECOND_COPY]
+"""Not downloaded though they match; other formats and the authors' own weights lie in subfolders.
+"""
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -200,8 +202,6 @@ FINGERPRINTED = (
     "tokenizer*.json",
     "adapter_config.json",
 )
-UNREAD = "consolidated*"
-"""Mistral's second copy of all weights, which some downloads hold and none needs."""
 
 
 def fingerprint(folder: ModelFolder) -> str:
@@ -217,7 +217,7 @@ def folder_fingerprint(folder: Path) -> str:
     are unchanged: nothing is written beside models, least of all into the Hub's own cache.
     """
     matching = {path for pattern in FINGERPRINTED for path in folder.glob(pattern)}
-    files = sorted(matching - set(folder.glob(UNREAD)))
+    files = sorted(matching - set(folder.glob(SECOND_COPY)))
     stamp = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     source = str(folder.resolve())
     cache = cache_folder() / "fingerprints" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"

@@ -60,8 +60,7 @@ class RowCache(Cache):
         """Announce a forward of `num_new` columns after the ends of these rows."""
         starts = [self.lengths[row] for row in rows]
         num_columns = max(starts) + num_new
-        if num_columns > self.max_length:
-            raise ValueError(f"the cache holds {self.max_length} columns, {num_columns} are needed")
+        assert num_columns <= self.max_length, f"{num_columns} columns of {self.max_length}"
         is_level = min(starts) == max(starts)
         if is_level:
             columns = torch.arange(starts[0], num_columns).expand(len(starts), -1)
@@ -86,10 +85,7 @@ class RowCache(Cache):
 
     def roll_back(self, row: int, length: int) -> None:
         """Forget the columns of a row from `length` on."""
-        if not 0 <= length <= self.lengths[row]:
-            raise ValueError(
-                f"row {row} holds {self.lengths[row]} columns, it cannot go back to {length}"
-            )
+        assert 0 <= length <= self.lengths[row], f"row {row} cannot go back to {length} columns"
         self.lengths[row] = length
 
     def keep(self, row: int, first: int, columns: Sequence[int]) -> None:

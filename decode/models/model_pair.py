@@ -7,7 +7,6 @@ from typing import Never
 
 import torch
 from transformers import (
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -101,7 +100,13 @@ class ModelPair:
         object.__setattr__(self, "shared", shared)
         if shared.difference:
             for name, tokenizer in self.tokenizers.items():
-                _check_bytes(tokenizer, name, shared.difference)
+                try:
+                    read_tokenizer(tokenizer.backend_tokenizer)
+                except ValueError as error:
+                    raise ValueError(
+                        f"the models have different tokenizers ({shared.difference}), and the "
+                        f"{name} one has no bytes: {error}"
+                    ) from None
             logger.warning(
                 'the tokenizers differ: %s; level "auto" is bytes, so K = k * bytes',
                 shared.difference,
@@ -266,10 +271,16 @@ class ModelPair:
     @property
     def context_lengths(self) -> dict[str, int]:
         """By "safe" and "risky", in tokens; a model that states none is left out."""
-        lengths = {
-            n: context_of(model.config.get_text_config()) for n, model in self.models.items()
-        }
-        return {name: length for name, length in lengths.items() if length}
+        lengths = {}
+        for name, model in self.models.items():
+            config = model.config.get_text_config()
+            rotary = getattr(config, "rope_parameters", None) or {}
+            if length := getattr(config, "max_position_embeddings", 0):
+                lengths[name] = length
+                if rotary.get("rope_type") == "longrope":
+                    # Past this length it rotates by other angles than the keys that are cached.
+                    lengths[name] = min(length, rotary["original_max_position_embeddings"])
+        return lengths
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -304,8 +315,15 @@ class ModelPair:
         return ""
 
     def _declared_stop_tokens(self, name: str) -> set[int]:
-        model = self.models[name]
-        return declared_stop_tokens(model.config, model.generation_config, self.tokenizers[name])
+        """Tokens at which a model ends a text, by any of the three that say so."""
+        model, tokenizer = self.models[name], self.tokenizers[name]
+        declared: set[int | None] = set()
+        for ends in (model.generation_config, model.config, tokenizer):
+            token_ids = ends.eos_token_id
+            declared.update(token_ids if isinstance(token_ids, list) else [token_ids])
+        backend = tokenizer.backend_tokenizer
+        known = (token for token in declared if token is not None)
+        return {token for token in known if backend.id_to_token(token) is not None}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -345,46 +363,9 @@ class ModelPair:
             raise ValueError(f"token ids must be in [0, {self.vocab_size}), got {wrong}")
 
 
-def declared_stop_tokens(
-    config: PretrainedConfig,
-    generation_config: GenerationConfig,
-    tokenizer: PreTrainedTokenizerFast,
-) -> set[int]:
-    """Tokens at which a model ends a text, by any of the three that say so."""
-    stops = _ids(generation_config.eos_token_id) | _ids(config.eos_token_id)
-    stops |= _ids(tokenizer.eos_token_id)
-    return {t for t in stops if tokenizer.backend_tokenizer.id_to_token(t) is not None}
-
-
 def _refuse_quantized(config: PretrainedConfig) -> None:
     if method := quantization_method(config):
         raise ValueError(
             f"the safe model is quantised ({method}), so the bound would hold against another "
             "model than the original: pass allow_quantized_safe=True to accept that"
         )
-
-
-def context_of(config: PretrainedConfig) -> int:
-    """Longest text of a model, in tokens; 0 where it states none."""
-    length: int = getattr(config, "max_position_embeddings", 0)
-    rotary = getattr(config, "rope_parameters", None) or {}
-    if rotary.get("rope_type") == "longrope":
-        # Past this length it rotates by other angles, and keys that are cached were rotated before.
-        length = min(length, rotary["original_max_position_embeddings"])
-    return length
-
-
-def _check_bytes(tokenizer: PreTrainedTokenizerFast, name: str, difference: str) -> None:
-    try:
-        read_tokenizer(tokenizer.backend_tokenizer)
-    except ValueError as error:
-        raise ValueError(
-            f"the models have different tokenizers ({difference}), and the {name} one has no "
-            f"bytes: {error}"
-        ) from None
-
-
-def _ids(token_ids: int | list[int] | None) -> set[int]:
-    if token_ids is None:
-        return set()
-    return {token_ids} if isinstance(token_ids, int) else set(token_ids)

@@ -83,8 +83,7 @@ class BatchStream:
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts into all rows; no (L, V) logits are ever held."""
-        if rows != list(range(len(self._mask))) or self._mask.shape[1]:
-            raise ValueError(f"a left-padded batch is read once and whole, got rows {rows}")
+        assert rows == list(range(len(self._mask))) and not self._mask.shape[1], rows
         # Padding is token 0 with mask 0, before each prompt.
         width = max(map(len, prompts))
         token_ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
@@ -162,8 +161,7 @@ class LoneStream:
     @torch.inference_mode()
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read the one prompt; its (L, vocab_size) logits exist once."""
-        if rows != [0] or self._text:
-            raise ValueError(f"a lone text is read into an empty row 0, got rows {rows}")
+        assert rows == [0] and not self._text, rows
         logits = self._forward(prompts[0])
         if not self.scores_prompts:
             return PromptLogits(logits[-1:], [UNSCORED], 1)

@@ -15,7 +15,7 @@ DeepSeek-V2  [\r\n], \s?letters+, \s?punctuation+, \s+$, CJK, Digits one by one
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache, reduce
 from itertools import chain, pairwise
 from typing import Any
@@ -154,8 +154,8 @@ MAX_STATES, MAX_CLASSES = 64, 256
 CharacterSet = NDArray[np.bool_]
 """(0x110000,) which code points belong to it."""
 State = tuple[int, int]
-Targets = dict[tuple[int, int, int], set[State]]
-"""Where a state (two numbers) leads by a class (the third)."""
+Targets = dict[tuple[State, str], set[State]]
+"""Where a state leads by the name of a class."""
 
 
 @lru_cache(maxsize=16)
@@ -221,25 +221,38 @@ def cut_again(first: PretokenizerAutomaton, second: PretokenizerAutomaton) -> Pr
     Its states are pairs, those alone that lie on a run of some text. Raises ValueError for more
     states than 64, the bits of a set, or more classes than 256.
     """
+    # 1. Follow both at once from the beginning, over all characters.
     classes, parts = _joint_classes(first.classes, second.classes)
     joins: Targets = {}
     splits: Targets = {}
     reached, unseen = {(0, 0)}, [(0, 0)]
     while unseen:
         state = unseen.pop()
-        for name, part in enumerate(parts[1:], 1):
-            joins[*state, name], splits[*state, name] = _steps(first, second, state, part)
-            new = (joins[*state, name] | splits[*state, name]) - reached
+        for name, part in zip(classes.names[1:], parts[1:], strict=True):
+            joins[state, name], splits[state, name] = _steps(first, second, state, part)
+            new = (joins[state, name] | splits[state, name]) - reached
             reached |= new
             unseen += new
+    # 2. Keep the states from which both come to an end, those ends included.
     ends = {
         (one, two) for one, two in reached if first.accepting >> one & second.accepting >> two & 1
     }
-    kept = _leading_to(ends, [joins, splits])
+    before: dict[State, set[State]] = {}
+    for (state, _), targets in chain(joins.items(), splits.items()):
+        for target in targets:
+            before.setdefault(target, set()).add(state)
+    kept, unseen = set(ends), [*ends]
+    while unseen:
+        new = before.get(unseen.pop(), set()) - kept
+        kept |= new
+        unseen += new
     if len(kept) > MAX_STATES:
         raise ValueError(f"its steps together need {len(kept)} states, at most {MAX_STATES}")
-    by_name = [_by_name(table, classes, kept) for table in (joins, splits)]
-    return PretokenizerAutomaton(classes, by_name[0], by_name[1], map(_name, ends))
+    tables = [
+        {(state, name): targets & kept for (state, name), targets in table.items() if state in kept}
+        for table in (joins, splits)
+    ]
+    return PretokenizerAutomaton(classes, tables[0], tables[1], ends, begin=(0, 0))
 
 
 def _joint_classes(
@@ -276,31 +289,3 @@ def _steps(
     joins = {(one, two) for one in joined for two in within}
     splits = {(one, two) for one in joined for two in cut}
     return joins, splits | {(one, two) for one in split for two in members(begun)}
-
-
-def _leading_to(ends: set[State], tables: list[Targets]) -> set[State]:
-    """The states from which some text ends, those of `ends` included."""
-    before: dict[State, set[State]] = {}
-    for (one, two, _), targets in chain(*(table.items() for table in tables)):
-        for target in targets:
-            before.setdefault(target, set()).add((one, two))
-    kept, unseen = set(ends), [*ends]
-    while unseen:
-        new = before.get(unseen.pop(), set()) - kept
-        kept |= new
-        unseen += new
-    return kept
-
-
-def _name(state: State) -> str:
-    return BEGIN if state == (0, 0) else f"{state[0]} {state[1]}"
-
-
-def _by_name(table: Targets, classes: CharacterClasses, kept: set[State]) -> Table:
-    def rules() -> Iterator[tuple[tuple[str, str], tuple[str, ...]]]:
-        for (one, two, name), targets in table.items():
-            if (one, two) in kept:
-                names = tuple(_name(target) for target in sorted(targets & kept))
-                yield (_name((one, two)), classes.names[name]), names
-
-    return dict(rules())

@@ -196,29 +196,24 @@ class PairRows:
         spine = self.merges.right_spine[left]
         for piece, parent in zip(spine, (*spine[1:], None), strict=True):
             end = RANK_LIMIT if parent is None else self.merges.latest[parent] + is_irregular
-            self._mark(changes, piece, end)
+            # Count its merges that fire before it dies over the stops that they spoil.
+            bans = self._bans[self._bans_of[piece] : self._bans_of[piece + 1]]
+            alive = bans[: np.searchsorted(bans[:, 0], end)]
+            for column, change in ((1, 1), (2, 1), (3, -1)):
+                np.add.at(changes, alive[:, column], change)
+            np.add.at(changes, alive[:, 1] + 1, -1)
         invalid: NDArray[np.bool_] = np.cumsum(changes)[self._stop_of_column] > 0
         # An irregular piece may die before `latest`, so its row is an upper bound still.
         doubtful = self._tokens[invalid].tolist() if is_irregular else []
-        for right in {*doubtful, *self._meeting_irregular(spine)}:
-            invalid[self._column[right]] = not self.merges.encoded_pair_is_valid(left, right)
-        return invalid
-
-    def _mark(self, changes: NDArray[np.int32], piece: int, end: float) -> None:
-        """Count the merges of `piece` that fire before it dies over the stops that they spoil."""
-        bans = self._bans[self._bans_of[piece] : self._bans_of[piece + 1]]
-        alive = bans[: np.searchsorted(bans[:, 0], end)]
-        for column, change in ((1, 1), (2, 1), (3, -1)):
-            np.add.at(changes, alive[:, column], change)
-        np.add.at(changes, alive[:, 1] + 1, -1)
-
-    def _meeting_irregular(self, spine: tuple[int, ...]) -> list[int]:
         merged = self.merges.merged
-        return [
+        meeting = (
             token
             for token, pieces in self._irregular_pieces
             if any((piece, other) in merged for piece in spine for other in pieces)
-        ]
+        )
+        for right in {*doubtful, *meeting}:
+            invalid[self._column[right]] = not self.merges.encoded_pair_is_valid(left, right)
+        return invalid
 
 
 def _euler_tour(merges: MergeTable, parent: Ints, child: Ints, num_ids: int) -> tuple[Ints, Ints]:

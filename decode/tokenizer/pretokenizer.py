@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,18 +48,14 @@ class CharacterClasses:
         Categories are those of CATEGORIES, "" for all others. Of a character that is not among
         NAMED nothing but its category may decide.
         """
-        categories = _categories()
-        kinds = [classify(_UNNAMED, category) for category in ("", *CATEGORIES)]
-        named = {code: classify(chr(code), _category(categories, code)) for code in NAMED}
+        categories, known = _categories(), ("", *CATEGORIES)
+        kinds = [classify(_UNNAMED, category) for category in known]
+        named = {code: classify(chr(code), known[categories[code]]) for code in NAMED}
         names = ["", *sorted({*kinds, *named.values()})]
         of = np.array([names.index(kind) for kind in kinds], np.uint8)[categories]
         for code, name in named.items():
             of[code] = names.index(name)
         return cls(names, of)
-
-    def index(self, name: str) -> int:
-        """Number of a named class."""
-        return self.names.index(name)
 
     def of_text(self, text: str) -> NDArray[np.uint8]:
         """Class of each character, (len(text),) uint8."""
@@ -95,10 +92,6 @@ def _categories() -> NDArray[np.uint8]:
     return category
 
 
-def _category(categories: NDArray[np.uint8], code: int) -> str:
-    return ("", *CATEGORIES)[categories[code]]
-
-
 def code_points(text: str) -> NDArray[np.uint32]:
     """(len(text),) the code point of each character."""
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -119,25 +112,26 @@ class PretokenizerAutomaton:
     def __init__(
         self,
         classes: CharacterClasses,
-        joins: Mapping[tuple[str, str], Iterable[str]],
-        splits: Mapping[tuple[str, str], Iterable[str]],
-        accepting: Iterable[str],
+        joins: Mapping[tuple[Any, str], Iterable[Any]],
+        splits: Mapping[tuple[Any, str], Iterable[Any]],
+        accepting: Iterable[Any],
+        begin: Any = BEGIN,
     ) -> None:
-        """joins, splits: target states by (state, class), all by name."""
+        """joins, splits: target states by (state, class), states and classes by name."""
         self.classes = classes
         targets = {name for table in (joins, splits) for names in table.values() for name in names}
-        self.names = [BEGIN, *sorted(targets - {BEGIN})]
+        self.names = [begin, *sorted(targets - {begin})]
         """States in order, at most 64."""
         self._bit = {name: 1 << i for i, name in enumerate(self.names)}
-        self.begin = self._bit[BEGIN]
+        self.begin = self._bit[begin]
         self.accepting = self._set(accepting)
         self.joins = self._table(joins)
         self.splits = self._table(splits)
 
-    def _set(self, names: Iterable[str]) -> int:
+    def _set(self, names: Iterable[Any]) -> int:
         return sum(self._bit[name] for name in set(names))
 
-    def _table(self, rules: Mapping[tuple[str, str], Iterable[str]]) -> list[list[int]]:
+    def _table(self, rules: Mapping[tuple[Any, str], Iterable[Any]]) -> list[list[int]]:
         return [
             [self._set(rules.get((state, name), ())) for state in self.names]
             for name in self.classes.names
@@ -147,23 +141,20 @@ class PretokenizerAutomaton:
         """The pretokens of a complete text."""
         frontier: dict[int, list[int]] = {0: []}
         for at, name in enumerate(self.classes.of_text(text).tolist()):
-            frontier = self._advance(frontier, at, name)
+            advanced: dict[int, list[int]] = {}
+            for state, cuts in frontier.items():
+                for target in members(self.joins[name][state]):
+                    assert target not in advanced
+                    advanced[target] = cuts
+                for target in members(self.splits[name][state]):
+                    assert target not in advanced
+                    advanced[target] = [*cuts, at]
+            frontier = advanced
         runs = [cuts for state, cuts in frontier.items() if self.accepting >> state & 1]
         if len(runs) != 1:
             raise AssertionError(f"{len(runs)} ways to cut {text!r}")
         cuts = [*runs[0], len(text)]
         return [text[start:end] for start, end in pairwise(cuts)]
-
-    def _advance(self, frontier: dict[int, list[int]], at: int, name: int) -> dict[int, list[int]]:
-        advanced: dict[int, list[int]] = {}
-        for state, cuts in frontier.items():
-            for target in members(self.joins[name][state]):
-                assert target not in advanced
-                advanced[target] = cuts
-            for target in members(self.splits[name][state]):
-                assert target not in advanced
-                advanced[target] = [*cuts, at]
-        return advanced
 
 
 def members(states: int) -> list[int]:

@@ -1,6 +1,6 @@
 """The effect of each token on the states of a pretokenizer, for the whole vocabulary at once."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .pretokenizer import PretokenizerAutomaton, image, members
 from .trie import ROOT, ByteTrie
-from .utf8 import cut_partial, num_leading_continuations
+from .utf8 import CONTINUATIONS, cut_partial
 
 Opened = tuple[tuple[int, bytes], ...]
 """(automaton state, bytes of the open pretoken's characters), ascending; only what begins an entry
@@ -56,17 +56,17 @@ class WholePretokens:
     def toward(self, begun: bytes) -> list[int]:
         """Rows of the tokens behind which `begun` still begins an entry, or is one."""
         if begun not in self._toward:
-            rests = (text[len(begun) :] for text in self._texts if text.startswith(begun))
-            self._toward[begun] = sorted({row for rest in rests for row in self._rows_along(rest)})
+            trie, rows = self._trie, set[int]()
+            for text in (text for text in self._texts if text.startswith(begun)):
+                node = ROOT
+                for byte in text[len(begun) :]:
+                    if (node := trie.child(node, byte)) < 0:
+                        break
+                    rows.update(
+                        range(int(trie.low[node]), int(trie.low[node] + trie.num_ends[node]))
+                    )
+            self._toward[begun] = sorted(rows)
         return self._toward[begun]
-
-    def _rows_along(self, text: bytes) -> Iterable[int]:
-        """Rows of the tokens with which `text` begins."""
-        trie, node = self._trie, ROOT
-        for byte in text:
-            if (node := trie.child(node, byte)) < 0:
-                return
-            yield from range(int(trie.low[node]), int(trie.low[node] + trie.num_ends[node]))
 
 
 EMPTY, IDENTITY = 0, 1
@@ -88,7 +88,8 @@ class TokenShapes:
     (behind lead bytes: IDENTITY and what follows); `full_shape_of` has the tail too, as any of the
     characters it may become. A shape maps a state to the set of states after the characters, by
     whether the first one joins (`joins[shape][state]`) or splits (`splits[shape][state]`).
-    `is_ill_formed` (V,) bool: rows that no UTF-8 text contains.
+    `is_ill_formed` (V,) bool: rows that no UTF-8 text contains; `has_tail`: those that end inside a
+    character.
     """
 
     def __init__(self, automaton: PretokenizerAutomaton, texts: Sequence[bytes]) -> None:
@@ -106,8 +107,12 @@ class TokenShapes:
         self.is_ill_formed = np.array([cut is None for cut in cuts])
         self.cuts = [cut or TokenCut(b"", "", b"") for cut in cuts]
         self.num_lead = np.array([len(cut.lead) for cut in self.cuts])
+        self.has_tail = np.array([bool(cut.tail) for cut in self.cuts])
         self.shape_of = self._walk()
-        self.full_shape_of = self.with_tails(self.classes_of_tail)
+        self.full_shape_of = self.shape_of.copy()
+        for row in np.flatnonzero(self.has_tail).tolist():
+            any_of = self._any_of(automaton.classes.of_partial(self.cuts[row].tail))
+            self.full_shape_of[row] = self._shape_after(int(self.shape_of[row]), any_of)
 
     def reached(self, states: int, *, is_split: bool) -> NDArray[np.uint64]:
         """(number of shapes,) uint64: the set of states behind each shape from a set before it."""
@@ -146,18 +151,6 @@ class TokenShapes:
             self._next[shape, name] = self._number[relation]
         return self._next[shape, name]
 
-    def classes_of_tail(self, row: int) -> frozenset[int]:
-        """Classes of the characters that start with the tail of a token."""
-        return self.automaton.classes.of_partial(self.cuts[row].tail)
-
-    def with_tails(self, classes_of: Callable[[int], frozenset[int]]) -> NDArray[np.int32]:
-        """Shapes of all rows (V,), the tail taken as any character of the classes given for it."""
-        full = self.shape_of.copy()
-        for row, cut in enumerate(self.cuts):
-            if cut.tail:
-                full[row] = self._shape_after(int(full[row]), self._any_of(classes_of(row)))
-        return full
-
     def _any_of(self, names: frozenset[int]) -> int:
         """A new class for "any character of these", known to this object only."""
         if names not in self._tail_classes:
@@ -176,6 +169,6 @@ def _cut(text: bytes) -> TokenCut | None:
     """The token's characters and the pieces around them; None if no UTF-8 text contains it."""
     if text.isascii():
         return TokenCut(b"", text.decode(), b"")
-    num_lead = num_leading_continuations(text)
+    num_lead = len(text) - len(text.lstrip(CONTINUATIONS))
     cut = cut_partial(text[num_lead:])
     return None if cut is None or num_lead > 3 else TokenCut(text[:num_lead], *cut)

@@ -6,20 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = 0
-NUM_BYTES = 256
 
 
 class ByteTrie:
     """Tokens sorted by bytes; every byte prefix is an interval of them and a node of the trie.
 
     Rows are indices in the sorted order: `tokens` (V,) int32 and `texts` are what each row holds,
-    `row_of` is the row of a token; `padded_tokens` (V + 1,) int64 has one row more, to be ignored,
-    so that sums over intervals may end behind the last. Nodes are numbered level by level, so the
-    children of a node are consecutive. By node, int32: `low`, `high`, the rows with its prefix;
-    `num_ends`, how many of the first of them are exactly that prefix; `first_child`,
-    `num_children`; `byte` (uint8), the last byte of the prefix. int64: `symbol`, the same to index
-    with; `start`, the first row among those `longer` than the parent's prefix; `first_byte_starts`,
-    the first row of each first byte.
+    `row_of` is the row of a token. Nodes are numbered level by level, so the children of a node are
+    consecutive. By node, int32: `low`, `high`, the rows with its prefix; `num_ends`, how many of
+    the first of them are exactly that prefix; `first_child`, `num_children`. int64: `symbol`, the
+    last byte of the prefix; `start`, the first row among those `longer` than the parent's prefix.
     """
 
     def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
@@ -35,9 +31,8 @@ class ByteTrie:
         self.num_children = np.bincount(parent[1:], minlength=num_nodes).astype(np.int32)
         self.first_child = np.searchsorted(parent[1:], np.arange(num_nodes)).astype(np.int32) + 1
         self.start = low - (low + num_ends)[parent]
-        self.byte, self.symbol = byte.astype(np.uint8), byte.copy()
-        self._edges = parent[1:] * NUM_BYTES + byte[1:]  # ascending
-        self._bytes: bytes = self.byte.tobytes()
+        self.symbol = byte.copy()
+        self._bytes = byte.astype(np.uint8).tobytes()
         # Views whose items are Python numbers: a third of the time of an item of an array.
         self._first_child: memoryview[int] = self.first_child.data
         self._num_children: memoryview[int] = self.num_children.data
@@ -45,22 +40,11 @@ class ByteTrie:
         self._low: memoryview[int] = self.low.data
         self._high: memoryview[int] = self.high.data
         self._num_ends: memoryview[int] = self.num_ends.data
-        self.padded_tokens = np.array([*order, order[0]], np.int64)
-        self.first_byte_starts = self.low[self.children(ROOT)].astype(np.int64)
 
     def child(self, node: int, byte: int) -> int:
         """The node one byte further, or -1 where no token goes on."""
         start = self._first_child[node]
         return self._bytes.find(byte, start, start + self._num_children[node])
-
-    def children_at(
-        self, nodes: NDArray[np.int64], symbols: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """`child` of many nodes, (n,) each; symbols that are no bytes lead to -1."""
-        edges = np.where(symbols < NUM_BYTES, nodes * NUM_BYTES + symbols, -1)
-        edge = np.searchsorted(self._edges, edges)
-        is_child = self._edges[np.minimum(edge, len(self._edges) - 1)] == edges
-        return np.where(is_child, edge + 1, -1)
 
     def children(self, node: int) -> slice:
         """The consecutive nodes one byte further."""

@@ -1,5 +1,7 @@
 """Characters cut by token borders: the pieces of UTF-8 forms."""
 
+import codecs
+
 # Length of a form by the high five bits of its first byte; 0: not a first byte.
 _LENGTHS = (*[1] * 16, *[0] * 8, *[2] * 4, 3, 3, 4, 0)
 
@@ -9,17 +11,8 @@ def form_length(first_byte: int) -> int:
     return 0 if first_byte in (0xC0, 0xC1) or first_byte > 0xF4 else _LENGTHS[first_byte >> 3]
 
 
-def is_continuation(byte: int) -> bool:
-    """Whether this byte can only be inside a UTF-8 form."""
-    return byte & 0xC0 == 0x80
-
-
-def num_leading_continuations(text: bytes) -> int:
-    """How many bytes at the start of `text` finish or go on with an earlier character."""
-    count = 0
-    while count < len(text) and is_continuation(text[count]):
-        count += 1
-    return count
+CONTINUATIONS = bytes(range(0x80, 0xC0))
+"""The bytes that can only be inside a UTF-8 form."""
 
 
 def completions(partial: bytes) -> list[range]:
@@ -28,7 +21,7 @@ def completions(partial: bytes) -> list[range]:
     partial: 1 to 4 bytes, the first one a first byte. An empty list means ill-formed.
     """
     length = form_length(partial[0]) if partial else 0
-    if length < len(partial) or not all(map(is_continuation, partial[1:])):
+    if length < len(partial) or partial[1:].strip(CONTINUATIONS):
         return []
     value = partial[0] if length == 1 else partial[0] & (0x7F >> length)
     for byte in partial[1:]:
@@ -43,14 +36,9 @@ def completions(partial: bytes) -> list[range]:
 
 def cut_partial(text: bytes) -> tuple[str, bytes] | None:
     """Whole characters of `text` and the unfinished one at its end; None if it is ill-formed."""
-    for length in range(min(4, len(text) + 1)):
-        whole, partial = text[: len(text) - length], text[len(text) - length :]
-        if partial and not completions(partial):
-            continue
-        if partial and len(partial) == form_length(partial[0]):
-            continue
-        try:
-            return whole.decode(), partial
-        except UnicodeDecodeError:
-            continue
-    return None
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        whole = decoder.decode(text)
+    except UnicodeDecodeError:
+        return None
+    return whole, decoder.getstate()[0]

@@ -107,35 +107,10 @@ class Viability:
         self._is_startable = self._is_joinable | whole
         self._whole = WholePretokens([trie.texts[row] for row in np.flatnonzero(whole)], trie)
         self._lead_rows = np.flatnonzero(self._is_joinable & (self.shapes.num_lead > 0)).tolist()
-        self._ends_of_characters = self._tokens_inside_characters()
-        self._ending_shape_of = self.shapes.with_tails(self._finished_classes)
         self._rows = RowCache(MAX_CACHED_ROWS)
-        self._extended = lru_cache(MAX_CACHED_STATES)(self._extend)
+        self.extend = lru_cache(MAX_CACHED_STATES)(self._extend)
+        """The state behind a token that follows a state, or None where it may not follow."""
         self._has_end: dict[ViabilityState, bool] = {}
-
-    def _tokens_inside_characters(self) -> dict[int, list[int]]:
-        """Rows of tokens that are nothing but last bytes of a character, by how many."""
-        rows: dict[int, list[int]] = {1: [], 2: [], 3: []}
-        for row in self._lead_rows:
-            if not self.shapes.cuts[row].characters and not self.shapes.cuts[row].tail:
-                rows[len(self.trie.texts[row])].append(row)
-        return rows
-
-    def _finished_classes(self, row: int) -> frozenset[int]:
-        """Classes of the characters that a single token may make of the tail of a token.
-
-        Thanks to these, most tokens with a tail are known without a search to meet no dead end.
-        """
-        classes, every = set[int](), self.shapes.classes_of_tail(row)
-        tail, text = self.shapes.cuts[row].tail, self.trie.texts[row]
-        for last in self._ends_of_characters[form_length(tail[0]) - len(tail)]:
-            points = completions(tail + self.trie.texts[last])
-            is_next = self._is_valid_pair(self._tokens[row], self._tokens[last])
-            if points and is_next and text + self.trie.texts[last] not in self._whole:
-                classes.add(int(self.automaton.classes.of[points[0].start]))
-            if classes == every:
-                break
-        return frozenset(classes)
 
     def start(self) -> ViabilityState:
         """Before any text."""
@@ -163,10 +138,6 @@ class Viability:
                 row[row_index] = self.extend(state, self._tokens[row_index]) is not None
         return row
 
-    def extend(self, state: ViabilityState, token: int) -> ViabilityState | None:
-        """The state behind `token`, or None where it may not follow."""
-        return self._extended(state, token)
-
     def _extend(self, state: ViabilityState, token: int) -> ViabilityState | None:
         after = self._step(state, token)
         return None if after is None or self._is_dead_end(after) else after
@@ -184,7 +155,11 @@ class Viability:
         """Go on from a state until a text may end; if none does, all that was seen is dead."""
         seen, unseen = {start}, [start]
         while unseen:
-            for after in self._steps(unseen.pop()):
+            state = unseen.pop()
+            for row_index in self._candidates(state):
+                after = self._step(state, self._tokens[row_index])
+                if after is None:
+                    continue
                 if self.may_end(after) or self._has_end.get(after, False):
                     self._has_end[start] = True
                     return
@@ -192,13 +167,6 @@ class Viability:
                     seen.add(after)
                     unseen.append(after)
         self._has_end.update(dict.fromkeys(seen, False))
-
-    def _steps(self, state: ViabilityState) -> Iterator[ViabilityState]:
-        """The states one token further, in dead ends too."""
-        for row_index in self._candidates(state):
-            after = self._step(state, self._tokens[row_index])
-            if after is not None:
-                yield after
 
     def _candidates(self, state: ViabilityState) -> Iterator[int]:
         """Rows of all tokens that may be a step; outside characters, those that end first."""
@@ -261,16 +229,19 @@ class Viability:
         if cut.tail:
             state = replace(state, partial=cut.tail)
         if state.partial:
-            return state if self._may_go_on(state) else None
-        return self._close(state) if state.joins else None
-
-    def _may_go_on(self, state: ViabilityState) -> bool:
-        """Whether some character that starts with the partial one is possible."""
-        return any(
-            image(self.automaton.joins[name], state.joins)
-            or image(self.automaton.splits[name], state.splits)
-            for name in self.automaton.classes.of_partial(state.partial)
-        )
+            # Some character that starts with the partial one must be possible.
+            may_go_on = any(
+                image(self.automaton.joins[name], state.joins)
+                or image(self.automaton.splits[name], state.splits)
+                for name in self.automaton.classes.of_partial(state.partial)
+            )
+            return state if may_go_on else None
+        if not state.joins:
+            return None
+        # Where the open pretoken may end: not as pieces of a whole pretoken.
+        if state.token is not None and not self.merges.is_reachable(state.token):
+            return ViabilityState(0, state.joins, token=state.token)
+        return replace(state, splits=state.joins & ~self._whole.closed(state.opened))
 
     def _moved(
         self,
@@ -285,12 +256,6 @@ class Viability:
         if self._whole:
             opened = self._whole.opened(state.opened, state.splits, relation, characters)
         return ViabilityState(reached, 0, token=state.token, opened=opened)
-
-    def _close(self, state: ViabilityState) -> ViabilityState:
-        """Decide in which states the open pretoken may end: not as pieces of a whole pretoken."""
-        if state.token is not None and not self.merges.is_reachable(state.token):
-            return ViabilityState(0, state.joins, token=state.token)
-        return replace(state, splits=state.joins & ~self._whole.closed(state.opened))
 
     def _banned(self, state: ViabilityState) -> tuple[bytes, ...]:
         if state.token is None or not self.added.literals:
@@ -307,22 +272,24 @@ class Viability:
 
     def _row(self, states: int, *, is_split: bool) -> NDArray[np.bool_]:
         """Tokens that begin a character, can be walked from the states and meet no dead end."""
-        return self._rows.get((states, is_split), lambda: self._compute_row(states, is_split))
 
-    def _compute_row(self, states: int, is_split: bool) -> NDArray[np.bool_]:
-        row, is_end = self._walkable(states, is_split)
-        state = ViabilityState(0, states) if is_split else ViabilityState(states, 0)
-        for row_index in np.flatnonzero(row & ~is_end).tolist():
-            row[row_index] = self._extend(state, self._tokens[row_index]) is not None
-        return row
+        def computed() -> NDArray[np.bool_]:
+            row, is_end = self._walkable(states, is_split)
+            state = ViabilityState(0, states) if is_split else ViabilityState(states, 0)
+            for row_index in np.flatnonzero(row & ~is_end).tolist():
+                row[row_index] = self._extend(state, self._tokens[row_index]) is not None
+            return row
+
+        return self._rows.get((states, is_split), computed)
 
     def _walkable(self, states: int, is_split: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """(V,) bool each: tokens of which some way through is open, and those that may end then."""
         reached = self.shapes.reached(states, is_split=is_split)
         mask = self._is_startable if is_split else self._is_joinable
         row = (reached != 0)[self.shapes.full_shape_of] & mask & (self.shapes.num_lead == 0)
-        is_end = (reached & np.uint64(self.automaton.accepting) != 0)[self._ending_shape_of]
-        return row, is_end
+        # Behind a tail the text cannot end yet, whatever the characters before it allow.
+        is_end = (reached & np.uint64(self.automaton.accepting) != 0)[self.shapes.shape_of]
+        return row, is_end & ~self.shapes.has_tail
 
     def _partial_row(self, state: ViabilityState) -> NDArray[np.bool_]:
         """Tokens that go on with the unfinished character and meet no dead end."""

@@ -17,6 +17,18 @@ END_SYMBOL = 256
 NUM_SYMBOLS = 257
 
 
+@contextmanager
+def _no_garbage_sought() -> Iterator[None]:
+    """Nearly all of a million new objects stay: to look for others takes a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class ByteVocabulary:
     """A byte-level BPE tokenizer as a trie of its tokens and the rule of what may follow what.
 
@@ -29,6 +41,7 @@ class ByteVocabulary:
     the tokenizer leaves that byte out.
     """
 
+    @_no_garbage_sought()
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -41,12 +54,6 @@ class ByteVocabulary:
         pretokenizers with a step that is not known, for stop tokens that stand for text, and
         for missing start tokens.
         """
-        with _no_garbage_sought():
-            self._read(tokenizer, stop_token_ids, bos_token_id)
-
-    def _read(
-        self, tokenizer: Tokenizer, stop_token_ids: Sequence[int], bos_token_id: int | None
-    ) -> None:
         file = read_tokenizer(tokenizer)
         plain = file.token_bytes.keys() - file.added_token_ids
         if stands_for_text := plain & set(stop_token_ids):
@@ -76,18 +83,6 @@ class ByteVocabulary:
         """The bytes that the tokenizer sees in a whole prompt (NFC where it asks for that)."""
         normalizer = self._tokenizer.normalizer
         return (text if normalizer is None else str(normalizer.normalize_str(text))).encode()
-
-
-@contextmanager
-def _no_garbage_sought() -> Iterator[None]:
-    """Nearly all of a million new objects stay: to look for others takes a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _start_token_ids(

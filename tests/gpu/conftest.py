@@ -36,6 +36,8 @@ class Sizes:
     byte_text: bytes
     num_counted: int
     """Tokens or bytes over which waits are counted."""
+    most_waits: int
+    """Of the host for a token."""
 
 
 FULL = Sizes(
@@ -53,6 +55,7 @@ FULL = Sizes(
     num_drafts=3,
     byte_text=b"It's the keeper's  lamp, 1234\n\nof caf\xc3\xa9s",
     num_counted=16,
+    most_waits=2,
 )
 """A GPU's: seconds a test."""
 
@@ -68,6 +71,7 @@ SMALL = Sizes(
     num_drafts=1,
     byte_text=b"It's",
     num_counted=3,
+    most_waits=1,
 )
 """The interpreter's, which takes a millisecond for what a GPU does in a nanosecond."""
 

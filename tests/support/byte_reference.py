@@ -117,7 +117,7 @@ class ReferenceStream:
 
     def _of_head(self, law, prefix: int, log_mass: float) -> np.ndarray:
         trie, masses = self.vocabulary.trie, np.full(NUM_SYMBOLS, -math.inf)
-        masses[trie.byte[trie.children(prefix)]] = log_mass + law.log_children(prefix)
+        masses[trie.symbol[trie.children(prefix)]] = log_mass + law.log_children(prefix)
         if prefix == ROOT:
             masses[END_SYMBOL] = log_mass + law.log_end
         return masses

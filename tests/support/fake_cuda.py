@@ -5,8 +5,9 @@ CPU; a mark on their storage says that they are on the device, so views, paramet
 in-place operations share it. Triton kernels run in the interpreter, one program after another.
 
 - Operations that mix the device with the host raise RuntimeError, as on CUDA.
-- Every wait of the host is counted in `device.waits`: a value read (item, tolist, bool, cpu), a
-  result whose shape depends on values (nonzero, boolean indices), a copy of pageable memory.
+- Every wait of the host is a warning where `torch.cuda.set_sync_debug_mode` asks for it: a value
+  read (item, tolist, bool, cpu), a result whose shape depends on values (nonzero, boolean indices),
+  a copy of pageable memory.
 
 It knows nothing of time, of other streams' races and of other numbers than the CPU's. Models are
 moved to it: `from_pretrained` inside the block leaves buffers that no file has without values.
@@ -44,7 +45,6 @@ def _grid_executor(device: FakeDevice) -> type[interpreter.GridExecutor]:
                 raise RuntimeError(f"Triton Error [CUDA]: invalid argument: grid {grid} of {name}")
             if kwargs.get("launch_cooperative_grid") and grid[0] > 1:
                 raise RuntimeError(f"{name}: programs that run in turn cannot wait for each other")
-            device.launches[name] += 1
             with device.passive():
                 super().__call__(*args, **kwargs)
 

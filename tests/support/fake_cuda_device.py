@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ TOTAL_MEMORY = 141 << 30
 
 
 class FakeDevice:
-    """Waits and launches of the device."""
+    """The device, and whether torch was asked to warn when the host waits for it."""
 
     def __init__(self, num_processors: int) -> None:
         self.properties = SimpleNamespace(
@@ -30,30 +29,14 @@ class FakeDevice:
             major=9,
             minor=0,
         )
-        self.waits: Counter[str] = Counter()
-        """Counts by what was asked and where: file:line of the innermost frames of the package."""
-        self.launches: Counter[str] = Counter()
-        """Triton kernels by name."""
         self.sync_debug_mode = "default"
         self.is_passive = False
         """Set while the fake itself, or an interpreted kernel, computes."""
 
-    @property
-    def num_waits(self) -> int:
-        return self.waits.total()
-
     def wait(self, what: str) -> None:
         """The host waits for the device."""
-        self.waits[f"{what} {here()}"] += 1
         if self.sync_debug_mode == "warn":
-            warnings.warn(f"called a synchronizing CUDA operation: {what}", stacklevel=3)
-
-    @contextmanager
-    def counted(self) -> Iterator[Counter[str]]:
-        """The waits of a block, full once it has ended."""
-        before, waits = self.waits.copy(), Counter[str]()
-        yield waits
-        waits.update(self.waits - before)
+            warnings.warn(f"called a synchronizing CUDA operation: {what} {here()}", stacklevel=3)
 
     @contextmanager
     def passive(self) -> Iterator[None]:

@@ -144,6 +144,17 @@ def test_a_text_that_outgrows_the_positions_is_over(vocabulary):
     assert [stream.outgrown(row) for row in (0, 1)] == [1024, 0]
 
 
+@one_tokenizer
+def test_a_prompt_whose_last_word_begins_with_too_many_tokens_is_over(vocabulary):
+    """The word is one token, and fits; some beginning of it is three."""
+    stream = stream_of(model_of(vocabulary, "gpt2"), vocabulary)
+    prompts = [list(b"1!" * number + b" round") for number in (511, 400)]
+    read = stream.read(prompts, [0, 1])
+    assert read.token_log_probs[0].isnan().all() and not read.token_log_probs[1].isnan().any()
+    assert [stream.outgrown(row) for row in (0, 1)] == [1024, 0]
+    assert (read.logits[0] == -torch.inf).all()
+
+
 @pytest.mark.slow
 @one_tokenizer
 @pytest.mark.parametrize(("num_tokens", "scores"), [(1500, True), (8000, False)])
@@ -165,7 +176,7 @@ def test_what_masking_took_counts_by_the_share_of_each_node(model, vocabulary, p
     for byte in [None, *prompt[9:], *text]:
         if byte is not None:
             feed(stream, {0: [byte]})
-        marginals = stream._row(0).marginals
+        marginals = stream._rows[0].marginals
         _, total = marginals.log_masses()
         for node in marginals.laws.keys() - seen:
             share = min(1.0, math.exp(marginals.log_mass[node] - total))

@@ -93,18 +93,3 @@ def test_other_steps_are_refused_by_name(reason):
     with pytest.raises(ValueError, match=f"unsupported pre-tokenizer: {reason}") as refusal:
         detect_pretokenizer(with_steps(*UNKNOWN_STEPS[reason]))
     assert "\n" not in str(refusal.value)
-
-
-def test_falcon_cuts_inside_characters():
-    tokenizer = with_steps(*FALCON)
-    pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("\u043c")]
-    assert len(pieces) == 2
-
-
-def test_partial_characters_have_the_classes_of_their_completions():
-    classes = CharacterClasses.by_category(
-        lambda _, category: {"L": "L"}.get(category[:1], "other")
-    )
-    assert classes.of_partial("\u4e2d".encode()[:2]) == {classes.index("L")}
-    assert classes.of_partial(b"\xc3") == {classes.index("L"), classes.index("other")}
-    assert classes.of_partial(b"\xed\xa0") == frozenset()

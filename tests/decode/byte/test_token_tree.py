@@ -4,19 +4,15 @@ import math
 
 import pytest
 import torch
-from byte_streams import alive, path_of
+from byte_streams import alive
 
 from anchored.decode.byte.byte_row import ByteRow
 from anchored.decode.byte.node_law import node_laws
 from anchored.decode.byte.settings import ByteCounts
-from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
+from anchored.decode.byte.token_tree import ROOT_NODE
 from anchored.decode.byte.tree_cache import TreeCache
 
 PROSE = "The harbour bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 3
-
-
-def missing(cache: TreeCache) -> list[int]:
-    return cache.missing(head.node for head in cache.tree.heads)
 
 
 def test_the_trunk_only_grows_and_begins_the_final_tokenisation(tokenizer, tree):
@@ -44,32 +40,13 @@ def test_long_texts_need_no_recursion(tree):
     assert len(tree.trunk()) > 500
 
 
-TEXT = b"the harbour's the 12345 the harbour, \n\n the end "
-
-
-def row_of(tree: TokenTree, **changes) -> ByteRow:
-    return ByteRow(TreeCache(tree), ByteCounts(), reach=1024, **changes)
-
-
-@pytest.mark.parametrize("family", ["cl100k"])
-def test_seen_tokens_are_those_of_the_path(tree):
-    row = row_of(tree)
-    start = set(tree.vocabulary.start_token_ids)
-    for byte in TEXT:
-        row.append(byte)
-        for node, _ in tree.heads:
-            assert set(row.seen(node).tolist()) == start | set(path_of(tree, node))
-    num_tokens = tree.depth[tree.heads[0].node]
-    assert len(row.seen(tree.heads[0].node)) < num_tokens  # "the" is there once
-
-
 @pytest.mark.parametrize("family", ["cl100k"])
 def test_nothing_is_guessed_behind_a_text_without_mass(tree):
-    row = row_of(tree, prefetch=4)
+    row = ByteRow(TreeCache(tree), ByteCounts(), prefetch=4, reach=1024)
     banned = torch.full((1, tree.vocabulary.vocab_size), -math.inf)
     (law,) = node_laws(tree.vocabulary, [tree.state[ROOT_NODE]], banned)
     row.marginals.add_law(ROOT_NODE, law)
     row.append(ord("t"))
     forward = row.forward(row.wanted())
     assert forward is not None
-    assert forward.nodes == row.wanted()
+    assert forward.nodes == [ROOT_NODE, *row.wanted()]

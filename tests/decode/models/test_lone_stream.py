@@ -22,36 +22,24 @@ def recorded(result) -> list[float]:
     return [step.safe_log_prob for step in result.ledger.steps]
 
 
-def test_prompts_in_one_call_give_what_each_gives_alone_and_verify(lone_pair):
+def test_texts_are_the_same_together_alone_scored_and_streamed_by_turns(lone_pair):
     decoder = Decoder(lone_pair, Anchored(k=1.0))
-    together = decoder.generate(PROMPTS, max_new_tokens=6)
-    for prompt, result in zip(PROMPTS, together, strict=True):
-        (alone,) = decoder.generate([prompt], max_new_tokens=6)
-        assert result.token_ids == alone.token_ids and recorded(result) == recorded(alone)
-        assert verify(result.ledger, lone_pair).is_ok
-
-
-def test_scores_of_several_texts_are_those_of_the_plain_forward(lone_pair):
-    decoder = Decoder(lone_pair, Anchored(k=1.0))
-    results = decoder.generate(PROMPTS, max_new_tokens=6, temperature=1.0, repetition_penalty=1.0)
-    continuations = [result.token_ids for result in results]
-    scores = decoder.score(PROMPTS, continuations, k=1.0)
-    for result, score in zip(results, scores, strict=True):
-        plain = plain_log_probs(lone_pair, result.ledger)
-        assert score.safe_token_log_probs == pytest.approx(plain, abs=1e-4, rel=0)
-
-
-def test_texts_that_are_streamed_by_turns_do_not_share_a_state(lone_pair):
-    decoder = Decoder(lone_pair, Anchored(k=1.0))
-    results = decoder.generate(PROMPTS[:2], max_new_tokens=6)
-    streams = [decoder.stream(prompt, max_new_tokens=6) for prompt in PROMPTS[:2]]
-    spends: list[list[float]] = [[], []]
+    settings = {"max_new_tokens": 6, "temperature": 1.0, "repetition_penalty": 1.0}
+    together = decoder.generate(PROMPTS, **settings)
+    scores = decoder.score(PROMPTS, [result.token_ids for result in together], k=1.0)
+    streams = [decoder.stream(prompt, **settings) for prompt in PROMPTS]
+    spends: list[list[float]] = [[] for _ in PROMPTS]
     for _ in range(6):
         for spent, stream in zip(spends, streams, strict=True):
             spent += [piece.spend for piece in itertools.islice(stream, 1)]
-    assert [len(result.token_ids) for result in results] == [6, 6]
-    expected = [[step.spend for step in result.ledger.steps] for result in results]
-    assert spends == expected and sum(map(sum, spends)) > 0
+    for i, (prompt, result) in enumerate(zip(PROMPTS, together, strict=True)):
+        (alone,) = decoder.generate([prompt], **settings)
+        assert result.token_ids == alone.token_ids and recorded(result) == recorded(alone)
+        assert spends[i] == [step.spend for step in result.ledger.steps]
+        plain = plain_log_probs(lone_pair, result.ledger)
+        assert scores[i].safe_token_log_probs == pytest.approx(plain, abs=1e-4, rel=0)
+        assert verify(result.ledger, lone_pair).is_ok
+    assert sum(map(sum, spends)) > 0
 
 
 def test_llama4_texts_of_unequal_lengths_beyond_its_reach_decode_alone(tokenizer):

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.levels.level import open_streams
+from anchored.decode.levels.level import open_stream
 
 PROMPTS = ["the keeper of the lamp", "salt"]
 
@@ -70,6 +70,12 @@ CHANGES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """A layer whose weight cannot be read scores a prompt in several tiles."""
+    monkeypatch.setattr("anchored.decode.models.row_stream.ROWS_PER_TILE", 3)
+
+
 @torch.inference_mode()
 def check_recorded(pair: ModelPair) -> None:
     """The steps of ledgers, and the scores of prompts that debts are made of."""
@@ -77,7 +83,7 @@ def check_recorded(pair: ModelPair) -> None:
         recorded = [step.safe_log_prob for step in result.ledger.steps]
         assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
     prompts = [pair.encode(prompt) for prompt in PROMPTS]
-    read = open_streams(pair, 2, 30, scores_prompts=True)["safe"].read(prompts, [0, 1])
+    read = open_stream(pair, "safe", 2, 30, scores_prompts=True).read(prompts, [0, 1])
     for prompt, scores in zip(prompts, read.token_log_probs, strict=True):
         logits = pair.safe(torch.tensor([prompt]), use_cache=False).logits[0].double()
         plain = logits.log_softmax(-1)[range(len(prompt) - 1), prompt[1:]]

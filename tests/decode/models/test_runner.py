@@ -1,4 +1,4 @@
-"""The output layer of a runner, read by weight, packed or run: the same numbers, none left out."""
+"""The packed output layer of a runner gives the numbers of the plain one."""
 
 import pytest
 import torch
@@ -6,43 +6,7 @@ from tiny_models import tiny_llama
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from anchored.decode.models.row_stream import ROWS_PER_TILE, ModelRunner
-
-
-class Opaque(nn.Linear):
-    """A layer whose weight cannot be read as it stands, like a quantised one."""
-
-
-def layers(bias: bool) -> tuple[ModelRunner, ModelRunner]:
-    """(read by weight, read by forward) over 300 of 320 tokens."""
-    model, opaque = tiny_llama(1), tiny_llama(1)
-    model.lm_head = nn.Linear(32, 320, bias=bias).double()
-    opaque.lm_head = Opaque(32, 320, bias=bias).double()
-    opaque.lm_head.load_state_dict(model.lm_head.state_dict())
-    return ModelRunner(model, 300), ModelRunner(opaque, 300)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("num_rows", [0, 1, 2 * ROWS_PER_TILE + 1])
-@torch.inference_mode()
-def test_both_ways_leave_the_padding_out_and_agree(bias, num_rows):
-    hidden = torch.randn(num_rows, 32, dtype=torch.float64)
-    token_ids = torch.randint(300, (num_rows,))
-    by_weight, by_forward = (layer.token_log_probs(hidden, token_ids) for layer in layers(bias))
-    logits = layers(bias)[0].logits(hidden)
-    assert logits.shape == (num_rows, 300)
-    torch.testing.assert_close(by_weight, by_forward)
-
-
-@torch.inference_mode()
-def test_a_layer_that_cannot_be_read_is_run_tile_by_tile():
-    _, opaque = layers(bias=False)
-    sizes: list[int] = []
-    opaque._output_layer.register_forward_hook(lambda layer, given, out: sizes.append(len(out)))
-    opaque.token_log_probs(
-        torch.zeros(2 * ROWS_PER_TILE + 1, 32).double(), torch.zeros(2 * ROWS_PER_TILE + 1).long()
-    )
-    assert sizes == [ROWS_PER_TILE, ROWS_PER_TILE, 1]
+from anchored.decode.models.row_stream import ModelRunner
 
 
 def packing_model(dtype: torch.dtype, bias: bool) -> LlamaForCausalLM:
