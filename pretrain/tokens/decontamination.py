@@ -10,9 +10,8 @@ from typing import Any
 from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
 from .documents import DamagedFile, Document, RecordFields, file_lines, input_documents, text_digest
 from .input_files import InputFile, SourceFiles
-from .job import check_same, claim
 from .passages import NUM_LETTERS, NUM_WORDS, Passages, is_long_enough
-from .workers import FileWork, Observer
+from .workers import FileJob, FileWork, Observer, check_same
 
 SCHEMA = "anchored-decontamination/1"
 _JSON_LINES = (".jsonl", ".ndjson", ".gz", ".zst", ".zstd")
@@ -40,11 +39,9 @@ class ForbiddenTexts:
         paths = [each for path in files for each in _files(path)]
         wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
         folder = output / _AGAINST
-        if not folder.exists():
-            hashed = cls._hashed(paths, wanted)
-            with locked(output / f"{_AGAINST}.lock"):
-                if not folder.exists():  # another process may have been faster
-                    hashed._save(folder)
+        with locked(output / f"{_AGAINST}.lock"):  # of several processes one hashes
+            if not folder.exists():
+                cls._hashed(paths, wanted)._save(folder)
         texts = cls.load(output)
         kept = [{name: file[name] for name in ("name", "sha256")} for file in texts.files]
         check_same({_AGAINST: kept}, {_AGAINST: wanted}, folder)
@@ -92,53 +89,52 @@ class ForbiddenTexts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecontaminationJob:
-    """The search of one source; any number of processes share its input files.
+class DecontaminationJob(FileJob):
+    """The search of one source.
 
     OUTPUT/progress/SOURCE records every finished file, OUTPUT/against the passages looked for.
     """
 
-    source: str
-    output: Path
-    inputs: SourceFiles
-    fields: RecordFields
+    against: list[dict[str, Any]]
+    """`ForbiddenTexts.files` of the texts looked for."""
 
     @property
     def report_file(self) -> Path:
         return self.output / f"{self.source}.jsonl"
 
     @property
-    def _progress(self) -> Path:
+    def progress(self) -> Path:
         return self.output / "progress" / self.source
 
-    def start(self, texts: ForbiddenTexts) -> None:
-        """Make the folder; raises ValueError if it was begun with other inputs or texts."""
-        self._progress.mkdir(parents=True, exist_ok=True)
-        with locked(self._progress / "start.lock"):
-            claim(self._progress / "job.json", self._identity(texts), self._progress)
+    def identity(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            **_searched(self.inputs, self.fields),
+            "against": self.against,
+            "num_words": NUM_WORDS,
+            "num_letters": NUM_LETTERS,
+        }
 
     def open(self) -> FileWork:
-        """Searches the file of an index."""
-        texts = ForbiddenTexts.load(self.output)
-        return functools.partial(self.search_file, texts=texts)
+        return functools.partial(self.search_file, texts=ForbiddenTexts.load(self.output))
 
     def search_file(self, index: int, observe: Observer, *, texts: ForbiddenTexts) -> None:
         """Record what the file's documents share with the texts, unless that is done."""
-        path = self._file_path(index)
-        with locked(path.with_suffix(".lock")):
-            if path.exists():
+        path, file = self._file_path(index), self.inputs.files[index]
+        with locked(self.lock_of(index), waits=False) as is_ours:
+            if not is_ours or path.exists():
                 return
             matches, num_documents, num_bytes = [], 0, 0
-            for document in input_documents(self.inputs.files[index], self.fields):
+            for document in input_documents(file, self.fields):
                 size = len(document.text or b"")
                 num_documents, num_bytes = num_documents + 1, num_bytes + size
                 if match := _match(document, texts):
-                    matches.append({"input_file": self.inputs.files[index].name} | match)
+                    matches.append({"input_file": file.name} | match)
                 observe(size, 1)
             table = {"num_documents": num_documents, "num_bytes": num_bytes, "documents": matches}
             write_durably(path, json.dumps(table) + "\n")
 
-    def finish(self, texts: ForbiddenTexts, *, least_chars: int) -> "Report | None":
+    def finish(self, *, least_chars: int) -> "Report | None":
         """Write the report, in place of an earlier one; None while input files are missing.
 
         least_chars: documents that share fewer characters are reported and kept.
@@ -151,27 +147,17 @@ class DecontaminationJob:
         for document in documents:
             document["left_out"] = document["num_chars"] >= least_chars
         report = Report(
-            **self._identity(texts),
+            **self.identity(),
             least_chars=least_chars,
             num_documents=sum(table["num_documents"] for table in tables),
             num_bytes=sum(table["num_bytes"] for table in tables),
             documents=documents,
         )
-        with locked(self._progress / "finish.lock"):
-            report.write(self.report_file)
+        report.write(self.report_file)
         return report
 
-    def _identity(self, texts: ForbiddenTexts) -> dict[str, Any]:
-        return {
-            "source": self.source,
-            **_searched(self.inputs, self.fields),
-            "against": texts.files,
-            "num_words": NUM_WORDS,
-            "num_letters": NUM_LETTERS,
-        }
-
     def _file_path(self, index: int) -> Path:
-        return self._progress / f"file-{index:05d}.json"
+        return self.progress / f"file-{index:05d}.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
