@@ -72,9 +72,9 @@ class DataPlan:
         self._epoch = lru_cache(maxsize=4 * len(self.shards))(self._new_epoch)
 
     @classmethod
-    def open(cls, config: DataConfig, *, seq_len: int, verify: bool) -> "DataPlan":
-        """Open the shards of every source; `verify` also compares their checksums."""
-        shards = [TokenShards.open(source.path, verify=verify) for source in config.sources]
+    def open(cls, config: DataConfig, *, seq_len: int) -> "DataPlan":
+        """Open the shards of every source."""
+        shards = [TokenShards.open(source.path) for source in config.sources]
         return cls(config, shards, seq_len=seq_len)
 
     def locate(self, sequence: int) -> Window:

@@ -97,7 +97,7 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
         windows = [max(1, (size - 1) // spec.seq_len) for size in sizes]
         plan_hash = ""
     else:
-        plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+        plan = DataPlan.open(spec.data, seq_len=spec.seq_len)
         mixture, windows, plan_hash = plan.mixture, plan.num_windows, plan.hash
     counts = mixture.counts(spec.num_steps * spec.sequences_per_step)
     return StagePlan(

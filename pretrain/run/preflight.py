@@ -76,7 +76,7 @@ def check_run(
     _check_writable(dump_folder)
     machine = machine or Machine.here(dump_folder)
     _check_gpus(config, machine)
-    plan = DataPlan.open(config.data, seq_len=config.training.seq_len, verify=False)
+    plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
     record = record_of(config, plan, num_processes=num_processes)
     _check_tokenizer(config, plan, num_model_tokens=record.model["vocab_size"])
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)

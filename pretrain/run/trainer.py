@@ -108,7 +108,7 @@ class Trainer:
         # 4. What is read, watched and saved.
         self.step = 0
         self._was_signalled = False
-        self._plan = DataPlan.open(config.data, seq_len=config.training.seq_len, verify=False)
+        self._plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
         self._batch_size = global_batch_size(config, dist.get_world_size())
         round_size = config.training.local_batch_size * dist.get_world_size()
         self._num_rounds = self._batch_size // round_size

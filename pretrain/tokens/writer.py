@@ -243,7 +243,7 @@ def write_token_shards(
         write_manifests(
             partial, segments, source=source, revision=revision, encoder=encoder, rules=rules
         )
-    return TokenShards.open(folder, verify=False)
+    return TokenShards.open(folder)
 
 
 def write_manifests(

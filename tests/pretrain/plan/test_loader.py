@@ -18,7 +18,7 @@ SEQ_LEN = 16
 @pytest.fixture(scope="module")
 def plan(corpus):
     data = corpus.data_config({"harbour": 0.55, "orchard": 0.25, "quarry": 0.2})
-    return DataPlan.open(data, seq_len=SEQ_LEN, verify=True)
+    return DataPlan.open(data, seq_len=SEQ_LEN)
 
 
 def loaders(plan, world_size, local_batch_size, **options):

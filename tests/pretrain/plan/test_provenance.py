@@ -30,7 +30,7 @@ def test_steps_behind_skipped_data_are_found_back():
 @pytest.mark.parametrize("skips", [[], [[5, 3], [11, 2]]])
 def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
     config = corpus.data_config({"harbour": 0.5, "orchard": 0.2, "quarry": 0.3}, seed=5)
-    plan = DataPlan.open(config, seq_len=40, verify=False)
+    plan = DataPlan.open(config, seq_len=40)
     data = data_record(plan, batch_size=BATCH_SIZE) | {"skips": skips}
     num_steps = 30
     # Against the steps, each read from its number, and the raw texts.

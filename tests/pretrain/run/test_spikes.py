@@ -81,7 +81,7 @@ def test_settings_without_sense_are_refused(settings):
 @pytest.fixture
 def plan(corpus):
     data = corpus.data_config({"harbour": 1.0, "quarry": 1.0})
-    return DataPlan.open(data, seq_len=32, verify=True)
+    return DataPlan.open(data, seq_len=32)
 
 
 def test_a_sequence_is_named_by_its_first_and_last_document(plan):

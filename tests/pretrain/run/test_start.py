@@ -21,7 +21,7 @@ from anchored.tools.commands.training.training_options import PlanConfig
 
 @pytest.fixture(scope="module")
 def plan(corpus):
-    return DataPlan.open(corpus.data_config({"quarry": 1.0}), seq_len=32, verify=False)
+    return DataPlan.open(corpus.data_config({"quarry": 1.0}), seq_len=32)
 
 
 def run_config(plan):
@@ -189,7 +189,7 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_copied(
 
 def test_what_was_read_leaves_out_what_was_skipped(corpus):
     config = corpus.data_config({"harbour": 2.0, "quarry": 1.0})
-    plan = DataPlan.open(config, seq_len=32, verify=False)
+    plan = DataPlan.open(config, seq_len=32)
     data = data_record(plan, batch_size=4) | {"skips": [[3, 2], [3 + 4, 5]]}
     assert [skipped_steps(data, step) for step in (2, 3, 6, 7)] == [0, 2, 2, 7]
     for step in range(12):

@@ -233,9 +233,8 @@ def test_kept_moments_move_the_weights_as_an_unbroken_optimizer_does(
     train(config_file)
     assert RunRecord.read(tmp_path / "run").identity["checkpoint.keep_moments"] is True
     model, optimizer = unbroken(stage_one / f"step-{STEPS}", RunRecord.read(finished).model)
-    plan = DataPlan.open(
-        load_job_config(["--job.config_file", str(config_file)]).data, seq_len=32, verify=True
-    )
+    data = load_job_config(["--job.config_file", str(config_file)]).data
+    plan = DataPlan.open(data, seq_len=32)
     lines = curve(tmp_path / "run")
     assert [line["lr"] for line in lines] == pytest.approx([1e-3 * n / 6 for n in range(6, 0, -1)])
     for line in lines[:4]:

@@ -198,7 +198,7 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
 
     source = DataSource(name="hay", path=str(tmp_path / "s"), weight=1.0)
     data = DataConfig(sources=(source,))
-    plan = DataPlan.open(data, seq_len=32, verify=False)
+    plan = DataPlan.open(data, seq_len=32)
     record = RunRecord(
         model={},
         tokenizer_sha256="",

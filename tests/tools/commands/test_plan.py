@@ -74,7 +74,7 @@ def test_a_run_is_planned_from_its_shards(capsys, tmp_path, run_file, shards_fol
         DataSource(name=name, path=str(shards_folder / name), weight=weight)
         for name, weight in WEIGHTS.items()
     )
-    plan = DataPlan.open(DataConfig(sources=sources, seed=7), seq_len=16, verify=True)
+    plan = DataPlan.open(DataConfig(sources=sources, seed=7), seq_len=16)
     (stage,) = saved["stages"]
     assert stage["plan_hash"] == plan.hash and plan.hash in out
     assert [source["num_sequences"] for source in stage["sources"]] == plan.mixture.counts(80)

@@ -142,7 +142,7 @@ def _absence(folder: Path, source: str, input_file: str, record: int) -> str:
     """Why training never reads a document of a source."""
     heldout = folder / HELDOUT_FOLDER
     if (heldout / MANIFEST_NAME).is_file():
-        shards = TokenShards.open(heldout, verify=False)
+        shards = TokenShards.open(heldout)
         if find_document(source, shards, input_file, record):
             return "never read: it is held out"
     return f"never read: the token shards of {source} do not hold it"
@@ -166,7 +166,7 @@ def _summary(
 def _open_plan(spec: StageSpec) -> DataPlan:
     if missing := missing_sources(spec.data):
         raise ValueError(f"the token shards of every source are needed; missing: {missing[0]}")
-    return DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+    return DataPlan.open(spec.data, seq_len=spec.seq_len)
 
 
 def _run_data(spec: StageSpec, plan: DataPlan) -> dict[str, Any]:
