@@ -49,6 +49,9 @@ def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
+        except OSError as error:  # as on Lustre, unless it is mounted with the option flock
+            error.filename = str(path)
+            raise
         else:
             yield True
 

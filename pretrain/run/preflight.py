@@ -3,7 +3,6 @@
 import os
 import secrets
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,10 +61,10 @@ class Machine:
 def check_run(
     config: JobConfig, *, num_processes: int, machine: Machine | None = None
 ) -> list[str]:
-    """Refuse a run that cannot work, and make its dump folder ready; returns remarks for the user.
+    """Refuse a run that cannot work, and write its record; returns remarks for the user.
 
-    Called by the first process only, before the processes meet. What takes longest, a look at the
-    shards' checksums, comes last.
+    Called by the first process only, which has locked the dump folder, before the processes meet.
+    What takes longest, a look at the shards' checksums, comes last.
     Incomplete checkpoints of this very run, left by a process killed while saving, are set aside.
     machine: None stands for this one.
     Raises: ValueError with one line that says what is wrong.
@@ -73,7 +72,6 @@ def check_run(
     check_settings(config)
     check_batch(config, num_processes)
     dump_folder = Path(config.job.dump_folder)
-    _check_writable(dump_folder)
     machine = machine or Machine.here(dump_folder)
     _check_gpus(config, machine)
     plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
@@ -168,15 +166,6 @@ def check_batch(config: JobConfig, num_processes: int) -> None:
             f"of processes, got {batch_size} and {config.training.local_batch_size} * "
             f"{num_processes}"
         )
-
-
-def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"job.dump_folder {folder} is not writable: {error.strerror}") from error
 
 
 def _check_gpus(config: JobConfig, machine: Machine) -> None:

@@ -1,14 +1,15 @@
 """The record of a run in its dump folder: what decides its weights, and what led to it."""
 
-import fcntl
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ...durable_files import write_durably
+from ...durable_files import locked, write_durably
 
 RECORD_NAME = "run.json"
 LOCK_NAME = "lock"
@@ -97,25 +98,17 @@ class RunRecord:
         return None
 
 
-def lock_run(folder: Path) -> IO[str]:
-    """Claim a dump folder, which is made, until what is returned is closed or this process ends.
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """A claim on a dump folder, which is made, while the context or this process lasts.
 
-    The claim is a lock of the system on an open file, so that no kill leaves it behind.
-    Raises: ValueError naming who holds it, OSError if the folder cannot be written.
+    The claim is a lock of the system, so that no kill leaves it behind.
+    Raises: ValueError naming who holds it, OSError if the folder cannot be written or locked.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK_NAME).open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise ValueError(f"{folder} is in use by {holder}: one run at a time") from None
-    except OSError as error:  # as on Lustre, unless it is mounted with the option flock
-        file.close()
-        raise ValueError(f"{file.name} cannot be locked ({error.strerror})") from error
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
+    path = folder / LOCK_NAME
+    with locked(path, waits=False) as is_ours:
+        if not is_ours:
+            holder = path.read_text().strip() or "another process"
+            raise ValueError(f"{folder} is in use by {holder}: one run at a time")
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        yield

@@ -4,13 +4,14 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
-from .documents import DamagedFile, Document, RecordFields, file_lines, input_documents, text_digest
+from .documents import DamagedFile, RecordFields, file_lines, input_documents, text_digest
 from .input_files import InputFile, SourceFiles
-from .passages import NUM_LETTERS, NUM_WORDS, Passages, is_long_enough
+from .passages import NUM_LETTERS, NUM_WORDS, Passages
 from .workers import FileJob, FileWork, Observer, check_same
 
 SCHEMA = "anchored-decontamination/1"
@@ -62,23 +63,24 @@ class ForbiddenTexts:
     @classmethod
     def _hashed(cls, paths: Sequence[Path], files: list[dict[str, Any]]) -> "ForbiddenTexts":
         names: list[str] = []
-        counts: list[dict[str, int]] = []
+        ends: list[int] = []
 
         def numbered() -> Iterator[tuple[int, str]]:
             for path in paths:
-                num_before, num_short = len(names), 0
                 for name, strings in _texts(path):
-                    num_short += not any(map(is_long_enough, strings))
                     names.append(name)
                     yield from ((len(names) - 1, string) for string in strings)
-                counts.append({"num_texts": len(names) - num_before, "num_short": num_short})
+                ends.append(len(names))
 
-        passages = Passages.of(numbered())
-        if not len(passages.hashes):
+        passages, long_ones = Passages.of(numbered())
+        if not long_ones:
             raise ValueError(
                 f"the texts to look for hold no {NUM_WORDS} words or {NUM_LETTERS} letters in a row"
             )
-        counted = [file | count for file, count in zip(files, counts, strict=True)]
+        counted = []
+        for file, (start, end) in zip(files, pairwise([0, *ends]), strict=True):
+            num_short = sum(number not in long_ones for number in range(start, end))
+            counted.append(file | {"num_texts": end - start, "num_short": num_short})
         return cls(names, counted, passages)
 
     def _save(self, folder: Path) -> None:
@@ -126,11 +128,13 @@ class DecontaminationJob(FileJob):
                 return
             matches, num_documents, num_bytes = [], 0, 0
             for document in input_documents(file, self.fields):
-                size = len(document.text or b"")
-                num_documents, num_bytes = num_documents + 1, num_bytes + size
-                if match := _match(document, texts):
-                    matches.append({"input_file": file.name} | match)
-                observe(size, 1)
+                text = document.text or b""
+                num_documents, num_bytes = num_documents + 1, num_bytes + len(text)
+                if shared := texts.passages.shared_with(text.decode(), texts.names):
+                    where = {"input_file": file.name, "record": document.record}
+                    digest = text_digest(text).hex()
+                    matches.append({**where, "digest": digest, **asdict(shared)})
+                observe(len(text), 1)
             table = {"num_documents": num_documents, "num_bytes": num_bytes, "documents": matches}
             write_durably(path, json.dumps(table) + "\n")
 
@@ -242,14 +246,6 @@ def search_summary(summary: Mapping[str, Any]) -> str:
         f"{summary['num_words']} words or {summary['num_letters']} letters in a row with "
         f"{against}; {summary['num_left_out']:,} left out"
     )
-
-
-def _match(document: Document, texts: ForbiddenTexts) -> dict[str, Any] | None:
-    shared = texts.passages.shared_with((document.text or b"").decode(), texts.names)
-    if shared is None or document.text is None:
-        return None
-    digest = text_digest(document.text).hex()
-    return {"record": document.record, "digest": digest, **asdict(shared)}
 
 
 def _files(path: Path) -> list[Path]:

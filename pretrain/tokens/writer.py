@@ -169,10 +169,7 @@ def write_segments(
 
     max_tokens: a document that would pass it ends the segment; a longer one has one for itself.
     input_file: where the documents are from. prefix: begins the number of every shard.
-    Raises: ValueError if `max_tokens` is less than 1.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens_per_shard must be at least 1, got {max_tokens}")
     index, next_record = first_index, 0
     shards: dict[Verdict, ShardFiles] = {}
     tally = DocumentTally()

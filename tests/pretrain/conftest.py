@@ -107,6 +107,7 @@ def write_config(corpus) -> Callable[..., Path]:
         weights, heldout = config["data"]["sources"], config["heldout"]["sources"]
         config["data"]["sources"] = [entry(name, weight=weights[name]) for name in weights]
         config["heldout"]["sources"] = [entry(name) for name in heldout]
+        dump_folder.mkdir(parents=True, exist_ok=True)  # as a run's lock does before its preflight
         path = dump_folder.with_suffix(".toml")
         path.write_text(toml_text(config))
         return path

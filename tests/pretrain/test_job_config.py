@@ -49,6 +49,7 @@ def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
         ("[checkpoint]\nload_step = 5\n", r"unknown config key checkpoint\.load_step"),
         ("[checkpoint]\nkeep_latest_k = 1\n", r"keep_latest_k must be 0 \(all\) or at least 2"),
         ("[checkpoint]\nkeep_moments = true\n", r"takes them from checkpoint\.initial_load_path"),
+        ("[loss]\nchunk_tokens = -1\n", r"loss\.chunk_tokens must be at least 0, got -1$"),
         ("[checkpoint]\nfork_skip_steps = 2\n", r"needs checkpoint\.fork_from, got 2$"),
         ("[training\n", r"run\.toml is not valid TOML: "),
     ],

@@ -83,8 +83,6 @@ def test_any_text_is_cut_as_llama3_cuts_it(llama3_pre_tokenizer, text):
 def test_words_are_cut_at_known_places():
     pieces = [piece for piece, _ in pre_tokenizer().pre_tokenize_str("It's 12345  ok!\n")]
     assert pieces == ["It", "'s", "\u0120", "123", "45", "\u0120", "\u0120ok", "!\u010a"]
-    cuts = train_tokenizer(TEXTS, 290, "gpt2").pre_tokenizer.pre_tokenize_str("it's 1234567 x")
-    assert [end - start for _, (start, end) in cuts] == [2, 2, 8, 2]
 
 
 def test_the_begin_token_is_added_once(loaded):

@@ -51,7 +51,7 @@ def run(config: PlanConfig) -> int:
         folders = [Path(source.path) for spec in specs for source in spec.data.sources]
         return _verify(list(dict.fromkeys(folders)))
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
-    planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
+    planned = [stages.plan_stage(spec) for spec in specs]
     lines = [line for stage in planned for line in _stage_lines(stage)]
     shards_bytes = stages.shards_bytes(planned, mixture) if mixture else None
     if shards_bytes is not None:
