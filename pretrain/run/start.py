@@ -108,8 +108,12 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
     if not folder.exists():
         if config.checkpoint.fork_from:
-            return _fork(config, record, Path(config.checkpoint.fork_from).resolve())
-        return StartingPoint(_with_earlier(config, record))
+            return _fork(config, record)
+        if config.checkpoint.initial_load_path:
+            checkpoint, other = _other_run("initial_load_path", config, record)
+            earlier = {**asdict(other), "step": checkpoint_step(checkpoint)}
+            record = replace(record, earlier=earlier)
+        return StartingPoint(record)
     _check_same_run(config, record)
     reasons: dict[Path, str] = {}
     for step, path in reversed(checkpoint_steps(folder).items()):
@@ -136,16 +140,14 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     return replace(start, remark=f"{remark}{start.remark and '; '}{start.remark}")
 
 
-def _fork(config: JobConfig, record: RunRecord, checkpoint: Path) -> StartingPoint:
+def _fork(config: JobConfig, record: RunRecord) -> StartingPoint:
     """Make the run go on after another one's checkpoint, which is copied into it with its curves.
 
     Raises: ValueError if that is not whole, or is of another model or other data.
     """
-    step = checkpoint_step(checkpoint)
-    if reason := damage(checkpoint):
-        raise ValueError(f"checkpoint.fork_from {checkpoint} is not whole: {reason}")
-    source = checkpoint.parents[1]
-    other = RunRecord.read(source)
+    # 1. Of what decides the weights only that may differ which the checkpoint does not hold.
+    checkpoint, other = _other_run("fork_from", config, record)
+    step, source = checkpoint_step(checkpoint), checkpoint.parents[1]
     changes = {}
     for name in other.identity | record.identity:
         before, after = other.identity.get(name), record.identity.get(name)
@@ -157,14 +159,14 @@ def _fork(config: JobConfig, record: RunRecord, checkpoint: Path) -> StartingPoi
                 f"{', '.join(MAY_CHANGE)} may change"
             )
         changes[name] = [before, after]
-    if other.model != record.model:
-        raise ValueError(f"checkpoint.fork_from {checkpoint} holds a model of another shape")
+    # 2. The copy makes this run whole without the other: it is resumed as any run.
     run = Path(config.job.dump_folder)
     for name in ("metrics.jsonl", "heldout.jsonl", "spikes.jsonl"):  # cut at the step later
         if (source / name).is_file():
             shutil.copy(source / name, run / name)
     with new_folder(run / config.checkpoint.folder / checkpoint.name) as copy:
         shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
+    # 3. Data that the other run left out before the checkpoint stays left out here.
     num_skipped = config.checkpoint.fork_skip_steps
     skips = [skip for skip in other.data.get("skips", []) if skip[0] < step]
     skips += [[step, num_skipped]] if num_skipped else []
@@ -195,23 +197,24 @@ def _check_same_run(config: JobConfig, record: RunRecord) -> None:
         )
 
 
-def _with_earlier(config: JobConfig, record: RunRecord) -> RunRecord:
-    path = config.checkpoint.initial_load_path
-    if path is None:
-        return record
+def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, RunRecord]:
+    """The checkpoint that checkpoint.`name` says, and the record of its run.
+
+    Raises: ValueError unless it is whole and of this run's model and tokenizer.
+    """
+    path = getattr(config.checkpoint, name)
     checkpoint = Path(path).resolve()  # "step-24" alone has a run above it too
     if not checkpoint.is_dir():
-        raise ValueError(
-            f"checkpoint.initial_load_path {path} does not exist: train the stage before first"
-        )
+        advice = ": train the stage before first" if name == "initial_load_path" else ""
+        raise ValueError(f"checkpoint.{name} {path} does not exist{advice}")
     if reason := damage(checkpoint):
-        raise ValueError(f"checkpoint.initial_load_path {path} is not whole: {reason}")
-    earlier = RunRecord.read(checkpoint.parent.parent)
-    if earlier.tokenizer_sha256 != record.tokenizer_sha256:
+        raise ValueError(f"checkpoint.{name} {path} is not whole: {reason}")
+    other = RunRecord.read(checkpoint.parents[1])
+    if other.tokenizer_sha256 != record.tokenizer_sha256:
         raise ValueError(
-            f"checkpoint.initial_load_path {path} was trained with another tokenizer than the data"
+            f"checkpoint.{name} {path} was trained with another tokenizer than the data"
         )
-    shapes = [dict(run.model, max_position_embeddings=None) for run in (earlier, record)]
+    shapes = [dict(run.model, max_position_embeddings=None) for run in (other, record)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"checkpoint.initial_load_path {path} holds a model of another shape")
-    return replace(record, earlier={**asdict(earlier), "step": checkpoint_step(checkpoint)})
+        raise ValueError(f"checkpoint.{name} {path} holds a model of another shape")
+    return checkpoint, other

@@ -35,12 +35,15 @@ class ForbiddenTexts:
 
         files: JSON lines, JSON or Parquet, of which every string counts as text, else plain
         text; or folders of these.
-        Raises: ValueError for a file that cannot be read, or other texts there.
+        Raises: ValueError for a file that cannot be read, or other texts or things there.
         """
+        lock = output / f"{_AGAINST}.lock"
+        if output.exists() and any(output.iterdir()) and not lock.exists():
+            raise ValueError(f"{output} holds other things: name a new folder")
         paths = [each for path in files for each in _files(path)]
         wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
         folder = output / _AGAINST
-        with locked(output / f"{_AGAINST}.lock"):  # of several processes one hashes
+        with locked(lock):  # of several processes one hashes
             if not folder.exists():
                 cls._hashed(paths, wanted)._save(folder)
         texts = cls.load(output)
@@ -54,11 +57,6 @@ class ForbiddenTexts:
         folder = output / _AGAINST
         table = json.loads((folder / "texts.json").read_text())
         return cls(table["names"], table["files"], Passages.load(folder))
-
-    @staticmethod
-    def are_in(output: Path) -> bool:
-        """Whether `prepare` was begun there."""
-        return (output / f"{_AGAINST}.lock").exists()
 
     @classmethod
     def _hashed(cls, paths: Sequence[Path], files: list[dict[str, Any]]) -> "ForbiddenTexts":

@@ -169,7 +169,7 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"checkpoint": {"fork_from": "step-7"}}, "step-7 is not whole: it has no sha256.json"),
+        ({"checkpoint": {"fork_from": "step-7"}}, "step-7 does not exist"),
         ({"checkpoint": {"fork_from": "step-15"}}, "step-15 is not whole: it has no sha256.json"),
         ({"data": {"seed": 1}}, "has another data.plan_hash "),
         ({"debug": {"seed": 1}}, "has another debug.seed (3 there, 1 here): only optimizer."),

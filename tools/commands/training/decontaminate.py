@@ -1,14 +1,11 @@
 """Training text searched for works and benchmarks that it must not hold."""
 
-from pathlib import Path
-
 from anchored import text_tables
 from anchored.inputs import check_input
 from anchored.pretrain.tokens.decontamination import DecontaminationJob, ForbiddenTexts, Report
 from anchored.pretrain.tokens.documents import RecordFields
 from anchored.pretrain.tokens.workers import do_files
 
-from ..files import check_new_folder
 from .tokenize import each_source, input_files, with_mixture
 from .training_options import DecontaminateConfig
 
@@ -22,7 +19,6 @@ def run(config: DecontaminateConfig) -> int:
     inputs = {
         each.source: input_files(with_mixture(each), config.output) for each in each_source(config)
     }
-    _check_output(config.output)
     texts = ForbiddenTexts.prepare(config.against, config.output)
     print(_texts_report(texts))
     for source, files in inputs.items():
@@ -40,13 +36,6 @@ def run(config: DecontaminateConfig) -> int:
         if report:
             print(job.report_file)
     return 0
-
-
-def _check_output(folder: Path) -> None:
-    if not folder.is_dir():
-        check_new_folder(folder)
-    elif any(folder.iterdir()) and not ForbiddenTexts.are_in(folder):
-        raise ValueError(f"{folder} holds other things: name a new folder")
 
 
 def _texts_report(texts: ForbiddenTexts) -> str:
