@@ -8,10 +8,10 @@ from tokenizers import Tokenizer
 
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, step_reading
 from anchored.pretrain.plan.provenance import (
-    consumed_documents,
     document_spans,
     find_document,
     parts_read,
+    sequence_documents,
 )
 
 BATCH_SIZE = 3
@@ -38,14 +38,12 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
     texts = corpus.texts
     read, covered = defaultdict(list), Counter()
     for step in range(1, num_steps + 1):
-        data_step = step + skipped_steps(data, step - 1)
-        for one in consumed_documents(plan, data_step, sequences_per_step=BATCH_SIZE):
-            span = one.span
-            assert one.position == covered[one.sequence]
-            covered[one.sequence] += span.num_tokens
-            read[one.source, span.shard, span.record].append(
-                (step, one.sequence, one.position, one.epoch, span.first_token, span.num_tokens)
-            )
+        first = BATCH_SIZE * (step + skipped_steps(data, step - 1) - 1)
+        for sequence in range(first, first + BATCH_SIZE):
+            for one in sequence_documents(plan, sequence):
+                assert one.position == covered[sequence]
+                covered[sequence] += one.num_tokens
+                read[one.source, one.shard, one.record].append((step, one))
     # Every sequence is covered to its end, the label of its last token.
     assert len(covered) == num_steps * BATCH_SIZE
     assert set(covered.values()) == {plan.seq_len + 1}
@@ -60,11 +58,8 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
             raw = tokenizer.encode(texts[source.name][span.record], add_special_tokens=False).ids
             assert tokens.tolist() == [plan.bos_id, *raw, plan.eos_id]
             said = parts_read(plan, document, data, num_steps=num_steps)
-            assert [
-                (one.step, one.sequence, one.position, one.epoch, one.first_token, one.num_tokens)
-                for one in said
-            ] == read[source.name, span.shard, span.record]
-            for one in said:  # the text itself
+            assert said == read[source.name, span.shard, span.record]
+            for _, one in said:  # the text itself
                 sequence = plan.tokens(one.sequence)[one.position :][: one.num_tokens]
                 assert np.array_equal(sequence, tokens[one.first_token :][: one.num_tokens])
         assert find_document(source.name, shards, "", 10**6) is None

@@ -14,11 +14,11 @@ from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
 from anchored.pretrain.plan.provenance import (
-    PartRead,
+    ConsumedDocument,
     StreamDocument,
-    consumed_documents,
     find_document,
     parts_read,
+    sequence_documents,
 )
 from anchored.pretrain.plan.stages import StagePlan, StageSpec, missing_sources
 from anchored.pretrain.run.record import RECORD_NAME, RunRecord
@@ -109,11 +109,11 @@ def _print_step(spec: StageSpec, step: int) -> None:
     plan = _open_plan(spec)
     licences: Counter[str] = Counter()
     data_step = step + skipped_steps(_run_data(spec, plan), step - 1)
-    for document in consumed_documents(plan, data_step, sequences_per_step=spec.sequences_per_step):
-        table = asdict(document)
-        span = table.pop("span")
-        print(json.dumps(table | span, ensure_ascii=False))
-        licences[document.span.licence] += document.span.num_tokens
+    first = (data_step - 1) * spec.sequences_per_step
+    for sequence in range(first, first + spec.sequences_per_step):
+        for document in sequence_documents(plan, sequence):
+            print(json.dumps(asdict(document), ensure_ascii=False))
+            licences[document.licence] += document.num_tokens
     print(f"step {step} of {spec.name}, plan {plan.hash}", file=sys.stderr)
     for licence, num_tokens in licences.most_common():
         print(f"  {num_tokens:>12,} tokens  {licence}", file=sys.stderr)
@@ -132,9 +132,8 @@ def _print_document(spec: StageSpec, name: str) -> None:
         print(f"{name}: {reason}", file=sys.stderr)
         return
     parts = parts_read(plan, document, _run_data(spec, plan), num_steps=spec.num_steps)
-    for part in parts:
-        row = {"source": source, "input_file": input_file, "record": record}
-        print(json.dumps(row | asdict(part)))
+    for step, part in parts:
+        print(json.dumps({"step": step, **asdict(part)}, ensure_ascii=False))
     print(_summary(name, document, parts, spec.num_steps, plan.seq_len), file=sys.stderr)
 
 
@@ -149,11 +148,15 @@ def _absence(folder: Path, source: str, input_file: str, record: int) -> str:
 
 
 def _summary(
-    name: str, document: StreamDocument, parts: list[PartRead], num_steps: int, seq_len: int
+    name: str,
+    document: StreamDocument,
+    parts: list[tuple[int, ConsumedDocument]],
+    num_steps: int,
+    seq_len: int,
 ) -> str:
-    steps = sorted({part.step for part in parts})
+    steps = sorted({step for step, _ in parts})
     # The last token of a sequence is a label alone and opens the next one as an input.
-    num_inputs = sum(min(part.num_tokens, seq_len - part.position) for part in parts)
+    num_inputs = sum(min(part.num_tokens, seq_len - part.position) for _, part in parts)
     times = num_inputs / document.num_tokens
     when = "not read in any"
     if steps:
