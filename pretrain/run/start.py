@@ -97,6 +97,8 @@ class StartingPoint:
     step: int = 0
     """Step of its last whole checkpoint; 0 where it begins."""
     remark: str = ""
+    forked: Path | None = None
+    """Checkpoint of another run that is still to be copied, by `copy_fork`."""
 
 
 def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
@@ -141,14 +143,13 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
 
 
 def _fork(config: JobConfig, record: RunRecord) -> StartingPoint:
-    """Make the run go on after another one's checkpoint, which is copied into it with its curves.
+    """The start of a run that goes on after another one's checkpoint.
 
     Raises: ValueError if that is not whole, or is of another model or other data.
     """
     # 1. Of what decides the weights only that may differ which the checkpoint does not hold.
     checkpoint, other = _other_run("fork_from", config, record)
-    step, source = checkpoint_step(checkpoint), checkpoint.parents[1]
-    changes = {}
+    step, changes = checkpoint_step(checkpoint), {}
     for name in other.identity | record.identity:
         before, after = other.identity.get(name), record.identity.get(name)
         if before == after or name.startswith("checkpoint."):
@@ -159,14 +160,7 @@ def _fork(config: JobConfig, record: RunRecord) -> StartingPoint:
                 f"{', '.join(MAY_CHANGE)} may change"
             )
         changes[name] = [before, after]
-    # 2. The copy makes this run whole without the other: it is resumed as any run.
-    run = Path(config.job.dump_folder)
-    for name in ("metrics.jsonl", "heldout.jsonl", "spikes.jsonl"):  # cut at the step later
-        if (source / name).is_file():
-            shutil.copy(source / name, run / name)
-    with new_folder(run / config.checkpoint.folder / checkpoint.name) as copy:
-        shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
-    # 3. Data that the other run left out before the checkpoint stays left out here.
+    # 2. Data that the other run left out before the checkpoint stays left out here.
     num_skipped = config.checkpoint.fork_skip_steps
     skips = [skip for skip in other.data.get("skips", []) if skip[0] < step]
     skips += [[step, num_skipped]] if num_skipped else []
@@ -177,7 +171,21 @@ def _fork(config: JobConfig, record: RunRecord) -> StartingPoint:
         earlier=other.earlier,
         forks=[*(one for one in other.forks if one["step"] < step), fork],
     )
-    return StartingPoint(forked, step, f"going on from {checkpoint}, as another run")
+    remark = f"going on from {checkpoint}, as another run"
+    return StartingPoint(forked, step, remark, forked=checkpoint)
+
+
+def copy_fork(config: JobConfig, checkpoint: Path) -> None:
+    """Copy another run's checkpoint and curves into a run that forks from it and has its record.
+
+    The copy makes the run whole without the other: it is resumed as any run.
+    """
+    run, source = Path(config.job.dump_folder), checkpoint.parents[1]
+    for name in ("metrics.jsonl", "heldout.jsonl", "spikes.jsonl"):  # cut at the step later
+        if (source / name).is_file():
+            shutil.copy(source / name, run / name)
+    with new_folder(run / config.checkpoint.folder) as folder:
+        shutil.copytree(checkpoint, folder / checkpoint.name)
 
 
 def _check_same_run(config: JobConfig, record: RunRecord) -> None:

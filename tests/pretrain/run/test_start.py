@@ -166,6 +166,16 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(
     assert [one["step"] for one in record.forks] == [10, 15]
 
 
+def test_a_fork_that_was_refused_for_something_else_starts_once_that_is_mended(
+    parent, write_config, tmp_path
+):
+    fork = {"fork_from": str(parent / "checkpoint" / "step-10")}
+    with pytest.raises(ValueError, match=r"max_epochs 0\.1 allows"):
+        started(write_config, tmp_path / "run", checkpoint=fork, data={"max_epochs": 0.1})
+    remark, _ = started(write_config, tmp_path / "run", checkpoint=fork)
+    assert remark.startswith("going on from ")
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
