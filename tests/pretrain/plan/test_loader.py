@@ -82,17 +82,6 @@ def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, p
     assert len(lookups) == len(reads)
 
 
-def test_batches_are_pinned_where_that_is_asked_for(plan, monkeypatch):
-    pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: pinned.append(one.shape) or one)
-    for pin_memory, is_any in ((False, False), (True, True)):
-        (loader,) = loaders(plan, 1, 2, pin_memory=pin_memory)
-        batches = iter(loader)
-        next(batches)
-        batches.close()
-        assert bool(pinned) is is_any
-
-
 def test_document_ids_rise_where_documents_begin(plan):
     (loader,) = loaders(plan, 1, 8, with_document_ids=True)
     num_starts = 0

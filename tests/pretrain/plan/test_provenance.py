@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, step_reading
+from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
 from anchored.pretrain.plan.provenance import (
     document_spans,
     find_document,
@@ -15,16 +15,6 @@ from anchored.pretrain.plan.provenance import (
 )
 
 BATCH_SIZE = 3
-
-
-def test_steps_behind_skipped_data_are_found_back():
-    data = {"skips": [[4, 2], [9, 3]]}
-    read = {step + skipped_steps(data, step - 1): step for step in range(1, 30)}
-    assert {number: step_reading(data, number) for number in read} == read
-    assert [number for number in range(1, 30) if step_reading(data, number) is None] == [
-        *(5, 6),
-        *(12, 13, 14),
-    ]
 
 
 @pytest.mark.parametrize("skips", [[], [[5, 3], [11, 2]]])
