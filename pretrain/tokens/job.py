@@ -15,7 +15,7 @@ from .shards import MANIFEST_NAME
 from .workers import FileJob, FileWork, Observer
 from .writer import DocumentTally, Segment, write_manifests, write_segments
 
-SCHEMA = "anchored-tokenize/2"
+SCHEMA = "anchored-tokenize/3"
 _PROGRESS_FOLDER = "progress"
 
 

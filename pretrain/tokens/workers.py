@@ -157,7 +157,7 @@ class _Throughput:
 
 def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, throughput: _Throughput) -> None:
     context = multiprocessing.get_context("spawn")
-    totals = context.Array("q", 2)
+    totals: Any = context.Array("q", 2)
     with ProcessPoolExecutor(
         num_workers, context, _start_worker, (job, num_threads, totals)
     ) as pool:
