@@ -169,13 +169,6 @@ def test_a_source_with_more_invalid_records_ends_and_goes_on_when_more_are_allow
     assert contents(tmp_path / "s") == contents(tmp_path / "whole")
 
 
-def test_a_wrong_text_field_ends_a_source_early(config, tmp_path):
-    (tmp_path / "many.jsonl").write_text('{"text": "salt"}\n' * 2000)
-    settings = {"input": (tmp_path / "many.jsonl",), "text_field": "body"}
-    with pytest.raises(ValueError, match=r"1001 no text in the text field; text field 'body'"):
-        run(config(tmp_path / "s", **settings))
-
-
 def test_no_document_is_lost_and_copies_are_on_one_side(config, tmp_path, whole):
     run(config(tmp_path / "all", heldout_fraction=0.0))
     everything = TokenShards.open(tmp_path / "all")
