@@ -38,23 +38,28 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     Incomplete checkpoints of this very run, left by a process killed while saving, are set aside.
     Raises: ValueError with one line that says what is wrong.
     """
+    # 1. What settings and machine say by themselves.
     check_settings(config)
     check_batch(config, num_processes)
-    dump_folder = Path(config.job.dump_folder)
     _check_gpus(config)
+    # 2. The data: of one tokenizer that the model has room for, and long enough.
     plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
     record = record_of(config, plan, num_processes=num_processes)
     _check_tokenizer(config, plan, num_model_tokens=record.model["vocab_size"])
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
+    # 3. Where the run starts; with that it is known how often each source will have been read.
     start = find_starting_point(config, record)
     passes = start.record.stages(config.training.steps)
     check_epochs([epochs_read(run.data, step) for run, step in passes], config.data.max_epochs)
+    # 4. Room for a step and for the checkpoints; checksums last, as they may take a minute.
     args = model_args(config)
     num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
     check_memory(config, estimate_memory(config, args, num_shards=num_shards))
     _check_disk(config, num_parameters=parameter_count(args))
     if config.data.verify_checksums:
         check_shards([Path(source.path) for source in config.data.sources])
+    # 5. The record. Of a fork the copy is made after it: what was refused before, or is killed in
+    # between, begins again as if it had never been started.
     started = start.record.started(
         start.step,
         resolved_settings(config),
@@ -64,8 +69,8 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     if config.metrics.enable_wandb and not started.wandb_id:
         wandb_id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         started = replace(started, wandb_id=wandb_id)
-    started.write(dump_folder)
-    if start.forked:  # last: what is refused, or killed meanwhile, is no run that could be resumed
+    started.write(Path(config.job.dump_folder))
+    if start.forked:
         copy_fork(config, start.forked)
     remarks = [start.remark] if start.remark else []
     if unsearched := [

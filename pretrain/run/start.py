@@ -108,6 +108,7 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     is whole any more, or the weights to start from are missing or of another model.
     """
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
+    # 1. Without checkpoints it begins: as another run's fork, with another's weights, with nothing.
     if not folder.exists():
         if config.checkpoint.fork_from:
             return _fork(config, record)
@@ -116,6 +117,7 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
             earlier = {**asdict(other), "step": checkpoint_step(checkpoint)}
             record = replace(record, earlier=earlier)
         return StartingPoint(record)
+    # 2. It goes on from its last whole one; only when that is found are later ones set aside.
     _check_same_run(config, record)
     reasons: dict[Path, str] = {}
     for step, path in reversed(checkpoint_steps(folder).items()):
@@ -130,6 +132,7 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
             before, model=record.model, identity=record.identity, data=record.data | skips
         )
         return StartingPoint(record, step, f"{prefix}resuming from {path}")
+    # 3. None is whole. A run that had some is not begun again over them: somebody may mend one.
     if was_finished(folder):
         damages = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
         raise ValueError(
