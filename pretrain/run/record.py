@@ -70,15 +70,13 @@ class RunRecord:
         environment: dict[str, object],
     ) -> "RunRecord":
         """This record with one start more, after a step and with all settings of it."""
-        before = self.settings
-        changes = {
-            name: [before.get(name), settings.get(name)]
-            for name in (before | settings if self.starts else ())
-            if before.get(name) != settings.get(name)
+        start = {
+            "step": step,
+            "num_processes": num_processes,
+            "environment": environment,
+            "changes": changes(self.settings, settings) if self.starts else {},
         }
-        start = {"step": step, "num_processes": num_processes}
-        starts = [*self.starts, start | {"environment": environment, "changes": changes}]
-        return replace(self, settings=settings, starts=starts)
+        return replace(self, settings=settings, starts=[*self.starts, start])
 
     def stages(self, step: int) -> list[tuple["RunRecord", int]]:
         """The runs behind the weights after `step` with their last steps, the first run first."""
@@ -92,10 +90,18 @@ class RunRecord:
         """The first setting in which `other` is another run, in words; None if it is the same."""
         mine = self.identity | {f"model.{key}": value for key, value in self.model.items()}
         theirs = other.identity | {f"model.{key}": value for key, value in other.model.items()}
-        for key in mine | theirs:
-            if mine.get(key) != theirs.get(key):
-                return f"{key} was {mine.get(key)} and is now {theirs.get(key)}"
+        for key, (before, now) in changes(mine, theirs).items():
+            return f"{key} was {before} and is now {now}"
         return None
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
+    """What differs between two tables: [before, after] by name."""
+    return {
+        name: [before.get(name), after.get(name)]
+        for name in before | after
+        if before.get(name) != after.get(name)
+    }
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ..job_config import JobConfig
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
 from .checkpoints import checkpoint_step, checkpoint_steps, damage, set_aside, was_finished
-from .record import RECORD_NAME, RunRecord
+from .record import RECORD_NAME, RunRecord, changes
 from .trainer import global_batch_size
 
 IDENTITY: Final = (
@@ -152,22 +152,19 @@ def _fork(config: JobConfig, record: RunRecord) -> StartingPoint:
     """
     # 1. Of what decides the weights only that may differ which the checkpoint does not hold.
     checkpoint, other = _other_run("fork_from", config, record)
-    step, changes = checkpoint_step(checkpoint), {}
-    for name in other.identity | record.identity:
-        before, after = other.identity.get(name), record.identity.get(name)
-        if before == after or name.startswith("checkpoint."):
-            continue
+    step, changed = checkpoint_step(checkpoint), changes(other.identity, record.identity)
+    changed = {name: both for name, both in changed.items() if not name.startswith("checkpoint.")}
+    for name, (before, after) in changed.items():
         if not name.startswith(MAY_CHANGE):
             raise ValueError(
                 f"a fork of {checkpoint} has another {name} ({before} there, {after} here): only "
                 f"{', '.join(MAY_CHANGE)} may change"
             )
-        changes[name] = [before, after]
     # 2. Data that the other run left out before the checkpoint stays left out here.
     num_skipped = config.checkpoint.fork_skip_steps
     skips = [skip for skip in other.data.get("skips", []) if skip[0] < step]
     skips += [[step, num_skipped]] if num_skipped else []
-    fork = {"from": str(checkpoint), "step": step, "skip_steps": num_skipped, "settings": changes}
+    fork = {"from": str(checkpoint), "step": step, "skip_steps": num_skipped, "settings": changed}
     forked = replace(
         record,
         data=record.data | ({"skips": skips} if skips else {}),
