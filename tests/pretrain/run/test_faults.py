@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_program import ForkedProgram
-from training_runs import start_run, train
+from training_runs import lines_of, start_run, train
 
 from anchored.pretrain.export import llama_weights
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
@@ -26,10 +26,6 @@ def run_with(faults, config_file, monkeypatch, *, num_processes=1):
     for program in programs:
         program.wait()
     return programs
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.slow

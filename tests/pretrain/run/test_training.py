@@ -1,6 +1,5 @@
 """Whole runs as processes of their own: one curve however they are started, killed and resumed."""
 
-import json
 import math
 import os
 import shutil
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from training_runs import start_run, train
+from training_runs import lines_of, start_run, train
 from transformers import AutoModelForCausalLM
 
 from anchored import AnchoredError
@@ -33,10 +32,7 @@ HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["quarry", "orchard"]}
 
 
 def curve(dump_folder, name="metrics.jsonl"):
-    """Its lines; none before there is one, or one that is still being written."""
-    path = dump_folder / name
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return lines_of(dump_folder / name)
 
 
 def losses(dump_folder):
