@@ -92,25 +92,19 @@ def test_any_slice_reads_across_shards(tmp_path_factory, tokenizer_file, lengths
 @pytest.mark.parametrize(
     "name", ["tokens-00001.bin", "documents-00000.bin", "provenance-00000.bin"]
 )
-def test_a_flipped_byte_is_refused_naming_file_and_both_hashes(corpus, tmp_path, name):
+def test_a_file_that_is_flipped_cut_or_lost_is_refused_by_name(corpus, tmp_path, name):
     folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
-    data = bytearray((folder / name).read_bytes())
+    before, data = file_sha256(folder / name), bytearray((folder / name).read_bytes())
     data[9] ^= 1
-    before = file_sha256(folder / name)
     (folder / name).write_bytes(data)
     after = file_sha256(folder / name)
     with pytest.raises(ValueError, match=rf"{name} has sha256 {after}, expected {before}"):
         verify_shards(folder)
-
-
-def test_a_truncated_or_missing_shard_is_refused_without_reading_it(corpus, tmp_path):
-    folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
-    path = folder / "tokens-00000.bin"
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match=r"tokens-00000.bin has \d+ bytes, expected"):
+    (folder / name).write_bytes(data[:-4])  # seen without reading it
+    with pytest.raises(ValueError, match=rf"{name} has \d+ bytes, expected"):
         TokenShards.open(folder)
-    path.unlink()
-    with pytest.raises(ValueError, match=r"tokens-00000.bin is missing"):
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name} is missing"):
         TokenShards.open(folder)
 
 
