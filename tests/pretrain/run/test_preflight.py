@@ -198,6 +198,8 @@ def test_shards_changed_in_place_are_refused_and_on_a_resume_too(check, corpus, 
     shard.write_bytes(tokens[8:] + tokens[:8])
     for run in ("run", "new"):
         assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder=run, data=data)
+    heldout = {"sources": [str(folder)]}
+    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder="third", heldout=heldout)
 
 
 @pytest.fixture
