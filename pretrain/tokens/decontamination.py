@@ -43,9 +43,11 @@ class ForbiddenTexts:
         paths = [each for path in files for each in _files(path)]
         wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
         folder = output / _AGAINST
-        with locked(lock):  # of several processes one hashes
-            if not folder.exists():
-                cls._hashed(paths, wanted)._save(folder)
+        if not folder.exists():
+            hashed = cls._hashed(paths, wanted)  # before the lock: what cannot be read leaves none
+            with locked(lock):
+                if not folder.exists():  # another process may have been faster
+                    hashed._save(folder)
         texts = cls.load(output)
         kept = [{name: file[name] for name in ("name", "sha256")} for file in texts.files]
         check_same({_AGAINST: kept}, {_AGAINST: wanted}, folder)
