@@ -106,7 +106,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     What a process that was killed left of it is removed; FileExistsError where another process is
     still filling it. The caller has checked that no folder of that name exists.
     """
-    partial = partial_path(path)
+    partial = path.with_name(f"{path.name}.partial")
     lock = partial.with_name(f"{partial.name}.lock")
     with locked(lock, waits=False) as is_ours:
         if not is_ours:
@@ -124,11 +124,6 @@ def new_folder(path: Path) -> Iterator[Path]:
             sync_folder(path.parent)
         finally:
             lock.unlink()
-
-
-def partial_path(path: Path) -> Path:
-    """Where something is written until it is whole."""
-    return path.with_name(f"{path.name}.partial")
 
 
 def sync(file: BinaryIO) -> None:

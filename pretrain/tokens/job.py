@@ -1,7 +1,6 @@
 """Tokenising one source: its settings, its folder, and the work on one input file."""
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -39,12 +38,6 @@ class TokenizeJob(FileJob):
     decontamination: dict[str, Any] = field(default_factory=dict)
     """Summary of the report whose documents `rules` leave out; empty where there is none."""
 
-    def __post_init__(self) -> None:
-        if self.max_invalid_documents < 0:
-            raise ValueError(
-                f"max_invalid_documents must be at least 0, got {self.max_invalid_documents}"
-            )
-
     @property
     def progress(self) -> Path:
         return self.output / _PROGRESS_FOLDER
@@ -71,7 +64,7 @@ class TokenizeJob(FileJob):
     def identity(self) -> dict[str, Any]:
         rules = asdict(self.rules)
         del rules["left_out"]  # it stands in the summary of the decontamination
-        table = {
+        return {
             "schema": SCHEMA,
             "source": self.source,
             "revision": self.inputs.revision,
@@ -83,7 +76,6 @@ class TokenizeJob(FileJob):
             "files": [[file.name, file.num_bytes] for file in self.inputs.files],
             "decontamination": self.decontamination,
         }
-        return json.loads(json.dumps(table))
 
     def open(self) -> FileWork:
         return functools.partial(self.tokenize_file, encoder=DocumentEncoder(self.tokenizer_file))

@@ -49,7 +49,7 @@ class FileJob(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """All that decides the result, as a JSON object."""
+        """All that decides the result, for JSON."""
 
     @abstractmethod
     def open(self) -> FileWork:
@@ -58,7 +58,8 @@ class FileJob(ABC):
     def start(self) -> None:
         """Record the settings; ValueError naming the first that differs from those recorded."""
         with locked(self.progress / "start.lock"):
-            path, settings = self.progress / "job.json", self.identity()
+            path = self.progress / "job.json"
+            settings = json.loads(json.dumps(self.identity()))  # as it is read again
             if path.exists():
                 check_same(json.loads(path.read_text()), settings, self.progress)
             else:

@@ -123,6 +123,10 @@ class TokenizeConfig(SourceConfig):
             raise ValueError("--source and --output are needed, but for --sample")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
+        if self.max_invalid_documents < 0:
+            raise ValueError(
+                f"max_invalid_documents must be at least 0, got {self.max_invalid_documents}"
+            )
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
 
