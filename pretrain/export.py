@@ -53,7 +53,7 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str, warning: 
         ]
         sections += [_table(("source", "texts that must not be in it"), searches)]
         sections += [_table(("setting", "value"), sorted(stage.identity.items()))]
-        sections += _starts(stage)
+        sections += _forks(stage) + _starts(stage)
     return "\n".join([*sections, _limits([stage for stage, _ in stages])])
 
 
@@ -105,6 +105,20 @@ def _data_section(data: dict[str, Any], step: int) -> str:
         f"{total:,} tokens in sequences of {data['seq_len']:,}; weights count "
         f"{data['weight_unit']}; data plan `{data['plan_hash']}`.\n\n{_table(head, rows)}"
     )
+
+
+def _forks(stage: RunRecord) -> list[str]:
+    """Tell where the run was another one, with other settings than the last, or left data out."""
+    rows = [
+        (
+            fork["step"],
+            fork["skip_steps"],
+            ", ".join(f"{key}: {old}, then {new}" for key, (old, new) in fork["settings"].items()),
+        )
+        for fork in stage.forks
+    ]
+    head = ("went on, as another run, after step", "steps of data left out", "settings")
+    return [_table(head, rows)] if rows else []
 
 
 _PACKAGES = ("torch", "torchtitan", "transformers")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from training_runs import lines_of, save_weights, train
 
+from anchored.pretrain.export import model_card
 from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, tokens_read
 from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps
@@ -142,6 +143,9 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(parent,
     _, record = begin(tmp_path / "again", checkpoint=again)
     assert record.data["skips"] == [[10, 2], [15, 1]]
     assert [one["step"] for one in record.forks] == [10, 15]
+    card = model_card(record, steps=[20], title="model")
+    assert "| 10 | 2 | optimizer.lr: 0.003, then 0.001 |" in card
+    assert "| 15 | 1 | optimizer.lr: 0.001, then 0.003 |" in card
 
 
 def test_a_fork_that_was_refused_for_something_else_starts_once_that_is_mended(
