@@ -50,6 +50,9 @@ def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
+        except OSError as error:  # as on Lustre, unless it is mounted with the option flock
+            error.filename = str(path)
+            raise
         else:
             yield True
 
@@ -104,7 +107,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     What a process that was killed left of it is removed; FileExistsError where another process is
     still filling it. The caller has checked that no folder of that name exists.
     """
-    partial = partial_path(path)
+    partial = path.with_name(f"{path.name}.partial")
     lock = partial.with_name(f"{partial.name}.lock")
     with locked(lock, waits=False) as is_ours:
         if not is_ours:
@@ -122,11 +125,6 @@ def new_folder(path: Path) -> Iterator[Path]:
             sync_folder(path.parent)
         finally:
             lock.unlink()
-
-
-def partial_path(path: Path) -> Path:
-    """Where something is written until it is whole."""
-    return path.with_name(f"{path.name}.partial")
 
 
 def sync(file: BinaryIO) -> None:

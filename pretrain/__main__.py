@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,24 +45,23 @@ def main() -> None:
     from .job_config import load_job_config
 
     is_first = os.environ["RANK"] == "0"
-    claim = None
-    try:
-        config = load_job_config(sys.argv[1:])
-        if is_first:  # the others wait for it where the processes meet
-            from .run.preflight import check_run  # takes seconds: a wrong config is refused before
-            from .run.record import lock_run
+    with ExitStack() as claims:
+        try:
+            config = load_job_config(sys.argv[1:])
+            if is_first:  # the others wait for it where the processes meet
+                from .run.preflight import check_run  # takes seconds: a wrong config is seen before
+                from .run.record import run_lock
 
-            claim = lock_run(Path(config.job.dump_folder))
-            for remark in check_run(config, num_processes=int(os.environ["WORLD_SIZE"])):
-                print(f"anchored.pretrain: {remark}", file=sys.stderr)
-    except (ValueError, OSError) as error:
-        if is_first:
-            print(f"anchored.pretrain: {error}", file=sys.stderr, flush=True)
-        if is_first and has_torchrun:
-            # torchrun is asked to stop: what is refused once would be refused on each restart.
-            os.kill(os.getppid(), signal.SIGTERM)
-        sys.exit(1)
-    with claim or nullcontext():
+                claims.enter_context(run_lock(Path(config.job.dump_folder)))
+                for remark in check_run(config, num_processes=int(os.environ["WORLD_SIZE"])):
+                    print(f"anchored.pretrain: {remark}", file=sys.stderr)
+        except (ValueError, OSError) as error:
+            if is_first:
+                print(f"anchored.pretrain: {error}", file=sys.stderr, flush=True)
+            if is_first and has_torchrun:
+                # torchrun is asked to stop: what is refused once would be refused on each restart.
+                os.kill(os.getppid(), signal.SIGTERM)
+            sys.exit(1)
         sys.exit(run(config))
 
 

@@ -53,7 +53,7 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str, warning: 
         ]
         sections += [_table(("source", "texts that must not be in it"), searches)]
         sections += [_table(("setting", "value"), sorted(stage.identity.items()))]
-        sections += _starts(stage)
+        sections += _forks(stage) + _starts(stage)
     return "\n".join([*sections, _limits([stage for stage, _ in stages])])
 
 
@@ -105,6 +105,20 @@ def _data_section(data: dict[str, Any], step: int) -> str:
         f"{total:,} tokens in sequences of {data['seq_len']:,}; weights count "
         f"{data['weight_unit']}; data plan `{data['plan_hash']}`.\n\n{_table(head, rows)}"
     )
+
+
+def _forks(stage: RunRecord) -> list[str]:
+    """Tell where the run was another one, with other settings than the last, or left data out."""
+    rows = [
+        (
+            fork["step"],
+            fork["skip_steps"],
+            ", ".join(f"{key}: {old}, then {new}" for key, (old, new) in fork["settings"].items()),
+        )
+        for fork in stage.forks
+    ]
+    head = ("went on, as another run, after step", "steps of data left out", "settings")
+    return [_table(head, rows)] if rows else []
 
 
 _PACKAGES = ("torch", "torchtitan", "transformers")
@@ -255,22 +269,7 @@ def _copy_tokenizer(tokenizer_folder: Path, output: Path, max_length: int) -> No
     (output / _TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")
 
 
-_NAMES = {
-    "tok_embeddings.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "attention.wq.weight": "self_attn.q_proj.weight",
-    "attention.wk.weight": "self_attn.k_proj.weight",
-    "attention.wv.weight": "self_attn.v_proj.weight",
-    "attention.wo.weight": "self_attn.o_proj.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "feed_forward.w1.weight": "mlp.gate_proj.weight",
-    "feed_forward.w3.weight": "mlp.up_proj.weight",
-    "feed_forward.w2.weight": "mlp.down_proj.weight",
-}
+_MODEL_PARTS = ("tok_embeddings", "layers", "norm", "output")
 
 
 def llama_weights(checkpoint: Path, model: dict[str, Any]) -> dict[str, Tensor]:
@@ -278,47 +277,30 @@ def llama_weights(checkpoint: Path, model: dict[str, Any]) -> dict[str, Tensor]:
 
     model: the shape, in the names of a Hugging Face config.
     Returns: contiguous CPU tensors in float32.
-    Raises: ValueError if the checkpoint lacks a weight of this model, or one is not finite.
+    Raises: ValueError if a weight is not finite.
     """
-    names = dict(_NAMES)
-    for layer in range(model["num_hidden_layers"]):
-        for name, exported_name in _LAYER_NAMES.items():
-            names[f"layers.{layer}.{name}"] = f"model.layers.{layer}.{exported_name}"
-    weights = _read_tensors(checkpoint, list(names))
-    if lost := [name for name, weight in weights.items() if not weight.isfinite().all()]:
-        raise ValueError(f"checkpoint {checkpoint} holds {lost[0]}, which is not finite")
-    num_heads = {"q_proj": model["num_attention_heads"], "k_proj": model["num_key_value_heads"]}
-    exported = {}
-    for name, exported_name in names.items():
-        weight = weights[name]
-        projection = exported_name.split(".")[-2]
-        if projection in num_heads:
-            weight = half_split_rotary(weight, num_heads[projection])
-        exported[exported_name] = weight.float().contiguous()
-    return exported
+    # Takes seconds.
+    from torchtitan.models.llama3 import Llama3StateDictAdapter, TransformerModelArgs
 
-
-def half_split_rotary(weight: Tensor, num_heads: int) -> Tensor:
-    """Reorder the rows of a query or key projection for Hugging Face's rotary embedding.
-
-    torchtitan turns the pairs (0, 1), (2, 3), ... of a head, Hugging Face the pairs (0, D/2),
-    (1, D/2 + 1), ...: within each head the even rows come first, then the odd ones.
-    weight: (num_heads * head_dim, hidden_size); returns the same shape.
-    """
-    pairs = weight.unflatten(0, (num_heads, -1, 2))
-    return pairs.transpose(1, 2).flatten(0, 2)
-
-
-def _read_tensors(checkpoint: Path, names: list[str]) -> dict[str, Tensor]:
+    # 1. Of the optimizer's and the run's states nothing is read.
     stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    tensors = {}
-    for name in names:
-        entry = stored.get(name)
-        if not isinstance(entry, TensorStorageMetadata):
-            raise ValueError(f"checkpoint {checkpoint} has no weight {name}")
-        tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    weights = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in stored.items()
+        if isinstance(entry, TensorStorageMetadata) and name.split(".")[0] in _MODEL_PARTS
+    }
     with warnings.catch_warnings():
         # no_dist asks for exactly what the warning says is assumed.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(tensors, checkpoint_id=checkpoint, no_dist=True)
-    return tensors
+        dcp.load(weights, checkpoint_id=checkpoint, no_dist=True)
+    if lost := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise ValueError(f"checkpoint {checkpoint} holds {lost[0]}, which is not finite")
+    # 2. Other names, and other rows of queries and keys: torchtitan's rotary embedding turns the
+    # pairs (0, 1), (2, 3), ... of a head, Hugging Face's (0, D / 2), (1, D / 2 + 1), ...
+    args = TransformerModelArgs(
+        dim=model["hidden_size"],
+        n_heads=model["num_attention_heads"],
+        n_kv_heads=model["num_key_value_heads"],
+    )
+    exported = Llama3StateDictAdapter(args, None).to_hf(weights)
+    return {name: weight.float().contiguous() for name, weight in exported.items()}

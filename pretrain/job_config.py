@@ -172,6 +172,10 @@ class Loss:
     chunk_tokens: int = 0
     """Tokens of a process whose logits exist at once, inside the model's forward; 0: all"""
 
+    def __post_init__(self) -> None:
+        if self.chunk_tokens < 0:
+            raise ValueError(f"loss.chunk_tokens must be at least 0, got {self.chunk_tokens}")
+
 
 @dataclass
 class ActivationCheckpoint(titan.ActivationCheckpoint):

@@ -37,16 +37,8 @@ def chunked_cross_entropy(
     torch.nn.functional.cross_entropy on logits in the dtype of `hidden @ weight.T`; never more
     than C rows of logits exist. The gradients are computed on the way forward, as the chunk's
     logits are at hand then, so backward only scales them; twice differentiable it is not.
-    Raises: ValueError if shapes do not fit or chunk_tokens is not positive.
     Source: Hsu et al. 2024, "Liger Kernel", fused linear cross entropy.
     """
-    if hidden.ndim != 2 or labels.shape != hidden.shape[:1] or weight.shape[1:] != hidden.shape[1:]:
-        raise ValueError(
-            f"hidden (N, D), weight (V, D) and labels (N,) must fit, got {tuple(hidden.shape)}, "
-            f"{tuple(weight.shape)} and {tuple(labels.shape)}"
-        )
-    if chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
     logit_loss = logit_loss or logit_loss_and_gradient
     if torch.is_grad_enabled():
         loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk_tokens, logit_loss)

@@ -72,9 +72,9 @@ class DataPlan:
         self._epoch = lru_cache(maxsize=4 * len(self.shards))(self._new_epoch)
 
     @classmethod
-    def open(cls, config: DataConfig, *, seq_len: int, verify: bool) -> "DataPlan":
-        """Open the shards of every source; `verify` also compares their checksums."""
-        shards = [TokenShards.open(source.path, verify=verify) for source in config.sources]
+    def open(cls, config: DataConfig, *, seq_len: int) -> "DataPlan":
+        """Open the shards of every source."""
+        shards = [TokenShards.open(source.path) for source in config.sources]
         return cls(config, shards, seq_len=seq_len)
 
     def locate(self, sequence: int) -> Window:
@@ -86,7 +86,7 @@ class DataPlan:
 
     def sequences_with(
         self, source: int, start: int, stop: int, *, num_sequences: int
-    ) -> Iterator[tuple[int, Window]]:
+    ) -> Iterator[int]:
         """The sequences that read any of a source's tokens start .. stop - 1.
 
         Only the first `num_sequences` count, epoch by epoch. The time does not grow with them but
@@ -97,16 +97,18 @@ class DataPlan:
             if self.mixture.position(source, epoch * num_windows) >= num_sequences:
                 return
             phase, order = self._epoch(source, epoch)
+            # 1. The windows, numbered along the circle of tokens, whose seq_len + 1 tokens overlap.
             numbers = set()
             for shift in (0, num_tokens):  # the last windows run on at token 0
                 first = -(-(start + shift - phase - self.seq_len) // self.seq_len)
                 last = (stop + shift - 1 - phase) // self.seq_len
                 numbers |= set(range(max(first, 0), min(last, num_windows - 1) + 1))
+            # 2. When each is read: its place in the epoch's order, then in the mixture.
             for number in sorted(numbers):
                 occurrence = epoch * num_windows + order.index(number)
                 sequence = self.mixture.position(source, occurrence)
                 if sequence < num_sequences:
-                    yield sequence, Window(source, epoch, phase + number * self.seq_len)
+                    yield sequence
 
     def tokens(self, sequence: int) -> np.ndarray:
         """The tokens of one sequence, (seq_len + 1,) uint32."""

@@ -14,69 +14,52 @@ from .data_plan import DataPlan
 Batch = tuple[dict[str, Tensor], Tensor]
 
 
-class SequenceLoader:
-    """Yields one rank's share of the plan's sequences, in order.
+def read_batches(
+    plan: DataPlan,
+    *,
+    dp_rank: int,
+    dp_world_size: int,
+    local_batch_size: int,
+    first_sequence: int = 0,
+    with_document_ids: bool = False,
+    num_prefetched: int = 4,
+    pin_memory: bool = False,
+) -> Iterator[Batch]:
+    """One rank's share of the plan's sequences, in order: endless batches.
 
     A round is one microbatch on every rank: local_batch_size * dp_world_size consecutive
     sequences, of which rank r takes the r-th slice. A step is a whole number of rounds, so step t
     always holds sequences t * G .. (t + 1) * G - 1, whatever the number of ranks, and a run is
     resumed from the number of its next sequence alone.
+    first_sequence: of the first round. with_document_ids: add "document_ids" to the inputs, from
+    which the mask is made that keeps documents apart. num_prefetched: batches read ahead of the
+    training loop, at least 1. pin_memory: into memory that a GPU copies from by itself, while
+    others are computed.
+    Yields: {"input": (local_batch_size, seq_len) int64} and labels alike. A thread reads ahead, and
+    ends with the iteration; its error is raised where its batch would have come.
     """
 
-    def __init__(
-        self,
-        plan: DataPlan,
-        *,
-        dp_rank: int,
-        dp_world_size: int,
-        local_batch_size: int,
-        first_sequence: int = 0,
-        with_document_ids: bool = False,
-        num_prefetched: int = 4,
-        pin_memory: bool = False,
-    ) -> None:
-        """first_sequence: of the first round. with_document_ids: add "document_ids" to the inputs,
-        from which the mask is made that keeps documents apart. num_prefetched: batches read ahead
-        of the training loop, at least 1.
-        pin_memory: into memory that a GPU copies from by itself, while others are computed.
-        """
-        self._plan = plan
-        self._rank_offset = dp_rank * local_batch_size
-        self._round_size = dp_world_size * local_batch_size
-        self._local_batch_size = local_batch_size
-        self._with_document_ids = with_document_ids
-        self._num_prefetched = num_prefetched
-        self._pin_memory = pin_memory
-        self._first_sequence = first_sequence
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Endless batches: {"input": (local_batch_size, seq_len) int64} and labels alike.
-
-        "document_ids", where asked for, is as `document_ids` gives it. A thread reads ahead, and
-        ends with the iteration; its error is raised where its batch would have come.
-        """
-        rounds = count(self._first_sequence + self._rank_offset, self._round_size)
-        reader = ThreadPoolExecutor(1)
-        batches = (reader.submit(self._batch, first) for first in rounds)
-        try:
-            ahead = deque(islice(batches, self._num_prefetched))
-            while True:
-                ahead.append(next(batches))
-                yield ahead.popleft().result()
-        finally:
-            reader.shutdown(cancel_futures=True)
-
-    def _batch(self, first: int) -> Batch:
-        rows = [self._plan.tokens(first + row) for row in range(self._local_batch_size)]
+    def batch(first: int) -> Batch:
+        rows = [plan.tokens(first + row) for row in range(local_batch_size)]
         tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
-        inputs = {"input": tokens[:, :-1].contiguous()}
-        if self._with_document_ids:
-            inputs["document_ids"] = document_ids(inputs["input"], bos_id=self._plan.bos_id)
-        labels = tokens[:, 1:].contiguous()
-        if self._pin_memory:
+        inputs, labels = {"input": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous()
+        if with_document_ids:
+            inputs["document_ids"] = document_ids(inputs["input"], bos_id=plan.bos_id)
+        if pin_memory:
             inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
             labels = labels.pin_memory()
         return inputs, labels
+
+    rounds = count(first_sequence + dp_rank * local_batch_size, dp_world_size * local_batch_size)
+    reader = ThreadPoolExecutor(1)
+    batches = (reader.submit(batch, first) for first in rounds)
+    try:
+        ahead = deque(islice(batches, num_prefetched))
+        while True:
+            ahead.append(next(batches))
+            yield ahead.popleft().result()
+    finally:
+        reader.shutdown(cancel_futures=True)
 
 
 def document_ids(token_ids: Tensor, *, bos_id: int) -> Tensor:

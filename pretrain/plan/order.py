@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,7 @@ class _Split:
     left_weight: int
     weight: int
 
-    def left_count(self, num_positions: Any) -> Any:
+    def left_count(self, num_positions: int) -> int:
         return (2 * num_positions * self.left_weight + self.weight) // (2 * self.weight)
 
 
@@ -45,6 +44,7 @@ class Mixture:
         """(source, occurrence): `position` holds the source's sequence number `occurrence`."""
         node = self._root
         while isinstance(node, _Split):
+            # The position is the child's whose count it raises; it goes on as a position of that.
             before = node.left_count(position)
             if node.left_count(position + 1) > before:
                 node, position = node.left, before
@@ -63,14 +63,10 @@ class Mixture:
                 position = twice // (2 * (node.weight - node.left_weight))
         return position
 
-    def counts(self, num_positions: Any) -> list[Any]:
-        """How many of the first `num_positions` positions belong to each source.
-
-        num_positions: an int; or an object array of Python's, whose products have no bounds, for
-        many prefixes at once, and counts in arrays.
-        """
-        counts: list[Any] = [0] * len(self.weights)
-        pending: list[tuple[_Split | int, Any]] = [(self._root, num_positions)]
+    def counts(self, num_positions: int) -> list[int]:
+        """How many of the first `num_positions` positions belong to each source."""
+        counts = [0] * len(self.weights)
+        pending: list[tuple[_Split | int, int]] = [(self._root, num_positions)]
         while pending:
             node, count = pending.pop()
             if isinstance(node, _Split):
@@ -94,6 +90,7 @@ def _huffman_tree(weights: Sequence[int]) -> tuple[_Split | int, list[_Path]]:
     ]
     heapq.heapify(heap)
     order = len(heap)
+    # The two lightest nodes become one, until one is left: so weights grow fast on the way up.
     while len(heap) > 1:
         left_weight, _, left, left_sources = heapq.heappop(heap)
         right_weight, _, right, right_sources = heapq.heappop(heap)
@@ -120,8 +117,6 @@ class KeyedPermutation:
 
     def __init__(self, size: int, key: str) -> None:
         """size: at least 1. key: any text; other texts give other orders."""
-        if size < 1:
-            raise ValueError(f"a permutation needs at least one element, got {size}")
         self.size = size
         self._half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         digest = hashlib.blake2b(key.encode(), digest_size=8 * _NUM_ROUNDS).digest()
@@ -131,8 +126,6 @@ class KeyedPermutation:
 
     def __getitem__(self, index: int) -> int:
         """The element at `index`, both in range(size)."""
-        if not 0 <= index < self.size:
-            raise IndexError(f"index must be in [0, {self.size}), got {index}")
         return self._walk(index, self._round_keys)
 
     def index(self, element: int) -> int:
@@ -144,11 +137,14 @@ class KeyedPermutation:
         half_bits = self._half_bits
         mask = (1 << half_bits) - 1
         while True:
+            # 1. Six rounds, each of which changes one half by what the other one scrambles to: each
+            # can be undone whatever scrambling does, so that all of them are a permutation.
             left, right = value >> half_bits, value & mask
             if is_exchanged:
                 left, right = right, left
             for round_key in round_keys:
                 left, right = right, left ^ (_scramble(right ^ round_key) & mask)
+            # 2. An image outside of the range is permuted again, until one falls inside.
             value = right << half_bits | left if is_exchanged else left << half_bits | right
             if value < self.size:
                 return value

@@ -74,13 +74,12 @@ class StageSpec:
     """Folder of the run, where the stage is one."""
 
 
-def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
+def plan_stage(spec: StageSpec) -> StagePlan:
     """Plan a stage from its shards, or from sizes where shards are missing.
 
-    missing: names of the sources without shards.
     Raises: ValueError if a size that is needed is not known, or shards do not fit together.
     """
-    sources = spec.data.sources
+    sources, missing = spec.data.sources, missing_sources(spec.data)
     if missing and spec.data.weight_unit == "documents":
         raise ValueError(
             f'weight_unit "documents" needs the shards of every source to count documents; '
@@ -97,7 +96,7 @@ def plan_stage(spec: StageSpec, missing: Sequence[str]) -> StagePlan:
         windows = [max(1, (size - 1) // spec.seq_len) for size in sizes]
         plan_hash = ""
     else:
-        plan = DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+        plan = DataPlan.open(spec.data, seq_len=spec.seq_len)
         mixture, windows, plan_hash = plan.mixture, plan.num_windows, plan.hash
     counts = mixture.counts(spec.num_steps * spec.sequences_per_step)
     return StagePlan(

@@ -105,10 +105,12 @@ class Checkpointer:
         """
         if not (is_last or is_due or step == 1 or step % self._config.interval == 0):
             return
+        # 1. One save at a time, and none of a state that no run could go on from.
         self._last_save_time = time.monotonic()
         self.wait_for_saves()
         self._before_save()
         self.failure = None
+        # 2. Weights and states are written by all processes; the seal follows when they are whole.
         checkpoint = self._folder / f"step-{step}"
         state: dict[str, Any] = {**get_model_state_dict(self._model), **self._states}
         try:
@@ -120,6 +122,7 @@ class Checkpointer:
                 self._finish(checkpoint)
         except (CheckpointException, OSError) as error:
             self._fail(checkpoint, error)
+        # 3. Older ones go only now, so that a save that fails costs none of them.
         self._purge()
 
     def wait_for_saves(self) -> None:

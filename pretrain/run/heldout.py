@@ -17,7 +17,7 @@ BatchLoss = Callable[[Tensor, Tensor], Tensor]
 def check_heldout(config: HeldoutConfig, *, seq_len: int, tokenizer_sha256: str) -> None:
     """Raises ValueError if a source is missing, too short or of another tokenizer."""
     for source in config.sources:
-        shards = TokenShards.open(source.path, verify=False)
+        shards = TokenShards.open(source.path)
         if shards.manifest.tokenizer_sha256 != tokenizer_sha256:
             raise ValueError(
                 f"heldout source {source.name} was tokenised by another tokenizer than the data"
@@ -44,7 +44,7 @@ class HeldoutLoss:
         self._seq_len = seq_len
         self._batch_size = batch_size
         self._device = device
-        self._shards = [TokenShards.open(source.path, verify=False) for source in config.sources]
+        self._shards = [TokenShards.open(source.path) for source in config.sources]
 
     def is_due(self, step: int, *, is_last: bool) -> bool:
         """Whether to measure after `step`: after the first, so that what fails shows in minutes."""

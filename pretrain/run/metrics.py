@@ -235,9 +235,12 @@ class RunMetrics(MetricsProcessor):
         tokens_per_s = (step - self._last_step) * self._tokens_per_step / seconds
         speed = {"tokens": step * self._tokens_per_step, "tokens_per_s": tokens_per_s}
         if self._peak_flops is not None:
-            speed["mfu"] = flops_utilization(
-                tokens_per_s / dist.get_world_size(), self.num_flops_per_token, self._peak_flops
-            )
+            # A fraction of a GPU's peak in bfloat16, also where float8 is used. FLOPs a token are
+            # torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them in the embedding table, L
+            # layers of width d, T tokens in a sequence; attention counted without its causal mask.
+            # Source: Chowdhery et al. 2022, "PaLM", appendix B.
+            flops_per_s = tokens_per_s / dist.get_world_size() * self.num_flops_per_token
+            speed["mfu"] = flops_per_s / self._peak_flops
         return speed | {"seconds": now - self._start_time}
 
     def close(self) -> None:
@@ -253,13 +256,3 @@ def peak_flops_per_s(device_name: str) -> float | None:
     if not any(name in device_name for name in _KNOWN_GPUS):
         return None
     return float(get_peak_flops(device_name))
-
-
-def flops_utilization(tokens_per_s: float, flops_per_token: float, peak: float) -> float:
-    """The MFU of one GPU: a fraction of its peak in bfloat16, also where float8 is used.
-
-    flops_per_token is torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them in the embedding
-    table, L layers of width d, T tokens in a sequence; attention counted without its causal mask.
-    Source: Chowdhery et al. 2022, "PaLM", appendix B.
-    """
-    return tokens_per_s * flops_per_token / peak

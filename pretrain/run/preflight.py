@@ -3,8 +3,7 @@
 import os
 import secrets
 import shutil
-import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from ..tokens.shards import check_shards
 from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
-from .start import find_starting_point, record_of, resolved_settings
+from .start import copy_fork, find_starting_point, record_of, resolved_settings
 from .trainer import global_batch_size
 
 FLOAT8_CONVERTER = "quantize.linear.float8"
@@ -31,64 +30,37 @@ _CHECKPOINT_BYTES_PER_PARAMETER = 12  # float32 weights and the two moments of A
 _UNUSED_SECTIONS = ("validation", "fault_tolerance", "experimental", "memory_estimation")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """One machine as its first process sees it."""
+def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
+    """Refuse a run that cannot work, and write its record; returns remarks for the user.
 
-    num_processes: int
-    """Processes of the run on this machine."""
-    num_gpus: int
-    gpu_name: str
-    """Empty without a GPU."""
-    gpu_memory_bytes: int
-    """Memory of one GPU; 0 without one."""
-    free_disk_bytes: int
-    """Where the run's folder is."""
-
-    @classmethod
-    def here(cls, folder: Path) -> "Machine":
-        """This machine, for a run that writes to an existing folder."""
-        num_gpus = torch.cuda.device_count()
-        properties = torch.cuda.get_device_properties(0) if num_gpus else None
-        return cls(
-            num_processes=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            num_gpus=num_gpus,
-            gpu_name=properties.name if properties else "",
-            gpu_memory_bytes=properties.total_memory if properties else 0,
-            free_disk_bytes=shutil.disk_usage(folder).free,
-        )
-
-
-def check_run(
-    config: JobConfig, *, num_processes: int, machine: Machine | None = None
-) -> list[str]:
-    """Refuse a run that cannot work, and make its dump folder ready; returns remarks for the user.
-
-    Called by the first process only, before the processes meet. What takes longest, a look at the
-    shards' checksums, comes last.
+    Called by the first process only, which has locked the dump folder, before the processes meet.
+    What takes longest, a look at the shards' checksums, comes last.
     Incomplete checkpoints of this very run, left by a process killed while saving, are set aside.
-    machine: None stands for this one.
     Raises: ValueError with one line that says what is wrong.
     """
+    # 1. What settings and machine say by themselves.
     check_settings(config)
     check_batch(config, num_processes)
-    dump_folder = Path(config.job.dump_folder)
-    _check_writable(dump_folder)
-    machine = machine or Machine.here(dump_folder)
-    _check_gpus(config, machine)
-    plan = DataPlan.open(config.data, seq_len=config.training.seq_len, verify=False)
+    _check_gpus(config)
+    # 2. The data: of one tokenizer that the model has room for, and long enough.
+    plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
     record = record_of(config, plan, num_processes=num_processes)
     _check_tokenizer(config, plan, num_model_tokens=record.model["vocab_size"])
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
+    # 3. Where the run starts; with that it is known how often each source will have been read.
     start = find_starting_point(config, record)
     passes = start.record.stages(config.training.steps)
     check_epochs([epochs_read(run.data, step) for run, step in passes], config.data.max_epochs)
+    # 4. Room for a step and for the checkpoints; checksums last, as they may take a minute.
     args = model_args(config)
     num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
-    check_memory(config, machine, estimate_memory(config, args, num_shards=num_shards))
-    _check_disk(config, machine, num_parameters=parameter_count(args))
+    check_memory(config, estimate_memory(config, args, num_shards=num_shards))
+    _check_disk(config, num_parameters=parameter_count(args))
     if config.data.verify_checksums:
-        check_shards([Path(source.path) for source in config.data.sources])
+        sources = (*config.data.sources, *config.heldout.sources)
+        check_shards([Path(source.path) for source in sources])
+    # 5. The record. Of a fork the copy is made after it: what was refused before, or is killed in
+    # between, begins again as if it had never been started.
     started = start.record.started(
         start.step,
         resolved_settings(config),
@@ -98,7 +70,9 @@ def check_run(
     if config.metrics.enable_wandb and not started.wandb_id:
         wandb_id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         started = replace(started, wandb_id=wandb_id)
-    started.write(dump_folder)
+    started.write(Path(config.job.dump_folder))
+    if start.forked:
+        copy_fork(config, start.forked)
     remarks = [start.remark] if start.remark else []
     if unsearched := [
         source["name"] for source in record.data["sources"] if "decontamination" not in source
@@ -170,22 +144,14 @@ def check_batch(config: JobConfig, num_processes: int) -> None:
         )
 
 
-def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"job.dump_folder {folder} is not writable: {error.strerror}") from error
-
-
-def _check_gpus(config: JobConfig, machine: Machine) -> None:
-    if config.job.needs_gpu and machine.num_gpus == 0:
+def _check_gpus(config: JobConfig) -> None:
+    num_gpus, num_local = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if config.job.needs_gpu and num_gpus == 0:
         raise ValueError("job.needs_gpu is true, and torch sees no GPU on this machine")
-    if 0 < machine.num_gpus < machine.num_processes:
+    if 0 < num_gpus < num_local:
         raise ValueError(
-            f"{machine.num_processes} processes were started on a machine of {machine.num_gpus} "
-            "GPUs: each needs one (torchrun --nproc-per-node)"
+            f"{num_local} processes were started on a machine of {num_gpus} GPUs: each needs one "
+            "(torchrun --nproc-per-node)"
         )
 
 
@@ -207,28 +173,31 @@ def _check_tokenizer(config: JobConfig, plan: DataPlan, *, num_model_tokens: int
         )
 
 
-def check_memory(config: JobConfig, machine: Machine, estimate: MemoryEstimate) -> None:
+def check_memory(config: JobConfig, estimate: MemoryEstimate) -> None:
     """Raises ValueError if a step would not fit; nothing is checked without a GPU."""
-    usable = _USABLE_MEMORY_FRACTION * machine.gpu_memory_bytes
-    if config.job.check_memory and 0 < usable < estimate.total:
+    if not (config.job.check_memory and torch.cuda.device_count()):
+        return
+    gpu = torch.cuda.get_device_properties(0)
+    if estimate.total > _USABLE_MEMORY_FRACTION * gpu.total_memory:
         raise ValueError(
-            f"a step needs about {estimate} on a GPU, and {machine.gpu_name} has "
-            f"{machine.gpu_memory_bytes / GIB:.1f} GiB: lower training.local_batch_size or "
+            f"a step needs about {estimate} on a GPU, and {gpu.name} has "
+            f"{gpu.total_memory / GIB:.1f} GiB: lower training.local_batch_size or "
             "loss.chunk_tokens (job.check_memory = false overrules this estimate)"
         )
 
 
-def _check_disk(config: JobConfig, machine: Machine, *, num_parameters: int) -> None:
+def _check_disk(config: JobConfig, *, num_parameters: int) -> None:
     """The checkpoints that the run will keep must fit beside those that are there already."""
+    free = shutil.disk_usage(config.job.dump_folder).free
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
     checkpoint_bytes = _CHECKPOINT_BYTES_PER_PARAMETER * num_parameters
     num_kept = _num_kept_checkpoints(config.checkpoint, num_steps=config.training.steps)
     needed = max(0, num_kept - len(checkpoint_steps(folder))) * checkpoint_bytes
-    if needed > machine.free_disk_bytes:
+    if needed > free:
         raise ValueError(
             f"{num_kept} checkpoints of {checkpoint_bytes / _GB:.1f} GB will be kept, which takes "
             f"{needed / _GB:.1f} GB more in job.dump_folder {config.job.dump_folder}, and "
-            f"{machine.free_disk_bytes / _GB:.1f} GB are free: lower checkpoint.keep_latest_k"
+            f"{free / _GB:.1f} GB are free: lower checkpoint.keep_latest_k"
         )
 
 

@@ -1,14 +1,15 @@
 """The record of a run in its dump folder: what decides its weights, and what led to it."""
 
-import fcntl
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ...durable_files import write_durably
+from ...durable_files import locked, write_durably
 
 RECORD_NAME = "run.json"
 LOCK_NAME = "lock"
@@ -69,15 +70,13 @@ class RunRecord:
         environment: dict[str, object],
     ) -> "RunRecord":
         """This record with one start more, after a step and with all settings of it."""
-        before = self.settings
-        changes = {
-            name: [before.get(name), settings.get(name)]
-            for name in (before | settings if self.starts else ())
-            if before.get(name) != settings.get(name)
+        start = {
+            "step": step,
+            "num_processes": num_processes,
+            "environment": environment,
+            "changes": changes(self.settings, settings) if self.starts else {},
         }
-        start = {"step": step, "num_processes": num_processes}
-        starts = [*self.starts, start | {"environment": environment, "changes": changes}]
-        return replace(self, settings=settings, starts=starts)
+        return replace(self, settings=settings, starts=[*self.starts, start])
 
     def stages(self, step: int) -> list[tuple["RunRecord", int]]:
         """The runs behind the weights after `step` with their last steps, the first run first."""
@@ -91,31 +90,31 @@ class RunRecord:
         """The first setting in which `other` is another run, in words; None if it is the same."""
         mine = self.identity | {f"model.{key}": value for key, value in self.model.items()}
         theirs = other.identity | {f"model.{key}": value for key, value in other.model.items()}
-        for key in mine | theirs:
-            if mine.get(key) != theirs.get(key):
-                return f"{key} was {mine.get(key)} and is now {theirs.get(key)}"
+        for key, (before, now) in changes(mine, theirs).items():
+            return f"{key} was {before} and is now {now}"
         return None
 
 
-def lock_run(folder: Path) -> IO[str]:
-    """Claim a dump folder, which is made, until what is returned is closed or this process ends.
+def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
+    """What differs between two tables: [before, after] by name."""
+    return {
+        name: [before.get(name), after.get(name)]
+        for name in before | after
+        if before.get(name) != after.get(name)
+    }
 
-    The claim is a lock of the system on an open file, so that no kill leaves it behind.
-    Raises: ValueError naming who holds it, OSError if the folder cannot be written.
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """A claim on a dump folder, which is made, while the context or this process lasts.
+
+    The claim is a lock of the system, so that no kill leaves it behind.
+    Raises: ValueError naming who holds it, OSError if the folder cannot be written or locked.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK_NAME).open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise ValueError(f"{folder} is in use by {holder}: one run at a time") from None
-    except OSError as error:  # as on Lustre, unless it is mounted with the option flock
-        file.close()
-        raise ValueError(f"{file.name} cannot be locked ({error.strerror})") from error
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
+    path = folder / LOCK_NAME
+    with locked(path, waits=False) as is_ours:
+        if not is_ours:
+            holder = path.read_text().strip() or "another process"
+            raise ValueError(f"{folder} is in use by {holder}: one run at a time")
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        yield

@@ -3,14 +3,13 @@
 import math
 from collections import deque
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from ... import AnchoredError
 from ...durable_files import json_value
 from ..job_config import SpikeGuardConfig
 from ..plan.data_plan import DataPlan, skipped_steps
-from ..plan.provenance import consumed_documents
+from ..plan.provenance import sequence_documents
 
 MAX_CONSECUTIVE_SKIPS = 8
 
@@ -97,39 +96,26 @@ class SpikeGuard:
 def spike_line(spike: Spike, plan: DataPlan, data: dict[str, Any], *, step: int) -> dict[str, Any]:
     """The line of spikes.jsonl for a step of a run; data: what its record says of the plan.
 
-    JSON has no infinity: a loss or limit that is not finite is written as text.
+    Of each sequence it has the source, the epoch, and the first and the last document, by input
+    file and record there; `anchored plan --step` lists those between too. JSON has no infinity: a
+    loss or limit that is not finite is written as text.
     """
     figures = {"loss": spike.loss, "limit": spike.limit, "grad_norm": spike.grad_norm}
-    return {
-        "step": step,
-        **json_value(figures),
-        "action": spike.action,
-        "sequences": sequence_documents(
-            plan, step + skipped_steps(data, step - 1), data["batch_size"]
-        ),
-    }
-
-
-def sequence_documents(plan: DataPlan, step: int, batch_size: int) -> list[dict[str, Any]]:
-    """For each sequence of a step its source, epoch, and first and last document.
-
-    A document is named by its input file and its record there, as `anchored plan --step` does,
-    which lists those between too.
-    """
-    consumed = consumed_documents(plan, step, sequences_per_step=batch_size)
-    return [
-        {
-            "sequence": sequence,
-            "source": documents[0].source,
-            "epoch": documents[0].epoch,
-            **{
-                name: {"input_file": one.span.input_file, "record": one.span.record}
-                for name, one in (
-                    ("first_document", documents[0]),
-                    ("last_document", documents[-1]),
-                )
-            },
-        }
-        for sequence, group in groupby(consumed, key=lambda one: one.sequence)
-        for documents in [list(group)]
-    ]
+    batch_size = data["batch_size"]
+    first = (step + skipped_steps(data, step - 1) - 1) * batch_size
+    rows = []
+    for sequence in range(first, first + batch_size):
+        documents = list(sequence_documents(plan, sequence))
+        ends = {"first_document": documents[0], "last_document": documents[-1]}
+        rows.append(
+            {
+                "sequence": sequence,
+                "source": documents[0].source,
+                "epoch": documents[0].epoch,
+                **{
+                    name: {"input_file": one.input_file, "record": one.record}
+                    for name, one in ends.items()
+                },
+            }
+        )
+    return {"step": step, **json_value(figures), "action": spike.action, "sequences": rows}

@@ -11,7 +11,7 @@ from ..job_config import JobConfig
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
 from .checkpoints import checkpoint_step, checkpoint_steps, damage, set_aside, was_finished
-from .record import RECORD_NAME, RunRecord
+from .record import RECORD_NAME, RunRecord, changes
 from .trainer import global_batch_size
 
 IDENTITY: Final = (
@@ -97,6 +97,8 @@ class StartingPoint:
     step: int = 0
     """Step of its last whole checkpoint; 0 where it begins."""
     remark: str = ""
+    forked: Path | None = None
+    """Checkpoint of another run that is still to be copied, by `copy_fork`."""
 
 
 def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
@@ -106,10 +108,16 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     is whole any more, or the weights to start from are missing or of another model.
     """
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
+    # 1. Without checkpoints it begins: as another run's fork, with another's weights, with nothing.
     if not folder.exists():
         if config.checkpoint.fork_from:
-            return _fork(config, record, Path(config.checkpoint.fork_from).resolve())
-        return StartingPoint(_with_earlier(config, record))
+            return _fork(config, record)
+        if config.checkpoint.initial_load_path:
+            checkpoint, other = _other_run("initial_load_path", config, record)
+            earlier = {**asdict(other), "step": checkpoint_step(checkpoint)}
+            record = replace(record, earlier=earlier)
+        return StartingPoint(record)
+    # 2. It goes on from its last whole one; only when that is found are later ones set aside.
     _check_same_run(config, record)
     reasons: dict[Path, str] = {}
     for step, path in reversed(checkpoint_steps(folder).items()):
@@ -124,6 +132,7 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
             before, model=record.model, identity=record.identity, data=record.data | skips
         )
         return StartingPoint(record, step, f"{prefix}resuming from {path}")
+    # 3. None is whole. A run that had some is not begun again over them: somebody may mend one.
     if was_finished(folder):
         damages = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
         raise ValueError(
@@ -136,46 +145,47 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
     return replace(start, remark=f"{remark}{start.remark and '; '}{start.remark}")
 
 
-def _fork(config: JobConfig, record: RunRecord, checkpoint: Path) -> StartingPoint:
-    """Make the run go on after another one's checkpoint, which is copied into it with its curves.
+def _fork(config: JobConfig, record: RunRecord) -> StartingPoint:
+    """The start of a run that goes on after another one's checkpoint.
 
     Raises: ValueError if that is not whole, or is of another model or other data.
     """
-    step = checkpoint_step(checkpoint)
-    if reason := damage(checkpoint):
-        raise ValueError(f"checkpoint.fork_from {checkpoint} is not whole: {reason}")
-    source = checkpoint.parents[1]
-    other = RunRecord.read(source)
-    changes = {}
-    for name in other.identity | record.identity:
-        before, after = other.identity.get(name), record.identity.get(name)
-        if before == after or name.startswith("checkpoint."):
-            continue
+    # 1. Of what decides the weights only that may differ which the checkpoint does not hold.
+    checkpoint, other = _other_run("fork_from", config, record)
+    step, changed = checkpoint_step(checkpoint), changes(other.identity, record.identity)
+    changed = {name: both for name, both in changed.items() if not name.startswith("checkpoint.")}
+    for name, (before, after) in changed.items():
         if not name.startswith(MAY_CHANGE):
             raise ValueError(
                 f"a fork of {checkpoint} has another {name} ({before} there, {after} here): only "
                 f"{', '.join(MAY_CHANGE)} may change"
             )
-        changes[name] = [before, after]
-    if other.model != record.model:
-        raise ValueError(f"checkpoint.fork_from {checkpoint} holds a model of another shape")
-    run = Path(config.job.dump_folder)
-    for name in ("metrics.jsonl", "heldout.jsonl", "spikes.jsonl"):  # cut at the step later
-        if (source / name).is_file():
-            shutil.copy(source / name, run / name)
-    with new_folder(run / config.checkpoint.folder / checkpoint.name) as copy:
-        shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
+    # 2. Data that the other run left out before the checkpoint stays left out here.
     num_skipped = config.checkpoint.fork_skip_steps
     skips = [skip for skip in other.data.get("skips", []) if skip[0] < step]
     skips += [[step, num_skipped]] if num_skipped else []
-    fork = {"from": str(checkpoint), "step": step, "skip_steps": num_skipped, "settings": changes}
+    fork = {"from": str(checkpoint), "step": step, "skip_steps": num_skipped, "settings": changed}
     forked = replace(
         record,
         data=record.data | ({"skips": skips} if skips else {}),
         earlier=other.earlier,
         forks=[*(one for one in other.forks if one["step"] < step), fork],
     )
-    return StartingPoint(forked, step, f"going on from {checkpoint}, as another run")
+    remark = f"going on from {checkpoint}, as another run"
+    return StartingPoint(forked, step, remark, forked=checkpoint)
+
+
+def copy_fork(config: JobConfig, checkpoint: Path) -> None:
+    """Copy another run's checkpoint and curves into a run that forks from it and has its record.
+
+    The copy makes the run whole without the other: it is resumed as any run.
+    """
+    run, source = Path(config.job.dump_folder), checkpoint.parents[1]
+    for name in ("metrics.jsonl", "heldout.jsonl", "spikes.jsonl"):  # cut at the step later
+        if (source / name).is_file():
+            shutil.copy(source / name, run / name)
+    with new_folder(run / config.checkpoint.folder) as folder:
+        shutil.copytree(checkpoint, folder / checkpoint.name)
 
 
 def _check_same_run(config: JobConfig, record: RunRecord) -> None:
@@ -195,23 +205,24 @@ def _check_same_run(config: JobConfig, record: RunRecord) -> None:
         )
 
 
-def _with_earlier(config: JobConfig, record: RunRecord) -> RunRecord:
-    path = config.checkpoint.initial_load_path
-    if path is None:
-        return record
+def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, RunRecord]:
+    """The checkpoint that checkpoint.`name` says, and the record of its run.
+
+    Raises: ValueError unless it is whole and of this run's model and tokenizer.
+    """
+    path = getattr(config.checkpoint, name)
     checkpoint = Path(path).resolve()  # "step-24" alone has a run above it too
     if not checkpoint.is_dir():
-        raise ValueError(
-            f"checkpoint.initial_load_path {path} does not exist: train the stage before first"
-        )
+        advice = ": train the stage before first" if name == "initial_load_path" else ""
+        raise ValueError(f"checkpoint.{name} {path} does not exist{advice}")
     if reason := damage(checkpoint):
-        raise ValueError(f"checkpoint.initial_load_path {path} is not whole: {reason}")
-    earlier = RunRecord.read(checkpoint.parent.parent)
-    if earlier.tokenizer_sha256 != record.tokenizer_sha256:
+        raise ValueError(f"checkpoint.{name} {path} is not whole: {reason}")
+    other = RunRecord.read(checkpoint.parents[1])
+    if other.tokenizer_sha256 != record.tokenizer_sha256:
         raise ValueError(
-            f"checkpoint.initial_load_path {path} was trained with another tokenizer than the data"
+            f"checkpoint.{name} {path} was trained with another tokenizer than the data"
         )
-    shapes = [dict(run.model, max_position_embeddings=None) for run in (earlier, record)]
+    shapes = [dict(run.model, max_position_embeddings=None) for run in (other, record)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"checkpoint.initial_load_path {path} holds a model of another shape")
-    return replace(record, earlier={**asdict(earlier), "step": checkpoint_step(checkpoint)})
+        raise ValueError(f"checkpoint.{name} {path} holds a model of another shape")
+    return checkpoint, other

@@ -47,7 +47,7 @@ from ..model.tinycomma import (
     schedule_reduction,
 )
 from ..plan.data_plan import DataPlan, skipped_steps
-from ..plan.loader import Batch, SequenceLoader, document_ids
+from ..plan.loader import Batch, document_ids, read_batches
 from .checkpointer import OPTIMIZER, Checkpointer
 from .heldout import HeldoutLoss
 from .metrics import RunMetrics, StepLog
@@ -108,7 +108,7 @@ class Trainer:
         # 4. What is read, watched and saved.
         self.step = 0
         self._was_signalled = False
-        self._plan = DataPlan.open(config.data, seq_len=config.training.seq_len, verify=False)
+        self._plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
         self._batch_size = global_batch_size(config, dist.get_world_size())
         round_size = config.training.local_batch_size * dist.get_world_size()
         self._num_rounds = self._batch_size // round_size
@@ -198,7 +198,7 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """The batches of this process from the next step on, whatever has been left out before."""
         first_step = self.step + skipped_steps(self._data, self.step)
-        loader = SequenceLoader(
+        return read_batches(
             self._plan,
             first_sequence=first_step * self._batch_size,
             dp_rank=dist.get_rank(),
@@ -209,7 +209,6 @@ class Trainer:
             num_prefetched=max(4, self._num_rounds),
             pin_memory=torch.cuda.is_available(),
         )
-        return iter(loader)
 
     def _save_if_due(self) -> bool:
         """Save what the step, the clock or a signal asks for; returns whether to stop now."""

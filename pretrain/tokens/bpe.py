@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -15,7 +14,6 @@ from tokenizers.trainers import BpeTrainer
 from .encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_CONFIG
 
 NUM_BYTES = 256
-SplitRule = Literal["llama3", "gpt2"]
 
 # The rule in the tokenizer.json of Llama 3: contractions, words with one leading character, up to
 # three digits, punctuation, line ends, white space.
@@ -32,26 +30,23 @@ LLAMA3_SPLIT = "|".join(
 )
 
 
-def pre_tokenizer(rule: SplitRule = "llama3") -> PreTokenizer:
-    """Cut as Llama 3 or GPT-2 does, then write each byte as one printable character."""
-    if rule == "gpt2":
-        return ByteLevel(add_prefix_space=False, use_regex=True)
+def pre_tokenizer() -> PreTokenizer:
+    """Cut as Llama 3 does, then write each byte as one printable character."""
     words = Split(Regex(LLAMA3_SPLIT), behavior="isolated")
     return Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, rule: SplitRule = "llama3") -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train on `texts` a tokenizer that encodes any text and adds the begin token, as Llama 3 does.
 
-    vocab_size: tokens in all: the 256 bytes first, the merges, the two special tokens last. rule:
-    whose words no token crosses.
+    vocab_size: tokens in all: the 256 bytes first, the merges, the two special tokens last.
     The same texts give the same tokenizer. Raises ValueError if `vocab_size` leaves no room for
     bytes and special tokens, or if the texts do not hold enough merges to fill it.
     """
     if vocab_size < NUM_BYTES + 2:
         raise ValueError(f"vocab_size must be >= {NUM_BYTES + 2}, got {vocab_size}")
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = pre_tokenizer(rule)
+    tokenizer.pre_tokenizer = pre_tokenizer()
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
         vocab_size=vocab_size - 2, initial_alphabet=ByteLevel.alphabet(), show_progress=False

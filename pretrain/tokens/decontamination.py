@@ -4,15 +4,15 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
-from .documents import DamagedFile, Document, RecordFields, file_lines, input_documents, text_digest
+from .documents import DamagedFile, RecordFields, file_lines, input_documents, text_digest
 from .input_files import InputFile, SourceFiles
-from .job import check_same, claim
-from .passages import NUM_LETTERS, NUM_WORDS, Passages, is_long_enough
-from .workers import FileWork, Observer
+from .passages import NUM_LETTERS, NUM_WORDS, Passages
+from .workers import FileJob, FileWork, Observer, check_same
 
 SCHEMA = "anchored-decontamination/1"
 _JSON_LINES = (".jsonl", ".ndjson", ".gz", ".zst", ".zstd")
@@ -35,14 +35,17 @@ class ForbiddenTexts:
 
         files: JSON lines, JSON or Parquet, of which every string counts as text, else plain
         text; or folders of these.
-        Raises: ValueError for a file that cannot be read, or other texts there.
+        Raises: ValueError for a file that cannot be read, or other texts or things there.
         """
+        lock = output / f"{_AGAINST}.lock"
+        if output.exists() and any(output.iterdir()) and not lock.exists():
+            raise ValueError(f"{output} holds other things: name a new folder")
         paths = [each for path in files for each in _files(path)]
         wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
         folder = output / _AGAINST
         if not folder.exists():
-            hashed = cls._hashed(paths, wanted)
-            with locked(output / f"{_AGAINST}.lock"):
+            hashed = cls._hashed(paths, wanted)  # before the lock: what cannot be read leaves none
+            with locked(lock):
                 if not folder.exists():  # another process may have been faster
                     hashed._save(folder)
         texts = cls.load(output)
@@ -57,31 +60,27 @@ class ForbiddenTexts:
         table = json.loads((folder / "texts.json").read_text())
         return cls(table["names"], table["files"], Passages.load(folder))
 
-    @staticmethod
-    def are_in(output: Path) -> bool:
-        """Whether `prepare` was begun there."""
-        return (output / f"{_AGAINST}.lock").exists()
-
     @classmethod
     def _hashed(cls, paths: Sequence[Path], files: list[dict[str, Any]]) -> "ForbiddenTexts":
         names: list[str] = []
-        counts: list[dict[str, int]] = []
+        ends: list[int] = []
 
         def numbered() -> Iterator[tuple[int, str]]:
             for path in paths:
-                num_before, num_short = len(names), 0
                 for name, strings in _texts(path):
-                    num_short += not any(map(is_long_enough, strings))
                     names.append(name)
                     yield from ((len(names) - 1, string) for string in strings)
-                counts.append({"num_texts": len(names) - num_before, "num_short": num_short})
+                ends.append(len(names))
 
-        passages = Passages.of(numbered())
-        if not len(passages.hashes):
+        passages, long_ones = Passages.of(numbered())
+        if not long_ones:
             raise ValueError(
                 f"the texts to look for hold no {NUM_WORDS} words or {NUM_LETTERS} letters in a row"
             )
-        counted = [file | count for file, count in zip(files, counts, strict=True)]
+        counted = []
+        for file, (start, end) in zip(files, pairwise([0, *ends]), strict=True):
+            num_short = sum(number not in long_ones for number in range(start, end))
+            counted.append(file | {"num_texts": end - start, "num_short": num_short})
         return cls(names, counted, passages)
 
     def _save(self, folder: Path) -> None:
@@ -92,53 +91,54 @@ class ForbiddenTexts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecontaminationJob:
-    """The search of one source; any number of processes share its input files.
+class DecontaminationJob(FileJob):
+    """The search of one source.
 
     OUTPUT/progress/SOURCE records every finished file, OUTPUT/against the passages looked for.
     """
 
-    source: str
-    output: Path
-    inputs: SourceFiles
-    fields: RecordFields
+    against: list[dict[str, Any]]
+    """`ForbiddenTexts.files` of the texts looked for."""
 
     @property
     def report_file(self) -> Path:
         return self.output / f"{self.source}.jsonl"
 
     @property
-    def _progress(self) -> Path:
+    def progress(self) -> Path:
         return self.output / "progress" / self.source
 
-    def start(self, texts: ForbiddenTexts) -> None:
-        """Make the folder; raises ValueError if it was begun with other inputs or texts."""
-        self._progress.mkdir(parents=True, exist_ok=True)
-        with locked(self._progress / "start.lock"):
-            claim(self._progress / "job.json", self._identity(texts), self._progress)
+    def identity(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            **_searched(self.inputs, self.fields),
+            "against": self.against,
+            "num_words": NUM_WORDS,
+            "num_letters": NUM_LETTERS,
+        }
 
     def open(self) -> FileWork:
-        """Searches the file of an index."""
-        texts = ForbiddenTexts.load(self.output)
-        return functools.partial(self.search_file, texts=texts)
+        return functools.partial(self.search_file, texts=ForbiddenTexts.load(self.output))
 
     def search_file(self, index: int, observe: Observer, *, texts: ForbiddenTexts) -> None:
         """Record what the file's documents share with the texts, unless that is done."""
-        path = self._file_path(index)
-        with locked(path.with_suffix(".lock")):
-            if path.exists():
+        path, file = self._file_path(index), self.inputs.files[index]
+        with locked(self.lock_of(index), waits=False) as is_ours:
+            if not is_ours or path.exists():
                 return
             matches, num_documents, num_bytes = [], 0, 0
-            for document in input_documents(self.inputs.files[index], self.fields):
-                size = len(document.text or b"")
-                num_documents, num_bytes = num_documents + 1, num_bytes + size
-                if match := _match(document, texts):
-                    matches.append({"input_file": self.inputs.files[index].name} | match)
-                observe(size, 1)
+            for document in input_documents(file, self.fields):
+                text = document.text or b""
+                num_documents, num_bytes = num_documents + 1, num_bytes + len(text)
+                if shared := texts.passages.shared_with(text.decode(), texts.names):
+                    where = {"input_file": file.name, "record": document.record}
+                    digest = text_digest(text).hex()
+                    matches.append({**where, "digest": digest, **asdict(shared)})
+                observe(len(text), 1)
             table = {"num_documents": num_documents, "num_bytes": num_bytes, "documents": matches}
             write_durably(path, json.dumps(table) + "\n")
 
-    def finish(self, texts: ForbiddenTexts, *, least_chars: int) -> "Report | None":
+    def finish(self, *, least_chars: int) -> "Report | None":
         """Write the report, in place of an earlier one; None while input files are missing.
 
         least_chars: documents that share fewer characters are reported and kept.
@@ -151,27 +151,17 @@ class DecontaminationJob:
         for document in documents:
             document["left_out"] = document["num_chars"] >= least_chars
         report = Report(
-            **self._identity(texts),
+            **self.identity(),
             least_chars=least_chars,
             num_documents=sum(table["num_documents"] for table in tables),
             num_bytes=sum(table["num_bytes"] for table in tables),
             documents=documents,
         )
-        with locked(self._progress / "finish.lock"):
-            report.write(self.report_file)
+        report.write(self.report_file)
         return report
 
-    def _identity(self, texts: ForbiddenTexts) -> dict[str, Any]:
-        return {
-            "source": self.source,
-            **_searched(self.inputs, self.fields),
-            "against": texts.files,
-            "num_words": NUM_WORDS,
-            "num_letters": NUM_LETTERS,
-        }
-
     def _file_path(self, index: int) -> Path:
-        return self._progress / f"file-{index:05d}.json"
+        return self.progress / f"file-{index:05d}.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,14 +246,6 @@ def search_summary(summary: Mapping[str, Any]) -> str:
         f"{summary['num_words']} words or {summary['num_letters']} letters in a row with "
         f"{against}; {summary['num_left_out']:,} left out"
     )
-
-
-def _match(document: Document, texts: ForbiddenTexts) -> dict[str, Any] | None:
-    shared = texts.passages.shared_with((document.text or b"").decode(), texts.names)
-    if shared is None or document.text is None:
-        return None
-    digest = text_digest(document.text).hex()
-    return {"record": document.record, "digest": digest, **asdict(shared)}
 
 
 def _files(path: Path) -> list[Path]:

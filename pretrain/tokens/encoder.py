@@ -88,9 +88,7 @@ class DocumentEncoder:
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
-        """Raises ValueError if the file does not exist, is no JSON, or lacks BOS or EOS."""
-        if not tokenizer_file.is_file():
-            raise ValueError(f"tokenizer file {tokenizer_file} does not exist")
+        """Raises ValueError if the file is no JSON, or lacks BOS or EOS."""
         try:  # of tokenizers itself comes a bare Exception
             json.loads(tokenizer_file.read_bytes())
         except ValueError as error:

@@ -70,20 +70,28 @@ class Passages:
         self._shift = np.uint64(64 - (8 * len(filter)).bit_length() + 1)
 
     @classmethod
-    def of(cls, texts: Iterable[tuple[int, str]]) -> "Passages":
-        """The passages of numbered texts; a number may come several times."""
-        hashes, numbers = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
+    def of(cls, texts: Iterable[tuple[int, str]]) -> "tuple[Passages, set[int]]":
+        """The passages of numbered texts, and the numbers of those that have any.
+
+        A number may come several times.
+        """
+        # 1. All hashes, each with the number of its text.
+        hashes, numbers, long_ones = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)], set()
         for number, text in texts:
             for _, block in _blocks(normalised(text)):
                 for spans, starts, _ in block.spans(LETTER_STRIDE):
                     hashes.append(spans)
                     numbers.append(np.full(len(starts), number, np.uint32))
+                    if len(spans):
+                        long_ones.add(number)
+        # 2. Sorted, each once, for the binary search; and a filter of one bit in about 16, which
+        # answers most questions with one access to memory in place of some twenty.
         unique, first = np.unique(np.concatenate(hashes), return_index=True)
         num_bits = 1 << max(3, (_FILTER_BITS * len(unique) - 1).bit_length())
         passages = cls(unique, np.concatenate(numbers)[first], np.zeros(num_bits // 8, np.uint8))
         slot = unique >> passages._shift
         np.bitwise_or.at(passages.filter, slot >> np.uint64(3), _bit(slot))
-        return passages
+        return passages, long_ones
 
     @property
     def num_bytes(self) -> int:
@@ -111,6 +119,7 @@ class Passages:
 
     def shared_with(self, text: str, names: list[str]) -> SharedText | None:
         """Compare a text with those looked for, named by number; None if it shares nothing."""
+        # 1. Every span of the text whose hash is there: from where to where, and of which text.
         plain = normalised(text)
         matches = [np.zeros((3, 0), np.int64)]
         for offset, block in _blocks(plain):
@@ -123,10 +132,12 @@ class Passages:
         starts, ends, texts = np.concatenate(matches, axis=1)
         if not len(starts):
             return None
+        # 2. Spans overlap: characters are counted once, in the stretches that they cover together.
         stretches = _union(starts, ends)
         lengths = stretches[1] - stretches[0]
         begin = int(stretches[0][lengths.argmax()])
         longest = int(lengths.max())
+        # 3. The texts with most spans; of equal ones the first.
         numbers, counts = np.unique(texts, return_counts=True)
         most = numbers[np.argsort(-counts, kind="stable")][:_NUM_NAMED]
         return SharedText(
@@ -136,12 +147,6 @@ class Passages:
             texts=tuple(names[number] for number in most),
             excerpt=" ".join(plain[begin : begin + min(longest, _EXCERPT_CHARS)].split()),
         )
-
-
-def is_long_enough(text: str) -> bool:
-    """Whether a text has any passage to look for."""
-    blocks = (block for _, block in _blocks(normalised(text)))
-    return any(len(hashes) for block in blocks for hashes, _, _ in block.spans(LETTER_STRIDE))
 
 
 class _Block:

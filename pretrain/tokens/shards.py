@@ -113,16 +113,13 @@ class TokenShards:
         self.folder = folder
         self.manifest = manifest
         self._ends = list(accumulate(shard.num_tokens for shard in manifest.shards))
-        self._versions = {
-            shard.tokens_file: _version(folder / shard.tokens_file) for shard in manifest.shards
-        }
 
     @classmethod
-    def open(cls, folder: Path | str, *, verify: bool = True) -> "TokenShards":
-        """Open a folder written by `write_token_shards`.
+    def open(cls, folder: Path | str) -> "TokenShards":
+        """Open a folder of shards; their contents are `verify_shards`' to compare.
 
-        verify: read every shard and compare its sha256; without it only the sizes are compared.
-        Raises: ValueError, naming the file, if the manifest or a shard is missing or changed.
+        Raises: ValueError, naming the file, if the manifest or a shard is missing or of another
+        size.
         """
         folder = Path(folder)
         manifest = Manifest.read(folder)
@@ -131,8 +128,6 @@ class TokenShards:
             _check_size(folder / shard.tokens_file, 4 * shard.num_tokens)
             _check_size(folder / shard.documents_file, 8 * num_offsets)
             _check_size(folder / shard.provenance_file, 8 * shard.num_documents)
-        if verify:
-            _check_sha256(folder, _hashes(manifest))
         return cls(folder, manifest)
 
     @property
@@ -148,7 +143,7 @@ class TokenShards:
                 f"which holds {self.num_tokens}"
             )
         pieces = [
-            self._map(shard.tokens_file)[offset : offset + length]
+            _mapped(self.folder / shard.tokens_file)[offset : offset + length]
             for shard, offset, length in self.pieces(start, count)
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, dtype="<u4")
@@ -158,16 +153,12 @@ class TokenShards:
 
         Raises: ValueError, as `provenance` does, if the file is not what was written.
         """
-        path = self.folder / shard.documents_file
-        return _checked(path, _version(path), shard.documents_sha256).view("<i8")
+        return _checked(self.folder / shard.documents_file, shard.documents_sha256).view("<i8")
 
     def provenance(self, shard: Shard) -> np.ndarray:
         """(num_documents, 2) uint32: record in the input file, index in `shard.licences`."""
         path = self.folder / shard.provenance_file
-        return _checked(path, _version(path), shard.provenance_sha256).view("<u4").reshape(-1, 2)
-
-    def _map(self, name: str) -> np.memmap:
-        return _mapped(self.folder / name, self._versions[name])
+        return _checked(path, shard.provenance_sha256).view("<u4").reshape(-1, 2)
 
     def pieces(self, start: int, count: int) -> Iterator[tuple[Shard, int, int]]:
         """Where tokens start .. start + count - 1 lie: (shard, first token in it, how many)."""
@@ -188,20 +179,15 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 @lru_cache(maxsize=MAX_OPEN_SHARDS)
-def _mapped(path: Path, version: tuple[int, int, int]) -> np.memmap:
+def _mapped(path: Path) -> np.memmap:
     return np.memmap(path, dtype="<u4", mode="r")
 
 
 @lru_cache(maxsize=MAX_OPEN_SHARDS)
-def _checked(path: Path, version: tuple[int, int, int], sha256: str) -> np.memmap:
+def _checked(path: Path, sha256: str) -> np.memmap:
     """The bytes of a file, hashed when they are first asked for: these files are small."""
     _check_sha256(path.parent, {path.name: sha256})
     return np.memmap(path, mode="r")
-
-
-def _version(path: Path) -> tuple[int, int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
 def verify_shards(folder: Path) -> int:
@@ -210,29 +196,31 @@ def verify_shards(folder: Path) -> int:
     The stamp holds the size and time of every file, so that an unchanged folder is not read again.
     Raises: ValueError naming the first file that is missing or not what was written.
     """
-    manifest = Manifest.read(folder)
-    TokenShards.open(folder, verify=True)
-    hashes = _hashes(manifest)
-    versions = {name: _version(folder / name)[:2] for name in hashes}
-    stamp = {"schema": _STAMP_SCHEMA, "files": versions}
-    stamp["manifest_sha256"] = file_sha256(folder / MANIFEST_NAME)
+    TokenShards.open(folder)  # what is missing or cut short shows at once
+    stamp = _stamp(folder)  # of the files before they are read: what changes meanwhile has none
+    hashes = _hashes(Manifest.read(folder))
+    _check_sha256(folder, hashes)
     with suppress(OSError):  # shards may lie where nobody can write
-        write_durably(folder / STAMP_NAME, json.dumps(stamp) + "\n")
-    return sum(size for size, _ in versions.values())
+        write_durably(folder / STAMP_NAME, stamp)
+    return sum((folder / name).stat().st_size for name in hashes)
 
 
 def is_verified(folder: Path) -> bool:
     """Whether the folder's stamp is of its files as they are now; none of them is read."""
     try:
-        stamp = json.loads((folder / STAMP_NAME).read_bytes())
-        versions = {name: list(_version(folder / name)[:2]) for name in stamp["files"]}
-        return bool(
-            stamp["schema"] == _STAMP_SCHEMA
-            and stamp["manifest_sha256"] == file_sha256(folder / MANIFEST_NAME)
-            and versions == stamp["files"]
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return (folder / STAMP_NAME).read_text() == _stamp(folder)
+    except (OSError, ValueError):
         return False
+
+
+def _stamp(folder: Path) -> str:
+    status = {name: (folder / name).stat() for name in _hashes(Manifest.read(folder))}
+    stamp = {
+        "schema": _STAMP_SCHEMA,
+        "files": {name: [one.st_size, one.st_mtime_ns] for name, one in status.items()},
+        "manifest_sha256": file_sha256(folder / MANIFEST_NAME),
+    }
+    return json.dumps(stamp) + "\n"
 
 
 def check_shards(folders: Sequence[Path]) -> None:

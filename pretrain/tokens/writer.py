@@ -26,24 +26,18 @@ class DocumentTally:
     verdicts: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
     """UTF-8 bytes kept, by split."""
-    licences: dict[str, Counter[str]] = field(default_factory=dict)
-    """Documents by verdict (train, heldout, refused) and licence."""
+    licences: Counter[str] = field(default_factory=Counter)
+    """Documents by verdict (train, heldout, refused) and licence, as "VERDICT LICENCE"."""
     problems: Counter[str] = field(default_factory=Counter)
     """Invalid documents by what is wrong with them."""
-
-    @classmethod
-    def from_table(cls, table: dict[str, Any]) -> "DocumentTally":
-        """The tally of a JSON object of its fields."""
-        licences = {verdict: Counter(of) for verdict, of in table["licences"].items()}
-        others: Any = {name: Counter(of) for name, of in table.items() if name != "licences"}
-        return cls(licences=licences, **others)
 
     @classmethod
     def total(cls, tallies: Iterable["DocumentTally"]) -> "DocumentTally":
         """The tally of all pieces together."""
         whole = cls()
         for tally in tallies:
-            whole += tally
+            for name, counts in vars(whole).items():
+                counts.update(getattr(tally, name))
         return whole
 
     def add(self, document: Document, verdict: Verdict) -> None:
@@ -51,21 +45,17 @@ class DocumentTally:
         if verdict.is_kept:
             self.num_bytes[verdict.value] += len(document.text or b"")
         if verdict.is_kept or verdict is Verdict.REFUSED:
-            self.licences.setdefault(verdict.value, Counter())[document.licence] += 1
+            self.licences[f"{verdict} {document.licence}"] += 1
         if document.problem:
             self.problems[document.problem.value] += 1
 
-    def __iadd__(self, other: "DocumentTally") -> "DocumentTally":
-        self.verdicts += other.verdicts
-        self.num_bytes += other.num_bytes
-        self.problems += other.problems
-        for verdict, counts in other.licences.items():
-            self.licences.setdefault(verdict, Counter()).update(counts)
-        return self
-
     def histogram(self, verdict: Verdict) -> dict[str, int]:
         """Documents by licence, the most frequent first, then by name."""
-        counts = self.licences.get(verdict, Counter())
+        counts = {
+            name.removeprefix(f"{verdict} "): count
+            for name, count in self.licences.items()
+            if name.startswith(f"{verdict} ")
+        }
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -149,7 +139,8 @@ class Segment:
         """The segment that `write` recorded."""
         table = json.loads(path.read_text())
         shards = {split: from_table(Shard, shard) for split, shard in table.pop("shards").items()}
-        return cls(shards=shards, tally=DocumentTally.from_table(table.pop("tally")), **table)
+        tally = {name: Counter(counts) for name, counts in table.pop("tally").items()}
+        return cls(shards=shards, tally=DocumentTally(**tally), **table)
 
     def write(self, path: Path) -> None:
         """Record the segment; its shards must be complete on disk."""
@@ -169,10 +160,7 @@ def write_segments(
 
     max_tokens: a document that would pass it ends the segment; a longer one has one for itself.
     input_file: where the documents are from. prefix: begins the number of every shard.
-    Raises: ValueError if `max_tokens` is less than 1.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens_per_shard must be at least 1, got {max_tokens}")
     index, next_record = first_index, 0
     shards: dict[Verdict, ShardFiles] = {}
     tally = DocumentTally()
@@ -243,7 +231,7 @@ def write_token_shards(
         write_manifests(
             partial, segments, source=source, revision=revision, encoder=encoder, rules=rules
         )
-    return TokenShards.open(folder, verify=False)
+    return TokenShards.open(folder)
 
 
 def write_manifests(

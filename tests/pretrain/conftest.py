@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from anchored.configs.config_file import toml_text
+from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
+from anchored.pretrain.run.preflight import check_run
+from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards
 
@@ -107,8 +110,27 @@ def write_config(corpus) -> Callable[..., Path]:
         weights, heldout = config["data"]["sources"], config["heldout"]["sources"]
         config["data"]["sources"] = [entry(name, weight=weights[name]) for name in weights]
         config["heldout"]["sources"] = [entry(name) for name in heldout]
+        dump_folder.mkdir(parents=True, exist_ok=True)  # as a run's lock does before its preflight
         path = dump_folder.with_suffix(".toml")
         path.write_text(toml_text(config))
         return path
 
     return write
+
+
+@pytest.fixture
+def begin(write_config) -> Callable[..., tuple[list[str], RunRecord]]:
+    """Starts a run, in so far as its preflight does; returns the remarks but the last, which every
+    run of this corpus gets, and the record."""
+
+    def start(
+        run: Path, *, num_processes: int = 1, without: str = "", **sections: object
+    ) -> tuple[list[str], RunRecord]:
+        path = write_config(run, **sections)
+        path.write_text(path.read_text().replace(without, ""))
+        config = load_job_config(["--job.config_file", str(path)])
+        *remarks, last = check_run(config, num_processes=num_processes)
+        assert last.startswith("not searched for texts that must not be trained on")
+        return remarks, RunRecord.read(run)
+
+    return start

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forked_program import ForkedProgram
@@ -12,7 +13,7 @@ from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import model_args
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.run.memory import estimate_memory
-from anchored.pretrain.run.preflight import Machine, check_memory
+from anchored.pretrain.run.preflight import check_memory
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
 
@@ -76,13 +77,15 @@ def test_variants_are_the_first_stage_but_for_speed(stages):
         ("tinycomma-1.8b-stage1-1gpu", 1, 79),  # H100
     ],
 )
-def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes):
+def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes, monkeypatch):
     config = load(name)
     num_shards = num_gpus // config.parallelism.data_parallel_replicate_degree
     estimate = estimate_memory(config, model_args(config), num_shards=num_shards)
     size = gibibytes << 30
-    gpu = {"num_processes": 1, "num_gpus": 1, "gpu_name": "", "gpu_memory_bytes": size}
-    check_memory(config, Machine(**gpu, free_disk_bytes=0), estimate)
+    gpu = SimpleNamespace(name="", total_memory=size)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: gpu)
+    check_memory(config, estimate)
     assert 0.4 * size < estimate.total
 
 

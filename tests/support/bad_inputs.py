@@ -135,7 +135,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     TOKENIZE: {
         "--tokenizer": words("{missing} {folder} a/b a@b {empty} {garbage}"),
         "--input": ("{missing}", "{folder}", "{garbage}"),
-        "--output": ("{folder}", "{existing}", "{under_file}", "{fifo}"),
+        "--output": ("{somebody}", "{existing}", "{under_file}", "{fifo}"),
         "--mixture": ("{missing}", "{folder}", "{empty}", "{garbage}", "{toml_odd}"),
         "--heldout-fraction": ("-0.1", "1.1", "nan", "many"),
         "--max-document-bytes": ("0", "-1", "many"),

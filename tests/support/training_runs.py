@@ -1,5 +1,6 @@
 """Training runs as processes of their own, forked, and checkpoints without a run."""
 
+import json
 import warnings
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def train(config_file: Path, *, num_processes: int = 1) -> None:
     """Run to the end; AssertionError with the output of a process that fails."""
     for program in start_run(config_file, num_processes=num_processes):
         program.wait_for_success()
+
+
+def lines_of(file: Path) -> list[dict[str, object]]:
+    """The lines of a curve; none before there is one, or one that is still being written."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def save_weights(state: dict[str, object], checkpoint: Path) -> None:

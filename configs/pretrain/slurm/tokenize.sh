@@ -5,8 +5,9 @@
 #   sbatch --array=0-15 --dependency=afterok:$search configs/pretrain/slurm/tokenize.sh write TOKENIZER [SOURCE ...]
 # AGAINST: a file or folder of the works, prompts and benchmarks that the model will be judged by.
 # TOKENIZER: folder with the Llama 3 tokenizer.json, or OWNER/NAME@REVISION on the Hub.
-# Every task takes its share of each source's files, and the last one to finish a source completes its report or its
-# folder. A task that was stopped goes on where it was when it is submitted again.
+# Every task takes input files that no other is at work on, and the last one to finish a source completes its report or
+# its folder. What a task that was stopped was at goes on where it was, in any task that is still to come or in one
+# that is submitted again.
 # Before, in minutes: anchored tokenize --mixture configs/pretrain/common_pile.toml --tokenizer TOKENIZER --sample 1000
 #SBATCH --job-name=tokenize
 #SBATCH --nodes=1

@@ -41,12 +41,6 @@ def masked_logits(model, token_ids):
     return model(token_ids, document_mask(document_ids(token_ids, bos_id=BOS)))
 
 
-def test_documents_are_numbered_from_their_beginnings():
-    token_ids = torch.tensor([[0, 5, 0, 7, 0], [5, 6, 7, 8, 9], [4, 0, 0, 3, 3]])
-    expected = [[0, 0, 1, 1, 2], [0, 0, 0, 0, 0], [0, 1, 2, 2, 2]]
-    assert document_ids(token_ids, bos_id=0).tolist() == expected
-
-
 def test_the_logits_of_a_document_are_those_it_has_alone(models):
     masked, plain = models
     row = documents(9, 1, 30, 12, seed=4)

@@ -18,7 +18,7 @@ WEIGHTS = {"harbour": 0.5, "orchard": 0.3, "quarry": 0.2}
 
 def plan_of(corpus, weights=WEIGHTS, *, seq_len=SEQ_LEN, **changes):
     data = corpus.data_config(weights, **changes)
-    return DataPlan.open(data, seq_len=seq_len, verify=True)
+    return DataPlan.open(data, seq_len=seq_len)
 
 
 def test_a_sequence_is_its_window_and_one_token_more(corpus):
@@ -121,7 +121,7 @@ def test_the_hash_depends_on_content_and_not_on_place(corpus, tmp_path):
 
     def plan_hash(path):
         source = DataSource(name="harbour", path=str(path), weight=1.0)
-        return DataPlan.open(DataConfig(sources=(source,)), seq_len=SEQ_LEN, verify=False).hash
+        return DataPlan.open(DataConfig(sources=(source,)), seq_len=SEQ_LEN).hash
 
     assert plan_hash(copy) == plan_hash(corpus.source("harbour"))
     manifest = copy / "manifest.json"

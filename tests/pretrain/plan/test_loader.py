@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.plan.loader import SequenceLoader
-from anchored.pretrain.plan.order import KeyedPermutation
+from anchored.pretrain.plan.loader import read_batches
 
 GLOBAL_BATCH = 8
 SEQ_LEN = 16
@@ -18,24 +17,23 @@ SEQ_LEN = 16
 @pytest.fixture(scope="module")
 def plan(corpus):
     data = corpus.data_config({"harbour": 0.55, "orchard": 0.25, "quarry": 0.2})
-    return DataPlan.open(data, seq_len=SEQ_LEN, verify=True)
+    return DataPlan.open(data, seq_len=SEQ_LEN)
 
 
 def loaders(plan, world_size, local_batch_size, **options):
     size = {"dp_world_size": world_size, "local_batch_size": local_batch_size}
-    return [SequenceLoader(plan, dp_rank=rank, **size, **options) for rank in range(world_size)]
+    return [read_batches(plan, dp_rank=rank, **size, **options) for rank in range(world_size)]
 
 
-def global_steps(ranks, num_steps):
+def global_steps(ranks, local_batch_size, num_steps):
     """All rows of each step with their last labels, in the order of rounds and then ranks."""
-    iterators = [iter(rank) for rank in ranks]
-    rounds = GLOBAL_BATCH // (len(ranks) * ranks[0]._local_batch_size)
+    rounds = GLOBAL_BATCH // (len(ranks) * local_batch_size)
     steps = []
     for _ in range(num_steps):
         rows = []
         for _ in range(rounds):
-            for iterator in iterators:
-                inputs, labels = next(iterator)
+            for rank in ranks:
+                inputs, labels = next(rank)
                 assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
                 rows += torch.cat([inputs["input"], labels[:, -1:]], dim=1).tolist()
         steps.append(rows)
@@ -55,48 +53,29 @@ def test_any_number_of_ranks_reads_the_same_sequences_from_any_step_on(
             [plan.tokens(GLOBAL_BATCH * step + row).tolist() for row in range(GLOBAL_BATCH)]
             for step in range(first, first + 5)
         ]
-        assert global_steps(after, 5) == expected
+        assert global_steps(after, local_batch_size, 5) == expected
 
 
 @pytest.mark.parametrize("position", [0, 8, 10**9])
-def test_resuming_reads_the_next_sequences_and_nothing_else(plan, monkeypatch, position):
-    reads, lookups = [], []
-    tokens, permuted = DataPlan.tokens, KeyedPermutation.__getitem__
+def test_resuming_reads_the_next_sequences_and_ends_its_thread(plan, monkeypatch, position):
+    reads, tokens = [], DataPlan.tokens
     monkeypatch.setattr(DataPlan, "tokens", lambda plan, i: reads.append(i) or tokens(plan, i))
-    monkeypatch.setattr(
-        KeyedPermutation, "__getitem__", lambda order, i: lookups.append(i) or permuted(order, i)
-    )
-    (loader,) = loaders(plan, 1, 2, num_prefetched=3, first_sequence=position)
+    (batches,) = loaders(plan, 1, 2, num_prefetched=3, first_sequence=position)
     num_threads = threading.active_count()
-    batches = iter(loader)
     next(batches)
     deadline = time.monotonic() + 5
     while len(reads) < 8 and time.monotonic() < deadline:  # 1 batch handed out, 3 ready
         time.sleep(0.001)
     time.sleep(0.02)
-    assert threading.active_count() == num_threads + 1
     batches.close()
     assert threading.active_count() == num_threads
-    # Each window costs one place in a permutation, wherever the run stands.
     assert reads == list(range(position, position + 8))
-    assert len(lookups) == len(reads)
-
-
-def test_batches_are_pinned_where_that_is_asked_for(plan, monkeypatch):
-    pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: pinned.append(one.shape) or one)
-    for pin_memory, is_any in ((False, False), (True, True)):
-        (loader,) = loaders(plan, 1, 2, pin_memory=pin_memory)
-        batches = iter(loader)
-        next(batches)
-        batches.close()
-        assert bool(pinned) is is_any
 
 
 def test_document_ids_rise_where_documents_begin(plan):
-    (loader,) = loaders(plan, 1, 8, with_document_ids=True)
+    (batches,) = loaders(plan, 1, 8, with_document_ids=True)
     num_starts = 0
-    for inputs, _ in islice(iter(loader), 20):
+    for inputs, _ in islice(batches, 20):
         is_start = inputs["input"][:, 1:] == plan.bos_id
         assert not inputs["document_ids"][:, 0].any()
         assert torch.equal(inputs["document_ids"].diff(), is_start.long())
@@ -113,8 +92,7 @@ def test_an_error_is_raised_where_its_batch_would_come(plan, monkeypatch):
         return tokens(plan, sequence)
 
     monkeypatch.setattr(DataPlan, "tokens", failing)
-    (loader,) = loaders(plan, 1, 1)
-    batches = iter(loader)
+    (batches,) = loaders(plan, 1, 1)
     assert len([next(batches), next(batches)]) == 2
     with pytest.raises(ValueError, match="corrupt token shard"):
         next(batches)

@@ -78,7 +78,3 @@ def test_what_has_no_order_is_refused():
     for weights in ([], [Fraction(0)], [Fraction(1), Fraction(-1)]):
         with pytest.raises(ValueError, match="positive weights"):
             Mixture(weights)
-    with pytest.raises(IndexError, match=r"index must be in \[0, 5\), got 5"):
-        KeyedPermutation(5, "k")[5]
-    with pytest.raises(ValueError, match="at least one element"):
-        KeyedPermutation(0, "k")

@@ -6,31 +6,21 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, step_reading
+from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
 from anchored.pretrain.plan.provenance import (
-    consumed_documents,
     document_spans,
     find_document,
     parts_read,
+    sequence_documents,
 )
 
 BATCH_SIZE = 3
 
 
-def test_steps_behind_skipped_data_are_found_back():
-    data = {"skips": [[4, 2], [9, 3]]}
-    read = {step + skipped_steps(data, step - 1): step for step in range(1, 30)}
-    assert {number: step_reading(data, number) for number in read} == read
-    assert [number for number in range(1, 30) if step_reading(data, number) is None] == [
-        *(5, 6),
-        *(12, 13, 14),
-    ]
-
-
 @pytest.mark.parametrize("skips", [[], [[5, 3], [11, 2]]])
 def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
     config = corpus.data_config({"harbour": 0.5, "orchard": 0.2, "quarry": 0.3}, seed=5)
-    plan = DataPlan.open(config, seq_len=40, verify=False)
+    plan = DataPlan.open(config, seq_len=40)
     data = data_record(plan, batch_size=BATCH_SIZE) | {"skips": skips}
     num_steps = 30
     # Against the steps, each read from its number, and the raw texts.
@@ -38,14 +28,12 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
     texts = corpus.texts
     read, covered = defaultdict(list), Counter()
     for step in range(1, num_steps + 1):
-        data_step = step + skipped_steps(data, step - 1)
-        for one in consumed_documents(plan, data_step, sequences_per_step=BATCH_SIZE):
-            span = one.span
-            assert one.position == covered[one.sequence]
-            covered[one.sequence] += span.num_tokens
-            read[one.source, span.shard, span.record].append(
-                (step, one.sequence, one.position, one.epoch, span.first_token, span.num_tokens)
-            )
+        first = BATCH_SIZE * (step + skipped_steps(data, step - 1) - 1)
+        for sequence in range(first, first + BATCH_SIZE):
+            for one in sequence_documents(plan, sequence):
+                assert one.position == covered[sequence]
+                covered[sequence] += one.num_tokens
+                read[one.source, one.shard, one.record].append((step, one))
     # Every sequence is covered to its end, the label of its last token.
     assert len(covered) == num_steps * BATCH_SIZE
     assert set(covered.values()) == {plan.seq_len + 1}
@@ -60,11 +48,8 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
             raw = tokenizer.encode(texts[source.name][span.record], add_special_tokens=False).ids
             assert tokens.tolist() == [plan.bos_id, *raw, plan.eos_id]
             said = parts_read(plan, document, data, num_steps=num_steps)
-            assert [
-                (one.step, one.sequence, one.position, one.epoch, one.first_token, one.num_tokens)
-                for one in said
-            ] == read[source.name, span.shard, span.record]
-            for one in said:  # the text itself
+            assert said == read[source.name, span.shard, span.record]
+            for _, one in said:  # the text itself
                 sequence = plan.tokens(one.sequence)[one.position :][: one.num_tokens]
                 assert np.array_equal(sequence, tokens[one.first_token :][: one.num_tokens])
         assert find_document(source.name, shards, "", 10**6) is None

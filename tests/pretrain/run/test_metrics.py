@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anchored.pretrain.run.metrics import StepLog, flops_utilization, peak_flops_per_s
+from anchored.pretrain.run.metrics import StepLog, peak_flops_per_s
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,6 @@ def test_half_of_a_line_is_taken_back(tmp_path, monkeypatch):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
-def test_half_of_an_h200_is_48_560_tokens_a_second():
-    peak = peak_flops_per_s("NVIDIA H200")
-    assert peak == 989e12
-    assert flops_utilization(48_560, 1.0183e10, peak) == pytest.approx(0.5, abs=1e-4)
+def test_the_peak_of_a_gpu_that_is_not_known_is_not_guessed():
+    assert peak_flops_per_s("NVIDIA H200") == 989e12
     assert peak_flops_per_s("cpu") is peak_flops_per_s("NVIDIA GeForce RTX 4090") is None

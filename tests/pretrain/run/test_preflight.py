@@ -1,14 +1,13 @@
 """Runs that cannot work, or would train the wrong thing, are refused before they start."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from training_runs import save_weights
 
-from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.run.checkpoints import SEAL_NAME
-from anchored.pretrain.run.preflight import Machine, check_run
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
 
@@ -18,18 +17,9 @@ def save_checkpoint(path):
 
 
 @pytest.fixture
-def check(write_config, tmp_path):
-    """Runs the preflight of a tiny run in tmp_path/run, with sections of its config changed."""
-
-    def run(*, num_processes=1, folder="run", machine=None, without="", **sections):
-        path = write_config(tmp_path / folder, **sections)
-        path.write_text(path.read_text().replace(without, ""))
-        config = load_job_config(["--job.config_file", str(path)])
-        remarks = check_run(config, num_processes=num_processes, machine=machine)
-        assert remarks.pop().startswith("not searched for texts that must not be trained on")
-        return remarks
-
-    return run
+def check(begin, tmp_path):
+    """The remarks on a tiny run in tmp_path/run, with sections of its config changed."""
+    return lambda *, folder="run", **changes: begin(tmp_path / folder, **changes)[0]
 
 
 def refusal(check, **arguments):
@@ -37,11 +27,6 @@ def refusal(check, **arguments):
         check(**arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def node(**values):
-    size = {"num_processes": 1, "num_gpus": 1, "gpu_memory_bytes": 80 << 30, "gpu_name": "H"}
-    return Machine(**{**size, "free_disk_bytes": 10**12, **values})
 
 
 def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpus):
@@ -74,17 +59,8 @@ TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
         ({"num_processes": 4}, "got 4 and 2 * 4"),
         ({"training": {"seq_len": 50_000}}, "too few for one sequence of 50000"),
         ({"without": "debug = {seed = 3}\n"}, "debug.seed is not set"),
-        ({"job": {"dump_folder": "/dev/null/x"}}, "/dev/null/x is not writable: Not a directory"),
         ({"data": {"max_epochs": 0}}, "data.max_epochs must be positive, got 0"),
         ({"heldout": {"sources": ["absent"]}}, "no token shards in"),
-        (
-            {"job": {"needs_gpu": True}, "machine": node(num_gpus=0)},
-            "job.needs_gpu is true, and torch sees no GPU on this machine",
-        ),
-        (
-            {"machine": node(num_processes=8, num_gpus=4)},
-            "8 processes were started on a machine of 4 GPUs",
-        ),
     ],
 )
 def test_a_run_that_cannot_work_is_refused(check, arguments, message):
@@ -99,21 +75,27 @@ def test_a_package_that_is_not_installed_is_refused_by_name(check, monkeypatch):
     assert "needs a package: pip install torchao" in refusal(check, **float8)
 
 
-def test_a_step_that_does_not_fit_is_refused_with_its_estimate(check):
-    machine = node(gpu_memory_bytes=1 << 20, gpu_name="NVIDIA Small")
-    message = refusal(check, machine=machine)
+def test_a_machine_that_is_too_small_is_refused(check, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert refusal(check, job={"needs_gpu": True}).endswith("torch sees no GPU on this machine")
+    gpu = SimpleNamespace(name="NVIDIA Small", total_memory=1 << 20)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: gpu.name)
+    message = refusal(check)
     assert "and NVIDIA Small has 0.0 GiB: lower training.local_batch_size" in message
     assert "activations" in message and "logits" in message
-    assert check(machine=machine, job={"check_memory": False}) == []
-
-
-def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(check, tmp_path):
-    machine = node(free_disk_bytes=1_500_000)  # a checkpoint of the smoke model is 0.5 MB
+    assert check(job={"check_memory": False}) == []
+    # A checkpoint of the smoke model is 0.5 MB.
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1_500_000))
     settings = {"interval": 5, "keep_latest_k": 2, "milestone_interval": 10}
-    message = refusal(check, machine=machine, checkpoint=settings)
+    message = refusal(check, job={"check_memory": False}, checkpoint=settings)
     assert message.startswith("5 checkpoints of 0.0 GB will be kept")
     assert f"{tmp_path}/run, and 0.0 GB are free: lower checkpoint.keep_latest_k" in message
-    assert check(machine=machine, checkpoint={"interval": 24, "keep_latest_k": 2}) == []
+    settings = {"interval": 24, "keep_latest_k": 2}
+    assert check(job={"check_memory": False}, checkpoint=settings) == []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert "8 processes were started on a machine of 4 GPUs" in refusal(check)
 
 
 def test_another_tokenizer_is_refused_in_the_model_and_in_held_out_shards(check, corpus, tmp_path):
@@ -216,6 +198,8 @@ def test_shards_changed_in_place_are_refused_and_on_a_resume_too(check, corpus, 
     shard.write_bytes(tokens[8:] + tokens[:8])
     for run in ("run", "new"):
         assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder=run, data=data)
+    heldout = {"sources": [str(folder)]}
+    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder="third", heldout=heldout)
 
 
 @pytest.fixture

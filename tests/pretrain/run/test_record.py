@@ -4,32 +4,18 @@ import json
 
 import pytest
 import torch
-from training_runs import save_weights, start_run
+from training_runs import lines_of, save_weights, start_run
 
 from anchored.environment import environment_record
 from anchored.pretrain.export import model_card
-from anchored.pretrain.job_config import load_job_config
-from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord
 
 # Other processes may change them meanwhile.
 MACHINE = {"git_commit": "0123456789abcdef", "has_local_changes": True, "num_threads": 1}
 
 
-@pytest.fixture
-def start(write_config, tmp_path):
-    """Starts a run, in so far as its preflight does, and reads its record."""
-
-    def begin(*, num_processes=1, **sections):
-        path = write_config(tmp_path / "run", **sections)
-        check_run(load_job_config(["--job.config_file", str(path)]), num_processes=num_processes)
-        return RunRecord.read(tmp_path / "run")
-
-    return begin
-
-
-def test_every_start_is_recorded_with_its_machine_and_what_changed(start, tmp_path):
-    record = start()
+def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_path):
+    _, record = begin(tmp_path / "run")
     (first,) = record.starts
     environment = json.loads(json.dumps(environment_record()))
     assert first["environment"] | MACHINE == environment | MACHINE
@@ -42,7 +28,7 @@ def test_every_start_is_recorded_with_its_machine_and_what_changed(start, tmp_pa
     assert len(record.settings["data.sources"]) == 3
 
     save_weights({"a": torch.zeros(3)}, tmp_path / "run" / "checkpoint" / "step-5")
-    record = start(num_processes=2, metrics={"log_freq": 7})
+    _, record = begin(tmp_path / "run", num_processes=2, metrics={"log_freq": 7})
     second = record.starts[1]
     assert (second["step"], second["num_processes"]) == (5, 2)
     assert second["changes"] == {"metrics.log_freq": [1, 7]}
@@ -65,7 +51,7 @@ def test_starts_on_other_numbers_of_processes_are_one_run_in_wandb(
         settings = {"num_processes": num_processes, "program": "wandb_pretrain"}
         for process in start_run(config_file, **settings):
             process.wait_for_success()
-    calls = [json.loads(line) for line in notes.read_text().splitlines()]
+    calls = lines_of(notes)
     inits = [call for call in calls if call["call"] == "init"]
     wandb_id = RunRecord.read(run).wandb_id
     assert wandb_id and [one["id"] for one in inits] == [wandb_id] * 2

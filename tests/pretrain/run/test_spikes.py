@@ -8,7 +8,7 @@ from anchored import AnchoredError
 from anchored.pretrain.job_config import SpikeGuardConfig
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.plan.provenance import document_spans
-from anchored.pretrain.run.spikes import Spike, SpikeGuard, sequence_documents, spike_line
+from anchored.pretrain.run.spikes import Spike, SpikeGuard, spike_line
 
 
 def guard(losses=(), **settings):
@@ -81,11 +81,12 @@ def test_settings_without_sense_are_refused(settings):
 @pytest.fixture
 def plan(corpus):
     data = corpus.data_config({"harbour": 1.0, "quarry": 1.0})
-    return DataPlan.open(data, seq_len=32, verify=True)
+    return DataPlan.open(data, seq_len=32)
 
 
 def test_a_sequence_is_named_by_its_first_and_last_document(plan):
-    rows = sequence_documents(plan, 3, 10)
+    spike = Spike(9.0, 2.0, 1.0, "logged")
+    rows = spike_line(spike, plan, {"batch_size": 10}, step=3)["sequences"]
     assert [row["sequence"] for row in rows] == list(range(20, 30))
     for row in rows:
         window = plan.locate(row["sequence"])

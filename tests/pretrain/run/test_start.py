@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from training_runs import save_weights, train
+from training_runs import lines_of, save_weights, train
 
-from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig, load_job_config
+from anchored.pretrain.export import model_card
+from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, tokens_read
 from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps
-from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.run.start import record_of
 from anchored.tools.commands.training.plan import run as plan_command
@@ -21,7 +21,7 @@ from anchored.tools.commands.training.training_options import PlanConfig
 
 @pytest.fixture(scope="module")
 def plan(corpus):
-    return DataPlan.open(corpus.data_config({"quarry": 1.0}), seq_len=32, verify=False)
+    return DataPlan.open(corpus.data_config({"quarry": 1.0}), seq_len=32)
 
 
 def run_config(plan):
@@ -53,53 +53,42 @@ def record(plan):
     return build
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("training.mixed_precision_reduce", "bfloat16"),
-        ("quantize.linear.float8.recipe_name", "rowwise"),
-        ("checkpoint.keep_moments", True),
-        ("checkpoint.fork_skip_steps", 3),
-        ("model.flavor", "trial"),
-        ("debug.seed", 9),
-        ("data.mask_documents", True),
-        ("lr_scheduler.decay_ratio", 0.5),
-        ("optimizer.eps", 1e-6),
-        ("training.global_batch_size", 16),
-        ("spike_guard.window", 9),
-    ],
-)
-def test_a_setting_that_decides_weights_is_named_where_it_differs(record, key, value):
-    assert record().difference(record({key: value})).startswith(f"{key} was ")
+NAMED_WHERE_THEY_DIFFER = {
+    "training.mixed_precision_reduce": "bfloat16",
+    "quantize.linear.float8.recipe_name": "rowwise",
+    "checkpoint.keep_moments": True,
+    "checkpoint.fork_skip_steps": 3,
+    "model.flavor": "trial",
+    "debug.seed": 9,
+    "data.mask_documents": True,
+    "lr_scheduler.decay_ratio": 0.5,
+    "optimizer.eps": 1e-6,
+    "training.global_batch_size": 16,
+    "spike_guard.window": 9,
+}
+ROUNDING_OR_WATCHING = {
+    "job.dump_folder": "elsewhere",
+    "checkpoint.interval": 3,
+    "checkpoint.async_mode": "async",
+    "compile.enable": True,
+    "loss.chunk_tokens": 8,
+    "training.enable_cpu_offload": True,
+    "optimizer.implementation": "foreach",
+    "metrics.log_freq": 3,
+}
 
 
-def test_a_section_that_nothing_reads_may_differ(record):
-    idle = {
-        "model.converters": [],
-        "spike_guard": SpikeGuardConfig(action="log"),
-    }
+def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may(record):
+    for key, value in NAMED_WHERE_THEY_DIFFER.items():
+        assert record().difference(record({key: value})).startswith(f"{key} was ")
+    assert record().difference(record(ROUNDING_OR_WATCHING)) is None
+    # A section that nothing reads may differ.
+    idle = {"model.converters": [], "spike_guard": SpikeGuardConfig(action="log")}
     other = {
         "quantize.linear.float8.recipe_name": "rowwise",
         "spike_guard": SpikeGuardConfig(action="off", window=9),
     }
     assert record(idle).difference(record(idle | other)) is None
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("job.dump_folder", "elsewhere"),
-        ("checkpoint.interval", 3),
-        ("checkpoint.async_mode", "async"),
-        ("compile.enable", True),
-        ("loss.chunk_tokens", 8),
-        ("training.enable_cpu_offload", True),
-        ("optimizer.implementation", "foreach"),
-        ("metrics.log_freq", 3),
-    ],
-)
-def test_a_setting_that_changes_only_rounding_or_what_is_watched_may_differ(record, key, value):
-    assert record().difference(record({key: value})) is None
 
 
 @pytest.mark.parametrize(
@@ -121,31 +110,21 @@ def test_a_setting_is_compared_as_what_it_stands_for(record, harmless, harmful, 
 
 
 @pytest.fixture
-def parent(write_config, tmp_path):
+def parent(begin, tmp_path):
     """A run with checkpoints of steps 5, 10 and 15, none of which a model could be read from."""
-    path = write_config(tmp_path / "parent")
-    check_run(load_job_config(["--job.config_file", str(path)]), num_processes=1)
+    begin(tmp_path / "parent")
     for step in (5, 10, 15):
         save_weights({"a": torch.zeros(3)}, tmp_path / "parent" / "checkpoint" / f"step-{step}")
     (tmp_path / "parent" / "metrics.jsonl").write_text('{"step": 15}\n')
     return tmp_path / "parent"
 
 
-def started(write_config, run, **sections):
-    """The first remark of the next start of a run, and its record."""
-    path = write_config(run, **sections)
-    config = load_job_config(["--job.config_file", str(path)])
-    return check_run(config, num_processes=1)[0], RunRecord.read(run)
-
-
-def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(
-    parent, write_config, tmp_path
-):
+def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(parent, begin, tmp_path):
     before = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
     source = parent / "checkpoint" / "step-10"
     fork = {"fork_from": str(source), "fork_skip_steps": 2}
     settings = {"checkpoint": fork, "optimizer": {"lr": 1e-3}}
-    remark, record = started(write_config, tmp_path / "run", **settings)
+    (remark,), record = begin(tmp_path / "run", **settings)
     assert remark == f"going on from {source}, as another run"
     assert list(checkpoint_steps(tmp_path / "run" / "checkpoint")) == [10]
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 15}\n'
@@ -154,42 +133,55 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(
     assert (entry["from"], entry["settings"]) == (str(source), {"optimizer.lr": [3e-3, 1e-3]})
     # It is resumed as any run, without the other one, and of a fork of it the same is true.
     shutil.rmtree(source)
-    remark, record = started(write_config, tmp_path / "run", **settings)
+    (remark,), record = begin(tmp_path / "run", **settings)
     assert remark == f"resuming from {tmp_path}/run/checkpoint/step-10"
     assert record.data["skips"] == [[10, 2]] and len(record.forks) == 1
     after = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
     assert before.items() >= after.items()
     save_weights({"a": torch.ones(3)}, tmp_path / "run" / "checkpoint" / "step-15")
     again = {"fork_from": str(tmp_path / "run" / "checkpoint" / "step-15"), "fork_skip_steps": 1}
-    _, record = started(write_config, tmp_path / "again", checkpoint=again)
+    _, record = begin(tmp_path / "again", checkpoint=again)
     assert record.data["skips"] == [[10, 2], [15, 1]]
     assert [one["step"] for one in record.forks] == [10, 15]
+    card = model_card(record, steps=[20], title="model")
+    assert "| 10 | 2 | optimizer.lr: 0.003, then 0.001 |" in card
+    assert "| 15 | 1 | optimizer.lr: 0.001, then 0.003 |" in card
+
+
+def test_a_fork_that_was_refused_for_something_else_starts_once_that_is_mended(
+    parent, begin, tmp_path
+):
+    fork = {"fork_from": str(parent / "checkpoint" / "step-10")}
+    with pytest.raises(ValueError, match=r"max_epochs 0\.1 allows"):
+        begin(tmp_path / "run", checkpoint=fork, data={"max_epochs": 0.1})
+    (remark,), _ = begin(tmp_path / "run", checkpoint=fork)
+    assert remark.startswith("going on from ")
 
 
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"checkpoint": {"fork_from": "step-7"}}, "step-7 is not whole: it has no sha256.json"),
+        ({"checkpoint": {"fork_from": "step-7"}}, "step-7 does not exist"),
         ({"checkpoint": {"fork_from": "step-15"}}, "step-15 is not whole: it has no sha256.json"),
         ({"data": {"seed": 1}}, "has another data.plan_hash "),
         ({"debug": {"seed": 1}}, "has another debug.seed (3 there, 1 here): only optimizer."),
     ],
 )
 def test_what_cannot_be_forked_is_refused_and_nothing_is_copied(
-    parent, write_config, tmp_path, sections, message
+    parent, begin, tmp_path, sections, message
 ):
     (parent / "checkpoint" / "step-15" / SEAL_NAME).unlink()
     name = sections.pop("checkpoint", {}).get("fork_from", "step-10")
     fork = {"fork_from": str(parent / "checkpoint" / name)}
     with pytest.raises(ValueError) as error:
-        started(write_config, tmp_path / "run", checkpoint=fork, **sections)
+        begin(tmp_path / "run", checkpoint=fork, **sections)
     assert message in str(error.value)
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
 def test_what_was_read_leaves_out_what_was_skipped(corpus):
     config = corpus.data_config({"harbour": 2.0, "quarry": 1.0})
-    plan = DataPlan.open(config, seq_len=32, verify=False)
+    plan = DataPlan.open(config, seq_len=32)
     data = data_record(plan, batch_size=4) | {"skips": [[3, 2], [3 + 4, 5]]}
     assert [skipped_steps(data, step) for step in (2, 3, 6, 7)] == [0, 2, 2, 7]
     for step in range(12):
@@ -201,21 +193,20 @@ def test_what_was_read_leaves_out_what_was_skipped(corpus):
 
 @pytest.mark.slow
 def test_a_fork_is_the_unbroken_run_but_for_what_it_changes(write_config, tmp_path, capsys):
-    def lines(run):
-        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
     train(write_config(tmp_path / "whole"))
-    whole = lines(tmp_path / "whole")
+    whole = lines_of(tmp_path / "whole" / "metrics.jsonl")
     fork = {"fork_from": str(tmp_path / "whole" / "checkpoint" / "step-10")}
     train(write_config(tmp_path / "same", checkpoint=fork))
-    assert [line["loss"] for line in lines(tmp_path / "same")] == [line["loss"] for line in whole]
+    assert [line["loss"] for line in lines_of(tmp_path / "same" / "metrics.jsonl")] == [
+        line["loss"] for line in whole
+    ]
     # One that leaves data out, at half the rate; it is resumed on two processes.
     run, fork = tmp_path / "run", fork | {"fork_skip_steps": 3}
     settings = {"checkpoint": fork, "optimizer": {"lr": 1.5e-3}}
     train(write_config(run, steps=11, **settings))
     config = write_config(run, **settings)
     train(config, num_processes=2)
-    after = lines(run)
+    after = lines_of(run / "metrics.jsonl")
     assert [line["step"] for line in after] == list(range(1, 25)) and after[:10] == whole[:10]
     for line, before in zip(after[10:], whole[10:], strict=True):
         assert line["lr"] == pytest.approx(before["lr"] / 2)

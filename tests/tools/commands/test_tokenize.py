@@ -14,6 +14,7 @@ import pytest
 from forked_program import ForkedProgram
 from tokenizers import Tokenizer
 
+from anchored.durable_files import locked
 from anchored.pretrain.plan.provenance import document_spans
 from anchored.pretrain.tokens.encoder import DocumentEncoder, tokenizer_file
 from anchored.pretrain.tokens.input_files import local_files
@@ -134,18 +135,6 @@ def damaged_folder(tmp_path):
     return folder
 
 
-def test_invalid_records_up_to_the_limit_are_counted_by_problem_in_the_report(
-    config, tmp_path, damaged_folder, capsys
-):
-    settings = {"input": (damaged_folder,), "max_invalid_documents": 5}
-    assert run(config(tmp_path / "s", **settings)) == 0
-    counts = {"not JSON": 1, "no text in the text field": 3, "the rest of a damaged file": 1}
-    manifest = Manifest.read(tmp_path / "s")
-    assert (manifest.num_invalid_documents, manifest.invalid_documents) == (5, counts)
-    out = capsys.readouterr().out
-    assert all(f"  left out, {problem}: {count}\n" in out for problem, count in counts.items())
-
-
 @pytest.mark.parametrize(
     ("limit", "counts"),
     [
@@ -154,7 +143,7 @@ def test_invalid_records_up_to_the_limit_are_counted_by_problem_in_the_report(
     ],
 )
 def test_a_source_with_more_invalid_records_ends_and_goes_on_when_more_are_allowed(
-    config, tmp_path, damaged_folder, limit, counts
+    config, tmp_path, damaged_folder, limit, counts, capsys
 ):
     message = (
         rf"letters has more than {limit} records without text .* \({counts}; text field 'text'"
@@ -162,17 +151,14 @@ def test_a_source_with_more_invalid_records_ends_and_goes_on_when_more_are_allow
     settings = {"input": (damaged_folder,), "shard_tokens": 99}
     with pytest.raises(ValueError, match=message):
         run(config(tmp_path / "s", **settings, max_invalid_documents=limit))
-    assert not (tmp_path / "s").exists()
+    assert not (tmp_path / "s" / "manifest.json").exists()
     assert run(config(tmp_path / "s", **settings, max_invalid_documents=5)) == 0
+    out = capsys.readouterr().out
+    of_all = {"not JSON": 1, "no text in the text field": 3, "the rest of a damaged file": 1}
+    assert Manifest.read(tmp_path / "s").invalid_documents == of_all
+    assert all(f"  left out, {problem}: {count}\n" in out for problem, count in of_all.items())
     run(config(tmp_path / "whole", **settings))
     assert contents(tmp_path / "s") == contents(tmp_path / "whole")
-
-
-def test_a_wrong_text_field_ends_a_source_early(config, tmp_path):
-    (tmp_path / "many.jsonl").write_text('{"text": "salt"}\n' * 2000)
-    settings = {"input": (tmp_path / "many.jsonl",), "text_field": "body"}
-    with pytest.raises(ValueError, match=r"1001 no text in the text field; text field 'body'"):
-        run(config(tmp_path / "s", **settings))
 
 
 def test_no_document_is_lost_and_copies_are_on_one_side(config, tmp_path, whole):
@@ -190,12 +176,18 @@ def documents_of(shards):
     return {shards.tokens(s, n).tobytes() for s, n in zip(starts, lengths, strict=False)}
 
 
-def test_any_number_of_processes_writes_the_same_bytes(config, tmp_path, whole, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "8")  # more than there are files
-    for rank in reversed(range(8)):
-        assert not (tmp_path / "many").exists()
-        monkeypatch.setenv("RANK", str(rank))
+def test_processes_share_the_files_by_locks_and_the_last_completes_the_folder(
+    config, tmp_path, whole, capsys
+):
+    held = [tmp_path / "many" / "progress" / f"{index:05d}.lock" for index in (0, 3)]
+    with locked(held[0]), locked(held[1]):  # two other processes are at work on these
         assert run(config(tmp_path / "many")) == 0
+        assert "other processes are still at work" in capsys.readouterr().out
+        done = {path.name[8:13] for path in held[0].parent.glob("segment-*")}
+        assert done == {"00001", "00002", "00004"}
+    assert not (tmp_path / "many" / "manifest.json").exists()
+    # Where they were killed their files are free again.
+    assert run(config(tmp_path / "many")) == 0
     assert contents(tmp_path / "many") == contents(whole)
 
 
@@ -217,7 +209,7 @@ def test_a_run_goes_on_after_any_segment(config, tmp_path, whole, monkeypatch, k
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Segment, "write", write_or_die)
         run(config(tmp_path / "cut"))
-    assert not (tmp_path / "cut").exists()
+    assert not (tmp_path / "cut" / "manifest.json").exists()
     run(config(tmp_path / "cut"))
     assert contents(tmp_path / "cut") == contents(whole)
 
@@ -229,11 +221,12 @@ def test_kill_nine_and_a_second_run_give_the_same_bytes(config, tmp_path, whole)
     words += ["--output", str(first.output), "--input", str(first.input[0])]
     words += ["--heldout-fraction", "0.1", "--shard-tokens", "300", "--workers", "2"]
     program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
-    progress = tmp_path / "cut.partial" / "progress"
+    progress = tmp_path / "cut" / "progress"
     while program.poll() is None and len(list(progress.glob("segment-*.json"))) < 4:
         time.sleep(0.002)
     os.kill(program.pid, signal.SIGKILL)
-    assert program.wait() == -signal.SIGKILL and not (tmp_path / "cut").exists()
+    assert program.wait() == -signal.SIGKILL
+    assert not (tmp_path / "cut" / "manifest.json").exists()
     with pytest.raises(ProcessLookupError):  # the workers, too, end by themselves
         for _ in range(2000):
             os.killpg(program.pid, 0)
@@ -270,10 +263,9 @@ def test_folders_of_others_are_not_touched(config, tmp_path, tokenizer_folder, t
     write_token_shards(
         tmp_path / "written", ["salt"], tokenizer_folder / "tokenizer.json", **origin
     )
-    with pytest.raises(ValueError, match="exists and holds no token shards"):
-        run(config(tmp_path))
-    with pytest.raises(ValueError, match="was not written by `anchored tokenize`"):
-        run(config(tmp_path / "written"))
+    for folder in (tmp_path, tmp_path / "written"):
+        with pytest.raises(ValueError, match="exists and was not begun by `anchored tokenize`"):
+            run(config(folder))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,11 @@
 """Training text searched for works and benchmarks that it must not hold."""
 
-import os
-from pathlib import Path
-
 from anchored import text_tables
 from anchored.inputs import check_input
-from anchored.pretrain.tokens import workers
-from anchored.pretrain.tokens.decontamination import (
-    DecontaminationJob,
-    ForbiddenTexts,
-    Report,
-)
+from anchored.pretrain.tokens.decontamination import DecontaminationJob, ForbiddenTexts, Report
 from anchored.pretrain.tokens.documents import RecordFields
+from anchored.pretrain.tokens.workers import do_files
 
-from ..files import check_new_folder
 from .tokenize import each_source, input_files, with_mixture
 from .training_options import DecontaminateConfig
 
@@ -21,46 +13,29 @@ _NUM_SHOWN = 10
 
 
 def run(config: DecontaminateConfig) -> int:
-    """Search this process's share of the files of each source; the last process reports."""
+    """Search the files that no other process is at work on; the last one reports on the source."""
     for path in config.against:
         check_input(path, "folder" if path.is_dir() else "file")
-    share = workers.FileShare.of(os.environ)
-    jobs = [
-        DecontaminationJob(
-            source=each.source,
-            output=config.output,
-            inputs=input_files(with_mixture(each), config.output),
-            fields=RecordFields(text=config.text_field),
-        )
-        for each in each_source(config)
-    ]
-    _check_output(config.output)
+    inputs = {
+        each.source: input_files(with_mixture(each), config.output) for each in each_source(config)
+    }
     texts = ForbiddenTexts.prepare(config.against, config.output)
     print(_texts_report(texts))
-    for job in jobs:
-        job.start(texts)
-        num_files = len(job.inputs.files)
-        done = workers.do_share(
-            job,
-            share,
-            name=job.source,
-            num_files=num_files,
-            num_workers=config.workers,
-            unit="documents",
+    for source, files in inputs.items():
+        job = DecontaminationJob(
+            source=source,
+            output=config.output,
+            inputs=files,
+            fields=RecordFields(text=config.text_field),
+            against=texts.files,
         )
-        print(done)
-        report = job.finish(texts, least_chars=config.least_chars)
-        print(_report(report) if report else f"{job.source}: other processes are still at work")
+        job.start()
+        print(do_files(job, num_workers=config.workers, unit="documents"))
+        report = job.finish(least_chars=config.least_chars)
+        print(_report(report) if report else f"{source}: other processes are still at work")
         if report:
             print(job.report_file)
     return 0
-
-
-def _check_output(folder: Path) -> None:
-    if not folder.is_dir():
-        check_new_folder(folder)
-    elif any(folder.iterdir()) and not ForbiddenTexts.are_in(folder):
-        raise ValueError(f"{folder} holds other things: name a new folder")
 
 
 def _texts_report(texts: ForbiddenTexts) -> str:

@@ -14,11 +14,11 @@ from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
 from anchored.pretrain.plan.provenance import (
-    PartRead,
+    ConsumedDocument,
     StreamDocument,
-    consumed_documents,
     find_document,
     parts_read,
+    sequence_documents,
 )
 from anchored.pretrain.plan.stages import StagePlan, StageSpec, missing_sources
 from anchored.pretrain.run.record import RECORD_NAME, RunRecord
@@ -51,7 +51,7 @@ def run(config: PlanConfig) -> int:
         folders = [Path(source.path) for spec in specs for source in spec.data.sources]
         return _verify(list(dict.fromkeys(folders)))
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
-    planned = [stages.plan_stage(spec, missing_sources(spec.data)) for spec in specs]
+    planned = [stages.plan_stage(spec) for spec in specs]
     lines = [line for stage in planned for line in _stage_lines(stage)]
     shards_bytes = stages.shards_bytes(planned, mixture) if mixture else None
     if shards_bytes is not None:
@@ -109,11 +109,11 @@ def _print_step(spec: StageSpec, step: int) -> None:
     plan = _open_plan(spec)
     licences: Counter[str] = Counter()
     data_step = step + skipped_steps(_run_data(spec, plan), step - 1)
-    for document in consumed_documents(plan, data_step, sequences_per_step=spec.sequences_per_step):
-        table = asdict(document)
-        span = table.pop("span")
-        print(json.dumps(table | span, ensure_ascii=False))
-        licences[document.span.licence] += document.span.num_tokens
+    first = (data_step - 1) * spec.sequences_per_step
+    for sequence in range(first, first + spec.sequences_per_step):
+        for document in sequence_documents(plan, sequence):
+            print(json.dumps(asdict(document), ensure_ascii=False))
+            licences[document.licence] += document.num_tokens
     print(f"step {step} of {spec.name}, plan {plan.hash}", file=sys.stderr)
     for licence, num_tokens in licences.most_common():
         print(f"  {num_tokens:>12,} tokens  {licence}", file=sys.stderr)
@@ -132,9 +132,8 @@ def _print_document(spec: StageSpec, name: str) -> None:
         print(f"{name}: {reason}", file=sys.stderr)
         return
     parts = parts_read(plan, document, _run_data(spec, plan), num_steps=spec.num_steps)
-    for part in parts:
-        row = {"source": source, "input_file": input_file, "record": record}
-        print(json.dumps(row | asdict(part)))
+    for step, part in parts:
+        print(json.dumps({"step": step, **asdict(part)}, ensure_ascii=False))
     print(_summary(name, document, parts, spec.num_steps, plan.seq_len), file=sys.stderr)
 
 
@@ -142,18 +141,22 @@ def _absence(folder: Path, source: str, input_file: str, record: int) -> str:
     """Why training never reads a document of a source."""
     heldout = folder / HELDOUT_FOLDER
     if (heldout / MANIFEST_NAME).is_file():
-        shards = TokenShards.open(heldout, verify=False)
+        shards = TokenShards.open(heldout)
         if find_document(source, shards, input_file, record):
             return "never read: it is held out"
     return f"never read: the token shards of {source} do not hold it"
 
 
 def _summary(
-    name: str, document: StreamDocument, parts: list[PartRead], num_steps: int, seq_len: int
+    name: str,
+    document: StreamDocument,
+    parts: list[tuple[int, ConsumedDocument]],
+    num_steps: int,
+    seq_len: int,
 ) -> str:
-    steps = sorted({part.step for part in parts})
+    steps = sorted({step for step, _ in parts})
     # The last token of a sequence is a label alone and opens the next one as an input.
-    num_inputs = sum(min(part.num_tokens, seq_len - part.position) for part in parts)
+    num_inputs = sum(min(part.num_tokens, seq_len - part.position) for _, part in parts)
     times = num_inputs / document.num_tokens
     when = "not read in any"
     if steps:
@@ -166,7 +169,7 @@ def _summary(
 def _open_plan(spec: StageSpec) -> DataPlan:
     if missing := missing_sources(spec.data):
         raise ValueError(f"the token shards of every source are needed; missing: {missing[0]}")
-    return DataPlan.open(spec.data, seq_len=spec.seq_len, verify=False)
+    return DataPlan.open(spec.data, seq_len=spec.seq_len)
 
 
 def _run_data(spec: StageSpec, plan: DataPlan) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Text to token shards."""
 
-import os
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,7 +9,6 @@ from anchored import text_tables
 from anchored.inputs import check_input
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
-from anchored.pretrain.tokens import workers
 from anchored.pretrain.tokens.decontamination import Report
 from anchored.pretrain.tokens.documents import (
     DocumentRules,
@@ -22,6 +20,7 @@ from anchored.pretrain.tokens.encoder import DocumentEncoder, tokenizer_file
 from anchored.pretrain.tokens.input_files import SourceFiles, hub_files, local_files
 from anchored.pretrain.tokens.job import TokenizeJob
 from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
+from anchored.pretrain.tokens.workers import do_files
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER, DocumentTally
 
 from .training_options import SourceConfig, TokenizeConfig
@@ -33,26 +32,17 @@ _FAR_FROM_USUAL = 4.0
 
 
 def run(config: TokenizeConfig) -> int:
-    """Tokenise this process's share of the files; the last process completes the folder."""
+    """Tokenise the files that no other process is at work on; the last one completes the folder."""
     if config.sample:
         return run_sample(config)
     job = _job(config)
-    share = workers.FileShare.of(os.environ)
     # Before the folder is begun, which then belongs to this tokenizer.
     encoder = DocumentEncoder(job.tokenizer_file)
     job.start()
     if not job.is_complete:
-        done = workers.do_share(
-            job,
-            share,
-            name=job.source,
-            num_files=len(job.inputs.files),
-            num_workers=config.workers,
-            unit="tokens",
-        )
-        print(done)
+        print(do_files(job, num_workers=config.workers, unit="tokens"))
         if not job.finish(encoder):
-            print(f"{config.source}: other processes are still at work on {job.partial}")
+            print(f"{config.source}: other processes are still at work on {job.output}")
             return 0
     print(report(job.output, encoder))
     return 0

@@ -79,9 +79,9 @@ class TokenizeConfig(SourceConfig):
     A source of the Common Pile, streamed from the Hub: anchored tokenize --source wikimedia
     --mixture configs/pretrain/common_pile.toml --tokenizer T --output data/common_pile/wikimedia
 
-    Run again after an interruption it goes on where it was, and the shards come out the same. Under
-    torchrun (torchrun ... -m anchored.tools.cli tokenize ...), or as a Slurm array
-    (configs/pretrain/slurm/tokenize.sh), each process takes its share of the input files.
+    Run again after an interruption it goes on where it was, and the shards come out the same. Any
+    number of these commands, on any machines that see the same folder, share the input files: as a
+    Slurm array (configs/pretrain/slurm/tokenize.sh), under torchrun, or started by hand.
     """
 
     tokenizer: str
@@ -123,6 +123,10 @@ class TokenizeConfig(SourceConfig):
             raise ValueError("--source and --output are needed, but for --sample")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
+        if self.max_invalid_documents < 0:
+            raise ValueError(
+                f"max_invalid_documents must be at least 0, got {self.max_invalid_documents}"
+            )
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
 
@@ -135,7 +139,7 @@ class DecontaminateConfig(SourceConfig):
     Looks in every document for 13 words or 64 letters in a row of the texts of --against,
     whatever their case, spaces and punctuation, and writes FOLDER/NAME.jsonl, which
     `anchored tokenize --leave-out` takes. Run again after an interruption it goes on with the next
-    input file; under torchrun or as a Slurm array each process takes its share of the files.
+    input file; any number of these commands, on any machines, share the files, as in tokenize.
     """
 
     against: tuple[Path, ...]
