@@ -22,10 +22,10 @@ from ..report.tables import (
     span_columns,
     terminal_table,
 )
-from ..statistics import SeedStatistics
+from ..statistics import SeedStatistics, mean_of
 from .recorded_run import NotMeasured, RecordedRun, recorded_cell
 from .resamples import judged_in_resamples, ncr_in_resamples
-from .trade_offs import figure_of, trade_off
+from .trade_offs import trade_off
 
 Cells = dict[str, Cell]
 Figures = Mapping[str, Any]
@@ -285,7 +285,7 @@ def precision_by_group(run: RecordedRun) -> Section:
 
 def _over_k(rows: Sequence[Mapping[str, Cell]], group: str) -> Series:
     """The group's figure of each row that has it, against k, ascending."""
-    points = sorted((figure_of(row["k"]), figure_of(row[group])) for row in rows)
+    points = sorted((mean_of(row["k"]), mean_of(row[group])) for row in rows)
     known = [point for point in points if not any(map(math.isnan, point))]
     return Series([k for k, _ in known], [figure for _, figure in known])
 

@@ -16,11 +16,11 @@ from ..figures.trade_off import NCR, Scale, plot_trade_off
 from ..recorded_texts import RISKY, SAFE
 from ..report import tables
 from ..report.tables import Cell, Column
-from ..statistics import json_value
+from ..statistics import json_value, mean_of
 from .evaluated import judged_figures
 from .recorded_run import NotMeasured, RecordedRun
 from .resamples import judged_in_resamples, ncr_in_resamples
-from .trade_offs import figure_of, trade_off_points
+from .trade_offs import trade_off_points
 
 PRINTED: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("paper_tables.json").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ class Agreement:
 
         0 where both are the same after rounding; None where one is not known, and of one seed.
         """
-        if self.printed is None or math.isnan(mean := figure_of(self.found)):
+        if self.printed is None or math.isnan(mean := mean_of(self.found)):
             return None
         difference, std = mean - self.printed, getattr(self.found, "std", math.nan)
         if abs(difference) <= self.rounding * (1 + 1e-9):  # decimals are not exact in binary
@@ -66,7 +66,7 @@ class Agreement:
         """As "0.281 (0.273, +0.4)": found, printed, and how far apart they are."""
         found, printed = (
             "-" if math.isnan(value) else f"{value:.{self.num_decimals}f}"
-            for value in map(figure_of, (self.found, self.printed))
+            for value in map(mean_of, (self.found, self.printed))
         )
         if self.deviations is None:
             return f"{found} ({printed})"
@@ -135,12 +135,9 @@ def agreement_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[Agreem
 
 def protected_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
     """The table of high protection: of each method the best factuality at NCR >= 0.75."""
-    best = high_protection(
-        {"method": row["method"], "row": row, **{n: _mean(row[n]) for n in ("ncr", "factuality")}}
-        for row in found
-    )
+    best = high_protection(found)
     return [
-        {"method": method, **_protected_cells((best.get(method) or {}).get("row"), cells)}
+        {"method": method, **_protected_cells(best.get(method), cells)}
         for method, cells in PRINTED["pairs"][pair]["reported"].items()
     ]
 
@@ -158,11 +155,6 @@ def _protected_cells(row: Mapping[str, Any] | None, cells: Sequence[str] | None)
             0.5 * 10**-num_decimals,
         )
     return {"setting": row["setting"] if row else None, **agreements}
-
-
-def _mean(cell: Cell) -> float | None:
-    mean = figure_of(cell)
-    return None if math.isnan(mean) else mean
 
 
 def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: Path) -> str:

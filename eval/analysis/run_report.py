@@ -1,10 +1,10 @@
 """The report on a run's folder: what it recorded, analysed and shown on one page."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...durable_files import write_durably
 from ..copying.ncr import high_protection
@@ -154,34 +154,14 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         note += f" NCR is that of {run.ncr_of.folder.resolve().name}."
     yield Section(title="Results", note=note, columns=columns, rows=rows)
     best = run.results.get("high_protection") or {}
-    chosen = [row for row in rows if row["setting"] in best.values()]
-    if chosen:
-        note = "Of each method, the setting with the best utility at NCR >= 0.75."
-        yield Section(title="High protection", note=note, columns=columns, rows=chosen)
-    yield from _protected_by_judges(rows, columns, judged)
-
-
-def _protected_by_judges(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], judged: Collection[str]
-) -> Iterator[Section]:
-    """As the paper's table: the best factuality, with the other figures of that setting."""
-    if "factuality" not in judged or not all("method" in row for row in rows):
-        return
-    best = high_protection(
-        {
-            "method": row["method"],
-            "ncr": row["ncr"].mean if row["ncr"] else None,
-            "factuality": row["factuality"].mean if row["factuality"] else None,
-            "row": row,
-        }
-        for row in rows
-    )
-    chosen = [row["row"] for row in best.values() if row is not None]
-    note = "Of each method, the setting with the best factuality at NCR >= 0.75."
-    if chosen:
-        yield Section(
-            title="High protection, by factuality", note=note, columns=columns, rows=chosen
-        )
+    protected = {"utility": [row for row in rows if row["setting"] in best.values()]}
+    if "factuality" in judged and all("method" in row for row in rows):
+        protected["factuality"] = [row for row in high_protection(rows).values() if row]
+    for utility, chosen in protected.items():
+        if chosen:
+            title = f"High protection, by {utility}"
+            note = f"Of each method, the setting with the best {utility} at NCR >= 0.75."
+            yield Section(title=title, note=note, columns=columns, rows=chosen)
 
 
 def _pictures(folder: Path) -> Iterator[Section]:

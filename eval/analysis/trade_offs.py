@@ -11,6 +11,7 @@ from ..figures.style import Role
 from ..figures.trade_off import Scale, TradeOffPoint, plot_trade_off
 from ..recorded_texts import RISKY, SAFE
 from ..report.tables import Cell
+from ..statistics import mean_of
 from .recorded_run import RecordedRun
 from .resamples import Resampled
 
@@ -18,12 +19,6 @@ Figures = Mapping[str, Cell]
 """A figure by setting."""
 Resamples = tuple[Resampled, Resampled]
 """Protection and utility by setting, in the same resamples."""
-
-
-def figure_of(cell: Cell) -> float:
-    """A number, statistics by their mean; nan for anything else."""
-    mean = getattr(cell, "mean", cell)
-    return float(mean) if isinstance(mean, int | float) else math.nan
 
 
 def trade_off(
@@ -89,8 +84,8 @@ def _point(
         label="" if role in ("safe", "risky") else name.removeprefix(method).lstrip(", "),
         role=role,
         method=method,
-        protection=figure_of(x),
-        utility=figure_of(y),
+        protection=mean_of(x),
+        utility=mean_of(y),
         num_metrics=getattr(x, "num_metrics", len(METRICS)),
         protection_std=float(getattr(x, "std", math.nan)),
         utility_std=float(getattr(y, "std", math.nan)),

@@ -11,10 +11,13 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any, Final
 
+import numpy as np
 from datasketch import MinHash
 from nltk.stem.porter import PorterStemmer
 from rouge_score.tokenize import tokenize
 
+from ..recorded_texts import grouped
+from ..statistics import Array
 from .spans import (
     Span,
     Word,
@@ -53,6 +56,9 @@ MINHASH_SEED: Final = 1
 # An F1 of exactly 0.4 comes out below the float 0.4 for a third of all pairs of lengths; two
 # different F1 of 100 words differ by more than 1e-5.
 _ROUNDING: Final = 1e-9
+
+Row = Mapping[str, Any]
+"""Of a results file: what `CopyingScore.as_row` gives, and which text it is of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,26 +143,30 @@ def copying_scores(pairs: Iterable[tuple[str, str]]) -> list[CopyingScore]:
     return scores
 
 
-def copying_summary(scores: Sequence[CopyingScore]) -> dict[str, float]:
-    """The six metrics of a data set, by the names in `METRICS`, and the mean exact "jaccard".
+def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
+    """The six metrics of a data set, by the names in `METRICS`, of the rows of its scores.
 
     ROUGE: share of examples whose F1 is at least the threshold; the others: means over examples.
-    Raises: ValueError if there are no scores.
+    Raises: ValueError if there are no rows.
     """
-    if not scores:
+    if not rows:
         raise ValueError("a copying summary needs at least one score, got none")
-    values = [metric_values(score.as_row()) for score in scores]
-    return {name: math.fsum(own[name] for own in values) / len(scores) for name in values[0]}
-
-
-def metric_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """One text's share in `copying_summary`, by the same names, of the row of its score."""
     threshold = ROUGE_THRESHOLD - _ROUNDING
-    return {
-        "rouge1_ge_tau": float(row["rouge1_f1"] >= threshold),
-        "rougeL_ge_tau": float(row["rougeL_f1"] >= threshold),
-        **{name: row[name] for name in ("word_lcs", "char_lcs", "word_acs", "minhash", "jaccard")},
+    values = {
+        "rouge1_ge_tau": [row["rouge1_f1"] >= threshold for row in rows],
+        "rougeL_ge_tau": [row["rougeL_f1"] >= threshold for row in rows],
+        **{name: [row[name] for row in rows] for name in METRICS[2:]},
     }
+    return {name: math.fsum(own) / len(rows) for name, own in values.items()}
+
+
+def prompt_means(rows: Iterable[Row], prompts: Iterable[str]) -> Array:
+    """(P, M): the metrics of each prompt's texts, means over seeds.
+
+    rows: of scores, with the "id" of the prompt. The order is that of `prompts` and `METRICS`.
+    """
+    texts = grouped(rows, lambda row: row["id"])
+    return np.array([list(copying_summary(texts[prompt]).values()) for prompt in prompts])
 
 
 def rouge_f1(hypothesis: str, reference: str) -> tuple[float, float]:

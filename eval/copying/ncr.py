@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..statistics import Array, over_seeds
+from ..statistics import Array, mean_of, over_seeds
 from .metrics import METRICS
 
 HIGH_PROTECTION: Final = 0.75
@@ -117,33 +117,28 @@ def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -
     return np.where(num_metrics > 0, reductions / np.maximum(num_metrics, 1), math.nan)
 
 
-def is_high_protection(ncr: float) -> bool:
-    """True if `ncr` reaches the paper's high-protection operating point, 0.75."""
-    return ncr >= HIGH_PROTECTION
-
-
-def high_protection(
-    rows: Iterable[Row], threshold: float = HIGH_PROTECTION, *, utility: str = "factuality"
-) -> dict[str, Row | None]:
-    """The best row of each method among those whose NCR is at least `threshold`; None if none is.
+def high_protection(rows: Iterable[Row], *, utility: str = "factuality") -> dict[str, Row | None]:
+    """The best row of each method among those with high protection; None if none has it.
 
     rows: one a setting, with its "method", its "ncr" (a mean over metrics and seeds, not rounded)
-    and the figure named `utility`, higher is better; other entries are the caller's, and are those
-    of the same setting: the paper reports the fluency of the setting with the best factuality. Of
-    equal rows the first is taken; one whose NCR is None or nan does not reach the threshold, one
-    whose utility is None or nan is taken where no other does.
+    and the figure named `utility`, higher is better, both numbers or statistics; other entries are
+    the caller's, and are those of the same setting: the paper reports the fluency of the setting
+    with the best factuality. Of equal rows the first is taken; one whose NCR is None or nan is not
+    protected, one whose utility is None or nan is taken where no other is.
     Returns: by method, in the order of their first rows.
     Source: He et al., "Anchored Decoding", table "High-protection operating point".
     """
     best: dict[str, Row | None] = {}
     for row in rows:
         chosen = best.setdefault(row["method"], None)
-        is_protected = or_least(row["ncr"]) >= threshold
-        if is_protected and (chosen is None or or_least(row[utility]) > or_least(chosen[utility])):
+        is_protected = mean_of(row["ncr"]) >= HIGH_PROTECTION
+        if is_protected and (
+            chosen is None or or_least(mean_of(row[utility])) > or_least(mean_of(chosen[utility]))
+        ):
             best[row["method"]] = row
     return best
 
 
-def or_least(value: float | None) -> float:
+def or_least(value: float) -> float:
     """The value; below all others what is not defined."""
-    return -math.inf if value is None or math.isnan(value) else value
+    return -math.inf if math.isnan(value) else value

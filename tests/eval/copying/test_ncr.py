@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchored.eval.copying.metrics import METRICS
-from anchored.eval.copying.ncr import copying_reduction, is_high_protection, ncr_over_seeds
+from anchored.eval.copying.ncr import copying_reduction, ncr_over_seeds
 
 TABLES = Path(__file__).parents[4] / "shared/reference/paper_tables.json"
 SAFE = dict.fromkeys(METRICS, 1.0)
@@ -83,9 +83,3 @@ def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
     assert (statistics.num_metrics, statistics.scope) == (4, " [4 of 6]")
     with pytest.raises(ValueError, match=r"must have the same seeds, got \(1, 2, 1\)"):
         ncr_over_seeds([SAFE], risky=[RISKY, RISKY], safe=[SAFE])
-
-
-def test_high_protection_begins_at_three_quarters():
-    assert is_high_protection(0.75)
-    assert not is_high_protection(0.7499999)
-    assert not is_high_protection(math.nan)
