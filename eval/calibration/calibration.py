@@ -166,7 +166,7 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
             *(num_prompts, FEW_PROMPTS),
         )
     generations = _Generations(calibration, calibration.experiment, pair)
-    alone = generations.alone()
+    alone = generations.measured(_SAFE), generations.measured(_RISKY)
     _check_alone(calibration.target, *alone)
     curve = _curve(calibration, generations)
     low, high = bracket({k: row.is_met for k, row in curve.items()})
@@ -254,26 +254,20 @@ class _Generations:
 
     def __init__(self, calibration: Calibration, experiment: Experiment, pair: ModelPair) -> None:
         self._calibration, self._experiment, self._pair = calibration, experiment, pair
-        self._copied: dict[str, Copied] = {}
         read_all_prompts(experiment, pair)
         self._log_probs = reference_log_probs(experiment, pair)
+        self._alone = {"safe": self._copied(_SAFE), "risky": self._copied(_RISKY)}
 
-    def alone(self) -> tuple[Measured, Measured]:
-        """The safe and the risky model."""
-        return self.measured(_SAFE), self.measured(_RISKY)
-
-    def copied(self, setting: Setting) -> Copied:
-        if setting.name not in self._copied:
-            one = replace(self._experiment, settings=(setting,))
-            generate_all(one, self._pair)
-            if failed := failed_generations(one, setting):
-                raise ValueError(f"{setting.name}, {failed[0]['id']}: {failed[0]['error']}")
-            self._copied[setting.name] = copied_in(one, setting)
-        return self._copied[setting.name]
+    def _copied(self, setting: Setting) -> Copied:
+        one = replace(self._experiment, settings=(setting,))
+        generate_all(one, self._pair)
+        if failed := failed_generations(one, setting):
+            raise ValueError(f"{setting.name}, {failed[0]['id']}: {failed[0]['error']}")
+        return copied_in(one, setting)
 
     def measured(self, setting: Setting) -> Measured:
-        copied, target = self.copied(setting), self._calibration.target
-        figure = target.figure(copied, **self._both())
+        copied, target = self._copied(setting), self._calibration.target
+        figure = target.figure(copied, **self._alone)
         rows = read_generations(self._experiment, setting)
         is_bounded = setting.name != RISKY and self._experiment.temperature > 0.0
         return Measured(
@@ -281,7 +275,7 @@ class _Generations:
             k=setting.k,
             figure=figure,
             is_met=target.is_met(figure),
-            longest_copy=float(copied[..., METRICS.index("word_lcs")].mean()),
+            longest_copy=float(copied[:, METRICS.index("word_lcs")].mean()),
             bound=mean_if_known(row["bound"] for row in rows) if is_bounded else None,
             recited=mean_if_known(map(self._recited, rows)) if is_bounded else None,
             spent=mean_if_known(row["spent"] for row in rows),
@@ -292,6 +286,3 @@ class _Generations:
         if row["id"] not in self._log_probs:
             raise ValueError(f"{row['id']}: its reference has no probability under p_s")
         return event_bound(bound, self._log_probs[row["id"]], divergence=divergence)
-
-    def _both(self) -> dict[str, Copied]:
-        return {"safe": self.copied(_SAFE), "risky": self.copied(_RISKY)}
