@@ -16,6 +16,8 @@ PROMPTS_FILE = "prompts.jsonl"
 """In a run's folder: what its generations continue, by id."""
 SAFE, RISKY = "p_s", "p_r"
 """Names of the settings that are one model alone."""
+ALONE = {SAFE: f"{SAFE} (safe model)", RISKY: f"{RISKY} (risky model)"}
+"""How pictures and pages call them."""
 CLOSING_MARKS = tuple(",.;:!?)]}")
 """What follows a word without a space."""
 

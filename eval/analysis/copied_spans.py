@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..figures.distributions import Series, plot_series
+from ..figures.distributions import Series, histogram, plot_series
+from ..figures.style import BLUE, GREEN, PURPLE, VERMILION
 from ..recorded_texts import grouped
 from ..report.page import Section
 from ..report.tables import Column, Row
@@ -25,7 +26,11 @@ METRIC_TITLES: Final = {
     "minhash": "MinHash",
 }
 """The six metrics of one text; ROUGE as its F1."""
-_LABELS: Final = {SAFE_RULE: "safe model alone", RISKY_RULE: "risky model alone"}
+_LABELS: Final = {SAFE_RULE: "safe model", RISKY_RULE: "risky model"}
+_COLORS: Final = {
+    **{"safe model": GREEN, "risky model": VERMILION},
+    **{"with a bound": BLUE, "other methods": PURPLE},
+}
 
 
 def debt_deciles(run: RecordedRun) -> Section:
@@ -115,10 +120,8 @@ def start_positions(run: RecordedRun) -> Section:
         for spans in starts[settings[0]]:
             words = [start for setting in settings for start in starts[setting][spans]]
             if words:
-                edges = np.arange(0, max(words) + 2 * BIN_WORDS + 1, BIN_WORDS)  # an empty last bin
-                counts, _ = np.histogram(words, edges)
-                series = Series(edges[:-1].tolist(), (counts / num_texts).tolist())
-                panels.setdefault(spans, {})[kind] = series
+                edges = [float(each) for each in range(0, max(words) + BIN_WORDS + 1, BIN_WORDS)]
+                panels.setdefault(spans, {})[kind] = histogram(words, edges, num_texts)
     return Section(
         title="Where copied spans begin",
         note="Words before the longest common span of a text, whatever its length and where it has "
@@ -139,6 +142,7 @@ def start_positions(run: RecordedRun) -> Section:
             x_label="words before the span",
             y_label=f"share of texts, by {BIN_WORDS} words",
             look="steps",
+            colors=_COLORS,
         ),
     )
 

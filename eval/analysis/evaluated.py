@@ -25,7 +25,7 @@ from ..report.tables import (
 from ..statistics import SeedStatistics, mean_of
 from .recorded_run import NotMeasured, RecordedRun, recorded_cell
 from .resamples import judged_in_resamples, ncr_in_resamples
-from .trade_offs import trade_off
+from .trade_offs import looks_of, trade_off
 
 Cells = dict[str, Cell]
 Figures = Mapping[str, Any]
@@ -157,6 +157,7 @@ def copying_distribution(run: RecordedRun) -> Section:
             x_label="words",
             y_label="share of texts with as many or more",
             look="steps",
+            colors={name: color for name, (color, _) in looks_of(run).items()},
         ),
     )
 

@@ -1,19 +1,23 @@
 """The report on a run's folder: what it recorded, analysed and shown on one page."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ...durable_files import write_durably
-from ..copying.ncr import high_protection
+from ..copying.ncr import HIGH_PROTECTION, high_protection
+from ..recorded_texts import ALONE, RISKY, SAFE
 from ..report import tables
-from ..report.page import MEDIA_TYPES, Report, Section
+from ..report.page import MEDIA_TYPES, Report, Section, Verdict
 from ..report.side_by_side import Generation, SideBySideRecord, TokenSpend
 from ..report.tables import Column
+from ..statistics import mean_of
 from . import copied_spans, evaluated, ledgers
 from .recorded_run import PAGE, NotMeasured, RecordedGeneration, RecordedRun, evenly
+from .trade_offs import methods_of
 
 BITS: Final = "bits_per_byte/"
 PICTURES: Final = {
@@ -78,18 +82,74 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
         raise ValueError(f"the number of texts must be at least 0, got {num_texts}")
     prompts = list(dict.fromkeys(text.id for rows in run.by_setting.values() for text in rows))
     shown = evenly(prompts, num_texts)
+    recited = {
+        text.id: (text.copying or {}).get("word_lcs", 0)
+        for text in reversed(run.by_setting.get(RISKY, []))
+    }
+    leading = leading_settings(run)
+    pictures = list(_pictures(run.folder))
     return Report(
         title=f"Report on {run.folder.resolve().name}",
-        about=_about(run, len(prompts)),
-        sections=[
-            *_result_sections(run),
-            *_pictures(run.folder),
-            *analysed.sections.values(),
+        headline=_headline(run, leading) if leading else "",
+        verdicts=[_verdict(run, name) for name in leading],
+        picture=pictures[0] if pictures else None,
+        records=[
+            _record(run, prompt, leading)
+            for prompt in sorted(shown, key=lambda prompt: -recited.get(prompt, 0))
         ],
-        records=[_record(run, prompt) for prompt in shown],
-        texts_note=f"{len(shown)} of {len(prompts)} prompts, evenly among them; of each setting "
-        "the text of its first seed.",
+        texts_note=f"{len(shown)} of {len(prompts)} prompts, evenly among them, those first of "
+        "which the risky model recites most; of each setting the text of its first seed.",
+        sections=[*_result_sections(run), *pictures[1:], *analysed.sections.values()],
         not_measured={**_missing(run), **analysed.not_measured, "speed": NOT_TIMED},
+        about=_about(run, len(prompts)),
+    )
+
+
+def leading_settings(run: RecordedRun) -> list[str]:
+    """What is seen first: the risky model, a setting that protects, and the safe model.
+
+    [] where the models alone have no figures; without the second where no setting protects.
+    """
+    rows = {row["setting"]: row for row in run.rows}
+    if not {SAFE, RISKY} <= rows.keys() & run.by_setting.keys():
+        return []
+    protected = [
+        name
+        for name, (_, role) in methods_of(run).items()
+        if role == "anchored" and mean_of(rows[name].get("ncr")) >= HIGH_PROTECTION
+    ]
+    chosen = (run.results.get("recommended"), *(run.results.get("high_protection") or {}).values())
+    best = [name for name in chosen if name in protected] or protected[-1:]
+    return [RISKY, *best[:1], SAFE]
+
+
+def _headline(run: RecordedRun, leading: Sequence[str]) -> str:
+    if len(leading) < 3:
+        return f"No setting that was swept has an NCR of {HIGH_PROTECTION}: none protects."
+    (row,) = (row for row in run.rows if row["setting"] == leading[1])
+    return (
+        f"{leading[1]} protects: it closes {mean_of(row['ncr']):.1%} of the gap in copying between "
+        f"the risky and the safe model (NCR; high protection begins at {HIGH_PROTECTION})."
+    )
+
+
+def _verdict(run: RecordedRun, setting: str) -> Verdict:
+    (row,) = (row for row in run.rows if row["setting"] == setting)
+    facts = [f"NCR {mean_of(row['ncr']):.3f}"]
+    for key, figure in row.items():
+        kind, _, name = key.partition("/")
+        if kind in ("bits_per_byte", "accuracy") and not math.isnan(mean_of(figure)):
+            unit = "bits per byte" if kind == "bits_per_byte" else "right"
+            facts.append(f"{name}: {mean_of(figure):.2f} {unit}")
+    if row.get("bound") and row.get("spent") is not None:
+        facts.append(f"spent {row['spent']:.1f} nats of at most {row['bound']:.1f}")
+    if row.get("recited") is not None:
+        facts.append(f"begins with the reference with p <= {row['recited']:.2g}")
+    return Verdict(
+        label=ALONE.get(setting, setting),
+        role=methods_of(run)[setting][1],
+        copied=mean_of(row["word_lcs"]),
+        facts="; ".join(facts),
     )
 
 
@@ -171,16 +231,20 @@ def _pictures(folder: Path) -> Iterator[Section]:
             yield Section(title=title, picture=there[0])
 
 
-def _record(run: RecordedRun, prompt: str) -> SideBySideRecord:
+def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySideRecord:
     about = run.prompts.get(prompt, {})
-    firsts = [
-        next((text for text in rows if text.id == prompt), None) for rows in run.by_setting.values()
-    ]
+    columns = {
+        setting: _column(run, text)
+        for setting, rows in run.by_setting.items()
+        for text in [text for text in rows if text.id == prompt][:1]
+    }
+    first = [name for name in leading if name in columns] or list(columns)
     return SideBySideRecord(
         title=str(about.get("title") or prompt),
         prompt=str(about.get("prompt") or "(not recorded)"),
         reference=str(about.get("reference") or "(not recorded)"),
-        columns=[_column(run, text) for text in firsts if text is not None],
+        first=[columns.pop(name) for name in first],
+        others=list(columns.values()),
     )
 
 
@@ -194,7 +258,8 @@ def _column(run: RecordedRun, generation: RecordedGeneration) -> Generation:
     spans = (generation.copying or {}).get("copied_characters") or ()
     has_bound = row.get("bound") is not None
     return Generation(
-        label=generation.setting,
+        label=ALONE.get(generation.setting, generation.setting),
+        role=methods_of(run).get(generation.setting, ("", ""))[1],
         pieces=[(str(piece), bool(kept)) for piece, kept in pieces],
         copied_spans=[(start, end) for start, end in spans],
         spent=row.get("spent") if has_bound else None,

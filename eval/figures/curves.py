@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from ...decode.ledger import Ledger, LedgerHeader
 from ...decode.rules.budget import Schedule
 from . import style
-from .style import figure_style, new_figure, save_figure
+from .style import figure_style, new_figure, panel_grid, save_figure
 
 _BUDGET_CAPTIONS: Final[dict[Schedule, str]] = {
     "adaptive": "k nats accrue with every {symbol}. They first pay the debt of the prompt; "
@@ -98,12 +98,9 @@ def plot_budget_trajectories(
             title="What a generation may spend and what it spent, summed over its steps",
             caption=_budget_caption(trajectories, symbol),
         )
-        panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
-        for axes, trajectory in itertools.zip_longest(panels, trajectories):
-            if trajectory is None:
-                axes.set_axis_off()
-            else:
-                _draw_trajectory(axes, trajectory)
+        panels = panel_grid(figure, len(trajectories), num_columns)
+        for axes, trajectory in zip(panels, trajectories, strict=True):
+            _draw_trajectory(axes, trajectory)
         figure.supxlabel(symbol, fontsize=10)
         figure.supylabel("nats", fontsize=10)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)

@@ -1,5 +1,7 @@
 """How all pictures look: colors, fonts, legends, files that do not change."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 
 # Okabe and Ito 2008: told apart with any color vision.
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
-SKY, BLACK = "#56B4E9", "#000000"
+SKY, BLACK, WINE = "#56B4E9", "#000000", "#882255"
 GREY: Final = "#5F5F5F"
 COLORS: Final = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, GREY)
 """Of curves and bars in their order, where no role has its color."""
@@ -95,12 +97,36 @@ def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
     }
 
 
-Role = Literal["safe", "risky", "anchored", "baseline"]
+def panel_grid(figure: SubFigure, count: int, num_columns: int) -> list[Axes]:
+    """So many panels, row by row; what is left of the last row stays empty."""
+    num_rows = math.ceil(count / num_columns)
+    axes = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return axes[:count]
 
-# Each role has a marker beside its color.
-ROLE_STYLE: Final = {
-    "safe": (GREEN, "s", "safe model"),
-    "risky": (VERMILION, "D", "risky model"),
-    "anchored": (BLUE, "o", "Anchored Decoding"),
-    "baseline": (PURPLE, "^", "other methods"),
+
+Role = Literal["safe", "risky", "anchored", "baseline"]
+"""The models alone, the method that sweeps k, and any other."""
+Look = tuple[str, str]
+"""A method's color and marker: the same in every picture of a run."""
+ROLE_LOOKS: Final[Mapping[Role, Look]] = {
+    "safe": (GREEN, "s"),
+    "risky": (VERMILION, "D"),
+    "anchored": (BLUE, "o"),
 }
+_COLORS: Final = (PURPLE, ORANGE, SKY, BLACK, WINE)
+_MARKERS: Final = "^vPX"
+
+
+def method_looks(roles: Mapping[str, Role]) -> dict[str, Look]:
+    """By method: the look of its role, or one of its own for each baseline, in their order.
+
+    Colors come again, with another marker, where there are more baselines than colors.
+    """
+    looks = (
+        (color, _MARKERS[(turn + index) % len(_MARKERS)])
+        for turn in itertools.count()
+        for index, color in enumerate(_COLORS)
+    )
+    return {method: ROLE_LOOKS.get(role) or next(looks) for method, role in roles.items()}

@@ -33,6 +33,8 @@ class Generation:
     """One text; `pieces` joined are its characters, and `copied_spans` lie within them."""
 
     label: str
+    role: str = ""
+    """Class of the page's style sheet: "safe", "risky" or "anchored", as pictures color them."""
     pieces: Sequence[tuple[str, bool]]
     """Text of each token and whether the draw from the safe model was kept (accepted)."""
     copied_spans: Sequence[tuple[int, int]] = ()
@@ -68,7 +70,10 @@ class SideBySideRecord:
     title: str
     prompt: str
     reference: str
-    columns: Sequence[Generation]
+    first: Sequence[Generation]
+    """What is in view; the reference stands beside it."""
+    others: Sequence[Generation] = ()
+    """What unfolds."""
 
 
 def records_html(records: Sequence[SideBySideRecord]) -> str:
@@ -86,16 +91,19 @@ def records_html(records: Sequence[SideBySideRecord]) -> str:
 
 
 def _article(index: int, record: SideBySideRecord) -> str:
-    columns = "\n".join(_column(generation) for generation in record.columns)
+    others = ""
+    if record.others:
+        shown = "".join(map(_column, record.others))
+        summary = f"<summary>{len(record.others)} other settings</summary>"
+        others = f'\n<details>{summary}<div class="columns">{shown}</div></details>'
     return (
         f'<article id="record-{index}">\n'
         f"<h2>{escape(record.title)}</h2>\n"
         f'<section class="prompt"><h3>Prompt</h3><p class="text">{escape(record.prompt)}</p>'
         "</section>\n"
-        '<div class="columns" tabindex="0">\n'
-        '<section class="reference"><h3>Reference</h3>'
-        f'<p class="text">{escape(record.reference)}</p></section>\n'
-        f"{columns}\n</div>\n</article>"
+        f'<div class="columns">{"".join(map(_column, record.first))}\n'
+        '<section class="reference"><h3>Reference: how the work goes on</h3>'
+        f'<p class="text">{escape(record.reference)}</p></section></div>{others}\n</article>'
     )
 
 
@@ -107,7 +115,7 @@ def _column(generation: Generation) -> str:
     else:
         body = _runs(looks)
     return (
-        f"<section><h3>{escape(generation.label)}</h3>"
+        f'\n<section class="{generation.role}"><h3>{escape(generation.label)}</h3>'
         f'<p class="text">{body}</p><p class="facts">{escape(_facts(generation))}</p></section>'
     )
 

@@ -31,7 +31,7 @@ VOID = {"meta", "img"}
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "a"),
     *("nav", "table", "thead", "tbody", "tr", "th", "td", "div", "figure", "img", "article"),
-    *("section", "span", "mark", "u"),
+    *("section", "span", "mark", "u", "details", "summary", "progress"),
 }
 PIXEL = b"\x89PNG of one pixel"
 
@@ -194,7 +194,7 @@ def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_asked_for(tmp_path
 
 def records_page(**generation):
     generation = Generation(**({"label": "k = 1", "pieces": []} | generation))
-    record = SideBySideRecord(title="T", prompt="P", reference="R", columns=[generation])
+    record = SideBySideRecord(title="T", prompt="P", reference="R", first=[generation])
     return records_html([record])
 
 
@@ -228,7 +228,7 @@ def test_text_is_kept_letter_by_letter_and_the_page_stays_well_formed(pieces, sp
     inside = [(start, min(start + length, len(text))) for start, length in spans]
     copied = [(start, end) for start, end in inside if start < end]
     page = Page(records_page(pieces=pieces, copied_spans=copied))
-    assert "".join(page.within("article", "p")).startswith("PR" + text)
+    assert "".join(page.within("article", "p")).startswith("P" + text)
     marked = "".join(page.within("article", "mark"))
     assert len(marked) == len({i for start, end in copied for i in range(start, end)})
 
